@@ -15,8 +15,8 @@ from pathlib import Path
 
 from hypha_ray import __version__
 from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.sources.packaged import jobs_folder
 from hypha_ray.errors import ConfigError
+from hypha_ray.files import jobs_folder
 
 
 def main() -> None:

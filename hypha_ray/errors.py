@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from hypha_ray.redaction import HIDDEN, redacted, secrets_of
+from hypha_ray.texts import HIDDEN, redacted, secrets_of
 
 _LONGEST_REASON = 300
 """Longest reason of a library in a message, in characters."""

@@ -88,7 +88,7 @@ OUTER_OPTIMIZERS = Family(
     "a class with slots and a method step of 5 arguments",
     methods={"step": 5},
     attributes=("slots",),
-    trial="hypha_ray.server.own_outer:try_outer",
+    trial="hypha_ray.server.outer:try_outer",
 )
 MERGE_RULES = Family(
     "merge_rules",
@@ -155,7 +155,7 @@ RL_LOSSES = Family(
     {"clipped": "hypha_ray.rl.losses.clipped:loss"},
     "a function of hypha_ray.rl.losses.token_losses.LossInputs",
     arguments=1,
-    trial="hypha_ray.rl.losses.trial:try_loss",
+    trial="hypha_ray.rl.losses.token_losses:try_loss",
 )
 ADVANTAGES = Family(
     "advantages",
@@ -170,7 +170,7 @@ ADVANTAGES = Family(
     },
     "a function of rewards and lengths, both [prompts, group]",
     arguments=2,
-    trial="hypha_ray.rl.algorithms.checked_advantages:try_advantages",
+    trial="hypha_ray.rl.algorithms.advantages:try_advantages",
 )
 METRICS = Family(
     "metrics",

@@ -23,7 +23,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from hypha_ray.errors import ConfigError, HyphaError, reason_of
 from hypha_ray.families import FAMILIES, Family
-from hypha_ray.python_sources import with_imports
+from hypha_ray.files import with_imports
 
 OWN = "module:object"
 """Form of the name of a member that lies beside the job or is installed."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options, refuse_strays
-from hypha_ray.config.cli.phases import Phases
+from hypha_ray.config.cli.output import Phases
 from hypha_ray.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

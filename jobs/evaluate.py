@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
-from hypha_ray.config.cli.phases import Phases
+from hypha_ray.config.cli.output import Phases
 from hypha_ray.config.tables.rewards import MODEL
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.driver.trained_models.saved_models import ModelSource, find_model_or_folder
@@ -160,7 +160,7 @@ def evaluate_on_dataset(arguments: Evaluate, model: ModelSource, phases: Phases)
         score = score_samples
         if manifest.modality == "prompts":
             score = score_answers
-            from hypha_ray.rl.rewards.registry import require_known
+            from hypha_ray.rl.rewards.calls import require_known
 
             require_known(rl_of(arguments).reward.loaded_functions)
         with model.opened() as folder:
@@ -239,15 +239,14 @@ def score_answers(
         from hypha_ray.model.saved_model import open_saved
         from hypha_ray.model.vocabulary import vocabulary_of
         from hypha_ray.plugins import look_beside_the_job
-        from hypha_ray.rl.policy import Policy
-        from hypha_ray.rl.reward_model.scores import load_scores
+        from hypha_ray.rl.island import validate
+        from hypha_ray.rl.policy import Policy, end_tokens
+        from hypha_ray.rl.reward_model import load_scores
         from hypha_ray.rl.roles.policies import Generator
         from hypha_ray.rl.roles.reward import Reward
         from hypha_ray.rl.scoring import Scorer
-        from hypha_ray.rl.tokens import end_tokens
-        from hypha_ray.rl.validation import validate
-        from hypha_ray.rl.workers.local import master_of
-        from hypha_ray.types.sums import means
+        from hypha_ray.rl.workers.model_worker import master_of
+        from hypha_ray.types.events import means
 
     look_beside_the_job()
     network, task = open_saved(model, arguments.type)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options, require_round
-from hypha_ray.config.cli.phases import Phases
+from hypha_ray.config.cli.output import Phases
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options, require_round
-from hypha_ray.config.cli.phases import Phases
+from hypha_ray.config.cli.output import Phases
 from hypha_ray.config.tables.rl import LOWEST_TEMPERATURE
 from hypha_ray.driver.trained_models.saved_models import find_model
 from hypha_ray.errors import ConfigError

@@ -20,9 +20,9 @@ from typing import Literal
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options, refuse_strays
-from hypha_ray.config.cli.phases import Phases
+from hypha_ray.config.cli.output import Phases
 from hypha_ray.errors import ConfigError
-from hypha_ray.market.terms import require_terms
+from hypha_ray.market.offers import require_terms
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def main() -> None:
     phases.begin("loading libraries")
     from hypha_ray.driver.market import lines, overview, post
     from hypha_ray.driver.ray_cluster import connected, connecting
-    from hypha_ray.market.exchange.client import close_exchange, open_exchange
+    from hypha_ray.market.auction.client import close_exchange, open_exchange
 
     phases.begin(f"{connecting('auto')} Ray")
     with connected("market", alone="auto"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
-from hypha_ray.config.cli.phases import Phases
+from hypha_ray.config.cli.output import Phases
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
-from hypha_ray.config.cli.phases import Phases
+from hypha_ray.config.cli.output import Phases
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.provenance import Origin, counted
 
@@ -50,7 +50,7 @@ def main() -> None:
 
     from hypha_ray.data.preparation.prepare import prepare
     from hypha_ray.data.storage.url_folder import is_url
-    from hypha_ray.redaction import redacted
+    from hypha_ray.texts import redacted
 
     begin = time.monotonic()
     counts = Counter[str]()

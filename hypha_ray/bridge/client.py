@@ -24,13 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from hypha_ray.bridge import bridge_pb2 as pb
-from hypha_ray.bridge.driver_client import Line
 from hypha_ray.bridge.paths import WorkDirectory
-from hypha_ray.bridge.round import Round
-from hypha_ray.bridge.scratch import TRAINER, Scratch, sweep
-from hypha_ray.bridge.transport.addresses import client_tls, dial
+from hypha_ray.bridge.programs import TRAINER, Scratch, sweep
+from hypha_ray.bridge.round import Line, Round
+from hypha_ray.bridge.transport.access import client_tls, dial, read_token
 from hypha_ray.bridge.transport.channel import Channel
-from hypha_ray.bridge.transport.tokens import read_token
 from hypha_ray.errors import ConfigError
 
 ENVIRONMENT = {

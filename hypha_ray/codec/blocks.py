@@ -1,8 +1,13 @@
-"""Arrays in pieces that stay in the processor's caches while everything is done to them."""
+"""Arrays as torch tensors without a copy, and the blocks in which they are worked on."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
+
+import torch
+
+from hypha_ray.types import Flat
 
 BLOCK = 1 << 18
 """Elements that are worked on at a time: a multiple of every codec's chunk."""
@@ -11,3 +16,14 @@ BLOCK = 1 << 18
 def blocks(size: int, block: int = BLOCK) -> Iterator[slice]:
     """Cut a range of elements into blocks."""
     return (slice(start, min(start + block, size)) for start in range(0, size, block))
+
+
+def tensors(flat: Flat) -> dict[str, torch.Tensor]:
+    """View arrays as tensors, without a copy.
+
+    What Ray delivers is read-only and shared by all readers on a node, and torch has no read-only tensors: it warns,
+    and would write all the same. The caller promises not to write into tensors of arrays that aren't its own.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        return {group: torch.from_numpy(array) for group, array in flat.items()}

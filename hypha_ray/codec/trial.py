@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from hypha_ray.codec.blocks import BLOCK
+from hypha_ray.codec.blocks import BLOCK, tensors
 from hypha_ray.codec.feedback import Feedback
 from hypha_ray.codec.registry import difference_codec
-from hypha_ray.codec.views import tensors
 
 _GROUP = "parameters/float32"
 _FEW = 1000

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from hypha_ray.config.schema import Job
 from hypha_ray.config.value_types import Table
 from hypha_ray.plugins import Plugin
-from hypha_ray.redaction import redacted
+from hypha_ray.texts import redacted
 
 KeyPath: TypeAlias = tuple[str, ...]
 

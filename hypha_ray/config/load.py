@@ -11,20 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import tomli_w
 
+from hypha_ray.config.aliases import GUIDE_NAMES, IGNORED, inside
+from hypha_ray.config.assignments import Setting, from_arguments, from_document, in_force, nested
 from hypha_ray.config.checks import build, in_groups, require_complete
 from hypha_ray.config.cli.help import help_text
+from hypha_ray.config.document import Document, check, read
 from hypha_ray.config.keys import KeyPath, dotted, key_at, shown, values
 from hypha_ray.config.no_effect import keys_without_effect
-from hypha_ray.config.schema import Job
-from hypha_ray.config.sources.aliases import GUIDE_NAMES, IGNORED, inside
-from hypha_ray.config.sources.assignments import Setting, from_arguments, from_document, in_force, nested
-from hypha_ray.config.sources.document import Document, check, read
+from hypha_ray.config.schema import Job, Model, Preprocessor
+from hypha_ray.config.tables.rewards import RewardModel
 from hypha_ray.errors import ConfigError
-from hypha_ray.redaction import is_redacted, redacted, redacted_tree
+from hypha_ray.texts import is_redacted, redacted, redacted_tree
 
 __all__ = [
     "Loaded",
@@ -205,3 +206,31 @@ def _no_effect_notes(settings: Sequence[Setting], job: Job) -> Iterator[str]:
     setting_by_path = {setting.path: setting for setting in settings}
     for path, reason in keys_without_effect(job).items():
         yield f"CFG103: {setting_by_path[path].place} has no effect {reason}"
+
+
+T = TypeVar("T", Model, Preprocessor, RewardModel)
+
+
+def with_absolute_folders(job: Job) -> Job:
+    """Name folders of the model, the preprocessor, the reward model and the trackers absolutely; names of a hub stay.
+
+    Actors need it, which run in another working directory than the driver. The job file that a run keeps has the names
+    as they were given, so a project may be moved.
+    """
+    reward = job.rl.reward.model_copy(update={"model": _absolute(job.rl.reward.model)})
+    rl = job.rl.model_copy(update={"reward": reward})
+    tables = {name: _absolute(getattr(job, name)) for name in ("model", "preprocessor")}
+    names = ("trackers", "aim_repository")
+    folders = {name: _absolute_path(getattr(job.telemetry, name)) for name in names}
+    return job.model_copy(update={**tables, "rl": rl, "telemetry": job.telemetry.model_copy(update=folders)})
+
+
+def _absolute_path(folder: str | None) -> str | None:
+    return folder if folder is None or "://" in folder else str(Path(folder).expanduser().absolute())
+
+
+def _absolute(table: T) -> T:
+    given = table.repository or ""
+    folder = Path(given).expanduser()
+    local = bool(given) and folder.is_dir()
+    return table.model_copy(update={"repository": str(folder.absolute())}) if local else table

@@ -7,9 +7,9 @@ from typing import Any
 
 from hypha_ray.config.keys import EACH, KeyPath, arrays, keys, schema_path, shown
 from hypha_ray.config.schema import Job
-from hypha_ray.config.tables.outputs import WITHOUT_FILES
 from hypha_ray.config.tables.rewards import JUDGE, MODEL
 from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.tables.training import WITHOUT_FILES
 
 _OF_TRAINERS = (
     "rounds.accumulation worker.device worker.processes worker.sharding worker.autocast worker.compile worker.attention"

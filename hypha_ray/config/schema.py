@@ -11,11 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PrivateAttr, SecretStr
 
 from hypha_ray.config.strategy import STRATEGIES, StrategyName, StrategyTraits
-from hypha_ray.config.tables.dataset import Dataset
-from hypha_ray.config.tables.optimizers import InnerOptimizer, OuterOptimizer
-from hypha_ray.config.tables.outputs import Checkpoint, Telemetry
 from hypha_ray.config.tables.resources import Bridge, Resources, Worker, WorkerGroup, groups_of
 from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.tables.training import Checkpoint, Dataset, InnerOptimizer, OuterOptimizer, Telemetry
 from hypha_ray.config.value_types import (
     Count,
     Encoding,

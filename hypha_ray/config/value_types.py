@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from hypha_ray.errors import ConfigError
 from hypha_ray.plugins import Plugin, is_known
-from hypha_ray.redaction import redacted
+from hypha_ray.texts import redacted
 
 CLUSTER = "hypha_ray"
 """Ray namespace of actors that belong to no run, such as data nodes."""

@@ -10,7 +10,7 @@ import ray
 
 from hypha_ray.config.schema import Testing
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.run_dataset import other_slice
+from hypha_ray.data.mixture import other_slice
 from hypha_ray.data.slices import Arrays
 from hypha_ray.data.storage.files import files_at
 from hypha_ray.errors import DataError, HyphaError

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator
+import time
+from collections.abc import Callable, Container, Generator, Iterator
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import ray
+from ray._private.state import state
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
+from ray.util import list_named_actors
 
 from hypha_ray.config import Job
-from hypha_ray.config.folders import with_absolute_folders
+from hypha_ray.config.load import with_absolute_folders
 from hypha_ray.data.storage.files import Place
-from hypha_ray.driver.cleanup import end_leftovers
 from hypha_ray.driver.datasets.data_source import DataSource
-from hypha_ray.driver.datasets.probe_samples import probe_samples
 from hypha_ray.driver.ray_cluster import ControlService
 from hypha_ray.driver.run_identity import committed
-from hypha_ray.errors import ClusterError, HyphaError, LostError, OutbidError, QuarantinedError, first_line
-from hypha_ray.market.nodes import on_this_node
+from hypha_ray.errors import ClusterError, DataError, HyphaError, LostError, OutbidError, QuarantinedError, first_line
+from hypha_ray.market.cluster import on_this_node, reclaim
 from hypha_ray.model.loading.tokenizer import pack, tokenizer_of
-from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.model.tasks.table import find_task
+from hypha_ray.model.tasks.task import IGNORE_INDEX, SpecialTokens
 from hypha_ray.scheduler.actor import Scheduler
 from hypha_ray.scheduler.runtime.actor_owner import OWNER, ActorOwner
 from hypha_ray.scheduler.runtime.run_actors import outliving
 from hypha_ray.store.directory import RunDirectory
+from hypha_ray.types import Arrays, Samples
 from hypha_ray.worker.actor import FromDataset
 
 log = logging.getLogger(__name__)
@@ -199,3 +203,99 @@ def _meant(error: RayTaskError) -> Exception:
 def _named(error: Exception) -> str:
     """Class name and first line of an error."""
     return f"{type(error).__name__}: {first_line(error)}"
+
+
+FEW = 4
+"""Number of samples that are sent to workers."""
+
+
+def probe_samples(source: DataSource) -> Samples:
+    """Return a few training samples with the most to train on: labels that are scored, or tokens.
+
+    Raises:
+        DataError: no slice can be read.
+
+    """
+    failed: DataError | None = None
+    for info in source.manifest.of("train"):
+        try:
+            arrays = source.read(info)
+        except DataError as error:
+            failed = error
+            continue
+        rows = np.argsort(-_scored(arrays, info.samples), kind="stable")[:FEW]
+        keys = np.stack([np.zeros_like(rows), np.full_like(rows, info.index), rows], axis=1)
+        return Samples({name: array[rows] for name, array in arrays.items()}, keys)
+    assert failed is not None  # A dataset has a training slice.
+    raise failed
+
+
+def _scored(arrays: Arrays, samples: int) -> npt.NDArray[np.int64]:
+    """Number of scored labels, or of tokens, of each sample; zeros if it has neither."""
+    marks = arrays["labels"] != IGNORE_INDEX if "labels" in arrays else arrays.get("attention_mask", np.zeros(samples))
+    return np.asarray(marks.reshape(samples, -1).sum(axis=1), np.int64)
+
+
+DEADLINE_S = 15.0
+"""Longest wait for the cleanup, in seconds. Ray needs 5 s to end a stopped process."""
+_POLL_S = 0.05
+
+
+def end_leftovers(run: str, deadline_s: float = DEADLINE_S, but: Container[str] = ()) -> None:
+    """End all actors and leases of a run, and wait for that, at most `deadline_s` seconds.
+
+    Those named in `but` stay. Actors of a live driver stay, too, because it has a run of the same name in another
+    directory.
+
+    Raises:
+        ClusterError: there is such a driver, or an actor doesn't end.
+
+    """
+    deadline = time.monotonic() + deadline_s
+    if not _poll(lambda: not _foreign(run), deadline):
+        fix = "choose another run.name, or wait until it has ended"
+        raise ClusterError("NET006", f"another driver in this cluster has a run {run!r}", got=_foreign(run), fix=fix)
+    reclaim(run, but)  # Leases first: the end of its lease ends a stopped process at once.
+    if not _poll(lambda: _ended(run, but), deadline):
+        left = ", ".join(name for name in _names(run) if name not in but) or "leases"
+        raise ClusterError("NET007", f"what is left of run {run!r} doesn't end", got=left, fix="submit the job again")
+
+
+def _poll(done: Callable[[], bool], deadline: float) -> bool:
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _ended(run: str, but: Container[str]) -> bool:
+    """Whether nothing is left; ends what is, again if need be."""
+    names = [name for name in _names(run) if name not in but]
+    for name in names:
+        actor = _actor(run, name)
+        if actor is not None:
+            ray.kill(actor)
+    return not names and reclaim(run, but) == 0
+
+
+def _foreign(run: str) -> str:
+    """Address of another live driver that owns actors of the run; empty without one."""
+    here = ray.get_runtime_context().get_job_id()
+    drivers = {job["JobID"]: job for job in state.job_table() if not job["IsDead"] and job["JobID"] != here}
+    actors = filter(None, (_actor(run, name) for name in _names(run)))
+    owners = {actor._actor_id.job_id.hex() for actor in actors}
+    return ", ".join(
+        f"pid {drivers[job]['DriverPid']} on {drivers[job]['DriverIPAddress']}" for job in owners & set(drivers)
+    )
+
+
+def _names(run: str) -> list[str]:
+    return [row["name"] for row in list_named_actors(all_namespaces=True) if row["namespace"] == run]
+
+
+def _actor(run: str, name: str) -> ray.actor.ActorHandle | None:
+    try:
+        return ray.get_actor(name, namespace=run)
+    except (ValueError, AssertionError):  # Ray asserts that it finds the class, which goes with a dead driver.
+        return None  # It has ended, or is about to.

@@ -51,7 +51,7 @@ def no_run(name: str, parent: Path) -> CheckpointError:
 def _fetch(url: str, copy: RunDirectory) -> None:
     """Copy a mirror; a new directory appears complete or not at all."""
     from hypha_ray.store.disk import publish
-    from hypha_ray.store.mirroring.mirror import fetch
+    from hypha_ray.store.mirror import fetch
 
     draft = copy if copy.path.exists() else RunDirectory(copy.path.with_name(f".{copy.path.name}.part"))
     with draft.lock():

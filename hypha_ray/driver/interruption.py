@@ -1,7 +1,4 @@
-"""Report of an interrupted job: how far its run is, where it is, and how it goes on.
-
-Job scripts import this before the libraries, so that an interruption of the start is reported too.
-"""
+"""Report of an interrupted job: how far its run is, where it is, and the command that resumes it."""
 
 from __future__ import annotations
 
@@ -11,12 +8,29 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from hypha_ray.config import Job
 from hypha_ray.config.cli.entry_point import INTERRUPTED
-from hypha_ray.driver.own_command import program
-from hypha_ray.redaction import redacted
 from hypha_ray.store.directory import RunDirectory
+from hypha_ray.texts import redacted
+
+
+def program() -> list[str]:
+    """Return the words before the arguments with which this process was started."""
+    script = sys.argv[0]
+    words = sys.orig_argv
+    if Path(words[1] if len(words) > 1 else "").name == "hypha-ray":
+        return ["hypha-ray", Path(script).stem]
+    if words[1:3] == ["-m", "hypha_ray"]:
+        return [words[0], "-m", "hypha_ray", Path(script).stem]
+    return [words[0], script]
+
+
+def own_command() -> list[str]:
+    """Return the command that started this job script, as a user types it, without the secrets of URLs."""
+    return [*program(), *map(redacted, sys.argv[1:])]
+
 
 TERMINATED = 143
 """Exit status after SIGTERM."""

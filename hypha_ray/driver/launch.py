@@ -14,21 +14,17 @@ from typing import Any
 import ray
 
 from hypha_ray.config import Job
-from hypha_ray.config.cli.phases import Phases
-from hypha_ray.config.cli.streams import print_notes
+from hypha_ray.config.cli.output import Phases, print_notes
 from hypha_ray.config.load import Loaded, require_complete, require_secrets
 from hypha_ray.data.catalogue import is_served
-from hypha_ray.data.run_dataset import COPY
+from hypha_ray.data.mixture import COPY
 from hypha_ray.driver.attempts import records
 from hypha_ray.driver.datasets.classes import with_classes, with_sample_tokens
 from hypha_ray.driver.datasets.data_source import DataSource, kept, opened
 from hypha_ray.driver.find_run import no_run
 from hypha_ray.driver.interruption import InterruptionReport
-from hypha_ray.driver.local_ray.libraries import load_libraries
-from hypha_ray.driver.local_ray.service import RayService
-from hypha_ray.driver.naming import named, placed
+from hypha_ray.driver.local_ray.service import RayService, load_libraries
 from hypha_ray.driver.plot_service import PlotService, draw_plots
-from hypha_ray.driver.preflight.advice import advice
 from hypha_ray.driver.preflight.checks import (
     case_of,
     check_case,
@@ -39,16 +35,18 @@ from hypha_ray.driver.preflight.checks import (
     check_plugins,
 )
 from hypha_ray.driver.preflight.machines import machine_lines
+from hypha_ray.driver.preflight.settings import advice
 from hypha_ray.driver.ray_cluster import connected, connecting
+from hypha_ray.driver.run_folders import named, placed
 from hypha_ray.driver.run_identity import compare, is_done, keep_identity, last_round, settle, with_identity
 from hypha_ray.driver.run_provenance import record_devices, record_start
 from hypha_ray.heavy_imports import uncollected
-from hypha_ray.market.exchange.client import possible_nodes
-from hypha_ray.market.nodes import own_node, speeds_of
+from hypha_ray.market.auction.client import possible_nodes
+from hypha_ray.market.buyer import workers_to_hire
+from hypha_ray.market.cluster import own_node, speeds_of
 from hypha_ray.market.requirements import NodeResources
-from hypha_ray.market.speeds import UNKNOWN
-from hypha_ray.market.staffing import workers_to_hire
-from hypha_ray.rl.graphs import step_text
+from hypha_ray.market.selection import UNKNOWN
+from hypha_ray.rl.dataflow.graph import step_text
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.console import Console
 
@@ -60,7 +58,7 @@ AT_THE_END = (
     "hypha_ray.driver.datasets.job_tokenizer",
     "hypha_ray.driver.trained_models.model_card",
     "hypha_ray.model.saved_model",
-    "hypha_ray.store.mirroring.courier",
+    "hypha_ray.store.mirror_courier",
 )
 """Modules that only the end of a run needs."""
 
@@ -307,8 +305,8 @@ def finish(
     if plots is not None:
         plots.draw(directory.path)
     with uncollected():  # Loaded last, so that a resumed run goes on at once.
-        from hypha_ray.store.mirroring.courier import deliver
-        from hypha_ray.store.mirroring.mirror import Mirror
+        from hypha_ray.store.mirror import Mirror
+        from hypha_ray.store.mirror_courier import deliver
 
     export_round(job, directory, source, last_round(job, directory), directory.path / "model")
     if job.checkpoint.best:

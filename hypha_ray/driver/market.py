@@ -7,14 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.market.exchange.allotment import Ruling, Standing
-from hypha_ray.market.exchange.client import standings
-from hypha_ray.market.groups import LeaseEntry, lease_entries
-from hypha_ray.market.nodes import cluster_nodes, own_node, post_labels
-from hypha_ray.market.offers import LEASED, Refusal, Request, answers
+from hypha_ray.market.auction.allotment import Ruling, Standing
+from hypha_ray.market.auction.client import standings
+from hypha_ray.market.cluster import LeaseEntry, cluster_nodes, lease_entries, own_node, post_labels
+from hypha_ray.market.offers import LEASED, PRICING, SITE, Refusal, Request, answers, are_posted
 from hypha_ray.market.requirements import Need, NodeResources, nearest, shortage
-from hypha_ray.market.terms import PRICING, SITE, are_posted
-from hypha_ray.wording import counted
+from hypha_ray.texts import counted
 
 
 def post(wanted: str | None, labels: Mapping[str, str]) -> str:

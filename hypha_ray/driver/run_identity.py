@@ -6,22 +6,21 @@ import json
 from collections.abc import Sequence
 
 from hypha_ray.config import Job
-from hypha_ray.config.cli.streams import print_notes
+from hypha_ray.config.cli.output import print_notes
 from hypha_ray.config.compare import Difference, differences, refuse_changes
-from hypha_ray.config.folders import with_absolute_folders
-from hypha_ray.config.load import load, resolved_toml
+from hypha_ray.config.load import load, resolved_toml, with_absolute_folders
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.run_dataset import DATASET, RunDataset, described
+from hypha_ray.data.mixture import DATASET, RunDataset, described
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.errors import CheckpointError
 from hypha_ray.model.identity import IDENTITY, changes, folder_hash, identity_of, is_replaceable, other, pinned
-from hypha_ray.scheduler.rounds.patience import Patience
+from hypha_ray.scheduler.rounds.signs import Patience
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.store.restore_point import usable_rounds
 from hypha_ray.store.snapshots import newest_good
 from hypha_ray.telemetry.sinks.files import METRICS, SUMMARY, by_round, read_json, read_jsonl
-from hypha_ray.wording import counted, rounds_text
+from hypha_ray.texts import counted, rounds_text
 
 
 def settle(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool) -> None:

@@ -22,9 +22,9 @@ import hypha_ray
 from hypha_ray.data.storage.url_folder import is_url
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.errors import ConfigError
-from hypha_ray.redaction import redacted
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import EVENTS, read_json, read_jsonl
+from hypha_ray.texts import redacted
 
 PROVENANCE = "provenance.json"
 PACKAGES = (

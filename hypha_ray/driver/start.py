@@ -10,14 +10,11 @@ import sys
 from contextlib import ExitStack, closing
 
 from hypha_ray.config import Job
-from hypha_ray.config.cli.phases import Phases
-from hypha_ray.config.cli.streams import print_notes
+from hypha_ray.config.cli.output import Phases, print_notes
 from hypha_ray.config.load import Loaded, require_secrets, resolved_toml
-from hypha_ray.driver.folders import check_places
-from hypha_ray.driver.interruption import interruption_of_command
+from hypha_ray.driver.interruption import interruption_of_command, own_command
 from hypha_ray.driver.local_ray.service import RayService
-from hypha_ray.driver.naming import placed
-from hypha_ray.driver.own_command import own_command
+from hypha_ray.driver.run_folders import check_places, placed
 from hypha_ray.store.directory import RunDirectory, runs
 
 

@@ -3,8 +3,6 @@
 What is compiled is kept beside its source, so only the first process on a machine waits for it.
 """
 
-from hypha_ray.kernels.copying import copy
-from hypha_ray.kernels.loading import is_worth_it, load_ahead
-from hypha_ray.kernels.outer import SMALL, Averaged, nesterov, portions
+from hypha_ray.kernels.passes import SMALL, Averaged, copy, is_worth_it, load_ahead, nesterov, portions
 
 __all__ = ["SMALL", "Averaged", "copy", "is_worth_it", "load_ahead", "nesterov", "portions"]

@@ -13,8 +13,7 @@ import numpy as np
 from numba import carray, njit, types
 
 from hypha_ray.kernels.lanes import fma, load, pointer, splat, store, total
-from hypha_ray.kernels.loading import LANES
-from hypha_ray.kernels.outer import SMALL
+from hypha_ray.kernels.passes import LANES, SMALL
 
 _ROW = 128 * LANES
 """Values of which squares are summed up in fp32."""

@@ -17,7 +17,7 @@ from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.extending import intrinsic, overload, register_model
 
-from hypha_ray.kernels.loading import LANES
+from hypha_ray.kernels.passes import LANES
 
 
 class _Lanes(types.Type):  # type: ignore[misc]

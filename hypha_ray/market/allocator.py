@@ -23,17 +23,22 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hypha_ray.config.tables.resources import Resources
 from hypha_ray.errors import CapacityError, ClusterError, first_line
-from hypha_ray.market.buyer import Agreement, Buyer
-from hypha_ray.market.exchange.allotment import Ruling
-from hypha_ray.market.exchange.rulings import RULING_S
-from hypha_ray.market.groups import LeaseEntry, group_name, lease_entries
+from hypha_ray.market.auction.allotment import Ruling
+from hypha_ray.market.auction.attendance import RULING_S
+from hypha_ray.market.buyer import Agreement, Buyer, request_of, trades
+from hypha_ray.market.cluster import (
+    LeaseEntry,
+    cluster_nodes,
+    group_name,
+    lease_entries,
+    own_node,
+    posted_labels,
+    posted_speeds,
+)
 from hypha_ray.market.leases import Lease, LeaseBook
-from hypha_ray.market.nodes import cluster_nodes, own_node, posted_labels, posted_speeds
-from hypha_ray.market.offers import Offer, has_room
+from hypha_ray.market.offers import Offer, are_posted, has_room
 from hypha_ray.market.requirements import ID_LABEL, Need, NodeResources, shortage
-from hypha_ray.market.speeds import UNKNOWN, Speeds
-from hypha_ray.market.staffing import request_of, trades
-from hypha_ray.market.terms import are_posted
+from hypha_ray.market.selection import UNKNOWN, Speeds
 
 OFFER_S = 2.0
 OFFER_WAITS = 15

@@ -13,8 +13,7 @@ from hypha_ray.figures import figures_of
 from hypha_ray.model.flat import Array
 from hypha_ray.model.losses import compute_losses
 from hypha_ray.model.metrics.metric import Metrics, batch_sums, figures_by_name
-from hypha_ray.model.tasks.masking import SampleKeys
-from hypha_ray.model.tasks.task import Batch, Task
+from hypha_ray.model.tasks.task import Batch, SampleKeys, Task
 from hypha_ray.types import Samples, Sums, added
 
 MASKING_SEED = 0

@@ -1,16 +1,36 @@
-"""Ways in which a worker computes its model: implementation of attention, known masks, activations computed twice."""
+"""Execution of a model by a worker: implementation of attention, known masks, and settings that are ``auto``.
+
+`config.automatic` chooses those settings by facts about a device and a model, which are collected here.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shutil
+import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from hypha_ray.config import Job
+from hypha_ray.config.automatic import DeviceFacts, ModelFacts, automatic, chosen_job, left_off
 from hypha_ray.config.tables.resources import Worker
-from hypha_ray.errors import ConfigError
+from hypha_ray.errors import ConfigError, HyphaError
+from hypha_ray.model.checks.fused_check import check_fused_on_copy, head_of
+from hypha_ray.model.environment import device_of
+from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.configuration import errors_as
+from hypha_ray.model.lora import has_adapter
+from hypha_ray.model.tasks.table import find_task
+from hypha_ray.model.trained import exported, sketch_trained
+from hypha_ray.types import Samples
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -80,3 +100,84 @@ def known_mask(inputs: Mapping[str, Tensor]) -> Iterator[None]:
         yield
     finally:
         module.fast_all = ask
+
+
+_COMPILERS: Final = ("cc", "gcc", "clang")
+_TRIED_TOKENS: Final = 16
+"""Tokens of a sequence that a loss is tried on."""
+
+
+def settled(job: Job) -> Job:
+    """Return the job with the settings that this process is to compute with; none of them is ``auto``."""
+    if not automatic(job):
+        return job
+    device = device_facts(device_of(job.worker.device))
+    if left_off(job, device) is not None:
+        return chosen_job(job, device)
+    return chosen_job(job, device, model_facts(job, exported(sketch_trained(job))))
+
+
+def device_facts(device: torch.device) -> DeviceFacts:
+    """Return what settings depend on of a device of this machine."""
+    if device.type != "cuda":
+        return DeviceFacts(device.type)
+    known = torch.version.hip is None
+    capability = torch.cuda.get_device_capability(device) if known else None
+    return DeviceFacts("cuda", torch.cuda.get_device_name(device), capability, can_compile())
+
+
+def can_compile() -> bool:
+    """Whether torch.compile can build kernels here: it takes Triton, a C compiler and Python's headers."""
+    compiler = os.environ.get("CC") or next(filter(shutil.which, _COMPILERS), None)
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    return importlib.util.find_spec("triton") is not None and compiler is not None and headers.is_file()
+
+
+def model_facts(job: Job, network: PreTrainedModel) -> ModelFacts:
+    """Return what settings depend on of a job's model, which may be on torch's meta device."""
+    config = network.config.get_text_config()
+    floats = [parameter for parameter in network.parameters() if parameter.is_floating_point()]
+    return ModelFacts(
+        task=find_task(job.model.type).name,
+        parameters=_parameters(network),
+        layers=_number(config, "num_hidden_layers"),
+        features=_number(config, "hidden_size"),
+        vocabulary=_number(config, "vocab_size"),
+        narrow=any(parameter.element_size() == 2 for parameter in floats),
+        foreign=not type(network).__module__.startswith("transformers."),
+        routed=is_routed(config),
+        adapted=has_adapter(job.model),
+        has_sdpa=network.config._attn_implementation == "sdpa",
+        fuses=_fuses(job, network),
+    )
+
+
+def is_routed(config: Any) -> bool:
+    """Whether a configuration has experts, of which tokens take some."""
+    numbers = (value for name, value in config.to_dict().items() if "expert" in name)
+    return any(isinstance(value, int) and value > 1 for value in numbers)
+
+
+def _parameters(network: PreTrainedModel) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def _number(config: Any, name: str) -> int | None:
+    value = getattr(config, name, None)
+    return value if isinstance(value, int) else None
+
+
+def _fuses(job: Job, network: PreTrainedModel) -> bool:
+    """Whether a language model's loss can be fused with its head, tried on a small copy as before a start."""
+    vocabulary = _number(network.config.get_text_config(), "vocab_size")
+    if find_task(job.model.type).name != "causal-lm" or job.model.input_names is not None or not vocabulary:
+        return False
+    ids = np.arange(2 * _TRIED_TOKENS, dtype=np.int64).reshape(2, -1) % vocabulary
+    samples = Samples({"input_ids": ids}, np.zeros((2, 3), np.int64))
+    try:
+        task = task_of(job.model, network)
+        head_of(task, network)
+        build = partial(random_model, job.model, task)
+        return check_fused_on_copy(task, samples, network.config, build, _parameters(network))
+    except HyphaError:
+        return False

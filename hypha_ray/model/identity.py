@@ -11,15 +11,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hypha_ray.config import Job
+from hypha_ray.config.checks import source_hashes
 from hypha_ray.config.compare import defines_training
 from hypha_ray.config.keys import key_at
-from hypha_ray.config.plugin_uses import source_hashes
 from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.config.tables.rewards import RewardModel
 from hypha_ray.errors import CheckpointError, HyphaError
-from hypha_ray.model.loading.adapters import base_of
-from hypha_ray.model.loading.hub import fetch
-from hypha_ray.python_sources import files_hash, with_imports
+from hypha_ray.files import files_hash, with_imports
+from hypha_ray.model.loading.hub import base_of, fetch
 
 IDENTITY = "identity.json"
 """File in a run directory with the hashes, by the key of the job file that names each thing."""

@@ -1,4 +1,4 @@
-"""Layout of a model's tensors in flat arrays, and copies between model and arrays.
+"""Layout of a model's tensors in flat arrays, their partition into fragments, and copies between model and arrays.
 
 One array for each dtype and fragment is copied at memcpy speed, and readers map it from the object store. A dict of
 tensors allows neither. 16-bit floats are widened to float32 on the way out, and narrowed again on the way in.
@@ -9,7 +9,10 @@ Pass the plain module: the wrapper from `torch.compile` names its tensors differ
 from __future__ import annotations
 
 import hashlib
+import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -17,10 +20,65 @@ import torch
 
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.flat import Array, check, check_names, empty, pack, view, views
-from hypha_ray.model.partition import contiguous, strided
 from hypha_ray.model.staging import copy_in, moved
 from hypha_ray.types import Entry, Flat, Layout
 from hypha_ray.types.layout import dtype_of, is_trained
+
+
+def contiguous(sizes: Mapping[str, int], fragments: int) -> dict[str, int]:
+    """Cut parameters, in the model's order, into runs of about equal size.
+
+    Args:
+        sizes: bytes of each parameter, by name.
+        fragments: number of runs.
+
+    Raises:
+        ConfigError: there are fewer parameters than fragments.
+
+    """
+    _check(fragments, len(sizes), "its trained tensors")
+    counts = list(sizes.values())
+    ends = list(accumulate(counts))
+    cuts = [0]
+    for part in range(1, fragments):
+        goal = ends[-1] * part / fragments
+        after = bisect_left(ends, goal)
+        near = after + 1 if ends[after] - goal <= goal - (ends[after] - counts[after]) else after
+        cuts.append(min(max(near, cuts[-1] + 1), len(counts) - (fragments - part)))
+    return {name: bisect_right(cuts, item) - 1 for item, name in enumerate(sizes)}
+
+
+def strided(sizes: Mapping[str, int], fragments: int) -> dict[str, int]:
+    """Put layer ℓ into fragment ℓ mod P, as Streaming DiLoCo does (arXiv 2501.18512, section 2.2).
+
+    Parameters with the same first number in their names form a layer. Parameters outside of layers, such as
+    embeddings, go to the smallest fragment one after the other, the largest first.
+
+    Args:
+        sizes: bytes of each parameter, by name.
+        fragments: P, the number of fragments.
+
+    Raises:
+        ConfigError: there are fewer layers than fragments.
+
+    """
+    layers = {name: int(found[1]) for name in sizes if (found := re.search(r"(?:^|\.)(\d+)\.", name))}
+    _check(fragments, len(set(layers.values())), "its layers")
+    rank = {layer: index for index, layer in enumerate(sorted(set(layers.values())))}
+    fragment_of = {name: rank[layer] % fragments for name, layer in layers.items()}
+    filled = [sum(sizes[name] for name in layers if fragment_of[name] == part) for part in range(fragments)]
+    for name in sorted(sizes.keys() - layers.keys(), key=lambda one: (-sizes[one], one)):
+        fragment_of[name] = smallest = filled.index(min(filled))
+        filled[smallest] += sizes[name]
+    return fragment_of
+
+
+def _check(fragments: int, most: int, of: str) -> None:
+    if not 1 <= fragments <= most:
+        allowed = f"1 to {most}, {of}"
+        fix = f"set sync.fragments to {most} or less"
+        raise ConfigError("MODEL009", "sync.fragments doesn't fit the model", str(fragments), allowed, fix)
+
 
 __all__ = [
     "Array",
@@ -253,3 +311,33 @@ def tensor_of(array: Array) -> torch.Tensor:
     """Return the tensor that `array_of` was given, over the array's memory, to copy from."""
     tensor = source_of(array)
     return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
+
+
+class LiveGroup:
+    """A group of a fragment, whose dtype all its tensors have.
+
+    Args:
+        model: model that the layout was made from.
+        layout: places of the tensors.
+        fragment: index of the fragment.
+        group: name of the group.
+
+    """
+
+    def __init__(self, model: torch.nn.Module, layout: Layout, fragment: int, group: str) -> None:
+        pairs = [pair for pair in live_tensors(model, layout, fragment) if pair[0].group == group]
+        pairs.sort(key=lambda pair: pair[0].offset)
+        self._tensors = [tensor.detach().reshape(-1) for _, tensor in pairs]
+        self._starts = [entry.offset for entry, _ in pairs]
+        self.size = layout.groups(fragment)[group]
+        """Number of elements."""
+
+    def block(self, part: slice) -> torch.Tensor:
+        """Return a range of elements, 1-D: a view if one tensor has them all, which isn't to be written to."""
+        pieces: list[torch.Tensor] = []
+        for index in range(bisect_right(self._starts, part.start) - 1, len(self._starts)):
+            start = self._starts[index]
+            if start >= part.stop:
+                break
+            pieces.append(self._tensors[index][max(0, part.start - start) : part.stop - start])
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

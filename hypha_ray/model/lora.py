@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import CheckpointError, ConfigError
-from hypha_ray.model.loading.adapters import CONFIGURATION, base_of
 from hypha_ray.model.loading.build import seeded
 from hypha_ray.model.loading.configuration import errors_as
+from hypha_ray.model.loading.hub import CONFIGURATION, base_of
 from hypha_ray.model.loading.weights import is_of_head
 from hypha_ray.model.tasks.table import find_task
 from hypha_ray.model.tasks.task import Task

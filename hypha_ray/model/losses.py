@@ -11,6 +11,9 @@ Fused with the head, the cross entropy is computed in chunks, so that the logits
 
 Gradients are computed in the forward pass, while a chunk's logits are there. So the head's matrix is multiplied as
 often as without chunks, as in Liger Kernel (arXiv 2410.10989).
+
+A loss that a job brings, `model.loss`, is a function of a model's output and inputs that returns a loss of each sample.
+The training loss is their mean. A sample counts 1, whatever its length, so the division into batches changes nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +26,11 @@ import torch
 from torch.nn.functional import cross_entropy, linear, pad
 
 from hypha_ray.config.automatic import CHUNK
+from hypha_ray.config.schema import Model
 from hypha_ray.config.strategy import StrategyTraits
-from hypha_ray.errors import ConfigError
-from hypha_ray.model.tasks.sample_losses import sample_losses
+from hypha_ray.errors import ConfigError, reason_of
 from hypha_ray.model.tasks.task import IGNORE_INDEX, Batch, Task
+from hypha_ray.plugins import create
 
 _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 
@@ -253,3 +257,52 @@ def _plain(output: Any, inputs: Batch, trained: torch.Tensor) -> torch.Tensor:
     if not names or "labels" not in inputs:
         return trained
     return token_cross_entropy(_logits(output), inputs["labels"])
+
+
+def with_own_loss(task: Task, model: Model) -> Task:
+    """Return a task with the loss that a job brings; the task itself if it brings none.
+
+    Raises:
+        ConfigError: the loss can't be had.
+
+    """
+    return task if model.loss is None else task.scored_by(create("model_losses", model.loss, model.loss_options))
+
+
+def sample_losses(task: Task, output: Any, inputs: Batch) -> torch.Tensor:
+    """Return the losses of samples, if they have the form that the contract wants.
+
+    Args:
+        task: task with a loss of its own.
+        output: output object of the model.
+        inputs: keyword arguments of the model, with labels.
+
+    Raises:
+        ConfigError: MODEL025, the loss raises or returns something else.
+
+    """
+    assert task.own_loss is not None
+    allowed = f"a loss of each sample, [{len(next(iter(inputs.values())))}]"
+    try:
+        losses = task.own_loss(output, inputs)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # Code of users may raise anything.
+        raise _refused(reason_of(error), allowed) from error
+    if not isinstance(losses, torch.Tensor):
+        raise _refused(type(losses).__name__, allowed)
+    if losses.shape != (len(next(iter(inputs.values()))),):
+        raise _refused(str(list(losses.shape)), allowed)
+    if torch.is_grad_enabled() and not losses.requires_grad:
+        raise _refused("losses without a gradient", "losses computed from the output")
+    return losses
+
+
+def _refused(got: str, allowed: str) -> ConfigError:
+    return ConfigError(
+        "MODEL025",
+        "model.loss can't be trained on",
+        got,
+        allowed,
+        "see the contract of losses in docs/plugins-training.md",
+    )

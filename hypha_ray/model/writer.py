@@ -13,11 +13,10 @@ from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.checks.positions import max_positions
 from hypha_ray.model.environment import device_of
-from hypha_ray.model.generation import settle_generation
 from hypha_ray.model.loading.preprocess import load_preprocessor
-from hypha_ray.model.loading.token_rules import prompt_ids
-from hypha_ray.model.loading.tokenizer import tokenizer_of
+from hypha_ray.model.loading.tokenizer import prompt_ids, tokenizer_of
 from hypha_ray.model.saved_model import open_saved
+from hypha_ray.model.vocabulary import settle_generation
 
 _UNLIMITED = 1 << 30
 

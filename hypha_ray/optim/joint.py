@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.optimizers import InnerOptimizer
-from hypha_ray.model.critic import ActorCritic
+from hypha_ray.config.tables.training import InnerOptimizer
+from hypha_ray.model.trained import ActorCritic
 from hypha_ray.optim.optimizers import Inner, build_optimizer
 from hypha_ray.optim.schedules import inner_steps
 

@@ -13,13 +13,12 @@ from typing import Any, Protocol
 
 import torch
 
-from hypha_ray.config.tables.optimizers import InnerOptimizer
+from hypha_ray.config.tables.training import InnerOptimizer
 from hypha_ray.errors import ConfigError
-from hypha_ray.optim.fleet_adamw import FleetAdamW
-from hypha_ray.optim.muon import Assembly, Muon
-from hypha_ray.optim.muon_weights import muon_weights
+from hypha_ray.optim.group_optimizers import FleetAdamW
+from hypha_ray.optim.muon import Assembly, Muon, muon_weights
 from hypha_ray.optim.own import build_own
-from hypha_ray.optim.rounding import step_rounded
+from hypha_ray.optim.precision import step_rounded
 from hypha_ray.optim.schedules import build_schedule
 from hypha_ray.plugins import is_own
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from hypha_ray.config.schema import Job
-from hypha_ray.config.tables.optimizers import InnerOptimizer, OuterOptimizer
+from hypha_ray.config.tables.training import InnerOptimizer, OuterOptimizer
 from hypha_ray.errors import ConfigError
 from hypha_ray.types import Plan
 

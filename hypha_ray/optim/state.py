@@ -1,22 +1,25 @@
-"""A worker's inner state as arrays, by which a successor goes on to the bit as if nothing had happened.
+"""Inner state of a worker as arrays, and the base class of trainers that have all of it.
 
-It is the optimizer's state, and nothing else: the weights of a round come from the server, places in the schedules
-follow from the round, and random numbers from seed, round and worker. Keys are ``optimizer/parameter/name``, such as
-``0/17/exp_avg``, both counted as torch does. bfloat16, which numpy lacks, travels as its bits in uint16.
+It is the state of the optimizer, from which a successor goes on to the bit. The weights of a round come from the
+server, positions in the schedules follow from the round, and random numbers from seed, round and worker. Keys are
+``optimizer/parameter/name``, such as ``0/17/exp_avg``, both counted as torch does. numpy lacks bfloat16, whose bits
+travel as uint16.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from hypha_ray.errors import CheckpointError
-from hypha_ray.model.flat import Array
-from hypha_ray.model.layout import array_of, tensor_of
+from hypha_ray.model.flat import Array, Groups
+from hypha_ray.model.layout import array_of, gather, scatter, tensor_of
 from hypha_ray.optim.optimizers import Inner
-from hypha_ray.types import Flat
+from hypha_ray.optim.step import FinishedStep, PendingStep, Step
+from hypha_ray.types import Flat, Layout, Samples
 
 
 def export_state(inner: Inner) -> Flat:
@@ -78,3 +81,39 @@ def _tensor(array: Array, parameter: torch.nn.Parameter) -> torch.Tensor:
     if source.shape != parameter.shape or parameter.ndim == 0:
         return source.clone()
     return torch.empty_like(parameter, requires_grad=False).copy_(source)
+
+
+class WholeModel:
+    """Base class of trainers whose process has all weights and all of the optimizer's state."""
+
+    model: torch.nn.Module
+    optimizer: Inner
+
+    @abstractmethod
+    def step(self, batch: Samples) -> Step:
+        """Take one inner step."""
+
+    def begin_step(self, batch: Samples) -> PendingStep:
+        """Take one inner step at once."""
+        return FinishedStep(self.step(batch))
+
+    def gather(self, layout: Layout, fragment: int, out: Flat | None = None, gradients: bool = False) -> Flat:
+        """Copy a fragment out of the model, as `model.layout.gather`."""
+        return gather(self.model, layout, fragment, out, gradients)
+
+    def scatter(self, layout: Layout, fragment: int, flat: Groups, mixing: float = 0.0) -> None:
+        """Copy a fragment's arrays into the model, as `model.layout.scatter`."""
+        scatter(self.model, layout, fragment, flat, mixing)
+
+    def optimizer_state(self) -> Flat:
+        """Copy the optimizer's state, as `export_state`."""
+        return export_state(self.optimizer)
+
+    def load_optimizer_state(self, state: Mapping[str, Array]) -> None:
+        """Go on from what `optimizer_state` gave.
+
+        Raises:
+            CheckpointError: as `load_state`.
+
+        """
+        load_state(self.optimizer, state)

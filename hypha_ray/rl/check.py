@@ -9,13 +9,12 @@ import torch
 
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.critic import Critic
+from hypha_ray.model.trained import Critic
 from hypha_ray.model.vocabulary import vocabulary_of
 from hypha_ray.rl.engines.continuous import ContinuousEngine
 from hypha_ray.rl.engines.native import Responses, generate
 from hypha_ray.rl.engines.sampling import draw, training_sampling
-from hypha_ray.rl.policy import Policy
-from hypha_ray.rl.tokens import end_tokens
+from hypha_ray.rl.policy import Policy, end_tokens
 from hypha_ray.types import Samples
 
 _TOKENS = 8

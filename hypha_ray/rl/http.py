@@ -1,4 +1,4 @@
-"""Calls of other programs by HTTP, JSON in and out.
+"""Calls of other programs by HTTP, JSON in and out, and the pauses between attempts.
 
 Each limit holds for the whole call. There is one time for address, connection, redirects and answer, and one size for
 the answer.
@@ -11,13 +11,14 @@ import json
 import math
 import os
 import socket
+import threading
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import (
     ClientConnectorError,
@@ -34,8 +35,50 @@ from aiohttp.resolver import ThreadedResolver
 from yarl import URL
 
 from hypha_ray.errors import first_line, line_of
-from hypha_ray.redaction import redacted
-from hypha_ray.rl.event_loop import wait_for
+from hypha_ray.texts import redacted
+
+T = TypeVar("T")
+
+
+class _Background:
+    """Loop that begins with the first coroutine, and runs as long as the process."""
+
+    def __init__(self) -> None:
+        self._beginning = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Return the running loop."""
+        with self._beginning:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="event-loop", daemon=True).start()
+            return self._loop
+
+
+_background = _Background()
+
+
+def _begin_anew() -> None:
+    """Forget the parent's loop in a forked process, which hasn't its thread."""
+    global _background  # noqa: PLW0603
+    _background = _Background()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+def wait_for(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine, or raise its error. Threads may wait for many at a time.
+
+    Unlike `asyncio.run`, this doesn't wait for threads in which names of hosts are still looked up.
+    """
+    future = asyncio.run_coroutine_threadsafe(coroutine, _background.loop())
+    try:
+        return future.result()
+    finally:
+        future.cancel()
+
 
 MOST_BYTES = 4 << 20
 """Most bytes of an answer whose length doesn't grow with the request."""
@@ -278,3 +321,47 @@ def is_this_machine(host: str) -> bool:
             return False
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return (mapped or address).is_loopback or address.is_unspecified
+
+
+MOST_TOLD_S = 60.0
+"""Longest time in seconds that one request waits because it was told to, all of its pauses together."""
+_FIRST_S = 0.5
+_LONGEST_S = 30.0
+
+
+class Pauses:
+    """Pauses of one request.
+
+    Args:
+        attempts: number of attempts after the first one that are made without being told when.
+
+    """
+
+    def __init__(self, attempts: int) -> None:
+        self._attempts = attempts
+        self._done = 0
+        self._told_s = 0.0
+
+    def after(self, retry_after_s: float | None) -> float | None:
+        """Return the time in seconds until the next attempt; None: there is none.
+
+        A pause that the other side asks for uses up no attempt, until `MOST_TOLD_S` have passed in such pauses.
+
+        Args:
+            retry_after_s: time that the other side asks for; None if it asks for none.
+
+        """
+        usual_s = min(_LONGEST_S, _FIRST_S * 2.0 ** min(self._done, 10))
+        left_s = MOST_TOLD_S - self._told_s
+        if self._attempts and retry_after_s is not None and left_s > 0:
+            told_s = min(max(retry_after_s, usual_s), left_s)
+            self._told_s += told_s
+            return told_s
+        if self._done >= self._attempts:
+            return None
+        self._done += 1
+        return usual_s
+
+    def begin_anew(self) -> None:
+        """Allow all attempts again, because something was reached."""
+        self._done = 0

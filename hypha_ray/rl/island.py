@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -24,24 +24,39 @@ from hypha_ray.model.trained import build_trained
 from hypha_ray.optim.joint import Joint
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.schedules import inner_steps
+from hypha_ray.optim.state import WholeModel
 from hypha_ray.optim.step import Step
-from hypha_ray.optim.whole_model import WholeModel
-from hypha_ray.rl.dataflow.graph import Graph
+from hypha_ray.rl.dataflow.graph import ROLLOUT, Graph, generation_hooks, step_graph, validation_graph
 from hypha_ray.rl.dataflow.master import Extras, Master
-from hypha_ray.rl.dataflow.mesh import Mesh
-from hypha_ray.rl.dataflow.post import Post, WorkerLostError
-from hypha_ray.rl.dataflow.requests import Evaluate, Hook, Offload, Reallocate, Reply, Save
+from hypha_ray.rl.dataflow.plan import Mesh
+from hypha_ray.rl.dataflow.requests import Evaluate, Hook, Offload, Post, Reallocate, Reply, Save, WorkerLostError
 from hypha_ray.rl.dataflow.sample import Sample
 from hypha_ray.rl.dataflow.stream import StreamDataset
-from hypha_ray.rl.graphs import ROLLOUT, generation_hooks, step_graph, validation_graph
 from hypha_ray.rl.packing import sample_of
-from hypha_ray.rl.roles.advantage import Advantage
 from hypha_ray.rl.roles.build import trained_roles
+from hypha_ray.rl.roles.reward import Advantage
 from hypha_ray.rl.roles.role import TrainedRole
-from hypha_ray.rl.validation import Replies, sums_of, validate
-from hypha_ray.rl.workers.local import Local
-from hypha_ray.rl.workers.model_worker import ModelWorker
+from hypha_ray.rl.workers.model_worker import Local, ModelWorker
 from hypha_ray.types import Flat, Samples, Sums, added
+
+Replies: TypeAlias = Mapping[str, Sequence[Reply]]
+"""Replies of workers, by the names of calls."""
+Traverse: TypeAlias = Callable[[Graph, Sample, Mapping[str, Extras]], Replies]
+"""Function that takes a batch through a graph, as `Master.traverse`."""
+
+
+def validate(traverse: Traverse, batches: Iterable[Samples], model_workers: int = 1) -> Sums:
+    """Return reward, pass@1 and length of responses, which are sampled with the same random numbers each time."""
+    graph = validation_graph(model_workers)
+    hooks = generation_hooks(model_workers)
+    extras = {call.name: Extras({"evaluation": True}, hooks if call.op == "generate" else ()) for call in graph.calls}
+    return added(sums_of(traverse(graph, sample_of(batch), extras)) for batch in batches)
+
+
+def sums_of(replies: Replies) -> Sums:
+    """Return the figures of all replies."""
+    return added(reply.sums for each in replies.values() for reply in each)
+
 
 T = TypeVar("T")
 _ATTEMPTS = 5

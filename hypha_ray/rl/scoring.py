@@ -1,8 +1,9 @@
-"""Rewards of sampled responses: texts made of token ids, and a weighted sum of reward functions."""
+"""Rewards of responses: texts of token ids, a weighted sum of reward functions, and records of rollouts.jsonl."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,9 @@ from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.reward_data import records_of
-from hypha_ray.rl.rewards.calls import LARGEST
+from hypha_ray.rl.rewards.calls import LARGEST, functions_of, limit_of
 from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, Processes, Together
 from hypha_ray.rl.rewards.judge import JudgeCalls
-from hypha_ray.rl.rewards.registry import functions_of, limit_of
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.types import Arrays, Sums
 
@@ -148,3 +148,40 @@ def evaluator_of(table: Reward, models: Mapping[str, Evaluator | None]) -> Evalu
 
 def _sum(rewards: npt.NDArray[np.float64]) -> tuple[float, float]:
     return float(np.nansum(rewards)), float(np.isfinite(rewards).sum())
+
+
+_LONGEST = 4000
+"""Number of characters that a text is cut to."""
+
+
+def rollout_records(ids: Sequence[str], scored: Scored, count: int) -> tuple[Mapping[str, Any], ...]:
+    """Return records of the first responses of a batch: those to its first prompt, then those to the next one.
+
+    Args:
+        ids: epoch, slice and sample of each prompt, with hyphens in between.
+        scored: texts of the responses and their rewards.
+        count: largest number of records.
+
+    """
+    size = scored.total.shape[1]
+    return tuple(_record(ids[row // size], scored, *divmod(row, size)) for row in range(len(scored.responses[:count])))
+
+
+def _record(key: str, scored: Scored, prompt: int, number: int) -> Mapping[str, Any]:
+    response = scored.responses[prompt * scored.total.shape[1] + number]
+    epoch, index, sample = map(int, key.split("-"))
+    return {
+        "epoch": epoch,
+        "slice": index,
+        "sample": sample,
+        "prompt": response.prompt[-_LONGEST:],
+        "response": response.text[:_LONGEST],
+        "tokens": len(response.ids),
+        "ended": response.ended,
+        "reward": _known(scored.total[prompt, number]),
+        "rewards": {name: _known(part[prompt, number]) for name, part in scored.parts.items()},
+    }
+
+
+def _known(reward: float) -> float | None:
+    return float(reward) if math.isfinite(reward) else None

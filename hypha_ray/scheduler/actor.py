@@ -14,25 +14,20 @@ import ray
 from ray.exceptions import RayError
 
 from hypha_ray.config import Job
-from hypha_ray.data.run_dataset import DATASET, RunDataset, described
+from hypha_ray.data.mixture import DATASET, RunDataset, described
 from hypha_ray.data.storage.files import Place
 from hypha_ray.errors import HyphaError, LostError, QuarantinedError, first_line
 from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.core import SchedulerCore
-from hypha_ray.scheduler.garbage import search_less_often
+from hypha_ray.scheduler.core import SchedulerCore, search_less_often
 from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
-from hypha_ray.scheduler.runtime.cost_book import CostBook
-from hypha_ray.scheduler.runtime.deaths import NodeAttendance
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
+from hypha_ray.scheduler.runtime.market_client import CostBook, SpeedBook, Staffing
 from hypha_ray.scheduler.runtime.run_actors import RunActors
-from hypha_ray.scheduler.runtime.slices.slice_cache import SliceCache
-from hypha_ray.scheduler.runtime.slices.slice_readers import reader_of
-from hypha_ray.scheduler.runtime.speed_book import SpeedBook
-from hypha_ray.scheduler.runtime.staffing import Staffing
-from hypha_ray.scheduler.runtime.supervised_actor import GONE
+from hypha_ray.scheduler.runtime.slices.slice_readers import SliceCache, reader_of
+from hypha_ray.scheduler.runtime.supervised_actor import GONE, NodeAttendance
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
 from hypha_ray.store.directory import RunDirectory

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from hypha_ray.errors import CapacityError, CheckpointError, ClusterError, ConfigError, HyphaError, LostError
-from hypha_ray.scheduler.fleet.loss_book import FATAL
 from hypha_ray.scheduler.fleet.roster import MAX_CRASHES
+from hypha_ray.scheduler.fleet.trust import FATAL
+from hypha_ray.texts import counted
 from hypha_ray.types import Verdict
-from hypha_ray.wording import counted
 
 
 def diverged(number: int, reason: str) -> ConfigError:

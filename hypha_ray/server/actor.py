@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, Literal
 
 import ray
 
-from hypha_ray.config.plugin_uses import source_hashes
+from hypha_ray.config.checks import source_hashes
 from hypha_ray.config.schema import Job
-from hypha_ray.config.tables.optimizers import OuterOptimizer
+from hypha_ray.config.tables.training import OuterOptimizer
 from hypha_ray.exchange_schedule import outer_steps_before
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.types import Flat, Layout, RoundProgress, Verdict
 
 if TYPE_CHECKING:
-    from hypha_ray.server.reduce import State
-    from hypha_ray.server.spec import OptimizerStep
+    from hypha_ray.server.reduce import OptimizerStep, State
 
 
 GROUPS = {"pulse": 1, "intake": 1}
@@ -94,7 +93,7 @@ class ParameterServer:
         with uncollected():
             from hypha_ray.model.layout import gather, layout_of
             from hypha_ray.model.trained import build_trained
-            from hypha_ray.server.fused import get_ready
+            from hypha_ray.server.outer import get_ready
 
         model = build_trained(self._job)
         layout = layout_of(model, self._job.sync.fragments, self._job.sync.partition)
@@ -175,8 +174,7 @@ class ParameterServer:
         from hypha_ray.codec import difference_codec, upward_codec
         from hypha_ray.server.admission import Received
         from hypha_ray.server.downlink import apart, published
-        from hypha_ray.server.reduce import is_whole, reduce
-        from hypha_ray.server.spec import ReduceSpec
+        from hypha_ray.server.reduce import ReduceSpec, is_whole, reduce
 
         self._require_same_sources()
         layout = request.layout
@@ -224,7 +222,7 @@ class ParameterServer:
         Also loads the libraries and kernels of the reduction.
         """
         import hypha_ray.server.reduce  # noqa: F401
-        from hypha_ray.server.fused import get_ready
+        from hypha_ray.server.outer import get_ready
 
         get_ready(self._job, [payload])
 

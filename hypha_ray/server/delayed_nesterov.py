@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 
 from hypha_ray.server.admission import square_distance, square_sum
-from hypha_ray.server.groups import Group
 from hypha_ray.server.merge import Step
+from hypha_ray.server.outer import Group
 from hypha_ray.types import RoundProgress
 
 SUM = "sum/"

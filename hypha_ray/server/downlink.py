@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hypha_ray.codec import payload_bytes
-from hypha_ray.codec.difference import publish
+from hypha_ray.codec.feedback import publish
 from hypha_ray.codec.formats.chunked import Chunked
 from hypha_ray.types import Flat, Verdict
 

@@ -1,18 +1,104 @@
-"""Outer optimizers, which update the global weights by the workers' mean."""
+"""Outer optimizers, which update global weights by the workers' mean: built-in, a user's, and fused with the merge."""
 
 from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
-from hypha_ray.config.tables.optimizers import OuterOptimizer
-from hypha_ray.plugins import find
+from hypha_ray.config import Job
+from hypha_ray.config.schema import Sync
+from hypha_ray.config.tables.training import OuterOptimizer
+from hypha_ray.kernels import Averaged, is_worth_it, load_ahead, portions
+from hypha_ray.kernels import nesterov as fused_nesterov
+from hypha_ray.plugins import create, find
 from hypha_ray.server.admission import square_distance, square_sum
-from hypha_ray.server.groups import Group
-from hypha_ray.server.merge import Step
-from hypha_ray.server.own_outer import own_step
+from hypha_ray.server.merge import Step, Values, Work, shares
+from hypha_ray.types import Flat
+
+
+class Group(NamedTuple):
+    """A group of parameters: θ and state, which are never written to, and the arrays for new ones."""
+
+    theta: torch.Tensor
+    state: Sequence[torch.Tensor]
+    new_theta: torch.Tensor
+    new_state: Sequence[torch.Tensor]
+    relative: bool
+    """Whether the mean is one of deltas instead of weights."""
+
+
+class Outer(Protocol):
+    """Outer optimizer that treats each element by itself, and whose only state is that of its slots."""
+
+    slots: ClassVar[tuple[str, ...]]
+    """Names of its state arrays, which have the parameters' shape and begin as zeros."""
+
+    def step(
+        self, theta: torch.Tensor, delta: torch.Tensor, state: list[torch.Tensor], rate: float, round: int
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+        """Return new θ and new state.
+
+        Args:
+            theta: a block of the global weights, 1-D.
+            delta: the workers' mean delta.
+            state: one array for each slot.
+            rate: η of the round.
+            round: number of earlier steps.
+
+        """
+        ...
+
+
+def own_step(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
+    """Step of a user's optimizer; it gets copies, so it may write to them."""
+    optimizer: Outer = create("outer_optimizers", outer.name, outer.name_options)
+
+    def step(mean: torch.Tensor, room: torch.Tensor, part: slice) -> float:
+        before = group.theta[part]
+        after = group.new_theta[part]
+        delta = mean.clone() if group.relative else mean - before
+        state = [array[part].clone() for array in group.state]
+        theta, new_state = optimizer.step(before.clone(), delta, state, eta, round)
+        for values, out in zip((theta, *new_state), (after, *(new[part] for new in group.new_state)), strict=True):
+            if values.shape != out.shape:
+                raise ValueError(f"{outer.name} gave shape {tuple(values.shape)} for {tuple(out.shape)}")
+            out.copy_(values)
+        is_finite = all(bool(torch.isfinite(new[part]).all()) for new in group.new_state)
+        return square_distance(after, before, room) if is_finite else math.inf
+
+    return step
+
+
+def try_outer(name: str, options: Mapping[str, Any] | None) -> None:
+    """Take two steps on a few parameters, whole and in two blocks, which have to be equal.
+
+    Raises:
+        ValueError: a step depends on other elements, or gives values that aren't finite.
+
+    """
+    outer = OuterOptimizer(name=name, name_options=None if options is None else dict(options))
+    slots = len(create("outer_optimizers", name, options).slots)
+    theta, delta = (torch.randn(8, generator=torch.Generator().manual_seed(seed)) for seed in range(2))
+    results = []
+    for parts in ([slice(0, 8)], [slice(0, 3), slice(3, 8)]):
+        old = theta.clone()
+        state = [torch.zeros(8) for _ in range(slots)]
+        for round in range(2):
+            group = Group(old, state, torch.empty(8), [torch.empty(8) for _ in range(slots)], relative=True)
+            step = own_step(outer, 0.5, round, group)
+            changes = [step(delta[part], torch.empty(8)[part], part) for part in parts]
+            if not all(map(math.isfinite, changes)):
+                raise ValueError("a step on finite values gives some that aren't")
+            old = group.new_theta
+            state = list(group.new_state)
+        results.append([old, *state])
+    if not all(map(torch.equal, *results)):
+        raise ValueError("a step depends on other elements of the parameters than its own")
+
 
 SLOTS: dict[str, tuple[str, ...]] = {"nesterov": ("",), "average": (), "adam": ("first/", "second/")}
 """State arrays of a group of parameters, by built-in optimizer: prefixes of the group's name."""
@@ -104,3 +190,47 @@ def replacement(theta: torch.Tensor, out: torch.Tensor) -> Step:
         return square_distance(out[part].copy_(mean), theta[part], room)
 
     return step
+
+
+def is_common(outer: OuterOptimizer, sync: Sync) -> bool:
+    """Whether a job's outer steps are of this kind."""
+    fp32 = sync.codec == "fp32" and not sync.traits.sends_gradients
+    return fp32 and (outer.name, sync.merge) == ("nesterov", "mean")
+
+
+def get_ready(job: Job, flats: Iterable[Flat]) -> None:
+    """Load the kernel of a job's outer steps in the background, if arrays of these sizes use it."""
+    if is_common(job.outer_optimizer, job.sync):
+        load_ahead("outer", max((array.size for flat in flats for array in flat.values()), default=0))
+
+
+def in_one_pass(
+    values: Values, weights: Sequence[float], eta: float, mu: float, group: Group, theta: bool, state: bool
+) -> Work[list[float]] | None:
+    """Work of `merge.sweep` on a block; results are bit-identical to those of `mean` and `outer_step`.
+
+    Args:
+        values: the workers' weights.
+        weights: weight of each worker in the mean.
+        eta: the outer learning rate.
+        mu: the outer momentum.
+        group: θ and state, and the arrays for new ones.
+        theta: whether new θ is wanted.
+        state: whether new momentum is wanted.
+
+    Returns:
+        The work; None if the values aren't fp32 weights, are too few, or the kernel can't be compiled here.
+
+    """
+    as_they_are = not (values.relative or values.deltas) and all(scale == 1 for scale in values.scales)
+    replaces = eta == 1 and mu == 0
+    fits = values.theta.dtype == torch.float32 and len(group.state) == 1
+    if not as_they_are or replaces or not fits or not is_worth_it("outer", values.theta.numel()):
+        return None
+    table, (old,), (new,) = portions(shares(weights)), group.state, group.new_state
+
+    def work(part: slice, _: torch.Tensor, __: torch.Tensor) -> list[float]:
+        room = group.new_theta[part] if theta else None, new[part] if state else None
+        return fused_nesterov(eta, mu, Averaged(values.read(part), table, group.theta[part], old[part], *room))
+
+    return work

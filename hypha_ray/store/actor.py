@@ -9,13 +9,12 @@ from pathlib import Path
 import ray
 
 from hypha_ray.config.schema import Rounds, Testing
-from hypha_ray.config.tables.outputs import Checkpoint
+from hypha_ray.config.tables.training import Checkpoint
 from hypha_ray.errors import CheckpointError
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.commits import Outcome
-from hypha_ray.store.lock import Lock, lock_store
-from hypha_ray.store.quarantine import quarantine, quarantined
+from hypha_ray.store.directory import Lock, lock_store, quarantine, quarantined
 from hypha_ray.store.restore_point import RestorePoint, restart
 from hypha_ray.types import Flat, Layout, Saved
 

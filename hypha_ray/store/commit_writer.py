@@ -6,21 +6,21 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from hypha_ray.config.tables.outputs import Checkpoint
+from hypha_ray.config.tables.training import Checkpoint
 from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.store.commits import CommitLog, Outcome, commit_of, wrong_round
 from hypha_ray.store.disk import sweep
 from hypha_ray.store.evaluations import Evaluations
-from hypha_ray.store.mirroring.courier import Courier
-from hypha_ray.store.mirroring.mirror import Mirror
+from hypha_ray.store.mirror import Mirror
+from hypha_ray.store.mirror_courier import Courier
 from hypha_ray.store.snapshots import prune, read_header, rounds, write_snapshot
 from hypha_ray.store.tensorfile import Array, digest, named, named_outer
 from hypha_ray.types import Commit, Flat, Layout, Saved
 
 
 class CommitWriter:
-    """Writes the snapshots and the commit log of a run. Only one exists at a time, see `hypha_ray.store.lock`.
+    """Writes the snapshots and the commit log of a run. Only one exists at a time, see `hypha_ray.store.directory`.
 
     While the disk can't be written, records wait in memory. They are written in order, before any newer one.
 

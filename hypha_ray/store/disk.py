@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from hypha_ray.errors import TryAgainError
 from hypha_ray.failpoints import failpoint
-from hypha_ray.modes import make_private, opener
+from hypha_ray.files import make_private, opener
 
 _MEGABYTE = 1_000_000
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}

@@ -23,7 +23,7 @@ from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.store.disk import make_folder, publish, room_for, sealed, sync_folder, unsealed, write_file
 from hypha_ray.store.tensorfile import Array, file_sha256, read, write
-from hypha_ray.wording import rounds_text
+from hypha_ray.texts import rounds_text
 
 FORMAT = 1
 """Version of the format; increased when older code can't read it."""

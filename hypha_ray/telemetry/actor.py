@@ -14,8 +14,8 @@ from typing import Any
 import ray
 
 from hypha_ray.config.schema import Testing
-from hypha_ray.config.tables.outputs import WITHOUT_FILES
-from hypha_ray.config.tables.outputs import Telemetry as TelemetrySettings
+from hypha_ray.config.tables.training import WITHOUT_FILES
+from hypha_ray.config.tables.training import Telemetry as TelemetrySettings
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.telemetry.sinks.base import build
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, SUMMARY, Record, read_jsonl, summary, write_json

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hypha_ray.telemetry.sinks.files import Record
-from hypha_ray.wording import counted, ranges
+from hypha_ray.texts import counted, ranges
 
 WINDOW_S = 5.0
 """Seconds between two lines of one kind; the second one covers all events in between."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypha_ray.errors import DataError
 from hypha_ray.figures import objective_of, task_figures
-from hypha_ray.modes import make_private
+from hypha_ray.files import make_private
 from hypha_ray.telemetry.sinks.files import METRICS, SUMMARY, Record, by_round, read_json, read_jsonl
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ A *span* is a run of samples of one slice in one epoch. Every trained sample is 
 delta. Every event from a worker carries its `Source`, so late, repeated and foreign ones are recognised.
 """
 
-from hypha_ray.types.commits import Commit, Contribution, Rejection, Saved, Verdict
 from hypha_ray.types.data import (
     SLICES_PER_DATASET,
     SLICES_PER_PART,
@@ -12,6 +11,7 @@ from hypha_ray.types.data import (
     Samples,
     SliceInfo,
     Span,
+    TokenRules,
     dataset_of,
     joined,
     window,
@@ -31,12 +31,24 @@ from hypha_ray.types.events import (
     Report,
     RolloutReport,
     RoundEvent,
+    Sums,
     WorkerWarned,
+    added,
+    means,
 )
 from hypha_ray.types.layout import Entry, Flat, Layout
-from hypha_ray.types.plans import FragmentUpdate, Plan, RoundProgress, Source, WeightsVersion
-from hypha_ray.types.sums import Sums, added, means
-from hypha_ray.types.tokens import TokenRules
+from hypha_ray.types.rounds import (
+    Commit,
+    Contribution,
+    FragmentUpdate,
+    Plan,
+    Rejection,
+    RoundProgress,
+    Saved,
+    Source,
+    Verdict,
+    WeightsVersion,
+)
 
 __all__ = [
     "SLICES_PER_DATASET",

@@ -1,4 +1,4 @@
-"""Samples of a dataset: slices as a manifest lists them, runs of their samples, and samples at hand."""
+"""Samples of a dataset: slices as a manifest lists them, runs of their samples, samples at hand, rules of tokens."""
 
 from __future__ import annotations
 
@@ -103,3 +103,19 @@ def window(spans: Iterable[Span], start: int, stop: int) -> tuple[Span, ...]:
         start = start - span.samples
         stop = stop - span.samples
     return tuple(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRules:
+    """Decisions of a preparation about tokens, which training, generation and export obey.
+
+    `begin` are the ids that begin a text, a pair or a prompt without a template; empty if nothing does. `ends` are the
+    ids that end texts and answers: generation stops at any of them. `vocab_size` is the number of the tokenizer's
+    tokens, and one more than its largest id; a model's further ids stand for nothing. `template_sha256` is the hash of
+    the chat template's text in UTF-8; None without a template.
+    """
+
+    begin: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+    vocab_size: int | None = None
+    template_sha256: str | None = None

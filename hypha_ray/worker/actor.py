@@ -19,10 +19,9 @@ import ray
 from hypha_ray.config import Job
 from hypha_ray.failpoints import arm
 from hypha_ray.heavy_imports import uncollected
-from hypha_ray.model.tasks.masking import SpecialTokens
+from hypha_ray.model.tasks.task import SpecialTokens
 from hypha_ray.types import Arrays, Flat, FragmentUpdate, Layout, Plan, Samples, Source
-from hypha_ray.worker.batches import BatchSource
-from hypha_ray.worker.inbox import Inbox
+from hypha_ray.worker.inbox import BatchSource, Inbox
 from hypha_ray.worker.incarnation import Emit, Incarnation, Item, Loop
 
 FromDataset: TypeAlias = tuple[SpecialTokens | None, Samples | None]
@@ -63,8 +62,8 @@ class TrainWorker:
                 use_gpus,
                 use_threads,
             )
+            from hypha_ray.model.execution import settled
             from hypha_ray.model.identity import require_same
-            from hypha_ray.model.settings import settled
             from hypha_ray.worker.batch_size import largest_batch
             from hypha_ray.worker.training.loop import TrainingLoop
 

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from hypha_ray.bridge.paths import WorkDirectory
-from hypha_ray.bridge.transport.addresses import dial, name_of
+from hypha_ray.bridge.transport.access import dial, name_of
 from hypha_ray.bridge.transport.channel import Channel
 from hypha_ray.bridge.transport.frames import MAX_PART, Frames
 from hypha_ray.bridge.transport.listener import Listener

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from hypha_ray.codec import NAMES, codec, encoder, payload_bytes
-from hypha_ray.codec.blocks import blocks
-from hypha_ray.codec.views import tensors
+from hypha_ray.codec.blocks import blocks, tensors
 from hypha_ray.types import Flat
 
 ELEMENTS = 16 << 20

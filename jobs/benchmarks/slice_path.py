@@ -21,7 +21,7 @@ from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hypha_ray.data.actor import READS_AT_ONCE
-from hypha_ray.data.index import index
+from hypha_ray.data.catalogue import index
 from hypha_ray.data.slices import Arrays
 from hypha_ray.driver.datasets.data_nodes import serve
 

@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from hypha_ray.children import own_gpus
-from hypha_ray.market.groups import lease_entries
+from hypha_ray.market.cluster import lease_entries
 from tests.support.clusters import single_node
 from tests.support.descendants import processes_of
 from tests.support.jobs import job_of, run_job

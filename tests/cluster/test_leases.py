@@ -16,11 +16,10 @@ from hypha_ray.config import Job
 from hypha_ray.config.value_types import CLUSTER
 from hypha_ray.errors import CapacityError, ClusterError
 from hypha_ray.market.allocator import Lease, Leases
-from hypha_ray.market.exchange.actor import holdings
-from hypha_ray.market.exchange.allotment import Standing
-from hypha_ray.market.exchange.client import EXCHANGE, ExchangeClient, close_exchange, open_exchange
-from hypha_ray.market.groups import lease_entries, reclaim
-from hypha_ray.market.nodes import cluster_nodes, post_labels
+from hypha_ray.market.auction.actor import holdings
+from hypha_ray.market.auction.allotment import Standing
+from hypha_ray.market.auction.client import EXCHANGE, ExchangeClient, close_exchange, open_exchange
+from hypha_ray.market.cluster import cluster_nodes, lease_entries, post_labels, reclaim
 from hypha_ray.market.requirements import Need, NodeResources
 from tests.support.clusters import until
 

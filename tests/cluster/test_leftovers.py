@@ -14,7 +14,7 @@ import ray
 from ray.util import list_named_actors
 from ray.util.placement_group import placement_group, placement_group_table
 
-from hypha_ray.driver.cleanup import end_leftovers
+from hypha_ray.driver.attempts import end_leftovers
 from hypha_ray.errors import ClusterError
 
 pytestmark = pytest.mark.usefixtures("local_ray")

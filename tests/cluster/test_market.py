@@ -18,11 +18,10 @@ from hypha_ray.driver.market import lines, overview, post
 from hypha_ray.driver.preflight.machines import machine_lines
 from hypha_ray.errors import CapacityError, ConfigError
 from hypha_ray.market.allocator import Lease, Leases
-from hypha_ray.market.groups import lease_entries, reclaim
-from hypha_ray.market.nodes import cluster_nodes, own_node, post_labels, speeds_of
+from hypha_ray.market.buyer import trades
+from hypha_ray.market.cluster import cluster_nodes, lease_entries, own_node, post_labels, reclaim, speeds_of
 from hypha_ray.market.requirements import Need
-from hypha_ray.market.speeds import UNKNOWN
-from hypha_ray.market.staffing import trades
+from hypha_ray.market.selection import UNKNOWN
 from tests.support.clusters import cluster_of, until
 from tests.support.faults import events
 from tests.support.jobs import job_of, run_job

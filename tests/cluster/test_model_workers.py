@@ -17,8 +17,7 @@ import torch.distributed as dist
 
 from hypha_ray.errors import AuthenticationError
 from hypha_ray.failpoints import arm, hits
-from hypha_ray.rl.dataflow.post import Post
-from hypha_ray.rl.dataflow.requests import Reply, Request
+from hypha_ray.rl.dataflow.requests import Post, Reply, Request
 from hypha_ray.rl.island import Island
 from tests.support.rl import BATCH, classifier, job, tokenizer
 

@@ -8,7 +8,7 @@ import ray
 from ray.experimental import get_object_locations
 
 from hypha_ray.codec import NAMES, codec, difference_codec, encoder, payload_bytes
-from hypha_ray.codec.difference import publish
+from hypha_ray.codec.feedback import publish
 from hypha_ray.types import Flat
 
 pytestmark = pytest.mark.usefixtures("local_ray")

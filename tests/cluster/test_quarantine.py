@@ -14,8 +14,7 @@ from hypha_ray.data.catalogue import load
 from hypha_ray.driver.attempts import records
 from hypha_ray.driver.datasets.data_source import in_folder
 from hypha_ray.errors import DataError
-from hypha_ray.store.directory import RunDirectory
-from hypha_ray.store.quarantine import quarantine, quarantined
+from hypha_ray.store.directory import RunDirectory, quarantine, quarantined
 from hypha_ray.types import SliceInfo
 from tests.support.faults import events
 from tests.support.jobs import job_of, run_job

@@ -14,13 +14,13 @@ from ray.exceptions import RayActorError
 from safetensors.numpy import load_file
 
 from hypha_ray.config import schema
-from hypha_ray.config.tables.outputs import Checkpoint
+from hypha_ray.config.tables.training import Checkpoint
 from hypha_ray.errors import CheckpointError, HyphaError
 from hypha_ray.failpoints import hits
 from hypha_ray.scheduler.messages import Persist
 from hypha_ray.store.actor import GROUPS, Store
 from hypha_ray.store.commits import CommitLog, check_chain
-from hypha_ray.store.lock import lock_store
+from hypha_ray.store.directory import lock_store
 from hypha_ray.store.snapshots import load_snapshot, rounds
 from hypha_ray.types import Contribution, Entry, Flat, Layout, Saved, Span, Verdict
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 
-from hypha_ray.config.tables.outputs import Telemetry as TelemetrySettings
+from hypha_ray.config.tables.training import Telemetry as TelemetrySettings
 from hypha_ray.telemetry.actor import Telemetry
 from hypha_ray.telemetry.sinks.files import read_jsonl
 from tests.support.head_node import free_port

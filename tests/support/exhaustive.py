@@ -15,9 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from hypha_ray.types.commits import Contribution, Verdict
 from hypha_ray.types.data import SliceInfo, Span
-from hypha_ray.types.plans import Plan, Source
+from hypha_ray.types.rounds import Contribution, Plan, Source, Verdict
 from tests.support.tiny_run import State
 
 

@@ -14,16 +14,15 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.failpoints import arm
-from hypha_ray.model.tasks.masking import SpecialTokens
+from hypha_ray.model.tasks.task import SpecialTokens
 from hypha_ray.worker.group.actor import Member
-from hypha_ray.worker.group.follower import Follower
-from hypha_ray.worker.group.leader import ShardedTrainer
-from hypha_ray.worker.group.mesh import is_broken
+from hypha_ray.worker.group.sharded import Follower, ShardedTrainer
+from hypha_ray.worker.group.shards import is_broken
 from hypha_ray.worker.interrupts import ProcessLostError
 
 REPLY_S = 60.0
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["hypha_ray.worker.group.follower", "transformers.models.bert.modeling_bert"])
+FORKS.set_forkserver_preload(["hypha_ray.worker.group.sharded", "transformers.models.bert.modeling_bert"])
 
 
 class Forks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from hypha_ray.server import admission, fused, merge, outer, reduce
+from hypha_ray.server import admission, merge, outer, reduce
 from tests.support.mutation import Defect, call, condition, iterated, mutated, operation, returned, value
 
 MUTANTS = {
@@ -61,11 +61,11 @@ MUTANTS = {
     "sorting stops early": Defect("server.merge", "ascending", call("len", "{} - 1", 1)),
     "sorting passes over every other pair": Defect("server.merge", "ascending", operation("%", "0")),
     "sorting writes into payloads": Defect("server.merge", "ascending", value("=", "[*{2}]", 1)),
-    "one pass takes deltas for weights": Defect("server.fused", "in_one_pass", operation("not", "True", 1)),
-    "one pass doesn't clip": Defect("server.fused", "in_one_pass", call("all", "True")),
-    "one pass weighs all alike": Defect("server.fused", "in_one_pass", call("shares", "shares([1] * len({0}))")),
+    "one pass takes deltas for weights": Defect("server.outer", "in_one_pass", operation("not", "True", 1)),
+    "one pass doesn't clip": Defect("server.outer", "in_one_pass", call("all", "True")),
+    "one pass weighs all alike": Defect("server.outer", "in_one_pass", call("shares", "shares([1] * len({0}))")),
     "one pass averages instead of trimming": Defect(
-        "server.fused", "is_common", operation("==", "{0} == ('nesterov', {0.1})", 2)
+        "server.outer", "is_common", operation("==", "{0} == ('nesterov', {0.1})", 2)
     ),
 }
 
@@ -73,4 +73,4 @@ MUTANTS = {
 @cache
 def mutant(name: str) -> Any:
     """The reducer with that defect."""
-    return mutated([admission, merge, outer, fused, reduce], name, MUTANTS)[-1]
+    return mutated([admission, merge, outer, reduce], name, MUTANTS)[-1]

@@ -14,11 +14,9 @@ from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.server.admission import Received
-from hypha_ray.server.reduce import initial_momentum, reduce
-from hypha_ray.server.spec import ReduceSpec
+from hypha_ray.server.reduce import ReduceSpec, initial_momentum, reduce
 from hypha_ray.types import Delta, Flat, FragmentUpdate, Layout, Plan, Source, Span
-from hypha_ray.worker.batches import BatchSource
-from hypha_ray.worker.inbox import Inbox
+from hypha_ray.worker.inbox import BatchSource, Inbox
 from hypha_ray.worker.training.loop import TrainingLoop
 from tests.support.worker_bench import CONFIG
 

@@ -12,8 +12,7 @@ from hypha_ray.config import Job
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Flat, FragmentUpdate, Plan, Source, Span
-from hypha_ray.worker.batches import BatchSource
-from hypha_ray.worker.inbox import Inbox
+from hypha_ray.worker.inbox import BatchSource, Inbox
 from hypha_ray.worker.interrupts import Closed, Retired
 from hypha_ray.worker.training.loop import TrainingLoop
 

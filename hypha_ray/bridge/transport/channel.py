@@ -12,9 +12,9 @@ from typing import Any
 
 from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.paths import WorkDirectory
+from hypha_ray.bridge.transport.access import NONCE, SESSION, Side, prove, proves
 from hypha_ray.bridge.transport.conversation import Conversation, complaint
 from hypha_ray.bridge.transport.frames import HEADER_S, MAX_GREETING, MAX_MESSAGE, MAX_PART, MIN_RATE, Frames
-from hypha_ray.bridge.transport.tokens import NONCE, SESSION, Side, prove, proves
 from hypha_ray.errors import AuthenticationError, BridgeError, HyphaError
 
 GREETING_S = 10.0

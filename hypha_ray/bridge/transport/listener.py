@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from hypha_ray.bridge.transport.addresses import bound, name_of, released
+from hypha_ray.bridge.transport.access import bound, name_of, released
 from hypha_ray.bridge.transport.channel import GREETING_S, Channel
 from hypha_ray.errors import HyphaError
 

@@ -1,14 +1,70 @@
-"""The error boundary of every job script: one line and an exit code for user errors, a traceback for bugs."""
+"""The error boundary of every job script: one line and an exit code for user errors, a traceback for bugs.
+
+It also guards against libraries that end the process: Intel's MKL exits with code 2 if it can't load itself in a
+moment. That code would say that the command line is wrong. Under load it happens once in some starts, and not the next
+time. So the process begins anew, once, and ends with the code for "try again" the second time. Python sees nothing of
+an exit from C, but the C library calls what `__cxa_atexit` has registered. Other C libraries than glibc have no guard.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from hypha_ray.config.cli.library_exit import begun_anew
-from hypha_ray.config.cli.streams import endure, unwritten
-from hypha_ray.errors import DataError, HyphaError
+from hypha_ray.config.cli.output import endure, unwritten
+from hypha_ray.errors import ClusterError, DataError, HyphaError
+
+CODE = 2
+"""Exit code of such a library."""
+_TRIED = "_HYPHA_RAY_BEGUN_ANEW"
+"""Variable of the environment that a process has which begins anew; its children don't."""
+
+
+@contextmanager
+def begun_anew() -> Iterator[None]:
+    """Begin this process anew, with the same command, if a library ends it meanwhile by an exit with `CODE`."""
+    again = os.environ.pop(_TRIED, None) is not None
+    library = ctypes.CDLL(None)
+    process = os.getpid()
+    if not hasattr(library, "__cxa_atexit") or not hasattr(library, "__cxa_finalize"):
+        yield
+        return
+    armed = [True]
+
+    def on_exit(_: Any, code: int) -> None:
+        if armed and code == CODE and os.getpid() == process:
+            _end() if again else _begin()
+
+    kind: Callable[..., Any] = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
+    callback = kind(on_exit)
+    mark = ctypes.create_string_buffer(1)
+    library.__cxa_atexit(callback, None, mark)
+    try:
+        yield
+    finally:
+        armed.clear()
+        library.__cxa_finalize(mark)  # Calls it, and forgets it: it must not be called when Python has ended.
+
+
+def _begin() -> None:
+    """Replace this process by the same command."""
+    print("note: a library couldn't be loaded and ended the process; it begins anew", file=sys.stderr, flush=True)
+    os.environ[_TRIED] = "1"
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _end() -> None:
+    """End this process with the code that asks for another try."""
+    what = "a library couldn't be loaded, twice, and ended the process"
+    fix = "see its message above; submit it again"
+    error = ClusterError("ENV001", what, f"exit code {CODE}", fix=fix)
+    print(error, file=sys.stderr, flush=True)
+    os._exit(error.exit_code)
+
 
 INTERRUPTED = 130
 

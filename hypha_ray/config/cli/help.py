@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from hypha_ray.config.keys import EACH, Key, KeyPath, keys, tables
-from hypha_ray.config.sources.packaged import as_installed
+from hypha_ray.files import as_installed
 
 _ARGUMENTS = """\
 arguments:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from hypha_ray.config.assignments import from_text, value_behind
 from hypha_ray.config.keys import Key, key_of, shown
-from hypha_ray.config.sources.assignments import from_text, value_behind
-from hypha_ray.config.sources.packaged import as_installed
 from hypha_ray.errors import ConfigError
+from hypha_ray.files import as_installed
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

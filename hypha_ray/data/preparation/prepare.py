@@ -7,23 +7,28 @@ Each kind of dataset is a file in `kinds`, and a line in the table of `hypha_ray
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import MISSING, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
 
-from hypha_ray.data.index import modality_of
+from pydantic import JsonValue
+
+from hypha_ray.data.catalogue import modality_of
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.preparation.encoders import PLAIN, read_template
-from hypha_ray.data.preparation.kinds.kind import Kind
-from hypha_ray.data.preparation.kinds.own import own_kind
-from hypha_ray.data.preparation.made_by import made_by
+from hypha_ray.data.preparation.kinds.kind import Kind, own_kind
 from hypha_ray.data.preparation.options import GENERATED, Options
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
 from hypha_ray.data.preparation.sources.documents import require_source
-from hypha_ray.data.preparation.staging import staged
-from hypha_ray.data.preparation.upload import uploaded
-from hypha_ray.data.provenance import Account, readable
+from hypha_ray.data.preparation.staging import staged, uploaded
+from hypha_ray.data.provenance import Account, MadeBy, readable
 from hypha_ray.data.storage.url_folder import is_url, name_of
+from hypha_ray.files import files_hash
 from hypha_ray.model.loading.folders import local_folder
-from hypha_ray.plugins import find, is_built_in
+from hypha_ray.plugins import find, is_built_in, sources
+from hypha_ray.texts import redacted, redacted_tree
 from hypha_ray.types import SLICES_PER_PART
 
 
@@ -91,3 +96,26 @@ def _kind(name: str) -> Kind:
         return own_kind(name)
     kind: Kind = find("dataset_kinds", name)
     return kind
+
+
+_OTHERS: Final = frozenset({"source", "out", "name", "overwrite", "report"})
+"""Options that aren't in the record: the source, which has a place of its own, and those that change no sample."""
+
+
+def made_by(options: Options, date: str | None) -> MadeBy:
+    """The command without secrets of URLs, the hash of a kind of the user's own, and the time; None: it isn't known."""
+    given: dict[str, JsonValue] = {}
+    for option in fields(options):
+        value = getattr(options, option.name)
+        default = option.default if option.default_factory is MISSING else option.default_factory()
+        if option.name not in _OTHERS and value != default:
+            given[option.name] = redacted_tree(str(value) if isinstance(value, Path) else value)
+    if options.kind is not None and (files := sources("dataset_kinds", options.kind)):
+        given["kind_sha256"] = files_hash(files)
+    return MadeBy(redacted(options.source), given, _version(), date)
+
+
+def _version() -> str | None:
+    with suppress(PackageNotFoundError):
+        return version("hypha_ray")
+    return None

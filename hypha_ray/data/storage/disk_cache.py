@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hypha_ray.modes import make_private, opener
+from hypha_ray.files import make_private, opener
 
 SHARE = 5
 MOST_BYTES = 50_000_000_000

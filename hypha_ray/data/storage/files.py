@@ -1,22 +1,21 @@
-"""Files of a prepared dataset, in a folder of this machine or at a URL."""
+"""Files of a prepared dataset, in a folder of this machine or at a URL; those of its preprocessor too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import MANIFEST, MOST_BYTES, Manifest, parse_manifest
-from hypha_ray.data.preprocessor_files import LARGEST_BYTES, preprocessor_files
 from hypha_ray.data.slices import Arrays, SliceChecker, container, decode_slice, read_slice_file
 from hypha_ray.data.storage.disk_cache import DiskCache
-from hypha_ray.data.storage.url_errors import MissingError
-from hypha_ray.data.storage.url_folder import LargeError, UrlFolder, is_url
+from hypha_ray.data.storage.url_folder import LargeError, MissingError, UrlFolder, is_url
 from hypha_ray.errors import AuthenticationError, DataError
-from hypha_ray.redaction import redacted
 from hypha_ray.store.directory import home
+from hypha_ray.texts import redacted
 from hypha_ray.types import SliceInfo
 
 USUAL = (
@@ -208,3 +207,58 @@ class UrlFiles:
         """Files of a folder that may be those of a preprocessor; none if the place can't list them."""
         sizes = self._folder.sizes(folder)
         return [name for name, size in sizes.items() if size is None or size <= LARGEST_BYTES][:MOST_FILES]
+
+
+LARGEST_BYTES = 100_000_000
+"""Largest size of a file that counts as one of a preprocessor; tokenizers have tens of megabytes at most."""
+
+
+def preprocessor_files(folder: Path) -> dict[str, bytes]:
+    """Files of a dataset's folder and its subfolders that are neither slices nor hidden, by path in the folder."""
+    found = [*folder.glob("*"), *folder.glob("*/*")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found if _belongs(path, folder)}
+
+
+def write_files(files: Mapping[str, bytes], folder: Path) -> None:
+    """Write files to a folder; a name that leads out of it is passed over.
+
+    Raises:
+        OSError: the folder can't be written.
+
+    """
+    for name, content in files.items():
+        path = folder / name
+        if path.resolve().is_relative_to(folder.resolve()):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+
+def same_tokens(one: Path, other: Path) -> bool:
+    """Whether no number is another token in the other one of two saved tokenizers.
+
+    Special tokens, which models of one family rename, don't count. Without `tokenizer.json` tokens aren't known, and
+    nothing differs.
+    """
+    known = _tokens(one)
+    found = _tokens(other)
+    return all(known[number] == found[number] for number in known.keys() & found.keys())
+
+
+def _tokens(folder: Path) -> dict[int, str]:
+    try:
+        file = json.loads((folder / "tokenizer.json").read_bytes())
+        vocabulary = file["model"]["vocab"]
+        special = {token["id"] for token in file["added_tokens"]}
+        ids = (
+            vocabulary.items()
+            if isinstance(vocabulary, dict)
+            else ((token, number) for number, (token, _) in enumerate(vocabulary))
+        )
+        return {number: token for token, number in ids if number not in special}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+
+
+def _belongs(path: Path, folder: Path) -> bool:
+    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+    return path.is_file() and not hidden and path.suffix != ".safetensors" and path.stat().st_size <= LARGEST_BYTES

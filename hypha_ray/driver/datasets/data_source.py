@@ -14,19 +14,17 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from hypha_ray.config.tables.dataset import Dataset
+from hypha_ray.config.tables.training import Dataset
 from hypha_ray.config.value_types import CLUSTER
 from hypha_ray.data.catalogue import is_served, load, locate
 from hypha_ray.data.manifest import MANIFEST, Manifest, parse_manifest
-from hypha_ray.data.mixture import mixed, require_one_vocabulary, whole
-from hypha_ray.data.preprocessor_files import preprocessor_files, same_tokens, write_files
-from hypha_ray.data.run_dataset import COPY
+from hypha_ray.data.mixture import COPY, mixed, require_one_vocabulary, whole
 from hypha_ray.data.slices import Arrays, read_slice
-from hypha_ray.data.storage.files import Place, files_at
+from hypha_ray.data.storage.files import Place, files_at, preprocessor_files, same_tokens, write_files
 from hypha_ray.data.storage.url_folder import is_url
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.errors import ClusterError, ConfigError, DataError, HyphaError, first_line
-from hypha_ray.modes import make_tree_private
+from hypha_ray.files import make_tree_private
 from hypha_ray.scheduler.runtime.slices.data_nodes import Replica, replicas_of
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.types import SLICES_PER_DATASET, SliceInfo, dataset_of

@@ -12,7 +12,7 @@ from hypha_ray.data.manifest import Manifest
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.model.loading.hub import fetch
 from hypha_ray.model.loading.preprocess import load_preprocessor
-from hypha_ray.model.loading.token_rules import end_of, obey, saved_rules
+from hypha_ray.model.loading.tokenizer import end_of, obey, saved_rules
 from hypha_ray.model.tasks.table import find_task
 from hypha_ray.types import TokenRules
 

@@ -16,8 +16,8 @@ from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.storage.url_folder import name_of
 from hypha_ray.driver.datasets.data_nodes import serve
 from hypha_ray.errors import CapacityError, ClusterError
-from hypha_ray.scheduler.runtime.deaths import death_text
 from hypha_ray.scheduler.runtime.slices.data_nodes import Replica
+from hypha_ray.scheduler.runtime.supervised_actor import death_text
 
 
 def prepare_on_nodes(options: Options) -> list[Replica]:

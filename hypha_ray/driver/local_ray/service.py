@@ -1,4 +1,4 @@
-"""A Ray of a job's own, as its driver sees it: begun early, connected to after the checks, ended in the background."""
+"""A Ray of a job's own, as its driver sees it: begun early, connected to later, ended in the background."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
+from hypha_ray.config import Job
 from hypha_ray.driver.local_ray.fork_server import FIRST_JOB, fork_server
 from hypha_ray.driver.local_ray.head import LATER
 from hypha_ray.driver.local_ray.worker import SOCKET
+from hypha_ray.heavy_imports import uncollected
 
 END_S = 10.0
 """Longest wait for the end of Ray's processes, in seconds; then they are killed."""
@@ -133,3 +136,38 @@ def _read_by_ray(head: int) -> dict[str, str]:
     A worker ends if the raylet's process has. The head stands in for that, because it ends with the raylet.
     """
     return {"RAY_JOB_ID": FIRST_JOB, "RAY_RAYLET_PID": str(head)}
+
+
+ACTORS = (
+    "ray._private.workers.default_worker",
+    "ray.util.state",
+    "hypha_ray.data.actor",
+    "hypha_ray.model.trained",
+    "hypha_ray.scheduler.actor",
+    "hypha_ray.server.outer",
+    "hypha_ray.server.reduce",
+    "hypha_ray.store.actor",
+    "hypha_ray.telemetry.actor",
+    "hypha_ray.worker.batch_size",
+    "hypha_ray.worker.training.loop",
+)
+"""Modules that load what actors need."""
+
+
+def load_libraries(job: Job) -> None:
+    """Load them; what can't be loaded is left to the actors, whose errors say what is missing."""
+    with uncollected():
+        for name in (*ACTORS, *_of_model(job)):
+            with suppress(ImportError):
+                import_module(name)
+
+
+def _of_model(job: Job) -> list[str]:
+    """Modules with the job's model, as far as its configuration is on this machine."""
+    config = job.model.config or {}
+    if job.model.repository:
+        with suppress(OSError, ValueError):
+            file = Path(job.model.repository).expanduser() / "config.json"
+            config = json.loads(file.read_text(encoding="utf-8"))
+    kind = str(config.get("model_type", "")).replace("-", "_")
+    return [f"transformers.models.{kind}.modeling_{kind}"] if kind.isidentifier() else []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hypha_ray.config import Job
-from hypha_ray.config.plugin_uses import check_options, plugin_uses
+from hypha_ray.config.checks import check_options, plugin_uses
 from hypha_ray.config.tables.rewards import MODEL
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.driver.preflight.settings import check_settings
@@ -69,7 +69,7 @@ def check_plugins(job: Job) -> list[str]:
         if use.family != REWARDS.name:
             attempt(use.key, use.family, use.name, use.options, job)
         if use.family == ADVANTAGES.name and job.sync.traits.sends_gradients:
-            from hypha_ray.rl.algorithms.checked_advantages import check_advantages
+            from hypha_ray.rl.algorithms.advantages import check_advantages
 
             check_advantages(use.name, use.options, apart=True)
     return check_rewards(job)
@@ -95,7 +95,7 @@ def check_rewards(job: Job) -> list[str]:
     if MODEL not in job.rl.reward.functions:
         return []
     with uncollected():  # Loading torch takes seconds.
-        from hypha_ray.rl.reward_model.scores import check_reward_model
+        from hypha_ray.rl.reward_model import check_reward_model
     return check_reward_model(job.rl.reward, job.model)
 
 
@@ -145,8 +145,7 @@ def case_of(job: Job, source: DataSource) -> Case:
         source.manifest.refuse_prompts()
     with uncollected():  # Loading torch takes seconds.
         from hypha_ray.driver.preflight.compatibility import Case
-        from hypha_ray.model.loading.build import describe
-        from hypha_ray.model.loading.factory import check_factory
+        from hypha_ray.model.loading.build import check_factory, describe
         from hypha_ray.model.tasks.table import find_task, require_trainable
         from hypha_ray.model.trained import exported, sketch_trained
 
@@ -163,10 +162,8 @@ def check_case(case: Case) -> list[str]:
     """Check a job's model as `check_model` does; returns notes."""
     with uncollected():
         from hypha_ray.driver.preflight.compatibility import CHECKS, compare_tokens
-        from hypha_ray.driver.preflight.fused_loss import check_fused_loss
-        from hypha_ray.driver.preflight.muon_note import muon_notes
-        from hypha_ray.driver.preflight.sharding import check_sharding
-        from hypha_ray.driver.preflight.token_notes import token_notes
+        from hypha_ray.driver.preflight.loss_on_samples import check_fused_loss, check_sharding
+        from hypha_ray.driver.preflight.model_notes import muon_notes, token_notes
         from hypha_ray.model.loading.build import compare_weights
         from hypha_ray.model.lora import has_adapter, needs_whole
 

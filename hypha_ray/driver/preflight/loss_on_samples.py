@@ -1,4 +1,4 @@
-"""Check of a model's loss on samples of its dataset, before anything starts."""
+"""Checks of a model's loss on samples before a start: as it is, fused with the head, and sharded."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import numpy as np
 
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.errors import DataError
-from hypha_ray.model.checks.copy_check import check_on_copy
+from hypha_ray.model.checks.fused_check import check_fused_on_copy, head_of, untried
 from hypha_ray.model.checks.loss_check import check_loss_on_copy, check_metrics_of
+from hypha_ray.model.checks.small_copies import check_on_copy
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.losses import require_mean
 from hypha_ray.model.metrics.metric import metrics_named
-from hypha_ray.model.tasks.masking import missing_mask_token
-from hypha_ray.model.tasks.task import Task
+from hypha_ray.model.tasks.task import Task, missing_mask_token
 from hypha_ray.types import Samples
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
 
 _AT_ONCE = 256
 """Number of samples that are searched at once for something to score."""
@@ -118,3 +119,38 @@ def _left_out(case: Case, task: Task, samples: Samples) -> list[str]:
 
 def _untried(network: PreTrainedModel) -> str:
     return f"no small copy of {type(network).__name__} could be made, so its loss is taken as it is"
+
+
+def check_fused_loss(case: Case) -> None:
+    """Refuse `worker.fused_loss` for a model whose logits are more than a linear layer of hidden states.
+
+    Raises:
+        ConfigError: MODEL020.
+
+    """
+    job = case.job
+    if job.worker.fused_loss is not True or all(group.bridged for group in job.worker_groups):
+        return
+    head_of(case.task, case.network)
+    task, samples = scored_samples(case)
+    build = partial(random_model, job.model, case.task)
+    if not check_fused_on_copy(task, samples, case.network.config, build, case.facts.parameters):
+        raise untried(case.network)
+
+
+def check_sharding(case: Case) -> None:
+    """Refuse a model whose gradient isn't the same when FSDP2 gathers its blocks one by one.
+
+    Raises:
+        ConfigError: MODEL023.
+
+    """
+    job = case.job
+    if job.worker.sharding == "none" or all(job.processes_in(group) == 1 for group in job.worker_groups):
+        return
+    from hypha_ray.worker.group.sharding_check import check_sharding_on_copy, refused  # Few jobs need it.
+
+    task, samples = scored_samples(case)
+    build = partial(random_model, job.model, case.task)
+    if not check_sharding_on_copy(job.worker, task, samples, case.network.config, build, case.facts.parameters):
+        raise refused(case.network, "no small copy of it could be made to try that")

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 from hypha_ray.config import Job
+from hypha_ray.market.buyer import choices, trades, workers_to_hire
 from hypha_ray.market.offers import Offer
 from hypha_ray.market.requirements import NodeResources, group_need
-from hypha_ray.market.selection import Choice
-from hypha_ray.market.speeds import UNKNOWN, Speeds, worths
-from hypha_ray.market.staffing import choices, trades, workers_to_hire
+from hypha_ray.market.selection import UNKNOWN, Choice, Speeds, worths
 
 
 def machine_lines(job: Job, nodes: Sequence[NodeResources], home: str, speeds: Speeds = UNKNOWN) -> Iterator[str]:

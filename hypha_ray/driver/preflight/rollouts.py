@@ -11,13 +11,13 @@ import numpy as np
 from hypha_ray.driver.datasets.job_tokenizer import job_preprocessor
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.model.checks.copy_check import check_on_copy
 from hypha_ray.model.checks.positions import require_positions
+from hypha_ray.model.checks.small_copies import check_on_copy
 from hypha_ray.model.loading.build import random_model
 from hypha_ray.model.loading.tokenizer import tokenizer_of
 from hypha_ray.rl.check import check_generation
 from hypha_ray.rl.reward_data import records_of
-from hypha_ray.rl.reward_model.scores import unscored
+from hypha_ray.rl.reward_model import unscored
 from hypha_ray.rl.scoring import Scorer
 from hypha_ray.types import Arrays, Samples, dataset_of, joined
 

@@ -12,7 +12,7 @@ from hypha_ray.config.tables.resources import WorkerGroup
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.driver.preflight.memory import memory_notes
 from hypha_ray.market.requirements import OWN_LABEL, RAY_LABEL, NodeResources
-from hypha_ray.model.settings import model_facts
+from hypha_ray.model.execution import model_facts
 
 CPU = "CPU"
 """Name of the device of workers without a GPU."""

@@ -51,10 +51,10 @@ def score_tasks(
     check_harness()
     manager = _known_tasks(tasks, further)
     from hypha_ray.model.environment import device_of
-    from hypha_ray.model.generation import settle_generation
     from hypha_ray.model.loading.preprocess import load_preprocessor
     from hypha_ray.model.loading.tokenizer import tokenizer_of
     from hypha_ray.model.saved_model import open_saved
+    from hypha_ray.model.vocabulary import settle_generation
 
     network, task = open_saved(folder)
     if task.name != "causal-lm":
@@ -69,7 +69,7 @@ def _evaluate(
     network: Any, tokenizer: Any, tasks: Sequence[str], manager: Any, batch_size: int, seed: int
 ) -> dict[str, Any]:
     """Return what the harness calls its results: a table of figures for each task."""
-    from hypha_ray.data.preparation.sources.hub.hub_errors import explain
+    from hypha_ray.data.preparation.sources.hub_errors import explain
     from hypha_ray.model.loading.configuration import errors_as
 
     names = " ".join(tasks)

@@ -11,9 +11,9 @@ from huggingface_hub import ModelCardData
 from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.figures import METRIC
-from hypha_ray.model.loading.adapters import base_of
+from hypha_ray.files import make_private
+from hypha_ray.model.loading.hub import base_of
 from hypha_ray.model.saved_model import ADAPTER
-from hypha_ray.modes import make_private
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.checks.copy_check import Build, check_on_copy
 from hypha_ray.model.checks.loss_check import choose_samples
+from hypha_ray.model.checks.small_copies import Build, check_on_copy
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.losses import forward, passing_on
 from hypha_ray.model.tasks.task import Task

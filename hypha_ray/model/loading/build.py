@@ -6,6 +6,7 @@ Nothing is guessed: pickled weights, and weights that don't fit the task, are er
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,20 +18,71 @@ from hypha_ray.config.schema import Model
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.model.checks.positions import max_positions
-from hypha_ray.model.loading.adapters import base_of
 from hypha_ray.model.loading.configuration import auto_class, configuration_of, errors_as, sets_labels
-from hypha_ray.model.loading.factory import built_by_factory
 from hypha_ray.model.loading.folders import read_config
-from hypha_ray.model.loading.hub import remote_code_allowed
+from hypha_ray.model.loading.hub import base_of, remote_code_allowed
 from hypha_ray.model.loading.quantized import fingerprint, loading_options
 from hypha_ray.model.loading.weights import LoadingReport, is_whole, meta_tensors, quiet, require_fit, simulate_loading
+from hypha_ray.model.losses import with_own_loss
 from hypha_ray.model.tasks.resolve import OWN_CLASSES, resolve_task
-from hypha_ray.model.tasks.sample_losses import with_own_loss
 from hypha_ray.model.tasks.table import TASKS, find_task
 from hypha_ray.model.tasks.task import Task
+from hypha_ray.plugins import find
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+
+_SHOWN = 3
+"""Number of tensors that a message names."""
+
+
+def built_by_factory(model: Model) -> PreTrainedModel:
+    """Build a job's model by its factory, on torch's default device.
+
+    Raises:
+        ConfigError: PLG002, the factory can't be had; MODEL004, it raises; MODEL026, it returns something else.
+
+    """
+    from transformers import PreTrainedModel
+
+    assert model.factory is not None
+    factory: Any = find("model_factories", model.factory)
+    with errors_as(ConfigError, "MODEL004", f"no model can be built by model.factory {model.factory}"):
+        network = factory(dict(model.factory_options or {}))
+    if not isinstance(network, PreTrainedModel):
+        what = f"model.factory {model.factory} builds no model that from_pretrained could load"
+        fix = "derive the model from PreTrainedModel, and its settings from PretrainedConfig"
+        raise ConfigError("MODEL026", what, type(network).__name__, "a transformers.PreTrainedModel", fix)
+    return network
+
+
+def check_factory(model: Model, network: PreTrainedModel) -> None:
+    """Refuse a model that its configuration alone doesn't build again.
+
+    Args:
+        model: table of the job file.
+        network: model on torch's meta device.
+
+    Raises:
+        ConfigError: MODEL026.
+
+    """
+    what = f"model.factory {model.factory}: from_pretrained couldn't load what the run saves"
+    with torch.device("meta"), errors_as(ConfigError, "MODEL026", what):
+        config = type(network.config).from_dict(json.loads(network.config.to_json_string(use_diff=False)))
+        again = type(network)(config)
+    shapes = _shapes(network)
+    others = _shapes(again)
+    different = [name for name in shapes | others if shapes.get(name) != others.get(name)]
+    if different:
+        got = f"other tensors by its configuration: {', '.join(different[:_SHOWN])}"
+        fix = "build all of the model in its constructor, from its configuration alone"
+        raise ConfigError("MODEL026", what, got, f"{type(network).__name__}(config) with the same tensors", fix)
+
+
+def _shapes(network: torch.nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -21,9 +21,8 @@ import transformers
 from hypha_ray.config.keys import BESIDE_REPOSITORY, LABELS, TOKENS
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import AuthenticationError, CapacityError, CheckpointError, ConfigError, HyphaError
-from hypha_ray.model.loading.adapters import base_of
 from hypha_ray.model.loading.folders import read_config
-from hypha_ray.model.loading.hub import REMOTE_CODE_VARIABLE, fetch, remote_code_allowed
+from hypha_ray.model.loading.hub import REMOTE_CODE_VARIABLE, base_of, fetch, remote_code_allowed
 from hypha_ray.model.loading.weights import refuse_adapter
 from hypha_ray.model.tasks.table import TASKS, UNTRAINABLE
 from hypha_ray.model.tasks.task import Task

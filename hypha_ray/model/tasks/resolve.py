@@ -8,8 +8,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM
 
-from hypha_ray.model.tasks.masking import masking_of
-from hypha_ray.model.tasks.task import Task
+from hypha_ray.model.tasks.task import Task, masking_of
 
 _ALTERNATIVES = {
     "input_values": ("input_features",),

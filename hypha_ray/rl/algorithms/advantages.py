@@ -1,13 +1,21 @@
-"""Advantages of responses, from the rewards of all responses to the same prompt.
+"""Advantages of responses and of tokens, and the contract of `rl.advantage`.
 
-A reward that is NaN is absent: its advantage is 0, and it has no part in any mean, size or deviation.
+    function(rewards, lengths) ──► advantages
+
+Rewards, lengths and advantages are [prompts, group]. A reward that is NaN is absent: its advantage is 0, and it has no
+part in any mean, size or deviation. Only `gae` is no such function: it has a critic's values as inputs.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import torch
+
+from hypha_ray.errors import ConfigError, reason_of
+from hypha_ray.plugins import create
 
 _LEAST_STD = 1e-6
 _LEAST_VARIANCE = 1e-8
@@ -83,3 +91,119 @@ def _bounds(rewards: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     low = rewards.nan_to_num(math.inf).amin(1, keepdim=True)
     high = rewards.nan_to_num(-math.inf).amax(1, keepdim=True)
     return low, high
+
+
+def generalized_advantages(
+    rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, discount: float, decay: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute generalized advantages (arXiv 1506.02438), and returns for the critic to learn.
+
+    A response that was cut off is over as one that ended itself: its reward is all that it will get.
+
+    Args:
+        rewards: reward of each token, [responses, tokens].
+        values: values before each token, of the same shape.
+        mask: 1 for a response's tokens, 0 for padding on the right.
+        discount: γ, the weight of what comes one token later.
+        decay: λ, the weight of longer estimates; 1: no bootstrapping from values.
+
+    Returns:
+        Advantages and returns, both of the same shape and 0 for padding.
+
+    """
+    values = values * mask
+    following = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], 1)
+    surprises = (rewards + discount * following - values) * mask
+    advantages = torch.zeros_like(values)
+    last = torch.zeros_like(values[:, 0])
+    for place in reversed(range(values.shape[1])):
+        advantages[:, place] = last = surprises[:, place] + discount * decay * last
+    return advantages, advantages + values
+
+
+def whitened(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Normalise advantages to mean 0 and variance 1 over all tokens of the batch; padding stays 0."""
+    tokens = mask.sum()
+    mean = (advantages * mask).sum() / tokens
+    variance = ((advantages - mean).square() * mask).sum() / (tokens - 1).clamp(min=1)
+    return (advantages - mean) * torch.rsqrt(variance + _LEAST_VARIANCE) * mask
+
+
+Advantages: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Function of rewards and of lengths in tokens."""
+_CLOSE = 1e-5
+"""Largest difference of advantages that are equal but for rounding."""
+_TRIED = ((1.0, 0.0, 0.5, 0.25), (0.0, 2.0, 1.0, 1.0))
+"""Rewards of two groups that a function is tried with."""
+_LENGTHS = ((3.0, 4.0, 5.0, 6.0), (2.0, 8.0, 4.0, 1.0))
+
+
+def advantages_of(name: str, function: Advantages, rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Return the advantages of a batch; those of absent rewards are 0.
+
+    Args:
+        name: value of `rl.advantage`.
+        function: function of that name.
+        rewards: [prompts, group]; NaN: absent.
+        lengths: tokens of each response, [prompts, group].
+
+    Raises:
+        ConfigError: RL031, the function raises, or returns something else.
+
+    """
+    allowed = f"finite numbers, {list(rewards.shape)}"
+    try:
+        advantages = function(rewards, lengths)
+    except Exception as error:  # Code of users may raise anything.
+        raise _refused(name, reason_of(error), allowed) from error
+    if not isinstance(advantages, torch.Tensor):
+        raise _refused(name, type(advantages).__name__, allowed)
+    if advantages.shape != rewards.shape:
+        raise _refused(name, str(list(advantages.shape)), allowed)
+    absent = rewards.isnan()
+    if not advantages[~absent].isfinite().all():
+        raise _refused(name, "a number that isn't finite, of a reward that is there", allowed)
+    return advantages.masked_fill(absent, 0.0) if absent.any() else advantages
+
+
+def try_advantages(name: str, options: Mapping[str, Any] | None) -> None:
+    """Try a function on some rewards, as `check_advantages`."""
+    check_advantages(name, options, apart=False)
+
+
+def check_advantages(name: str, options: Mapping[str, Any] | None, apart: bool) -> None:
+    """Try a function on some rewards.
+
+    Args:
+        name: value of `rl.advantage`.
+        options: value of `rl.advantage_options`.
+        apart: whether the advantages of a group may not depend on other groups.
+
+    Raises:
+        ConfigError: RL031, the function fails, or absent rewards have a part in the advantages of others.
+
+    """
+    function: Advantages = create("advantages", name, options)
+    rewards = torch.tensor(_TRIED)
+    lengths = torch.tensor(_LENGTHS)
+    present = torch.tensor([True, False, True, True])
+    absent = rewards[:1].masked_fill(~present, torch.nan)
+    beside = advantages_of(name, function, absent, lengths[:1])[:, present]
+    alone = advantages_of(name, function, rewards[:1, present], lengths[:1, present])
+    if not _are_close(beside, alone):
+        fix = "leave NaN out of sums, means and sizes, as torch.nanmean does"
+        raise _refused(name, "others beside an absent reward", "advantages of the other rewards alone", fix)
+    together = advantages_of(name, function, rewards, lengths)
+    single = [advantages_of(name, function, rewards[row, None], lengths[row, None]) for row in range(len(rewards))]
+    if apart and not _are_close(together, torch.cat(single)):
+        fix = "choose one of a group by itself: each worker sees a part of the prompts"
+        raise _refused(name, "others beside another group", "advantages of each group alone, in synchronous steps", fix)
+
+
+def _are_close(advantages: torch.Tensor, others: torch.Tensor) -> bool:
+    return bool(torch.allclose(advantages.double(), others.double(), rtol=_CLOSE, atol=_CLOSE))
+
+
+def _refused(name: str, got: str, allowed: str, fix: str | None = None) -> ConfigError:
+    fix = fix or "see the contract of advantages in docs/plugins-training.md"
+    return ConfigError("RL031", f"rl.advantage {name} gives no advantages", got, allowed, fix)

@@ -1,4 +1,8 @@
-"""Losses of single tokens: importance ratios, and the surrogate that is clipped around them."""
+"""Losses of single tokens: importance ratios, the clipped surrogate, estimators of KL(π ‖ reference), losses of values.
+
+Aggregation weighs the tokens of a sum, and names the total that the sum is divided by. Sums and totals add up over
+micro-batches and workers, so neither changes a gradient.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from hypha_ray.config.tables.rl import Ratio
+from hypha_ray.config.tables.rl import Aggregation, Estimator, Ratio
 
 _LARGEST_LOG = 20.0
 """Bound of a ratio's logarithm, so that no ratio is infinite."""
@@ -96,3 +100,98 @@ RATIOS: dict[Ratio, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.T
     "sequence": sequence_ratio,
 }
 """Functions of `rl.ratio`."""
+
+
+def k1(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Log-ratio: unbiased, of high variance, negative for some tokens.
+
+    Args:
+        policy: log-probabilities of the policy, [responses, tokens].
+        reference: log-probabilities of the reference, of the same shape.
+
+    """
+    return policy - reference
+
+
+def k2(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Half the squared log-ratio: biased, of low variance; arguments as in `k1`."""
+    return 0.5 * (policy - reference).square()
+
+
+def k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Log-ratio with a control variate, r - 1 - log r: unbiased and never negative; arguments as in `k1`."""
+    log = (reference - policy).clamp(-_LARGEST_LOG, _LARGEST_LOG)
+    return log.exp() - log - 1
+
+
+def adapted(coefficient: float, divergence: float, target: float, samples: int, horizon: int) -> float:
+    """Move the coefficient of a divergence so that the divergence comes to its target (arXiv 1909.08593, section 2.2).
+
+    Args:
+        coefficient: coefficient that the batch was rewarded with.
+        divergence: mean divergence of a token in the batch.
+        target: divergence to come to.
+        samples: number of responses in the batch.
+        horizon: number of responses in which an error of a fifth or more changes the coefficient by a fifth.
+
+    """
+    error = min(max(divergence / target - 1, -0.2), 0.2)
+    return coefficient * (1 + error * samples / horizon)
+
+
+ESTIMATORS: dict[Estimator, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+"""Functions of `rl.kl_estimator`."""
+
+
+def clipped_value_loss(
+    new: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, clip: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Half the squared error, that of the value clipped around the old one if it is larger (PPO2; arXiv 2005.12729).
+
+    Args:
+        new: values of the trained critic, [responses, tokens].
+        old: values that advantages were computed with, of the same shape.
+        returns: values to learn, of the same shape.
+        clip: largest distance from the old value that is learned in one step.
+
+    Returns:
+        Loss of each token, and whether the clipping has taken its gradient.
+
+    """
+    loss = (new - returns).square()
+    bounded = (new.clamp(old - clip, old + clip) - returns).square()
+    return 0.5 * torch.maximum(loss, bounded), bounded > loss
+
+
+Weights = tuple[torch.Tensor, int]
+"""Weight of each token, [responses, tokens], and the total."""
+
+
+def by_token(mask: torch.Tensor, longest: int) -> Weights:
+    """Let each token count the same: the mean over all tokens (DAPO, arXiv 2503.14476).
+
+    Args:
+        mask: 1 for a response's tokens, 0 for padding and for responses that are left out, [responses, tokens].
+        longest: largest number of tokens of a response; unused.
+
+    """
+    return mask, int(mask.sum())
+
+
+def by_sequence(mask: torch.Tensor, longest: int) -> Weights:
+    """Let each response count the same: the mean of responses' means (GRPO, arXiv 2402.03300); as `by_token`."""
+    lengths = mask.sum(1, keepdim=True)
+    return mask / lengths.clamp(min=1), int((lengths > 0).sum())
+
+
+def by_constant(mask: torch.Tensor, longest: int) -> Weights:
+    """Divide each response's sum by the largest length (Dr. GRPO, arXiv 2503.20783); arguments as in `by_token`."""
+    return mask, longest * int((mask.sum(1) > 0).sum())
+
+
+AGGREGATIONS: dict[Aggregation, Callable[[torch.Tensor, int], Weights]] = {
+    "token": by_token,
+    "sequence": by_sequence,
+    "constant": by_constant,
+}
+"""Functions of `rl.aggregation`."""

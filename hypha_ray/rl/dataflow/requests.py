@@ -1,4 +1,4 @@
-"""Requests of a master to model workers, the hooks on them, and replies.
+"""Requests of a master to model workers, the hooks on them, replies, and the order of sending.
 
 Requests are plain values. One request is one call of a model worker: the hooks before it, the operation, and the hooks
 after it, with nothing in between. So hooks that need several workers at once can't be
@@ -7,14 +7,19 @@ interleaved with another call's.
     at once           fetch, spec, model_config, clear_data_cache     no hooks
     after a flush     initialize                                      no hooks
                       generate, inference, train_step                 hooks before and after
+
+A flush sends the waiting requests one after the other without a pause, small groups first. A worker runs its calls in
+the order in which one sender sends them. So any two workers see their common requests in one order, and collectives
+inside them can't wait for each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
+from hypha_ray.errors import ClusterError
 from hypha_ray.rl.dataflow.plan import Shard
 from hypha_ray.rl.dataflow.sample import Meta, Sample
 from hypha_ray.types import Sums
@@ -139,3 +144,91 @@ class Reply:
     """Single values, such as the norm of a gradient or those of `spec` and `model_config`."""
     problems: tuple[str, ...] = ()
     """Lines for the user about what failed beside the operation, which went on."""
+
+
+R = TypeVar("R", bound=Hashable)
+"""Reference to a reply that may not be there yet."""
+
+
+class Transport(Protocol[R]):
+    """Way to the model workers: a call in this process, or of a Ray actor."""
+
+    def send(self, request: Request) -> R:
+        """Send a request, and with it the shards of its transfer; return a reference to the reply."""
+
+    def receive(self, replies: Sequence[R], deadline_s: float) -> tuple[R, Reply]:
+        """Wait for the first of some replies.
+
+        Raises:
+            ClusterError: none came within the deadline, or a worker died.
+
+        """
+
+
+class WorkerLostError(ClusterError):
+    """A model worker has died; nothing was trained on the batch that was under way."""
+
+
+@dataclass
+class Pending:
+    """Requests of one number, until all of their workers have answered."""
+
+    requests: tuple[Request, ...]
+    """One request for each worker."""
+    replies: list[Reply] = field(default_factory=list)
+    """Replies that have come."""
+
+    @property
+    def done(self) -> bool:
+        """Whether all workers have answered."""
+        return len(self.replies) == len(self.requests)
+
+
+class Post(Generic[R]):
+    """Requests of one master on their way.
+
+    Args:
+        transport: way to the model workers.
+        deadline_s: longest time in seconds to wait for a reply.
+
+    """
+
+    def __init__(self, transport: Transport[R], deadline_s: float) -> None:
+        self._transport = transport
+        self._deadline_s = deadline_s
+        self._held: list[Pending] = []
+        self._sent: dict[R, Pending] = {}
+
+    def request(self, *requests: Request) -> Pending:
+        """Send the requests of one number if they need no flush; otherwise hold them until the next one."""
+        pending = Pending(requests)
+        if requests[0].at_once:
+            self._send(pending)
+        else:
+            self._held.append(pending)
+        return pending
+
+    def flush(self) -> None:
+        """Send all held requests, those to few workers first, and otherwise in the order in which they were made."""
+        held = self._held
+        self._held = []
+        for pending in sorted(held, key=lambda pending: len(pending.requests)):
+            self._send(pending)
+
+    def _send(self, pending: Pending) -> None:
+        for request in pending.requests:
+            self._sent[self._transport.send(request)] = pending
+
+    def wait(self) -> Pending:
+        """Wait until one more request is answered by all of its workers, and return it.
+
+        Raises:
+            ClusterError: no reply came within the deadline, or a worker died.
+
+        """
+        while True:
+            reference, reply = self._transport.receive(list(self._sent), self._deadline_s)
+            pending = self._sent.pop(reference)
+            pending.replies.append(reply)
+            if pending.done:
+                return pending

@@ -16,8 +16,7 @@ from typing import Generic
 
 from hypha_ray.rl.dataflow.graph import Call
 from hypha_ray.rl.dataflow.plan import Shard, windows
-from hypha_ray.rl.dataflow.post import Pending, Post, R, Transport
-from hypha_ray.rl.dataflow.requests import Reallocate, Reply, Request, Transfer
+from hypha_ray.rl.dataflow.requests import Pending, Post, R, Reallocate, Reply, Request, Transfer, Transport
 from hypha_ray.rl.dataflow.sample import Sample
 
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from hypha_ray.bridge.environment import handed_on
+from hypha_ray.bridge.programs import handed_on
 from hypha_ray.errors import ConfigError
-from hypha_ray.modes import opener
+from hypha_ray.files import opener
 from hypha_ray.rl.engines import guard
 from hypha_ray.rl.http import Unreachable
 

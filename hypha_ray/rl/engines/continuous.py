@@ -8,20 +8,175 @@ rounding.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from hypha_ray.errors import ConfigError
+from hypha_ray.model.environment import free_gpu_bytes
 from hypha_ray.model.loading.weights import silenced
 from hypha_ray.rl.engines.completions import Completion, responses_of
 from hypha_ray.rl.engines.native import Responses, generate
-from hypha_ray.rl.engines.paged import PagedBatches, page_of
 from hypha_ray.rl.engines.sampling import Sampling, draw
+
+PAGE = 16
+"""Tokens of a page of the cache, except for weights of 16 bits on a GPU."""
+_BATCH_TOKENS = 1024
+"""Largest number of tokens of a forward pass with a cache of known size; masks grow with it."""
+_KEPT_SHARE = 0.1
+"""Largest part of a GPU's free memory for a cache that stays: the rest is for training."""
+_LEAST_FREE = 0.15
+"""Part of the cache that has to be free for a new prompt, as transformers has it.
+
+With so much more room than a call needs, its batches are the same in a cache of any size.
+"""
+
+
+class PagedBatches:
+    """Continuous batching of a model, with settings of sampling.
+
+    Args:
+        model: the model, in evaluation mode; its weights may change in place between calls.
+        sampling: settings; `max_tokens` may be another one in a call.
+        ends: ids of tokens that end a response.
+        tokens: tokens of all responses and their prompts that are in the cache at the same time, rounded up to pages.
+
+    """
+
+    def __init__(self, model: Any, sampling: Sampling, ends: Collection[int], tokens: int) -> None:
+        self._model = model
+        self._tokens = tokens
+        self._weights = _addresses(model)
+        self._flash = model.dtype in (torch.bfloat16, torch.float16)
+        self.stays = model.device.type == "cpu" or tokens * _token_bytes(model) <= _KEPT_SHARE * _free_bytes(model)
+        """Whether the cache is small enough to stay between calls."""
+        attention = model.config._attn_implementation
+        try:
+            self._manager = model.init_continuous_batching(_generation(model, sampling, ends), self._batching())
+            with _on_device(model):
+                self._manager.warmup()
+        finally:
+            _restore_attention(model, attention)
+        self._processor = self._manager.batch_processor
+
+    def fits(self, model: Any, tokens: int) -> bool:
+        """Whether the cache is one for this model, where its weights lie now, and for so many tokens."""
+        return model is self._model and tokens <= self._tokens and _addresses(model) == self._weights
+
+    @torch.no_grad()
+    def respond(self, prompts: Sequence[list[int]], seed: int, sampling: Sampling) -> list[Any]:
+        """Return transformers' outputs for all responses, those to one prompt as neighbours.
+
+        All requests are there before the first batch, so that its contents don't depend on time. Of an error the
+        cache is left as it was, so no call may follow.
+
+        Args:
+            prompts: token ids of each prompt.
+            seed: seed of torch's random numbers, which the caller restores.
+            sampling: the settings, with the `max_tokens` of this call.
+
+        Raises:
+            RuntimeError: a response is missing or has failed; the model's forward pass raises anything.
+
+        """
+        with self._attention(), _on_device(self._model):
+            torch.manual_seed(seed)
+            names = self._manager.add_requests(list(prompts), max_new_tokens=sampling.max_tokens)
+            while self._processor.prepare_next_batch():
+                self._processor._generation_step(self._model)
+                self._processor.update_batch()
+            self._processor.cache.reset()  # The next weights have other keys and values for the same prompts.
+        outputs: dict[str, Any] = {}
+        while (output := self._manager.get_result(timeout=0)) is not None:
+            if output.error is not None:
+                raise RuntimeError(output.error)
+            outputs[output.request_id] = output
+        if len(outputs) != len(prompts) * sampling.samples:
+            raise RuntimeError(f"{len(outputs)} responses of {len(prompts) * sampling.samples}")
+        children = [f"__child#{number}" for number in range(sampling.samples - 1)]
+        return [outputs[f"{name}{child}"] for name in names for child in ("", *children)]
+
+    def _batching(self) -> ContinuousBatchingConfig:
+        """Return settings of batches; a cache that doesn't stay gets the memory that is free."""
+        sizes: dict[str, int] = {}
+        if self.stays:
+            page = page_of(self._model)
+            sizes = {"page_size": page, "num_blocks": _pages_of(self._tokens, page), "max_batch_tokens": _BATCH_TOKENS}
+        return ContinuousBatchingConfig(
+            return_logprobs=True, seed=0, use_async_batching=False, auto_switch_to_flash=self._flash, **sizes
+        )
+
+    @contextmanager
+    def _attention(self) -> Iterator[None]:
+        """Context in which the model computes attention with the cache."""
+        attention = self._model.config._attn_implementation
+        try:
+            self._manager.switch_to_cb_friendly_attn(self._model, self._flash)
+            yield
+        finally:
+            _restore_attention(self._model, attention)
+
+
+def page_of(model: Any) -> int:
+    """Return the tokens of a page; what flash attention reads, if it may be used, are pages of transformers' size."""
+    may_flash = model.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16)
+    return int(ContinuousBatchingConfig().page_size) if may_flash else PAGE
+
+
+def _pages_of(tokens: int, page: int) -> int:
+    return -(-int(tokens / (1 - _LEAST_FREE)) // page) + 1
+
+
+def _addresses(model: Any) -> list[int]:
+    """Return the addresses of a model's weights, which graphs of a GPU hold."""
+    return [parameter.data_ptr() for parameter in model.parameters()]
+
+
+def _token_bytes(model: Any) -> int:
+    """Return the bytes of a token's keys and values in all layers."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * width * model.dtype.itemsize)
+
+
+def _free_bytes(model: Any) -> int:
+    """Return a GPU's memory that this process may take, or that torch has of it without using it."""
+    device = model.device
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free_gpu_bytes(device) + unused
+
+
+def _on_device(model: Any) -> Any:
+    """Return a context in which a model's GPU is the current one."""
+    return torch.cuda.device(model.device) if model.device.type == "cuda" else nullcontext()
+
+
+def _restore_attention(model: Any, attention: str) -> None:
+    if model.config._attn_implementation != attention:
+        model.set_attn_implementation(attention)
+
+
+def _generation(model: Any, sampling: Sampling, ends: Collection[int]) -> GenerationConfig:
+    """Return settings of which none is left to those that a model was saved with."""
+    drawn = bool(sampling.temperature)
+    chosen = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k or 0}
+    return GenerationConfig(
+        do_sample=drawn,
+        **(chosen if drawn else {}),
+        num_return_sequences=sampling.samples,
+        max_new_tokens=sampling.max_tokens,
+        eos_token_id=sorted(ends),
+        pad_token_id=min(ends),
+        suppress_tokens=sampling.vocabulary.unknown(model.config.get_text_config().vocab_size) or None,
+    )
+
 
 SHORT = 16
 """Largest number of tokens of responses that the model's own loop makes: so few save no more than batches cost."""

@@ -9,8 +9,9 @@ import hashlib
 import logging
 import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,88 @@ import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
 
-from hypha_ray.bridge.scratch import WEIGHTS, Scratch, sweep
+from hypha_ray.bridge.programs import WEIGHTS, Scratch, sweep
 from hypha_ray.config.tables.rl import GenerationServer
 from hypha_ray.errors import ClusterError, ConfigError
-from hypha_ray.rl.engines.batch import Batch
 from hypha_ray.rl.engines.command import CommandServer
-from hypha_ray.rl.engines.completions import Completion, EngineUnableError, responses_of
+from hypha_ray.rl.engines.completions import Completion, EngineUnableError, responses_of, unfit
 from hypha_ray.rl.engines.dialects import DIALECTS
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.engines.sampling import Sampling
-from hypha_ray.rl.http import MOST_BYTES, Refused, TooLate, Unreachable, call
-from hypha_ray.rl.pauses import Pauses
+from hypha_ray.rl.http import MOST_BYTES, Pauses, Refused, TooLate, Unreachable, call
+
+_TOKEN_BYTES = 1024
+"""Most bytes of an answer for each token: a server's words for it and its log-probability take about 150."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """Prompts, and the responses that have come."""
+
+    prompts: Sequence[list[int]]
+    """Token ids of each prompt."""
+    seeds: Sequence[int]
+    """Seed of each prompt."""
+    sampling: Sampling
+    """Settings."""
+    ends: Sequence[int]
+    """Ids of tokens that end a response."""
+    known: frozenset[int]
+    """Ids that a response may have."""
+    groups: dict[int, list[Completion]] = field(default_factory=dict)
+    """Responses by the place of their prompt."""
+
+    def lacking(self) -> list[int]:
+        """Return the places of prompts without responses."""
+        return [place for place in range(len(self.prompts)) if place not in self.groups]
+
+    def responses(self) -> list[Completion]:
+        """Return all responses, those to one prompt as neighbours."""
+        return [response for _, group in sorted(self.groups.items()) for response in group]
+
+    def keep(self, groups: Mapping[int, list[Completion]], version: str, told: str | None) -> set[str]:
+        """Keep the responses that were made with some weights.
+
+        Args:
+            groups: responses by the place of their prompt.
+            version: version of the weights.
+            told: version that the server has told for all of them; None: each response has its own.
+
+        Returns:
+            Versions of the responses that aren't kept.
+
+        """
+        others: set[str] = set()
+        for place, group in groups.items():
+            versions = {str(one.version) for one in group} if told is None else {told}
+            if versions == {version}:
+                self.groups[place] = group
+            others |= versions - {version}
+        if told is not None:  # It has told so even if each answer was lost.
+            others |= {told} - {version}
+        return others
+
+    def most_bytes(self, place: int) -> int:
+        """Return the most bytes of an answer to a prompt."""
+        tokens = len(self.prompts[place]) + self.sampling.max_tokens
+        return MOST_BYTES + _TOKEN_BYTES * tokens * self.sampling.samples
+
+    def check(self, group: Sequence[Completion]) -> None:
+        """Refuse responses to a prompt that are too few, too long, not over, or of numbers that can't be.
+
+        Raises:
+            Refused: with the number.
+
+        """
+        most = self.sampling.max_tokens
+        if len(group) != self.sampling.samples:
+            raise Refused(f"{len(group)} responses to a prompt instead of {self.sampling.samples}")
+        for one in group:
+            if reason := unfit(one, self.known):
+                raise Refused(reason)
+            if len(one.ids) > most or (len(one.ids) < most and one.ids[-1] not in self.ends):
+                raise Refused(f"a response of {len(one.ids)} of {most} tokens, the last of them {one.ids[-1]}")
+
 
 _ATTEMPTS = 4
 """Number of attempts in a row that bring no response of a batch."""

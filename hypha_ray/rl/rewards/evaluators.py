@@ -12,8 +12,7 @@ from typing import Protocol
 
 from hypha_ray.config.tables.rewards import Deadline
 from hypha_ray.plugins import is_built_in
-from hypha_ray.rl.rewards.calls import Calls, Failures, Row
-from hypha_ray.rl.rewards.registry import Tasks, require_known
+from hypha_ray.rl.rewards.calls import Calls, Failures, Row, Tasks, require_known
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.rl.rewards.reward_process import START_S, RewardProcess
 from hypha_ray.types.current_work import working

@@ -15,11 +15,10 @@ import regex
 
 from hypha_ray.config.tables.rewards import JUDGE, Judge
 from hypha_ray.errors import AuthenticationError, ConfigError
-from hypha_ray.redaction import HIDDEN
-from hypha_ray.rl.http import Refused, TooLate, Unreachable, call
-from hypha_ray.rl.pauses import Pauses
-from hypha_ray.rl.rewards.registry import Tasks, functions_of
+from hypha_ray.rl.http import Pauses, Refused, TooLate, Unreachable, call
+from hypha_ray.rl.rewards.calls import Tasks, functions_of
 from hypha_ray.rl.rewards.response import Response
+from hypha_ray.texts import HIDDEN
 
 _WRONG = frozenset({*range(300, 400), 401, 403, 404, 405})
 """Statuses that all requests would get: key, address or model are wrong."""

@@ -14,8 +14,7 @@ from typing import Any
 
 from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.rl.rewards import mathematics
-from hypha_ray.rl.rewards.calls import Calls, Row
-from hypha_ray.rl.rewards.registry import Tasks
+from hypha_ray.rl.rewards.calls import Calls, Row, Tasks
 from hypha_ray.rl.rewards.response import Response
 
 _PR_SET_PDEATHSIG = 1

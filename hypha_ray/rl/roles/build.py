@@ -11,28 +11,24 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.config.tables.rewards import MODEL
-from hypha_ray.model.critic import ActorCritic
 from hypha_ray.model.environment import compute_reproducibly, device_of
 from hypha_ray.model.flat import views
 from hypha_ray.model.identity import require_same
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.saved_model import export
-from hypha_ray.model.trained import build_trained, exported
+from hypha_ray.model.trained import ActorCritic, build_trained, exported
 from hypha_ray.model.vocabulary import vocabulary_of
 from hypha_ray.rl.engines.completions import Engine
 from hypha_ray.rl.engines.continuous import ContinuousEngine
 from hypha_ray.rl.engines.server import ServerEngine
-from hypha_ray.rl.policy import Policy
-from hypha_ray.rl.reward_model.scores import load_scores
-from hypha_ray.rl.roles.actor import Actor
-from hypha_ray.rl.roles.critic import Values
+from hypha_ray.rl.policy import Policy, end_tokens
+from hypha_ray.rl.reward_model import load_scores
+from hypha_ray.rl.roles.actor_critic import Actor, Values
 from hypha_ray.rl.roles.learner import Learner
-from hypha_ray.rl.roles.policies import Generator, Reference
+from hypha_ray.rl.roles.policies import Generator, Reference, Rollouts
 from hypha_ray.rl.roles.reward import Reward
 from hypha_ray.rl.roles.role import Role
-from hypha_ray.rl.roles.rollouts import Rollouts
 from hypha_ray.rl.scoring import Scorer
-from hypha_ray.rl.tokens import end_tokens
 
 
 def trained_roles(job: Job, model: torch.nn.Module, tokenizer: Any, worker: int) -> dict[str, Role]:

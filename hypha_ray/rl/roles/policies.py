@@ -1,7 +1,8 @@
-"""Roles of policies that aren't trained: one that generates, and one that the trained policy is held to."""
+"""Roles of policies that aren't trained: generator, rollout worker, and the reference of the trained policy."""
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -18,8 +19,44 @@ from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.engines.sampling import Sampling, draw, evaluation_sampling, training_sampling
 from hypha_ray.rl.packing import packed_responses, packed_tokens, prompts_of, responses_of
 from hypha_ray.rl.policy import Policy
-from hypha_ray.rl.roles.offloaded import OffloadedWeights
+from hypha_ray.rl.roles.reward import Reward
 from hypha_ray.rl.roles.role import Outcome, Role
+
+
+class OffloadedWeights:
+    """Parameters of a model, which are empty meanwhile: in pinned memory if it is on a GPU, otherwise in a file.
+
+    The module and its parameters stay the same objects, so tied ones stay tied. Buffers stay where they are.
+
+    Args:
+        model: the model; it can't compute until `load`.
+
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._parameters = list(model.parameters())
+        tensors = [one.data for one in self._parameters]
+        self._pinned: list[torch.Tensor] | None = None
+        self._file: Any = None
+        if tensors[0].is_cuda:
+            self._pinned = [one.cpu().pin_memory() for one in tensors]
+        else:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed when the weights are back.
+            torch.save(tensors, self._file)
+        self._device = tensors[0].device
+        for parameter in self._parameters:
+            parameter.data = torch.empty(0, dtype=parameter.dtype, device=self._device)
+
+    def load(self) -> None:
+        """Bring the weights back, to the bit."""
+        tensors = self._pinned
+        if tensors is None:
+            with self._file:
+                self._file.seek(0)
+                tensors = torch.load(self._file, weights_only=True)
+        for parameter, tensor in zip(self._parameters, tensors, strict=True):
+            parameter.data = tensor.to(self._device)
+
 
 _CLOSE = 0.1
 """Largest mean distance of an engine's log-probabilities from the policy's; number formats make 0.02."""
@@ -177,3 +214,35 @@ class Reference(PolicyRole):
         """Compute log-probabilities of responses."""
         logprobs = self.policy.logprobs(responses_of(sample, self.device))
         return Outcome(packed_tokens(sample, {"reference_logprobs": logprobs}))
+
+
+class Rollouts(Role):
+    """Responses with rewards; a reply tells the version of the weights that they were sampled with.
+
+    Args:
+        generator: policy that responds.
+        reward: functions that reward the responses.
+
+    """
+
+    def __init__(self, generator: Generator, reward: Reward) -> None:
+        self._generator = generator
+        self._reward = reward
+
+    def generate(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+        """Respond to prompts and reward the responses; `version` is that of the weights."""
+        generated = self._generator.generate(sample, arguments)
+        made = generated.sample
+        assert made is not None
+        rewarded = self._reward.inference(sample.update(made), arguments)
+        assert rewarded.sample is not None
+        facts = {**rewarded.facts, "version": arguments["version"]}
+        return Outcome(made.update(rewarded.sample), rewarded.sums, facts, generated.problems + rewarded.problems)
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """Return the generator's weights."""
+        return self._generator.weights()
+
+    def take_weights(self, weights: Mapping[str, torch.Tensor], eta: float) -> None:
+        """Move the generator's weights."""
+        self._generator.take_weights(weights, eta)

@@ -1,4 +1,4 @@
-"""Role of the reward functions, and of a reward model among them: one number for each response."""
+"""Roles without a policy: rewards of responses, and the advantages that actor and critic are both trained on."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ from typing import Any
 
 import torch
 
+from hypha_ray.config.tables.rl import RL
 from hypha_ray.failpoints import failpoint
+from hypha_ray.plugins import create
+from hypha_ray.rl.algorithms.advantages import (
+    advantages_of,
+    compared_groups,
+    equal_groups,
+    generalized_advantages,
+    whitened,
+)
+from hypha_ray.rl.algorithms.losses import ESTIMATORS, adapted
 from hypha_ray.rl.dataflow.sample import Sample
 from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.packing import packed_numbers, prompts_of, responses_of
+from hypha_ray.rl.packing import packed_numbers, packed_tokens, prompts_of, responses_of, token_mask, tokens_of
 from hypha_ray.rl.roles.role import Outcome, Role
-from hypha_ray.rl.rollout_records import rollout_records
-from hypha_ray.rl.scoring import Scored, Scorer
+from hypha_ray.rl.scoring import Scored, Scorer, rollout_records
 from hypha_ray.types import Sums
 
 
@@ -61,3 +70,83 @@ def _lengths(responses: Responses) -> Sums:
         "response_tokens": (float(responses.mask.sum()), count),
         "truncated": (count - float(responses.ended.sum()), count),
     }
+
+
+_CPU = torch.device("cpu")
+
+
+class Advantage(Role):
+    """Advantages of a job's algorithm.
+
+    Args:
+        rl: table of the job file.
+
+    """
+
+    def __init__(self, rl: RL) -> None:
+        self._rl = rl
+        self._recipe = rl.recipe
+        self._advantages = None if rl.has_critic else create("advantages", rl.recipe.advantage, rl.advantage_options)
+        """Function of rewards and lengths; None with a critic, whose values are the baseline."""
+        self.kl = rl.kl
+        """Coefficient of the divergence from the reference in the next batch's reward; `rl.kl_target` adapts it."""
+        self._batch: tuple[object, tuple[str, ...]] | None = None
+        """Step and ids of the batch that was rewarded last; None before the first."""
+        self._kl_of_batch = rl.kl
+        """Coefficient that it was rewarded with: a step that begins again has the same one."""
+
+    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+        """Compute advantages of all tokens, returns if there is a critic, and which responses are trained on.
+
+        `step` is the number of the step: a repeated request for it is answered as the first one was.
+        """
+        if (batch := (arguments.get("step"), sample.ids)) != self._batch:
+            self._batch = batch
+            self._kl_of_batch = self.kl
+        rewards = torch.tensor(sample.data["rewards"]).view(len(sample.ids), -1)
+        absent = rewards.isnan()
+        equal = equal_groups(rewards)
+        compared = compared_groups(rewards)
+        sums: Sums = {}
+        if compared.any():
+            sums["equal_groups"] = float((equal & compared).sum()), float(compared.sum())
+        mask = torch.from_numpy(token_mask(sample)).float()
+        divergence = self._divergence(sample, mask)
+        columns = self._columns(sample, rewards, mask, divergence)
+        if divergence is not None and self._rl.kl_target is not None:
+            sums["kl_coefficient"] = self._kl_of_batch, 1.0
+            mean = float(divergence.sum() / mask.sum())
+            self.kl = adapted(self._kl_of_batch, mean, self._rl.kl_target, len(mask), self._rl.kl_horizon)
+        left_out = (equal & self._recipe.drop_equal_groups)[:, None] | (absent & self._rl.has_critic)
+        kept = ~left_out.flatten()
+        made = packed_tokens(sample, columns).update(packed_numbers(sample, {"kept": kept.numpy()}))
+        return Outcome(made, sums)
+
+    def _divergence(self, sample: Sample, mask: torch.Tensor) -> torch.Tensor | None:
+        """Return each token's divergence from the reference, if that is taken off the reward."""
+        if self._recipe.kl_place != "reward" or self._rl.reference == "none":
+            return None
+        old = tokens_of(sample, "proximal_logprobs" if self._rl.scores_again else "logprobs", _CPU)
+        reference = tokens_of(sample, "reference_logprobs", _CPU)
+        return ESTIMATORS[self._recipe.kl_estimator](old, reference) * mask
+
+    def _columns(
+        self,
+        sample: Sample,
+        rewards: torch.Tensor,
+        mask: torch.Tensor,
+        divergence: torch.Tensor | None,
+    ) -> dict[str, torch.Tensor]:
+        penalty = torch.zeros_like(mask) if divergence is None else self._kl_of_batch * divergence
+        lengths = mask.sum(1)
+        if self._advantages is not None:
+            groups = rewards.shape
+            penalised = rewards - penalty.sum(1).view(groups)
+            made = advantages_of(self._recipe.advantage, self._advantages, penalised, lengths.view(groups))
+            return {"advantages": made.to(mask).reshape(-1, 1).expand_as(mask)}
+        by_token = -penalty
+        by_token[torch.arange(len(mask)), lengths.long() - 1] += rewards.flatten().nan_to_num()
+        critic = self._rl.critic
+        values = tokens_of(sample, "values", _CPU)
+        advantages, returns = generalized_advantages(by_token, values, mask, critic.discount, critic.gae_lambda)
+        return {"advantages": whitened(advantages, mask * ~rewards.isnan().flatten()[:, None]), "returns": returns}

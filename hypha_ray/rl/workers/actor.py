@@ -21,8 +21,7 @@ from hypha_ray.failpoints import arm
 from hypha_ray.model.layout import array_of
 from hypha_ray.model.loading.tokenizer import PackedTokenizer
 from hypha_ray.rl.dataflow.plan import Shard
-from hypha_ray.rl.dataflow.post import WorkerLostError
-from hypha_ray.rl.dataflow.requests import Reallocate, Reply, Request, Transfer
+from hypha_ray.rl.dataflow.requests import Reallocate, Reply, Request, Transfer, WorkerLostError
 from hypha_ray.rl.workers.model_worker import Answer, ModelWorker
 
 Reference: TypeAlias = Any

@@ -1,19 +1,60 @@
-"""A model worker: roles that it plays, samples that it holds, and requests that it answers.
+"""Model worker: its roles, the samples in its storage, and its answers to requests.
 
-The same class is called within the island's process and within a Ray actor.
+The same class is called within the island's process, where a request is a call, and within a Ray actor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import count
+from threading import Lock
 from typing import Any, TypeAlias
 
 from hypha_ray.errors import CheckpointError
 from hypha_ray.model.layout import tensor_of
-from hypha_ray.rl.dataflow.requests import Evaluate, Hook, Offload, Reallocate, Reply, Request, Save, Transfer
-from hypha_ray.rl.dataflow.sample import Sample
+from hypha_ray.rl.dataflow.master import Master
+from hypha_ray.rl.dataflow.plan import Mesh, Shard
+from hypha_ray.rl.dataflow.requests import Evaluate, Hook, Offload, Post, Reallocate, Reply, Request, Save, Transfer
+from hypha_ray.rl.dataflow.sample import Meta, Sample, gather
 from hypha_ray.rl.roles.role import Outcome, Role
-from hypha_ray.rl.workers.storage import Storage
+
+
+class Storage:
+    """Samples by key and id. Requests that are answered at once may change it while another one computes."""
+
+    def __init__(self) -> None:
+        self._changing = Lock()
+        self._samples: dict[str, list[Sample]] = {}  # by key
+
+    def keep(self, sample: Sample) -> None:
+        """Add samples; they replace those of the same ids, which a repeated step makes again."""
+        ids = set(sample.ids)
+        with self._changing:
+            for key in sample.data:
+                others = [one for one in self._samples.get(key, []) if ids.isdisjoint(one.ids)]
+                self._samples[key] = [*others, sample]
+
+    def sample(self, ids: Sequence[str], keys: Sequence[str]) -> Sample:
+        """Return ids with these keys, in their order."""
+        columns = {key: self._with(tuple(ids), key) for key in keys}
+        lengths = {key: held.meta.lengths[key] for key, held in columns.items()}
+        return Sample(Meta(tuple(ids), lengths), {key: held.data[key] for key, held in columns.items()})
+
+    def clear(self, ids: Collection[str]) -> None:
+        """Drop samples of which all ids are among these."""
+        gone = set(ids)
+        with self._changing:
+            for key, held in self._samples.items():
+                self._samples[key] = [one for one in held if not gone.issuperset(one.ids)]
+
+    def _with(self, ids: tuple[str, ...], key: str) -> Sample:
+        """Return samples of exactly these ids that have a key, and maybe others."""
+        for one in self._samples[key]:
+            if one.ids == ids:
+                return one
+        wanted = set(ids)
+        return gather([one.select([key]) for one in self._samples[key] if not wanted.isdisjoint(one.ids)]).take(ids)
+
 
 Answer: TypeAlias = tuple[Sample | None, Reply]
 """Samples that were made, which stay with workers; and the reply, which goes to the master."""
@@ -119,3 +160,47 @@ class ModelWorker:
         except (CheckpointError, OSError) as error:
             return (f"the policy was not saved; training goes on: {error}",)
         return ()
+
+
+class Local:
+    """Transport by calls.
+
+    Args:
+        workers: model workers by their numbers.
+
+    """
+
+    def __init__(self, workers: Mapping[int, ModelWorker]) -> None:
+        self._workers = dict(workers)
+        self._numbers = count()
+        self._made: dict[Shard, Sample] = {}
+        self._replies: dict[int, Reply] = {}
+
+    def send(self, request: Request) -> int:
+        """Handle a request at once; return a number for its reply."""
+        shards = [self._made[shard] for hook in request.before if isinstance(hook, Transfer) for shard in hook.shards]
+        made, reply = self._workers[request.worker].handle(request, *shards)
+        if made is not None:
+            self._made[Shard(request.worker, request.number)] = made
+        if request.name == "clear_data_cache":
+            gone = set(request.ids)
+            self._made = {shard: one for shard, one in self._made.items() if not gone.issuperset(one.ids)}
+        self._replies[number := next(self._numbers)] = reply
+        return number
+
+    def receive(self, replies: Sequence[int], deadline_s: float) -> tuple[int, Reply]:
+        """Return the first reply: all are there."""
+        return replies[0], self._replies.pop(replies[0])
+
+    def revive(self) -> tuple[int, ...]:
+        """Do nothing: workers of this process die with it."""
+        return ()
+
+    def close(self) -> None:
+        """Do nothing: only memory is held."""
+
+
+def master_of(roles: Mapping[str, Role]) -> Master[int]:
+    """Return a master with one model worker, which plays all roles and trains none."""
+    meshes = {name: Mesh((0,)) for name in roles}
+    return Master(meshes, Post(Local({0: ModelWorker(0, roles, {})}), deadline_s=0.0), count())

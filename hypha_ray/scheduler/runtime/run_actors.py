@@ -17,12 +17,12 @@ from hypha_ray.config import Job
 from hypha_ray.data.actor import READS_AT_ONCE, DataShard
 from hypha_ray.errors import ClusterError
 from hypha_ray.market.allocator import Lease, Leases
-from hypha_ray.market.nodes import draining_nodes, on_this_node
+from hypha_ray.market.cluster import draining_nodes, on_this_node
 from hypha_ray.market.requirements import Need, NodeResources, server_need, worker_needs
-from hypha_ray.redaction import redacted_tree
 from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor, value
 from hypha_ray.store.actor import GROUPS, Store
 from hypha_ray.telemetry.actor import Telemetry
+from hypha_ray.texts import redacted_tree
 from hypha_ray.types import Source
 from hypha_ray.worker.actor import FromDataset
 

@@ -9,20 +9,39 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+import ray
+from ray import ObjectRefGenerator
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from hypha_ray.errors import HyphaError, QuarantinedError, first_line
 from hypha_ray.failpoints import failpoint
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.runtime.deaths import death_text
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
 from hypha_ray.scheduler.runtime.run_actors import RunActors
-from hypha_ray.scheduler.runtime.slices.slice_cache import SliceCache
-from hypha_ray.scheduler.runtime.streams import upcoming
-from hypha_ray.scheduler.runtime.supervised_actor import GONE
+from hypha_ray.scheduler.runtime.slices.slice_readers import SliceCache
+from hypha_ray.scheduler.runtime.supervised_actor import GONE, death_text
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
 from hypha_ray.types import Alive, Delta, Left, Source
 from hypha_ray.worker.interrupts import ProcessLostError
+
+FIRST_WAIT_S = 0.002
+LONGEST_WAIT_S = 0.05
+"""Seconds between two checks for the next item: the first, and the most."""
+
+
+async def upcoming(stream: Any) -> None:
+    """Wait until a stream has its next item, on whatever node the item lies.
+
+    Ray's own ``anext`` waits for the item's value, which would copy to this node a payload that another node needs.
+    """
+    wait_s = FIRST_WAIT_S
+    while isinstance(stream, ObjectRefGenerator):
+        ready, _ = await asyncio.to_thread(ray.wait, [stream], timeout=0, fetch_local=False)
+        if ready:
+            return
+        await asyncio.sleep(wait_s)
+        wait_s = min(LONGEST_WAIT_S, 1.5 * wait_s)
+
 
 AGAIN_S = 0.2
 """Seconds before a lost order is repeated."""

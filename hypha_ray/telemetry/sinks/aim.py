@@ -12,7 +12,7 @@ from typing import Any
 from hypha_ray.config import Job
 from hypha_ray.errors import AuthenticationError, ConfigError
 from hypha_ray.telemetry.sinks.files import Record, plain
-from hypha_ray.telemetry.sinks.place import SinkPlace
+from hypha_ray.telemetry.sinks.inputs import SinkPlace
 
 OLDEST = (3, 29)
 """Oldest supported version; where Aim has no wheel, pip installs a much older one."""

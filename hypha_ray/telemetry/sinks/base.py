@@ -18,10 +18,9 @@ from typing import Any, Protocol, TypeAlias
 
 from hypha_ray.config import Job
 from hypha_ray.plugins import create, find, is_built_in
-from hypha_ray.redaction import redacted
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, ROLLOUTS, SUMMARY, JsonLines, Record, write_json
-from hypha_ray.telemetry.sinks.place import SinkPlace
-from hypha_ray.telemetry.sinks.trackers import check_installed
+from hypha_ray.telemetry.sinks.inputs import SinkPlace, check_installed
+from hypha_ray.texts import redacted
 
 _logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from hypha_ray.figures import Objective, objective_of, shown_beside
-from hypha_ray.modes import opener
-from hypha_ray.redaction import redacted
+from hypha_ray.files import opener
+from hypha_ray.texts import redacted
 
 Record: TypeAlias = Mapping[str, Any]
 """A record of metrics or an event: JSON-able, with a `kind`. docs/telemetry.md lists every field with its unit."""

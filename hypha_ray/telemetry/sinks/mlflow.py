@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from hypha_ray.telemetry.sinks.files import Record, plain
-from hypha_ray.telemetry.sinks.place import SinkPlace
-from hypha_ray.telemetry.sinks.trackers import Curves, numbers_of
+from hypha_ray.telemetry.sinks.inputs import Curves, SinkPlace, numbers_of
 
 EXPERIMENT = "hypha_ray"
 DATABASE = "mlflow.db"

@@ -12,9 +12,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
-from hypha_ray.telemetry.metrics import METRICS, Measures
 from hypha_ray.telemetry.sinks.files import Record
-from hypha_ray.telemetry.sinks.place import Losses, SinkPlace
+from hypha_ray.telemetry.sinks.inputs import METRICS, Losses, Measures, SinkPlace
 
 _CAPACITY = 1024
 """Exports that wait for a collector: at one a minute those of 17 hours."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from ray.util.metrics import Gauge
 
-from hypha_ray.telemetry.metrics import METRICS, Measures
 from hypha_ray.telemetry.sinks.files import Record
-from hypha_ray.telemetry.sinks.place import SinkPlace
+from hypha_ray.telemetry.sinks.inputs import METRICS, Measures, SinkPlace
 
 
 class Prometheus:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from hypha_ray.figures import LOSS, OBJECTIVES, objective_of, shown_beside, task_figures
 from hypha_ray.telemetry.sinks.files import Record
-from hypha_ray.wording import counted
+from hypha_ray.texts import counted
 
 ABSENT = "-"
 

@@ -6,8 +6,7 @@ from datetime import datetime
 from typing import ClassVar
 
 from hypha_ray.telemetry.sinks.files import METRICS, Record, plain, read_jsonl
-from hypha_ray.telemetry.sinks.place import SinkPlace
-from hypha_ray.telemetry.sinks.trackers import Curves, numbers_of
+from hypha_ray.telemetry.sinks.inputs import Curves, SinkPlace, numbers_of
 
 FOLDER = "tensorboard"
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from hypha_ray.telemetry.sinks.files import Record, plain
-from hypha_ray.telemetry.sinks.place import SinkPlace
-from hypha_ray.telemetry.sinks.trackers import Curves, numbers_of
+from hypha_ray.telemetry.sinks.inputs import Curves, SinkPlace, numbers_of
 
 PROJECT = "hypha_ray"
 FINISH_S = 4.0

@@ -6,12 +6,11 @@ import contextlib
 import ssl
 from pathlib import Path
 
-from hypha_ray.bridge.transport.addresses import UNIX, server_tls, split
+from hypha_ray.bridge.transport.access import UNIX, make_token, read_token, server_tls, split
 from hypha_ray.bridge.transport.listener import Listener
-from hypha_ray.bridge.transport.tokens import make_token, read_token
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError, HyphaError
-from hypha_ray.modes import opener
+from hypha_ray.files import opener
 
 FOLDER = "bridge"
 """Folder of the run directory: token and address of each worker whose trainer dials in."""

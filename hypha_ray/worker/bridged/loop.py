@@ -19,16 +19,14 @@ from hypha_ray.codec import encoders, sends_differences
 from hypha_ray.config import Job
 from hypha_ray.errors import BridgeError, HyphaError
 from hypha_ray.failpoints import failpoint
-from hypha_ray.model.tasks.masking import SpecialTokens
+from hypha_ray.model.tasks.task import SpecialTokens
 from hypha_ray.optim.schedules import rates
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Left, Plan, Ready, Source
-from hypha_ray.worker.batches import BatchSource
-from hypha_ray.worker.bridged.inbound import Inbound
-from hypha_ray.worker.bridged.outbound import Outbound
-from hypha_ray.worker.bridged.policies import figures_of, with_responses
+from hypha_ray.worker.bridged.messages import Inbound, Outbound
 from hypha_ray.worker.bridged.process import END_S, JOB_FILE, TrainerGone, TrainerProcess
-from hypha_ray.worker.inbox import Inbox
+from hypha_ray.worker.bridged.round_report import figures_of, with_responses
+from hypha_ray.worker.inbox import BatchSource, Inbox
 from hypha_ray.worker.incarnation import Emit
 from hypha_ray.worker.interrupts import Closed, Retired
 

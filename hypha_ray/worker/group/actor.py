@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from hypha_ray.children import own_cores, own_gpus, start_child
 from hypha_ray.config import Job
 from hypha_ray.failpoints import arm, failpoint
-from hypha_ray.model.tasks.masking import SpecialTokens
+from hypha_ray.model.tasks.task import SpecialTokens
 from hypha_ray.types import Samples, Sums
 from hypha_ray.worker.interrupts import ProcessLostError
 
@@ -125,7 +125,7 @@ class ShardedMember:
     def begin(self) -> None:
         """Load libraries."""
         from hypha_ray.model.environment import use_gpus, use_threads
-        from hypha_ray.worker.group.follower import Follower
+        from hypha_ray.worker.group.sharded import Follower
 
         use_threads(own_cores())
         use_gpus(own_gpus())
@@ -146,7 +146,7 @@ class ShardedMember:
             ProcessLostError: another process has died or is silent.
 
         """
-        from hypha_ray.worker.group.mesh import is_broken
+        from hypha_ray.worker.group.shards import is_broken
 
         try:
             return self._follower.perform(orders)

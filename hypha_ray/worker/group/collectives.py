@@ -6,17 +6,40 @@ All processes are on one node, so store and gloo listen on its loopback interfac
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore  # type: ignore[attr-defined]
 
+from hypha_ray.errors import ConfigError
 from hypha_ray.optim.optimizers import Inner
+from hypha_ray.types import Samples
 from hypha_ray.worker.interrupts import ProcessLostError
+
+
+def parts_of(batch: Samples, count: int) -> list[Samples]:
+    """Cut a batch into that many parts, of which the first ones may be larger by a sample, and the last ones empty."""
+    whole, rest = divmod(len(batch), count)
+    ends = [number * whole + min(number, rest) for number in range(count + 1)]
+    return [batch.part(slice(start, stop)) for start, stop in pairwise(ends)]
+
+
+def require_equal(built: str, others: Iterable[str]) -> None:
+    """Refuse processes whose models have other fingerprints than this one's.
+
+    Raises:
+        ConfigError: MODEL022.
+
+    """
+    if any(other != built for other in others):
+        what = "the processes of a worker have built different models from the same job file"
+        raise ConfigError("MODEL022", what, fix="name a model whose weights don't change, by model.revision")
+
 
 _HOST = "127.0.0.1"
 _BUCKET_BYTES = 32 << 20

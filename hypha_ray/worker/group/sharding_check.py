@@ -13,15 +13,14 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from hypha_ray.config.tables.resources import Worker
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.checks.copy_check import Build, check_on_copy
 from hypha_ray.model.checks.loss_check import choose_samples
+from hypha_ray.model.checks.small_copies import Build, check_on_copy
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.execution import set_execution
 from hypha_ray.model.losses import compute_losses
 from hypha_ray.model.tasks.task import Batch, Task
 from hypha_ray.types import Samples
-from hypha_ray.worker.group.mesh import connect, disconnect
-from hypha_ray.worker.group.shards import Shards
+from hypha_ray.worker.group.shards import Shards, connect, disconnect
 
 _CLOSE = 1e-5
 """Largest difference of two gradients, relative to the largest value of a tensor's."""

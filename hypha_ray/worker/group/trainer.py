@@ -20,18 +20,16 @@ from torch import Tensor
 
 from hypha_ray.config import Job
 from hypha_ray.model.layout import layout_of
-from hypha_ray.model.tasks.masking import SpecialTokens
-from hypha_ray.optim.pending_step import PendingStep
-from hypha_ray.optim.step import Step
+from hypha_ray.model.tasks.task import SpecialTokens
+from hypha_ray.optim.step import PendingStep, Step
 from hypha_ray.types import Samples, Sums, added
 from hypha_ray.worker.group.actor import Members, ShardedMember
-from hypha_ray.worker.group.collectives import Collectives, open_store
-from hypha_ray.worker.group.parts import parts_of, require_equal
+from hypha_ray.worker.group.collectives import Collectives, open_store, parts_of, require_equal
 from hypha_ray.worker.interrupts import ProcessLostError
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 
 if TYPE_CHECKING:
-    from hypha_ray.worker.group.leader import Team
+    from hypha_ray.worker.group.sharded import Team
 
 
 class GroupTrainer(SupervisedTrainer):
@@ -173,6 +171,6 @@ def group_trainer(job: Job, specials: SpecialTokens | None, worker: int) -> Supe
     """
     if job.worker.sharding == "none":
         return GroupTrainer(job, specials, Members(job, specials, worker))
-    from hypha_ray.worker.group.leader import ShardedTrainer
+    from hypha_ray.worker.group.sharded import ShardedTrainer
 
     return ShardedTrainer(job, specials, Members(job, specials, worker, ShardedMember))

@@ -1,19 +1,80 @@
-"""Losses of a model as a worker's settings want them computed: in mixed precision, fused with the head, or compiled."""
+"""Computation of a batch: its copy to the device, its losses by the worker's settings, and sums over processes."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
+from torch import Tensor
 
 from hypha_ray.config import Job
 from hypha_ray.config.automatic import OFF
 from hypha_ray.model.checks.fused_check import head_of
 from hypha_ray.model.losses import Losses, compute_losses
 from hypha_ray.model.tasks.task import Task
+from hypha_ray.optim.optimizers import Inner
+
+
+class Reduction(Protocol):
+    """Sums over all processes that have a part of a batch."""
+
+    def total(self, count: int) -> int:
+        """Return the sum of a number that each process has."""
+        ...
+
+    def add_up(self, parameters: Sequence[Tensor], loss: Tensor) -> None:
+        """Replace gradients and loss by their sums, in the first process; those of others are of no use afterwards."""
+        ...
+
+    def norm(self, optimizer: Inner) -> Tensor:
+        """Return the norm of the summed gradients, as the first process needs it."""
+        ...
+
+
+class Alone:
+    """Sums of the only process: nothing is to be done."""
+
+    def total(self, count: int) -> int:
+        """Return the number itself."""
+        return count
+
+    def add_up(self, parameters: Sequence[Tensor], loss: Tensor) -> None:
+        """Leave everything as it is."""
+
+    def norm(self, optimizer: Inner) -> Tensor:
+        """Return the norm of the gradients."""
+        return optimizer.norm()
+
+
+class InputCopies:
+    """Copies on a stream of their own, from pinned memory; on a CPU there is nothing to copy.
+
+    So a batch comes to the device while the step before it is computed.
+
+    Args:
+        device: device of the model.
+
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def of(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return tensors on the device, which may be used on its current stream."""
+        if self._stream is None:
+            return {name: tensor.to(self._device) for name, tensor in inputs.items()}
+        with torch.cuda.stream(self._stream):
+            copies = {name: tensor.pin_memory().to(self._device, non_blocking=True) for name, tensor in inputs.items()}
+        computing = torch.cuda.current_stream(self._device)
+        computing.wait_stream(self._stream)
+        for copy in copies.values():
+            copy.record_stream(computing)  # Its memory is free for other copies once the step is over.
+        return copies
+
 
 log = logging.getLogger(__name__)
 

@@ -16,13 +16,12 @@ import torch
 
 from hypha_ray.codec import Encoder, Quality, difference_codec, sends_differences
 from hypha_ray.codec.blocks import blocks
-from hypha_ray.codec.on_device import BLOCK, DeviceFeedback, encodes_on_device
+from hypha_ray.codec.feedback import BLOCK, DeviceFeedback, encodes_on_device
 from hypha_ray.config import Job
 from hypha_ray.model.environment import free_gpu_bytes
-from hypha_ray.model.layout import live_tensors, source_of
-from hypha_ray.model.live_group import LiveGroup
+from hypha_ray.model.layout import LiveGroup, live_tensors, source_of
 from hypha_ray.model.staging import copy_in, moved
-from hypha_ray.optim.whole_model import WholeModel
+from hypha_ray.optim.state import WholeModel
 from hypha_ray.types import Flat, Layout
 from hypha_ray.types.layout import dtype_of, is_trained
 from hypha_ray.worker.training.trainer import Trainer

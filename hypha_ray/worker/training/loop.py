@@ -15,12 +15,11 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.exchange_schedule import fragments_of_round, version_due
 from hypha_ray.failpoints import failpoint
 from hypha_ray.model.environment import take_peak_memory
+from hypha_ray.model.execution import settled
 from hypha_ray.model.layout import layout_of
-from hypha_ray.model.settings import settled
-from hypha_ray.model.tasks.masking import SpecialTokens
-from hypha_ray.optim.pending_step import PendingStep
+from hypha_ray.model.tasks.task import SpecialTokens
 from hypha_ray.optim.schedules import position
-from hypha_ray.optim.step import Step
+from hypha_ray.optim.step import PendingStep, Step
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import (
     Damaged,
@@ -40,18 +39,14 @@ from hypha_ray.types import (
     window,
 )
 from hypha_ray.types.current_work import working
-from hypha_ray.worker.batches import BatchSource
-from hypha_ray.worker.inbox import Inbox
+from hypha_ray.worker.inbox import BatchSource, Inbox
 from hypha_ray.worker.incarnation import Emit
 from hypha_ray.worker.interrupts import Retired
 from hypha_ray.worker.training.device_encoding import device_encoding
 from hypha_ray.worker.training.faults import Throttle, corrupted
-from hypha_ray.worker.training.inner_state import export_inner_state, import_inner_state
-from hypha_ray.worker.training.local_weights import LocalWeights
-from hypha_ray.worker.training.meter import Meter
-from hypha_ray.worker.training.operations import peak_operations, token_operations
-from hypha_ray.worker.training.strategies import strategy
-from hypha_ray.worker.training.trainer import trainer_of
+from hypha_ray.worker.training.local_state import LocalWeights, export_inner_state, import_inner_state
+from hypha_ray.worker.training.meter import Meter, peak_operations, token_operations
+from hypha_ray.worker.training.trainer import strategy, trainer_of
 
 LONGEST_VAIN = 10
 """Batches in a row without a finite gradient after which a worker gives up."""

@@ -18,25 +18,21 @@ from hypha_ray.model.checks.loss_check import check_loss_on_copy
 from hypha_ray.model.checks.positions import token_counts
 from hypha_ray.model.environment import compute_reproducibly, device_of, seed_all
 from hypha_ray.model.evaluation import evaluate, tensors_of
-from hypha_ray.model.execution import known_mask, set_execution
+from hypha_ray.model.execution import known_mask, set_execution, settled
 from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.losses import Losses, require_mean
 from hypha_ray.model.metrics.metric import metrics_named
-from hypha_ray.model.settings import settled
-from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.model.tasks.table import find_task, require_trainable
+from hypha_ray.model.tasks.task import SpecialTokens
 from hypha_ray.model.trained import build_trained
-from hypha_ray.optim.loss_scale import LossScale
 from hypha_ray.optim.optimizers import build_optimizer
-from hypha_ray.optim.pending_step import FinishedStep, PendingStep, ReadStep, reading_from
+from hypha_ray.optim.precision import LossScale
 from hypha_ray.optim.schedules import inner_steps
-from hypha_ray.optim.step import Step
-from hypha_ray.optim.whole_model import WholeModel
+from hypha_ray.optim.state import WholeModel
+from hypha_ray.optim.step import FinishedStep, PendingStep, ReadStep, Step, reading_from
 from hypha_ray.types import Arrays, Flat, Samples, Sums
-from hypha_ray.worker.training.computation import Computation
-from hypha_ray.worker.training.input_copies import InputCopies
-from hypha_ray.worker.training.reduction import Alone, Reduction
+from hypha_ray.worker.training.computation import Alone, Computation, InputCopies, Reduction
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -18,13 +18,12 @@ import torch
 
 from benchmarks.gpu.size import Size, now_s
 from hypha_ray.config.automatic import OFF
-from hypha_ray.config.tables.optimizers import OuterOptimizer
+from hypha_ray.config.tables.training import OuterOptimizer
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.model.layout import gather, layout_of, scatter
 from hypha_ray.model.trained import build_trained
 from hypha_ray.server.admission import Received
-from hypha_ray.server.reduce import blank, initial_momentum, reduce
-from hypha_ray.server.spec import ReduceSpec
+from hypha_ray.server.reduce import ReduceSpec, blank, initial_momentum, reduce
 from hypha_ray.types import Flat
 
 

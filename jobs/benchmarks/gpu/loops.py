@@ -13,12 +13,11 @@ from benchmarks.gpu.size import Size, now_s
 from hypha_ray.config import Job
 from hypha_ray.config.automatic import settings_of
 from hypha_ray.model.environment import use_gpus
+from hypha_ray.model.execution import settled
 from hypha_ray.model.layout import gather, layout_of
-from hypha_ray.model.settings import settled
 from hypha_ray.model.trained import build_trained
 from hypha_ray.types import Delta, Evaluated, Flat, FragmentUpdate, Plan, Source, Span, WeightsVersion
-from hypha_ray.worker.batches import BatchSource
-from hypha_ray.worker.inbox import Inbox
+from hypha_ray.worker.inbox import BatchSource, Inbox
 from hypha_ray.worker.training.loop import TrainingLoop
 
 SOURCE = Source("bench", 0, 1)

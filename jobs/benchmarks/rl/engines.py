@@ -20,8 +20,7 @@ from hypha_ray.model.vocabulary import vocabulary_of
 from hypha_ray.rl.engines.continuous import ContinuousEngine
 from hypha_ray.rl.engines.sampling import Sampling, draw
 from hypha_ray.rl.island import Island
-from hypha_ray.rl.policy import Policy
-from hypha_ray.rl.tokens import end_tokens
+from hypha_ray.rl.policy import Policy, end_tokens
 from hypha_ray.types import Samples
 
 ROUNDS = 7

@@ -23,10 +23,9 @@ from hypha_ray.plugins import find
 from hypha_ray.rl.engines.sampling import draw, training_sampling
 from hypha_ray.rl.island import Island
 from hypha_ray.rl.objective import Objective
-from hypha_ray.rl.policy import Policy
-from hypha_ray.rl.rollout import Rollout
+from hypha_ray.rl.packing import Rollout
+from hypha_ray.rl.policy import Policy, end_tokens
 from hypha_ray.rl.scoring import Scorer
-from hypha_ray.rl.tokens import end_tokens
 from hypha_ray.types import Samples
 
 WARM_UP = 3

@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hypha_ray.config import Job
 from hypha_ray.config.tables.resources import MarketStrategy
 from hypha_ray.market.allocator import Leases
-from hypha_ray.market.exchange.client import ExchangeClient, close_exchange, open_exchange
+from hypha_ray.market.auction.client import ExchangeClient, close_exchange, open_exchange
 from hypha_ray.market.offers import Request
 from hypha_ray.market.requirements import ID_LABEL, Need, NodeResources
 from hypha_ray.market.selection import Preference, plan

@@ -16,17 +16,15 @@ import numpy as np
 import pytest
 
 from hypha_ray.bridge import bridge_pb2 as pb
-from hypha_ray.bridge.environment import handed_on
 from hypha_ray.bridge.paths import WorkDirectory, content_of
-from hypha_ray.bridge.scratch import PREFIX, SPOOL, TRAINER, Scratch, private_folder, sweep
+from hypha_ray.bridge.programs import PREFIX, SPOOL, TRAINER, Scratch, handed_on, private_folder, sweep
 from hypha_ray.codec import encoders
 from hypha_ray.config.schema import Sync
 from hypha_ray.errors import BridgeError, TryAgainError
 from hypha_ray.store.tensorfile import chunks, write
 from hypha_ray.types import Delta, Entry, Layout, Plan, Source, Span
-from hypha_ray.worker.batches import BatchSource
-from hypha_ray.worker.bridged.inbound import MAX_FILES, Inbound
-from hypha_ray.worker.bridged.outbound import Outbound
+from hypha_ray.worker.bridged.messages import MAX_FILES, Inbound, Outbound
+from hypha_ray.worker.inbox import BatchSource
 from tests.support.bridging import channels, together
 
 FOLDERS = ("parameters", "slices", "updates")
@@ -233,7 +231,7 @@ def test_update_is_removed_once_it_is_read_and_one_that_comes_too_late_as_well(t
 
 _HOLDS = """
 import sys
-from hypha_ray.bridge.scratch import PREFIX, SPOOL, TRAINER, Scratch
+from hypha_ray.bridge.programs import PREFIX, SPOOL, TRAINER, Scratch
 held = [Scratch(kind) for kind in (PREFIX, SPOOL, TRAINER)]
 (held[1].path / "update").write_bytes(bytes(1000))
 print("held", flush=True)

@@ -15,24 +15,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hypha_ray.bridge import bridge_pb2 as pb
-from hypha_ray.bridge.messages import check
 from hypha_ray.bridge.paths import WorkDirectory
+from hypha_ray.bridge.transport.conversation import check
 from hypha_ray.codec import encoders
 from hypha_ray.config import Job
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import BridgeError
 from hypha_ray.model.loading.tokenizer import PackedTokenizer, pack
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.fleet.batch_time import BatchTime
+from hypha_ray.scheduler.fleet.worker_state import BatchTime
 from hypha_ray.scheduler.ledger.epoch import LedgerError
 from hypha_ray.scheduler.ledger.ledger import Ledger
 from hypha_ray.scheduler.planning.planner import Pace, plan
 from hypha_ray.store.tensorfile import chunks
 from hypha_ray.types import Delta, Entry, Evaluated, Layout, Merged, Plan, Report, Source, Span
-from hypha_ray.worker.bridged.inbound import Inbound
-from hypha_ray.worker.bridged.policies import figures_of
+from hypha_ray.worker.bridged.messages import Inbound
 from hypha_ray.worker.bridged.process import definition
-from hypha_ray.worker.bridged.told import Contents, contents_of
+from hypha_ray.worker.bridged.round_report import Contents, contents_of, figures_of
 from tests.support.fleet import Fleet, job_of, slices_of
 from tests.support.rl import tokenizer
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.paths import WorkDirectory
-from hypha_ray.bridge.transport.addresses import dial
+from hypha_ray.bridge.transport.access import dial
 from hypha_ray.bridge.transport.channel import Channel
 from hypha_ray.bridge.transport.conversation import Conversation
 from hypha_ray.bridge.transport.frames import MAX_MESSAGE, Frames

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypha_ray.codec import NAMES, codec, difference_codec, encoded, encoder, payload_bytes
-from hypha_ray.codec.blocks import BLOCK, blocks
-from hypha_ray.codec.difference import advance, publish
-from hypha_ray.codec.views import tensors
+from hypha_ray.codec.blocks import BLOCK, blocks, tensors
+from hypha_ray.codec.feedback import advance, publish
 from hypha_ray.server.admission import misfit
 from hypha_ray.types import Flat
 

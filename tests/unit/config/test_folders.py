@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.config import Job
-from hypha_ray.config.folders import with_absolute_folders
-from hypha_ray.config.tables.dataset import Dataset
+from hypha_ray.config.load import with_absolute_folders
+from hypha_ray.config.tables.training import Dataset
 from hypha_ray.data.catalogue import locate
-from hypha_ray.market import nodes
-from hypha_ray.market.speeds import training_key
+from hypha_ray.market import cluster
+from hypha_ray.market.selection import training_key
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def test_names_of_a_hub_stay(here: Path) -> None:
 def test_a_training_keeps_its_speeds_whatever_its_folder_is_called(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = Job.model_validate({"model": {"repository": "weights"}, "resources": {"strategy": "value"}})
     asked: list[str] = []
-    monkeypatch.setattr(nodes, "posted_speeds", asked.append)
-    nodes.speeds_of(given, {"input_ids": (8,)})
+    monkeypatch.setattr(cluster, "posted_speeds", asked.append)
+    cluster.speeds_of(given, {"input_ids": (8,)})
     assert asked == [training_key(with_absolute_folders(given), {"input_ids": (8,)})]
     assert asked != [training_key(given, {"input_ids": (8,)})]

@@ -12,10 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hypha_ray.config import Job
+from hypha_ray.config.assignments import nested
 from hypha_ray.config.checks import in_groups
 from hypha_ray.config.keys import EACH, Key, arrays, keys
 from hypha_ray.config.load import load, resolved_toml
-from hypha_ray.config.sources.assignments import nested
 from hypha_ray.errors import ConfigError
 
 _TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)

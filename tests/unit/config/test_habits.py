@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from hypha_ray.config.aliases import HABITS
 from hypha_ray.config.keys import key_at
 from hypha_ray.config.load import load
-from hypha_ray.config.sources.habits import HABITS
 from hypha_ray.errors import ConfigError
 
 

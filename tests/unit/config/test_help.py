@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.config import checks
+from hypha_ray.config import assignments, checks, document
 from hypha_ray.config.cli.help import help_text, renewed
 from hypha_ray.config.keys import EACH, keys, nearest
 from hypha_ray.config.load import parse
-from hypha_ray.config.sources import assignments, document
 from hypha_ray.driver.find_run import find_run
 from hypha_ray.model.tasks.table import TASKS, UNTRAINABLE
 

@@ -10,10 +10,9 @@ import pytest
 import s3fs
 
 from hypha_ray.data.catalogue import load
-from hypha_ray.data.preprocessor_files import preprocessor_files
 from hypha_ray.data.slices import Arrays
 from hypha_ray.data.storage.disk_cache import DiskCache
-from hypha_ray.data.storage.files import FolderFiles, UrlFiles
+from hypha_ray.data.storage.files import FolderFiles, UrlFiles, preprocessor_files
 from hypha_ray.errors import HyphaError
 from tests.support.web import s3_of, web_of
 

@@ -22,9 +22,9 @@ from hypha_ray.data.storage.disk_cache import DiskCache
 from hypha_ray.data.storage.files import UrlFiles
 from hypha_ray.data.storage.url_folder import LargeError, UrlFolder
 from hypha_ray.errors import HyphaError
-from hypha_ray.store.remote import http_client
-from hypha_ray.store.remote.http_client import RedirectError, is_loopback, proxy_for
-from hypha_ray.store.remote.retry_after import retry_after_s
+from hypha_ray.store import http_client
+from hypha_ray.store.http_client import RedirectError, is_loopback, proxy_for
+from hypha_ray.store.remote_errors import retry_after_s
 
 Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
 

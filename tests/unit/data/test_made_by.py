@@ -7,9 +7,8 @@ from typing import Any
 
 import hypha_ray
 from hypha_ray.data.catalogue import load
-from hypha_ray.data.preparation.made_by import made_by
 from hypha_ray.data.preparation.options import Options
-from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.preparation.prepare import made_by, prepare
 from hypha_ray.data.provenance import MadeBy
 from tests.support.prepared import prepared, table
 

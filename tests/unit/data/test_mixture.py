@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from hypha_ray.config.tables.dataset import Dataset, DatasetShare
+from hypha_ray.config.tables.training import Dataset, DatasetShare
 from hypha_ray.data.manifest import ClassInfo, Manifest, PreprocessorInfo, TensorInfo
 from hypha_ray.data.mixture import mixed, whole
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
-from hypha_ray.data.preprocessor_files import same_tokens
+from hypha_ray.data.storage.files import same_tokens
 from hypha_ray.driver.datasets.data_source import opened
 from hypha_ray.errors import DataError
 from hypha_ray.types import SLICES_PER_DATASET, SLICES_PER_PART, SliceInfo, Span
-from hypha_ray.types.prompts import unpack_records
-from hypha_ray.worker.batches import BatchSource
+from hypha_ray.types.records import unpack_records
+from hypha_ray.worker.inbox import BatchSource
 
 TENSORS = (TensorInfo("input_ids", "int32", (8,), 0, 9),)
 TOKENIZER = PreprocessorInfo("gpt2", folder="tokenizer", vocab_size=10)

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from hypha_ray.config.schema import Model
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.preparation.kinds.packed_chats import pack_chats, write_packed
+from hypha_ray.data.preparation.kinds.chats import pack_chats, write_packed
 from hypha_ray.data.preparation.kinds.scored_tokens import ScoredTokens
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.report import lengths_of, marked, sample_of

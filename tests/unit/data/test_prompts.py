@@ -29,12 +29,12 @@ from hypha_ray.data.preparation.kinds.prompts import preview
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer
 from hypha_ray.data.preparation.prepare import prepare
-from hypha_ray.data.preparation.sources.problems import ALPHABET, problems
-from hypha_ray.data.preparation.splitting import split
+from hypha_ray.data.preparation.slice_writer import split
+from hypha_ray.data.preparation.sources.generated import ALPHABET, problems
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.types.prompts import pack_records, unpack_records
+from hypha_ray.types.records import pack_records, unpack_records
 
 TEMPLATE = (
     "{% for m in messages %}<extra_id_0>{{ m.role }}:{{ m.content }}{% endfor %}"

@@ -11,7 +11,7 @@ from hypha_ray.data.storage.disk_cache import DiskCache
 from hypha_ray.data.storage.files import UrlFiles
 from hypha_ray.data.storage.url_folder import UrlFolder
 from hypha_ray.errors import ExpiredError, HyphaError
-from hypha_ray.store.mirroring.mirror import Mirror
+from hypha_ray.store.mirror import Mirror
 from tests.support.refusing_store import Store, refusing_store
 
 REASONS = [

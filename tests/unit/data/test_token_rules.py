@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hypha_ray.data.manifest import Manifest, TokenRules
-from hypha_ray.data.preparation.token_rules import begin_of
+from hypha_ray.data.preparation.encoders import begin_of
 from tests.support.prepared import arrays_of, prepared, table
 from tests.support.small_tokenizers import CHATML, MAKERS, bare, begins, chatml, llama3
 

@@ -17,7 +17,7 @@ from hypha_ray.model.saved_model import export
 from hypha_ray.model.trained import build_trained
 from hypha_ray.model.vocabulary import vocabulary_of
 from hypha_ray.model.writer import Writer
-from hypha_ray.rl.tokens import end_tokens
+from hypha_ray.rl.policy import end_tokens
 from tests.support.prepared import prepared, table
 from tests.support.small_tokenizers import MAKERS
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hypha_ray.config import Job
-from hypha_ray.driver.preflight.advice import advice
+from hypha_ray.driver.preflight.settings import advice
 
 
 @pytest.mark.parametrize(

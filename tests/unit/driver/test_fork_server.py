@@ -24,7 +24,7 @@ SERVER = """
     import hypha_ray.driver.launch
     from hypha_ray.config import Job
     from hypha_ray.driver.local_ray.fork_server import fork_server
-    from hypha_ray.driver.local_ray.libraries import load_libraries
+    from hypha_ray.driver.local_ray.service import load_libraries
     load_libraries(Job.model_validate({"model": {"config": {"model_type": "llama"}}}))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(sys.argv[1])

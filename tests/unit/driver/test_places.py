@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.config import Job
-from hypha_ray.driver.folders import check_places
+from hypha_ray.driver.run_folders import check_places
 from hypha_ray.errors import ConfigError
 
 

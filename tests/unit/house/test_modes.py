@@ -10,17 +10,15 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.outputs import Checkpoint
-from hypha_ray.modes import make_private, opener
+from hypha_ray.config.tables.training import Checkpoint
+from hypha_ray.files import make_private, opener
 from hypha_ray.store.commit_writer import CommitWriter
-from hypha_ray.store.directory import RunDirectory
-from hypha_ray.store.lock import lock_store
-from hypha_ray.store.mirroring.mirror import Mirror, fetch
-from hypha_ray.store.quarantine import quarantine
+from hypha_ray.store.directory import RunDirectory, lock_store, quarantine
+from hypha_ray.store.mirror import Mirror, fetch
 from hypha_ray.telemetry.plots import draw
 from hypha_ray.telemetry.sinks.base import build
 from hypha_ray.worker.bridged.endpoint import listening
-from hypha_ray.worker.bridged.printed import trainer_log
+from hypha_ray.worker.bridged.process import trainer_log
 from tests.support.store_bench import LAYOUT, ask, flats
 from tests.unit.telemetry.test_plots import a_round
 

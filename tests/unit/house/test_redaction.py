@@ -15,11 +15,11 @@ from hypha_ray.config import Job
 from hypha_ray.config.compare import differences
 from hypha_ray.config.load import load, require_secrets, resolved_toml
 from hypha_ray.errors import ConfigError, TryAgainError
-from hypha_ray.redaction import is_redacted, redacted, redacted_tree, secrets_of
 from hypha_ray.store.directory import RunDirectory
-from hypha_ray.store.mirroring.mirror import Mirror, fetch
+from hypha_ray.store.mirror import Mirror, fetch
 from hypha_ray.telemetry.sinks.aim import local
 from hypha_ray.telemetry.sinks.base import build
+from hypha_ray.texts import is_redacted, redacted, redacted_tree, secrets_of
 from hypha_ray.worker.bridged.process import definition
 
 MIRROR = "sftp://me:s3cr3t@backup/runs"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hypha_ray.kernels import copy
-from hypha_ray.kernels.loading import LEAST, compiled
+from hypha_ray.kernels.passes import LEAST, compiled
 
 
 @pytest.mark.parametrize("size", [1, 5, 15, 16, 17, 100, 4096, (1 << 18) + 13])

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.market.exchange import allotment
-from hypha_ray.market.exchange.allotment import OUTBID, Allotment, Holding, Order, Ruling, Standing
-from hypha_ray.market.exchange.attendance import CHECK_S, SILENT_S, TTL_S, Attendance
-from hypha_ray.market.exchange.machines import NodeOffers
+from hypha_ray.market.auction import allotment
+from hypha_ray.market.auction.allotment import OUTBID, Allotment, Holding, Order, Ruling, Standing
+from hypha_ray.market.auction.attendance import CHECK_S, SILENT_S, TTL_S, Attendance
+from hypha_ray.market.auction.machines import NodeOffers
 from hypha_ray.market.offers import Offer, Refusal, Request, answers
 from hypha_ray.market.requirements import Need, NodeResources
 from tests.support.exchange_model import Bidder, ExchangeModel

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hypha_ray.market.exchange.allotment import Allotment, Holding, Order, Ruling, Standing
-from hypha_ray.market.exchange.attendance import Attendance
+from hypha_ray.market.auction.allotment import Allotment, Holding, Order, Ruling, Standing
+from hypha_ray.market.auction.attendance import Attendance
 from hypha_ray.market.requirements import Need, NodeResources
 from tests.support.exchange_model import Bidder, ExchangeModel
 from tests.unit.market.nodes import node

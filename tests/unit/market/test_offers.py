@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from hypha_ray.market.offers import Offer, Refusal, Request, answers, evaluate
+from hypha_ray.market.offers import Offer, Refusal, Request, Terms, answers, are_posted, evaluate, read_terms
 from hypha_ray.market.requirements import Need, NodeResources
-from hypha_ray.market.terms import Terms, are_posted, read_terms
 from tests.unit.market.nodes import node
 
 WORKER = Request(Need("worker", cpu=1), bid=10, max_price=10)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from hypha_ray.market.exchange.allotment import Ruling
-from hypha_ray.market.exchange.rulings import Rulings
+from hypha_ray.market.auction.allotment import Ruling
+from hypha_ray.market.auction.attendance import Rulings
 
 RUNS = [f"run-{number}" for number in range(50)]
 

@@ -9,7 +9,7 @@ import pytest
 from hypha_ray.config import Job
 from hypha_ray.driver.preflight.machines import machine_lines
 from hypha_ray.market.requirements import GB, ID_LABEL, NodeResources
-from hypha_ray.market.speeds import Speeds, places, training_key
+from hypha_ray.market.selection import Speeds, places, training_key
 from tests.unit.market.nodes import node
 
 CPU, GPU = {"CPU": 1.0}, {"CPU": 2.0, "GPU": 1.0}

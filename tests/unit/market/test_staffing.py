@@ -9,8 +9,8 @@ import pytest
 from hypha_ray.config import Job
 from hypha_ray.driver.preflight.machines import machine_lines
 from hypha_ray.errors import CapacityError
+from hypha_ray.market.buyer import workers_to_hire
 from hypha_ray.market.requirements import NodeResources, workers_to_start
-from hypha_ray.market.staffing import workers_to_hire
 from tests.unit.market.nodes import node
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from hypha_ray.config import Job
-from hypha_ray.market.exchange.allotment import Allotment, Holding, Ruling, Standing
-from hypha_ray.market.exchange.client import ExchangeClient
+from hypha_ray.market.auction.allotment import Allotment, Holding, Ruling, Standing
+from hypha_ray.market.auction.client import ExchangeClient
 from hypha_ray.market.requirements import Need, NodeResources
-from hypha_ray.scheduler.runtime.staffing import within
+from hypha_ray.scheduler.runtime.market_client import within
 from tests.unit.market.nodes import node
 
 GPU, CORES, REMOTE = Need("worker", 1, 1), Need("worker", 4), Need("worker")

@@ -10,9 +10,8 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Gemma3TextConfig, LlamaConfig
 
 from hypha_ray.config.schema import Job
-from hypha_ray.model.compatible import make_compatible
 from hypha_ray.model.layout import gather, layout_of, views
-from hypha_ray.model.saved_model import export
+from hypha_ray.model.saved_model import export, make_compatible
 from hypha_ray.model.trained import build_trained
 from tests.support import small_tokenizers as tokenizers
 

@@ -15,8 +15,7 @@ from hypha_ray.config.load import load
 from hypha_ray.config.schema import Job, Model
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.flat import views
-from hypha_ray.model.loading.build import build_model, random_model, skeleton, task_of
-from hypha_ray.model.loading.factory import check_factory
+from hypha_ray.model.loading.build import build_model, check_factory, random_model, skeleton, task_of
 from hypha_ray.model.saved_model import export
 from hypha_ray.model.tasks.table import find_task
 from hypha_ray.model.trained import build_trained

@@ -15,10 +15,9 @@ from hypha_ray.model.checks.loss_check import check_loss_of
 from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
-from hypha_ray.model.losses import compute_losses
-from hypha_ray.model.tasks.sample_losses import with_own_loss
+from hypha_ray.model.losses import compute_losses, with_own_loss
 from hypha_ray.types import Delta, Samples
-from hypha_ray.worker.batches import order
+from hypha_ray.worker.inbox import order
 from tests.support.worker_bench import CONFIG, Bench, plan_of
 from tests.unit.model.test_evaluation import VIT, images, ready
 

@@ -8,9 +8,8 @@ import torch
 import transformers
 
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.model.tasks.masking import Masking
 from hypha_ray.model.tasks.table import TASKS, find_task
-from hypha_ray.model.tasks.task import IGNORE_INDEX, Task
+from hypha_ray.model.tasks.task import IGNORE_INDEX, Masking, Task
 
 HYPHA_TYPES = """auto pretraining causal-lm masked-lm mask-generation seq2-seq-lm seq2seq-lm seq-2-seq-lm
 sequence-classification multiple-choice next-sentence-prediction token-classification question-answering text-encoding

@@ -13,12 +13,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from hypha_ray.config.schema import Job, Model
 from hypha_ray.model.layout import gather, layout_of, views
-from hypha_ray.model.loading.token_rules import obey, prompt_ids, rules_of, saved_rules
-from hypha_ray.model.loading.tokenizer import pack
+from hypha_ray.model.loading.tokenizer import obey, pack, prompt_ids, rules_of, saved_rules
 from hypha_ray.model.saved_model import ADAPTER, export
 from hypha_ray.model.trained import build_trained
 from hypha_ray.model.writer import Writer
-from hypha_ray.rl.tokens import end_tokens
+from hypha_ray.rl.policy import end_tokens
 from hypha_ray.types import TokenRules
 from tests.support import small_tokenizers as tokenizers
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hypha_ray.optim.fleet_adamw import FleetAdamW
+from hypha_ray.optim.group_optimizers import FleetAdamW
 
 
 def noise_left(decay: float, steps: int) -> float:

@@ -10,10 +10,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hypha_ray.config.tables.optimizers import InnerOptimizer
+from hypha_ray.config.tables.training import InnerOptimizer
 from hypha_ray.optim import muon
-from hypha_ray.optim.muon import Muon, orthogonal
-from hypha_ray.optim.muon_weights import muon_weights, shares
+from hypha_ray.optim.muon import Muon, muon_weights, orthogonal, shares
 from hypha_ray.optim.optimizers import build_optimizer
 
 SHAPES = [(6, 6), (4, 12), (12, 4), (6, 6), (4, 12), (4, 12)]

@@ -13,16 +13,15 @@ import torch
 
 from hypha_ray.codec import codec, encoder
 from hypha_ray.config import Job
+from hypha_ray.config.checks import plugin_uses
 from hypha_ray.config.load import from_tables
-from hypha_ray.config.plugin_uses import plugin_uses
-from hypha_ray.config.tables.optimizers import InnerOptimizer, OuterOptimizer
+from hypha_ray.config.tables.training import InnerOptimizer, OuterOptimizer
 from hypha_ray.driver.preflight.checks import check_job, check_plugins
 from hypha_ray.errors import ConfigError
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.schedules import build_schedule
 from hypha_ray.server.admission import Received
-from hypha_ray.server.reduce import initial_momentum, is_whole, reduce
-from hypha_ray.server.spec import ReduceSpec
+from hypha_ray.server.reduce import ReduceSpec, initial_momentum, is_whole, reduce
 from hypha_ray.types import Entry, Flat, Layout
 from tests.support.plugins import write_examples
 

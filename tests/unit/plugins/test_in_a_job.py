@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.config import Job
+from hypha_ray.config.checks import plugin_uses
 from hypha_ray.config.keys import keys
 from hypha_ray.config.load import load, resolved_toml
-from hypha_ray.config.plugin_uses import plugin_uses
 from hypha_ray.driver.preflight.checks import check_plugins
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.model.identity import changes, identity_of, is_replaceable, require_same

@@ -10,7 +10,7 @@ import pytest
 
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.rl.dataflow.sample import Meta, Sample
-from hypha_ray.rl.roles.advantage import Advantage
+from hypha_ray.rl.roles.reward import Advantage
 from hypha_ray.rl.roles.role import Outcome
 
 NAN = math.nan

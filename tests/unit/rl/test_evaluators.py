@@ -18,8 +18,8 @@ import pytest
 
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
+from hypha_ray.rl.rewards.calls import limit_of
 from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, Processes, check_functions
-from hypha_ray.rl.rewards.registry import limit_of
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.rl.scoring import evaluator_of
 from hypha_ray.types.current_work import WorkState, current_work

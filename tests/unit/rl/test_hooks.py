@@ -16,7 +16,7 @@ from hypha_ray.rl.dataflow.requests import Evaluate, Hook, Name, Offload, Reallo
 from hypha_ray.rl.island import Island
 from hypha_ray.rl.packing import sample_of
 from hypha_ray.rl.roles.build import trained_roles, untrained_roles
-from hypha_ray.rl.roles.offloaded import OffloadedWeights
+from hypha_ray.rl.roles.policies import OffloadedWeights
 from hypha_ray.rl.workers.model_worker import ModelWorker
 from tests.support.rl import BATCH, job, policy_model, prompts, tokenizer
 

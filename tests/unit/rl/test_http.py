@@ -21,8 +21,7 @@ from typing import Any
 import pytest
 import trustme
 
-from hypha_ray.rl.http import Refused, TooLate, Unreachable, call, is_this_machine, retry_after_s
-from hypha_ray.rl.pauses import MOST_TOLD_S, Pauses
+from hypha_ray.rl.http import MOST_TOLD_S, Pauses, Refused, TooLate, Unreachable, call, is_this_machine, retry_after_s
 
 KEY = {"Authorization": "Bearer sk-secret"}
 Answer = Callable[[http.server.BaseHTTPRequestHandler], None]

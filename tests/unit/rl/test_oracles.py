@@ -12,15 +12,19 @@ import torch
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.families import ADVANTAGES
 from hypha_ray.plugins import find
-from hypha_ray.rl.algorithms.aggregation import AGGREGATIONS
-from hypha_ray.rl.algorithms.gae import generalized_advantages, whitened
-from hypha_ray.rl.algorithms.kl import ESTIMATORS, adapted
-from hypha_ray.rl.algorithms.losses import clipped, decoupled_weight
-from hypha_ray.rl.algorithms.values import clipped_value_loss
+from hypha_ray.rl.algorithms.advantages import generalized_advantages, whitened
+from hypha_ray.rl.algorithms.losses import (
+    AGGREGATIONS,
+    ESTIMATORS,
+    adapted,
+    clipped,
+    clipped_value_loss,
+    decoupled_weight,
+)
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.objective import Objective
+from hypha_ray.rl.packing import Rollout
 from hypha_ray.rl.policy import Scores
-from hypha_ray.rl.rollout import Rollout
 from tests.support.rl_oracles import (
     BETA,
     CLIPS,

@@ -16,13 +16,13 @@ from hypha_ray.config.tables.rl import RL
 from hypha_ray.driver.preflight.checks import check_plugins
 from hypha_ray.errors import ConfigError
 from hypha_ray.plugins import attempt
-from hypha_ray.rl.algorithms.checked_advantages import check_advantages
+from hypha_ray.rl.algorithms.advantages import check_advantages
 from hypha_ray.rl.dataflow.sample import Meta, Sample
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.objective import Objective
+from hypha_ray.rl.packing import Rollout
 from hypha_ray.rl.policy import Scores
-from hypha_ray.rl.roles.advantage import Advantage
-from hypha_ray.rl.rollout import Rollout
+from hypha_ray.rl.roles.reward import Advantage
 
 MODULE = """
 import torch

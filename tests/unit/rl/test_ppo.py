@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hypha_ray.config import Job
-from hypha_ray.model.critic import ActorCritic
 from hypha_ray.model.layout import gather, layout_of
+from hypha_ray.model.trained import ActorCritic
 from hypha_ray.rl.engines.native import generate
 from hypha_ray.rl.engines.sampling import draw, training_sampling
 from hypha_ray.rl.island import Island

@@ -10,17 +10,15 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.model.trained import build_trained
+from hypha_ray.rl.dataflow.graph import step_graph
 from hypha_ray.rl.dataflow.master import Extras, Master
-from hypha_ray.rl.dataflow.mesh import Mesh
-from hypha_ray.rl.dataflow.post import Post
-from hypha_ray.rl.dataflow.requests import Request
-from hypha_ray.rl.graphs import step_graph
+from hypha_ray.rl.dataflow.plan import Mesh
+from hypha_ray.rl.dataflow.requests import Post, Request
+from hypha_ray.rl.island import sums_of
 from hypha_ray.rl.packing import sample_of
-from hypha_ray.rl.roles.advantage import Advantage
 from hypha_ray.rl.roles.build import trained_roles
-from hypha_ray.rl.validation import sums_of
-from hypha_ray.rl.workers.local import Local
-from hypha_ray.rl.workers.model_worker import ModelWorker
+from hypha_ray.rl.roles.reward import Advantage
+from hypha_ray.rl.workers.model_worker import Local, ModelWorker
 from hypha_ray.types import Sums
 from tests.support.rl import BATCH, job, tokenizer
 

@@ -30,7 +30,7 @@ from hypha_ray.config.schema import Model
 from hypha_ray.config.tables.rewards import Reward
 from hypha_ray.errors import HyphaError
 from hypha_ray.rl.island import Island
-from hypha_ray.rl.reward_model.scores import check_reward_model, load_scores, unscored
+from hypha_ray.rl.reward_model import check_reward_model, load_scores, unscored
 from hypha_ray.rl.rewards.response import Response
 from tests.support.rl import BATCH, PAD, classifier, job, prompts, settings, tokenizer
 

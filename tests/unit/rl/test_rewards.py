@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypha_ray.errors import ConfigError
+from hypha_ray.rl.rewards.calls import reward_of
 from hypha_ray.rl.rewards.evaluators import Processes
-from hypha_ray.rl.rewards.registry import reward_of
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.rl.rewards.text import last_number
 

@@ -15,9 +15,8 @@ from hypha_ray.rl.engines.continuous import ContinuousEngine
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.engines.sampling import Sampling, choose, draw
 from hypha_ray.rl.packing import sample_of
-from hypha_ray.rl.policy import Policy
+from hypha_ray.rl.policy import Policy, end_tokens
 from hypha_ray.rl.roles.build import trained_roles, untrained_roles
-from hypha_ray.rl.tokens import end_tokens
 from tests.support.rl import BATCH, END, job, settings, tokenizer
 
 IDS, MASK = (torch.from_numpy(BATCH.arrays[name]).long() for name in ("input_ids", "attention_mask"))

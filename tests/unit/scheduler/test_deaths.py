@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.scheduler.runtime.deaths import MEMORY_S, LostNode, NodeAttendance, death_text
+from hypha_ray.scheduler.runtime.supervised_actor import MEMORY_S, LostNode, NodeAttendance, death_text
 
 HEAD = """The actor died unexpectedly before finishing this task.
 \tclass_name: TrainWorker

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hypha_ray.scheduler.garbage import search_less_often
+from hypha_ray.scheduler.core import search_less_often
 
 
 @pytest.fixture(autouse=True)

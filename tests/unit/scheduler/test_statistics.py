@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypha_ray.scheduler.fleet.batch_time import BatchTime, Decayed
+from hypha_ray.scheduler.fleet.worker_state import BatchTime, Decayed
 from hypha_ray.scheduler.planning.planner import Pace, plan
 
 thorough = settings(deadline=None, derandomize=True, max_examples=200)

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from hypha_ray.codec import upward_codec
 from hypha_ray.config.schema import Sync
-from hypha_ray.config.tables.optimizers import OuterOptimizer
+from hypha_ray.config.tables.training import OuterOptimizer
 from hypha_ray.server.admission import Received
 from hypha_ray.server.delayed_nesterov import SUM
-from hypha_ray.server.reduce import reduce
-from hypha_ray.server.spec import ReduceSpec
+from hypha_ray.server.reduce import ReduceSpec, reduce
 from hypha_ray.types import Entry, Flat, Layout, RoundProgress
 
 GROUP, MEAN, COUNT = "parameters/float32", "buffers/float32", "buffers/int64"

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from hypha_ray.config.tables.optimizers import OuterOptimizer
+from hypha_ray.config.tables.training import OuterOptimizer
 from hypha_ray.kernels import Averaged, nesterov, portions
-from hypha_ray.kernels.loading import LEAST
+from hypha_ray.kernels.passes import LEAST
 from hypha_ray.server.admission import Received
 from hypha_ray.server.merge import fold, shares
-from hypha_ray.server.reduce import reduce
-from hypha_ray.server.spec import ReduceSpec
+from hypha_ray.server.reduce import ReduceSpec, reduce
 from hypha_ray.types import Entry, Layout
 
 pytestmark = pytest.mark.usefixtures("compiled_steps")

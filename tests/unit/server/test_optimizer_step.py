@@ -14,8 +14,7 @@ from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.server.admission import Received
 from hypha_ray.server.optimizer_step import ModelOptimizerStep
-from hypha_ray.server.reduce import blank, reduce
-from hypha_ray.server.spec import ReduceSpec
+from hypha_ray.server.reduce import ReduceSpec, blank, reduce
 from hypha_ray.types import Flat, Layout, Verdict
 from tests.support.small_models import RESNET
 

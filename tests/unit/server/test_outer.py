@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from hypha_ray.config.tables.optimizers import OuterOptimizer
+from hypha_ray.config.tables.training import OuterOptimizer
 from hypha_ray.optim.schedules import outer_rate
 from hypha_ray.server.admission import Received
-from hypha_ray.server.reduce import blank, initial_momentum, reduce
-from hypha_ray.server.spec import ReduceSpec
+from hypha_ray.server.reduce import ReduceSpec, blank, initial_momentum, reduce
 from hypha_ray.store.tensorfile import flattened_outer, named_outer
 from hypha_ray.types import Entry, Flat, Layout
 

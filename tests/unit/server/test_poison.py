@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hypha_ray.config.schema import Sync
-from hypha_ray.config.tables.optimizers import OuterOptimizer
+from hypha_ray.config.tables.training import OuterOptimizer
 from hypha_ray.server.admission import Received
-from hypha_ray.server.reduce import initial_momentum, reduce
-from hypha_ray.server.spec import ReduceSpec
+from hypha_ray.server.reduce import ReduceSpec, initial_momentum, reduce
 from hypha_ray.types import Flat, Rejection, Verdict
 from tests.support.server_model import (
     DAMAGES,

@@ -15,11 +15,10 @@ from hypothesis.extra import numpy as arrays
 
 from hypha_ray.codec import NAMES, Form, codec, encoder
 from hypha_ray.config.schema import Sync
-from hypha_ray.config.tables.optimizers import OuterOptimizer
+from hypha_ray.config.tables.training import OuterOptimizer
 from hypha_ray.server.admission import Received
 from hypha_ray.server.merge import BLOCK
-from hypha_ray.server.reduce import blank, initial_momentum, reduce
-from hypha_ray.server.spec import ReduceSpec
+from hypha_ray.server.reduce import ReduceSpec, blank, initial_momentum, reduce
 from hypha_ray.types import Contribution, Entry, Flat, Layout, Rejection
 
 pytestmark = pytest.mark.usefixtures("compiled_steps")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hypha_ray.config.tables.outputs import Checkpoint
+from hypha_ray.config.tables.training import Checkpoint
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.evaluations import Evaluations
 from hypha_ray.store.snapshots import rounds

@@ -11,11 +11,11 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from hypha_ray.config.tables.outputs import Checkpoint
+from hypha_ray.config.tables.training import Checkpoint
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.commits import CommitLog
-from hypha_ray.store.mirroring.courier import Courier
-from hypha_ray.store.mirroring.mirror import Mirror, fetch
+from hypha_ray.store.mirror import Mirror, fetch
+from hypha_ray.store.mirror_courier import Courier
 from hypha_ray.store.snapshots import rounds
 from tests.support.store_bench import LAYOUT, ask, flats
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.errors import CheckpointError, TryAgainError
-from hypha_ray.store import lock
-from hypha_ray.store.lock import Held, Lock, lock_store
+from hypha_ray.store import directory
+from hypha_ray.store.directory import Held, Lock, lock_store
 
 HOLDER = """
 import sys
 from pathlib import Path
-from hypha_ray.store.lock import Lock
+from hypha_ray.store.directory import Lock
 held = Lock.acquire(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -82,7 +82,7 @@ def test_lock_does_not_live_on_in_children(tmp_path: Path) -> None:
 
 
 def test_lock_of_a_store_that_does_not_end_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "_TAKEOVER_S", 0.1)
+    monkeypatch.setattr(directory, "_TAKEOVER_S", 0.1)
     with (
         lock_store(tmp_path),
         pytest.raises(CheckpointError, match=f"another process writes.*process {os.getpid()} on"),

@@ -9,11 +9,11 @@ from typing import Any
 import fsspec
 import pytest
 
-from hypha_ray.config.tables.outputs import Checkpoint
+from hypha_ray.config.tables.training import Checkpoint
 from hypha_ray.errors import CheckpointError, ConfigError, TryAgainError
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.commits import CommitLog
-from hypha_ray.store.mirroring.mirror import fetch
+from hypha_ray.store.mirror import fetch
 from hypha_ray.store.restore_point import restart
 from hypha_ray.store.snapshots import rounds
 from tests.support.store_bench import LAYOUT, ask, flats, flip

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.config.tables.outputs import Checkpoint
+from hypha_ray.config.tables.training import Checkpoint
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.directory import RunDirectory
-from hypha_ray.store.mirroring.mirror import Mirror, fetch
+from hypha_ray.store.mirror import Mirror, fetch
 from hypha_ray.store.restore_point import restart
 from hypha_ray.store.snapshots import load_snapshot
 from tests.support.store_bench import LAYOUT, ask, flats

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.errors import CheckpointError
-from hypha_ray.store.quarantine import QUARANTINE, quarantine, quarantined
+from hypha_ray.store.directory import QUARANTINE, quarantine, quarantined
 
 
 def test_slices_are_listed_with_what_is_wrong_with_them(tmp_path: Path) -> None:

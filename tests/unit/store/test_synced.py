@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.config.tables.outputs import Checkpoint
+from hypha_ray.config.tables.training import Checkpoint
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.commits import CommitLog
-from hypha_ray.store.directory import RunDirectory
-from hypha_ray.store.mirroring.mirror import fetch
-from hypha_ray.store.quarantine import quarantine
+from hypha_ray.store.directory import RunDirectory, quarantine
+from hypha_ray.store.mirror import fetch
 from tests.support.store_bench import LAYOUT, ask, flats
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.telemetry.metrics import METRICS
 from hypha_ray.telemetry.news import KINDS
 from hypha_ray.telemetry.sinks.files import summary
+from hypha_ray.telemetry.sinks.inputs import METRICS
 from tests.support.fleet import Fleet, job_of, slices_of
 
 ROOT = Path(__file__).parents[3]

@@ -11,9 +11,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricExportResult
 
-from hypha_ray.telemetry.metrics import METRICS as GAUGES
 from hypha_ray.telemetry.sinks.base import Tally, build
 from hypha_ray.telemetry.sinks.files import read_jsonl
+from hypha_ray.telemetry.sinks.inputs import METRICS as GAUGES
 from hypha_ray.telemetry.sinks.otel import Exporter
 from tests.support.fleet import fleet_records
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from hypha_ray.errors import AuthenticationError
-from hypha_ray.telemetry.metrics import Measurement, Measures
 from hypha_ray.telemetry.sinks.base import Composite, Files, Isolated, Tally, build
 from hypha_ray.telemetry.sinks.files import METRICS, Record, read_jsonl
+from hypha_ray.telemetry.sinks.inputs import Measurement, Measures
 
 RECORDS: list[dict[str, Any]] = [
     {"kind": "round", "round": number, "loss": 3.0 / (number + 1), "batches": {"0": 3}} for number in range(20)

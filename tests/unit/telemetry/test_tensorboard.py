@@ -13,10 +13,10 @@ import pytest
 from hypha_ray.config import Job
 from hypha_ray.driver.preflight.checks import check_job
 from hypha_ray.errors import ConfigError
-from hypha_ray.telemetry.sinks import trackers
+from hypha_ray.telemetry.sinks import inputs
 from hypha_ray.telemetry.sinks.base import Tally, build
 from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl, rewind
-from hypha_ray.telemetry.sinks.place import SinkPlace
+from hypha_ray.telemetry.sinks.inputs import SinkPlace
 from hypha_ray.telemetry.sinks.tensorboard import TensorBoard
 from tests.support.fleet import fleet_records
 
@@ -116,6 +116,6 @@ def test_tensorboard_point_has_the_time_of_its_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "mlflow"])
 def test_tracker_that_is_not_installed_is_refused_before_a_start(monkeypatch: pytest.MonkeyPatch, tracker: str) -> None:
     job = Job.model_validate({"telemetry": {"sinks": [tracker]}})
-    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(inputs.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=rf"CFG022.*{tracker}, which isn't installed.*pip install {tracker}"):
         check_job(job)

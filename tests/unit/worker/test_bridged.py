@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hypha_ray.bridge.scratch import PREFIX, sweep
+from hypha_ray.bridge.programs import PREFIX, sweep
 from hypha_ray.config import Job
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import (
@@ -32,11 +32,10 @@ from hypha_ray.types import (
     Source,
     Span,
 )
-from hypha_ray.worker.batches import BatchSource, order
-from hypha_ray.worker.bridged import printed, process
+from hypha_ray.worker.bridged import process
 from hypha_ray.worker.bridged.loop import BridgedLoop
 from hypha_ray.worker.bridged.process import TrainerGone
-from hypha_ray.worker.inbox import Inbox
+from hypha_ray.worker.inbox import BatchSource, Inbox, order
 from hypha_ray.worker.interrupts import Closed, Retired
 
 SOURCE = Source("test", 0, 7)
@@ -249,7 +248,7 @@ def test_directories_of_workers_that_were_killed_are_swept_up(tmp_path: Path, mo
 def test_what_a_trainer_prints_is_kept_up_to_a_limit_and_read_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(printed, "MAX_BYTES", 1000)
+    monkeypatch.setattr(process, "MAX_BYTES", 1000)
     (tmp_path / "r" / "logs").mkdir(parents=True)
     for size, whole in ((900, True), (3_000_000, False), (10, True)):
         program = f"import sys; sys.stdout.write('x' * {size}); sys.stderr.write('y')"

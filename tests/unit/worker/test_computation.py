@@ -11,12 +11,12 @@ import torch
 
 from hypha_ray.config.automatic import OFF, DeviceFacts, chosen_job, settings_of
 from hypha_ray.config.schema import Job
+from hypha_ray.model.execution import model_facts, settled
 from hypha_ray.model.loading.build import skeleton, task_of
 from hypha_ray.model.losses import Losses
-from hypha_ray.model.settings import model_facts, settled
 from hypha_ray.types import Samples
 from hypha_ray.worker.training.computation import ADMITTED_AFTER, CompiledByShape, Computation
-from hypha_ray.worker.training.operations import peak_operations, token_operations
+from hypha_ray.worker.training.meter import peak_operations, token_operations
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 from tests.support.jobs import MODEL
 

@@ -11,9 +11,8 @@ import torch
 
 from hypha_ray.codec import Encoder, encoder
 from hypha_ray.config.load import load
-from hypha_ray.model.layout import gather, layout_of, scatter
-from hypha_ray.model.live_group import LiveGroup
-from hypha_ray.optim.whole_model import WholeModel
+from hypha_ray.model.layout import LiveGroup, gather, layout_of, scatter
+from hypha_ray.optim.state import WholeModel
 from hypha_ray.types import Flat
 from hypha_ray.worker.training.device_encoding import DeviceEncoding, device_encoding
 

@@ -13,7 +13,7 @@ from hypha_ray.exchange_schedule import fragments_of_round, version_due
 from hypha_ray.model.layout import gather, layout_of, scatter
 from hypha_ray.server.reduce import initial_momentum
 from hypha_ray.types import Flat
-from hypha_ray.worker.batches import BatchSource
+from hypha_ray.worker.inbox import BatchSource
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 from tests.support.replicas import BATCH, REPLICAS, STEPS, WINDOW, Fleet, job_of, outer_step, samples_of, steps
 

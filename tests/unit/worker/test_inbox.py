@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypha_ray.codec import codec, encoder
-from hypha_ray.codec.views import tensors
+from hypha_ray.codec.blocks import tensors
 from hypha_ray.types import Flat, FragmentUpdate, Plan, Span
-from hypha_ray.worker.batches import BatchSource
-from hypha_ray.worker.inbox import Inbox
+from hypha_ray.worker.inbox import BatchSource, Inbox
 from hypha_ray.worker.interrupts import Closed, Retired
 
 Order = tuple[str, int, int]

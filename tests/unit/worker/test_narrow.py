@@ -10,10 +10,9 @@ import torch
 
 from hypha_ray.codec import upward_codec
 from hypha_ray.config.schema import Sync
-from hypha_ray.config.tables.optimizers import OuterOptimizer
+from hypha_ray.config.tables.training import OuterOptimizer
 from hypha_ray.server.admission import Received
-from hypha_ray.server.reduce import initial_momentum, reduce
-from hypha_ray.server.spec import ReduceSpec
+from hypha_ray.server.reduce import ReduceSpec, initial_momentum, reduce
 from hypha_ray.types import Delta, Flat, FragmentUpdate
 from tests.support.worker_bench import CONFIG, Bench, plan_of
 

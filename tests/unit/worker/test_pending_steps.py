@@ -14,7 +14,7 @@ from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.types import Damaged, Delta, Report
-from hypha_ray.worker.batches import order
+from hypha_ray.worker.inbox import order
 from hypha_ray.worker.training.loop import MOST_PENDING
 from tests.support.slow_device import use_slow_device
 from tests.support.worker_bench import Bench, plan_of

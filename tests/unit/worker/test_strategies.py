@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from hypha_ray.codec import codec, encoded, encoder, payload_bytes
-from hypha_ray.codec.blocks import blocks
-from hypha_ray.codec.views import tensors
+from hypha_ray.codec.blocks import blocks, tensors
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Delta, FragmentUpdate, Report
-from hypha_ray.worker.batches import order
-from hypha_ray.worker.training.inner_state import export_inner_state, import_inner_state
+from hypha_ray.worker.inbox import order
+from hypha_ray.worker.training.local_state import export_inner_state, import_inner_state
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 from tests.support.worker_bench import Bench, plan_of
 

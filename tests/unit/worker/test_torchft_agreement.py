@@ -12,7 +12,7 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.model.layout import layout_of
-from hypha_ray.worker.batches import BatchSource
+from hypha_ray.worker.inbox import BatchSource
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 from tests.support.replicas import BATCH, REPLICAS, STEPS, WINDOW, Fleet, job_of, samples_of, steps
 

@@ -1,4 +1,4 @@
-"""Text of a chat as its template renders it, and the parts of it that the assistant wrote.
+"""Text of a chat as its template renders it, the assistant's parts of it, and values that the template ignores.
 
 A template may mark these parts by ``{% generation %}``. Otherwise a part is the text by which the chat grows with the
 assistant's message:
@@ -7,23 +7,34 @@ assistant's message:
     rendered with the message                                 <|user|>Hi<|end|><|assistant|>Hello<|end|>
     part of the assistant                                                                  Hello<|end|>
 
-If the template renders the beginning of a chat in another way than in the whole chat, `answers` finds the parts by the
-messages' contents.
+A template may render a chat's beginning in another way than in the whole chat: reasoning models think in their last
+answer only. Then each answer is replaced by a mark. This shows the text that the template writes between marks, and the
+whole chat must be these pieces with the answers between them:
+
+    marked   <|user|>Hi<|assistant|> MARK <|end|><|user|>More<|assistant|><think></think> MARK <|end|>
+    whole    <|user|>Hi<|assistant|>Hello<|end|><|user|>More<|assistant|><think></think>Fine<|end|>
+    answers                         Hello<|end|>                         <think></think>Fine<|end|>
+
+An answer begins behind the generation prompt, and ends with the special token that follows it.
+
+A value is ignored if the text is the same without it. Templates differ in the keys of messages that they know, and say
+nothing of those that they don't: thoughts in ``reasoning_content``, or a speaker's ``name``, vanish.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from itertools import pairwise, takewhile
+from typing import Any, Final, TypeAlias
 
-from hypha_ray.data.preparation.kinds.answers import find_answers
-from hypha_ray.data.preparation.kinds.ignored_values import Ignored, ignored_values
 from hypha_ray.data.preparation.kinds.scored_tokens import ScoredText
-from hypha_ray.data.preparation.sources.chats import Chat, Messages
-from hypha_ray.data.preparation.sources.tool_calls import count_calls, with_texts, without_calls
+from hypha_ray.data.preparation.sources.chats import Chat, Messages, count_calls, with_texts, without_calls
+from hypha_ray.data.provenance import Account, readable
 from hypha_ray.errors import DataError, reason_of
 
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -157,3 +168,155 @@ class ChatTemplate:
     def _unclear(self, chat: Chat, why: str, got: str) -> DataError:
         what = f"{chat.where}: the assistant's tokens can't be found with the chat template of {self._name!r}: {why}"
         return DataError("DATA036", what, got, fix=_FIX)
+
+
+Render: TypeAlias = Callable[[Messages, bool], str]
+"""Text of messages; with the generation prompt behind it if the flag is true."""
+_MARK = "\N{REFERENCE MARK}answer {}\N{REFERENCE MARK}"
+_THOUGHT_AND_REST = re.compile(r"(?s)(.*</think>\s*)?(.*)")
+_THOUGHTS = re.compile(r"(?s)<think>\s*(\S.*?)\s*</think>")
+_THINKS = re.compile(r"</?think>")
+
+
+def find_answers(
+    render: Render, messages: Messages, places: Sequence[int], ends: tuple[str, ...], added: tuple[str, ...] = ()
+) -> list[tuple[int, int]] | None:
+    """Find the answers in the text of the whole chat.
+
+    Args:
+        render: the chat template.
+        messages: the chat.
+        places: indices of the assistant's messages.
+        ends: special tokens with a role, such as the end of a text.
+        added: other special tokens, of which one may end an answer at once; calls of tools may have some inside.
+
+    Returns:
+        First character of each answer and the character behind its last; None if the answers aren't in the text as
+        they are in the messages.
+
+    """
+    text = render(messages, False)
+    marked = [*messages]
+    marks = [_MARK.format(place) for place in places]
+    answers = []
+    for place, mark in zip(places, marks, strict=True):
+        thought, answer = _THOUGHT_AND_REST.fullmatch(messages[place]["content"]).groups(default="")  # type: ignore[union-attr]
+        marked[place] = messages[place] | {"content": thought + mark}
+        answers.append(answer)
+    pieces = re.split("|".join(marks), render(marked, False))
+    if any(mark in text for mark in marks) or len(pieces) != len(answers) + 1 or not text.startswith(pieces[0]):
+        return None
+    parts = []
+    at = len(pieces[0])
+    for place, answer, (before, after) in zip(places, answers, pairwise(pieces), strict=True):
+        start = _opening(render, messages[:place], before)
+        found = next((one for one in _forms(answer, after) if text.startswith("".join(one), at)), None)
+        if start is None or found is None:
+            return None
+        calls = "tool_calls" in messages[place]
+        closing = _closing(found[1], ends if calls else ends + added, calls)
+        parts.append((at - len(before) + start, at + len(found[0]) + closing))
+        at += len("".join(found))
+    return parts if at == len(text) else None
+
+
+def count_lost_thoughts(messages: Messages, text: str) -> int:
+    """Count the thoughts in messages that the text of the chat lacks."""
+    thoughts = [thought for message in messages for thought in _THOUGHTS.findall(message["content"])]
+    return sum(thought not in text for thought in thoughts)
+
+
+def _opening(render: Render, earlier: Messages, before: str) -> int | None:
+    """Place in the text before an answer where the generation prompt ends, with the thoughts that it opens or not.
+
+    If there is no prompt, as behind results of tools in some templates, the answer begins where the earlier text ends.
+    """
+    opened = render(earlier, True)
+    plain = render(earlier, False)
+    if opened == plain and before and plain.endswith(before):
+        return len(before)
+    shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(opened, plain, strict=False)))
+    prompt = opened[shared:]
+    for one in (prompt, _THINKS.split(prompt)[0]):
+        if one.strip() and (place := before.rfind(one)) >= 0:
+            return place + len(one)
+    return None
+
+
+def _closing(after: str, ends: tuple[str, ...], calls: bool) -> int:
+    """Length of the special token that ends an answer, with what stands before it."""
+    places = [(place, -len(end)) for end in ends if (place := after.find(end)) >= 0]
+    place, length = min(places, default=(0, 0))
+    return place - length if calls or not after[:place].strip() else 0
+
+
+def _forms(answer: str, after: str) -> Iterator[tuple[str, str]]:
+    """Forms of an answer, as templates trim it, and of the text behind it."""
+    for one in (answer, answer.rstrip(), answer.lstrip("\n"), answer.strip("\n"), answer.lstrip(), answer.strip()):
+        yield one, after
+    if not answer:
+        yield "", after.lstrip("\n")  # Lines that would keep calls of tools apart from an answer.
+
+
+RenderMessages: TypeAlias = Callable[[Messages], str]
+"""Text of messages, without a generation prompt."""
+Ignored: TypeAlias = Counter[tuple[str, str]]
+"""Number of ignored values by their noun and the reason for the account."""
+
+_OTHERWISE_COUNTED: Final = frozenset({"role", "content", "weight", "train", "tool_calls"})
+"""Keys of messages that aren't looked for: what a template needs, what it never sees, and calls."""
+_OTHER = "another text"
+
+
+def ignored_values(render: RenderMessages, messages: Messages, text: str) -> Ignored:
+    """Values of messages without which a template makes the same text, and contents with the same text for others."""
+    found: Ignored = Counter()
+    for key in dict.fromkeys(key for message in messages for key in message if key not in _OTHERWISE_COUNTED):
+        places = [place for place, message in enumerate(messages) if message.get(key) not in (None, "", [], {})]
+        number = _ignored_at(places, partial(_without, messages, key), render, text)
+        found["values", f"of {readable(key)!r} in messages, which the chat template ignores"] += number
+    for role in dict.fromkeys(message["role"] for message in messages if message["role"] != "assistant"):
+        places = [place for place, one in enumerate(messages) if one["role"] == role and _is_absent(one, text)]
+        number = _ignored_at(places, partial(_with_other_content, messages), render, text)
+        found["messages", f"of role {readable(role)!r}, whose content the chat template ignores"] += number
+    return +found
+
+
+def leave_out_ignored(account: Account, found: Iterable[Ignored]) -> None:
+    """Put the ignored values of chats into an account."""
+    for values in found:
+        for (what, reason), number in values.items():
+            account.leave_out(what, reason, number)
+
+
+def _ignored_at(
+    places: Sequence[int], changed: Callable[[Sequence[int]], Messages], render: RenderMessages, text: str
+) -> int:
+    """Number of places whose value is ignored; messages are changed there, one by one unless all make no difference."""
+    if not places or _same(render, changed(places), text):
+        return len(places)
+    return sum(_same(render, changed([place]), text) for place in places) if len(places) > 1 else 0
+
+
+def _same(render: RenderMessages, messages: Messages, text: str) -> bool:
+    """Whether a template makes the same text of other messages; one that refuses these knows the value."""
+    try:
+        return render(messages) == text
+    except DataError:
+        return False
+
+
+def _is_absent(message: dict[str, object], text: str) -> bool:
+    content = str(message["content"]).strip()
+    return bool(content) and content not in text
+
+
+def _without(messages: Messages, key: str, places: Sequence[int]) -> Messages:
+    return [
+        {name: value for name, value in message.items() if name != key or place not in places}
+        for place, message in enumerate(messages)
+    ]
+
+
+def _with_other_content(messages: Messages, places: Sequence[int]) -> Messages:
+    return [message | {"content": _OTHER} if place in places else message for place, message in enumerate(messages)]

@@ -4,30 +4,42 @@
                                                       └─► the rest, shuffled ───────────────► training slices
 
 Tensors: ``input_ids``, ``attention_mask`` and ``labels``, int32 [N, L], padded on the right to the longest chat. A
-label is the token itself if it is scored, otherwise -100. Chats are held in memory as a whole. `packed_chats` puts
-several of them into a sample instead.
+label is the token itself if it is scored, otherwise -100. Chats are held in memory as a whole.
+
+With --pack there are several chats in a sample, each without attention to the others:
+
+    input_ids       a a a a b b b c c c c c _ _        chats one after the other, then padding
+    position_ids    0 1 2 3 0 1 2 0 1 2 3 4 0 0        from 0 in each chat, and 0 at padding
+    labels          - - a a - b b - - c c c - -        -100 at the first token of a chat and at padding
+
+Models of transformers keep tokens apart between which positions don't count on, if there is no ``attention_mask``. Jobs
+check that the model does so. Tensors of packed chats are int32 [N, seq_len].
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from hypha_ray.data.manifest import PreprocessorInfo, TokenRules
-from hypha_ray.data.preparation.encoders import padding_of, require_end, require_fast, save_tokenizer, tokenizer_of
-from hypha_ray.data.preparation.kinds.answers import count_lost_thoughts
-from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate
-from hypha_ray.data.preparation.kinds.ignored_values import leave_out_ignored
+from hypha_ray.data.preparation.encoders import (
+    begin_of,
+    ends_among,
+    padding_of,
+    require_end,
+    require_fast,
+    save_tokenizer,
+    token_rules,
+    tokenizer_of,
+)
+from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate, count_lost_thoughts, leave_out_ignored
 from hypha_ray.data.preparation.kinds.kind import Kind
-from hypha_ray.data.preparation.kinds.packed_chats import write_packed
 from hypha_ray.data.preparation.kinds.scored_tokens import ScoredText, ScoredTokens, TextTokenizer
 from hypha_ray.data.preparation.options import Options
-from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
+from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
 from hypha_ray.data.preparation.sources.chats import Chat, chats
-from hypha_ray.data.preparation.splitting import Rows, split, write_split
-from hypha_ray.data.preparation.token_rules import begin_of, ends_among, token_rules
 from hypha_ray.data.provenance import Account, counted
 from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import DataError
@@ -173,3 +185,51 @@ def _arrays(samples: Sequence[ScoredTokens], rows: Rows, length: int, padding: i
 
 
 KIND: Final = Kind(write_chats, "language", "those of the chats are")
+
+
+_OPEN = 64
+"""Samples that are being filled at the same time."""
+
+Parts: TypeAlias = list[ScoredTokens]
+"""Chats of one sample."""
+
+
+def write_packed(
+    samples: Sequence[ScoredTokens], splits: tuple[Rows, Rows], options: Options, padding: int, writer: SliceWriter
+) -> None:
+    """Pack the chats of each split in their order, and write the slices."""
+    size = options.samples_per_slice
+    for rows, name in zip(splits, ("train", "validation"), strict=True):
+        packed = pack_chats((samples[row] for row in rows), options.seq_len)
+        for start in range(0, len(packed), size):
+            writer.add(_packed_arrays(packed[start : start + size], options.seq_len, padding), name)
+
+
+def pack_chats(chats: Iterable[ScoredTokens], most: int) -> list[Parts]:
+    """Put each chat into the first sample with room for it, of those that are being filled; `most` tokens fit in."""
+    packed: list[Parts] = []
+    left: list[int] = []
+    for chat in chats:
+        first = max(0, len(packed) - _OPEN)
+        place = next((n for n in range(first, len(packed)) if left[n] >= len(chat.ids)), None)
+        if place is None:
+            place = len(packed)
+            packed.append([])
+            left.append(most)
+        packed[place].append(chat)
+        left[place] -= len(chat.ids)
+    return packed
+
+
+def _packed_arrays(packed: Sequence[Parts], length: int, padding: int) -> Arrays:
+    tokens = np.full((len(packed), length), padding, np.int32)
+    positions = np.zeros_like(tokens)
+    labels = np.full_like(tokens, IGNORE_INDEX)
+    for place, parts in enumerate(packed):
+        start = 0
+        for ids, scored in parts:
+            end = start + len(ids)
+            tokens[place, start:end], positions[place, start:end] = ids, np.arange(len(ids))
+            labels[place, start + 1 : end] = np.where(scored, ids, IGNORE_INDEX)[1:]
+            start = end
+    return {"input_ids": tokens, "position_ids": positions, "labels": labels}

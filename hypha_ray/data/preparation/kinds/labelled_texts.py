@@ -9,6 +9,12 @@ Beside them are ``input_ids`` and ``attention_mask``, int32 [N, L], padded on th
 whose last token classifies, as XLNet's, have padding on the left. Special tokens are those that the tokenizer adds.
 With a second text for each one there are ``token_type_ids``, if models of this tokenizer have some. Texts are held in
 memory as a whole.
+
+A tokenizer of bytes or characters tells words of a text by the spaces between them, and a list of words has none:
+
+    red blue            red Ġblue        a text
+    ["red", "blue"]     red blue         a list: the tokens of "redblue"
+    ["red", " blue"]    red Ġblue        the same with spaces
 """
 
 from __future__ import annotations
@@ -20,15 +26,24 @@ import numpy as np
 import numpy.typing as npt
 
 from hypha_ray.data.manifest import ClassInfo, PreprocessorInfo
-from hypha_ray.data.preparation.encoders import Tokens, padding_of, require_fast, save_tokenizer, tokenizer_of
+from hypha_ray.data.preparation.encoders import (
+    Tokens,
+    padding_of,
+    require_fast,
+    save_tokenizer,
+    token_rules,
+    tokenizer_of,
+)
 from hypha_ray.data.preparation.kinds.kind import Kind
-from hypha_ray.data.preparation.kinds.labels import classes_of, numbered, require_different
-from hypha_ray.data.preparation.kinds.words import separated, word_separator
 from hypha_ray.data.preparation.options import Options
-from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
-from hypha_ray.data.preparation.sources.labelled import LabelledText, labelled_texts
-from hypha_ray.data.preparation.splitting import Rows, split, write_split
-from hypha_ray.data.preparation.token_rules import token_rules
+from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
+from hypha_ray.data.preparation.sources.labelled import (
+    LabelledText,
+    classes_of,
+    labelled_texts,
+    numbered,
+    require_different,
+)
 from hypha_ray.data.provenance import Account, counted
 from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import ConfigError, DataError, reason_of
@@ -232,3 +247,27 @@ def _arrays(samples: Sequence[Sample], length: int, padding: int, typed: bool, l
 
 
 KIND: Final = Kind(write_texts, "language", "text and label are")
+
+
+_WORD = "a"
+
+
+def word_separator(tokenizer: Any) -> str:
+    """The text before each word but the first; empty if the tokenizer itself keeps words apart."""
+    as_text = _ids(tokenizer, f"{_WORD} {_WORD}")
+    if _ids(tokenizer, [_WORD, _WORD]) == as_text:
+        return ""
+    return " " if _ids(tokenizer, [_WORD, f" {_WORD}"]) == as_text else ""
+
+
+def separated(words: Sequence[str], separator: str) -> list[str]:
+    """Words with the separator before each but the first; an empty word stays empty."""
+    behind = [word and separator + word for word in words[1:]]
+    return [*words[:1], *behind]
+
+
+def _ids(tokenizer: Any, text: str | list[str]) -> list[int]:
+    found: list[int] = tokenizer(text, is_split_into_words=isinstance(text, list), add_special_tokens=False)[
+        "input_ids"
+    ]
+    return found

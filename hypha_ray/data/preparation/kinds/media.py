@@ -3,33 +3,151 @@
     images        ``images`` float32 [N, C, H, W]
     recordings    ``audio`` float32 [N, …], and ``attention_mask`` int32 [N, …] if the preprocessor makes one
 
-``labels`` are int32 [N], or uint8 [N, C] if a file has a list of labels. Files are read twice, and decoded for one
-slice at a time. The preprocessor is kept beside the slices.
+Sources are folders by class, and columns of tables with files or their bytes. ``labels`` are int32 [N], or uint8 [N, C]
+if a file has a list of labels. Files are read twice, and decoded for one slice at a time. The preprocessor is kept
+beside the slices. scikit-learn's images of digits need none.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, Protocol
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final, Protocol
 
 import numpy as np
 
 from hypha_ray.data.manifest import PreprocessorInfo
 from hypha_ray.data.preparation.encoders import PREPROCESSOR, save_preprocessor
-from hypha_ray.data.preparation.kinds.digits import write_digits
 from hypha_ray.data.preparation.kinds.kind import Kind
-from hypha_ray.data.preparation.kinds.labels import classes_of, numbered
 from hypha_ray.data.preparation.kinds.recordings import Recordings
 from hypha_ray.data.preparation.options import Options
-from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
-from hypha_ray.data.preparation.sources.media import MediaFile, media_files
-from hypha_ray.data.preparation.splitting import Rows, split, write_split
+from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
+from hypha_ray.data.preparation.sources.documents import digits, read
+from hypha_ray.data.preparation.sources.labelled import Label, classes_of, label_of, no_label, numbered
+from hypha_ray.data.preparation.sources.media_folders import classified, medium_of
+from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import ConfigError, DataError, reason_of
 from hypha_ray.model.loading.hub import fetch
+
+
+@dataclass(frozen=True, slots=True)
+class MediaFile:
+    """An image or a recording: its path, or its content; None instead of a label without one."""
+
+    where: str
+    data: Path | bytes
+    label: Label | None
+
+    def content(self) -> bytes:
+        """The content of the file.
+
+        Raises:
+            OSError: it can't be read.
+
+        """
+        return self.data if isinstance(self.data, bytes) else self.data.read_bytes()
+
+
+def media_files(options: Options, classes: list[str], account: Account) -> Iterator[MediaFile]:
+    """The images or recordings of a source, up to the number asked for; `classes` receives names that the source has.
+
+    Raises:
+        DataError: there is no such source, it is damaged, or a row lacks a column.
+        HyphaError: the hub can't be reached, or doesn't let us have it.
+
+    """
+    medium = medium_of(options.source, mixed=True)
+    found: Iterable[MediaFile]
+    if options.media_column is None and medium is not None:
+        files = classified(Path(options.source).expanduser(), medium, options.split, account)
+        found = (MediaFile(str(path), path, name) for path, name in files)
+    else:
+        found = read(options, MediaReader(options, classes), account)
+    for file in itertools.islice(found, options.max_documents):
+        account.documents += 1
+        yield file
+
+
+class MediaReader:
+    """Reads rows of a table with a file and its label."""
+
+    def __init__(self, options: Options, classes: list[str]) -> None:
+        flag = "--image-column" if options.image_column is not None else "--audio-column"
+        self._file = Column(str(options.media_column), flag)
+        label = options.label_column
+        self._label = None if label is None else Column(label, "--label-column", classes)
+        source = Path(options.source).expanduser()
+        self._folder = source if source.is_dir() else source.parent
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of file and label."""
+        return (self._file,) if self._label is None else (self._file, self._label)
+
+    def of_rows(self, rows: Iterable[Row], account: Account) -> Iterator[MediaFile]:
+        """The files of rows; those without file or label are put into the account.
+
+        Raises:
+            DataError: a row lacks a column, or has something in it that is of no use.
+
+        """
+        for where, row in complete(rows, self.columns, account):
+            data = self._data(where, row[self._file.name])
+            label = None if self._label is None else row[self._label.name]
+            if data is None:
+                account.leave_out("rows", "without a file")
+            elif self._label is not None and no_label(label):
+                account.leave_out("rows", "without a label")
+            else:
+                yield MediaFile(where, data, None if self._label is None else label_of(where, self._label, label))
+
+    def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[MediaFile]:
+        """Refuse a plain text: it has no columns."""
+        del file, alone
+        raise no_table(path, f"column {self._file.name!r}")
+
+    def _data(self, where: str, value: Any) -> Path | bytes | None:
+        """A file's path, relative to the table, or its content; None if there is neither."""
+        if isinstance(value, Mapping) and value.keys() & {"bytes", "path"}:
+            value = value.get("bytes") or value.get("path")
+        if value is None or value == "":
+            return None
+        if isinstance(value, str):
+            return self._folder / Path(value).expanduser()
+        if isinstance(value, bytes):
+            return value
+        what = f"{where}: column {self._file.name!r} is of no use"
+        allowed = "a path, or the content of a file"
+        raise DataError("DATA031", what, type(value).__name__, allowed, f"name another with {self._file.flag}")
+
+
+def write_digits(options: Options, writer: SliceWriter) -> None:
+    """Write the slices of both splits, which have the same proportions of classes."""
+    from sklearn.model_selection import train_test_split
+
+    arrays = digits()
+    labels = arrays["labels"]
+    train = np.random.default_rng(options.seed).permutation(len(labels))
+    validation = np.empty(0, np.int64)
+    held_out = min(options.validation_samples, round(options.validation_fraction * len(labels)))
+    if held_out:
+        try:
+            train, validation = train_test_split(
+                train, test_size=held_out, stratify=labels[train], random_state=options.seed
+            )
+        except ValueError as error:
+            allowed = "none, or at least one image of each of 10 classes in both splits"
+            raise ConfigError("PREP005", "validation can't have all classes", str(error), allowed) from None
+    for part, rows in (("train", train[: options.max_samples]), ("validation", validation)):
+        if len(rows):
+            writer.add({name: array[rows] for name, array in arrays.items()}, part)
+
 
 MOST_SLICE_BYTES = 1 << 26
 """Most bytes of a slice, however many samples are asked for."""

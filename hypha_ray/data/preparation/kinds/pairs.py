@@ -1,4 +1,4 @@
-"""From pairs of texts to a prepared dataset for models with encoder and decoder.
+"""From tables with pairs of texts to a prepared dataset for models with encoder and decoder.
 
 Tensors: ``input_ids`` and ``attention_mask``, int32 [N, S], padded to the longest source; ``labels``, int32 [N, T], the
 tokens of the target, padded with -100 to the longest. Pairs are held in memory as a whole.
@@ -6,8 +6,10 @@ tokens of the target, padded with -100 to the longest. Pairs are held in memory 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -18,18 +20,82 @@ from hypha_ray.data.preparation.encoders import (
     require_end,
     require_fast,
     save_tokenizer,
+    token_rules,
     tokenizer_of,
 )
 from hypha_ray.data.preparation.kinds.kind import Kind
 from hypha_ray.data.preparation.options import Options
-from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
-from hypha_ray.data.preparation.sources.pairs import Pair, pairs
-from hypha_ray.data.preparation.splitting import Rows, split, write_split
-from hypha_ray.data.preparation.token_rules import token_rules
-from hypha_ray.data.provenance import Account, counted
+from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
+from hypha_ray.data.preparation.sources.documents import read
+from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table
+from hypha_ray.data.provenance import Account, counted, readable
 from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import DataError
 from hypha_ray.model.tasks.task import IGNORE_INDEX
+
+
+class Pair(NamedTuple):
+    """A text, and the text that is to be made of it."""
+
+    source: str
+    target: str
+
+
+def pairs(options: Options, account: Account) -> Iterator[Pair]:
+    """The pairs of a source, up to the number asked for.
+
+    Raises:
+        DataError: there is no such source, it is damaged, or a row lacks a column.
+        HyphaError: the hub can't be reached, or doesn't let us have it.
+
+    """
+    for pair in itertools.islice(read(options, PairReader(options), account), options.max_documents):
+        account.documents += 1
+        yield pair
+
+
+class PairReader:
+    """Reads rows of a table with two texts."""
+
+    def __init__(self, options: Options) -> None:
+        self._source = Column(str(options.source_column), "--source-column")
+        self._target = Column(str(options.target_column), "--target-column")
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of both texts."""
+        return self._source, self._target
+
+    def of_rows(self, rows: Iterable[Row], account: Account) -> Iterator[Pair]:
+        """The pairs of rows; those with a blank text are put into the account.
+
+        Raises:
+            DataError: a row lacks a column, or has something else than text in it.
+
+        """
+        for where, row in complete(rows, self.columns, account):
+            texts = [_text(where, column, row[column.name]) for column in self.columns]
+            if all(texts):
+                yield Pair(*texts)
+            else:
+                account.leave_out("rows", f"without text in {readable(self.columns[texts.index('')].name)}")
+
+    def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[Pair]:
+        """Refuse a plain text: it has no columns."""
+        del file, alone
+        raise no_table(path, f"column {self._source.name!r}")
+
+
+def _text(where: str, column: Column, value: object) -> str:
+    """The text of a column, without halves of surrogate pairs; empty if it is blank."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        what = f"{where}: column {column.name!r} is of no use"
+        fix = f"name another with {column.flag}"
+        raise DataError("DATA031", what, type(value).__name__, "text", fix)
+    return value.encode("utf-8", "replace").decode() if value.strip() else ""
+
 
 _AT_ONCE = 1024
 """Pairs that are tokenised at once."""

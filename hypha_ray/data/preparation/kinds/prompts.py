@@ -22,28 +22,28 @@ from hypha_ray.data.manifest import Manifest, PreprocessorInfo
 from hypha_ray.data.preparation.encoders import (
     FOLDER,
     Tokens,
+    begin_of,
+    ends_among,
     load_tokenizer,
     padding_of,
     require_end,
     save_tokenizer,
+    token_rules,
     tokenizer_of,
 )
-from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate
-from hypha_ray.data.preparation.kinds.ignored_values import ignored_values, leave_out_ignored
+from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate, ignored_values, leave_out_ignored
 from hypha_ray.data.preparation.kinds.kind import Kind
 from hypha_ray.data.preparation.kinds.scored_tokens import TextTokenizer
 from hypha_ray.data.preparation.options import PROBLEMS, Options
-from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
+from hypha_ray.data.preparation.slice_writer import Report, SliceWriter, split, write_split
 from hypha_ray.data.preparation.sources.chats import Chat
-from hypha_ray.data.preparation.sources.problems import ALPHABET
+from hypha_ray.data.preparation.sources.generated import ALPHABET
 from hypha_ray.data.preparation.sources.prompts import Messages, Prompt, prompts
-from hypha_ray.data.preparation.splitting import split, write_split
-from hypha_ray.data.preparation.token_rules import begin_of, ends_among, token_rules
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.errors import DataError, reason_of
 from hypha_ray.rl.reward_data import records_of
-from hypha_ray.types.prompts import pack_records
+from hypha_ray.types.records import pack_records
 
 _AT_ONCE = 1024
 """Prompts that are tokenised at once."""

@@ -6,14 +6,14 @@
     instruction     with output, and an input if there is one, as in Alpaca
 
 The first of these that a table has columns for is used, unless options name the columns. The columns ``system`` and
-``tools`` are used as well.
+``tools`` are used as well. Arguments of tool calls are objects, or JSON text as services and a few templates have them.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,6 @@ from typing import IO, Any, Final, TypeAlias
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.sources.documents import read
 from hypha_ray.data.preparation.sources.tables import Column, Row, no_column, no_table, objects_of
-from hypha_ray.data.preparation.sources.tool_calls import with_objects
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.errors import DataError
 
@@ -231,3 +230,56 @@ def _clean(text: str) -> str:
 def _useless(where: str, column: Column, got: str, allowed: str) -> DataError:
     what = f"{where}: column {readable(column.name)!r} has no chat"
     return DataError("DATA031", what, got, allowed, f"mend it, or name another column with {column.flag}")
+
+
+_CALLS = "tool_calls"
+_FUNCTION = "function"
+_ARGUMENTS = "arguments"
+
+
+def count_calls(messages: list[dict[str, Any]]) -> int:
+    """Count the calls in messages; a value of another form than a list of calls counts as one."""
+    calls = (message.get(_CALLS) for message in messages)
+    return sum(len(one) if isinstance(one, list) else 1 for one in calls if one)
+
+
+def without_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages without their calls."""
+    return [{name: value for name, value in message.items() if name != _CALLS} for message in messages]
+
+
+def with_objects(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose calls have objects for arguments; other texts than JSON objects stay."""
+    return _changed(message, _as_object)
+
+
+def with_texts(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose calls have JSON text for arguments."""
+    return _changed(message, _as_text)
+
+
+def _changed(message: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a message with other arguments; those of other forms than lists of calls stay."""
+    calls = message.get(_CALLS)
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        return message
+    return message | {_CALLS: [_call(call, change) for call in calls]}
+
+
+def _call(call: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    inner = call.get(_FUNCTION)
+    if isinstance(inner, Mapping):
+        return {**call, _FUNCTION: _call(inner, change)}
+    return {**call, _ARGUMENTS: change(call[_ARGUMENTS])} if _ARGUMENTS in call else {**call}
+
+
+def _as_object(arguments: Any) -> Any:
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):
+            if isinstance(found := json.loads(arguments), dict):
+                return found
+    return arguments
+
+
+def _as_text(arguments: Any) -> Any:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

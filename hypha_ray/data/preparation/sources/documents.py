@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,8 +26,7 @@ from hypha_ray.data.preparation.sources.files import (
     texts_among,
     walk,
 )
-from hypha_ray.data.preparation.sources.hub.class_names import named_classes
-from hypha_ray.data.preparation.sources.tables import CSV, JSON, Reader, TextReader, csv_rows, json_rows
+from hypha_ray.data.preparation.sources.tables import CSV, JSON, Column, Reader, TextReader, csv_rows, json_rows
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import DataError, HyphaError
@@ -275,7 +274,7 @@ def _explained(name: str) -> Iterator[None]:
     except (HyphaError, GeneratorExit):
         raise
     except Exception as error:
-        from hypha_ray.data.preparation.sources.hub.hub_errors import explain
+        from hypha_ray.data.preparation.sources.hub_errors import explain
 
         raise explain(error, name, _near(Path(name), "stdlib", "digits")) from error
 
@@ -290,3 +289,27 @@ def _near(path: Path, *others: str) -> str:
     names = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, [*others, *names], n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else "give stdlib, digits, a path, or a Hugging Face name"
+
+
+def named_classes(rows: Iterable[Mapping[str, Any]], features: Any, columns: Iterable[Column]) -> Iterator[Any]:
+    """Rows with the names of classes instead of their numbers, in the columns that ask for it."""
+    names = {column.name: _names_of(features, column) for column in columns if column.classes is not None}
+    for row in rows:
+        yield {key: _named(value, names.get(key)) for key, value in row.items()}
+
+
+def _names_of(features: Any, column: Column) -> list[str] | None:
+    feature = (features or {}).get(column.name)
+    found: list[str] | None = getattr(getattr(feature, "feature", feature), "names", None)
+    if found is not None and column.classes is not None:
+        column.classes[:] = found
+    return found
+
+
+def _named(value: Any, names: list[str] | None) -> Any:
+    """The names of one or several numbers; a number without a name, such as -1, stands for no label."""
+    if names is None or value is None:
+        return value
+    if isinstance(value, list):
+        return [_named(one, names) for one in value]
+    return names[value] if 0 <= value < len(names) else None

@@ -14,8 +14,7 @@ from typing import IO, Any, TypeAlias
 from hypha_ray.data.preparation.options import GENERATED, GYM, PROBLEMS, Options
 from hypha_ray.data.preparation.sources.chats import said
 from hypha_ray.data.preparation.sources.documents import read
-from hypha_ray.data.preparation.sources.gym import gym_entries
-from hypha_ray.data.preparation.sources.problems import problems
+from hypha_ray.data.preparation.sources.generated import gym_entries, problems
 from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table
 from hypha_ray.data.provenance import Account
 from hypha_ray.errors import DataError

@@ -15,8 +15,7 @@ from ray.exceptions import RayError
 
 from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.mixture import whole
-from hypha_ray.data.run_dataset import OTHER_SAMPLES, other_dataset
+from hypha_ray.data.mixture import OTHER_SAMPLES, other_dataset, whole
 from hypha_ray.data.slices import UNREADABLE
 from hypha_ray.errors import AuthenticationError, ClusterError, DataError, HyphaError, first_line
 from hypha_ray.scheduler.runtime.run_actors import RunActors

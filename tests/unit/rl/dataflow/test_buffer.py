@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from hypha_ray.rl.dataflow.buffer import Buffer
 from hypha_ray.rl.dataflow.graph import Call, Graph
+from hypha_ray.rl.dataflow.master import Buffer
 from hypha_ray.rl.dataflow.plan import Shard
 from hypha_ray.rl.dataflow.sample import Meta
 

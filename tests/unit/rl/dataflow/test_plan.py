@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.rl.dataflow.mesh import Mesh
-from hypha_ray.rl.dataflow.plan import Shard, balanced, moves, windows
+from hypha_ray.rl.dataflow.plan import Mesh, Shard, balanced, moves, windows
 from hypha_ray.rl.dataflow.sample import gather
 from tests.support.packed import packed
 

@@ -10,8 +10,7 @@ from itertools import combinations
 import pytest
 
 from hypha_ray.model.loading.tokenizer import pack
-from hypha_ray.rl.dataflow.post import Post
-from hypha_ray.rl.dataflow.requests import Hook, Name, Reallocate, Reply, Request, Transfer
+from hypha_ray.rl.dataflow.requests import Hook, Name, Post, Reallocate, Reply, Request, Transfer
 from hypha_ray.rl.packing import sample_of
 from hypha_ray.rl.roles.role import Role
 from hypha_ray.rl.workers.actor import Actors

@@ -1,0 +1,224 @@
+"""Access to a driver: tokens, addresses, and whether they need TLS.
+
+An address is ``host:port``, ``[IPv6]:port`` or ``unix:PATH``. A token is never sent over the connection: each side
+proves to have it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import ipaddress
+import os
+import re
+import secrets
+import socket
+import ssl
+import stat
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from hypha_ray.errors import AuthenticationError, BridgeError, ClusterError, ConfigError
+
+Side: TypeAlias = Literal["driver", "trainer"]
+
+NONCE = 32
+"""Size of a nonce in bytes."""
+SESSION = 16
+"""Size of a session id in bytes."""
+_TOKEN_FORM = re.compile(rb"[0-9a-f]{64}\n?")
+_TOKEN_FIX = "give the file that the run has written, readable by its owner alone: chmod 600"
+
+
+def make_token(path: Path) -> bytes:
+    """Write a new token of 256 bits to a new file that only its owner can read; returns the token."""
+    token = secrets.token_hex(32).encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(token + b"\n")
+    return token
+
+
+def read_token(path: Path) -> bytes:
+    """Read a token from a file.
+
+    Raises:
+        AuthenticationError: AUTH010 no such file, AUTH011 others may read it, AUTH012 not a token.
+
+    """
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            content = file.read(128)
+    except OSError as error:
+        raise AuthenticationError("AUTH010", f"{path}: no token", error.strerror or "", fix=_TOKEN_FIX) from None
+    if mode & 0o077:
+        raise AuthenticationError("AUTH011", f"{path}: others may read this token", f"{mode:04o}", "0600", _TOKEN_FIX)
+    if not _TOKEN_FORM.fullmatch(content):
+        raise AuthenticationError("AUTH012", f"{path}: not a token", allowed="64 hexadecimal digits", fix=_TOKEN_FIX)
+    return content.strip()
+
+
+def prove(token: bytes, side: Side, session: bytes, driver_nonce: bytes, trainer_nonce: bytes) -> bytes:
+    """Proof that a side has the token: HMAC-SHA256 of its name and both nonces (RFC 2104)."""
+    said = b"hypha-bridge 1 " + side.encode() + session + driver_nonce + trainer_nonce
+    return hmac.new(token, said, hashlib.sha256).digest()
+
+
+def proves(proof: bytes, expected: bytes) -> bool:
+    """Whether a proof is the expected one, compared in constant time."""
+    return hmac.compare_digest(proof, expected)
+
+
+UNIX = "unix:"
+_BACKLOG = 64
+_FORM = "host:port, [IPv6]:port or unix:PATH"
+
+
+def bound(address: str, encrypted: bool) -> socket.socket:
+    """A socket that listens at an address; only its owner can use one in the file system.
+
+    Args:
+        address: address to listen at; port 0 means any free one, and the path of a Unix socket must not exist yet.
+        encrypted: whether its connections are encrypted.
+
+    Raises:
+        ConfigError: CFG020 not an address, SEC001 it would listen to the network without TLS.
+        ClusterError: NET001 the address isn't available.
+
+    """
+    try:
+        if address.startswith(UNIX):
+            path = address.removeprefix(UNIX)
+            listening = socket.socket(socket.AF_UNIX)
+            listening.bind(path)
+            Path(path).chmod(0o600)  # No process can connect before it listens.
+            listening.listen(_BACKLOG)
+            return listening
+        host, port = split(address, encrypted)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        what = f"the bridge can't listen on {address}"
+        raise ClusterError("NET001", what, error.strerror or str(error), fix="choose another address") from None
+
+
+def released(address: str) -> None:
+    """Remove the file of a closed Unix socket."""
+    if address.startswith(UNIX):
+        Path(address.removeprefix(UNIX)).unlink(missing_ok=True)
+
+
+def name_of(listening: socket.socket) -> str:
+    """The address that a socket listens on."""
+    name = listening.getsockname()
+    if isinstance(name, str):
+        return UNIX + name
+    return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+
+
+def dial(address: str, tls: ssl.SSLContext | None = None, timeout_s: float = 10.0) -> socket.socket:
+    """Connect to a listener.
+
+    Args:
+        address: address of the listener.
+        tls: trusted authorities; required except on this machine.
+        timeout_s: longest wait in seconds.
+
+    Raises:
+        ConfigError: CFG020 not an address, SEC001 it would connect to another machine without TLS.
+        BridgeError: NET010 no process listens there, NET011 it can't prove its identity.
+
+    """
+    stream: socket.socket | None = None
+    try:
+        if address.startswith(UNIX):
+            stream = socket.socket(socket.AF_UNIX)
+            stream.settimeout(timeout_s)
+            stream.connect(address.removeprefix(UNIX))
+            return stream
+        host, port = split(address, tls is not None)
+        stream = socket.create_connection((host, port), timeout_s)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return stream if tls is None else tls.wrap_socket(stream, server_hostname=host)
+    except OSError as error:
+        if stream is not None:
+            stream.close()
+        if isinstance(error, ssl.SSLError):
+            what = f"{address} can't prove its identity"
+            fix = "give its certificate authority"
+            raise BridgeError("NET011", what, error.reason or str(error), fix=fix) from None
+        what = f"no process can be reached at {address}"
+        raise BridgeError("NET010", what, error.strerror or str(error), fix="is the run still active?") from None
+
+
+def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
+    """TLS 1.3 of a listener.
+
+    Args:
+        certificate: certificate chain, PEM.
+        key: private key of the certificate, PEM.
+
+    Raises:
+        ConfigError: SEC005 they can't be used.
+
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise _unusable(f"certificate {certificate} with key {key}", error) from None
+    return context
+
+
+def client_tls(authority: Path | None) -> ssl.SSLContext:
+    """TLS 1.3 of the side that dials.
+
+    Args:
+        authority: trusted certificates, PEM; None: those of the system.
+
+    Raises:
+        ConfigError: SEC005 they can't be used.
+
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        if authority is None:
+            context.load_default_certs()
+        else:
+            context.load_verify_locations(authority)
+    except (OSError, ssl.SSLError) as error:
+        raise _unusable(f"certificates {authority}", error) from None
+    return context
+
+
+def split(address: str, encrypted: bool) -> tuple[str, int]:
+    """Host and port of an address, if it may be used.
+
+    Raises:
+        ConfigError: CFG020 not an address, SEC001 another machine's without encryption.
+
+    """
+    host, separator, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (separator and host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise ConfigError("CFG020", "not an address", address, _FORM)
+    if not encrypted and not _is_loopback(host):
+        fix = "give the run a certificate (bridge.certificate, bridge.key) and its trainers the authority"
+        raise ConfigError(
+            "SEC001", "the bridge connects to other machines only by TLS", address, "a loopback address", fix
+        )
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _unusable(what: str, error: OSError) -> ConfigError:
+    return ConfigError("SEC005", f"{what} can't be used", error.strerror or str(error), "PEM files")

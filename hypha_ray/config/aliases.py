@@ -1,0 +1,112 @@
+"""Other names of keys: of the training guide, of hypha, the system that the guide describes, and of other tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypha_ray.config.keys import CONFIG, LABELS, KeyPath, free_table
+
+GUIDE: KeyPath = ("scheduler", "job")
+"""The table that contains all tables of a job in the guide."""
+
+CONTAINERS = frozenset([(), GUIDE[:1], GUIDE])
+"""Tables that contain only tables of the job file."""
+
+GUIDE_NAMES: dict[KeyPath, KeyPath] = {
+    ("type",): ("sync", "strategy"),
+    ("dataset_name",): ("dataset", "name"),
+    ("scheduler", "status_bridge"): ("telemetry", "status_bridge"),
+}
+RENAMED: dict[KeyPath, KeyPath] = GUIDE_NAMES | {
+    ("status_bridge",): ("telemetry", "status_bridge"),
+    ("dataset", "dataset"): ("dataset", "name"),
+    ("rounds", "avg_samples_between_updates"): ("rounds", "samples_between_updates"),
+    ("resources", "worker", "memory"): ("resources", "worker", "memory_gb"),
+    ("resources", "parameter_server", "memory"): ("resources", "parameter_server", "memory_gb"),
+}
+
+_PREPARED = "a dataset is preprocessed when it is prepared"
+_NO_STORAGE = "Ray doesn't lease disk space"
+IGNORED: dict[KeyPath, str] = {
+    ("executors",): "a Ray worker needs no executor command",
+    ("model", "filenames"): "transformers knows which files it needs",
+    ("preprocessor", "filenames"): "transformers knows which files it needs",
+    ("preprocessor", "type"): _PREPARED,
+    ("preprocessor", "input_names"): _PREPARED,
+    ("resources", "worker", "storage"): _NO_STORAGE,
+    ("resources", "parameter_server", "storage"): _NO_STORAGE,
+}
+
+
+def inside(path: Sequence[str]) -> KeyPath:
+    """A key as it would be written outside the guide's table."""
+    return tuple(path[len(GUIDE) :] if tuple(path[: len(GUIDE)]) == GUIDE else path)
+
+
+def own(path: Sequence[str]) -> KeyPath:
+    """The schema's name of a key; unknown names are returned unchanged, with ``_`` for ``-``."""
+    name = inside(path)
+    ours = len(free_table(tuple(part.replace("-", "_") for part in name)) or name)
+    name = (*(part.replace("-", "_") for part in name[:ours]), *name[ours:])
+    if name[:1] == CONFIG[:1] and name[1:2] and name[1] in LABELS:
+        return (*CONFIG, *name[1:])
+    return RENAMED.get(name, name)
+
+
+_KEYS = {
+    "run.name": "name run_name experiment experiment_name project",
+    "run.dir": "out output out_dir output_dir save_dir logging_dir log_dir work_dir",
+    "run.seed": "seed random_seed data_seed",
+    "model.repository": "model model_name model_id model_path model_name_or_path base_model pretrained checkpoint_path",
+    "model.trust_remote_code": "trust_remote_code",
+    "model.lora.rank": "lora lora_r lora_rank rank",
+    "model.lora.alpha": "lora_alpha",
+    "model.quantization": "load_in_4bit load_in_8bit quantize bits",
+    "preprocessor.repository": "tokenizer tokenizer_name processor",
+    "dataset.path": "data dataset data_dir data_path datasets dataset_name dataset_path train_file train_data",
+    "rounds.update_rounds": "steps max_steps num_steps epochs num_epochs num_train_epochs max_epochs iterations rounds",
+    "rounds.max_batch_size": "batch_size train_batch_size per_device_train_batch_size micro_batch_size mini_batch_size",
+    "rounds.accumulation": "gradient_accumulation_steps grad_accum accumulate_grad_batches",
+    "rounds.samples_between_updates": "local_steps inner_steps sync_every",
+    "rounds.evaluate_every": "eval_steps eval_every eval_interval evaluation_strategy eval_strategy",
+    "inner_optimizer.learning_rate": "lr learning_rate inner_lr peak_lr",
+    "inner_optimizer.name": "optim optimizer",
+    "inner_optimizer.weight_decay": "weight_decay wd",
+    "inner_optimizer.warmup_steps": "warmup warmup_steps num_warmup_steps",
+    "inner_optimizer.schedule": "scheduler lr_scheduler lr_scheduler_type lr_schedule",
+    "inner_optimizer.clip_norm": "max_grad_norm grad_clip gradient_clip_val clip clip_grad_norm",
+    "outer_optimizer.learning_rate": "outer_lr outer_learning_rate",
+    "outer_optimizer.momentum": "momentum outer_momentum",
+    "sync.codec": "compression codec",
+    "resources.num_workers": "workers nodes num_nodes nnodes num_processes world_size num_workers",
+    "resources.worker.gpu": "gpu gpus num_gpus n_gpus ngpus nproc_per_node devices",
+    "resources.worker.cpu": "cpu cpus num_cpus",
+    "worker.autocast": "bf16 fp16 amp dtype precision mixed_precision torch_dtype",
+    "worker.device": "device no_cuda use_cpu",
+    "worker.compile": "compile torch_compile",
+    "worker.gradient_checkpointing": "gradient_checkpointing activation_checkpointing",
+    "checkpoint.every_rounds": "save_steps save_every save_interval save_strategy",
+    "checkpoint.keep": "save_total_limit keep_checkpoints",
+    "checkpoint.push": "push_to_hub hub_model_id",
+    "telemetry.sinks": "report_to logger loggers wandb tensorboard mlflow log_with",
+}
+_RESUME = frozenset(("resume_from_checkpoint", "resume_from", "load", "ckpt", "ckpt_path", "checkpoint", "restore"))
+_FILE = frozenset(("config", "config_file", "cfg", "conf", "job", "job_file", "file"))
+HABITS = {name: key for key, names in _KEYS.items() for name in names.split()}
+"""The key that a flag of other tools means, by the flag's name with ``_`` for ``-``."""
+
+
+def habit(name: str) -> str | None:
+    """Remedy for a flag of other tools, given without its dashes; None for one that isn't known."""
+    name = name.lower().replace("-", "_")
+    if name in _FILE:
+        return "give the job file without a flag: `@ job.toml`"
+    if name in _RESUME:
+        return "did you mean `--resume NAME`?"
+    return f"did you mean `{HABITS[name]}`?" if name in HABITS else None
+
+
+def habit_inside(path: Sequence[str]) -> str | None:
+    """The key that the last part of an unknown key means in the table where it stands; None if it means none there."""
+    key = HABITS.get(path[-1].lower().replace("-", "_"))
+    return key if key is not None and tuple(key.split(".")[:-1]) == tuple(path[:-1]) else None

@@ -1,0 +1,206 @@
+"""Output of a command: standard streams that can't make it fail, and a line on standard error for each of its phases.
+
+[   0.4s] loading libraries
+[   3.1s] checking model and data
+[  63.1s] still checking model and data
+
+A job may run for days and print its result at the end. ``| head -1``, a closed stream or an ASCII locale must not make
+it fail. Text that nothing reads is dropped, and a character that the encoding lacks becomes a question mark.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+def endure() -> None:
+    """Replace standard output and standard error by such streams, once; streams set by other code stay."""
+    _occupy()
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _enduring(sys.stdout, 1)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _enduring(sys.stderr, 2)
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print notes for the user on standard error."""
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+
+
+def unwritten() -> str:
+    """Reason that standard output could not be written; empty if it was, or if its reader went away."""
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    raw = getattr(sys.stdout, "buffer", None)
+    raw = getattr(raw, "raw", raw)
+    return raw.problem if isinstance(raw, _Enduring) else ""
+
+
+class _Enduring(io.FileIO):
+    """A descriptor that accepts everything; `problem` is the first failure other than a reader's departure."""
+
+    problem = ""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            pass
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            self.problem = self.problem or error.strerror or str(error)
+        return len(memoryview(data))
+
+
+def _enduring(stream: TextIO | None, descriptor: int) -> TextIO:
+    raw = _Enduring(descriptor, "wb", closefd=False)
+    # With `python -u`, text goes straight to the descriptor; otherwise through a buffer, as in Python's own streams.
+    straight = isinstance(stream, io.TextIOWrapper) and stream.write_through
+    return io.TextIOWrapper(
+        raw if straight else io.BufferedWriter(raw),
+        encoding="utf-8" if stream is None else stream.encoding,
+        errors="replace",
+        line_buffering=raw.isatty() or descriptor == 2,
+        write_through=straight,
+    )
+
+
+def _occupy() -> None:
+    """Open the null device for every closed standard stream, so that no other file gets its number."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+SILENCE_S = 60.0
+"""Longest silence of a command that is at work, in seconds, if its output isn't a terminal."""
+SHORT_S = 0.8
+"""Seconds that a phase has to last before it is said: a command that ends at once prints only its result or error."""
+
+
+class Heartbeat:
+    """Calls a function after every silence of a given length, from a thread of its own.
+
+    Args:
+        speak: writes a line.
+        silence_s: length of a silence in seconds.
+
+    """
+
+    def __init__(self, speak: Callable[[], None], silence_s: float = SILENCE_S) -> None:
+        self._speak = speak
+        self._silence_s = silence_s
+        self._wait_s = silence_s
+        """Length of the silence that lasts."""
+        self._interrupted = threading.Event()
+        """Set by a line of other code, and by the end."""
+        self._stopped = False
+        threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
+
+    def restart(self, wait_s: float | None = None) -> None:
+        """Begin the silence anew; this one may be of another length."""
+        self._wait_s = self._silence_s if wait_s is None else wait_s
+        self._interrupted.set()
+
+    def stop(self) -> None:
+        """End the thread. Idempotent."""
+        self._stopped = True
+        self._interrupted.set()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            if self._interrupted.wait(self._wait_s):
+                self._interrupted.clear()
+            else:
+                self._wait_s = self._silence_s
+                self._speak()
+
+
+class Phases:
+    """Says what a command does, unless that is done at once, and from time to time that it still does it.
+
+    Args:
+        stream: where to write; default: standard error.
+        began_s: monotonic time at which the command began; default: when this process did.
+        clock: monotonic seconds.
+        silence_s: seconds after which a phase that goes on is said again.
+        short_s: seconds after which a phase is said; those of the first one count from the beginning of the command.
+
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        began_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        silence_s: float = SILENCE_S,
+        short_s: float = SHORT_S,
+    ) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._silence_s = silence_s
+        self._short_s = short_s
+        self.began_s = process_began_s() if began_s is None else began_s
+        self._text = ""
+        self._phase_s = self.began_s
+        """Time at which the current phase began."""
+        self._is_said = False
+        self._heartbeat: Heartbeat | None = None
+
+    def begin(self, text: str) -> None:
+        """Say that a phase begins, which ends the one before."""
+        self._text, self._is_said, now = text, False, self._clock()
+        is_first = self._heartbeat is None
+        self._phase_s = now
+        if self._heartbeat is None:
+            self._heartbeat = Heartbeat(self._speak, self._silence_s)
+        self._heartbeat.restart(max(0.0, self._short_s - (now - self.began_s if is_first else 0.0)))
+
+    def update(self, text: str) -> None:
+        """Change the words for the phase that goes on, which are said after a silence."""
+        self._text = text
+
+    def end(self) -> None:
+        """End the last phase without a word."""
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._heartbeat = None
+
+    def _speak(self) -> None:
+        if self._is_said:
+            text = line(self._clock() - self.began_s, f"still {self._text}")
+        else:
+            text = line(self._phase_s - self.began_s, self._text)
+        self._is_said = True
+        with suppress(OSError, ValueError):  # Its reader is gone, or the stream is closed.
+            print(text, file=self._stream or sys.stderr, flush=True)
+
+
+def line(seconds: float, text: str) -> str:
+    """Write a phase with its time."""
+    return f"[{seconds:6.1f}s] {text}"
+
+
+def process_began_s() -> float:
+    """Monotonic time at which this process began, as far as the system tells; otherwise the time of the call."""
+    now = time.monotonic()
+    with suppress(OSError, ValueError, IndexError, AttributeError):
+        fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return now - max(0.0, age_s)
+    return now

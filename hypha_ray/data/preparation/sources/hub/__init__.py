@@ -1,1 +1,0 @@
-"""Help for sources that are Hugging Face datasets."""

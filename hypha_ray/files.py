@@ -1,0 +1,114 @@
+"""Files that only their owner can read, sources of Python modules and their hash, and job scripts.
+
+A run holds data, weights and settings, so its files are private whatever the umask is. Job scripts and their job files
+lie beside the package in a checkout, and inside it once it is installed.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+FILE = 0o600
+FOLDER = 0o700
+
+
+def opener(path: str, flags: int) -> int:
+    """Open a file that is its owner's alone from then on, also if it was there before; for `open`."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, FILE)
+    facts = os.fstat(descriptor)
+    if stat.S_ISREG(facts.st_mode) and stat.S_IMODE(facts.st_mode) != FILE:
+        with suppress(PermissionError):  # It belongs to another user, and is writable for us.
+            os.fchmod(descriptor, FILE)
+    return descriptor
+
+
+def make_private(path: Path) -> None:
+    """Let only the owner read a file or enter a folder; a link, and what it leads to, stays as it is."""
+    facts = path.lstat()
+    wanted = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER}.get(stat.S_IFMT(facts.st_mode))
+    if wanted is not None and stat.S_IMODE(facts.st_mode) != wanted:
+        with suppress(PermissionError):
+            path.chmod(wanted)
+
+
+def make_tree_private(folder: Path) -> None:
+    """Do the same to a folder and all that is in it, for what other libraries write."""
+    make_private(folder)
+    for above, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            with suppress(FileNotFoundError):  # It has gone meanwhile.
+                make_private(Path(above, name))
+
+
+def with_imports(script: Path) -> set[Path]:
+    """A file, and the modules beside it that it imports, directly or by way of others of them."""
+    files = {script}
+    waiting = [script]
+    while waiting:
+        for name in _imported_names(waiting.pop()):
+            module = script.with_name(f"{name}.py")
+            if module not in files and module.is_file():
+                files.add(module)
+                waiting.append(module)
+    return files
+
+
+def files_hash(files: Iterable[Path]) -> str:
+    """Hash of names, sizes and contents of files."""
+    sha256 = hashlib.sha256()
+    for file in sorted(files, key=lambda file: file.name):
+        sha256.update(repr((file.name, file.stat().st_size)).encode())
+        sha256.update(file.read_bytes())
+    return sha256.hexdigest()
+
+
+def _imported_names(file: Path) -> set[str]:
+    """Names of modules that a file may import from beside it; none if it isn't Python.
+
+    Modules of a package are imported by dotted names, of which each part counts, and so do the names behind `import`.
+    """
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return set()
+    in_package = file.with_name("__init__.py").is_file()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(part for alias in node.names for part in alias.name.split(".")[: None if in_package else 1])
+        elif isinstance(node, ast.ImportFrom):
+            if node.module is not None:
+                names.update(node.module.split(".")[: None if in_package else 1])
+            if node.module is None or in_package:
+                names.update(alias.name for alias in node.names)
+    return names
+
+
+_PACKAGE: Final = next(folder for folder in Path(__file__).parents if folder.name == "hypha_ray")
+_INSTALLED: Final = _PACKAGE / "jobs"
+
+
+def jobs_folder() -> Path:
+    """Return the folder of the job scripts."""
+    return _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "jobs"
+
+
+def find_file(file: str) -> Path:
+    """Return the path of a job file; a bare name may be one of those that come with the package."""
+    packaged = {path.name: path for path in (jobs_folder() / "configs").glob("*.toml")}
+    return packaged[file] if file in packaged and not Path(file).exists() else Path(file)
+
+
+def as_installed(text: str) -> str:
+    """Return a job script's description with the commands by which it is started here."""
+    if not _INSTALLED.is_dir():
+        return text
+    return re.sub(r"jobs/configs/(\w+\.toml)", r"\1", re.sub(r"python jobs/(\w+)\.py", r"hypha-ray \1", text))

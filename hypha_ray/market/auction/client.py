@@ -1,0 +1,126 @@
+"""A run's side of the auction, and its opening and closing. Without an open auction all this costs one look-up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.autoscaler.sdk import request_resources
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from hypha_ray.config import Job
+from hypha_ray.config.value_types import CLUSTER
+from hypha_ray.market.auction.actor import Exchange
+from hypha_ray.market.auction.allotment import Order, Ruling, Standing
+from hypha_ray.market.cluster import cluster_nodes, own_node
+from hypha_ray.market.requirements import NodeResources, worker_needs
+
+EXCHANGE = "market"
+"""Name of the exchange in the namespace of what belongs to no run."""
+ATTEND_S = 5.0
+"""Longest wait in seconds for a ruling."""
+PATIENCE = 2
+"""Waits in vain, one after the other, after which the exchange's process is replaced."""
+
+
+class ExchangeClient:
+    """Asks the exchange, if one is open, for rulings on a run."""
+
+    def __init__(self, job: Job, run: str) -> None:
+        needs = worker_needs(job)
+        leased = {number: need for number, need in enumerate(needs) if need.bundle()}
+        least = job.num_workers if job.run.mode == "replay" else job.resources.min_workers
+        least = max(0, least - (len(needs) - len(leased)))
+        bid = job.resources.worker_price.public_bid
+        self.standing = Standing(run, bid, tuple(leased.values()), least, numbers=tuple(leased))
+        self._last = Ruling(0)
+        """Last ruling, without leases to hand back."""
+        self._vain = self._refused = 0
+
+    async def attend(self, begun: bool, since_s: Mapping[str, float] | None = None) -> Ruling | None:
+        """Ruling on the run; the last quota while the exchange doesn't answer, and None if none is open.
+
+        Args:
+            begun: whether the run has committed a round.
+            since_s: monotonic times by name since which the run has leases.
+
+        """
+        exchange = await asyncio.to_thread(_exchange)
+        if exchange is None:
+            self._last = Ruling(0)
+            self._vain = 0
+            self._refused = 0
+            return None
+        try:
+            standing = replace(self.standing, begun=begun, since_s=dict(since_s or {}))
+            ruling: Ruling = await asyncio.wait_for(exchange.attend.remote(standing), ATTEND_S)
+        except TimeoutError:
+            self._vain += 1
+            if self._vain >= PATIENCE:
+                self._vain = 0
+                ray.kill(exchange, no_restart=False)
+        except RayError:
+            pass  # Its process has died, and Ray starts another one.
+        else:
+            self.hear(ruling)
+            return ruling
+        return self._last
+
+    def hear(self, ruling: Ruling) -> None:
+        """Keep a ruling, and count those that leave the run too few workers because another one comes before it."""
+        self._last = replace(ruling, leave={})
+        self._vain = 0
+        if ruling.quota >= self.standing.least:
+            self._refused = 0
+        elif ruling.leave:
+            self._refused += 2
+        else:
+            self._refused = self._refused + 1 if ruling.behind is not None else 0
+
+    @property
+    def is_outbid(self) -> bool:
+        """Whether a ruling has taken workers that the run needs, or another run waits for them in two in a row."""
+        return self._refused >= 2
+
+
+def open_exchange(order: Order) -> bool:
+    """Open the exchange of the cluster; False if there is one."""
+    if _exchange() is not None:
+        return False
+    place = NodeAffinitySchedulingStrategy(own_node(), soft=True)
+    options = {"name": EXCHANGE, "namespace": CLUSTER, "lifetime": "detached", "max_restarts": -1, "num_cpus": 0}
+    exchange = ray.remote(Exchange).options(**options, get_if_exists=True, scheduling_strategy=place).remote(order)
+    ray.get(exchange.ping.remote())
+    return True
+
+
+def close_exchange() -> bool:
+    """Close the exchange of the cluster; False if there is none."""
+    exchange = _exchange()
+    if exchange is not None:
+        ray.kill(exchange)
+        request_resources(bundles=[])
+    return exchange is not None
+
+
+def standings() -> list[tuple[Standing, Ruling]] | None:
+    """Standing of each run at the exchange and ruling on it; None if none is open."""
+    exchange = _exchange()
+    return None if exchange is None else ray.get(exchange.overview.remote(), timeout=ATTEND_S)
+
+
+def possible_nodes() -> list[NodeResources]:
+    """Nodes of the cluster; as if they were idle with an open exchange, because a run may wait for them there."""
+    nodes = cluster_nodes()
+    return nodes if _exchange() is None else [replace(node, free=node.total) for node in nodes]
+
+
+def _exchange() -> Any | None:
+    with suppress(ValueError):
+        return ray.get_actor(EXCHANGE, namespace=CLUSTER)
+    return None

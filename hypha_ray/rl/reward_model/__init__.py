@@ -1,1 +1,0 @@
-"""Reward model: a sequence classifier that scores responses."""

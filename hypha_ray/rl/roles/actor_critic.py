@@ -1,0 +1,140 @@
+"""Roles in training: the policy, which also generates, and the critic, which values the states before tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hypha_ray.config import Job
+from hypha_ray.failpoints import failpoint
+from hypha_ray.model.trained import Critic
+from hypha_ray.optim.joint import critic_settings
+from hypha_ray.optim.optimizers import build_optimizer
+from hypha_ray.rl.algorithms.losses import by_token, clipped_value_loss
+from hypha_ray.rl.dataflow.sample import Sample
+from hypha_ray.rl.engines.completions import Engine
+from hypha_ray.rl.engines.native import Responses, accepted, positions
+from hypha_ray.rl.objective import logprob_gap
+from hypha_ray.rl.packing import Valued, packed_tokens, responses_of, tokens_of
+from hypha_ray.rl.policy import Policy, mixed_precision
+from hypha_ray.rl.roles.learner import Learner, step_on_parts, train
+from hypha_ray.rl.roles.policies import Generator
+from hypha_ray.rl.roles.role import Outcome, TrainedRole, facts_of
+from hypha_ray.types import Sums
+
+
+class Actor(Generator, TrainedRole):
+    """Policy in training.
+
+    Args:
+        job: the job file.
+        policy: the policy.
+        ends: ids of tokens that end a response.
+        write: function that writes the trained weights to a folder.
+        engine: engine that generates; None: the policy does itself.
+
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        policy: Policy,
+        ends: Collection[int],
+        write: Callable[[Path], None],
+        engine: Engine | None = None,
+    ) -> None:
+        super().__init__(job.rl, job.run.seed, policy, ends, engine)
+        self._job = job
+        self._write = write
+        self.learner = Learner(job, policy)
+
+    def save(self, folder: str) -> None:
+        """Write the policy for `from_pretrained`."""
+        self._write(Path(folder))
+
+    def config(self) -> Mapping[str, Any]:
+        """Return facts of the model."""
+        return facts_of(self.policy.model)
+
+    def initialize(self, steps: int) -> None:
+        """Build the optimizer."""
+        job = self._job
+        self.optimizer = build_optimizer(self.policy.model, job.inner_optimizer, steps, job.num_workers)
+
+    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+        """Compute the trainer's own log-probabilities; a figure says how far those of generation were off."""
+        responses = responses_of(sample, self.device)
+        own = self.policy.logprobs(responses)
+        return Outcome(packed_tokens(sample, {"proximal_logprobs": own}), logprob_gap(own, responses))
+
+    def train_step(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+        """Train on a batch, as `train`; or on gradients that others have computed."""
+        learner = self.learner
+        if "gradients" in sample.data:
+            outcome = step_on_parts(sample, self.policy.model, self.optimizer, arguments.get("gradient"))
+        else:
+            rollout = learner.rollout(sample)
+            outcome = train(self._job, rollout, self.optimizer, learner.weights_of, learner.loss, arguments)
+        failpoint("rl.train")
+        return outcome
+
+
+class Values(TrainedRole):
+    """Critic in training.
+
+    Args:
+        job: the job file.
+        critic: the model, in evaluation mode.
+        autocast: dtype of mixed precision; None: full precision.
+
+    """
+
+    def __init__(self, job: Job, critic: Critic, autocast: torch.dtype | None) -> None:
+        self._job = job
+        self._critic = critic
+        self._autocast = autocast
+        self._device = critic.head.weight.device
+
+    def initialize(self, steps: int) -> None:
+        """Build the optimizer."""
+        self.optimizer = build_optimizer(self._critic, critic_settings(self._job), steps, self._job.num_workers)
+
+    @torch.no_grad()
+    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+        """Compute the values before all tokens of responses."""
+        values = self._values(responses_of(sample, self._device))
+        return Outcome(packed_tokens(sample, {"values": values}))
+
+    def train_step(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+        """Train on a batch, as `train`; the loss is a mean over tokens."""
+        responses = responses_of(sample, self._device)
+        kept = torch.from_numpy(sample.data["kept"]).to(self._device)
+        columns = [tokens_of(sample, key, self._device) for key in ("values", "returns")]
+        rows = Valued(responses, responses.mask * kept[:, None], *columns)
+        return train(self._job, rows, self.optimizer, lambda mask: by_token(mask, 0), self._loss, arguments)
+
+    def config(self) -> Mapping[str, Any]:
+        """Return facts of the model."""
+        return facts_of(self._critic)
+
+    def _loss(self, part: Valued, weights: torch.Tensor) -> tuple[torch.Tensor, Sums]:
+        new = self._values(part.responses)
+        loss, taken = clipped_value_loss(new, part.old, part.returns, self._job.rl.critic.value_clip)
+        tokens = float(part.mask.sum())
+        figures = {"value_loss": loss, "value_clip_share": taken}
+        sums = {name: (float((figure.detach() * part.mask).sum()), tokens) for name, figure in figures.items()}
+        return (loss * weights).sum(), sums
+
+    def _values(self, responses: Responses) -> torch.Tensor:
+        length = responses.mask.shape[1]
+        with mixed_precision(self._device, self._autocast):
+            values: torch.Tensor = self._critic(
+                input_ids=responses.ids,
+                attention_mask=responses.attention_mask,
+                use_cache=False,
+                **accepted(self._critic.base_model, positions(responses.attention_mask), length + 1),
+            )
+        return values[:, -length - 1 : -1].float()

@@ -1,0 +1,300 @@
+"""Rounds without a barrier: each delta is merged as it arrives, and its worker goes on from the new weights.
+
+    idle ──plan──► local round ──delta──► arrived ──reduce──► merged, or rejected ──► idle …
+                                             │
+                          waits for a reduction in progress, and for the grace time
+
+A round ends after N merged deltas: outer momentum is stepped, and the weights are committed and evaluated. Versions
+of the weights count reductions; to a worker, the version is the number of its round. After a crash the run resumes
+from the last commit.
+"""
+
+from __future__ import annotations
+
+from hypha_ray.config import Job
+from hypha_ray.scheduler import messages as c
+from hypha_ray.scheduler.asynchronous.async_planner import AsyncPlanner
+from hypha_ray.scheduler.asynchronous.async_round import (
+    ArrivalQueue,
+    AsyncRound,
+    CommittedAsyncRound,
+    LocalRound,
+    LocalRounds,
+    ReceivedDelta,
+)
+from hypha_ray.scheduler.failures import diverged
+from hypha_ray.scheduler.fleet.roster import Roster
+from hypha_ray.scheduler.fleet.worker_state import WorkerState, known_batch_s
+from hypha_ray.scheduler.messages import Outbox
+from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.rounds.metrics import CommitMetrics, step_record, weight
+from hypha_ray.scheduler.rounds.round_strategy import RoundStrategy, Training, Waiting, strike
+from hypha_ray.types import (
+    Delta,
+    Evaluated,
+    Merged,
+    Rejection,
+    Report,
+    RoundEvent,
+    Source,
+    Span,
+    Verdict,
+    WeightsVersion,
+)
+
+
+class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
+    """Rounds that end after a number of merged deltas; for the arguments, see `RoundStrategy`."""
+
+    def __init__(self, job: Job, past: ResumePoint, roster: Roster, planner: AsyncPlanner, out: Outbox) -> None:
+        super().__init__(job, past, roster, planner.plans, out)
+        self._planner = planner
+        self.queue = ArrivalQueue(job, planner.size, past)
+        self.training = LocalRounds()
+        self._unplanned: set[int] = set()
+        """Workers that may be idle; all others train, have a delta in the queue, or don't exist."""
+        self._handed_over_at: dict[int, float] = {}
+
+    # ── what the core asks ────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def busy(self) -> set[int]:
+        """Workers that train or evaluate."""
+        return set(self.training.rounds) | self.pending.busy(0)
+
+    def accepts(self, member: WorkerState, event: RoundEvent | Merged) -> bool:
+        """Whether an event belongs to the worker's current local round."""
+        return member.plan is not None and event.round == member.plan.round
+
+    def commit_before(self, version: WeightsVersion) -> int | None:
+        """Round whose commit has the weights of a version; None: they were never committed."""
+        return self.queue.commits.get(version)
+
+    def begin(self, now: float) -> None:
+        """Begin a round; the one after the last only evaluates."""
+        assert isinstance(self.state, Waiting)
+        if self._end_early(now):  # An earlier attempt recorded the last evaluation, and was killed.
+            return
+        number = self.state.number
+        self._totals.begin(now)
+        self._enter(AsyncRound(number, now, self._planner.size), number)
+        if self.final:
+            self._call_off()
+        self._unplanned.update(member.source.worker for member in self._roster.assignable)
+        members = self._idle()
+        if not self.pending.evaluating:
+            self.pending.start_evaluation(number - 1, self._planner.eval_shares(number, members))
+        if self.final:
+            for member in members:
+                self._out.put(*self._planner.plan_last(self.queue.version, member, self._share(member)))
+        self._advance(now)
+        self._settle(now)
+
+    def join(self, member: WorkerState, now: float) -> None:
+        """Let a worker in; it takes over a lost evaluation share if it gets those weights."""
+        self._unplanned.add(member.source.worker)
+        self.pending.hand_out(member.source.worker, self.commit_before(self.queue.version))
+        if self.final:
+            self._out.put(*self._planner.plan_last(self.queue.version, member, self._share(member)))
+        self._advance(now)
+
+    def forget(self, member: WorkerState, now: float) -> None:
+        """Stop waiting for a lost worker; its delta, if delivered, stays."""
+        worker = member.source.worker
+        self.training.pop(member)
+        self._handed_over_at.pop(worker, None)
+        self.pending.forget(worker)
+        if not self.queue.holds(worker):
+            self.plans.ledger.release(worker)
+        self._advance(now)
+        self._settle(now)
+
+    def discard_delta(self, source: Source) -> None:
+        """Drop an unmerged delta of a worker that began with wrong weights."""
+        arrival = self.queue.arrived.get(source.worker)
+        if arrival is not None and arrival.delta.source == source:
+            self.queue.discard(source.worker)
+            self._unplanned.add(source.worker)
+
+    def close(self) -> None:
+        """End the grace time: reduce what has arrived."""
+        assert isinstance(self.state, Training)
+        self.state.grace_until = None
+        if self.queue.arrived and not self.queue.reducing:
+            self._reduce(self.state)
+
+    # ── events of workers ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def handle(self, member: WorkerState, event: RoundEvent | Merged, now: float) -> None:
+        """Handle a worker's event about its local round."""
+        assert self.current is not None
+        match event:
+            case Report():
+                self._reported(member, self.current, event, now)
+            case Delta():
+                self._arrived(member, self.current, event, now)
+            case Merged():
+                self._merged(member, event, now)
+            case Evaluated():
+                self._evaluated(member, event, now)
+
+    def _reported(self, member: WorkerState, current: AsyncRound, report: Report, now: float) -> None:
+        self.training.report(member, report.samples)
+        member.report(report, now)
+        current.figures.learning_rate = report.learning_rate
+        samples = self._trained() - self._totals.samples + current.samples
+        record = step_record(report, samples, self._job.rounds.samples_between_updates)
+        record |= {"round": current.number, "elapsed_s": self._totals.elapsed_s(now)}
+        self._out.put(c.LogMetric(record))
+        if self.open and (local := self.training.rounds.get(member.source.worker)) is not None:
+            self._out.put(*self._planner.resize(member, self._roster.assignable_and(member), local.began_at, now))
+
+    def _arrived(self, member: WorkerState, current: AsyncRound, delta: Delta, now: float) -> None:
+        worker = member.source.worker
+        local = self.training.pop(member)
+        if local is None:
+            self._out.stale(delta, now)
+            return
+        current.bytes_up += delta.payload_bytes
+        member.delivered(delta, now - local.began_at, local.evaluating)
+        self.queue.receive(ReceivedDelta(delta, local))
+        self._handed_over_at[worker] = now
+        self._advance(now)
+
+    def _merged(self, member: WorkerState, event: Merged, now: float) -> None:
+        local = self.training.rounds.get(member.source.worker)
+        if local is not None and self.current is not None and member.merged_version != event.version:
+            waited_s = None if local.handed_over_at is None else now - local.handed_over_at
+            since = local.began_at if member.merged_at is None else member.merged_at
+            self.current.began(member.source.worker, waited_s, now - since, self.sent_bytes[0])
+        member.merged_at = now
+        member.merged_version = event.version
+        if member.plan is not None and not member.plan.evaluate:
+            member.progress.heard_at = now
+            self._done_if_final(member)
+
+    # ── from deltas to weights ──────────────────────────────────────────────────────────────────────────────────
+
+    def _advance(self, now: float) -> None:
+        """Plan local rounds for idle workers, then reduce all deltas that have arrived, one reduction at a time."""
+        if not isinstance(self.state, Training) or self.queue.reducing:
+            return
+        for rejection in self.queue.drop_stale():
+            self._unplanned.add(rejection.worker)
+            self._reject(rejection, now)
+        for member in self._idle():
+            self._plan_local_round(member, now)
+        if not self.queue.arrived:
+            return
+        if self.state.grace_until is None:
+            self.state.grace_until = now + self._planner.grace_s(self._roster.assignable)
+        if not self.training.rounds or now >= self.state.grace_until:
+            self._reduce(self.state)
+
+    def _plan_local_round(self, member: WorkerState, now: float) -> None:
+        assert self.current is not None
+        worker = member.source.worker
+        share = self._share(member)
+        version = self.queue.version
+        handed_over_at = self._handed_over_at.pop(worker, None)
+        at = self._trained() / self._job.rounds.samples_between_updates
+        commands = self._planner.plan_local_round(version, member, self._roster.assignable_and(member), share, at, now)
+        self.training.rounds[worker] = LocalRound(version, self.queue.merged, now, handed_over_at, bool(share))
+        batches = {worker: member.plan and member.plan.batches}
+        self._out.event("plan", now, round=self.current.number, batches=batches, predicted_s=None, step=version)
+        self._out.put(*commands)
+
+    def _reduce(self, state: Training[AsyncRound]) -> None:
+        state.grace_until = None
+        self._out.put(self.queue.reduce(state.round, self.training.oldest_version))
+
+    def reduced(self, verdict: Verdict, now: float) -> list[Source]:
+        """Merge accepted deltas, and commit a complete round; return the workers that are excluded."""
+        current = self.current
+        if current is None or not self.queue.is_awaited(verdict):
+            return []
+        self._unplanned |= self.queue.reducing.keys()
+        self._roster.refused({self.queue.reducing[r.worker].delta.source for r in verdict.rejected if r.blamed})
+        for one, arrival, staleness in self.queue.take_verdict(verdict):
+            current.accept(one, arrival, staleness, weight(self._job.sync, arrival.delta))
+            self._planner.settle(one.worker, arrival.delta.spans)
+            self._totals.count(arrival.delta)
+            self._roster.contributed(one.worker)
+            who = {"worker": one.worker, "incarnation": one.incarnation, "staleness": staleness}
+            self._out.event("arrival", now, round=current.number, step=self.queue.version, **who)
+        for rejection in verdict.rejected:
+            self._reject(rejection, now)
+        if self.queue.hopeless:
+            blamed = [rejection for rejection in verdict.rejected if rejection.blamed]
+            self._out.finish(diverged(current.number, blamed[0].reason))
+            return []
+        excluded = strike(self._roster, self._out, verdict, now)
+        if current.whole:
+            self._end(current, verdict.update_norm, now)
+        else:
+            self._advance(now)
+        return excluded
+
+    def _reject(self, rejection: Rejection, now: float) -> None:
+        """Record a rejected delta; its samples become available again."""
+        assert self.current is not None
+        self.plans.ledger.release(rejection.worker)
+        self.current.rejected.append(rejection)
+        self._out.event("reject", now, round=self.current.number, worker=rejection.worker, reason=rejection.reason)
+
+    def _end(self, current: AsyncRound, update_norm: float, now: float) -> None:
+        """Commit a round; the next one begins at once if there are enough workers."""
+        self._settle(now)
+        self.pending.emit(now)
+        members = self._roster.members
+        verdict = current.verdict(update_norm)
+        self.queue.commit(current.number)
+        totals = self._persist(current.number, verdict, current.spans, now, **self.queue.state())
+        commit = CommitMetrics(verdict, known_batch_s(members), totals)
+        self.pending.awaiting_merge.append(CommittedAsyncRound(current, commit, len(members), now))
+        self.state = Waiting(current.number + 1, current)
+
+    def _call_off(self) -> None:
+        """Discard all unmerged work after the last commit."""
+        for worker in (*self.training.rounds, *self.queue.arrived):
+            self.plans.ledger.release(worker)
+        self.training = LocalRounds()
+        self.queue.clear()
+        self.pending.cancel_evaluation()
+
+    def _settle(self, now: float) -> None:
+        """Write complete records; end the run after the last evaluation, or early."""
+        if self.unevaluated and not self.final and not self.queue.committed:
+            self.pending.cancel_evaluation()  # No joining worker will have its weights.
+        self.pending.settle_evaluation(now)
+        if not self.pending.evaluating and self.next is None:
+            self.pending.emit(now)
+            if self.final:
+                self._out.finish(None)
+        self._end_early(now)
+
+    def stop_waiting(self, now: float) -> None:
+        """Give up the evaluation in progress."""
+        self.pending.cancel_evaluation()
+        self.pending.emit(now)
+
+    # ── figures ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _idle(self) -> list[WorkerState]:
+        """Workers ready for a local round; not those with a queued delta, whose samples are undecided."""
+        self._unplanned = {number for number in self._unplanned if self._is_idle(number)}
+        found = (self._roster.slots[number].member for number in sorted(self._unplanned))
+        return [member for member in found if member is not None]
+
+    def _is_idle(self, number: int) -> bool:
+        slot = self._roster.slots[number]
+        occupied = number in self.training.rounds or self.queue.holds(number)
+        return slot.working and not occupied and not slot.excluded
+
+    def _share(self, member: WorkerState) -> tuple[Span, ...]:
+        """Evaluation share of a worker, if the newest weights are the ones to evaluate."""
+        return self.pending.share(member.source.worker, self.commit_before(self.queue.version))
+
+    def _trained(self) -> int:
+        """Samples of the run trained so far: merged, queued and reported."""
+        return self._totals.samples + self.queue.samples + self.training.reported

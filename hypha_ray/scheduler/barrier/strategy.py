@@ -1,0 +1,313 @@
+"""Rounds that end with a barrier; several exchanges may be in flight, so that later rounds train meanwhile.
+
+    training n ──deltas in──► in flight: n-1, n ──verdict, in order──► merging: n-1 ──merged by all──► recorded
+         ▲                          │
+         └── round n+1, as soon as the weights due in it are there
+
+Deltas are reduced round by round, so commits are in order. Meanwhile deltas of later rounds are uploaded, and
+results of earlier ones downloaded. A joining worker begins with the newest weights and receives all later results.
+With one exchange in flight, a round needs the weights of the round before, so it waits for their commit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from hypha_ray.config import Job
+from hypha_ray.scheduler import messages as c
+from hypha_ray.scheduler.barrier.round import CommittedRound, Round, received_bytes
+from hypha_ray.scheduler.barrier.round_planner import RoundPlanner
+from hypha_ray.scheduler.failures import disowned, failure
+from hypha_ray.scheduler.fleet.roster import Roster
+from hypha_ray.scheduler.fleet.worker_state import WorkerState, known_batch_s
+from hypha_ray.scheduler.messages import Outbox
+from hypha_ray.scheduler.pace import CorrectionPace
+from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.rounds.metrics import CommitMetrics, step_record
+from hypha_ray.scheduler.rounds.round_strategy import Evaluating, Reducing, RoundStrategy, Training, Waiting, strike
+from hypha_ray.types import Delta, Evaluated, Merged, Report, RoundEvent, Source, Span, Verdict, WeightsVersion
+
+
+class BarrierRounds(RoundStrategy[Round, CommittedRound]):
+    """Rounds that end with the last delta, or by quorum and grace time; for the arguments, see `RoundStrategy`."""
+
+    def __init__(self, job: Job, past: ResumePoint, roster: Roster, planner: RoundPlanner, out: Outbox) -> None:
+        super().__init__(job, past, roster, planner.plans, out)
+        self._planner = planner
+        self._replay = job.run.mode == "replay"
+        self._overlapped = job.sync.in_flight > 1
+        """Whether a round may begin before the commit of the round before it."""
+        self._correction_pace = CorrectionPace(job.num_workers)
+        self.reported_samples = 0
+        """Samples reported by the present workers in the current round."""
+        self._inner_states = set(past.inner)
+        """Workers whose inner state is saved for a successor."""
+        self.in_flight: deque[Round] = deque()
+        """Rounds with all deltas in, oldest first; the first is being reduced."""
+
+    @property
+    def busy(self) -> set[int]:
+        """Workers that have to merge, evaluate, train or deliver."""
+        match self.state:
+            case Waiting():
+                return set()
+            case Training(round=current):
+                return current.awaiting - current.deltas.keys() | self.pending.busy(current.weights_version)
+            case Reducing(round=current) | Evaluating(round=current):
+                return self.pending.busy(current.weights_version)
+
+    @property
+    def _taking(self) -> Round | None:
+        """Round that takes deltas; None: there is none."""
+        return self.state.round if isinstance(self.state, Training | Evaluating) else None
+
+    def accepts(self, member: WorkerState, event: RoundEvent | Merged) -> bool:
+        """Whether an event belongs to the current round, or is the merge of newer weights."""
+        if isinstance(event, Merged) and self._overlapped:
+            newer = member.merged_version is None or member.merged_version < event.version
+            return newer and event.version <= self.latest_version
+        return self.current is not None and event.round == self.current.number
+
+    def commit_before(self, version: WeightsVersion) -> int | None:
+        """Round whose commit has the weights of a version; None: they were never committed."""
+        return version - 1
+
+    def begin(self, now: float) -> None:
+        """Plan the next round, and send every worker its plan."""
+        assert isinstance(self.state, Waiting)
+        if self._end_early(now):  # An earlier attempt recorded the last evaluation, and was killed.
+            return
+        number = self.state.number
+        before = self.state.before
+        self._totals.begin(now)
+        members = self._roster.assignable
+        for member in members:
+            self._inherit(member)
+        started_at = before.ready_at if before is not None and before.overlapped else now
+        current, commands = self._planner.plan_round(number, members, self.latest_version, started_at)
+        self.reported_samples = sum(one.progress.samples for one in self._roster.members)
+        self._enter(current, number)
+        self.pending.start_evaluation(current.weights_version - 1, current.eval_shares)
+        batches = {member.source.worker: member.plan.batches for member in members if member.plan is not None}
+        self._out.event("plan", now, round=number, batches=batches, predicted_s=current.predicted_s)
+        self._out.put(*commands)
+
+    # ── workers come and go ───────────────────────────────────────────────────────────────────────────────────────
+
+    def join(self, member: WorkerState, now: float) -> None:
+        """Let a worker into the current round, with fewer batches or in its predecessor's place."""
+        if not isinstance(self.state, Training | Evaluating):
+            return
+        self._inherit(member)
+        share = self.pending.hand_out(member.source.worker, self.latest_version - 1)
+        self._out.put(*self._planner.plan_joiner(self.state.round, member, share, self.latest_version))
+        self.correct_plans(now)
+
+    def _inherit(self, member: WorkerState) -> None:
+        """Have a worker that hasn't trained yet take over its predecessor's inner state, if one is saved."""
+        member.needs_inner_state = member.untrained and member.source.worker in self._inner_states
+
+    def forget(self, member: WorkerState, now: float) -> None:
+        """Stop waiting for a lost worker. Its delivered deltas stay; others, or its successor, do the rest."""
+        worker = member.source.worker
+        current = self._taking
+        self.reported_samples -= member.progress.samples
+        self.pending.forget(worker)
+        delivered = self._delivered_by(worker)
+        missing = current if current is not None and worker not in current.deltas else None
+        if missing is not None and self._replay and member.plan is not None:
+            missing.replay_plans[worker] = member.plan
+        elif missing is not None or self._overlapped or not delivered:  # Otherwise the commit takes the rest back.
+            self.plans.ledger.release(worker, delivered)
+        if missing is not None and worker not in missing.replay_plans:
+            missing.awaiting.discard(worker)
+            self.correct_plans(now, urgent=True)
+            self._close_if_complete(now)
+        self._settle(now)
+
+    def discard_delta(self, source: Source) -> None:
+        """Drop deltas of a worker that began with wrong weights, unless they are being reduced."""
+        state = self.state
+        if isinstance(state, Training) and state.round.discard_delta(source):
+            state.grace_until = None if len(state.round.deltas) < (self._job.sync.quorum or 1) else state.grace_until
+        for one in list(self.in_flight)[1:]:
+            if one.discard_delta(source) and not one.deltas:
+                self._out.finish(disowned(one.number))
+
+    def handle(self, member: WorkerState, event: RoundEvent | Merged, now: float) -> None:
+        """Handle a worker's event about the current round."""
+        assert self.current is not None
+        match event:
+            case Report():
+                self.reported_samples += event.samples
+                member.report(event, now)
+                self.current.figures.learning_rate = event.learning_rate
+                record = step_record(event, self.reported_samples, self.current.wanted)
+                self._out.put(c.LogMetric({**record, "elapsed_s": self._totals.elapsed_s(now)}))
+                self.correct_plans(now)
+            case Delta():
+                self._delivered(member, event, now)
+            case Merged():
+                self._merged(member, event, now)
+            case Evaluated():
+                self._evaluated(member, event, now)
+
+    def correct_plans(self, now: float, urgent: bool = False) -> None:
+        """Adapt the plans of workers that haven't delivered to the progress of the fleet, now or a little later."""
+        if not isinstance(self.state, Training) or not self._correction_pace.allows(now, urgent):
+            return
+        saved_s, commands = self._planner.replan(self.state.round, self._roster.assignable, now)
+        if commands:
+            self._out.event("correction", now, round=self.state.round.number, saved_s=saved_s)
+        self._out.put(*commands)
+
+    def make_up_corrections(self, now: float) -> None:
+        """Correct plans if a deferred correction is due."""
+        if self._correction_pace.overdue:
+            self.correct_plans(now)
+
+    def _delivered(self, member: WorkerState, delta: Delta, now: float) -> None:
+        worker = member.source.worker
+        state = self.state
+        if not isinstance(state, Training) or worker in state.round.deltas or worker not in state.round.awaiting:
+            self._out.stale(delta, now)
+            return
+        current = state.round
+        current.deltas[worker], current.delivered_at[worker] = delta, now
+        member.delivered(delta, now - current.started_at, current.evaluating)
+        if len(current.deltas) == self._job.sync.quorum and not self._replay:
+            state.grace_until = now + self._job.sync.grace_s
+        self.correct_plans(now)
+        self._close_if_complete(now)
+
+    def _close_if_complete(self, now: float) -> None:
+        """Close the round once all deltas are in, unless a deferred correction asks for more samples."""
+        current = self._taking
+        if current is not None and current.complete and self._correction_pace.overdue:
+            self._correction_pace.hurry()
+            self.correct_plans(now)
+        if current is not None and current.complete:
+            self.close()
+
+    def close(self) -> None:
+        """Queue the deltas for reduction, and send the slices that the next round probably needs."""
+        assert isinstance(self.state, Training)
+        current = self.state.round
+        self.state = Reducing(current)
+        if self._overlapped:
+            self._roster.rest_idle()
+        self.in_flight.append(current)
+        if len(self.in_flight) == 1:
+            self._out.put(current.reduction(self._job.sync))
+        self._out.put(*self.plans.feed_ahead(self._job.samples(current.number + 1), self._roster.assignable))
+        self._advance()
+
+    def _advance(self) -> None:
+        """Let the next round begin if the weights due in it are there."""
+        if isinstance(self.state, Reducing):
+            number = self.state.round.number + 1
+            if self._planner.due(number) <= self.latest_version:
+                self.state = Waiting(number, self.state.round)
+
+    # ── from the deltas to the weights ────────────────────────────────────────────────────────────────────────────
+
+    def reduced(self, verdict: Verdict, now: float) -> list[Source]:
+        """Commit the oldest round in flight; return the workers that are excluded for their deltas."""
+        if not self.in_flight or verdict.round != self.in_flight[0].number:
+            return []
+        done = self.in_flight.popleft()
+        self.pending.stop_waiting(done.weights_version, now)
+        excluded = self._decide(done, verdict, now)
+        if self._out.over:
+            return []
+        if self._overlapped:
+            self._send_result()
+        else:
+            self._roster.rest_idle()
+        if self.in_flight:
+            self._out.put(self.in_flight[0].reduction(self._job.sync))
+        self._advance()
+        return excluded
+
+    def _send_result(self) -> None:
+        """Send the newest weights to workers that train on; the others get them with the next plan."""
+        for member in self._roster.assignable:
+            if member.plan is not None:
+                self._out.put(*self.plans.send_weights(member, self.latest_version))
+
+    def _decide(self, done: Round, verdict: Verdict, now: float) -> list[Source]:
+        """Commit a round, or end the run if that is impossible; return the workers that are excluded."""
+        verdict = done.judged(verdict)
+        for rejection in verdict.rejected:
+            self._out.event("reject", now, round=done.number, worker=rejection.worker, reason=rejection.reason)
+        if (error := failure(done.number, verdict, self._replay)) is not None:
+            self._out.finish(error)
+            return []
+        excluded = strike(self._roster, self._out, verdict, now)
+        totals = self._commit(done, verdict, now)
+        self._owe(done, verdict, now)
+        members = self._roster.members
+        accepted = {one.worker for one in verdict.accepted}
+        self._inner_states -= self._roster.refused(done.refused(verdict))
+        for member in members if self._job.sync.overlaps else ():
+            if member.source.worker in done.awaiting - accepted:
+                member.merged_version = None  # Its own weights contain samples that are given out again.
+        commit = CommitMetrics(verdict, known_batch_s(members), totals)
+        merging = {member.source.worker for member in self._roster.assignable}
+        self.pending.awaiting_merge.append(CommittedRound(done, commit, merging, now))
+        self.latest_version = WeightsVersion(done.number + 1)
+        return excluded
+
+    def _owe(self, done: Round, verdict: Verdict, now: float) -> None:
+        """Have later rounds make up for samples that a round lacks: workers have left, or a delta was rejected.
+
+        A quorum is asked for rounds that lack some, and a round of synchronous training is one step.
+        """
+        lacking = done.wanted - sum(one.samples for one in verdict.accepted)
+        if lacking <= 0 or self._job.sync.quorum is not None or self._job.sync.traits.sends_gradients or self._replay:
+            return
+        self._planner.owed += lacking
+        last = done.number + 1 == self._job.rounds.update_rounds
+        rest = "it was the last one, so the run has fewer than asked for" if last else "the next ones make them up"
+        text = f"round {done.number + 1} has {done.wanted - lacking} of its {done.wanted} samples: {rest}"
+        self._out.problem(text, now)
+
+    def _spans_of_later_rounds(self) -> dict[int, tuple[Span, ...]]:
+        """Samples of later rounds, by worker: delivered, planned or trained ahead."""
+        current = self._taking
+        kept = {worker: self._delivered_by(worker) for worker in self._roster.slots}
+        for member in self._roster.members:
+            worker = member.source.worker
+            if current is not None and worker in current.awaiting - current.deltas.keys():
+                kept[worker] += member.assigned
+            kept[worker] += member.overlap_spans
+        return {worker: spans for worker, spans in kept.items() if spans}
+
+    def _delivered_by(self, worker: int) -> tuple[Span, ...]:
+        """Samples of a worker's delivered deltas that aren't committed."""
+        taken = [*self.in_flight, *filter(None, [self._taking])]
+        return tuple(span for one in taken if worker in one.deltas for span in one.deltas[worker].spans)
+
+    def _commit(self, current: Round, verdict: Verdict, now: float) -> dict[str, Any]:
+        """Mark the samples of accepted deltas as used, and persist the round; return the run's totals."""
+        deltas = {one.worker: current.deltas[one.worker] for one in verdict.accepted}
+        used = {worker: delta.spans for worker, delta in sorted(deltas.items())}
+        self.plans.commit(used, self._spans_of_later_rounds())
+        for worker, delta in deltas.items():
+            self._roster.contributed(worker)
+            self._totals.count(delta)
+        self._inner_states |= {worker for worker, delta in deltas.items() if delta.inner_state}
+        return self._persist(current.number, verdict, tuple(used.items()), now)
+
+    def _merged(self, member: WorkerState, event: Merged, now: float) -> None:
+        for one in self.pending.awaiting_merge:
+            if one.number < event.version:
+                size = received_bytes(self._job, self.sent_bytes, one, member, event.version)
+                one.merged(member.source.worker, member.merged_at, now, size, event.waited_s)
+        member.merged_at = now
+        member.merged_version = event.version
+        if member.plan is not None and not member.plan.evaluate:
+            member.progress.heard_at = now
+            self._done_if_final(member)
+        self._settle(now)

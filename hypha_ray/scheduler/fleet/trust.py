@@ -1,0 +1,79 @@
+"""Evidence against work and workers: losses at the same work, and hashes of workers' first weights."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from hypha_ray.types import Source
+
+FATAL = 3
+"""Losses in a row at the same work that end a run."""
+_REMEMBERED = 256
+"""Most kinds of work that are remembered."""
+
+
+class LossBook:
+    """Counts losses by the work that lost workers last told of."""
+
+    def __init__(self) -> None:
+        self._losses: dict[str, list[tuple[int, str]]] = {}
+        """Numbers of workers, and their machines, by work."""
+
+    def add(self, work: str, number: int, machine: str) -> None:
+        """Record the loss of a worker; without known work do nothing."""
+        if not work:
+            return
+        losses = self._losses.pop(work, [])
+        self._losses[work] = [*losses, (number, machine)]
+        if len(self._losses) > _REMEMBERED:
+            del self._losses[next(iter(self._losses))]
+
+    def contributed(self, number: int) -> None:
+        """Forget work that a worker of this number was lost at: another one has got past it."""
+        self._losses = {
+            work: losses for work, losses in self._losses.items() if all(number != lost for lost, _ in losses)
+        }
+
+    def count(self, work: str) -> int:
+        """Number of losses at some work; 0 if it isn't known."""
+        return len(self._losses.get(work, []))
+
+    def is_fatal(self, work: str, numbers: Collection[int]) -> bool:
+        """Whether work has ended three workers, on two machines or under all of these numbers."""
+        losses = self._losses.get(work, [])
+        machines = {machine for _, machine in losses}
+        everywhere = set(numbers) <= {number for number, _ in losses}
+        return len(losses) >= FATAL and (len(machines) > 1 or everywhere)
+
+
+REMEMBERED = 4
+"""Number of rounds whose hashes are kept; commits lag behind by one or two."""
+
+
+class WeightHashes:
+    """Hashes of commits and of joining workers; either may come first, because the store hashes in the background."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, str] = {}
+        self._claims: dict[Source, tuple[int, str]] = {}
+
+    def record_commit(self, round: int, theta_sha256: str) -> list[Source]:
+        """Record the hash of a commit; return the joining workers with another one."""
+        self._known[round] = theta_sha256
+        for old in sorted(self._known)[:-REMEMBERED]:
+            del self._known[old]
+        settled = {source: claim for source, claim in self._claims.items() if claim[0] == round}
+        for source in settled:
+            del self._claims[source]
+        return [source for source, (_, claimed) in settled.items() if claimed != theta_sha256]
+
+    def check(self, source: Source, round: int, theta_sha256: str) -> bool:
+        """Check, or keep for the commit, a joining worker's hash of the weights after a round; False if it is wrong."""
+        if round in self._known:
+            return self._known[round] == theta_sha256
+        self._claims[source] = round, theta_sha256
+        return True
+
+    def forget(self, source: Source) -> None:
+        """Drop a lost worker's hash."""
+        self._claims.pop(source, None)

@@ -1,0 +1,82 @@
+"""Limits of pace: how often plans are corrected, and how far training may run ahead of the store.
+
+Times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import math
+
+from hypha_ray.scheduler.messages import Outbox
+
+AT_ONCE = 64
+"""Largest fleet whose plans are corrected at every report and delta."""
+LONGEST_S = 1.0
+"""Longest interval in seconds, for a thousand workers and more."""
+
+
+class CorrectionPace:
+    """Allows corrections at once in a small fleet, and at intervals in a large one.
+
+    Args:
+        workers: largest size of the fleet.
+
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._every_s = 0.0 if workers <= AT_ONCE else min(LONGEST_S, workers / 1000)
+        self._last_at = self._urgent_at = -math.inf
+        self.overdue = False
+        """Whether a correction was deferred."""
+
+    def allows(self, now: float, urgent: bool = False) -> bool:
+        """Whether plans may be corrected now; otherwise the correction becomes overdue.
+
+        An urgent correction, as after a loss, keeps the interval only to the urgent one before it.
+        """
+        self.overdue = now < (self._urgent_at if urgent else self._last_at) + self._every_s
+        if not self.overdue:
+            self._last_at = now
+            self._urgent_at = now if urgent else self._urgent_at
+        return not self.overdue
+
+    def hurry(self) -> None:
+        """Allow the next correction at once."""
+        self._last_at = -math.inf
+
+
+AHEAD = 4
+"""Most rounds in progress or not yet stored: each holds weights and momentum in memory."""
+HELD_S = 10.0
+"""Seconds that a round waits for the store before a problem is reported."""
+
+
+class StorePace:
+    """Counts the rounds that the store has written.
+
+    Args:
+        written: number of rounds that were stored before.
+        out: takes the problem of a slow store.
+
+    """
+
+    def __init__(self, written: int, out: Outbox) -> None:
+        self._written = written
+        self._out = out
+        self._held_at: float | None = None
+        """Time at which a round began to wait; None if none waits, infinity once the wait is reported."""
+
+    def wrote(self, round: int) -> None:
+        """Count a round as stored."""
+        self._written = max(self._written, round + 1)
+
+    def holds(self, round: int, now: float) -> bool:
+        """Return True if a round has to wait before it begins; report a long wait once."""
+        if round - self._written < AHEAD:
+            self._held_at = None
+            return False
+        self._held_at = now if self._held_at is None else self._held_at
+        if now - self._held_at >= HELD_S:
+            self._held_at = math.inf
+            self._out.problem(f"training waits for the store, which is {AHEAD} rounds behind: is the disk slow?", now)
+        return True

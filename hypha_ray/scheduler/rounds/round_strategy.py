@@ -1,0 +1,188 @@
+"""State and steps shared by all strategies: the current round, the records, and the end of workers and of the run.
+
+    Waiting ──begin──► Training ──deltas in──► Reducing ──weights of the next round──► Waiting … ──► Evaluating
+
+Each state holds its evidence. Without a barrier deltas are reduced while others train: `Training` is followed by
+`Waiting`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from hypha_ray.config import Job
+from hypha_ray.scheduler import messages as c
+from hypha_ray.scheduler.fleet.roster import Roster
+from hypha_ray.scheduler.fleet.worker_state import WorkerState
+from hypha_ray.scheduler.messages import Outbox
+from hypha_ray.scheduler.planning.worker_plans import WorkerPlans
+from hypha_ray.scheduler.resume_point import ResumePoint, RunTotals
+from hypha_ray.scheduler.rounds.pending import C, PendingRounds
+from hypha_ray.types import Evaluated, Source, Verdict, WeightsVersion
+
+R = TypeVar("R")
+"""Type of the strategy's rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting(Generic[R]):
+    """The next round waits for weights, workers or the store."""
+
+    number: int
+    before: R | None
+    """Round before it; None if it is the first of this attempt."""
+
+
+@dataclass(slots=True)
+class Training(Generic[R]):
+    """A round takes deltas."""
+
+    round: R
+    grace_until: float | None = None
+    """Time at which it closes without missing deltas; None: it waits for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reducing(Generic[R]):
+    """The round's deltas are in; the weights due in the next one aren't there yet."""
+
+    round: R
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluating(Generic[R]):
+    """All rounds are committed; the newest weights are evaluated."""
+
+    round: R
+
+
+State: TypeAlias = Waiting[R] | Training[R] | Reducing[R] | Evaluating[R]
+
+
+def strike(roster: Roster, out: Outbox, verdict: Verdict, now: float) -> list[Source]:
+    """Count strikes for a verdict's rejections; return the workers that are excluded."""
+    excluded = [one.worker for one in verdict.rejected if one.blamed and roster.strike(one.worker)]
+    for worker in excluded:
+        out.event("exclude", now, worker=worker, strikes=roster.most_strikes)
+    return [source for worker in excluded if (source := roster.slots[worker].source) is not None]
+
+
+class RoundStrategy(Generic[R, C]):
+    """Current round, of type `R`, and committed rounds without a record, of type `C`.
+
+    Args:
+        job: the job file.
+        past: point from which the run goes on.
+        roster: workers of the fleet.
+        plans: plans of the workers.
+        out: takes commands.
+
+    """
+
+    def __init__(self, job: Job, past: ResumePoint, roster: Roster, plans: WorkerPlans, out: Outbox) -> None:
+        self._job = job
+        self._roster = roster
+        self.plans = plans
+        self._out = out
+        self.state: State[R] = Waiting(past.next_round, None)
+        self.latest_version = WeightsVersion(past.next_round)
+        """Version of the newest committed weights."""
+        self._totals = RunTotals(past.state.get("totals", {}))
+        self.pending: PendingRounds[C] = PendingRounds(job, past, self._totals, plans.ledger, out)
+        self.sent_bytes: tuple[int, tuple[int, ...]] = 0, ()
+        """Bytes of all of θ, and of each fragment."""
+
+    @property
+    def current(self) -> R | None:
+        """Round that began last; None before the first."""
+        return self.state.before if isinstance(self.state, Waiting) else self.state.round
+
+    @property
+    def next(self) -> int | None:
+        """Round that is to begin; None while one is in progress."""
+        return self.state.number if isinstance(self.state, Waiting) else None
+
+    @property
+    def open(self) -> bool:
+        """Whether workers may join the present round."""
+        return isinstance(self.state, Training | Evaluating)
+
+    @property
+    def final(self) -> bool:
+        """Whether the last evaluation is in progress."""
+        return isinstance(self.state, Evaluating)
+
+    @property
+    def trained(self) -> bool:
+        """Whether all rounds are committed, so that at most the last evaluation is missing."""
+        return self.final or self.next == self._job.rounds.update_rounds
+
+    @property
+    def unevaluated(self) -> bool:
+        """Whether a share of the evaluation waits for a joining worker."""
+        return self.pending.share_is_lost
+
+    @property
+    def grace_until(self) -> float | None:
+        """Time at which the round closes without missing deltas; None: it waits for all."""
+        return self.state.grace_until if isinstance(self.state, Training) else None
+
+    def defer(self, seconds: float) -> None:
+        """Extend the grace time by a pause of the scheduler's own process."""
+        if isinstance(self.state, Training) and self.state.grace_until is not None:
+            self.state.grace_until += seconds
+
+    def _enter(self, current: R, number: int) -> None:
+        """Make a round the current one; the round after the last only evaluates."""
+        self.state = Evaluating(current) if number == self._job.rounds.update_rounds else Training(current)
+
+    def correct_plans(self, now: float, urgent: bool = False) -> None:
+        """Adapt plans to the progress of other workers; without a barrier there is nothing to adapt."""
+
+    def make_up_corrections(self, now: float) -> None:
+        """Correct plans if a deferred correction is due."""
+
+    def _settle(self, now: float) -> None:
+        """Write complete records; end the run after the last one, or early."""
+        self.pending.settle(now)
+        if self.final and self.pending.empty:
+            self._out.finish(None)
+        self._end_early(now)
+
+    def _end_early(self, now: float) -> bool:
+        """End the run, without the round in progress, if its evaluations haven't become better for long.
+
+        Returns:
+            Whether the run has ended.
+
+        """
+        reason = self.pending.patience.exhausted
+        if reason is not None and not self.final and not self._out.over:
+            self._out.event("stop", now, reason=reason)
+            self.stop_waiting(now)
+            self._out.finish(None)
+        return self._out.over
+
+    def stop_waiting(self, now: float) -> None:
+        """Give up merges and evaluations in progress."""
+        self.pending.stop_waiting(self.latest_version + 1, now)
+
+    def _evaluated(self, member: WorkerState, event: Evaluated, now: float) -> None:
+        member.progress.heard_at = now
+        self.pending.evaluated(event)
+        self._done_if_final(member)
+        self._settle(now)
+
+    def _done_if_final(self, member: WorkerState) -> None:
+        if member.plan is not None and member.plan.final and member.merged_version == member.plan.round:
+            self._roster.done(member.source.worker)
+
+    def _persist(self, number: int, verdict: Verdict, used: c.Used, now: float, **more: int) -> dict[str, Any]:
+        """Persist a round's weights and the state that a later scheduler needs; return the run's totals."""
+        totals = self._totals.totals(now)
+        ledger = self.plans.ledger
+        state = {"totals": totals, "workers": self._roster.state(), **self.plans.state(), **more}
+        figures = (ledger.cursors(), ledger.epoch, ledger.ahead(), state)
+        self._out.put(c.Persist(number, verdict, used, *figures))
+        return totals

@@ -1,0 +1,240 @@
+"""A run's dealings with the market: workers that it may have, bills of its leases, and speeds that it has measured."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ray.exceptions import RayError
+
+from hypha_ray.config import Job
+from hypha_ray.errors import CapacityError, OutbidError
+from hypha_ray.market.auction.allotment import Ruling
+from hypha_ray.market.auction.client import ExchangeClient
+from hypha_ray.market.buyer import workers_to_hire
+from hypha_ray.market.cluster import cluster_nodes, lease_entries, own_node, post_speeds
+from hypha_ray.market.requirements import Need, worker_needs
+from hypha_ray.market.selection import places, training_key
+from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.runtime.run_actors import RunActors
+from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
+from hypha_ray.telemetry.sinks.files import EVENTS, read_jsonl
+from hypha_ray.types import Delta, Event, Source
+
+AGAIN_S = 1.0
+"""Seconds between two looks for machines of a run that waits for its turn."""
+
+
+class Staffing:
+    """Says which workers may be hired, and which ones have to leave.
+
+    Args:
+        job: the job file.
+        run: name of the run.
+        actors: actors of the run, with their leases.
+
+    """
+
+    def __init__(self, job: Job, run: str, actors: RunActors) -> None:
+        self._job = job
+        self._actors = actors
+        self._exchange = ExchangeClient(job, run)
+        self.begun = False
+        """Whether this scheduler has committed a round."""
+
+    async def workers_to_hire(self, past: ResumePoint) -> list[int]:
+        """Numbers of the workers that may be hired now; without an exchange, a resumed run waits while it goes on.
+
+        Raises:
+            CapacityError: there are too few for a start, at an open exchange even after `max_idle_s` seconds.
+
+        """
+        resumed = past.attempt > 1 or past.next_round > 0
+        deadline = time.monotonic() + self._job.resources.max_idle_s
+        least = min(self._job.resources.min_workers, self._job.num_workers)
+        while True:
+            ruling = await self._attend()
+            numbers, error = await self._fitting(ruling)
+            if (error is None and len(numbers) >= least) or (ruling is None and resumed):
+                return numbers
+            if ruling is None or time.monotonic() > deadline:
+                raise error or self._refusal(ruling, least)
+            await asyncio.sleep(AGAIN_S)
+
+    async def leaving(self) -> dict[int, str]:
+        """Reasons of the workers that are to leave their machines soon.
+
+        Raises:
+            OutbidError: this scheduler has no commit yet, and loses so many workers that it can't go on.
+
+        """
+        await self._attend()
+        if self._exchange.is_outbid and not self.begun:
+            what = "other runs of the exchange bid more, or came first; waiting for its turn"
+            raise OutbidError("CAP005", what, fix="raise resources.worker_price.bid, or wait")
+        return await self._actors.leaving()
+
+    async def _attend(self) -> Ruling | None:
+        ruling = await self._exchange.attend(self.begun, self._actors.leases.since_s)
+        self._actors.leases.obey(ruling)
+        return ruling
+
+    async def _fitting(self, ruling: Ruling | None) -> tuple[list[int], CapacityError | None]:
+        try:
+            nodes, speeds = await asyncio.to_thread(lambda: (self._actors.nodes(), self._actors.leases.speeds()))
+            numbers = workers_to_hire(self._job, nodes, own_node(), speeds)
+        except CapacityError as error:
+            return [], error
+        if ruling is not None:
+            numbers = within(ruling, numbers, worker_needs(self._job))
+        return numbers, None
+
+    def _refusal(self, ruling: Ruling | None, least: int) -> CapacityError:
+        """The reason that an exchange allows too few workers although machines for them are free."""
+        fix = "raise resources.worker_price.bid, or wait"
+        if ruling is not None and ruling.behind is not None:
+            what = f"another run of the exchange, {ruling.behind}, bids more or came first"
+            return CapacityError("CFG004", what, fix=fix)
+        bid = self._job.resources.worker_price.public_bid
+        quota = 0 if ruling is None else ruling.quota
+        what = f"machines whose owners take a bid of {bid:g} have room for {quota} of {least} workers"
+        return CapacityError("CFG004", what, fix=fix)
+
+
+def within(ruling: Ruling, numbers: Sequence[int], needs: Sequence[Need]) -> list[int]:
+    """Numbers of the workers that a ruling allows: as many of each need as it says, the first in front.
+
+    Args:
+        ruling: quota of the run.
+        numbers: numbers of the workers that find room.
+        needs: needs of all workers; one that reserves nothing is always allowed.
+
+    """
+    held = Counter[Need]()
+    allowed = list[int]()
+    for number in numbers:
+        need = needs[number]
+        if not need.bundle():
+            allowed.append(number)
+        elif ruling.allows(need, held):
+            allowed.append(number)
+            held[need] += 1
+    return allowed
+
+
+class CostBook:
+    """Bills the leases of a run.
+
+    Args:
+        actors: actors of the run, with their leases.
+        telemetry: takes bills as events.
+        directory: the run directory, with events of earlier attempts.
+
+    """
+
+    def __init__(self, actors: RunActors, telemetry: TelemetryClient, directory: Path) -> None:
+        self._actors = actors
+        self._telemetry = telemetry
+        self._events = directory / EVENTS
+
+    async def recall(self) -> None:
+        """Read the time up to which an earlier scheduler has billed the leases that were taken over."""
+        if self._actors.leases.pays:
+            bills = await asyncio.to_thread(lambda: list(read_jsonl(self._events, kinds=("cost",))))
+            self._actors.leases.billed(max((bill["monotonic_s"] for bill in bills), default=0.0))
+
+    def bill(self) -> dict[str, float]:
+        """Cost since the last bill, as a field of a record; empty if no owner has terms."""
+        cost = self._actors.leases.bill()
+        if cost is None:
+            return {}
+        self._telemetry.note("cost", cost=cost)
+        return {"cost": cost}
+
+
+POST_S = 10.0
+"""Least seconds between two posts."""
+CHANGE = 0.05
+"""Least relative change of a speed that is posted."""
+
+
+@dataclass(slots=True)
+class _Measured:
+    """Samples of a worker, and seconds in which it has computed them; its first round counts as warm-up."""
+
+    samples: int = 0
+    seconds: float = 0.0
+    posted: float = 0.0
+    """Speed posted last."""
+
+    @property
+    def speed(self) -> float:
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    @property
+    def is_news(self) -> bool:
+        return abs(self.speed - self.posted) > CHANGE * self.posted
+
+
+class SpeedBook:
+    """Measures the workers of a run that compute in Ray, by their deltas.
+
+    Args:
+        job: the job file.
+        run: name of the run.
+        actors: actors of the run, which know where each worker is.
+
+    """
+
+    def __init__(self, job: Job, run: str, actors: RunActors) -> None:
+        self._job = job
+        self._run = run
+        self._actors = actors
+        self._training: str | None = None
+        self._measured: dict[Source, _Measured] = {}
+        self._post_at = 0.0
+
+    def open(self, shapes: Mapping[str, Sequence[int]]) -> str:
+        """Key of the training, whose samples have tensors of these shapes."""
+        self._training = training_key(self._job, shapes)
+        return self._training
+
+    def hear(self, event: Event) -> None:
+        """Count what a worker has trained on in a round."""
+        if not isinstance(event, Delta) or self._job.group_of(event.source.worker).bridged:
+            return
+        if event.source not in self._measured:
+            self._measured[event.source] = _Measured()
+            return
+        measured = self._measured[event.source]
+        measured.samples += event.samples
+        measured.seconds += max(0.0, event.train_s - event.data_wait_s)
+
+    async def post(self) -> None:
+        """Post the speeds that have changed, of workers that are still there."""
+        self._measured = {source: one for source, one in self._measured.items() if self._is_there(source)}
+        news = {source.worker: one for source, one in self._measured.items() if one.is_news}
+        if news and time.monotonic() >= self._post_at:
+            self._post_at = time.monotonic() + POST_S
+            with suppress(RayError):  # The control service doesn't answer: a later round posts them.
+                await asyncio.to_thread(self._write, {f"worker-{worker}": one.speed for worker, one in news.items()})
+                for one in news.values():
+                    one.posted = one.speed
+
+    def _is_there(self, source: Source) -> bool:
+        found = self._actors.worker(source.worker)
+        return found is not None and found[1] == source
+
+    def _write(self, speeds: Mapping[str, float]) -> None:
+        """Post speeds by name of the lease."""
+        nodes = {node.id: node for node in cluster_nodes()}
+        found = dict[str, float]()
+        for entry in lease_entries(self._run):
+            if entry.name in speeds and entry.node in nodes:
+                found |= dict.fromkeys(places(nodes[entry.node], entry.amounts), speeds[entry.name])
+        post_speeds(str(self._training), found)

@@ -1,1 +1,0 @@
-"""Copies of a run directory in another place."""

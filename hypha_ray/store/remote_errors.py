@@ -1,0 +1,198 @@
+"""Errors of other machines' file systems: causes and remedies of S3's codes, times to wait, and refused URLs.
+
+The answer to a HEAD has no body, so it has no code of S3. The request is then repeated as a GET.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any, Literal, TypeAlias
+
+from hypha_ray.config.value_types import is_malformed, malformed
+from hypha_ray.errors import ConfigError, line_of
+
+Kind: TypeAlias = Literal["expired", "credentials", "settings"]
+
+_RENEW = "renew them on all machines, such as by `aws sso login` or in ~/.aws/credentials"
+_KEYS = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, and that AWS_ENDPOINT_URL is their store"
+_REGION = "set AWS_DEFAULT_REGION to the region of the bucket, or AWS_ENDPOINT_URL to its endpoint"
+_CHECKSUMS = "set AWS_REQUEST_CHECKSUM_CALCULATION=when_required on all machines, which sends them only where needed"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Cause of a refusal by an object store: what is wrong, and the remedy."""
+
+    kind: Kind
+    what: str
+    fix: str
+
+
+_EXPIRED = Cause("expired", "the credentials have expired", _RENEW)
+_CLOCK = Cause("credentials", "this machine's clock differs too much from the store's", "set this machine's clock")
+_UNKNOWN = Cause("credentials", "the store doesn't know the access key", _KEYS)
+_SIGNATURE = Cause("credentials", "the secret key doesn't belong to the access key", _KEYS)
+_ELSEWHERE = Cause("settings", "the bucket is in another region, or at another endpoint", _REGION)
+_OLDER = Cause("settings", "the store refuses checksums of newer clients", _CHECKSUMS)
+
+CAUSES = {
+    "ExpiredToken": _EXPIRED,
+    "ExpiredTokenException": _EXPIRED,
+    "TokenRefreshRequired": _EXPIRED,
+    "RequestExpired": _EXPIRED,
+    "InvalidToken": Cause("credentials", "the session token isn't valid", _KEYS),
+    "InvalidClientTokenId": _UNKNOWN,
+    "InvalidAccessKeyId": _UNKNOWN,
+    "SignatureDoesNotMatch": _SIGNATURE,
+    "RequestTimeTooSkewed": _CLOCK,
+    "AuthorizationHeaderMalformed": _ELSEWHERE,
+    "PermanentRedirect": _ELSEWHERE,
+    "TemporaryRedirect": _ELSEWHERE,
+    "Redirect": _ELSEWHERE,
+    "IllegalLocationConstraintException": _ELSEWHERE,
+    "XAmzContentSHA256Mismatch": _OLDER,
+    "MissingContentLength": _OLDER,
+}
+"""Causes by S3's code of an error."""
+_OF_CLIENT = {
+    "TokenRetrievalError": _EXPIRED,
+    "UnauthorizedSSOTokenError": _EXPIRED,
+    "SSOTokenLoadError": _EXPIRED,
+    "CredentialRetrievalError": _EXPIRED,
+}
+"""Causes by class of an error of botocore."""
+_REFUSES = ("NotImplemented", "InvalidRequest", "InvalidArgument", "501")
+"""Codes of stores that refuse headers of checksums, among other things."""
+_SIGNS = ("checksum", "content-md5", "trailer", "aws-chunked", "functionality that is not implemented")
+_SIDE_BY_SIDE = ("301", "302", "307", "400", "403")
+"""Codes of an answer without a body."""
+
+
+def cause_of(error: BaseException, fs: Any = None, path: str = "") -> Cause | None:
+    """Cause of an error of S3; None if it is none, or has no remedy of its own.
+
+    Args:
+        error: error of the file system.
+        fs: the file system, which is asked again if the error has no code.
+        path: path of the file, or of its folder.
+
+    """
+    found = None
+    bare = False
+    for link in chain(error):
+        code, message = _code(link)
+        found = found or _OF_CLIENT.get(type(link).__name__) or _known(code, message)
+        bare |= code in _SIDE_BY_SIDE or isinstance(link, RecursionError)
+    if found is None and bare and fs is not None:
+        return _asked_again(fs, path)
+    return found
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and its causes."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _known(code: str, message: str) -> Cause | None:
+    if code in _REFUSES and any(sign in message.lower() for sign in _SIGNS):
+        return _OLDER
+    return CAUSES.get(code)
+
+
+def _asked_again(fs: Any, path: str) -> Cause | None:
+    """Cause that the store gives for a GET of the file; None if it gives none."""
+    with suppress(Exception):
+        bucket, key, _ = fs.split_path(path)
+        try:
+            if key:
+                fs.call_s3("get_object", Bucket=bucket, Key=key, Range="bytes=0-0")
+            else:
+                fs.call_s3("list_objects_v2", Bucket=bucket, MaxKeys=1)
+        except Exception as error:
+            return cause_of(error) or _moved(error)
+    return None
+
+
+def _moved(error: BaseException) -> Cause | None:
+    """Cause of a redirect that the client follows in circles, or doesn't follow."""
+    moved = any(isinstance(link, RecursionError) or _code(link)[0] in ("301", "302", "307") for link in chain(error))
+    return _ELSEWHERE if moved else None
+
+
+def _code(error: BaseException) -> tuple[str, str]:
+    """Code and message of an error of botocore; empty without."""
+    response = getattr(error, "response", None)
+    if not isinstance(response, dict):
+        return "", ""
+    told = response.get("Error", {})
+    return str(told.get("Code", "")), str(told.get("Message", ""))
+
+
+def retry_after_s(error: BaseException, most_s: float) -> float:
+    """Seconds for which a server asks to be left alone, `most_s` at most; 0 if it doesn't ask."""
+    for link in chain(error):
+        told = str(_headers(link).get("retry-after", "")).strip()
+        if told:
+            return min(most_s, max(0.0, _seconds(told)))
+    return 0.0
+
+
+def _seconds(told: str) -> float:
+    """Seconds that a header means, which are a number or a date."""
+    try:
+        seconds = float(told)
+        return seconds if math.isfinite(seconds) else 0.0
+    except ValueError:
+        pass
+    try:
+        return parsedate_to_datetime(told).timestamp() - time.time()
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+def _headers(error: BaseException) -> dict[str, str]:
+    """Headers of an answer of HTTP, by name in small letters."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        told = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    else:
+        told = getattr(error, "headers", None) or getattr(response, "headers", None) or {}
+    return {str(name).lower(): str(value) for name, value in dict(told).items()}
+
+
+KINDS = "s3, gs, http, https, hf or file"
+"""Kinds of URLs that are documented; any other one that fsspec knows works, too."""
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+"""Extra of hypha_ray that has the package for a kind of URL."""
+
+
+def refusal_of_url(error: Exception, url: str) -> ConfigError | None:
+    """Return the refusal of a URL that is malformed, of an unknown kind, or of a kind that needs a missing package.
+
+    Args:
+        error: error that fsspec, or the file system, raised for the URL.
+        url: the URL.
+
+    Returns:
+        The refusal; None if the error has another cause.
+
+    """
+    if is_malformed(url):
+        return malformed(url)
+    kind = url.partition("://")[0]
+    got = line_of(error, url)
+    if isinstance(error, ImportError):
+        fix = f"pip install 'hypha_ray[{EXTRAS[kind]}]'" if kind in EXTRAS else "install it on all machines"
+        return ConfigError("DATA064", f"{kind}:// needs a package that isn't installed here", got, fix=fix)
+    if isinstance(error, ValueError):
+        return ConfigError("CFG003", f"a URL of the kind {kind}:// can't be read", got, KINDS, "use another one")
+    return None
