@@ -11,7 +11,6 @@ FROM python:3.11-slim
 COPY constraints.txt pyproject.toml README.md LICENSE /build/
 COPY hypha_ray /build/hypha_ray
 COPY jobs /build/jobs
-COPY examples /build/examples
 RUN pip install --no-cache-dir -c /build/constraints.txt /build && rm -r /build
 
 ENV RAY_AUTH_MODE=token HYPHA_RAY_HOME=/workspace/runs

@@ -20,7 +20,7 @@ setup: .venv/.ready ## make the environment in .venv, with the versions of const
 	@echo 'installing into .venv; this takes some minutes'
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt torch==$(TORCH) -e '.[dev]'
-	.venv/bin/python -m compileall -qq -j 0 .venv/lib hypha_ray jobs tests/support || true
+	.venv/bin/python -m compileall -qq -j 0 .venv/lib hypha_ray jobs tools tests/support || true
 	touch $@
 
 demo: setup         ## prepare data, start Ray here, submit a small training job, show its results
@@ -46,4 +46,4 @@ proto: setup        ## generate the bridge's protobuf code
 
 clean:              ## remove the environment, all caches, and the demo's data
 	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
-	find hypha_ray jobs tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find hypha_ray jobs tools tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -23,6 +23,10 @@ from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
 from hypha_ray.errors import ConfigError
 
+TOOLS = Path(__file__).resolve().parents[1] / "tools"
+"""Folder of the benchmarks and of the chaos lab, which are part of a checkout alone."""
+sys.path.insert(0, str(TOOLS))
+
 Rows = dict[str, dict[str, Any]]
 """Row name to its value, the target, and the conditions."""
 

@@ -18,14 +18,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-from chaoslab.options import Options
-
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
+
+TOOLS = Path(__file__).resolve().parents[1] / "tools"
+"""Folder of the benchmarks and of the chaos lab, which are part of a checkout alone."""
+sys.path.insert(0, str(TOOLS))
 
 
 def main() -> None:
     """Parse, do it, print and write the figures."""
+    from chaoslab.options import Options
+
     options = parse_options(Options, __doc__, sys.argv[1:])
     options.check()
     os.environ.update(RAY_AUTH_MODE="token", RAY_USAGE_STATS_ENABLED="0", OMP_NUM_THREADS="1")  # Read on import.

@@ -104,7 +104,7 @@ def _run(line: Sequence[str], environment: dict[str, str], folder: Path, output:
     os.environ.update(environment)
     os.chdir(folder)
     sys.argv = list(line)
-    sys.path.insert(0, str(ROOT / "jobs"))
+    sys.path[:0] = [str(ROOT / "jobs"), str(ROOT / "tools")]
     try:
         run = runpy.run_path if line[0].endswith(".py") else runpy.run_module
         run(line[0], run_name="__main__")

@@ -11,7 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
-CODE = sorted(path for room in ("hypha_ray", "jobs") for path in (ROOT / room).rglob("*.py") if "_pb2" not in path.name)
+CODE = sorted(
+    path for room in ("hypha_ray", "jobs", "tools") for path in (ROOT / room).rglob("*.py") if "_pb2" not in path.name
+)
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
 LONGEST_SENTENCE = 25

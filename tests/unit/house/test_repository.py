@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-CODE = sorted(path for room in ("hypha_ray", "jobs") for path in (ROOT / room).rglob("*.py"))
+CODE = sorted(path for room in ("hypha_ray", "jobs", "tools") for path in (ROOT / room).rglob("*.py"))
 PYTHON = CODE + sorted((ROOT / "tests").rglob("*.py"))
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 UNFINISHED = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|x" + r"fail|X" + r"XX)\b")

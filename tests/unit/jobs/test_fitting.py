@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobs.benchmarks import fitting
+from benchmarks import fitting
 
 DOCS = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8").splitlines()
 

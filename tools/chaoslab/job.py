@@ -82,7 +82,7 @@ class Driver:
     """
 
     def __init__(self, job: Path, address: str) -> None:
-        self._command = [sys.executable, str(Path(__file__).parents[1] / "diloco.py"), "@", str(job)]
+        self._command = [sys.executable, str(Path(__file__).parents[2] / "jobs" / "diloco.py"), "@", str(job)]
         self._environment = os.environ | {"RAY_ADDRESS": address, "PYTHONUNBUFFERED": "1"}
         self.log = job.parent / "driver.log"
         self.start()

@@ -1,6 +1,6 @@
 """Training of a job's model and data by Ray Train's TorchTrainer, DistributedDataParallel and gloo.
 
-    python jobs/benchmarks/wide_area/ddp.py JOB.toml CURVE.jsonl EVERY STEPS TARGET
+    python tools/benchmarks/wide_area/ddp.py JOB.toml CURVE.jsonl EVERY STEPS TARGET
 
 Same model, seed, batch per worker, inner optimizer and validation as the job; gradients are averaged in every step. It
 evaluates every EVERY steps, and ends at TARGET or after STEPS. CURVE gets a line for each evaluation.

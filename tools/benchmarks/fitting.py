@@ -1,6 +1,6 @@
 """Settings with which models of several sizes can be trained on GPUs of several sizes, by the estimate of a dry run.
 
-python -m jobs.benchmarks.fitting        # prints the table of docs/configuration.md
+python -m tools.benchmarks.fitting        # prints the table of docs/configuration.md
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 For `links.py`, which runs it as a process for each link with a delay, since a kernel need not have `netem`. It carries
 packets as large as the kernel makes them, up to 64 KiB, so hundreds of megabits a second take a fraction of a core.
 
-    python jobs/benchmarks/wide_area/delayed_link.py NAMESPACE DEVICE NAMESPACE DEVICE SECONDS
+    python tools/benchmarks/wide_area/delayed_link.py NAMESPACE DEVICE NAMESPACE DEVICE SECONDS
 
 It prints `ready` and goes on.
 """

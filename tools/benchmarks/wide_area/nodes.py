@@ -25,7 +25,7 @@ from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.driver.ray_token import make_token
 
-JOBS = Path(__file__).parents[2]
+JOBS = Path(__file__).parents[3] / "jobs"
 """Folder of the job scripts."""
 STORE_BYTES = 300_000_000
 """Object store of each node."""

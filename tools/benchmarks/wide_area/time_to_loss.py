@@ -82,7 +82,7 @@ def _theirs(cluster: Cluster, dataset: Path) -> dict[str, Any]:
     file.write_text(resolved_toml(load(_flags(dataset)).job), encoding="utf-8")
     before = _sent(cluster)
     arguments: list[str | Path] = [file, curve, str(STEPS), str(STEPS * ROUNDS), str(TARGET)]
-    cluster.run([sys.executable, JOBS / "benchmarks" / "wide_area" / "ddp.py", *arguments], TIMEOUT_S)
+    cluster.run([sys.executable, Path(__file__).with_name("ddp.py"), *arguments], TIMEOUT_S)
     points = map(json.loads, curve.read_text(encoding="utf-8").splitlines())
     return _run([(one["elapsed_s"], one["val_loss"]) for one in points], _sent(cluster) - before)
 

@@ -20,7 +20,7 @@ from hypha_ray.driver.datasets.job_tokenizer import job_preprocessor
 from hypha_ray.model.loading.tokenizer import tokenizer_of
 from hypha_ray.types import Samples
 
-TINY = Path(__file__).parents[2] / "configs" / "grpo-tiny.toml"
+TINY = Path(__file__).parents[3] / "jobs" / "configs" / "grpo-tiny.toml"
 
 
 def sorting(scratch: Path) -> Path:

@@ -7,7 +7,7 @@ of that). Its traffic is computed: gradients up and weights down in fp32.
 Of the data that is held out, one half chooses learning rates, for each side its own, and the other half is reported:
 
     python jobs/bench.py --only quality quality_muon
-    PYTHONPATH=jobs python -m benchmarks.convergence.quality    # try all of `GRIDS` again, on the half that chooses
+    PYTHONPATH=tools python -m benchmarks.convergence.quality    # try all of `GRIDS` again, on the half that chooses
 """
 
 from __future__ import annotations
