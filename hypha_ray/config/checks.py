@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from hypha_ray.config.assignments import Setting, merged
 from hypha_ray.config.conflicts import conflicts
-from hypha_ray.config.keys import KeyPath, key_at, shown, values
+from hypha_ray.config.keys import KeyPath, key_at, mend, shown, values
 from hypha_ray.config.schema import Job
 from hypha_ray.errors import ConfigError
 from hypha_ray.families import FAMILIES
@@ -75,7 +75,7 @@ def _explained(error: ValidationError, settings: Sequence[Setting]) -> ConfigErr
     secret = key.secret or key.name.endswith("_variable")  # A key may be given in place of its variable's name.
     got = "a value that is kept secret" if secret else shown(value)
     allowed = str(first["ctx"]["error"]) if kind == "value_error" else key.kind
-    fix = f"mend it, or leave it out{key.default_text and ' for ' + key.default_text}"
+    fix = f"{mend(value, key.kind)}, or leave it out{key.default_text and ' for ' + key.default_text}"
     return ConfigError(code, f"{_place(settings, key.name)} {what}", got, allowed, fix)
 
 

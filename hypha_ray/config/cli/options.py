@@ -21,7 +21,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from hypha_ray.config.assignments import from_text, value_behind
-from hypha_ray.config.keys import Key, key_of, shown
+from hypha_ray.config.keys import Key, key_of, mend, shown
 from hypha_ray.errors import ConfigError
 from hypha_ray.files import as_installed
 
@@ -128,7 +128,7 @@ def _valid(key: Key, text: str, annotation: Any) -> Any:
         choice = error.errors()[0]["type"] == "literal_error"
         code, what = ("CFG003", "is out of range") if choice else ("CFG002", "has the wrong type")
         otherwise = "" if key.default is MISSING else ", or leave it out"
-        fix = f"mend it{otherwise}{key.default_text and f' for {key.default_text}'}"
+        fix = f"{mend(value, key.kind)}{otherwise}{key.default_text and f' for {key.default_text}'}"
         raise ConfigError(code, f"{_flag(key.name)} {what}", shown(value), key.kind, fix) from None
 
 
