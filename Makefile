@@ -7,7 +7,7 @@ export RAY_AUTH_MODE := token
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench chaos proto clean
+.PHONY: help setup demo check test lint bench chaos proto clean
 
 help:               ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -25,6 +25,10 @@ setup: .venv/.ready ## make the environment in .venv, with the versions of const
 
 demo: setup         ## prepare data, start Ray here, submit a small training job, show its results
 	bash jobs/demo.sh
+
+check: setup        ## lint, and the tests that start no Ray and take seconds
+	$(MAKE) lint
+	python -m pytest tests/unit -m 'not slow' -n 2 --dist loadfile
 
 test: setup         ## run the whole test suite, two files at a time and a third in their gaps
 	python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
