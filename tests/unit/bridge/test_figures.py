@@ -370,6 +370,7 @@ class Outsider:
         return pb.Update(round=number, update=pb.WeightUpdate(model_path="updates/x"), content=content, **figures)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["diloco", "async", "sync"])
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words=WORDS)

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.bridge.transport.access import dial
@@ -124,6 +126,7 @@ def walk(seed: int) -> str:
         return error.code
 
 
+@pytest.mark.slow
 def test_damaged_frames_end_in_errors_of_ours_soon_and_take_no_memory() -> None:
     codes: dict[str, int] = {}
     before, slowest = _memory(), 0.0
@@ -194,6 +197,7 @@ def converse(place: int | None, folder: Path) -> tuple[int, int]:
         return here.received, there.received
 
 
+@pytest.mark.slow
 def test_whole_conversation_may_be_split_at_every_byte(tmp_path: Path) -> None:
     for side in ("driver", "trainer"):
         (tmp_path / side / "updates").mkdir(parents=True)
@@ -203,6 +207,7 @@ def test_whole_conversation_may_be_split_at_every_byte(tmp_path: Path) -> None:
         assert max(converse(place, tmp_path)) == longest
 
 
+@pytest.mark.slow
 def test_damaged_connections_keep_nobody_from_being_served() -> None:
     """Random bytes, silence, half greetings, hanging up: and every now and then a trainer that has the token."""
     listener = Listener("127.0.0.1:0", TOKEN, silence_s=5.0)

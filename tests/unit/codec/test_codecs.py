@@ -88,6 +88,7 @@ def test_what_is_left_out_is_made_up_for(name: str, decay: float) -> None:
         assert np.abs(total + feeding.residual[GROUP] - expected).max() < 1e-7
 
 
+@pytest.mark.slow
 def test_feedback_brings_the_sum_near_where_it_would_stay_far(name: str) -> None:
     delta = values(1)
 

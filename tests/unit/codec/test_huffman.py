@@ -108,6 +108,7 @@ def test_codes_that_cannot_be_made_fewer_fit_in_too(name: str) -> None:
     assert np.isfinite(decoded(name, payload)).all()
 
 
+@pytest.mark.slow
 def test_stream_that_grows_without_end_takes_no_memory(name: str) -> None:
     payload, _ = encoder(name, 0.0).encode({GROUP: heavy(5, BLOCK)}, None)
     writer = zlib.compressobj(9, zlib.DEFLATED, -15)

@@ -147,6 +147,7 @@ EXCLUDING: tuple[tuple[str, str, Any], ...] = (
 )
 
 
+@pytest.mark.slow
 def test_no_choice_is_excluded_by_any_combination_of_other_settings() -> None:
     """Choices add no conflict to those that a job has with everything off."""
     tried = 0

@@ -26,11 +26,13 @@ def python(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_import_of_the_configuration_leaves_heavy_modules_out() -> None:
     code = "import sys, hypha_ray.config, hypha_ray.config.load, hypha_ray.config.cli.entry_point; print(*sys.modules)"
     assert HEAVY.isdisjoint(python(code).split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", sorted((ROOT / "jobs").glob("*.py")), ids=lambda script: script.stem)
 def test_help_of_every_job_script_leaves_heavy_modules_out(script: Path) -> None:
     code = (

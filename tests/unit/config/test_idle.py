@@ -129,5 +129,6 @@ METHODS = ("schema.py", "resources.py")
 """Modules of the configuration that compute something of a job for those that carry it out."""
 
 
+@pytest.mark.slow
 def test_every_key_is_read_where_the_job_is_carried_out_or_noted() -> None:
     assert {key.name for key in keys().values()} - read_outside_of_the_configuration() == set()

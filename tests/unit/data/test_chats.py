@@ -112,6 +112,7 @@ def test_answers_of_several_turns_are_scored_with_their_ends_and_nothing_else(tm
 TURNS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), min_size=1, max_size=12)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(TURNS, min_size=2, max_size=6), min_size=2, max_size=5))
 def test_both_ways_of_finding_answers_agree_with_each_other_and_with_the_contents(

@@ -43,6 +43,7 @@ def parquet_file(path: Path, texts: list[str | None], column: str = "text") -> P
     return path
 
 
+@pytest.mark.slow
 def test_stdlib_gives_each_module_of_this_interpreter_in_the_same_order() -> None:
     found = read("stdlib")
     assert found == read("stdlib")

@@ -33,6 +33,7 @@ def refusal(url: str, cache: DiskCache) -> HyphaError:
     return caught.value
 
 
+@pytest.mark.slow
 def test_dataset_by_http_is_that_of_the_folder_and_each_slice_is_fetched_once(corpus: Path, cache: DiskCache) -> None:
     folder = FolderFiles(corpus)
     with web_of(corpus.parent) as web:
@@ -48,6 +49,7 @@ def test_dataset_by_http_is_that_of_the_folder_and_each_slice_is_fetched_once(co
         }
 
 
+@pytest.mark.slow
 def test_dataset_in_s3_is_that_of_the_folder(corpus: Path, cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
     with s3_of(monkeypatch) as s3:
         s3.put(str(corpus), "bucket/data/texts", recursive=True)
@@ -127,6 +129,7 @@ def test_place_that_cannot_be_read_has_one_error(
     assert (error.code, error.exit_code) == (code, exit_code), str(error)
 
 
+@pytest.mark.slow
 def test_missing_credentials_are_an_error_of_authentication(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
     with s3_of(monkeypatch):
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

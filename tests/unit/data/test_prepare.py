@@ -75,6 +75,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.text(max_size=40), max_size=5))
 def test_byte_encoder_gives_the_ids_of_the_byt5_tokenizer(texts: list[str]) -> None:
@@ -308,6 +309,7 @@ SHAPES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(SHAPES, st.sampled_from([4, 10, 32]), st.floats(0.01, 0.5), st.integers(1, 300), st.integers(0, 9))
 def test_hold_out_loses_little_whatever_the_sizes_of_documents(

@@ -152,6 +152,7 @@ def test_same_options_give_the_same_bytes_and_another_seed_gives_others(tmp_path
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30).filter(str.strip)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", ["byte", "characters"])
 @settings(max_examples=25, deadline=None)
 @given(rows=st.lists(st.tuples(TEXTS, TEXTS), min_size=2, max_size=12))
@@ -392,6 +393,7 @@ def test_template_that_refuses_a_message_says_why(tmp_path: Path, chatty: Path) 
 # ── splits ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     names=st.lists(st.integers(0, 20), min_size=1, max_size=60),
@@ -463,6 +465,7 @@ def test_preview_counts_and_shows_what_there_is(tmp_path: Path) -> None:
     assert found.prompt == texts_of(tmp_path / "out", "train")[0] and found.record["answer"] == "é"
 
 
+@pytest.mark.slow
 @given(st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.integers() | st.none()), min_size=1))
 def test_records_survive_as_bytes(records: list[dict[str, Any]]) -> None:
     rows = pack_records(records)
@@ -518,6 +521,7 @@ def gym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.update(real)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gym")
 def test_reasoning_gym_grids_are_tuples_and_draws_the_same_in_every_process(tmp_path: Path) -> None:
     run("reasoning-gym:grids", tmp_path / "out", max_documents=9, validation_fraction=0.0, tokenizer="characters")
@@ -532,6 +536,7 @@ def test_reasoning_gym_grids_are_tuples_and_draws_the_same_in_every_process(tmp_
         assert record["metadata"] == {"output": ((0, 1), (2, 3)), "colours": {1: "red"}, "rows": [[4]]}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gym")
 def test_reasoning_gym_that_fails_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"DATA030.*can't draw from its task 'broken'.*ValueError: no such luck"):

@@ -60,6 +60,7 @@ def test_store_that_refuses_checksums_is_told_apart_from_one_that_is_away(
         assert store.asked.count("PUT") < 10
 
 
+@pytest.mark.slow
 def test_new_credentials_are_found_by_the_folder_that_was_refused(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

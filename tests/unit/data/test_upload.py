@@ -34,6 +34,7 @@ def quiet(what: str, count: int) -> None:
     """Report to nobody."""
 
 
+@pytest.mark.slow
 def test_dataset_prepared_at_a_url_is_that_of_a_folder_and_slices_do_not_stay_on_disk(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

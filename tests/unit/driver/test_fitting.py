@@ -238,6 +238,7 @@ def test_random_rounding_is_refused_for_weights_of_any_other_dtype(tmp_path: Pat
     assert error is None or (error.code == "OPT008" and f"got {dtype}, allowed bfloat16" in str(error))
 
 
+@pytest.mark.slow
 def test_loss_over_objects_is_refused_in_workers_of_several_processes(tmp_path: Path) -> None:
     case = next(case for case in ACCEPTED if case.task == "instance-segmentation")
     config = {"model_type": case.model_type, **case.config}

@@ -86,6 +86,7 @@ def test_other_ends_are_no_interruption(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, TERMINATED)])
 def test_command_interrupted_while_it_loads_says_where_the_run_will_be(
     tmp_path: Path, sent: signal.Signals, status: int

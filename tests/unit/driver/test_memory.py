@@ -110,6 +110,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_of_a_step_is_foretold_within_15_percent(kind: str, tmp_path: Path) -> None:
     tables: dict[str, Any] = {"model": {"config": LLAMA}, "rounds": {"max_batch_size": 8}, **KINDS[kind]}
@@ -121,6 +122,7 @@ def test_memory_of_a_step_is_foretold_within_15_percent(kind: str, tmp_path: Pat
     assert foretold(tables).total == pytest.approx(taken(tables), rel=0.15)
 
 
+@pytest.mark.slow
 def test_compiled_step_takes_at_most_that_of_a_fused_loss_and_logits_of_16_bits() -> None:
     """8 × 256 logits of 6 000 tokens and their gradients; those of 32 bits are never there."""
     tables: dict[str, Any] = {"model": {"config": LLAMA}, "rounds": {"max_batch_size": 8}}
@@ -135,6 +137,7 @@ def test_compiled_step_takes_at_most_that_of_a_fused_loss_and_logits_of_16_bits(
     assert plain.note(1).startswith("a training step of a worker takes 0.")
 
 
+@pytest.mark.slow
 def test_memory_of_each_process_with_shards_is_foretold_within_15_percent() -> None:
     worker = {"device": "cpu", "processes": 2, "sharding": "full"}
     tables: dict[str, Any] = {"model": {"config": LLAMA}, "rounds": {"max_batch_size": 8}, "worker": worker}
@@ -144,6 +147,7 @@ def test_memory_of_each_process_with_shards_is_foretold_within_15_percent() -> N
     assert found.note(2).endswith("which builds a model of 25 MiB first")
 
 
+@pytest.mark.slow
 def test_shards_of_more_processes_are_smaller_and_embeddings_are_gathered_by_all() -> None:
     """Weights outside of blocks are there three times at the end of a backward pass: with gradients and their sums."""
     embedding = 6000 * 256 * 4

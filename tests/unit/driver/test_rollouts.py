@@ -89,6 +89,7 @@ def test_a_job_that_does_not_fit_is_refused_by_its_code(
     assert "Fix: " in str(caught.value)
 
 
+@pytest.mark.slow
 def test_functions_are_looked_up_in_the_working_directory_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ def test_figures_of_a_few_lines_are_those_counted_by_hand(text: str, wanted: dic
     assert {name: count for name, count in counts(text).items() if count} == wanted
 
 
+@pytest.mark.slow
 def test_no_room_is_denser_than_it_was() -> None:
     """`python tests/support/density.py --lower` writes what has become better."""
     table = ceilings()
@@ -43,6 +44,7 @@ def test_kernel_and_package_keep_their_budgets() -> None:
     assert {name: size for name, size in sizes().items() if size > table[name]} == {}
 
 
+@pytest.mark.slow
 def test_ceilings_follow_what_has_become_better() -> None:
     """A ceiling that nothing comes near holds nothing."""
     table = ceilings()

@@ -13,6 +13,7 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@pytest.mark.slow
 def test_docstrings_keep_the_rules_of_prose() -> None:
     assert [f"{name(path)}:{offence}" for path in CODE for offence in offences(path)] == []
 

@@ -31,6 +31,7 @@ def test_modules_have_at_most_450_lines() -> None:
     assert {path: length for path, length in lengths.items() if length > 450} == {}
 
 
+@pytest.mark.slow
 def test_modules_say_what_they_are() -> None:
     assert [name(path) for path in CODE if not ast.get_docstring(syntax(path))] == []
 
@@ -41,6 +42,7 @@ def test_folders_have_at_most_twenty_modules() -> None:
     assert {name(folder): count for folder, count in folders.items() if count > 20} == {}
 
 
+@pytest.mark.slow
 def test_functions_have_at_most_fifty_lines() -> None:
     long: dict[str, int] = {}
     for path in CODE:

@@ -68,6 +68,7 @@ def test_every_option_trains_on_equally_many_samples(name: str, tmp_path: Path) 
     assert samples == quality.WORKERS * quality.BATCH * exchange_options.STEPS
 
 
+@pytest.mark.slow
 def test_plots_are_drawn_of_the_rows_that_are_there(tmp_path: Path) -> None:
     rows: dict[str, dict[str, Any]] = {
         "quality": {"value": 1.01, "traffic": "1/101"},

@@ -170,6 +170,7 @@ BUDGET = settings(
 )
 
 
+@pytest.mark.slow
 def test_lease_book_any_order_of_events_keeps_the_rules() -> None:
     run_state_machine_as_test(LeaseMachine, settings=BUDGET)
 

@@ -166,6 +166,7 @@ def test_workers_to_start_in_groups_are_counted_in_each(groups: list[dict[str, f
     assert workers_to_start(Job.model_validate({"workers": groups}), [node(CPU=4)]) == fitting
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=3),
     st.integers(1, 3),

@@ -76,6 +76,7 @@ def sets(offers: Sequence[Offer], wanted: int, budget: float) -> Iterator[tuple[
             yield counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @settings(max_examples=200, deadline=None)
 @given(

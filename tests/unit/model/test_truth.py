@@ -73,6 +73,7 @@ def plain_mixture(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> to
     return model(**inputs, output_router_logits=False).loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ACCEPTED, ids=str)
 def test_loss_and_step_of_a_batch_are_plain_ones(case: Case) -> None:
     trainer = trainer_for(case)
@@ -91,6 +92,7 @@ def test_loss_and_step_of_a_batch_are_plain_ones(case: Case) -> None:
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ACCEPTED, ids=str)
 def test_saved_model_is_evaluated_like_the_run_however_samples_are_shared_out(case: Case, tmp_path: Path) -> None:
     trainer, samples = trainer_for(case), samples_of(case)
@@ -124,6 +126,7 @@ def test_model_without_the_loss_of_its_task_is_refused(case: Case) -> None:
         check_loss_on_copy(task_of(model, network), samples_of(case), network.config, auto.from_config, parameters=1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ACCEPTED, ids=str)
 def test_job_with_the_loss_of_its_task_may_start(case: Case, tmp_path: Path) -> None:
     slices = (write_slice(tmp_path, 0, "train", dict(case.arrays)),)

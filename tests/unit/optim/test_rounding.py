@@ -25,6 +25,7 @@ def neighbours(values: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     return below.view(np.float32), (below + 0x10000).view(np.float32)
 
 
+@pytest.mark.slow
 def test_mean_of_rounded_values_is_the_value() -> None:
     torch.manual_seed(0)
     draws, values = 20_000, torch.cat([torch.randn(60) * 10.0**power for power in (-39, -6, 0, 12)])
@@ -119,6 +120,7 @@ def language_model_loss(dtype: torch.dtype, stochastic_rounding: bool) -> float:
         return float(np.mean([float(loss(texts())) for _ in range(8)]))
 
 
+@pytest.mark.slow
 def test_language_model_in_bfloat16_learns_as_in_float32_where_plain_rounding_loses() -> None:
     whole = language_model_loss(torch.float32, False)
     ours, plain = (language_model_loss(torch.bfloat16, rounds) for rounds in (True, False))

@@ -71,6 +71,7 @@ def test_the_most_probable_tokens_are_those_of_generate_up_to_an_end_token_or_th
     assert any(found.ended) or ends == (END,)
 
 
+@pytest.mark.slow
 def test_sampled_tokens_have_the_policys_probabilities_at_the_temperature() -> None:
     model = policy_model()
     torch.manual_seed(5)
@@ -89,6 +90,7 @@ def test_sampled_tokens_have_the_policys_probabilities_at_the_temperature() -> N
     assert tokens_of(respond(model, Sampling(6, 9, temperature=0.7), seed=1)) != tokens_of(found)
 
 
+@pytest.mark.slow
 def test_tokens_are_drawn_as_often_as_they_are_probable() -> None:
     model = policy_model()
     first = torch.tensor([one[0] for one in tokens_of(respond(model, Sampling(500, 1)))]).view(4, 500)
@@ -166,6 +168,7 @@ def assert_equal(responses: Responses, others: Responses) -> None:
         assert torch.equal(getattr(responses, name), getattr(others, name)), name
 
 
+@pytest.mark.slow
 def test_calls_after_a_change_of_weights_share_a_cache_and_respond_as_a_new_engine(managers: list[Any]) -> None:
     engine, model, threads = ContinuousEngine(0, short=0), policy_model(), threading.enumerate()
     training, greedy = Sampling(6, 9, temperature=0.7), Sampling(1, 9, temperature=0.0)
@@ -196,6 +199,7 @@ def test_caches_that_no_longer_fit_are_set_up_anew(managers: list[Any], change: 
     assert_equal(found, respond(policy_model(), sampling))
 
 
+@pytest.mark.slow
 def test_an_error_ends_the_cache_and_the_next_call_responds_again() -> None:
     engine, model, sampling = ContinuousEngine(0, short=0), policy_model(), Sampling(3, 9)
     respond(model, sampling, engine=engine)

@@ -85,6 +85,7 @@ def responses(*texts: str) -> list[Response]:
     return [Response("?", text, (), True, {"answer": "1"}, 8) for text in texts]
 
 
+@pytest.mark.slow
 def test_rewards_are_those_of_calls_in_place() -> None:
     given = responses("1", "2.5", "none", "-3")
     names = ["tricky_rewards:tricky", "exact"]
@@ -96,6 +97,7 @@ def test_rewards_are_those_of_calls_in_place() -> None:
     assert repr(found) == repr(InPlace(names).rewards(given))
 
 
+@pytest.mark.slow
 def test_a_function_that_hangs_or_dies_costs_its_own_response_alone() -> None:
     found = Processes(["tricky_rewards:tricky"], 2, DEADLINE_S).rewards(responses("1", "hang", "2", "die", "3", "4"))
 
@@ -140,6 +142,7 @@ def ways(name: str) -> list[Evaluator]:
     return [InPlace([name]), Processes([name], 2, DEADLINE_S)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("odd", ["raise", "text"])
 def test_an_odd_response_costs_its_reward_and_is_told_once(odd: str, caplog: pytest.LogCaptureFixture) -> None:
     for evaluator in ways("tricky_rewards:tricky"):
@@ -159,6 +162,7 @@ def test_a_function_that_fails_for_all_responses_is_an_error(odd: str) -> None:
             evaluator.rewards(responses(odd, odd))
 
 
+@pytest.mark.slow
 def test_the_only_prompt_of_a_task_may_be_odd() -> None:
     tasks = {"seven": ["tricky_rewards:tricky"], "eight": ["exact"]}
     given = [
@@ -170,11 +174,13 @@ def test_the_only_prompt_of_a_task_may_be_odd() -> None:
         assert repr(evaluator.rewards(given)) == repr([(math.nan, math.nan), (math.nan, 1.0)])
 
 
+@pytest.mark.slow
 def test_a_number_that_is_infinite_in_the_models_precision_is_absent() -> None:
     for evaluator in ways("tricky_rewards:tricky"):
         assert repr(evaluator.rewards(responses("huge", "1"))) == repr([(math.nan,), (1.0,)])
 
 
+@pytest.mark.slow
 def test_a_lost_reward_is_told_with_function_and_prompt(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         Processes(["exact", "tricky_rewards:tricky"], 1, 1.0).rewards(responses("1", "hang", "hang"))
@@ -185,6 +191,7 @@ def test_a_lost_reward_is_told_with_function_and_prompt(caplog: pytest.LogCaptur
     ]
 
 
+@pytest.mark.slow
 def test_a_process_that_died_between_two_batches_costs_no_reward() -> None:
     evaluator = Processes(["tricky_rewards:pid"], 1, DEADLINE_S)
     ((first,),) = evaluator.rewards(responses("a"))
@@ -230,6 +237,7 @@ def test_defaults_of_limits_are_told_by_the_registry_alone() -> None:
     assert [limit_of(name, "none") for name in ("exact", "math", "code", "a:b")] == [None] * 4
 
 
+@pytest.mark.slow
 def test_functions_are_loaded_before_the_start_as_workers_will_load_them() -> None:
     check_functions(["exact", "tricky_rewards:pid"], None)
     for deadline_s in (None, "none"):

@@ -34,6 +34,7 @@ def digest(weights: Mapping[str, torch.Tensor]) -> str:
     return sha256.hexdigest()
 
 
+@pytest.mark.slow
 def test_offloaded_weights_take_no_memory_and_come_back_to_the_bit() -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, bias=False) for _ in range(2)))
     size = sum(one.nbytes for one in model.parameters())

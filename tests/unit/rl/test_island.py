@@ -115,6 +115,7 @@ def test_the_reference_is_the_first_policy_or_that_of_the_round(reference: str, 
     assert (second > 1e-3) == divergence
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits() -> None:
     islands = [Island(job(minibatches=2, epochs=2), tokenizer()) for _ in range(2)]
     for island in islands:
@@ -145,6 +146,7 @@ def moved(island: Island) -> torch.Tensor:
     return torch.cat([(one - before[name]).flatten() for name, one in weights(island).items()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_an_island_that_begins_with_trained_weights_lengthens_its_first_ten_steps(algorithm: str) -> None:
     first, late, successor = (Island(job(algorithm=algorithm), tokenizer()) for _ in range(3))

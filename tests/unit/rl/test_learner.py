@@ -48,6 +48,7 @@ def require_equal(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
         torch.testing.assert_close(one, other, atol=tolerance, rtol=1e-5, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 3, 6])
 @pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "dapo", "gspo", "reinforce++"])
 def test_steps_are_those_of_one_worker_however_many_share_in_them(algorithm: str, workers: int) -> None:

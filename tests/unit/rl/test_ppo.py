@@ -76,6 +76,7 @@ def _plain_step(
         optimizer.step()
 
 
+@pytest.mark.slow
 def test_steps_of_ppo_are_those_of_plain_torch() -> None:
     (ours, other), settings = islands(2), job(**SETTINGS)
     (untrained,) = islands(1)

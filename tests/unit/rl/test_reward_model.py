@@ -90,6 +90,7 @@ def plain_scores(folder: Path, texts: list[str], **options: Any) -> list[float]:
     return [float(one) for one in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [classifier, without_padding, bert, gpt2], ids=lambda make: make.__name__)
 def test_scores_are_those_of_each_text_by_itself_whatever_the_batches(
     make: Callable[[Path], None], tmp_path: Path
@@ -255,6 +256,7 @@ def fond_of_sevens(folder: Path) -> None:
     model.save_pretrained(folder)
 
 
+@pytest.mark.slow
 def test_a_policy_learns_what_the_reward_model_likes(tmp_path: Path) -> None:
     fond_of_sevens(tmp_path)
     flags = ('--rl.reward.functions=["model"]', f"--rl.reward.model.repository={tmp_path}")

@@ -24,6 +24,7 @@ def response(text: str, answer: str, ended: bool = True) -> Response:
     return Response("?", text, tuple(range(len(text) + ended)), ended, {"task": "t", "answer": answer}, 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "text", "answer", "ended", "score"),
     [
@@ -133,6 +134,7 @@ def test_math_takes_no_several_answers_and_nothing_without_sense_for_the_right_o
     assert reward_of("math")(response(text, "42")) == 0
 
 
+@pytest.mark.slow
 def test_math_that_never_ends_costs_its_response_the_reward_alone() -> None:
     endless = [response(text, "42") for text in (r"\boxed{9^{9^{9^9}}}", r"\boxed{10000000!!!}", r"\boxed{42}")]
     (first,), (second,), (third,) = Processes(["math"], 2, 4.0).rewards(endless)

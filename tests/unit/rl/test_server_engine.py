@@ -86,6 +86,7 @@ def true_logprobs(model: Any, responses: Any, temperature: float) -> torch.Tenso
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_responses_are_of_the_given_weights_and_carry_their_probabilities(
     dialect: str, server: tuple[Generation, str], engine_of: Callable[..., ServerEngine]
@@ -108,6 +109,7 @@ def test_responses_are_of_the_given_weights_and_carry_their_probabilities(
     assert torch.equal(greedy.ids[::2], greedy.ids[1::2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_weights_are_handed_over_once_while_they_stay_the_same(
     dialect: str, server: tuple[Generation, str], engine_of: Callable[..., ServerEngine], tmp_path: Path
@@ -123,6 +125,7 @@ def test_weights_are_handed_over_once_while_they_stay_the_same(
     assert not [*tmp_path.glob("hypha-weights-*")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dialect", "path"), [("vllm", "/update_weight_version"), ("sglang", "/update_weights_from_disk")]
 )
@@ -136,6 +139,7 @@ def test_answers_with_other_weights_are_never_used(
     assert generation.asked[path] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_server_that_was_restarted_gets_the_weights_again(
     dialect: str, server: tuple[Generation, str], engine_of: Callable[..., ServerEngine], first: Path
@@ -161,6 +165,7 @@ def test_an_answer_that_ends_early_is_one_of_a_lost_server(
     assert not generation.cut
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_in_mid_batch_is_started_again(
     engine_of: Callable[..., ServerEngine], tmp_path: Path
 ) -> None:
@@ -241,6 +246,7 @@ def test_a_server_that_hangs_is_given_up_at_the_deadline(
         generated(engine, model)
 
 
+@pytest.mark.slow
 def test_a_lost_answer_costs_that_answer_only(
     server: tuple[Generation, str], engine_of: Callable[..., ServerEngine]
 ) -> None:
@@ -254,6 +260,7 @@ def test_a_lost_answer_costs_that_answer_only(
     assert generation.asked["/collective_rpc"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dialect", "path"), [("vllm", "/v1/completions"), ("sglang", "/generate")])
 def test_a_busy_server_is_asked_again_when_it_said_and_for_what_is_lacking(
     dialect: str, path: str, server: tuple[Generation, str], engine_of: Callable[..., ServerEngine]
@@ -269,6 +276,7 @@ def test_a_busy_server_is_asked_again_when_it_said_and_for_what_is_lacking(
     assert generation.asked[path] == 3 * len(IDS) + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize(
     ("tokens", "logprobs", "told"),
@@ -364,6 +372,7 @@ def test_rounding_above_one_is_taken(server: tuple[Generation, str], engine_of: 
     assert generated(engine_of(urls=[url]), policy_model(), Sampling(1, 5, 1.0)).mask.sum() == 2 * len(IDS)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_while_it_starts_again_is_no_wrong_command(
     engine_of: Callable[..., ServerEngine], tmp_path: Path
 ) -> None:
@@ -409,6 +418,7 @@ def no_room() -> Iterator[Callable[[], Any]]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.slow
 def test_an_island_whose_folder_for_weights_is_full_says_so_and_goes_on(
     server: tuple[Generation, str], no_room: Callable[[], Any], tmp_path: Path
 ) -> None:
@@ -444,6 +454,7 @@ def island_job(url: str, dialect: str, *flags: str, **rl: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_an_island_trains_on_a_servers_responses(dialect: str, server: tuple[Generation, str]) -> None:
     generation, url = server

@@ -49,6 +49,7 @@ def test_unequal_speeds_after_the_second_round_waste_little() -> None:
     assert batches[0] == pytest.approx(2 * batches[1], rel=0.1) == pytest.approx(4 * batches[2], rel=0.1)
 
 
+@pytest.mark.slow
 def test_islands_whose_responses_lengthen_wait_little_at_speeds_of_one_and_two() -> None:
     flags = ("--run.name=virtual", "--rounds.update_rounds=8", "--resources.num_workers=2")
     job = load(["@", str(ROOT / "jobs/configs/gsm8k.toml"), *flags]).job

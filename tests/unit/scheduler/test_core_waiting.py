@@ -12,6 +12,7 @@ from tests.support.fleet import FIRST_ONLY, Faults, done, fleet_of
 # ── back-off, waiting and giving up ───────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_flapping_worker_is_tried_ever_more_rarely_until_it_contributes() -> None:
     fleet = fleet_of(0.1, 0.1, update_rounds=60)
     fleet.faults.room = lambda source: source.worker == 0 or not 10_001 < source.incarnation < 10_010

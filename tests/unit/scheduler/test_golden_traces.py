@@ -15,6 +15,7 @@ def test_every_golden_run_is_there() -> None:
     assert list(runs()) == list(GOLDEN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GOLDEN)
 def test_commands_and_their_times_are_unchanged(name: str) -> None:
     assert runs()[name]() == GOLDEN[name]

@@ -75,6 +75,7 @@ def test_each_dataset_has_epochs_of_its_own_in_which_every_sample_is_once() -> N
         assert Counter(epoch for epoch, _, _ in own) == {epoch: sum(sizes) for epoch in range(whole)}
 
 
+@pytest.mark.slow
 def test_walk_with_losses_and_resumptions_keeps_shares_and_uses_every_sample_once() -> None:
     for seed in range(20):
         draws = random.Random(seed)
@@ -202,6 +203,7 @@ def by_worker(fleets: Sequence[Fleet]) -> dict[int, Counter[int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", SYNC.values(), ids=SYNC)
 def test_shares_are_exact_to_one_batch_through_five_kills_and_a_resumption(sync: dict[str, Any]) -> None:
     first = mixed_fleet(sync, 60)

@@ -25,6 +25,7 @@ SCENARIOS: list[Callable[[], None]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_simulation_or_scenario_finds_the_defect(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     core = mutant(name)
@@ -58,5 +59,6 @@ def _played(scenarios: list[Callable[[], None]]) -> str | None:
     return None
 
 
+@pytest.mark.slow
 def test_brain_without_a_defect_is_not_blamed() -> None:
     assert _walked(SchedulerCore, SOON) is None and _played(SCENARIOS) is None

@@ -168,6 +168,7 @@ def test_plan_added_worker_never_ends_later(
     assert plan([*fleet, Pace(100, batch_s, size, offset_s)], target).finish_s <= plan(fleet, target).finish_s
 
 
+@pytest.mark.slow
 @thorough
 @given(fleets(), st.floats(1.001, 50.0), st.booleans(), st.integers(1, 3000))
 def test_plan_faster_worker_never_gets_fewer_batches(
@@ -179,6 +180,7 @@ def test_plan_faster_worker_never_gets_fewer_batches(
     assert batches[fast.worker] >= batches[slow.worker]
 
 
+@pytest.mark.slow
 @thorough
 @given(fleets(), st.integers(-10, 10), st.integers(1, 3000))
 def test_plan_other_unit_of_time_changes_only_the_finish(fleet: list[Pace], exponent: int, target: int) -> None:
@@ -188,6 +190,7 @@ def test_plan_other_unit_of_time_changes_only_the_finish(fleet: list[Pace], expo
     assert twice == replace(once, finish_s=once.finish_s * factor)
 
 
+@pytest.mark.slow
 @thorough
 @given(fleets(), st.randoms(), st.integers(1, 3000))
 def test_plan_order_of_the_fleet_is_without_effect(fleet: list[Pace], dice: Random, target: int) -> None:

@@ -30,6 +30,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seeds", blocks, ids=[f"{block[0]}-{block[-1]}" for block in blocks])
 
 
+@pytest.mark.slow
 def test_simulated_runs_keep_every_invariant_and_end(seeds: range) -> None:
     for seed in seeds:
         world = Walk(seed)
@@ -49,6 +50,7 @@ class Unequal(Walk):
         return 1 + source.worker % 5 if tried else None
 
 
+@pytest.mark.slow
 def test_simulated_runs_with_unequal_batches_keep_every_invariant_and_use_them() -> None:
     sizes = set[frozenset[int]]()
     for seed in range(300):
@@ -64,6 +66,7 @@ def test_same_seed_gives_the_same_run() -> None:
     assert first.trace == second.trace and first.steps > 100
 
 
+@pytest.mark.slow
 def test_weather_of_many_walks_has_every_fault_and_ends_in_whole_runs() -> None:
     struck, noted, committed = Counter[str](), Counter[str](), 0
     for seed in range(150):

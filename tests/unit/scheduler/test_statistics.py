@@ -54,6 +54,7 @@ def test_batch_time_one_report_of_many_batches_weighs_like_many_reports() -> Non
     assert once.mean == pytest.approx(often.mean)
 
 
+@pytest.mark.slow
 @thorough
 @given(observations)
 def test_batch_time_stays_between_the_least_and_the_greatest_observation(seen: list[tuple[float, int]]) -> None:
@@ -63,6 +64,7 @@ def test_batch_time_stays_between_the_least_and_the_greatest_observation(seen: l
     assert min(seen)[0] <= mean_of(estimate) <= max(seen)[0]
 
 
+@pytest.mark.slow
 @thorough
 @given(
     st.floats(1e-3, 1e3),

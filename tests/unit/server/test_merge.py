@@ -70,6 +70,7 @@ def test_ascending_sorts_every_coordinate_and_leaves_its_inputs_alone(rows: np.n
     assert np.array_equal(rows, before)
 
 
+@pytest.mark.slow
 @given(ROWS, st.integers(0, 15))
 @settings(max_examples=80, deadline=None)
 def test_trimmed_mean_any_number_of_values_is_the_mean_of_the_middle_ones(rows: np.ndarray, drop: int) -> None:

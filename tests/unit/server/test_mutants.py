@@ -17,12 +17,14 @@ def test_random_round_beside_the_model_agrees(seed: int) -> None:
     examine(reducer, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(BUDGET))
 @pytest.mark.usefixtures("compiled_steps")
 def test_random_round_that_is_compiled_agrees_too(seed: int) -> None:
     examine(reducer, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 @pytest.mark.usefixtures("compiled_steps")
 def test_random_rounds_find_the_defect(name: str) -> None:

@@ -245,6 +245,7 @@ def small(rows: Sequence[np.ndarray], workers: Sequence[int], sync: Sync, relati
     return new[WEIGHTS].tobytes(), verdict
 
 
+@pytest.mark.slow
 @given(ROWS, ORDERS, MODES, st.booleans())
 @settings(max_examples=80, deadline=None)
 def test_any_order_of_arrival_gives_the_same_bits(

@@ -67,6 +67,7 @@ def only_parameters(values: np.ndarray) -> tuple[ReduceSpec, Flat]:
     return ReduceSpec(Layout((Entry("w", "float32", (size,), 0, GROUP, 0, size),)), 0, DILOCO), {GROUP: values}
 
 
+@pytest.mark.slow
 def test_reduce_of_the_reference_systems_deltas_gives_its_updates() -> None:
     rules, theta = only_parameters(np.zeros(5, np.float32))
     rules = replace(rules, outer=OuterOptimizer(learning_rate=0.1, momentum=0.7))
@@ -81,6 +82,7 @@ def test_reduce_of_the_reference_systems_deltas_gives_its_updates() -> None:
 FLOATS = arrays.arrays(np.float32, (4, 9), elements=st.floats(-100, 100, width=32, allow_subnormal=False))
 
 
+@pytest.mark.slow
 @given(FLOATS, st.floats(0.01, 2), st.floats(0.01, 0.99))
 @settings(max_examples=60, deadline=None)
 def test_reduce_sequence_of_rounds_is_torch_sgd_to_the_bit(steps: np.ndarray, eta: float, mu: float) -> None:
@@ -218,6 +220,7 @@ def test_reduce_large_legal_values_are_taken_unchanged() -> None:
 ANY = arrays.arrays(np.float32, (4, 3), elements=st.floats(width=32, allow_nan=False, allow_infinity=False))
 
 
+@pytest.mark.slow
 @given(ANY)
 @settings(max_examples=100, deadline=None)
 def test_reduce_finite_input_never_gives_anything_else(rows: np.ndarray) -> None:

@@ -200,6 +200,7 @@ def test_log_truncated_record_is_recognised_at_every_length(tmp_path: Path) -> N
             log.read()
 
 
+@pytest.mark.slow
 def test_log_any_flipped_bit_is_recognised(tmp_path: Path) -> None:
     log = log_of(tmp_path, 1)
     data = file_of(tmp_path, 0).read_bytes()
@@ -261,6 +262,7 @@ for number in range(100_000):
 """
 
 
+@pytest.mark.slow
 def test_log_of_a_killed_writer_has_every_round_that_it_acknowledged(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(Path(__file__).parents[3]), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:

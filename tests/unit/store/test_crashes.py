@@ -56,6 +56,7 @@ def old_or_new(directory: Path, committed: bool) -> None:
     assert [path.name for path in directory.glob("*/*") if path.suffix == ".tmp"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("point", "hit", "committed"), PLACES)
 def test_store_killed_at_a_disk_operation_leaves_old_or_new(
     tmp_path: Path, point: str, hit: int, committed: bool

@@ -82,11 +82,13 @@ def directories(tmp_path: Path) -> Iterator[Path]:
     return (made for number in range(10_000) if not (made := tmp_path / f"run-{number}").mkdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(BUDGET))
 def test_random_walk_beside_the_model_agrees(directories: Iterator[Path], seed: int) -> None:
     Walker(ROOM, next(directories), seed).walk()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_random_walks_find_the_defect(directories: Iterator[Path], name: str) -> None:
     assert any(dies(name, next(directories), seed) for seed in range(BUDGET)), f"nobody noticed: {name}"

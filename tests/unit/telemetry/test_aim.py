@@ -54,6 +54,7 @@ def series(run: Any, name: str, context: dict[str, str]) -> list[tuple[int, floa
     return list(zip(steps.tolist(), values.tolist(), strict=True))
 
 
+@pytest.mark.slow
 def test_aim_round_figures_are_read_back(run: Any) -> None:
     assert series(run, "loss", {"subset": "train"}) == [(0, 3.5), (1, 2.5)]
     assert series(run, "sync_s", {"subset": "train"}) == [(0, 0.25), (1, 0.25)]
@@ -68,6 +69,7 @@ def test_aim_worker_figures_carry_the_worker(run: Any) -> None:
     assert series(run, "loss", {"worker": "1"}) == [(0, 3.5), (1, 2.5)]
 
 
+@pytest.mark.slow
 def test_aim_has_the_numbers_of_the_metrics_file(tmp_path: Path) -> None:
     pytest.importorskip("aim", reason="Python 3.13 and newer have no Aim")
     sinks = build(tmp_path, "fleet", ["aim"], patience_s=120.0)

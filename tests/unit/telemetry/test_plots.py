@@ -48,6 +48,7 @@ def inked(path: Path) -> float:
     return float((imread(path)[..., :3] < 0.98).any(axis=-1).mean())
 
 
+@pytest.mark.slow
 def test_draw_finished_run_has_five_plots(tmp_path: Path) -> None:
     evaluations = [{"kind": "eval", "round": number, "val_loss": 4.0 / (number + 1)} for number in range(5)]
     a_run(tmp_path, *evaluations, *(a_round(number) for number in range(4)))
@@ -57,6 +58,7 @@ def test_draw_finished_run_has_five_plots(tmp_path: Path) -> None:
     assert all(imread(path).shape[0] > 300 and inked(path) > 0.02 for path in paths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("figures", [{"val_loss": 1.0, "accuracy": 0.5}, {"reward": 0.4, "pass@1": 0.2, "pass@4": 0.6}])
 def test_draw_figures_of_the_task_have_a_plot_with_a_curve_each(tmp_path: Path, figures: dict[str, float]) -> None:
     evaluations = [{"kind": "eval", "round": number, **figures} for number in range(1, 4, 2)]
@@ -88,17 +90,20 @@ def test_legend_has_room_beside_the_panels_however_long_its_names_are(length: in
     assert box.x1 < canvas.figure.bbox.x1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rounds", "workers"), [(1, 1), (70, 2), (3, 30)])
 def test_draw_any_number_of_rounds_and_workers_succeeds(tmp_path: Path, rounds: int, workers: int) -> None:
     paths = draw(a_run(tmp_path, *(a_round(number, workers) for number in range(rounds))))
     assert [path.name for path in paths] == NAMES
 
 
+@pytest.mark.slow
 def test_draw_rounds_with_nothing_in_them_succeeds(tmp_path: Path) -> None:
     empty = {"kind": "round", "round": 0}
     assert len(draw(a_run(tmp_path, empty, {"kind": "eval", "round": 0, "val_loss": None}))) == len(NAMES)
 
 
+@pytest.mark.slow
 def test_draw_twice_replaces_the_plots(tmp_path: Path) -> None:
     a_run(tmp_path, a_round(0), a_round(1))
     (first, *_) = draw(tmp_path)
@@ -109,6 +114,7 @@ def test_draw_twice_replaces_the_plots(tmp_path: Path) -> None:
     assert sorted(path.name for path in first.parent.iterdir()) == sorted(NAMES)
 
 
+@pytest.mark.slow
 def test_draw_knows_the_gradient_exchange_only_from_the_summary(tmp_path: Path) -> None:
     a_run(tmp_path, a_round(0), a_round(1))
     without = draw(tmp_path)[3].read_bytes()
@@ -163,6 +169,7 @@ def test_series_worker_that_joined_late_has_no_batches_before() -> None:
     assert series.batches("10") == [0, 15]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [False, True])
 def test_utilisation_has_samples_a_second_and_tokens_where_there_are_any(tmp_path: Path, tokens: bool) -> None:
     rows = [{**a_round(number), "samples_per_s": 40.0, "scored_per_s": 40.0} for number in range(3)]

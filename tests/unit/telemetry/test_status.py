@@ -113,6 +113,7 @@ def test_connector_gets_every_number_of_the_records_in_one_request_each(tmp_path
     assert connector.connections == (1 if keep else len(SENT))
 
 
+@pytest.mark.slow
 def test_connector_gets_the_numbers_of_the_metrics_file(tmp_path: Path) -> None:
     with Connector() as connector:
         address = f"127.0.0.1:{connector.server_port}"

@@ -77,6 +77,7 @@ def never() -> None:
     raise AssertionError("a trial runs")
 
 
+@pytest.mark.slow
 def test_largest_batch_that_fits_is_kept_for_the_next_start(kept: Callable[[], list[str]]) -> None:
     assert largest_batch(job(64.0), 0, None, SAMPLES, lambda: None) == 2
     assert kept() == ['{"fits": 2, "fails": null}']
@@ -84,6 +85,7 @@ def test_largest_batch_that_fits_is_kept_for_the_next_start(kept: Callable[[], l
     assert largest_batch(job(64.0, most=1), 0, None, SAMPLES, never) == 1
 
 
+@pytest.mark.slow
 def test_largest_batch_is_found_where_nothing_can_be_kept(kept: Callable[[], list[str]], tmp_path: Path) -> None:
     (tmp_path / "batch_sizes").write_text("no folder")
     assert largest_batch(job(64.0), 0, None, SAMPLES, lambda: None) == 2

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 from hypha_ray.config import Job
 from hypha_ray.types import Samples
@@ -17,6 +18,7 @@ WEIGHTS_BYTES = 115e6
 """Size of the model's weights, nearly all of them in a table of tokens."""
 
 
+@pytest.mark.slow
 def test_copies_of_the_weights_that_a_worker_keeps_count() -> None:
     """The trial takes four times the weights, building the model included; three copies are kept besides."""
     model = {**CONFIG, "vocab_size": 50_000, "n_embd": 512, "n_positions": 4}

@@ -124,6 +124,7 @@ def test_trainer_is_one_worker_among_others_and_nothing_is_unpickled(monkeypatch
     assert flat["parameters/float32"].tolist() == [4.0] * 4 and flat["buffers/int64"].tolist() == [5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "reason"),
     [

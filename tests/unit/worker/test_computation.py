@@ -153,6 +153,7 @@ def test_short_batch_is_computed_plainly_until_its_shape_is_usual() -> None:
     assert compiled == [(count, 2) for place, count in enumerate(rows) if count == 8 or place >= admitted]
 
 
+@pytest.mark.slow
 def test_compiled_step_has_the_plain_losses_and_gradients_and_compiles_no_second_shape() -> None:
     """The graphs that torch traces are run as they are, so that no compiler is needed."""
     graphs: list[Any] = []

@@ -52,6 +52,7 @@ def step_by_step(job: Job) -> tuple[list[torch.nn.Module], list[Flat]]:
     return [trainer.model for trainer in trainers], theta
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixing", [0.0, 0.5])
 @pytest.mark.parametrize("delay", [0, 3])
 @pytest.mark.parametrize("in_flight", [1, 2, 3])

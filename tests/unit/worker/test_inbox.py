@@ -44,6 +44,7 @@ def put(inbox: Inbox, order: Order) -> None:
             inbox.restore(flat(-1))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(orders=st.lists(PLANS | WEIGHTS | STATES, max_size=12), data=st.data())
 def test_orders_repeated_and_in_any_order_end_in_the_same_state(orders: list[Order], data: st.DataObject) -> None:

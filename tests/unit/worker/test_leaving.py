@@ -124,6 +124,7 @@ def predecessor() -> Bench:
     return bench.run(plan_of(24))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(orders=st.permutations(ORDERS), again=st.lists(st.sampled_from(ORDERS), max_size=4))
 def test_orders_to_a_joiner_in_any_order_lead_to_the_same_bits(

@@ -67,6 +67,7 @@ def test_autocast_trains_close_to_full_precision() -> None:
     assert mixed.loss == pytest.approx(full.loss, rel=0.02) and mixed.loss != full.loss
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_compiled_model_trains_like_the_plain_one() -> None:
     plain = Bench().run(plan_of(16)).weights

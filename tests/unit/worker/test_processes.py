@@ -85,6 +85,7 @@ def require_equal_gradients(one: torch.nn.Module, other: torch.nn.Module) -> Non
             torch.testing.assert_close(a.grad, b.grad, atol=1e-6 * max(1.0, scale), rtol=1e-5, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradients_of_parts_add_up_to_that_of_the_batch(case: Case) -> None:
     whole, batch = trainer_for(case), samples_of(case)

@@ -59,6 +59,7 @@ def require_close(one: dict[str, Any], other: dict[str, Any]) -> None:
         np.testing.assert_allclose(other[name], expected, rtol=0, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
 @pytest.mark.parametrize("kind", CASES)
 def test_sharded_worker_steps_evaluates_and_keeps_state_as_one_process(kind: str, processes: int) -> None:
@@ -83,6 +84,7 @@ def test_sharded_worker_steps_evaluates_and_keeps_state_as_one_process(kind: str
         assert held < 1.1 * one.parameters / processes + 200
 
 
+@pytest.mark.slow
 def test_muon_orthogonalizes_the_same_matrices_in_all_processes() -> None:
     """Tolerances are of steps, since small singular values of a gradient become as large as any."""
     case, muon = CASES["causal"], {"name": "muon", "learning_rate": 1e-3, "muon_learning_rate": 1e-3}
@@ -176,6 +178,7 @@ def test_error_of_another_process_is_told_rather_than_the_broken_connection(tmp_
             two.step(samples_of(case, 4))
 
 
+@pytest.mark.slow
 def test_killed_process_is_noticed_at_once_and_a_silent_one_at_the_deadline() -> None:
     case = CASES["causal"]
     for how, worker in ((signal.SIGKILL, {}), (signal.SIGSTOP, {"stall_s": 1.0})):

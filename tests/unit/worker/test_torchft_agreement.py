@@ -97,6 +97,7 @@ def peers(job: Job) -> list[Any]:
     return [made[rank] for rank in range(REPLICAS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixing", [0.0, 0.5])
 @pytest.mark.parametrize("delay", [0, 2, 5])
 def test_sixty_steps_of_three_replicas_agree_with_torchft_to_the_bit(delay: int, mixing: float) -> None:
