@@ -15,11 +15,11 @@ from hypha_ray.market.requirements import Need, NodeResources, nearest, shortage
 from hypha_ray.texts import counted
 
 
-def post(wanted: str | None, labels: Mapping[str, str]) -> str:
+def post(node_name: str | None, labels: Mapping[str, str]) -> str:
     """Post terms of a node, in the place of those posted before.
 
     Args:
-        wanted: the node's address, or the beginning of its id; None: the node of this process.
+        node_name: the node's address, or the beginning of its id; None: the node of this process.
         labels: terms as labels.
 
     Returns:
@@ -29,14 +29,14 @@ def post(wanted: str | None, labels: Mapping[str, str]) -> str:
         ConfigError: CFG003, there isn't one such node.
 
     """
-    node = _node(cluster_nodes(), wanted)
-    post_labels(node.id, labels)
-    (now,) = [one for one in cluster_nodes() if one.id == node.id]
-    return f"{_name(now.address, now.id)}: {_terms(_told(now))}"
+    node_id = _find_node(cluster_nodes(), node_name).id
+    post_labels(node_id, labels)
+    (node,) = [node for node in cluster_nodes() if node.id == node_id]
+    return f"{_node_text(node.address, node.id)}: {_terms_text(_posted_terms(node))}"
 
 
 def overview() -> dict[str, Any]:
-    """Machines, leases of all runs, runs at the exchange if it is open, and what waits for room, for programs."""
+    """Machines, leases of all runs, runs at the exchange if it is open, and needs without a machine, for programs."""
     nodes = cluster_nodes()
     entries = lease_entries()
     runs = standings()
@@ -53,7 +53,7 @@ def _machine(node: NodeResources) -> dict[str, Any]:
         "node": node.id,
         "address": node.address,
         "site": node.labels.get(SITE),
-        "terms": _told(node),
+        "terms": _posted_terms(node),
         "total": {name: node.total.get(name, 0.0) for name in LEASED},
         "free": {name: node.free.get(name, 0.0) for name in LEASED},
     }
@@ -71,35 +71,45 @@ def _lease(entry: LeaseEntry) -> dict[str, Any]:
 
 
 def _run(standing: Standing, quota: int) -> dict[str, Any]:
-    wanted = len(standing.needs)
-    return {"run": standing.run, "bid": standing.bid, "wanted": wanted, "least": standing.least, "quota": quota}
+    return {
+        "run": standing.run,
+        "bid": standing.bid,
+        "wanted": len(standing.needs),
+        "least": standing.least,
+        "quota": quota,
+    }
 
 
 def _waiting(
     nodes: Sequence[NodeResources], entries: Sequence[LeaseEntry], runs: Sequence[tuple[Standing, Ruling]]
 ) -> list[dict[str, Any]]:
     """Leases without a machine, and runs with fewer workers than they want: each with the node that comes nearest."""
-    waiting: list[tuple[str, Need, int, float]] = []
+    waiting = []
     for entry in entries:
         if entry.node is None:
             cpu, gpu, memory = (entry.amounts.get(name, 0.0) for name in LEASED)
             need = Need(entry.name.partition("-")[0], cpu, gpu, round(memory))
-            waiting.append((entry.run, need, 1, entry.agreement.bid if entry.agreement else 0.0))
+            bid = entry.agreement.bid if entry.agreement else 0.0
+            waiting.append(_unmet_need(entry.run, need, 1, bid, nodes))
     for standing, ruling in runs:
-        short = Counter(standing.needs)
-        short.subtract(ruling.needs or {})
-        waiting += [(standing.run, need, count, standing.bid) for need, count in short.items() if count > 0]
-    return [
-        {
-            "run": run,
-            "role": need.role,
-            "need": str(need),
-            "count": count,
-            "nearest": near.id if (near := nearest(need, nodes)) is not None else None,
-            "reason": _obstacle(Request(need, bid, bid), nodes),
-        }
-        for run, need, count, bid in waiting
-    ]
+        missing = Counter(standing.needs)
+        missing.subtract(ruling.needs or {})
+        for need, count in missing.items():
+            if count > 0:
+                waiting.append(_unmet_need(standing.run, need, count, standing.bid, nodes))
+    return waiting
+
+
+def _unmet_need(run: str, need: Need, count: int, bid: float, nodes: Sequence[NodeResources]) -> dict[str, Any]:
+    nearest_node = nearest(need, nodes)
+    return {
+        "run": run,
+        "role": need.role,
+        "need": str(need),
+        "count": count,
+        "nearest": None if nearest_node is None else nearest_node.id,
+        "reason": _obstacle(Request(need, bid, bid), nodes),
+    }
 
 
 def _obstacle(request: Request, nodes: Sequence[NodeResources]) -> str:
@@ -110,57 +120,67 @@ def _obstacle(request: Request, nodes: Sequence[NodeResources]) -> str:
     refusals = [answer for answer in answers(request, nodes) if isinstance(answer, Refusal)]
     if len(refusals) < len(nodes):
         return "there is room for one, which waits for the others of its run, or for a run that bids more"
-    near = nearest(request.need, nodes)
-    return next(f"{one.node.address} is nearest, but {one.reason}" for one in refusals if one.node is near)
+    nearest_node = nearest(request.need, nodes)
+    (refusal,) = [refusal for refusal in refusals if refusal.node is nearest_node]
+    return f"{refusal.node.address} is nearest, but {refusal.reason}"
 
 
-def lines(found: Mapping[str, Any]) -> Iterator[str]:
+def lines(market: Mapping[str, Any]) -> Iterator[str]:
     """Lines about an overview: one for each machine, lease and run at the exchange, and for all that waits."""
-    places = {machine["node"]: _name(machine["address"], machine["node"]) for machine in found["nodes"]}
-    for machine in found["nodes"]:
-        room = ", ".join(f"{machine['free'][name]:g} of {total:g} {name}" for name, total in _amounts(machine["total"]))
+    machine_texts = {machine["node"]: _node_text(machine["address"], machine["node"]) for machine in market["nodes"]}
+    for machine in market["nodes"]:
         site = f", site {machine['site']}" if machine["site"] else ""
-        yield f"{places[machine['node']]}{site}: {_terms(machine['terms'])}; free: {room or 'nothing'}"
-    for lease in found["leases"]:
-        where = f"on {places.get(lease['node'], 'a lost machine')}" if lease["node"] else "waits for a machine"
-        price = "no price" if lease["price"] is None else f"{lease['price']:g} per hour"
-        bid = "" if lease["bid"] is None else f", bid {lease['bid']:g}"
-        yield f"lease {lease['run']}/{lease['name']} {where}: {price}{bid}"
-    for place, one in enumerate(sorted(found["runs"] or [], key=lambda one: -one["bid"]), 1):
-        state = "may hold" if one["quota"] >= max(1, one["least"]) else "waits; it may hold"
-        wanted = f"{counted(one['wanted'], 'worker')}, at least {one['least']}"
-        yield f"{place}. run {one['run']} bids {one['bid']:g} for {wanted}: {state} {one['quota']}"
-    for one in found["waiting"]:
-        yield f"{one['run']} waits for {one['count']} × {one['role']} with {one['need']}: {one['reason']}"
-    prices = [lease["price"] for lease in found["leases"] if lease["price"] is not None]
-    paid = f"; {sum(prices):g} per hour" if prices else ""
-    yield f"{counted(len(found['nodes']), 'machine')}, {counted(len(found['leases']), 'lease')}{paid}"
+        free = _free_text(machine["free"], machine["total"])
+        yield f"{machine_texts[machine['node']]}{site}: {_terms_text(machine['terms'])}; free: {free}"
+    for lease in market["leases"]:
+        yield _lease_line(lease, machine_texts)
+    runs = sorted(market["runs"] or [], key=lambda run: -run["bid"])
+    for rank, run in enumerate(runs, 1):
+        state = "may hold" if run["quota"] >= max(1, run["least"]) else "waits; it may hold"
+        workers = f"{counted(run['wanted'], 'worker')}, at least {run['least']}"
+        yield f"{rank}. run {run['run']} bids {run['bid']:g} for {workers}: {state} {run['quota']}"
+    for unmet in market["waiting"]:
+        yield f"{unmet['run']} waits for {unmet['count']} × {unmet['role']} with {unmet['need']}: {unmet['reason']}"
+    prices = [lease["price"] for lease in market["leases"] if lease["price"] is not None]
+    cost = f"; {sum(prices):g} per hour" if prices else ""
+    yield f"{counted(len(market['nodes']), 'machine')}, {counted(len(market['leases']), 'lease')}{cost}"
 
 
-def _node(nodes: Sequence[NodeResources], wanted: str | None) -> NodeResources:
+def _lease_line(lease: Mapping[str, Any], machine_texts: Mapping[str, str]) -> str:
+    state = "waits for a machine"
+    if lease["node"]:
+        state = f"on {machine_texts.get(lease['node'], 'a lost machine')}"
+    price = "no price" if lease["price"] is None else f"{lease['price']:g} per hour"
+    bid = "" if lease["bid"] is None else f", bid {lease['bid']:g}"
+    return f"lease {lease['run']}/{lease['name']} {state}: {price}{bid}"
+
+
+def _free_text(free: Mapping[str, float], total: Mapping[str, float]) -> str:
+    amounts = [f"{free[name]:g} of {total[name]:g} {name}" for name in ("CPU", "GPU") if total[name]]
+    return ", ".join(amounts) or "nothing"
+
+
+def _find_node(nodes: Sequence[NodeResources], name: str | None) -> NodeResources:
     """The node of that address or beginning of an id; None: of this process."""
-    name = own_node() if wanted is None else wanted
-    found = [node for node in nodes if name and (node.address == name or node.id.startswith(name))]
-    if len(found) != 1:
-        there = ", ".join(_name(node.address, node.id) for node in nodes[:20])
-        raise ConfigError("CFG003", f"--node {name} names {len(found)} machines", allowed=there, fix="give an id")
-    return found[0]
+    if name is None:
+        name = own_node()
+    matches = [node for node in nodes if name and (node.address == name or node.id.startswith(name))]
+    if len(matches) != 1:
+        listed = ", ".join(_node_text(node.address, node.id) for node in nodes[:20])
+        raise ConfigError("CFG003", f"--node {name} names {len(matches)} machines", allowed=listed, fix="give an id")
+    return matches[0]
 
 
-def _told(node: NodeResources) -> dict[str, str]:
+def _posted_terms(node: NodeResources) -> dict[str, str]:
     return {name: node.labels[name] for name in sorted(PRICING) if name in node.labels}
 
 
-def _terms(told: Mapping[str, str]) -> str:
+def _terms_text(terms: Mapping[str, str]) -> str:
     """Terms as their owner has stated them."""
-    if not are_posted(told):
+    if not are_posted(terms):
         return "no terms"
-    return ", ".join(f"{name} {value}" for name, value in told.items())
+    return ", ".join(f"{name} {value}" for name, value in terms.items())
 
 
-def _amounts(total: Mapping[str, float]) -> list[tuple[str, float]]:
-    return [(name, total[name]) for name in ("CPU", "GPU") if total[name]]
-
-
-def _name(address: str, node: str) -> str:
-    return f"{address} ({node[:8]})"
+def _node_text(address: str, node_id: str) -> str:
+    return f"{address} ({node_id[:8]})"

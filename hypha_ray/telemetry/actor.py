@@ -46,11 +46,11 @@ class Telemetry:
     ) -> None:
         if testing is not None:
             arm(testing.failpoints, testing.failpoint_log)
-        writing_here = set(telemetry.sinks) - WITHOUT_FILES
+        sinks_with_files = set(telemetry.sinks) - WITHOUT_FILES
         if telemetry.aim_repository is not None:
-            writing_here.discard("aim")
-        if writing_here:
-            os.umask(0o077)  # Trackers' files in the run directory are the owner's alone, as all others there.
+            sinks_with_files.discard("aim")
+        if sinks_with_files:
+            os.umask(0o077)  # Only the owner may read files of the run directory, trackers' files among them.
         self._directory = Path(directory)
         self._sinks = build(
             self._directory,

@@ -57,26 +57,28 @@ class News:
     def __init__(self, wanted: int | None = None) -> None:
         self._wanted = wanted
         self._present: set[int] = set()
-        self._told_present = wanted
+        self._reported_count = wanted
         """Number of workers that was reported last, or that is wanted."""
         self._shortage: str | None = None
-        """Line about too few workers, which is due; None without one."""
+        """Line about too few workers, not returned yet; None without one."""
         self._waiting: dict[str, list[Record]] = {}
+        """Events that aren't reported yet, by kind."""
         self._not_before: dict[str, float] = {}
-        """By kind, monotonic seconds."""
+        """Earliest time of the next line, by kind, in monotonic seconds."""
         self._excluded: set[int] = set()
         self._problems = Problems()
         self._begun = False
+        """Whether the first round has begun."""
 
-    def take(self, event: Record) -> None:
+    def add_event(self, event: Record) -> None:
         """Add an event of events.jsonl; its time is `monotonic_s`."""
         kind = event["kind"]
-        self._count(event)
+        self._count_workers(event)
         if kind == "plan" and not self._begun:
             self._begun = True
             self._not_before.pop("join", None)
         elif kind == "problem":
-            self._problems.take(_line(event["text"]))
+            self._problems.add(_line(event["text"]))
         elif kind in KINDS and not (kind == "loss" and event["worker"] in self._excluded):
             if kind == "exclude":  # The loss that follows isn't reported again.
                 self._excluded.add(event["worker"])
@@ -87,32 +89,32 @@ class News:
     def lines(self, now: float, everything: bool = False) -> list[str]:
         """Return the lines that are due; with `everything`, of all events.
 
-        If anything is due, all held back events are reported with it, so lines are in the order of the events.
+        If one kind is due, all events that wait are reported with it, so lines are in the order of the events.
         """
         lines = self._problems.lines(now, everything)
-        due = [kind for kind in self._waiting if everything or now >= self._not_before.get(kind, now)]
-        if due:
-            told = self._waiting
+        if any(everything or now >= self._not_before.get(kind, now) for kind in self._waiting):
+            reported = self._waiting
             self._waiting = {}
-            self._not_before |= dict.fromkeys(told, now + WINDOW_S)
-            lines += [told_of(kind, events) for kind, events in told.items()]
+            self._not_before |= dict.fromkeys(reported, now + WINDOW_S)
+            lines += [line_about(kind, events) for kind, events in reported.items()]
         if self._shortage is not None:
             lines.append(self._shortage)
             self._shortage = None
         return lines
 
-    def _count(self, event: Record) -> None:
+    def _count_workers(self, event: Record) -> None:
         """Keep the number of workers, and notice a round that begins with another number than the last one."""
         match event["kind"]:
             case "join":
                 self._present.add(event["worker"])
             case "loss" | "leave" | "exclude":
                 self._present.discard(event["worker"])
-            case "plan" if self._wanted is not None and len(self._present) != self._told_present:
-                self._told_present = len(self._present)
-                if self._told_present < self._wanted:
-                    others = "further ones join when there are machines for them"
-                    self._shortage = f"trains with {self._told_present} of {counted(self._wanted, 'worker')}; {others}"
+            case "plan" if self._wanted is not None and len(self._present) != self._reported_count:
+                count = len(self._present)
+                self._reported_count = count
+                if count < self._wanted:
+                    further = "further ones join when there are machines for them"
+                    self._shortage = f"trains with {count} of {counted(self._wanted, 'worker')}; {further}"
 
 
 class Problems:
@@ -121,11 +123,12 @@ class Problems:
     def __init__(self) -> None:
         self._known: dict[str, None] = {}
         self._waiting: list[str] = []
-        self._told = 0
+        self._reported_count = 0
         """Number of problems reported in the current window."""
-        self._until = float("-inf")
+        self._window_end_s = float("-inf")
+        """End of the current window, in monotonic seconds."""
 
-    def take(self, text: str) -> None:
+    def add(self, text: str) -> None:
         """Add a problem, unless it is known."""
         if text not in self._known:
             self._known[text] = None
@@ -135,23 +138,24 @@ class Problems:
 
     def lines(self, now: float, everything: bool) -> list[str]:
         """Return the problems that are due."""
-        if now >= self._until:
+        if now >= self._window_end_s:
             if len(self._waiting) > PROBLEMS:
                 everything = True
-            self._told = 0
-        room = PROBLEMS - self._told
-        told = self._waiting[:room]
-        self._waiting = self._waiting[room:]
-        if told:
-            self._until = now + WINDOW_S if not self._told else self._until
-            self._told += len(told)
+            self._reported_count = 0
+        free = PROBLEMS - self._reported_count
+        lines = self._waiting[:free]
+        self._waiting = self._waiting[free:]
+        if lines:
+            if not self._reported_count:
+                self._window_end_s = now + WINDOW_S
+            self._reported_count += len(lines)
         if everything and self._waiting:
-            told.append(f"{counted(len(self._waiting), 'more problem')}, see events.jsonl")
+            lines.append(f"{counted(len(self._waiting), 'more problem')}, see events.jsonl")
             self._waiting.clear()
-        return told
+        return lines
 
 
-def told_of(kind: str, events: Sequence[Record]) -> str:
+def line_about(kind: str, events: Sequence[Record]) -> str:
     """One line about events of one kind."""
     if kind == "waiting":
         return "waiting for workers: {workers} of the {needed} that are needed are there".format_map(events[-1])
@@ -159,27 +163,35 @@ def told_of(kind: str, events: Sequence[Record]) -> str:
         return f"ended early: {events[-1]['reason']}"
     if kind == "machine_loss":
         return "; ".join(map(_machine_loss, events))
-    subjects = sorted({event["role" if kind == "revive" else "worker"] for event in events})
-    reasons = list(dict.fromkeys(filter(None, map(_reason, events))))
+    field = "role" if kind == "revive" else "worker"
+    subjects = sorted({event[field] for event in events})
     text = SENTENCES[kind].one.format(subjects[0])
     if len(subjects) > 1:
         names = subjects if kind == "revive" else ranges(subjects)
-        listed = ", ".join([*names[:NAMES], "…"] if len(names) > NAMES else names)
-        text = f"{SENTENCES[kind].many.format(len(subjects))} ({listed})"
+        if len(names) > NAMES:
+            names = [*names[:NAMES], "…"]
+        text = f"{SENTENCES[kind].many.format(len(subjects))} ({', '.join(names)})"
     elif len(events) > 1:
         text += f" {len(events)} times"
+    distinct_reasons = dict.fromkeys(map(_reason, events))
+    reasons = [reason for reason in distinct_reasons if reason]
     if not reasons:
         return text
-    return f"{text}: {reasons[0]}" if len(reasons) == 1 else f"{text}, the first: {reasons[0]}"
+    if len(reasons) == 1:
+        return f"{text}: {reasons[0]}"
+    return f"{text}, the first: {reasons[0]}"
 
 
 def _machine_loss(event: Record) -> str:
     """Text about a machine that is gone, with the workers that were on it."""
     workers = sorted(event["workers"])
-    names = ", ".join(ranges(workers))
-    verb = "was" if len(workers) == 1 else "were"
-    subjects = f"{counted(len(workers), 'worker')} ({names}) {verb}" if workers else "no worker of this run was"
-    return f"machine {event['machine']} is gone: {subjects} on it"
+    if workers:
+        names = ", ".join(ranges(workers))
+        verb = "was" if len(workers) == 1 else "were"
+        subject = f"{counted(len(workers), 'worker')} ({names}) {verb}"
+    else:
+        subject = "no worker of this run was"
+    return f"machine {event['machine']} is gone: {subject} on it"
 
 
 def _reason(event: Record) -> str:
@@ -193,9 +205,12 @@ def _reason(event: Record) -> str:
         case "exclude" if not reason:
             reason = f"{event['strikes']} of its deltas were rejected"
     text = _line(reason)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    if len(text) > LONGEST:
+        return f"{text[: LONGEST - 1]}…"
+    return text
 
 
 def _line(text: object) -> str:
     """Text on one line and without control characters: trainers and servers outside of Ray may have written it."""
-    return " ".join("".join(char if char.isprintable() else " " for char in str(text)).split())
+    printable = [char if char.isprintable() else " " for char in str(text)]
+    return " ".join("".join(printable).split())

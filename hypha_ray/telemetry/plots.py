@@ -20,15 +20,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Colours that are distinct with any kind of colour vision (Okabe and Ito, 2008).
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#D55E00",
-    "#CC79A7",
-    "#56B4E9",
-    "#6B7280",
-)
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+RED = "#D55E00"
+PURPLE = "#CC79A7"
+SKY = "#56B4E9"
+GREY = "#6B7280"
 PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, "#B8A800", GREY)
 STYLE: Any = {
     "figure.dpi": 130,
@@ -52,15 +50,15 @@ STYLE: Any = {
 LEFT_IN = 0.95
 TOP_IN = 0.85
 BOTTOM_IN = 0.55
-"""Room around the panels of a figure, in inches."""
+"""Margins around the panels of a figure, in inches."""
 BETWEEN_COLUMNS_IN = 1.0
 BETWEEN_ROWS_IN = 0.5
-"""Room between panels, in inches."""
+"""Space between panels, in inches."""
 LEGEND_GAP_IN = 0.15
 COLOURBAR_IN = 0.75
-"""Room at each side of a legend, and for the numbers of a bar of colours, in inches."""
+"""Space at each side of a legend, and for the numbers of a bar of colours, in inches."""
 LEAST_PANELS_IN = 6.0
-"""Least width of the panels with the room at their left, in inches: a long legend makes a figure wider."""
+"""Least width of the panels with their left margin, in inches: a long legend makes a figure wider."""
 STACKED_WORKERS = len(PALETTE)
 STACKED_ROUNDS = 60
 """Most workers and rounds of a stacked bar chart; larger runs get a heat map."""
@@ -82,26 +80,42 @@ class Series:
 
     def column(self, name: str, scale: float = 1.0, otherwise: str = "") -> list[float]:
         """Return a field of every round, or another field where a round lacks it."""
-        values = (record.get(name, record.get(otherwise)) for record in self.rounds)
-        return [float("nan") if value is None else scale * float(value) for value in values]
+        column = []
+        for record in self.rounds:
+            value = record.get(name, record.get(otherwise))
+            column.append(math.nan if value is None else scale * float(value))
+        return column
 
-    def after(self, totals: Sequence[float], number: int) -> float:
+    def total_after(self, totals: Sequence[float], number: int) -> float:
         """Return a running total after a round, 0 before the first: the amount of training of evaluated weights.
 
         `number` is that of a record, counted from 0.
         """
-        done = [total for other, total in zip(self.numbers, totals, strict=True) if other <= number + 1]
-        return done[-1] if done else 0.0
+        latest = 0.0
+        for round_number, total in zip(self.numbers, totals, strict=True):
+            if round_number <= number + 1:
+                latest = total
+        return latest
 
     @property
     def workers(self) -> list[str]:
         """Workers of all rounds, in the order of their numbers."""
-        names = {str(worker) for record in self.rounds for worker in record.get("batches") or {}}
+        names: set[str] = set()
+        for record in self.rounds:
+            names |= {str(worker) for worker in record.get("batches") or {}}
         return sorted(names, key=lambda name: (len(name), name))
 
     def batches(self, worker: str) -> list[int]:
         """Return a worker's batches in every round; 0 if it took no part."""
-        return [int((record.get("batches") or {}).get(worker, 0)) for record in self.rounds]
+        counts = []
+        for record in self.rounds:
+            batches_by_worker = record.get("batches") or {}
+            counts.append(int(batches_by_worker.get(worker, 0)))
+        return counts
+
+    def has(self, name: str) -> bool:
+        """Whether any round has a field."""
+        return any(record.get(name) is not None for record in self.rounds)
 
 
 def draw(run_directory: Path) -> list[Path]:
@@ -124,19 +138,16 @@ def draw(run_directory: Path) -> list[Path]:
         got = f"{error.filename or run_directory}: {error.strerror}"
         raise DataError("DATA044", f"the plots of {run_directory} can't be drawn", got, fix="see to it") from None
     except (TypeError, ValueError, AttributeError, LookupError) as error:  # Whatever damaged records lead to.
-        what = f"{path} has a round that can't be plotted"
-        fix = "take away what hypha_ray didn't write"
-        raise DataError("DATA044", what, " ".join(str(error).split()), fix=fix) from None
+        problem = f"{path} has a round that can't be plotted"
+        reason = " ".join(str(error).split())
+        raise DataError("DATA044", problem, reason, fix="take away what hypha_ray didn't write") from None
 
 
 def _draw(run_directory: Path, path: Path) -> list[Path]:
     series = Series(read_jsonl(path, ("round", "eval")), read_json(run_directory / SUMMARY))
     if not series.rounds:
-        raise DataError(
-            "DATA044",
-            f"{path} has no rounds to plot" if path.exists() else f"{path} does not exist",
-            fix="give the folder of a run that has finished at least one round",
-        )
+        problem = f"{path} has no rounds to plot" if path.exists() else f"{path} does not exist"
+        raise DataError("DATA044", problem, fix="give the folder of a run that has finished at least one round")
     folder = run_directory / "plots"
     folder.mkdir(exist_ok=True)
     make_private(folder)
@@ -159,36 +170,45 @@ def _save(path: Path, plot: Callable[[Series], Figure], series: Series) -> Path:
 
 
 def _place_panels(canvas: FigureCanvasAgg) -> None:
-    """Give the panels of a figure the room that titles, labels and the widest legend at the right leave.
+    """Size the panels of a figure, so that titles, labels and the widest legend at the right fit beside them.
 
-    A layout engine measures every text twice before it is drawn, which takes as long as all the rest.
+    A layout engine would measure every text twice, which takes as long as all other drawing.
     """
     figure = canvas.figure
-    renderer = canvas.get_renderer()  # type: ignore[no-untyped-call]
-    width, height = figure.get_size_inches()
-    beside = [LEGEND_GAP_IN]
-    for axes in figure.axes:
-        legend = axes.get_legend()
-        if legend is not None:
-            beside.append(legend.get_window_extent(renderer).width / figure.dpi + 2 * LEGEND_GAP_IN)
-        elif axes.get_label() == "<colorbar>":
-            beside.append(COLOURBAR_IN)
-    width = max(width, max(beside) + LEAST_PANELS_IN)
-    figure.set_size_inches(width, height)
-    place = figure.axes[0].get_subplotspec()
-    assert place is not None
-    grid = place.get_topmost_subplotspec().get_gridspec()
-    room_in = (width - LEFT_IN - max(beside), height - TOP_IN - BOTTOM_IN)
-    panel_width = (room_in[0] - (grid.ncols - 1) * BETWEEN_COLUMNS_IN) / grid.ncols
-    panel_height = (room_in[1] - (grid.nrows - 1) * BETWEEN_ROWS_IN) / grid.nrows
+    right_in = _right_margin(canvas)
+    width_in, height_in = figure.get_size_inches()
+    width_in = max(width_in, right_in + LEAST_PANELS_IN)
+    figure.set_size_inches(width_in, height_in)
+    subplot = figure.axes[0].get_subplotspec()
+    assert subplot is not None
+    grid = subplot.get_topmost_subplotspec().get_gridspec()
+    inner_width_in = width_in - LEFT_IN - right_in
+    inner_height_in = height_in - TOP_IN - BOTTOM_IN
+    panel_width = (inner_width_in - (grid.ncols - 1) * BETWEEN_COLUMNS_IN) / grid.ncols
+    panel_height = (inner_height_in - (grid.nrows - 1) * BETWEEN_ROWS_IN) / grid.nrows
     figure.subplots_adjust(
-        left=LEFT_IN / width,
-        right=1 - max(beside) / width,
-        top=1 - TOP_IN / height,
-        bottom=BOTTOM_IN / height,
+        left=LEFT_IN / width_in,
+        right=1 - right_in / width_in,
+        top=1 - TOP_IN / height_in,
+        bottom=BOTTOM_IN / height_in,
         wspace=BETWEEN_COLUMNS_IN / panel_width,
         hspace=BETWEEN_ROWS_IN / panel_height,
     )
+
+
+def _right_margin(canvas: FigureCanvasAgg) -> float:
+    """Width at the right of the panels that legends and bars of colours take, in inches."""
+    figure = canvas.figure
+    renderer = canvas.get_renderer()  # type: ignore[no-untyped-call]
+    margin_in = LEGEND_GAP_IN
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        if legend is not None:
+            legend_in = legend.get_window_extent(renderer).width / figure.dpi
+            margin_in = max(margin_in, legend_in + 2 * LEGEND_GAP_IN)
+        elif axes.get_label() == "<colorbar>":
+            margin_in = max(margin_in, COLOURBAR_IN)
+    return margin_in
 
 
 @contextmanager
@@ -249,27 +269,29 @@ def _objective(series: Series) -> Figure:
     name = series.objective.trained
     figure, (by_samples, by_seconds) = _panels(name.capitalize(), columns=2, height=4)
     samples = series.column("samples_total")
+    values = [float(record[series.objective.name]) for record in series.evaluations]
     for axes, totals in ((by_samples, samples), (by_seconds, series.seconds)):
         axes.plot(totals, series.column(name), color=BLUE, marker=_marker(len(totals)), ms=4, label="training")
-        at = [series.after(totals, int(record["round"])) for record in series.evaluations]
-        values = [float(record[series.objective.name]) for record in series.evaluations]
         if values:
-            axes.plot(at, values, color=RED, marker=_marker(len(at)), ms=4, label="validation")
+            progress = [series.total_after(totals, int(record["round"])) for record in series.evaluations]
+            axes.plot(progress, values, color=RED, marker=_marker(len(values)), ms=4, label="validation")
     _by_progress(by_samples, by_seconds, name)
     return figure
 
 
 def _task(series: Series) -> Figure:
     """Draw the figures that tell how well the task is done; all of them are fractions."""
-    names = list(dict.fromkeys(name for figures in series.tasks.values() for name in figures))
-    figure, (by_samples, by_seconds) = _panels(", ".join(names).capitalize(), columns=2, height=4)
+    curves: dict[str, dict[int, float]] = {}
+    for number, figures in series.tasks.items():
+        for name, value in figures.items():
+            curves.setdefault(name, {})[number] = value
+    figure, (by_samples, by_seconds) = _panels(", ".join(curves).capitalize(), columns=2, height=4)
     samples = series.column("samples_total")
     for axes, totals in ((by_samples, samples), (by_seconds, series.seconds)):
-        for name, colour in zip(names, cycle(PALETTE)):
-            rounds = [number for number, figures in series.tasks.items() if name in figures]
-            at = [series.after(totals, number) for number in rounds]
-            values = [series.tasks[number][name] for number in rounds]
-            axes.plot(at, values, color=colour, marker=_marker(len(at)), ms=4, label=f"{name}, validation")
+        for (name, curve), colour in zip(curves.items(), cycle(PALETTE)):
+            progress = [series.total_after(totals, number) for number in curve]
+            label = f"{name}, validation"
+            axes.plot(progress, list(curve.values()), color=colour, marker=_marker(len(curve)), ms=4, label=label)
         axes.set_ylim(-0.02, 1.02)
     _by_progress(by_samples, by_seconds, "fraction")
     return figure
@@ -291,9 +313,8 @@ def _batches(series: Series) -> Figure:
         bottom = [0] * len(series.rounds)
         for worker, colour in zip(series.workers, PALETTE, strict=False):
             counts = series.batches(worker)
-            axes.bar(
-                series.numbers, counts, 0.8, bottom, color=colour, edgecolor="white", lw=0.5, label=f"worker {worker}"
-            )
+            label = f"worker {worker}"
+            axes.bar(series.numbers, counts, 0.8, bottom, color=colour, edgecolor="white", lw=0.5, label=label)
             bottom = [low + count for low, count in zip(bottom, counts, strict=True)]
         _by_round(axes, series, "stacked, one colour for each worker", "batches")
         _legend(axes)
@@ -317,10 +338,9 @@ def _finish(series: Series) -> Figure:
     figure, (times, errors) = _panels("When rounds finished, and when the planner said they would", rows=2, height=3)
     marker = _marker(len(series.rounds))
     actual = series.column("finish_s", otherwise="time_s")
+    predicted = series.column("predicted_s")
     times.plot(series.numbers, actual, color=BLUE, marker=marker, ms=4, label="actual")
-    times.plot(
-        series.numbers, series.column("predicted_s"), color=ORANGE, marker=marker, ms=4, ls="--", label="predicted"
-    )
+    times.plot(series.numbers, predicted, color=ORANGE, marker=marker, ms=4, ls="--", label="predicted")
     _by_round(times, series, "from the start of the round to the last delta", "seconds")
     _legend(times)
     errors.bar(series.numbers, series.column("plan_error", 100), 0.8, color=GREY)
@@ -337,26 +357,35 @@ def _bytes(series: Series) -> Figure:
     for values, colour, width, label in ((up, SKY, 5, "up: deltas"), (down, BLUE, 1.8, "down: weights")):
         for axes, points in ((each, values), (total, _running(values))):
             axes.plot(series.numbers, points, color=colour, lw=width, marker="o", ms=width, label=label)
+    _by_round(each, series, "in each round", "bytes", unit="B")
     every_step = _every_step(series)
     if every_step:
         total.plot(series.numbers, every_step, color=GREY, ls="--", label="up, if gradients were\nexchanged every step")
         total.set_yscale("log")
-    _by_round(each, series, "in each round", "bytes", unit="B")
-    _by_round(
-        total, series, "so far" + (", logarithmic" if every_step else ""), "bytes", unit="B", from_zero=not every_step
-    )
+        _by_round(total, series, "so far, logarithmic", "bytes", unit="B", from_zero=False)
+    else:
+        _by_round(total, series, "so far", "bytes", unit="B")
     _legend(each)
     _legend(total)
     return figure
 
 
 def _every_step(series: Series) -> list[float]:
-    size = series.summary.get("parameter_bytes")
-    steps = (sum((record.get("batches") or {}).values()) for record in series.rounds)
-    return [] if not size else [size * count for count in accumulate(steps)]
+    """Bytes that workers would have sent by the end of each round, had they exchanged a gradient at every step."""
+    gradient_bytes = series.summary.get("parameter_bytes")
+    if not gradient_bytes:
+        return []
+    totals = []
+    steps = 0
+    for record in series.rounds:
+        batches_by_worker = record.get("batches") or {}
+        steps += sum(batches_by_worker.values())
+        totals.append(gradient_bytes * steps)
+    return totals
 
 
 def _running(values: Sequence[float]) -> list[float]:
+    """Running total of values, of which NaN counts as 0."""
     return list(accumulate(0.0 if math.isnan(value) else value for value in values))
 
 
@@ -370,16 +399,19 @@ def _throughput(axes: Axes, series: Series, title: str, *lines: tuple[str, str, 
 
 
 def _utilisation(series: Series) -> Figure:
-    has_tokens = any(record.get("tokens_per_s") is not None for record in series.rounds)
     title = "What workers got done, and what they waited for"
-    figure, (samples, *tokens, parts, sync) = _panels(title, rows=3 + has_tokens, height=2.6)
+    rows = 4 if series.has("tokens_per_s") else 3
+    figure, (samples, *tokens, parts, sync) = _panels(title, rows, height=2.6)
     _throughput(samples, series, "samples a second, all workers", ("samples_per_s", BLUE, "samples"))
     for axes in tokens:
-        lines = ("tokens_per_s", BLUE, "tokens"), ("scored_per_s", ORANGE, "of them scored")
-        _throughput(axes, series, "tokens a second, all workers", *lines)
+        all_tokens = ("tokens_per_s", BLUE, "tokens")
+        scored_tokens = ("scored_per_s", ORANGE, "of them scored")
+        _throughput(axes, series, "tokens a second, all workers", all_tokens, scored_tokens)
     marker = _marker(len(series.rounds))
-    for name, colour, label in (("idle_fraction", BLUE, "at the barrier"), ("data_wait_fraction", ORANGE, "for data")):
-        parts.plot(series.numbers, series.column(name, 100), color=colour, marker=marker, ms=4, label=label)
+    idle = series.column("idle_fraction", 100)
+    data_wait = series.column("data_wait_fraction", 100)
+    parts.plot(series.numbers, idle, color=BLUE, marker=marker, ms=4, label="at the barrier")
+    parts.plot(series.numbers, data_wait, color=ORANGE, marker=marker, ms=4, label="for data")
     _by_round(parts, series, "part of worker time spent waiting", "%")
     _legend(parts)
     sync.plot(series.numbers, series.column("sync_s"), color=GREEN, marker=marker, ms=4)

@@ -44,12 +44,12 @@ class DataSource:
     read: Callable[[SliceInfo], Arrays]
 
     def has_tokens_of(self, model: Path) -> bool:
-        """Whether the dataset's numbers are the tokens that a saved model knows; true as well if that can't be told."""
-        made_by = self.manifest.preprocessor
-        return made_by is None or same_tokens(model, self.folder / (made_by.folder or ""))
+        """Whether the dataset's numbers are the tokens of a saved model; true as well if that isn't known."""
+        preprocessor = self.manifest.preprocessor
+        return preprocessor is None or same_tokens(model, self.folder / (preprocessor.folder or ""))
 
     def keep(self, directory: RunDirectory) -> None:
-        """Copy manifest and tokenizer to the run directory, unless they are in one folder: the end needs them."""
+        """Copy manifest and tokenizer to the run directory, unless the dataset is one folder: the end needs them."""
         if self.places != (Place(str(self.folder)),):
             copy = directory.path / COPY
             write_files(preprocessor_files(self.folder), copy)
@@ -64,8 +64,12 @@ def in_folder(folder: Path, manifest: Manifest | None = None) -> DataSource:
         DataError: there is none, or a damaged one.
 
     """
-    known = load(folder) if manifest is None else manifest
-    return DataSource(known, folder, (Place(str(folder)),), lambda info: read_slice(folder, info, known))
+    folder_manifest = load(folder) if manifest is None else manifest
+
+    def read(info: SliceInfo) -> Arrays:
+        return read_slice(folder, info, folder_manifest)
+
+    return DataSource(folder_manifest, folder, (Place(str(folder)),), read)
 
 
 @contextmanager
@@ -76,19 +80,21 @@ def opened(dataset: Dataset) -> Iterator[DataSource]:
         HyphaError: there is no such dataset, it is damaged, or it can't be reached; or datasets can't be mixed.
 
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         if is_served(dataset):
-            held.enter_context(connected(CLUSTER))
-        sources = [_opened(part, held) for part in dataset.parts]
-        yield sources[0] if not dataset.mix else _mixed(sources)
+            stack.enter_context(connected(CLUSTER))
+        sources = [_open_part(part, stack) for part in dataset.parts]
+        yield _mixed(sources) if dataset.mix else sources[0]
 
 
-def _opened(dataset: Dataset, held: ExitStack) -> DataSource:
+def _open_part(dataset: Dataset, stack: ExitStack) -> DataSource:
     """A dataset that is no mixture."""
     if dataset.path is not None and dataset.name is None and is_url(dataset.path):
-        return _at_url(dataset, Path(held.enter_context(tempfile.TemporaryDirectory())))
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        return _at_url(dataset, Path(folder))
     if is_served(dataset):
-        return _at_nodes(dataset, Path(held.enter_context(tempfile.TemporaryDirectory())))
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        return _at_nodes(dataset, Path(folder))
     source = in_folder(locate(dataset))
     whole([source.manifest])
     _require_parts(dataset, [source.manifest])
@@ -99,35 +105,42 @@ def _mixed(sources: Sequence[DataSource]) -> DataSource:
     """A mixture, whose tokenizer is that of the first dataset with a chat template, otherwise of the first."""
 
     def read(info: SliceInfo) -> Arrays:
-        own = replace(info, index=info.index % SLICES_PER_DATASET)
-        return sources[dataset_of(info.index)].read(own)
+        source = sources[dataset_of(info.index)]
+        return source.read(replace(info, index=info.index % SLICES_PER_DATASET))
 
     manifest = mixed([source.manifest for source in sources])
-    places = [source.places for source in sources]
-    if made_by := manifest.preprocessor:
-        require_one_vocabulary([(one.manifest.name, one.folder / (made_by.folder or "")) for one in sources])
-    templated = (one for one in sources if one.manifest.tokens and one.manifest.tokens.template_sha256)
-    folder = next(templated, sources[0]).folder
-    return DataSource(manifest, folder, tuple(chain.from_iterable(places)), read)
+    preprocessor = manifest.preprocessor
+    if preprocessor is not None:
+        subfolder = preprocessor.folder or ""
+        require_one_vocabulary([(source.manifest.name, source.folder / subfolder) for source in sources])
+    folder = sources[0].folder
+    for source in sources:
+        tokens = source.manifest.tokens
+        if tokens and tokens.template_sha256:
+            folder = source.folder
+            break
+    places = chain.from_iterable(source.places for source in sources)
+    return DataSource(manifest, folder, tuple(places), read)
 
 
 def _at_url(dataset: Dataset, folder: Path) -> DataSource:
     """A dataset at a URL, of which `folder` gets manifest and tokenizer."""
     url = str(dataset.path)
     files = files_at(url, dataset.cache_gb, lambda text: print(f"note: {text}", file=sys.stderr))
-    return _copied(whole([files.manifest()]), files.preprocessor(), folder, Place(url), files.read)
+    manifest = whole([files.manifest()])
+    return _with_copy(manifest, files.preprocessor(), folder, Place(url), files.read)
 
 
 def _require_parts(dataset: Dataset, served: Sequence[Manifest]) -> None:
-    """Refuse to prefer slices that are near, if all of them are in each place.
+    """Refuse a preference for near slices if every replica has all slices.
 
     Raises:
-        ConfigError: they are.
+        ConfigError: CFG011.
 
     """
     if dataset.locality == "prefer" and all(manifest.part is None for manifest in served):
-        what = f'dataset.locality = "prefer" has no effect: every place of {dataset.name!r} has all of its slices'
-        raise ConfigError("CFG011", what, fix="serve it in parts, or leave dataset.locality at ignore")
+        problem = f'dataset.locality = "prefer" has no effect: every place of {dataset.name!r} has all of its slices'
+        raise ConfigError("CFG011", problem, fix="serve it in parts, or leave dataset.locality at ignore")
 
 
 def _at_nodes(dataset: Dataset, folder: Path) -> DataSource:
@@ -135,48 +148,48 @@ def _at_nodes(dataset: Dataset, folder: Path) -> DataSource:
     name = str(dataset.name)
     replicas = replicas_of(name)
     _require_parts(dataset, [replica.manifest for replica in replicas])
-    files = _asked(replicas, lambda actor: actor.preprocessor.remote())
+    files = _first_answer(replicas, lambda actor: actor.preprocessor.remote())
     manifest = whole([replica.manifest for replica in replicas])
-    return _copied(manifest, files, folder, Place(name, served=True), _reader(replicas))
+    return _with_copy(manifest, files, folder, Place(name, served=True), _reader(replicas))
 
 
-def _copied(
-    manifest: Manifest, files: Mapping[str, bytes], folder: Path, place: Place, read: Callable[[SliceInfo], Arrays]
+def _with_copy(
+    manifest: Manifest, files: Mapping[str, bytes], folder: Path, origin: Place, read: Callable[[SliceInfo], Arrays]
 ) -> DataSource:
+    """A dataset that isn't on this machine, after its manifest and tokenizer were copied to a folder."""
     write_files(files, folder)
     manifest.save(folder)
-    return DataSource(manifest, folder, (place,), read)
+    return DataSource(manifest, folder, (origin,), read)
 
 
 def kept(dataset: Dataset, directory: RunDirectory) -> DataSource:
-    """A run's dataset from what the run kept of it, without slices, or else from its folder.
+    """A run's dataset: the copy in the run directory, which has no slices, otherwise the dataset's folder.
 
     Raises:
         DataError: there is neither.
 
     """
     copy = directory.path / COPY
-    if not (copy / MANIFEST).is_file():
+    manifest_path = copy / MANIFEST
+    if not manifest_path.is_file():
         return in_folder(locate(dataset))
-    return in_folder(copy, parse_manifest((copy / MANIFEST).read_bytes(), copy / MANIFEST))
+    return in_folder(copy, parse_manifest(manifest_path.read_bytes(), manifest_path))
 
 
 def _reader(replicas: list[Replica]) -> Callable[[SliceInfo], Arrays]:
     def read(info: SliceInfo) -> Arrays:
-        arrays: Arrays = _asked(
-            [replica for replica in replicas if replica.has(info.index)],
-            lambda actor: actor.read.remote(info.index, False, info.sha256),
-        )
+        holders = [replica for replica in replicas if replica.has(info.index)]
+        arrays: Arrays = _first_answer(holders, lambda actor: actor.read.remote(info.index, False, info.sha256))
         return arrays
 
     return read
 
 
-def _asked(replicas: list[Replica], call: Callable[[Any], Any]) -> Any:
+def _first_answer(replicas: list[Replica], call: Callable[[Any], Any]) -> Any:
     """Answer of the first data node that has one.
 
     Raises:
-        HyphaError: all that answer say so, or none answers.
+        HyphaError: every data node reports damage or gives no answer.
 
     """
     error: HyphaError | None = None
@@ -186,12 +199,12 @@ def _asked(replicas: list[Replica], call: Callable[[Any], Any]) -> Any:
         except DataError as damage:
             error = damage
         except RayError as lost:
-            error = error or _reason(replica, lost)
+            error = error or _loss_error(replica, lost)
     assert error is not None
     raise error
 
 
-def _reason(replica: Replica, lost: RayError) -> HyphaError:
+def _loss_error(replica: Replica, lost: RayError) -> HyphaError:
     """Error for a data node that gives no answer: its own reason, such as missing credentials, or that it is gone."""
     cause = getattr(lost, "cause", None)
     if isinstance(cause, HyphaError):

@@ -27,7 +27,7 @@ from hypha_ray.model.lora import has_adapter
 from hypha_ray.model.tasks.task import IGNORE_INDEX, Task
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 _READ_BYTES = 1 << 30
@@ -64,54 +64,63 @@ def check_cut(case: Case) -> None:
 
 
 def check_settings(case: Case) -> None:
-    """Refuse an attention or a saving of memory that the model doesn't know; trainers outside of Ray have their own."""
+    """Refuse an attention or a way of saving memory that the model lacks; trainers outside of Ray have their own."""
     if not all(group.bridged for group in case.job.worker_groups):
         check_execution(case.network, case.job.worker)
 
 
 def check_rounding(case: Case) -> None:
-    """Refuse random rounding of weights that aren't of 16 bits, of which none is lost."""
-    trained = [parameter for parameter in case.network.parameters() if parameter.requires_grad]
-    found = sorted({str(one.dtype).removeprefix("torch.") for one in trained})
-    if not case.job.inner_optimizer.stochastic_rounding or "bfloat16" in found:
+    """Refuse stochastic rounding unless weights have 16 bits: in 32 bits, updates aren't lost by rounding."""
+    dtypes = _trained_dtypes(case)
+    if not case.job.inner_optimizer.stochastic_rounding or "bfloat16" in dtypes:
         return
-    what = "inner_optimizer.stochastic_rounding: trained weights are of another dtype"
+    problem = "inner_optimizer.stochastic_rounding: trained weights are of another dtype"
     fix = "leave it out"
     if not has_adapter(case.job.model):  # Adapters are of float32 in any case.
         fix = 'set dtype = "bfloat16" in [model.config], or leave it out'
-    raise ConfigError("OPT008", what, ", ".join(found), "bfloat16", fix)
+    raise ConfigError("OPT008", problem, ", ".join(sorted(dtypes)), "bfloat16", fix)
 
 
 def check_scaled_loss(case: Case) -> None:
-    """Refuse scaled losses of weights of 16 bits, whose gradients overflow or vanish all the same."""
-    trained = [parameter for parameter in case.network.parameters() if parameter.requires_grad]
-    others = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in trained} - {"float32"})
-    if case.job.worker.autocast == "fp16" and others:
-        what = 'worker.autocast = "fp16" trains weights of 32 bits'
+    """Refuse scaled losses for weights of 16 bits: their gradients overflow or vanish all the same."""
+    half_dtypes = sorted(_trained_dtypes(case) - {"float32"})
+    if case.job.worker.autocast == "fp16" and half_dtypes:
+        problem = 'worker.autocast = "fp16" trains weights of 32 bits'
         fix = "leave model.config.dtype out, or autocast"
-        raise ConfigError("CFG011", what, ", ".join(others), "float32", fix)
+        raise ConfigError("CFG011", problem, ", ".join(half_dtypes), "float32", fix)
+
+
+def _trained_dtypes(case: Case) -> set[str]:
+    trained = [parameter for parameter in case.network.parameters() if parameter.requires_grad]
+    return {str(parameter.dtype).removeprefix("torch.") for parameter in trained}
 
 
 def check_processes(case: Case) -> None:
     """Refuse models whose gradient is no sum over parts of a batch, if workers have several processes."""
     job = case.job
-    name = type(case.network).__name__
     if all(job.processes_in(group) == 1 for group in job.worker_groups):
         return
+    model_name = type(case.network).__name__
     norms = [name for name, module in case.network.named_modules() if isinstance(module, _BatchNorm)]
-    if not norms and case.task.name not in _COUNTS_OBJECTS:
+    if norms:
+        problem = f"{model_name} normalises by statistics of a batch ({norms[0]})"
+    elif case.task.name in _COUNTS_OBJECTS:
+        problem = f"the loss of {model_name} counts objects"
+    else:
         return
-    what = f"{name} normalises by statistics of a batch ({norms[0]})" if norms else f"the loss of {name} counts objects"
     fix = "have more workers of one process each: worker.processes = 1"
-    raise ConfigError("MODEL021", f"{what}, and the processes of a worker see only parts of it", fix=fix)
+    raise ConfigError("MODEL021", f"{problem}, and the processes of a worker see only parts of it", fix=fix)
 
 
 def check_best(case: Case) -> None:
     """Refuse to keep the best snapshot of a run that has no evaluations, or to end it by them."""
-    compared = {"checkpoint.best": case.job.checkpoint.best, "rounds.patience": case.job.rounds.patience}
-    for name in (name for name, given in compared.items() if given and not case.manifest.of("validation")):
-        what = f"{name} needs evaluations, and dataset {case.manifest.name!r} has no validation split"
-        raise DataError("DATA051", what, fix=f"prepare it with one, or leave {name} out")
+    if case.manifest.of("validation"):
+        return
+    settings = {"checkpoint.best": case.job.checkpoint.best, "rounds.patience": case.job.rounds.patience}
+    for name, value in settings.items():
+        if value:
+            problem = f"{name} needs evaluations, and dataset {case.manifest.name!r} has no validation split"
+            raise DataError("DATA051", problem, fix=f"prepare it with one, or leave {name} out")
 
 
 def check_ranges(case: Case) -> None:
@@ -120,29 +129,37 @@ def check_ranges(case: Case) -> None:
     A negative label is allowed only if the loss ignores it, so negative labels are read from the slices.
     """
     text = case.network.config.get_text_config()
-    classes = case.facts.num_labels
-    measured = getattr(case.network.config, "problem_type", None) in ("regression", "multi_label_classification")
-    limit = None if measured or (classes == 1 and case.task.labels == "samples") else classes
-    if case.task.name == "multiple-choice":
-        limit, *_ = case.shapes.get("input_ids", (None,))
-    elif case.task.name in _TRANSCRIBED or (
-        case.task.labels in ("shifted", "masked", "positions") and not case.task.classifies
-    ):
-        limit = case.facts.vocab_size
-    case.manifest.require(case.facts.vocab_size, limit)
+    label_limit = _label_limit(case)
+    case.manifest.require(case.facts.vocab_size, label_limit)
     limits = {
         "decoder_input_ids": case.facts.vocab_size,
         "token_type_ids": getattr(text, "type_vocab_size", None),
         "class_labels": case.network.config.num_labels,
     }
     for tensor in case.manifest.tensors:
-        least = tensor.minimum or 0
-        largest = tensor.maximum or 0
-        most = limits.get(tensor.name)
-        if most and not 0 <= least <= largest < most:
-            raise _beyond(case, tensor.name, f"{least} … {largest}", most)
-        if tensor.name == "labels" and limit is not None and least < 0:
-            _check_low_labels(case, limit)
+        minimum = tensor.minimum or 0
+        maximum = tensor.maximum or 0
+        limit = limits.get(tensor.name)
+        if limit and not 0 <= minimum <= maximum < limit:
+            raise _out_of_range(case, tensor.name, f"{minimum} … {maximum}", limit)
+        if tensor.name == "labels" and label_limit is not None and minimum < 0:
+            _check_low_labels(case, label_limit)
+
+
+def _label_limit(case: Case) -> int | None:
+    """Number of values that a label may have; None if labels aren't class numbers or tokens."""
+    if case.task.name == "multiple-choice":
+        choices, *_ = case.shapes.get("input_ids", (None,))
+        return choices
+    labels_are_tokens = case.task.labels in ("shifted", "masked", "positions") and not case.task.classifies
+    if case.task.name in _TRANSCRIBED or labels_are_tokens:
+        return case.facts.vocab_size
+    if getattr(case.network.config, "problem_type", None) in ("regression", "multi_label_classification"):
+        return None
+    classes = case.facts.num_labels
+    if classes == 1 and case.task.labels == "samples":
+        return None
+    return classes
 
 
 def _check_low_labels(case: Case, limit: int) -> None:
@@ -158,17 +175,18 @@ def _check_low_labels(case: Case, limit: int) -> None:
                 continue
             raise
         labels = np.asarray(slice_["labels"], np.int64)
-        wrong = labels[(labels < 0) & (labels != IGNORE_INDEX)]
-        if wrong.size:
-            raise _beyond(case, "labels", str(int(wrong.min())), limit)
+        scored_negatives = labels[(labels < 0) & (labels != IGNORE_INDEX)]
+        if scored_negatives.size:
+            raise _out_of_range(case, "labels", str(int(scored_negatives.min())), limit)
         read_bytes += sum(array.nbytes for array in slice_.values())
 
 
-def _beyond(case: Case, name: str, got: str, limit: int) -> DataError:
-    what = f"{name} of dataset {case.manifest.name!r} are out of the model's range"
-    fix = "prepare the dataset for this model, or choose another model"
-    also = f", or {IGNORE_INDEX} where nothing is to be scored" if name == "labels" else ""
-    return DataError("DATA023", what, got, f"0 … {limit - 1}{also}", fix)
+def _out_of_range(case: Case, name: str, got: str, limit: int) -> DataError:
+    problem = f"{name} of dataset {case.manifest.name!r} are out of the model's range"
+    allowed = f"0 … {limit - 1}"
+    if name == "labels":
+        allowed += f", or {IGNORE_INDEX} where nothing is to be scored"
+    return DataError("DATA023", problem, got, allowed, "prepare the dataset for this model, or choose another model")
 
 
 def check_positions(case: Case) -> None:
@@ -182,28 +200,31 @@ def check_special_tokens(case: Case) -> None:
     A decoder that classifies looks for the last token before padding; a translation begins with a start token.
     """
     config = case.network.config
-    texts = case.network.config.get_text_config()
     pads = case.task.name == "sequence-classification" and case.job.rounds.max_batch_size > 1
+    if pads and _lacks_token(case, config.get_text_config(), "pad_token_id"):
+        raise _missing_token(case, "pad_token_id", "the token that short texts are padded with")
     starts = config.is_encoder_decoder and "labels" in case.shapes and "decoder_input_ids" not in case.shapes
-    if pads and getattr(texts, "pad_token_id", None) is None and reads(case.network, "pad_token_id"):
-        raise _lacks(case, "pad_token_id", "the token that short texts are padded with")
-    start = "decoder_start_token_id"
-    if starts and getattr(config, start, None) is None and reads(case.network, start):
-        raise _lacks(case, start, "for T5 the same as pad_token_id")
+    if starts and _lacks_token(case, config, "decoder_start_token_id"):
+        raise _missing_token(case, "decoder_start_token_id", "for T5 the same as pad_token_id")
 
 
-def _lacks(case: Case, key: str, hint: str) -> ConfigError:
-    what = f"{type(case.network).__name__} needs {key} for {case.task.name}, and its configuration has none"
-    return ConfigError("MODEL018", what, fix=f"set {key} in [model.config]: {hint}")
+def _lacks_token(case: Case, config: PretrainedConfig, key: str) -> bool:
+    """Whether a configuration has no such token, and the model's code reads it."""
+    return getattr(config, key, None) is None and reads(case.network, key)
+
+
+def _missing_token(case: Case, key: str, hint: str) -> ConfigError:
+    problem = f"{type(case.network).__name__} needs {key} for {case.task.name}, and its configuration has none"
+    return ConfigError("MODEL018", problem, fix=f"set {key} in [model.config]: {hint}")
 
 
 def check_channels(case: Case) -> None:
     """Refuse images with another number of channels than the model's."""
     channels, *_ = case.shapes.get("images", (case.facts.channels,))
     if case.facts.channels not in (None, channels):
-        what = f"the images of dataset {case.manifest.name!r} don't fit the model"
+        problem = f"the images of dataset {case.manifest.name!r} don't fit the model"
         fix = "set num_channels in model.config, or prepare the images for this model"
-        raise DataError("DATA025", what, f"{channels} channels", f"{case.facts.channels}", fix)
+        raise DataError("DATA025", problem, f"{channels} channels", f"{case.facts.channels}", fix)
 
 
 def check_image_size(case: Case) -> None:
@@ -212,16 +233,16 @@ def check_image_size(case: Case) -> None:
     The loss check covers models of images and texts, because it feeds both.
     """
     shape = case.shapes.get("images")
-    beside = {"input_ids"} & {keyword for _, keyword in case.task.tensors}
-    if shape is None or len(shape) != 3 or case.task.modality != "image" or beside:
+    takes_text = any(keyword == "input_ids" for _, keyword in case.task.tensors)
+    if shape is None or len(shape) != 3 or case.task.modality != "image" or takes_text:
         return
     try:
         case.network.eval()(pixel_values=torch.empty(1, *shape, device="meta"))
     except ValueError as error:
-        what = f"the images of dataset {case.manifest.name!r} don't fit the model"
+        problem = f"the images of dataset {case.manifest.name!r} don't fit the model"
         fix = "set image_size in model.config, or prepare the images for this model"
-        raise DataError("DATA025", what, " ".join(str(error).split()), fix=fix) from None
-    except Exception:  # A failure for lack of values tells nothing about sizes.
+        raise DataError("DATA025", problem, " ".join(str(error).split()), fix=fix) from None
+    except Exception:  # A failure for lack of values says nothing about sizes.
         return
 
 
@@ -233,13 +254,14 @@ def compare_tokens(case: Case) -> list[str]:
 
     """
     model, _ = base_of(case.job.model)
-    if not (repository := model.repository):
+    repository = model.repository
+    if not repository:
         return []
     token = model.token.get_secret_value() if model.token else None
     if case.source.has_tokens_of(fetch(repository, model.revision, token)):
         return []
-    what = f"the numbers in dataset {case.manifest.name!r} are other tokens than those of {repository}"
-    return [f"{what}: unless it is to learn a new vocabulary, prepare the dataset with --tokenizer {repository}"]
+    difference = f"the numbers in dataset {case.manifest.name!r} are other tokens than those of {repository}"
+    return [f"{difference}: unless it is to learn a new vocabulary, prepare the dataset with --tokenizer {repository}"]
 
 
 Check: TypeAlias = Callable[[Case], None]

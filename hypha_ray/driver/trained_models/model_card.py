@@ -40,11 +40,12 @@ def write_cards(folder: Path, job: Job, manifest: Manifest, directory: RunDirect
     """
     figures = _figures(directory, round)
     base = _base(job)
-    for place in (folder, folder / ADAPTER):
-        if place.is_dir():
-            text = card(job, manifest, round, figures, base, adapter=place != folder)
-            (place / CARD).write_text(text, encoding="utf-8")
-            make_private(place / CARD)
+    for saved_folder in (folder, folder / ADAPTER):
+        if saved_folder.is_dir():
+            text = card(job, manifest, round, figures, base, adapter=saved_folder != folder)
+            path = saved_folder / CARD
+            path.write_text(text, encoding="utf-8")
+            make_private(path)
 
 
 def card(
@@ -61,22 +62,27 @@ def card(
         adapter: the card is that of an adapter alone.
 
     """
+    tags = ["hypha_ray", job.rl.algorithm or job.sync.strategy]
+    if job.model.lora.rank:
+        tags.append("lora")
     data = ModelCardData(
         base_model=base,
         library_name="peft" if adapter else "transformers",
-        license="unknown",  # A base model's licence holds for what is made of it, and isn't known here.
+        license="unknown",  # A base model's licence holds for models made of it, and isn't known here.
         pipeline_tag=_PIPELINES.get(job.model.type),
-        tags=["hypha_ray", job.rl.algorithm or job.sync.strategy, *(["lora"] if job.model.lora.rank else [])],
+        tags=tags,
     )
-    lines = [
+    sections = [
         f"---\n{data.to_yaml()}\n---\n",
         f"# {'Adapter' if adapter else 'Model'} trained on {manifest.name}\n",
         "Trained by hypha_ray. The licence of its base model and the terms of its data hold; fill in `license`.\n",
         _table("", _facts(job, manifest, round, base)),
         _table("## Settings\n\n", _settings(job)),
-        _table(f"## Figures after round {round + 1}\n\n", ((name, f"{value:.6g}") for name, value in figures.items())),
     ]
-    return "\n".join(filter(None, lines))
+    if figures:
+        rounded = ((name, f"{value:.6g}") for name, value in figures.items())
+        sections.append(_table(f"## Figures after round {round + 1}\n\n", rounded))
+    return "\n".join(sections)
 
 
 def _facts(job: Job, manifest: Manifest, round: int, base: str | None) -> Iterator[tuple[str, str]]:
@@ -108,28 +114,31 @@ def _settings(job: Job) -> Iterator[tuple[str, str]]:
 
 
 def _table(title: str, rows: Iterator[tuple[str, str]]) -> str:
-    """Return a table with a title; an empty text without rows."""
-    found = [f"| {name} | {value.replace('|', ' ')} |\n" for name, value in rows]
-    return f"{title}| | |\n|---|---|\n{''.join(found)}" if found else ""
+    """Return a table with a title."""
+    lines = [f"| {name} | {value.replace('|', ' ')} |\n" for name, value in rows]
+    return f"{title}| | |\n|---|---|\n{''.join(lines)}"
 
 
 def _figures(directory: RunDirectory, round: int) -> dict[str, float]:
     """Return the last figures of training and of evaluation up to a round."""
     records = read_jsonl(directory.path / METRICS, ["round", "eval"])
-    found: dict[str, float] = {}
-    for record in (one for one in records if one.get("round", 0) <= round):
-        names = [*_FIGURES, *(name for name in record if name.startswith(METRIC))]
-        found |= {name: float(value) for name in names if isinstance(value := record.get(name), int | float)}
-    return found
+    figures: dict[str, float] = {}
+    for record in records:
+        if record.get("round", 0) > round:
+            continue
+        metrics = [name for name in record if name.startswith(METRIC)]
+        for name in (*_FIGURES, *metrics):
+            value = record.get(name)
+            if isinstance(value, int | float):
+                figures[name] = float(value)
+    return figures
 
 
 def _base(job: Job) -> str | None:
     """Return the hub id of the model that a job begins with; None if it is on no hub."""
     if not job.model.repository:
         return None
-    repository = str(base_of(job.model)[0].repository)
-    return None if _is_local(repository) else repository
-
-
-def _is_local(repository: str) -> bool:
-    return repository.startswith(("/", ".", "~")) or Path(repository).is_dir()
+    model, _ = base_of(job.model)
+    repository = str(model.repository)
+    is_local = repository.startswith(("/", ".", "~")) or Path(repository).is_dir()
+    return None if is_local else repository

@@ -69,7 +69,7 @@ class TelemetryClient:
 
     def event(self, fields: Record) -> None:
         """Send an event to events.jsonl, with the time of day; the driver gets a line of text if it is news."""
-        self._news.take(fields)
+        self._news.add_event(fields)
         self._put(self._events, stamped(fields))
         self._due.set()
 

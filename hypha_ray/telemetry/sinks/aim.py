@@ -19,19 +19,17 @@ OLDEST = (3, 29)
 
 
 def _require_installed() -> None:
+    fix = "leave aim out of telemetry.sinks, or use Python 3.11 or 3.12: later ones have no wheel of it"
     try:
-        found = importlib.metadata.version("aim")
+        version = importlib.metadata.version("aim")
     except importlib.metadata.PackageNotFoundError:
-        found = ""
-    if tuple(map(int, re.findall(r"\d+", found)[:2])) < OLDEST:
-        what = (
-            "telemetry.sinks has aim, which isn't installed"
-            if not found
-            else "telemetry.sinks has aim, which is too old"
-        )
+        problem = "telemetry.sinks has aim, which isn't installed"
+        raise ConfigError("CFG022", problem, "", "", fix) from None
+    numbers = re.findall(r"\d+", version)
+    if tuple(map(int, numbers[:2])) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        fix = "leave aim out of telemetry.sinks, or use Python 3.11 or 3.12: later ones have no wheel of it"
-        raise ConfigError("CFG022", what, found and f"aim {found}", found and f"{oldest} or newer", fix)
+        problem = "telemetry.sinks has aim, which is too old"
+        raise ConfigError("CFG022", problem, f"aim {version}", f"{oldest} or newer", fix)
 
 
 def local(repository: str) -> Path:
@@ -78,9 +76,9 @@ class Aim:
         _require_installed()
         local(job.telemetry.aim_repository or "")
 
-    def __init__(self, place: SinkPlace) -> None:
-        self._name = place.run
-        self._repository = local(place.aim_repository or str(place.folder))
+    def __init__(self, sink_place: SinkPlace) -> None:
+        self._name = sink_place.run
+        self._repository = local(sink_place.aim_repository or str(sink_place.folder))
         self._reports: Counter[str] = Counter()
 
     def start(self, config: Record) -> None:
@@ -110,7 +108,7 @@ class Aim:
                 self._reports[worker] += 1
 
     def event(self, event: Record) -> None:
-        """Events stay in events.jsonl: Aim has no place for them."""
+        """Do nothing: events stay in events.jsonl."""
 
     def summary(self, figures: Record) -> None:
         """Keep the figures beside the configuration."""
@@ -127,7 +125,8 @@ class Aim:
     def _round(self, record: Record) -> None:
         self._track(record, record["round"], {"subset": "train"})
         for name in ("batches", "batch_s"):
-            for worker, value in (record.get(name) or {}).items():
+            by_worker = record.get(name) or {}
+            for worker, value in by_worker.items():
                 self._track({name: value}, record["round"], {"worker": str(worker)})
 
     def _track(

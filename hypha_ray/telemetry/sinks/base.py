@@ -54,7 +54,7 @@ class Sink(Protocol):
 
 
 class Tally:
-    """Losses of a sink, by cause; the first loss is reported as a problem, the others are only counted.
+    """Losses of a sink, by cause; the first loss is reported as a problem, later ones are only counted.
 
     A sink that can't be started yet is a problem, too, and that it was started in the end.
     """
@@ -75,28 +75,28 @@ class Tally:
 
     def wait(self, reason: object, capacity: int) -> None:
         """Say that the sink can't be started yet; nothing is lost so far."""
-        what = f"can't be started yet ({redacted(str(reason))}); it is tried again, and up to {capacity} records wait"
-        self._tell(f"telemetry sink {self.name} {what}")
+        retries = f"it is tried again, and up to {capacity} records wait"
+        self._report(f"telemetry sink {self.name} can't be started yet ({redacted(str(reason))}); {retries}")
 
     def began(self) -> None:
         """Say that a sink which couldn't be started has been, and what it lacks."""
-        lacks = f"{self._dropped} records are missing there" if self._dropped else "no record is missing there"
-        self._tell(f"telemetry sink {self.name} is started now; {lacks}")
+        missing = f"{self._dropped} records are missing there" if self._dropped else "no record is missing there"
+        self._report(f"telemetry sink {self.name} is started now; {missing}")
 
-    def _count(self, what: str, failed: int = 0, dropped: int = 0) -> None:
+    def _count(self, problem: str, failed: int = 0, dropped: int = 0) -> None:
         with self._lock:
-            first = not self._failed and not self._dropped
+            is_first = not self._failed and not self._dropped
             self._failed += failed
             self._dropped += dropped
-        if first and (failed or dropped):
-            self._tell(f"telemetry sink {self.name} {what}; training goes on, further losses are only counted")
+        if is_first and (failed or dropped):
+            self._report(f"telemetry sink {self.name} {problem}; training goes on, further losses are only counted")
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         self._problems.append(text)
         _logger.warning("%s", text)
 
-    def problem(self) -> str | None:
-        """Return the next line that the user is to be told, each once; None if there is none."""
+    def next_problem(self) -> str | None:
+        """Return the next line for the user, each once; None if there is none."""
         return self._problems.pop(0) if self._problems else None
 
     def counts(self) -> dict[str, int]:
@@ -121,28 +121,31 @@ class Files:
 
     def record(self, record: Record) -> None:
         """Append to metrics.jsonl."""
-        self._try(lambda: self._metrics.write(record))
+        self._write(lambda: self._metrics.write(record))
 
     def event(self, event: Record) -> None:
         """Append to events.jsonl, or to rollouts.jsonl if it is a response."""
-        self._try(lambda: self._file_of(event).write(event))
+        self._write(lambda: self._file_of(event).write(event))
 
     def summary(self, figures: Record) -> None:
         """Write summary.json."""
-        self._try(lambda: write_json(self._directory / SUMMARY, figures))
+        self._write(lambda: write_json(self._directory / SUMMARY, figures))
 
     def close(self) -> None:
         """Close all files."""
-        for file in filter(None, (self._metrics, self._events, self._rollouts)):
-            file.close()
+        self._metrics.close()
+        self._events.close()
+        if self._rollouts is not None:
+            self._rollouts.close()
 
     def _file_of(self, event: Record) -> JsonLines:
         if event["kind"] != "rollout":
             return self._events
-        self._rollouts = self._rollouts or JsonLines(self._directory / ROLLOUTS)
+        if self._rollouts is None:
+            self._rollouts = JsonLines(self._directory / ROLLOUTS)
         return self._rollouts
 
-    def _try(self, call: Call) -> None:
+    def _write(self, call: Call) -> None:
         try:
             call()
         except OSError as error:  # a full disk stops checkpoints, and they say so; telemetry stops nothing
@@ -152,7 +155,7 @@ class Files:
 class Isolated:
     """A sink in a thread of its own, behind a bounded queue; none of its methods blocks or raises.
 
-    One that can't be started is tried again until the run ends. What is meant for it waits in the queue.
+    A sink that can't be started is tried again until the run ends. Its records wait in the queue.
     """
 
     def __init__(self, sink: Sink, tally: Tally, capacity: int = CAPACITY) -> None:
@@ -191,7 +194,11 @@ class Isolated:
         self._thread.join(max(0.0, patience_s))
         if self._thread.is_alive():
             self.tally.fail("not done in time at the end of the run")
-            self.tally.drop(sum(call is not None for call in list(self._queue.queue)))
+            self._drop_queued()
+
+    def _drop_queued(self) -> None:
+        calls = [call for call in list(self._queue.queue) if call is not None]
+        self.tally.drop(len(calls))
 
     def _put(self, call: Call) -> None:
         try:
@@ -201,37 +208,38 @@ class Isolated:
 
     def _work(self) -> None:
         if not self._open():
-            self.tally.drop(sum(call is not None for call in list(self._queue.queue)))
+            self._drop_queued()
             return
         while not (self._closing.is_set() and self._queue.empty()):
-            if (call := self._queue.get()) is not None:
-                self._try(call)
-        self._try(self._sink.close)
+            call = self._queue.get()
+            if call is not None:
+                self._call_sink(call)
+        self._call_sink(self._sink.close)
 
     def _open(self) -> bool:
         """Start the sink; return whether it was started before the run ended."""
         pause_s = _FIRST_PAUSE_S
-        waits = False
+        has_failed = False
         while True:
-            ends = self._closing.is_set()
+            is_last_attempt = self._closing.is_set()
             try:
                 self._sink.start(self._config)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
             else:
-                if waits:
+                if has_failed:
                     self.tally.began()
                 return True
-            if ends:
+            if is_last_attempt:
                 self.tally.fail(reason)
                 return False
-            if not waits:
+            if not has_failed:
                 self.tally.wait(reason, self._queue.maxsize)
-            waits = True
+            has_failed = True
             self._closing.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _try(self, call: Call) -> None:
+    def _call_sink(self, call: Call) -> None:
         try:
             call()
         except Exception as error:
@@ -241,9 +249,9 @@ class Isolated:
 class Composite:
     """Several sinks as one: the files first, then the isolated ones."""
 
-    def __init__(self, files: Files, others: Sequence[Isolated] = (), patience_s: float = PATIENCE_S) -> None:
-        self._sinks: list[Files | Isolated] = [files, *others]
-        self._others = others
+    def __init__(self, files: Files, isolated: Sequence[Isolated] = (), patience_s: float = PATIENCE_S) -> None:
+        self._sinks: list[Files | Isolated] = [files, *isolated]
+        self._isolated = isolated
         self._patience_s = patience_s
 
     def start(self, config: Record) -> None:
@@ -271,12 +279,13 @@ class Composite:
         deadline = time.monotonic() + self._patience_s
         for sink in self._sinks:
             sink.close()
-        for sink in self._others:
+        for sink in self._isolated:
             sink.join(deadline - time.monotonic())
 
     def problems(self) -> list[str]:
         """Return problems of sinks since the last call."""
-        return [text for sink in self._sinks if (text := sink.tally.problem()) is not None]
+        problems = [sink.tally.next_problem() for sink in self._sinks]
+        return [text for text in problems if text is not None]
 
     def losses(self) -> dict[str, dict[str, int]]:
         """Return what each sink has lost."""
@@ -310,19 +319,21 @@ def build(
         ConfigError: a sink can't be had.
 
     """
-    others: list[Isolated] = []
-    folder = None if trackers is None else Path(trackers)
+    isolated: list[Isolated] = []
+    options = options or {}
+    trackers_folder = None if trackers is None else Path(trackers)
     for name in dict.fromkeys(names):
         if name in ("console", "jsonl"):
             continue
         tally = Tally(name)
-        place = SinkPlace(run, directory, tally, folder, aim_repository)
-        others.append(Isolated(create("sinks", name, (options or {}).get(name), place), tally))
+        sink_place = SinkPlace(run, directory, tally, trackers_folder, aim_repository)
+        sink = create("sinks", name, options.get(name), sink_place)
+        isolated.append(Isolated(sink, tally))
     if status_bridge is not None:
         from hypha_ray.telemetry.sinks.status import StatusBridge
 
-        others.append(Isolated(StatusBridge(status_bridge), Tally("status_bridge")))
-    return Composite(Files(directory), others, patience_s)
+        isolated.append(Isolated(StatusBridge(status_bridge), Tally("status_bridge")))
+    return Composite(Files(directory), isolated, patience_s)
 
 
 def check_built_in(job: Job) -> None:
@@ -335,13 +346,14 @@ def check_built_in(job: Job) -> None:
     for name in job.telemetry.sinks:
         if name in ("console", "jsonl") or not is_built_in("sinks", name):
             continue
-        kind = find("sinks", name)
-        check_installed(name, getattr(kind, "packages", ()))
-        if hasattr(kind, "check"):
-            kind.check(job)
+        sink_class = find("sinks", name)
+        check_installed(name, getattr(sink_class, "packages", ()))
+        if hasattr(sink_class, "check"):
+            sink_class.check(job)
 
 
 def try_sink(name: str, options: Mapping[str, Any] | None) -> None:
-    """Make a sink for a run that there isn't, without starting it."""
+    """Make a sink for an imaginary run, without starting it."""
     with tempfile.TemporaryDirectory() as folder:
-        create("sinks", name, options, SinkPlace("trial", Path(folder), Tally(name)))
+        sink_place = SinkPlace("trial", Path(folder), Tally(name))
+        create("sinks", name, options, sink_place)

@@ -52,7 +52,7 @@ class Lines:
     def row(self, record: Record) -> None:
         """Print the round, and the titles before the first one and before one with a further figure."""
         self._latest |= {name: value for name, value in record.items() if value is not None}
-        columns = table.telling([self._latest])
+        columns = table.columns_for([self._latest])
         if columns != self._columns:
             self._columns = columns
             self.text(table.header(columns))
@@ -115,12 +115,18 @@ class Console:
         self._shows_rounds = rounds
         self._clock = clock
         self._stream = stream or sys.stdout
-        interactive = rounds and _can_draw(self._stream) if interactive is None else interactive
-        began_s = clock() if began_s is None else began_s
-        self._view: View | None = _live(self._stream, clock) if interactive else Lines(self._stream, clock, began_s)
+        if interactive is None:
+            interactive = rounds and _can_draw(self._stream)
+        self._view: View | None
+        """View of the run; None after the stream was closed."""
+        if interactive:
+            self._view = _live(self._stream, clock)
+        else:
+            self._view = Lines(self._stream, clock, clock() if began_s is None else began_s)
         self._evaluation: Record = {}
         self._begin_round(0)
         self._end_s: float | None = None
+        """Expected end of the run, in monotonic seconds; None: unknown."""
         self._is_training = False
         """Whether the last news is progress, not a phase."""
         self._samples = ""
@@ -143,17 +149,18 @@ class Console:
 
     def round(self, record: Record) -> None:
         """Show a complete round, a record with ``kind="round"``."""
-        evaluated = self._evaluation.get("round", record["round"])
-        known = table.validated(self._evaluation) if evaluated == record["round"] else {}
-        row = {"rounds": self._total, **known, **record}
+        number = record["round"]
+        evaluated = self._evaluation.get("round", number)
+        figures = table.validated(self._evaluation) if evaluated == number else {}
+        row = {"rounds": self._total, **figures, **record}
         if self._shows_rounds:
             self._show(lambda view: view.row(row))
-        if evaluated <= record["round"]:
+        if evaluated <= number:
             self._evaluation = {}
         eta_s = record.get("eta_s")
         self._end_s = None if eta_s is None else self._clock() + eta_s
-        if self._round <= record["round"]:  # else the next one's progress came first
-            self._begin_round(record["round"] + 1)
+        if self._round <= number:  # Otherwise the next round's progress came first.
+            self._begin_round(number + 1)
 
     def eval(self, record: Record) -> None:
         """Keep an evaluation for the row of its round, a record with ``kind="eval"``."""
@@ -169,8 +176,12 @@ class Console:
             self._reported[name] += record.get(name) or 0
         samples = record.get("round_samples") or 0
         target = record.get("round_target") or 0
-        part = (self._round + (min(1.0, samples / target) if target else 0.0)) / self._total
-        self._samples = f"{table.si(samples)}/{table.si(target)} samples" if target else ""
+        self._samples = ""
+        part_of_round = 0.0
+        if target:
+            self._samples = f"{table.si(samples)}/{table.si(target)} samples"
+            part_of_round = min(1.0, samples / target)
+        part = (self._round + part_of_round) / self._total
         self._is_training = True
         text = self._progress()
         self._show(lambda view: view.progress(text, min(1.0, part)), is_line=False)
@@ -182,7 +193,7 @@ class Console:
 
     def event(self, event: Record) -> None:
         """Show an event of events.jsonl."""
-        self.note(table.happening(event))
+        self.note(table.event_text(event))
 
     def note(self, text: str) -> None:
         """Show a line of text among the rounds."""
@@ -193,7 +204,7 @@ class Console:
         self._heartbeat.stop()
         self._show(lambda view: view.stop())
         if summary is not None:
-            self._show(lambda view: view.text(table.closing(summary)))
+            self._show(lambda view: view.text(table.summary_line(summary)))
 
     def _begin_round(self, number: int) -> None:
         self._round = number
@@ -202,20 +213,23 @@ class Console:
         self._samples = ""
 
     def _progress(self) -> str:
+        parts = [f"round {min(self._round + 1, self._total)}/{self._total}"]
+        if self._samples:
+            parts.append(self._samples)
+        count = self._reported["samples"]
+        unit = "samples/s"
+        if self._reported["tokens"]:
+            count = self._reported["tokens"]
+            unit = "tok/s"
         seconds = self._clock() - self._round_s
         # Reports of all workers come at once; a moment after the start their sum says nothing about speed.
-        name, unit = ("tokens", "tok/s") if self._reported["tokens"] else ("samples", "samples/s")
-        count = self._reported[name]
-        speed = f"{table.si(count / seconds)} {unit}" if count and seconds > 0.5 else ""
-        left_s = None if self._end_s is None else max(0.0, self._end_s - self._clock())
-        parts = [
-            f"round {min(self._round + 1, self._total)}/{self._total}",
-            self._samples,
-            speed,
-            *(f"{name} {value:.4f}" for name, value in table.validated(self._evaluation).items()),
-            f"ETA {table.duration(left_s)}" if left_s is not None else "",
-        ]
-        return "  ".join(filter(None, parts))
+        if count and seconds > 0.5:
+            parts.append(f"{table.si(count / seconds)} {unit}")
+        parts += [f"{name} {value:.4f}" for name, value in table.validated(self._evaluation).items()]
+        if self._end_s is not None:
+            remaining_s = max(0.0, self._end_s - self._clock())
+            parts.append(f"ETA {table.duration(remaining_s)}")
+        return "  ".join(parts)
 
     def _show(self, show: Callable[[View], None], is_line: bool = True) -> None:
         """Show something; a line ends the silence."""

@@ -106,11 +106,16 @@ def read_jsonl(path: Path, kinds: Iterable[str] | None = None, end: int | None =
     """
     if not path.exists():
         return []
-    wanted = None if kinds is None else set(kinds)
+    if kinds is not None:
+        kinds = set(kinds)
+    records = []
     with path.open("rb") as file:
         lines = file if end is None else file.read(end).splitlines()
-        records = (record for line in lines if (record := _parsed(line.decode(errors="replace"))) is not None)
-        return [record for record in records if wanted is None or record.get("kind") in wanted]
+        for line in lines:
+            record = _parsed(line.decode(errors="replace"))
+            if record is not None and (kinds is None or record.get("kind") in kinds):
+                records.append(record)
+    return records
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
@@ -133,9 +138,9 @@ def rewind(path: Path, next_round: int) -> None:
     if not path.exists():
         return
     lines = path.read_bytes().splitlines(keepends=True)
-    kept = [line for line in lines if not _is_of_a_round_from(next_round, line)]
-    if len(kept) < len(lines):
-        _replace(path, b"".join(kept))
+    earlier_lines = [line for line in lines if not _is_of_a_round_from(next_round, line)]
+    if len(earlier_lines) < len(lines):
+        _replace(path, b"".join(earlier_lines))
 
 
 def _is_of_a_round_from(first: int, line: bytes) -> bool:
@@ -166,20 +171,28 @@ def _replace(path: Path, content: bytes) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; a file that is missing or damaged has no fields."""
-    return (_parsed(path.read_text(encoding="utf-8", errors="replace")) or {}) if path.exists() else {}
+    if not path.exists():
+        return {}
+    return _parsed(path.read_text(encoding="utf-8", errors="replace")) or {}
 
 
 def by_round(records: Iterable[Record], kind: str) -> list[Record]:
     """Sort the records of a kind by round; of a round that was trained again after a crash, take the last."""
-    mine = (record for record in records if record.get("kind") == kind and isinstance(record.get("round"), int))
-    latest = {record["round"]: record for record in mine}
+    latest: dict[int, Record] = {}
+    for record in _of_kind(records, kind):
+        if isinstance(record.get("round"), int):
+            latest[record["round"]] = record
     return [latest[number] for number in sorted(latest)]
+
+
+def _of_kind(records: Iterable[Record], *kinds: str) -> list[Record]:
+    return [record for record in records if record.get("kind") in kinds]
 
 
 def summary(
     records: Iterable[Record], events: Iterable[Record] = (), parameter_bytes: int | None = None
 ) -> dict[str, Any]:
-    """Sum a run up.
+    """Summarize a run.
 
     Args:
         records: lines of metrics.jsonl, in order.
@@ -194,40 +207,51 @@ def summary(
     events = list(events)
     rounds = by_round(records, "round")
     evaluations = by_round(records, "eval")
+    planned_rounds = [record for record in rounds if record["round"] >= WARM_UP_ROUNDS]
+    plan_errors = _measured(rounds, "plan_error")
+    costs = [event["cost"] for event in _of_kind(events, "cost")]
     return {
         "rounds": len(rounds),
         **_work(rounds),
         **_quality(rounds, evaluations),
         "ended_early": _ended_early(events),
-        "idle_fraction": _mean(record.get("idle_fraction") for record in rounds if record["round"] >= WARM_UP_ROUNDS),
-        "plan_error": _mean(_magnitude(record.get("plan_error")) for record in rounds),
+        "idle_fraction": _mean(_measured(planned_rounds, "idle_fraction")),
+        "plan_error": _mean([abs(error) for error in plan_errors]),
         "peak_memory_bytes": _peak_memory(rounds),
         **_traffic(rounds, parameter_bytes),
         "rejected": int(_total(rounds, "rejected")),
-        "workers_lost": sum(event.get("kind") == "loss" for event in events),
-        "cost": sum(costs) if (costs := [event["cost"] for event in events if event.get("kind") == "cost"]) else None,
-        "slices_quarantined": len({event["slice"] for event in events if event.get("kind") == "quarantine"}),
+        "workers_lost": len(_of_kind(events, "loss")),
+        "cost": sum(costs) if costs else None,
+        "slices_quarantined": len({event["slice"] for event in _of_kind(events, "quarantine")}),
     }
 
 
 def _ended_early(events: Iterable[Record]) -> str | None:
     """Reason for which the last attempt ended before all rounds; None if it didn't."""
-    ends = [event for event in events if event.get("kind") in ("attempt", "stop")]
-    return ends[-1].get("reason") if ends else None
+    starts_and_stops = _of_kind(events, "attempt", "stop")
+    return starts_and_stops[-1].get("reason") if starts_and_stops else None
 
 
 def _work(rounds: list[Record]) -> dict[str, Any]:
     # A resumed run may count its elapsed time from the resumption; the sum over rounds is then the longer one.
-    seconds = max(_since(rounds, "elapsed_s", "time_s") or 0.0, _total(rounds, "time_s"))
-    samples, tokens = (_since(rounds, f"{name}_total", name) for name in ("samples", "tokens"))
+    elapsed_s = _since(rounds, "elapsed_s", "time_s") or 0.0
+    seconds = max(elapsed_s, _total(rounds, "time_s"))
+    samples = _since(rounds, "samples_total", "samples")
+    tokens = _since(rounds, "tokens_total", "tokens")
     return {
         "samples": int(samples or 0),
         "tokens": None if tokens is None else int(tokens),
         "seconds": seconds,
-        "samples_per_s": None if samples is None or not seconds else samples / seconds,
-        "tokens_per_s": None if tokens is None or not seconds else tokens / seconds,
+        "samples_per_s": _per_second(samples, seconds),
+        "tokens_per_s": _per_second(tokens, seconds),
         "mfu": _utilisation(rounds),
     }
+
+
+def _per_second(count: float | None, seconds: float) -> float | None:
+    if count is None or not seconds:
+        return None
+    return count / seconds
 
 
 def _utilisation(rounds: list[Record]) -> float | None:
@@ -239,27 +263,34 @@ def _utilisation(rounds: list[Record]) -> float | None:
 
 
 def _peak_memory(rounds: Iterable[Record]) -> int | None:
-    """Most memory of any worker in any round; None if none has told."""
-    peaks = [peak for record in rounds for peak in (record.get("peak_memory_bytes") or {}).values()]
+    """Most memory of any worker in any round; None if none has reported it."""
+    peaks: list[int] = []
+    for record in rounds:
+        peak_by_worker = record.get("peak_memory_bytes") or {}
+        peaks += peak_by_worker.values()
     return max(peaks, default=None)
 
 
-def _since(rounds: list[Record], total: str, own: str) -> float | None:
+def _since(rounds: list[Record], total: str, per_round: str) -> float | None:
     """Sum that these rounds have added to a total of the run, without the rounds before them."""
     if not rounds or rounds[-1].get(total) is None:
         return None
     first = rounds[0]
-    before = 0.0 if not first["round"] else (first.get(total) or 0) - (first.get(own) or 0)
-    return float(rounds[-1][total] - max(0.0, before))
+    earlier_total = 0.0
+    if first["round"]:
+        earlier_total = (first.get(total) or 0) - (first.get(per_round) or 0)
+    return float(rounds[-1][total] - max(0.0, earlier_total))
 
 
 def _quality(rounds: list[Record], evaluations: list[Record]) -> dict[str, Any]:
     objective = objective_of(evaluations)
     measured = [record for record in evaluations if record.get(objective.name) is not None]
     best = objective.best(measured, key=lambda record: float(record[objective.name]), default=None)
+    last_round: Record = rounds[-1] if rounds else {}
+    last_evaluation: Record = measured[-1] if measured else {}
     return {
-        "loss": rounds[-1].get("loss") if rounds else None,
-        **_evaluation(objective, measured[-1] if measured else {}, ""),
+        "loss": last_round.get("loss"),
+        **_evaluation(objective, last_evaluation, ""),
         **_evaluation(objective, best or {}, "best_"),
         "best_round": best and best["round"],
     }
@@ -272,25 +303,32 @@ def _evaluation(objective: Objective, record: Record, prefix: str) -> dict[str, 
 
 def _traffic(rounds: list[Record], parameter_bytes: int | None) -> dict[str, Any]:
     up = int(_total(rounds, "bytes_up"))
-    steps = sum(sum((record.get("batches") or {}).values()) for record in rounds)
+    steps = 0
+    for record in rounds:
+        batches_by_worker = record.get("batches") or {}
+        steps += sum(batches_by_worker.values())
     every_step = None if parameter_bytes is None else steps * parameter_bytes
+    ratio = None
+    if every_step is not None and up:
+        ratio = every_step / up
     return {
         "bytes_up": up,
         "bytes_down": int(_total(rounds, "bytes_down")),
         "inner_steps": steps,
         "every_step_bytes": every_step,
-        "traffic_ratio": every_step / up if every_step is not None and up else None,
+        "traffic_ratio": ratio,
     }
 
 
+def _measured(records: Iterable[Record], name: str) -> list[float]:
+    """Values of a field, of the records that have one."""
+    values = [record.get(name) for record in records]
+    return [value for value in values if value is not None]
+
+
 def _total(records: Iterable[Record], name: str) -> float:
-    return math.fsum(record.get(name) or 0 for record in records)
+    return math.fsum(_measured(records, name))
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
-
-
-def _magnitude(value: float | None) -> float | None:
-    return None if value is None else abs(value)
+def _mean(values: list[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

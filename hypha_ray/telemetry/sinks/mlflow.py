@@ -28,9 +28,9 @@ class MLflow:
     packages: ClassVar = ("mlflow", "sqlalchemy", "alembic")
     """Modules of mlflow; mlflow-skinny lacks those of databases."""
 
-    def __init__(self, place: SinkPlace) -> None:
-        self._name = place.run
-        self._directory = place.folder
+    def __init__(self, sink_place: SinkPlace) -> None:
+        self._name = sink_place.run
+        self._directory = sink_place.folder
         self._curves = Curves()
         self._run: str | None = None
         """Identifier of the MLflow run; None before there is one."""
@@ -46,7 +46,7 @@ class MLflow:
         logging.getLogger("alembic").setLevel(logging.ERROR)
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         self._client = MlflowClient(uri or f"sqlite:///{self._directory / DATABASE}")
-        if self._run is None:  # One may be there of an attempt that failed later.
+        if self._run is None:  # An earlier start that failed later may have made a run.
             experiment = self._experiment(local=uri is None)
             self._run = str(self._client.create_run(experiment, run_name=self._name).info.run_id)
         parameters = [Param(key, str(value)) for key, value in _leaves(plain(config)) if value is not None]
@@ -55,7 +55,8 @@ class MLflow:
 
     def record(self, record: Record) -> None:
         """Log every number of a record under its own name."""
-        if points := self._curves.points(record):
+        points = self._curves.points(record)
+        if points is not None:
             self._log(points.values, points.step)
 
     def event(self, event: Record) -> None:
@@ -72,23 +73,27 @@ class MLflow:
     def _experiment(self, local: bool) -> str:
         """Identifier of the experiment, which is made if there is none of its name."""
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
-        if (found := self._client.get_experiment_by_name(name)) is not None:
-            return str(found.experiment_id)
-        place = (self._directory / "mlflow").as_uri() if local else None
-        return str(self._client.create_experiment(name, artifact_location=place))
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is not None:
+            return str(experiment.experiment_id)
+        artifacts = (self._directory / "mlflow").as_uri() if local else None
+        return str(self._client.create_experiment(name, artifact_location=artifacts))
 
     def _log(self, values: Mapping[str, int | float], step: int) -> None:
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
-        metrics = [Metric(re.sub(r"[^\w.\-/ ]", "_", name), value, now_ms, step) for name, value in values.items()]
+        metrics = []
+        for name, value in values.items():
+            allowed_name = re.sub(r"[^\w.\-/ ]", "_", name)
+            metrics.append(Metric(allowed_name, value, now_ms, step))
         self._client.log_batch(self._run, metrics=metrics)
 
 
-def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names of all values."""
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names of all values, with the values."""
     for name, value in tree.items():
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{above}{name}.")
+            yield from _leaves(value, f"{prefix}{name}.")
         else:
-            yield f"{above}{name}", value
+            yield f"{prefix}{name}", value

@@ -21,10 +21,10 @@ _REASON = "no OTLP collector takes the metrics; see OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 class Exporter(OTLPMetricExporter):
-    """The standard exporter, by which exports that failed wait for the next one, up to a number.
+    """The standard exporter, with a bounded queue: exports that failed are tried again with the next export.
 
     Args:
-        losses: counts of what the collector doesn't get.
+        losses: counts of exports that don't reach the collector.
 
     """
 
@@ -36,28 +36,28 @@ class Exporter(OTLPMetricExporter):
     def export(
         self, metrics_data: MetricsData, timeout_millis: float | None = 10_000, **kwargs: Any
     ) -> MetricExportResult:
-        """Export what waits, the oldest first, until an export fails."""
-        late = bool(self._waiting)
+        """Export all that wait, the oldest first, until an export fails."""
+        had_failed = bool(self._waiting)
         self._waiting.append(metrics_data)
         while self._waiting:
             if super().export(self._waiting[0], timeout_millis, **kwargs) is not MetricExportResult.SUCCESS:
-                self._note_failure(late)
+                self._report_failure(had_failed)
                 return MetricExportResult.FAILURE
             self._waiting.popleft()
-        if late:
+        if had_failed:
             self._losses.began()
         return MetricExportResult.SUCCESS
 
     def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
-        """End; what still waits is lost."""
+        """End; exports that still wait are lost."""
         if self._waiting:
             self._losses.fail(_REASON)
             self._losses.drop(len(self._waiting) - 1)
             self._waiting.clear()
         super().shutdown(timeout_millis, **kwargs)
 
-    def _note_failure(self, late: bool) -> None:
-        if not late:
+    def _report_failure(self, had_failed: bool) -> None:
+        if not had_failed:
             self._losses.wait(_REASON, _CAPACITY)
         if len(self._waiting) > _CAPACITY:
             self._waiting.popleft()
@@ -70,9 +70,9 @@ class OpenTelemetry:
     Values are exported every OTEL_METRIC_EXPORT_INTERVAL milliseconds, and once more at the end.
     """
 
-    def __init__(self, place: SinkPlace) -> None:
-        self._run = place.run
-        self._losses = place.losses
+    def __init__(self, sink_place: SinkPlace) -> None:
+        self._run = sink_place.run
+        self._losses = sink_place.losses
         self._measures = Measures()
 
     def start(self, config: Record) -> None:
@@ -106,6 +106,7 @@ class OpenTelemetry:
 
 
 def _resource(run: str) -> Resource:
-    """Describe the run; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES have the last word."""
-    ours = Resource({"service.name": "hypha_ray", "service.instance.id": run})
-    return Resource.create(ours.merge(OTELResourceDetector().detect()).attributes)
+    """Describe the run; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence."""
+    defaults = Resource({"service.name": "hypha_ray", "service.instance.id": run})
+    merged = defaults.merge(OTELResourceDetector().detect())
+    return Resource.create(merged.attributes)

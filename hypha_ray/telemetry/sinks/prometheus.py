@@ -11,11 +11,11 @@ from hypha_ray.telemetry.sinks.inputs import METRICS, Measures, SinkPlace
 class Prometheus:
     """A sink of gauges; Ray puts ``ray_`` before their names, so `hypha_loss` is scraped as `ray_hypha_loss`.
 
-    A gauge vanishes with its process, so this belongs in an actor that lives as long as the run.
+    A gauge vanishes with its process, so the sink belongs in an actor that lives as long as the run.
     """
 
-    def __init__(self, place: SinkPlace) -> None:
-        self._run = place.run
+    def __init__(self, sink_place: SinkPlace) -> None:
+        self._run = sink_place.run
         self._measures = Measures()
         self._gauges: dict[str, Gauge] = {}
 
@@ -26,7 +26,7 @@ class Prometheus:
             self._gauges[metric.name] = Gauge(metric.name, description=metric.description, tag_keys=tags)
 
     def record(self, record: Record) -> None:
-        """Set the gauges that the record has values for; NaN, and a gauge vanishes."""
+        """Set the gauges that the record has values for; NaN makes a gauge vanish."""
         for measurement in self._measures.take(record):
             self._gauges[measurement.metric].set(measurement.value, tags=measurement.tags(self._run))
 

@@ -72,16 +72,16 @@ class StatusBridge:
         self._connection.close()
 
     def _post(self, body: dict[str, Any]) -> None:
-        kept = self._connection.sock is not None
+        was_connected = self._connection.sock is not None
         try:
-            self._ask(body)
+            self._request(body)
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            if not kept or isinstance(error, TimeoutError):
+            if not was_connected or isinstance(error, TimeoutError):
                 raise ConnectionError(f"no connector at {self._address}: {error or type(error).__name__}") from None
             self._post(body)  # The connector may have closed an idle connection.
 
-    def _ask(self, body: dict[str, Any]) -> None:
+    def _request(self, body: dict[str, Any]) -> None:
         content = json.dumps(body, allow_nan=False).encode()
         if self._connection.sock is None:
             self._connection.connect()
@@ -89,7 +89,7 @@ class StatusBridge:
             self._connection.request("POST", PATH, content, {"Content-Type": "application/json"})
             answer = self._connection.getresponse()
             answer.read(_MOST_BYTES)
-        if not answer.isclosed():  # The rest of a long answer would be taken for the next one.
+        if not answer.isclosed():  # The unread end of a long answer would be taken for the next answer.
             self._connection.close()
         if not 200 <= answer.status < 300:
             raise Refused(f"the connector at {self._address} answers {answer.status} {answer.reason}")
@@ -97,16 +97,16 @@ class StatusBridge:
 
 @contextlib.contextmanager
 def _time_limit(connected: socket.socket) -> Iterator[None]:
-    """Context in which a connection is used, for `TIMEOUT_S` at most: its own limit is one of silence.
+    """Context in which a connection is used, for `TIMEOUT_S` at most: the socket's own limit is one of silence.
 
     Raises:
         TimeoutError: the answer wasn't there in time.
 
     """
-    over = threading.Event()
+    timed_out = threading.Event()
 
     def cut_off() -> None:
-        over.set()
+        timed_out.set()
         with contextlib.suppress(OSError):  # It is closed.
             connected.shutdown(socket.SHUT_RDWR)
 
@@ -116,11 +116,11 @@ def _time_limit(connected: socket.socket) -> Iterator[None]:
     try:
         yield
     except (OSError, http.client.HTTPException):
-        if not over.is_set():
+        if not timed_out.is_set():
             raise
     finally:
         watchdog.cancel()
-    if over.is_set():
+    if timed_out.is_set():
         raise TimeoutError(f"no whole answer in {TIMEOUT_S:g} s")
 
 
@@ -133,12 +133,15 @@ def measurements(record: Record) -> Iterator[tuple[str, str, float]]:
     fields = plain(record)
     match record.get("kind"):
         case "step":
-            worker = f"worker-{record['worker']}"
-            yield from ((worker, name, fields[name]) for name in _OF_A_REPORT if _is_number(fields.get(name)))
+            for name in _OF_A_REPORT:
+                if _is_number(fields.get(name)):
+                    yield f"worker-{record['worker']}", name, fields[name]
         case "round" | "eval":
             for name, value in fields.items():
                 if isinstance(value, dict):
-                    yield from ((f"worker-{key}", name, one) for key, one in value.items() if _is_number(one))
+                    for worker, number in value.items():
+                        if _is_number(number):
+                            yield f"worker-{worker}", name, number
                 elif _is_number(value) and name not in _NO_METRICS:
                     yield ALL, name, value
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from hypha_ray.figures import LOSS, OBJECTIVES, objective_of, shown_beside, task_figures
+from hypha_ray.figures import LOSS, OBJECTIVES, Objective, objective_of, shown_beside, task_figures
 from hypha_ray.telemetry.sinks.files import Record
 from hypha_ray.texts import counted
 
@@ -42,8 +42,13 @@ def si(value: float | None) -> str:
     """Shorten a count to at most five characters: 999, 1.23k, 45.6M."""
     if value is None or not math.isfinite(value):
         return ABSENT
-    unit = next(unit for unit in UNITS if abs(value) < 999.5 * unit.size or unit is UNITS[-1])
-    return f"{value:.0f}" if unit.size == 1 else f"{value / unit.size:#.3g}".rstrip(".") + unit.letter
+    for unit in UNITS:
+        if abs(value) < 999.5 * unit.size:
+            break
+    if unit.size == 1:
+        return f"{value:.0f}"
+    digits = f"{value / unit.size:#.3g}"
+    return digits.rstrip(".") + unit.letter
 
 
 def duration(seconds: float | None) -> str:
@@ -52,9 +57,9 @@ def duration(seconds: float | None) -> str:
         return ABSENT
     if seconds < 99.95:
         return f"{seconds:.1f}s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, whole_seconds = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes}m{rest:02d}s"
+        return f"{minutes}m{whole_seconds:02d}s"
     hours, minutes = divmod(minutes, 60)
     if hours < 24:
         return f"{hours}h{minutes:02d}m"
@@ -65,9 +70,12 @@ def batches(counts: dict[Any, int] | None, width: int) -> str:
     """Write each worker's batches in worker order, 12/12/9, or the least and the most of them if that is too long."""
     if not counts:
         return ABSENT
-    ordered = [counts[worker] for worker in sorted(counts, key=lambda worker: (len(str(worker)), str(worker)))]
+    workers = sorted(counts, key=lambda worker: (len(str(worker)), str(worker)))
+    ordered = [counts[worker] for worker in workers]
     text = "/".join(map(str, ordered))
-    return text if len(text) <= width else f"{min(ordered)}..{max(ordered)}"
+    if len(text) > width:
+        return f"{min(ordered)}..{max(ordered)}"
+    return text
 
 
 def _fixed(name: str, digits: int, scale: float = 1.0) -> Callable[[Record], str]:
@@ -108,24 +116,40 @@ OF_TOKENS = {"tokens", "tok/s"}
 """Titles of columns that are shown only if there are tokens."""
 
 
-def telling(records: Iterable[Record]) -> tuple[Column, ...]:
+def columns_for(records: Iterable[Record]) -> tuple[Column, ...]:
     """Return the columns that apply to these rounds; those of tokens and of other objectives may not."""
     records = list(records)
-    objective = next((one for one in OBJECTIVES if any(one.trained in record for record in records)), LOSS)
-    hidden = {title for one in OBJECTIVES if one is not objective for title in (one.trained, one.validated)}
+    objective = _trained_objective(records)
+    hidden: set[str] = set()
+    for alternative in OBJECTIVES:
+        if alternative is not objective:
+            hidden |= {alternative.trained, alternative.validated}
     if not any(record.get("tokens") for record in records):
         hidden |= OF_TOKENS
     if not any(record.get("mfu") for record in records):
         hidden.add("MFU %")
-    columns = [column for column in COLUMNS if column.title not in hidden]
-    names = dict.fromkeys(name for record in records for name in task_figures(record))
-    behind = 1 + next(place for place, column in enumerate(columns) if column.title == objective.validated)
-    columns[behind:behind] = map(_of_task, names)
+    figures: dict[str, float] = {}
+    for record in records:
+        figures |= task_figures(record)
+    columns = []
+    for column in COLUMNS:
+        if column.title not in hidden:
+            columns.append(column)
+        if column.title == objective.validated:
+            columns += map(_task_column, figures)
     return tuple(columns)
 
 
+def _trained_objective(records: Sequence[Record]) -> Objective:
+    """First objective that a round has a figure of."""
+    for objective in OBJECTIVES:
+        if any(objective.trained in record for record in records):
+            return objective
+    return LOSS
+
+
 @cache
-def _of_task(name: str) -> Column:
+def _task_column(name: str) -> Column:
     """Column of a figure that tells how well the task is done."""
     return Column(name, max(8, len(name)), 2, _fixed(name, 4))
 
@@ -133,15 +157,21 @@ def _of_task(name: str) -> Column:
 def validated(evaluation: Record) -> dict[str, float]:
     """Return the objective of an evaluation and the figures of its task, by the titles of their columns."""
     objective = objective_of([evaluation])
+    figures: dict[str, float] = {}
     value = evaluation.get(objective.name)
-    return ({} if value is None else {objective.validated: value}) | task_figures(evaluation)
+    if value is not None:
+        figures[objective.validated] = value
+    return figures | task_figures(evaluation)
 
 
 def fitting(width: int, gap: int = 2, among: Iterable[Column] = COLUMNS) -> list[Column]:
     """Return the columns that fit into a terminal, without those of the highest ranks."""
     columns = list(among)
-    while len(columns) > 1 and sum(column.width + gap for column in columns) - gap > width:
-        columns.remove(max(columns, key=lambda column: column.rank))
+    needed = sum(column.width + gap for column in columns) - gap
+    while len(columns) > 1 and needed > width:
+        least_important = max(columns, key=lambda column: column.rank)
+        columns.remove(least_important)
+        needed -= least_important.width + gap
     return columns
 
 
@@ -155,39 +185,54 @@ def line(record: Record, columns: Iterable[Column] = COLUMNS) -> str:
     return "  ".join(column.cell(record).rjust(column.width) for column in columns)
 
 
-def happening(event: Record) -> str:
+def event_text(event: Record) -> str:
     """Write an event as text: its kind, then its other fields except times."""
-    fields = [f"{name}={value}" for name, value in event.items() if name not in {"kind", "monotonic_s", "wall_time"}]
-    return " ".join([str(event.get("kind", "event")), *fields])
+    words = [str(event.get("kind", "event"))]
+    for name, value in event.items():
+        if name not in {"kind", "monotonic_s", "wall_time"}:
+            words.append(f"{name}={value}")
+    return " ".join(words)
 
 
-def closing(figures: Record) -> str:
+def summary_line(figures: Record) -> str:
     """Write a run's summary as one line."""
-    parts = [
-        f"{counted(figures.get('rounds', 0), 'round')} in {duration(figures.get('seconds'))}",
-        *_work(figures),
-        *_quality(figures),
-        f"{(figures.get('bytes_up') or 0) / 1e6:.1f} MB up",
-        _saving(figures.get("traffic_ratio")),
-        f"{counted(figures['workers_lost'], 'worker')} lost" if figures.get("workers_lost") else "",
-        _peak(figures.get("peak_memory_bytes")),
-        f"{counted(figures['rejected'], 'delta')} rejected" if figures.get("rejected") else "",
-        f"{counted(figures['slices_quarantined'], 'damaged slice')} left out"
-        if figures.get("slices_quarantined")
-        else "",
-        _lost(figures.get("sinks") or {}),
-    ]
-    return "done: " + ", ".join(filter(None, parts))
+    return "done: " + ", ".join(_summary_parts(figures))
 
 
-def _work(figures: Record) -> list[str]:
+def _summary_parts(figures: Record) -> Iterator[str]:
+    yield f"{counted(figures.get('rounds', 0), 'round')} in {duration(figures.get('seconds'))}"
+    yield from _work(figures)
+    yield from _quality(figures)
+    megabytes = (figures.get("bytes_up") or 0) / 1e6
+    yield f"{megabytes:.1f} MB up"
+    if figures.get("traffic_ratio") is not None:
+        yield f"1/{figures['traffic_ratio']:.0f} of a gradient exchange at every step"
+    if figures.get("workers_lost"):
+        yield f"{counted(figures['workers_lost'], 'worker')} lost"
+    if figures.get("peak_memory_bytes") is not None:
+        yield f"a worker's GPU memory up to {figures['peak_memory_bytes'] / 2**30:.1f} GiB"
+    if figures.get("rejected"):
+        yield f"{counted(figures['rejected'], 'delta')} rejected"
+    if figures.get("slices_quarantined"):
+        yield f"{counted(figures['slices_quarantined'], 'damaged slice')} left out"
+    losses = list(_losses(figures.get("sinks") or {}))
+    if losses:
+        yield f"records lost by sinks: {', '.join(losses)}"
+
+
+def _work(figures: Record) -> Iterator[str]:
     """Samples and tokens; the speed is that of tokens, or of samples if there are no tokens."""
     samples = f"{si(figures.get('samples'))} samples"
     if figures.get("tokens"):
-        share = "" if figures.get("mfu") is None else f", MFU {figures['mfu']:.3f}"
-        return [samples, f"{si(figures['tokens'])} tokens ({si(figures.get('tokens_per_s'))}/s{share})"]
-    speed = figures.get("samples_per_s")
-    return [samples if speed is None else f"{samples} ({si(speed)}/s)"]
+        yield samples
+        speed = f"{si(figures.get('tokens_per_s'))}/s"
+        if figures.get("mfu") is not None:
+            speed += f", MFU {figures['mfu']:.3f}"
+        yield f"{si(figures['tokens'])} tokens ({speed})"
+    elif figures.get("samples_per_s") is not None:
+        yield f"{samples} ({si(figures['samples_per_s'])}/s)"
+    else:
+        yield samples
 
 
 def _quality(figures: Record) -> Iterator[str]:
@@ -195,21 +240,18 @@ def _quality(figures: Record) -> Iterator[str]:
     objective = objective_of([figures])
     if objective is LOSS and figures.get("loss") is not None:
         yield f"loss {figures['loss']:.4f}"
-    if (value := figures.get(objective.name)) is not None:
+    value = figures.get(objective.name)
+    if value is not None:
+        text = f"{objective.validated} {value:.4f}"
         names = [name for name in shown_beside(objective, figures) if figures[name] is not None]
-        more = ", ".join(f"{name} {figures[name]:.4g}" for name in names)
-        yield f"{objective.validated} {value:.4f}" + (f" ({more})" if more else "")
+        if names:
+            further = ", ".join(f"{name} {figures[name]:.4g}" for name in names)
+            text += f" ({further})"
+        yield text
 
 
-def _peak(size: int | None) -> str:
-    return "" if size is None else f"a worker's GPU memory up to {size / 2**30:.1f} GiB"
-
-
-def _saving(ratio: float | None) -> str:
-    return "" if ratio is None else f"1/{ratio:.0f} of a gradient exchange at every step"
-
-
-def _lost(sinks: Record) -> str:
-    counts = {name: losses["failed"] + losses["dropped"] for name, losses in sinks.items()}
-    lost = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
-    return f"records lost by sinks: {lost}" if lost else ""
+def _losses(sinks: Record) -> Iterator[str]:
+    for name, losses in sinks.items():
+        count = losses["failed"] + losses["dropped"]
+        if count:
+            yield f"{name} {count}"

@@ -15,18 +15,20 @@ class TensorBoard:
     """A sink into a folder of TensorBoard's files.
 
     Tags and steps are those of `Curves`. Values have the 32 bits of TensorBoard's format. A later attempt writes the
-    files anew from ``metrics.jsonl``, which has only the rounds that count; so each step of a tag has one value.
+    files anew from ``metrics.jsonl``, which lacks rounds that are trained again; so each step of a tag has one value.
 
-    The folder is ``tensorboard`` in the run directory, or in that of all runs the one with the run's name.
+    The folder is ``tensorboard`` in the run directory, or the folder of the run's name in that of all runs.
     """
 
     packages: ClassVar = ("tensorboard",)
 
-    def __init__(self, place: SinkPlace) -> None:
-        self._metrics = place.directory / METRICS
-        self._folder = place.directory / FOLDER if place.trackers is None else place.trackers / FOLDER / place.run
+    def __init__(self, sink_place: SinkPlace) -> None:
+        self._metrics = sink_place.directory / METRICS
+        self._folder = sink_place.directory / FOLDER
+        if sink_place.trackers is not None:
+            self._folder = sink_place.trackers / FOLDER / sink_place.run
         self._curves = Curves()
-        self._known_bytes = self._metrics.stat().st_size if self._metrics.exists() else 0
+        self._earlier_bytes = self._metrics.stat().st_size if self._metrics.exists() else 0
         """Size of the earlier attempts' records; later ones come by `record`."""
 
     def start(self, config: Record) -> None:
@@ -40,12 +42,13 @@ class TensorBoard:
         self._writer = SummaryWriter(str(self._folder), purge_step=0)
         rows = "".join(f"    {key}: {value}\n" for key, value in plain(config).items())
         self._writer.add_text("config", rows)
-        for record in read_jsonl(self._metrics, end=self._known_bytes):
+        for record in read_jsonl(self._metrics, end=self._earlier_bytes):
             self.record(record)
 
     def record(self, record: Record) -> None:
         """Add every number of a record under its own name."""
-        if points := self._curves.points(record):
+        points = self._curves.points(record)
+        if points is not None:
             self._add(points.values, points.step, _seconds(record.get("wall_time")))
 
     def event(self, event: Record) -> None:
@@ -56,7 +59,7 @@ class TensorBoard:
         self._add(numbers_of("summary", figures), 0)
 
     def close(self) -> None:
-        """Write what is left, and close the file."""
+        """Write queued values, and close the file."""
         self._writer.close()
 
     def _add(self, values: dict[str, int | float], step: int, wall_time_s: float | None = None) -> None:
@@ -66,4 +69,6 @@ class TensorBoard:
 
 def _seconds(wall_time: object) -> float | None:
     """Return a time of day in seconds since 1970; None if it isn't known."""
-    return datetime.fromisoformat(wall_time).timestamp() if isinstance(wall_time, str) else None
+    if not isinstance(wall_time, str):
+        return None
+    return datetime.fromisoformat(wall_time).timestamp()

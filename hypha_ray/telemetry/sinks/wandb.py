@@ -23,9 +23,9 @@ class WeightsAndBiases:
 
     packages: ClassVar = ("wandb",)
 
-    def __init__(self, place: SinkPlace) -> None:
-        self._name = place.run
-        self._directory = place.folder
+    def __init__(self, sink_place: SinkPlace) -> None:
+        self._name = sink_place.run
+        self._directory = sink_place.folder
         self._curves = Curves()
         self._groups: set[str] = set()
 
@@ -59,7 +59,8 @@ class WeightsAndBiases:
 
     def record(self, record: Record) -> None:
         """Log every number of a record under its own name."""
-        if (points := self._curves.points(record)) is None:
+        points = self._curves.points(record)
+        if points is None:
             return
         if points.group not in self._groups:
             self._groups.add(points.group)

@@ -79,7 +79,7 @@ def test_console_of_rewards_shows_them_instead_of_losses() -> None:
     assert header.split()[:4] == ["round", "time", "reward", "val_reward"] and "loss" not in header.split()
     assert first.split()[:4] == ["1/2", "12.5s", "0.5000", "0.7500"]
     assert second.split()[2:4] == ["0.6250", "-"]
-    closing = table.closing({"rounds": 2, "loss": 3.0, "reward": 0.75, "pass@1": 0.5})
+    closing = table.summary_line({"rounds": 2, "loss": 3.0, "reward": 0.75, "pass@1": 0.5})
     assert "val_reward 0.7500 (pass@1 0.5)" in closing and "loss" not in closing
 
 

@@ -33,12 +33,12 @@ def told(events: Iterable[dict[str, Any]], until: float, begun: bool = True) -> 
     """The lines of a run whose scheduler looks after every event, and ten times a second; with their times."""
     news, lines = News(), []
     if begun:
-        news.take(plan(0.0))
+        news.add_event(plan(0.0))
     waiting = sorted(events, key=lambda one: one["monotonic_s"])
     for tenth in range(int(until * 10) + 1):
         now = tenth / 10
         while waiting and waiting[0]["monotonic_s"] <= now:
-            news.take(waiting.pop(0))
+            news.add_event(waiting.pop(0))
             lines += [(now, line) for line in news.lines(now)]
         lines += [(now, line) for line in news.lines(now)]
     return lines
@@ -48,7 +48,7 @@ def test_a_round_with_fewer_workers_than_wanted_is_told_once_for_each_number() -
     news, lines = News(3), []
     happened = [join(0, 1.0), join(1, 1.0), plan(2.0), plan(3.0), loss(1, 4.0), plan(9.0), join(1, 10.0), join(2, 10.5)]
     for one in [*happened, plan(20.0), plan(21.0)]:
-        news.take(one)
+        news.add_event(one)
         lines += [line for line in news.lines(one["monotonic_s"], True) if "trains with" in line]
     rest = "further ones join when there are machines for them"
     assert lines == [f"trains with 2 of 3 workers; {rest}", f"trains with 1 of 3 workers; {rest}"]
@@ -57,7 +57,7 @@ def test_a_round_with_fewer_workers_than_wanted_is_told_once_for_each_number() -
 def test_fleet_of_wanted_size_is_told_by_joins_alone() -> None:
     news = News(1)
     for one in (join(0, 1.0), plan(2.0), plan(3.0)):
-        news.take(one)
+        news.add_event(one)
     assert news.lines(3.0, True) == ["worker 0 joined: cpu"]
 
 
@@ -139,7 +139,7 @@ def test_many_losses_together_name_the_workers_and_the_first_reason() -> None:
     news = News()
     assert news.lines(0.0) == []
     for worker, reason in ((7, "node a died"), (2, "node a died"), (3, "node b died"), (4, "node a died")):
-        news.take(loss(worker, 1.0, reason))
+        news.add_event(loss(worker, 1.0, reason))
     assert news.lines(1.0) == ["4 workers were lost (2-4, 7), the first: node a died"]
 
 
@@ -173,7 +173,7 @@ def test_flood_of_problems_is_a_few_lines_and_a_number() -> None:
 
 def test_everything_that_waits_is_told_at_the_end() -> None:
     news = News()
-    news.take(join(0, 1.0))
+    news.add_event(join(0, 1.0))
     assert news.lines(1.0) == []
     assert news.lines(1.5, everything=True) == ["worker 0 joined: cpu"]
     assert news.lines(1.5, everything=True) == []
@@ -188,10 +188,10 @@ def test_reason_from_outside_is_one_short_line_without_control_characters() -> N
 def test_many_names_and_ranges_are_cut_short() -> None:
     news = News()
     for number in range(0, 100, 2):
-        news.take(loss(number, 1.0))
+        news.add_event(loss(number, 1.0))
     assert news.lines(1.0) == ["50 workers were lost (0, 2, 4, 6, 8, 10, 12, 14, …): killed"]
     for number in range(20):
-        news.take(event("revive", 1.0, role=f"server-{number:02d}", reason="gone"))
+        news.add_event(event("revive", 1.0, role=f"server-{number:02d}", reason="gone"))
     (line,) = news.lines(1.0)
     assert line.startswith("20 actors were replaced (server-00, server-01, ") and line.endswith("server-07, …): gone")
 

@@ -160,7 +160,7 @@ def test_draw_what_cannot_be_read_or_written_is_a_data_error(tmp_path: Path, blo
 def test_series_evaluation_lies_where_its_round_ended() -> None:
     series = Series([a_round(0), a_round(1)], {})
     totals = series.column("samples_total")
-    assert [series.after(totals, number) for number in (-1, 0, 1)] == [0.0, 100.0, 200.0]
+    assert [series.total_after(totals, number) for number in (-1, 0, 1)] == [0.0, 100.0, 200.0]
 
 
 def test_series_worker_that_joined_late_has_no_batches_before() -> None:

@@ -121,7 +121,7 @@ def test_isolated_failing_sink_is_counted_and_logged_once(caplog: pytest.LogCapt
 def test_tally_shows_no_secret_of_a_url() -> None:
     tally = Tally("tracker")
     tally.fail("no answer from https://me:s3cr3t@host/graphql")
-    problem = tally.problem()
+    problem = tally.next_problem()
     assert problem is not None and "(no answer from https://me:***@host/graphql)" in problem
 
 
@@ -147,7 +147,7 @@ def test_isolated_sink_that_comes_late_gets_everything() -> None:
     finish(sink)
     assert inner.got == [("start", {"seed": 1}), *RECORDS, "close"]
     assert sink.tally.counts() == {"failed": 0, "dropped": 0}
-    assert [sink.tally.problem() for _ in range(3)] == [
+    assert [sink.tally.next_problem() for _ in range(3)] == [
         "telemetry sink mlflow can't be started yet (ConnectionError: not yet); it is tried again, and up to 4096 "
         "records wait",
         "telemetry sink mlflow is started now; no record is missing there",
@@ -166,7 +166,7 @@ def test_isolated_sink_that_comes_very_late_lacks_what_could_not_wait_and_says_s
     finish(sink)
     assert inner.got == [("start", {}), *RECORDS[:5], "close"]
     assert sink.tally.counts() == {"failed": 0, "dropped": len(RECORDS) - 5}
-    told = [sink.tally.problem() for _ in range(3)]
+    told = [sink.tally.next_problem() for _ in range(3)]
     assert told[-1] == f"telemetry sink mlflow is started now; {len(RECORDS) - 5} records are missing there"
 
 
