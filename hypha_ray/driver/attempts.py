@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Container, Generator, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from ray.util import list_named_actors
 from hypha_ray.config import Job
 from hypha_ray.config.load import with_absolute_folders
 from hypha_ray.data.storage.files import Place
-from hypha_ray.driver.datasets.data_source import DataSource
+from hypha_ray.driver.datasets.data_source import DataSource, samples_at
 from hypha_ray.driver.ray_cluster import ControlService
 from hypha_ray.driver.run_identity import committed
 from hypha_ray.errors import ClusterError, DataError, HyphaError, LostError, OutbidError, QuarantinedError, first_line
@@ -41,15 +41,18 @@ LONGEST_PATIENCE = 10
 SILENCE_S = 10
 """Seconds without an item and without a pulse after which a scheduler counts as dead."""
 
+SchedulerInputs: TypeAlias = tuple[tuple[Place, ...], FromDataset, Any]
+"""Places of the dataset, facts that workers need of it, and the actor that owns workers and parameter servers."""
+
 
 class SchedulerLost(Exception):
     """End of an attempt that another may follow: its scheduler died or fell silent, or an object was lost."""
 
 
 def records(job: Job, run: str, directory: RunDirectory, source: DataSource) -> Generator[dict[str, Any], None, None]:
-    """Run a job on this node's Ray, and yield what its schedulers stream until the run is over.
+    """Run a job on this node's Ray, and yield the records that its schedulers stream, until the run is over.
 
-    To close it ends the scheduler and its actors, which takes a connection to Ray.
+    Closing the generator ends the scheduler and its actors, which takes a connection to Ray.
 
     Args:
         job: the job file.
@@ -64,18 +67,19 @@ def records(job: Job, run: str, directory: RunDirectory, source: DataSource) -> 
     job = with_absolute_folders(job)
     control = ControlService(ray.get_runtime_context().gcs_address)
     end_leftovers(run)
-    owner = _here(ActorOwner, OWNER, run, max_restarts=-1).remote()
+    owner = _actor_on_this_node(ActorOwner, OWNER, run, max_restarts=-1).remote()
     try:
-        from_dataset = specials_of(job, source), probe_samples(source) if job.worker.probe_batch_size else None
-        yield from _attempts(job, run, directory, (source.places, from_dataset, owner), control)
+        specials = specials_of(job, source)
+        probes = probe_samples(source) if job.worker.probe_batch_size else None
+        yield from _attempts(job, run, directory, (source.places, (specials, probes), owner), control)
     finally:
         ray.kill(owner)
 
 
 def specials_of(job: Job, source: DataSource) -> SpecialTokens | None:
-    """Return what workers need of the tokenizer, which may be only on this machine, beside the dataset.
+    """Return the tokens that workers need of a tokenizer, which may be only on this machine, beside the dataset.
 
-    Masked language models need its special tokens, reinforcement learning all of it, other jobs nothing.
+    Masked language models need special tokens, reinforcement learning the whole tokenizer, and other jobs nothing.
     """
     if job.rl.algorithm is not None:
         from hypha_ray.driver.datasets.job_tokenizer import job_preprocessor
@@ -89,49 +93,49 @@ def specials_of(job: Job, source: DataSource) -> SpecialTokens | None:
 
 
 def _attempts(
-    job: Job,
-    run: str,
-    directory: RunDirectory,
-    given: tuple[tuple[Place, ...], FromDataset, Any],
-    control: ControlService,
+    job: Job, run: str, directory: RunDirectory, inputs: SchedulerInputs, control: ControlService
 ) -> Iterator[dict[str, Any]]:
     """Run schedulers one after the other, with one owner for their workers and parameter servers."""
-    idle = vain = 0
+    without_step = 0
+    without_commit = 0
     while True:
-        before = committed(directory)
-        idle = idle + 1
-        vain = vain + 1
+        rounds = committed(directory)
+        without_step += 1
+        without_commit += 1
         try:
-            for record in _attempt(job, run, directory, given, control):
-                idle = 0 if record["kind"] == "step" else idle
+            for record in _attempt(job, run, directory, inputs, control):
+                if record["kind"] == "step":
+                    without_step = 0
                 yield record
             return
         except (QuarantinedError, OutbidError) as pause:
-            idle = 0
-            vain = 0
+            without_step = 0
+            without_commit = 0
             text = pause.what
         except (SchedulerLost, LostError) as lost:
-            what = lost.what if isinstance(lost, LostError) else "the scheduler died"
-            text = f"{what}; going on from the last commit"
-            log.warning("%s: %s", what, lost)
+            cause = lost.what if isinstance(lost, LostError) else "the scheduler died"
+            text = f"{cause}; going on from the last commit"
+            log.warning("%s: %s", cause, lost)
             control.wait()
-            vain = 0 if committed(directory) > before else vain
-            if idle >= PATIENCE or vain >= LONGEST_PATIENCE:
-                count = f"{idle} times without a step" if idle >= PATIENCE else f"{vain} times without a commit"
-                fix = "look for lack of memory in the dashboard, then run it again: it goes on from there"
-                raise ClusterError("NET003", f"{what} {count}", got=str(lost), fix=fix) from None
+            if committed(directory) > rounds:
+                without_commit = 0
+            if without_step >= PATIENCE:
+                raise _given_up(f"{cause} {without_step} times without a step", lost) from None
+            if without_commit >= LONGEST_PATIENCE:
+                raise _given_up(f"{cause} {without_commit} times without a commit", lost) from None
         yield {"kind": "status", "text": text}
         end_leftovers(run, but={OWNER, *outliving(job)})
 
 
+def _given_up(problem: str, lost: Exception) -> ClusterError:
+    fix = "look for lack of memory in the dashboard, then run it again: it goes on from there"
+    return ClusterError("NET003", problem, got=str(lost), fix=fix)
+
+
 def _attempt(
-    job: Job,
-    run: str,
-    directory: RunDirectory,
-    given: tuple[tuple[Place, ...], FromDataset, Any],
-    control: ControlService,
+    job: Job, run: str, directory: RunDirectory, inputs: SchedulerInputs, control: ControlService
 ) -> Iterator[dict[str, Any]]:
-    """Start a scheduler on this node, and yield what it streams.
+    """Start a scheduler on this node, and yield the records that it streams.
 
     Raises:
         SchedulerLost: another attempt may succeed.
@@ -139,20 +143,20 @@ def _attempt(
 
     """
     yield {"kind": "status", "text": "starting the scheduler"}
-    places, from_dataset, owner = given
+    places, from_dataset, owner = inputs
     arguments = (job, run, str(directory.path), places, directory.begin_attempt(), owner, from_dataset)
-    scheduler = _here(Scheduler, "scheduler", run).remote(*arguments)
+    scheduler = _actor_on_this_node(Scheduler, "scheduler", run).remote(*arguments)
     try:
         yield from _stream(scheduler, job.resources.start_deadline_s, control)
     except RayTaskError as error:
-        raise _meant(error) from None
+        raise _driver_error(error) from None
     except RayError as error:
-        raise SchedulerLost(_named(error)) from None
+        raise SchedulerLost(_error_text(error)) from None
     finally:
         ray.kill(scheduler)
 
 
-def _here(cls: type, name: str, run: str, **options: Any) -> Any:
+def _actor_on_this_node(cls: type, name: str, run: str, **options: Any) -> Any:
     """Actor class with a name, placed on this node."""
     return ray.remote(cls).options(name=name, namespace=run, **on_this_node(), **options)
 
@@ -175,7 +179,7 @@ def _stream(scheduler: Any, start_s: float, control: ControlService) -> Iterator
             yield from ray.get(ref)
         else:
             pulse = pulse or scheduler.ping.remote()
-            waits = waits + 1
+            waits += 1
             if waits > limit:
                 raise SchedulerLost(f"silent for {waits} s")
             if not ray.wait([pulse], timeout=0)[0]:
@@ -183,24 +187,24 @@ def _stream(scheduler: Any, start_s: float, control: ControlService) -> Iterator
             try:
                 ray.get(pulse)
             except ActorUnavailableError:
-                pulse = None  # Lost on the way: neither a sign of death nor of life.
+                pulse = None  # The call was lost: that is a sign neither of death nor of life.
                 continue
         pulse = None
         waits = 0
         limit = SILENCE_S
 
 
-def _meant(error: RayTaskError) -> Exception:
+def _driver_error(error: RayTaskError) -> Exception:
     """Error that the driver raises for one of the scheduler's; an error of Ray isn't the job's fault."""
     cause = error.cause
     while isinstance(cause, RayTaskError) and not isinstance(cause, HyphaError):
         cause = cause.cause
     if isinstance(cause, HyphaError):
         return cause
-    return SchedulerLost(_named(cause)) if isinstance(cause, RayError) else error
+    return SchedulerLost(_error_text(cause)) if isinstance(cause, RayError) else error
 
 
-def _named(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Class name and first line of an error."""
     return f"{type(error).__name__}: {first_line(error)}"
 
@@ -210,7 +214,7 @@ FEW = 4
 
 
 def probe_samples(source: DataSource) -> Samples:
-    """Return a few training samples with the most to train on: labels that are scored, or tokens.
+    """Return a few training samples with the most scored labels or tokens, on which workers try sizes of batches.
 
     Raises:
         DataError: no slice can be read.
@@ -224,15 +228,16 @@ def probe_samples(source: DataSource) -> Samples:
             failed = error
             continue
         rows = np.argsort(-_scored(arrays, info.samples), kind="stable")[:FEW]
-        keys = np.stack([np.zeros_like(rows), np.full_like(rows, info.index), rows], axis=1)
-        return Samples({name: array[rows] for name, array in arrays.items()}, keys)
+        return samples_at(rows, arrays, info.index)
     assert failed is not None  # A dataset has a training slice.
     raise failed
 
 
 def _scored(arrays: Arrays, samples: int) -> npt.NDArray[np.int64]:
     """Number of scored labels, or of tokens, of each sample; zeros if it has neither."""
-    marks = arrays["labels"] != IGNORE_INDEX if "labels" in arrays else arrays.get("attention_mask", np.zeros(samples))
+    marks = arrays.get("attention_mask", np.zeros(samples))
+    if "labels" in arrays:
+        marks = arrays["labels"] != IGNORE_INDEX
     return np.asarray(marks.reshape(samples, -1).sum(axis=1), np.int64)
 
 
@@ -242,23 +247,24 @@ _POLL_S = 0.05
 
 
 def end_leftovers(run: str, deadline_s: float = DEADLINE_S, but: Container[str] = ()) -> None:
-    """End all actors and leases of a run, and wait for that, at most `deadline_s` seconds.
+    """End all actors and leases of a run that an earlier driver or scheduler has left, and wait for their end.
 
-    Those named in `but` stay. Actors of a live driver stay, too, because it has a run of the same name in another
-    directory.
+    Actors and leases named in `but` stay. Actors of a live driver stay, too, because it has a run of the same name in
+    another directory. The wait takes at most `deadline_s` seconds.
 
     Raises:
         ClusterError: there is such a driver, or an actor doesn't end.
 
     """
     deadline = time.monotonic() + deadline_s
-    if not _poll(lambda: not _foreign(run), deadline):
+    if not _poll(lambda: not _other_drivers(run), deadline):
+        problem = f"another driver in this cluster has a run {run!r}"
         fix = "choose another run.name, or wait until it has ended"
-        raise ClusterError("NET006", f"another driver in this cluster has a run {run!r}", got=_foreign(run), fix=fix)
+        raise ClusterError("NET006", problem, got=_other_drivers(run), fix=fix)
     reclaim(run, but)  # Leases first: the end of its lease ends a stopped process at once.
-    if not _poll(lambda: _ended(run, but), deadline):
-        left = ", ".join(name for name in _names(run) if name not in but) or "leases"
-        raise ClusterError("NET007", f"what is left of run {run!r} doesn't end", got=left, fix="submit the job again")
+    if not _poll(lambda: _kill_leftovers(run, but), deadline):
+        names = ", ".join(_leftover_names(run, but)) or "leases"
+        raise ClusterError("NET007", f"what is left of run {run!r} doesn't end", got=names, fix="submit the job again")
 
 
 def _poll(done: Callable[[], bool], deadline: float) -> bool:
@@ -269,32 +275,44 @@ def _poll(done: Callable[[], bool], deadline: float) -> bool:
     return True
 
 
-def _ended(run: str, but: Container[str]) -> bool:
-    """Whether nothing is left; ends what is, again if need be."""
-    names = [name for name in _names(run) if name not in but]
+def _kill_leftovers(run: str, but: Container[str]) -> bool:
+    """Kill remaining actors and leases, and return whether none was left."""
+    names = _leftover_names(run, but)
     for name in names:
-        actor = _actor(run, name)
+        actor = _find_actor(run, name)
         if actor is not None:
             ray.kill(actor)
     return not names and reclaim(run, but) == 0
 
 
-def _foreign(run: str) -> str:
-    """Address of another live driver that owns actors of the run; empty without one."""
-    here = ray.get_runtime_context().get_job_id()
-    drivers = {job["JobID"]: job for job in state.job_table() if not job["IsDead"] and job["JobID"] != here}
-    actors = filter(None, (_actor(run, name) for name in _names(run)))
-    owners = {actor._actor_id.job_id.hex() for actor in actors}
-    return ", ".join(
-        f"pid {drivers[job]['DriverPid']} on {drivers[job]['DriverIPAddress']}" for job in owners & set(drivers)
-    )
+def _other_drivers(run: str) -> str:
+    """Addresses of other live drivers that own actors of the run; empty without any."""
+    own_id = ray.get_runtime_context().get_job_id()
+    drivers = {}
+    for driver in state.job_table():
+        if not driver["IsDead"] and driver["JobID"] != own_id:
+            drivers[driver["JobID"]] = driver
+    owners: set[str] = set()
+    for name in _actor_names(run):
+        actor = _find_actor(run, name)
+        if actor is not None:
+            owners.add(actor._actor_id.job_id.hex())
+    addresses = []
+    for owner in owners & set(drivers):
+        driver = drivers[owner]
+        addresses.append(f"pid {driver['DriverPid']} on {driver['DriverIPAddress']}")
+    return ", ".join(addresses)
 
 
-def _names(run: str) -> list[str]:
+def _leftover_names(run: str, but: Container[str]) -> list[str]:
+    return [name for name in _actor_names(run) if name not in but]
+
+
+def _actor_names(run: str) -> list[str]:
     return [row["name"] for row in list_named_actors(all_namespaces=True) if row["namespace"] == run]
 
 
-def _actor(run: str, name: str) -> ray.actor.ActorHandle | None:
+def _find_actor(run: str, name: str) -> ray.actor.ActorHandle | None:
     try:
         return ray.get_actor(name, namespace=run)
     except (ValueError, AssertionError):  # Ray asserts that it finds the class, which goes with a dead driver.

@@ -20,7 +20,7 @@ def program() -> list[str]:
     """Return the words before the arguments with which this process was started."""
     script = sys.argv[0]
     words = sys.orig_argv
-    if Path(words[1] if len(words) > 1 else "").name == "hypha-ray":
+    if len(words) > 1 and Path(words[1]).name == "hypha-ray":
         return ["hypha-ray", Path(script).stem]
     if words[1:3] == ["-m", "hypha_ray"]:
         return [words[0], "-m", "hypha_ray", Path(script).stem]
@@ -60,7 +60,7 @@ class InterruptionReport:
 
     @contextmanager
     def reported(self) -> Iterator[None]:
-        """Report an interruption of what is done inside, unless that has happened."""
+        """Report an interruption of the code inside, unless it was reported already."""
         try:
             yield
         except KeyboardInterrupt:
@@ -77,20 +77,23 @@ class InterruptionReport:
 
         An exception could be lost there: libraries go on without what they fail to load.
         """
-        early: list[int] = []
+        early_signals: list[int] = []
         """Signals that came before the report could be made."""
-        earlier = {number: signal.signal(number, lambda number, _: early.append(number)) for number in ENDING}
+        old_handlers = {
+            number: signal.signal(number, lambda number, _: early_signals.append(number)) for number in ENDING
+        }
         try:
+            # The report needs these modules, so they are loaded before anything can be half loaded.
             import hypha_ray.store.commits
-            import hypha_ray.store.restore_point  # noqa: F401 - what the report needs, before anything is half loaded
+            import hypha_ray.store.restore_point  # noqa: F401
 
             for number in ENDING:
                 signal.signal(number, self._end)
-            if early:
-                self._end(early[0], None)
+            if early_signals:
+                self._end(early_signals[0], None)
             yield
         finally:
-            for number, handler in earlier.items():
+            for number, handler in old_handlers.items():
                 signal.signal(number, handler)
 
     def _end(self, number: int, _: object) -> None:
@@ -110,16 +113,18 @@ class InterruptionReport:
         from hypha_ray.store.commits import CommitLog
         from hypha_ray.store.restore_point import usable_rounds
 
-        done = max(CommitLog(self._directory.path).rounds(), default=-1) + 1
+        committed = max(CommitLog(self._directory.path).rounds(), default=-1) + 1
         usable = usable_rounds(self._directory.path)
-        if not done:
+        if not committed:
             text = "stopped before the first commit: nothing is committed yet"
-        elif usable == done:
-            text = f"stopped after round {done} of {self._rounds}"
         else:
-            text = f"stopped after round {done} of {self._rounds}; the newest checkpoint is that of round {usable}"
+            text = f"stopped after round {committed} of {self._rounds}"
+            if usable != committed:
+                text += f"; the newest checkpoint is that of round {usable}"
         command = self._resume if self._directory.begun else self._command
-        return f"{text}; go on with: {redacted(shlex.join(command))}" if command else text
+        if command:
+            text += f"; go on with: {redacted(shlex.join(command))}"
+        return text
 
 
 def interruption_of_command(job: Job, directory: RunDirectory, has_name: bool) -> InterruptionReport:
@@ -128,6 +133,6 @@ def interruption_of_command(job: Job, directory: RunDirectory, has_name: bool) -
     From now on SIGTERM ends this process by an exception, as Ctrl-C does.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    again = [*program(), *sys.argv[1:]]
-    resume = again if has_name else [*program(), "--resume", str(directory.path)]
-    return InterruptionReport(job, directory, again, resume)
+    command = [*program(), *sys.argv[1:]]
+    resume = command if has_name else [*program(), "--resume", str(directory.path)]
+    return InterruptionReport(job, directory, command, resume)

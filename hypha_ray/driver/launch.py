@@ -93,43 +93,45 @@ def run_in(
 ) -> None:
     """Run a job as `run_job`, in the run directory that `placed` gives beside the job.
 
-    `phases` takes what is done before and after training; `interruption` tells of one while Ray is connected. `service`
-    is a Ray of our own that is starting.
+    `phases` shows the phases before and after training; `interruption` reports an interruption while Ray is connected.
+    `service` is a Ray of our own that is starting.
     """
     job, directory = run
     phases.begin("checking the model and the data")
-    with ExitStack() as held:
-        source = _opened(job, directory, held)
-        new = not directory.begun
+    with ExitStack() as stack:
+        source = _open_source(job, directory, stack)
+        is_new = not directory.begun
         job = with_sample_tokens(with_classes(job, source.manifest), source.manifest)
-        if loaded.resume and new:
+        if loaded.resume and is_new:
             raise no_run(str(job.run.name), directory.path.parent)
-        if not new:
-            held.enter_context(directory.lock())
+        if not is_new:
+            stack.enter_context(directory.lock())
             settle(job, directory, source.manifest, loaded.resume)
         check_job(job)
-        told = job
-        due = new or not is_done(job, directory)
-        plots = held.enter_context(closing(PlotService(command is not None))) if job.telemetry.plots else None
-        if due:
+        job_without_identity = job
+        trains = is_new or not is_done(job, directory)
+        plots = None
+        if job.telemetry.plots:
+            plots = stack.enter_context(closing(PlotService(command is not None)))
+        if trains:
             _fork_workers(job, service, interruption)
             print_notes(check_plugins(job))
             job = with_identity(job, directory, source, loaded.resume)
-        if new:
+        if is_new:
             print_notes(check_model(job, source))
             check_end(job, source.folder)
-        if due:
+        if trains:
             require_secrets(job)
             _check_upload(job)
             phases.begin(f"{connecting()} Ray")
             with connected(str(job.run.name), service=service), interruption.reported():
-                if new:
+                if is_new:
                     workers_to_hire(job, possible_nodes(), own_node(), speeds_of(job, source.manifest.shapes))
-                    held.enter_context(directory.lock())
-                    settle(told, directory, source.manifest, loaded.resume)
+                    stack.enter_context(directory.lock())
+                    settle(job_without_identity, directory, source.manifest, loaded.resume)
                 _record(job, directory, source, command)
-                held.callback(record_devices, directory)
-                _train(job, directory, source, phases, partial(_with_the_rest, service, plots, directory.path))
+                stack.callback(record_devices, directory)
+                _train(job, directory, source, phases, partial(_with_late_starts, service, plots, directory.path))
         finish(job, directory, source, phases.begin, plots)
     phases.end()
     print(f"run: {directory.path}")
@@ -148,29 +150,29 @@ def _train(
     directory: RunDirectory,
     source: DataSource,
     phases: Phases,
-    with_the_rest: Callable[[Iterator[dict[str, Any]]], Iterator[dict[str, Any]]],
+    with_late_starts: Callable[[Iterator[dict[str, Any]]], Iterator[dict[str, Any]]],
 ) -> None:
-    """Train, and show it on the console, `with_the_rest` of what a run needs begun beside it."""
+    """Train, and show it on the console; `with_late_starts` wraps the stream of records."""
     print(f"run: {directory.path}", flush=True)
     phases.end()
     has_console = "console" in job.telemetry.sinks
     console = Console(job.rounds.update_rounds, rounds=has_console, began_s=phases.began_s)
     with closing(records(job, str(job.run.name), directory, source)) as stream:
-        watch(with_the_rest(stream), console, advice(job, gpus_of(possible_nodes())))
+        watch(with_late_starts(stream), console, advice(job, gpus_of(possible_nodes())))
     phases.begin("disconnecting from Ray")
 
 
-def _with_the_rest(
+def _with_late_starts(
     service: RayService | None, plots: PlotService | None, run_directory: Path, stream: Iterator[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """The records of a run; after its first round, what its start didn't wait for is loaded and started.
+    """The records of a run; modules and processes that its start didn't wait for are started after the first round.
 
     After the last record the plots are begun.
     """
-    waits = True
+    is_first_round = True
     for record in stream:
-        if record["kind"] == "round" and waits:
-            waits = False
+        if record["kind"] == "round" and is_first_round:
+            is_first_round = False
             _load_end()
             if plots is not None:
                 plots.load()
@@ -182,20 +184,20 @@ def _with_the_rest(
 
 
 def _load_end() -> None:
-    """Load what a run needs after its last round, while workers train; the end says what is missing."""
+    """Load the modules that a run needs after its last round, while workers train; the end reports missing ones."""
     with uncollected():
         for name in AT_THE_END:
             with suppress(ImportError):
                 import_module(name)
 
 
-def _opened(job: Job, directory: RunDirectory, held: ExitStack) -> DataSource:
-    """The job's dataset; a run with all its rounds needs only what it kept of a dataset from elsewhere."""
+def _open_source(job: Job, directory: RunDirectory, stack: ExitStack) -> DataSource:
+    """The job's dataset; a run with all its rounds needs only its copy of a dataset from another machine."""
     if directory.begun and (directory.path / COPY).is_dir() and is_done(job, directory):
         return kept(job.dataset, directory)
     if is_served(job.dataset):
-        held.enter_context(connected(str(job.run.name)))
-    return held.enter_context(opened(job.dataset))
+        stack.enter_context(connected(str(job.run.name)))
+    return stack.enter_context(opened(job.dataset))
 
 
 def dry_run(loaded: Loaded, phases: Phases, service: RayService | None = None) -> None:
@@ -207,33 +209,33 @@ def dry_run(loaded: Loaded, phases: Phases, service: RayService | None = None) -
         from hypha_ray.driver.preflight.step_notes import step_notes
 
     job = loaded.job
-    where = ", ".join(loaded.files) or "the command line"
     phases.begin("checking the model and the data")
     check_job(job)
     print_notes(check_plugins(job))
     has_model = bool(job.model.repository or job.model.config or job.model.factory)
     has_data = job.dataset.given
     case = None
-    with ExitStack() as held:
+    source = None
+    with ExitStack() as stack:
         if has_data and is_served(job.dataset):
-            held.enter_context(connected("dry-run"))
-        source = held.enter_context(opened(job.dataset)) if has_data else None
+            stack.enter_context(connected("dry-run"))
+        if has_data:
+            source = stack.enter_context(opened(job.dataset))
         if source is None and has_model:
             check_fragments(job)
         elif source is not None and has_model:
             require_complete(job)
             job = with_sample_tokens(with_classes(job, source.manifest), source.manifest)
-            _hold_against_the_run(job, loaded.resume, source)
+            _compare_with_run(job, loaded.resume, source)
             case = case_of(job, source)
             print_notes(check_case(case))
             check_end(job, source.folder)
         _check_upload(job)
         if job.rl.algorithm is not None:
             print(step_text(job.rl))
-        parts = [part for part, there in (("model", has_model), ("dataset", has_data)) if not there]
-        print_notes(f"{where}: the job has no {part}, so what depends on one isn't checked" for part in parts)
+        print_notes(_missing_parts(loaded, has_model, has_data))
         phases.begin(f"{connecting()} Ray")
-        held.enter_context(connected("dry-run", service=service))
+        stack.enter_context(connected("dry-run", service=service))
         print_notes(advice(job, gpus_of(possible_nodes())))
         if case is not None:
             print_notes(step_notes(case, possible_nodes()))
@@ -243,7 +245,15 @@ def dry_run(loaded: Loaded, phases: Phases, service: RayService | None = None) -
         phases.end()
 
 
-def _hold_against_the_run(job: Job, resume: bool, source: DataSource) -> None:
+def _missing_parts(loaded: Loaded, has_model: bool, has_data: bool) -> Iterator[str]:
+    """Notes about parts that a partial job file lacks."""
+    origin = ", ".join(loaded.files) or "the command line"
+    for part, is_there in (("model", has_model), ("dataset", has_data)):
+        if not is_there:
+            yield f"{origin}: the job has no {part}, so what depends on one isn't checked"
+
+
+def _compare_with_run(job: Job, resume: bool, source: DataSource) -> None:
     """Refuse the name of another job's run."""
     if job.run.name is None:
         return
@@ -287,7 +297,7 @@ def watch(stream: Iterator[dict[str, Any]], console: Console, notes: Iterable[st
 
 
 def _silently(phase: str) -> None:
-    """Say nothing of a phase."""
+    """Show nothing of a phase."""
 
 
 def finish(
@@ -297,9 +307,9 @@ def finish(
     begin: Callable[[str], None] = _silently,
     plots: PlotService | None = None,
 ) -> None:
-    """Save the trained model by transformers, and draw, upload and mirror what is to be.
+    """Save the trained model by transformers; draw plots, upload the model and mirror the run if the job says so.
 
-    `begin` takes each phase as it begins; `plots` draws beside the rest; None: they are drawn here.
+    `begin` is called with each phase as it begins; `plots` draws in another process; None: plots are drawn here.
     """
     begin("saving the model")
     if plots is not None:
@@ -320,12 +330,13 @@ def finish(
         _upload(job, directory)
     if job.checkpoint.mirror:
         begin("copying the run to its mirror")
-        if problem := deliver(Mirror(job.checkpoint.mirror, directory.path)):
+        problem = deliver(Mirror(job.checkpoint.mirror, directory.path))
+        if problem:
             print_notes([problem])
 
 
 def _record(job: Job, directory: RunDirectory, source: DataSource, command: Sequence[str] | None) -> None:
-    """Write to the run directory with which inputs, by which command and on which nodes the run starts."""
+    """Write the inputs of the run, its command and its nodes to the run directory."""
     keep_identity(job, directory)
     source.keep(directory)
     record_start(directory, source, command, ray.nodes())
@@ -343,8 +354,9 @@ def _upload(job: Job, directory: RunDirectory) -> None:
     """Upload the model, the best one if that is kept, and say whether it is there."""
     from hypha_ray.driver.trained_models.hub_upload import upload
 
-    folders = [directory.path / name for name in ("model-best", "model")]
-    folder = next(folder for folder in folders[not job.checkpoint.best :] if folder.is_dir())
+    folder = directory.path / "model-best"
+    if not job.checkpoint.best or not folder.is_dir():
+        folder = directory.path / "model"
     message = f"{folder.name} of run {job.run.name}"
     print_notes([upload(folder, str(job.checkpoint.push), message)])
 
@@ -355,14 +367,16 @@ def _export_best(job: Job, directory: RunDirectory, source: DataSource) -> None:
     from hypha_ray.store.snapshots import rounds
 
     evaluations = Evaluations(directory.path)
-    if (best := evaluations.best) is None:
+    best = evaluations.best
+    if best is None:
         return
-    value = f"after round {best['round'] + 1}, with {evaluations.objective.name} {best[evaluations.objective.name]:.4g}"
+    objective = evaluations.objective.name
+    description = f"after round {best['round'] + 1}, with {objective} {best[objective]:.4g}"
     if best["round"] in rounds(directory.path):
         export_round(job, directory, source, best["round"], directory.path / "model-best")
-        print_notes([f"model-best is the model {value}"])
+        print_notes([f"model-best is the model {description}"])
     else:
-        print_notes([f"the best model was that {value}; its checkpoint isn't there, so there is no model-best"])
+        print_notes([f"the best model was that {description}; its checkpoint isn't there, so there is no model-best"])
 
 
 def export_round(

@@ -127,11 +127,13 @@ def _obstacle(request: Request, nodes: Sequence[NodeResources]) -> str:
 
 def lines(market: Mapping[str, Any]) -> Iterator[str]:
     """Lines about an overview: one for each machine, lease and run at the exchange, and for all that waits."""
-    machine_texts = {machine["node"]: _node_text(machine["address"], machine["node"]) for machine in market["nodes"]}
+    machine_texts = {}
     for machine in market["nodes"]:
+        text = _node_text(machine["address"], machine["node"])
+        machine_texts[machine["node"]] = text
         site = f", site {machine['site']}" if machine["site"] else ""
         free = _free_text(machine["free"], machine["total"])
-        yield f"{machine_texts[machine['node']]}{site}: {_terms_text(machine['terms'])}; free: {free}"
+        yield f"{text}{site}: {_terms_text(machine['terms'])}; free: {free}"
     for lease in market["leases"]:
         yield _lease_line(lease, machine_texts)
     runs = sorted(market["runs"] or [], key=lambda run: -run["bid"])
@@ -141,9 +143,11 @@ def lines(market: Mapping[str, Any]) -> Iterator[str]:
         yield f"{rank}. run {run['run']} bids {run['bid']:g} for {workers}: {state} {run['quota']}"
     for unmet in market["waiting"]:
         yield f"{unmet['run']} waits for {unmet['count']} × {unmet['role']} with {unmet['need']}: {unmet['reason']}"
+    machines = counted(len(market["nodes"]), "machine")
+    leases = counted(len(market["leases"]), "lease")
     prices = [lease["price"] for lease in market["leases"] if lease["price"] is not None]
     cost = f"; {sum(prices):g} per hour" if prices else ""
-    yield f"{counted(len(market['nodes']), 'machine')}, {counted(len(market['leases']), 'lease')}{cost}"
+    yield f"{machines}, {leases}{cost}"
 
 
 def _lease_line(lease: Mapping[str, Any], machine_texts: Mapping[str, str]) -> str:
@@ -164,7 +168,10 @@ def _find_node(nodes: Sequence[NodeResources], name: str | None) -> NodeResource
     """The node of that address or beginning of an id; None: of this process."""
     if name is None:
         name = own_node()
-    matches = [node for node in nodes if name and (node.address == name or node.id.startswith(name))]
+    matches = []
+    for node in nodes:
+        if name and (node.address == name or node.id.startswith(name)):
+            matches.append(node)
     if len(matches) != 1:
         listed = ", ".join(_node_text(node.address, node.id) for node in nodes[:20])
         raise ConfigError("CFG003", f"--node {name} names {len(matches)} machines", allowed=listed, fix="give an id")

@@ -4,8 +4,8 @@
                                    ◄──draw──── after the last one
                                    ──notes──►
 
-It is a fork of the driver from before that loads libraries and has threads, so it costs no start of Python and little
-memory. It ends with the driver, whatever the reason. Without one, or if it fails, the driver draws the plots itself.
+The process is forked before the driver loads libraries and starts threads, so it costs no start of Python and little
+memory. It ends with the driver, whatever the reason. Without it, or if it fails, the driver draws the plots itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LONGEST_S = 120.0
 MODULES = ("hypha_ray.telemetry.plots", "matplotlib.backends.backend_agg", "matplotlib.figure")
 """Modules that drawing needs."""
 _LOAD = ""
-"""Order to load them; all others are the folders of runs."""
+"""Order to load the modules; all other orders are the folders of runs."""
 
 
 class PlotService:
@@ -47,21 +47,21 @@ class PlotService:
         self._is_drawing = False
         if not forks or not is_forkable():
             return
-        own, other = socket.socketpair()
+        driver_end, fork_end = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
         if not self.pid:
             try:
-                _serve(other)
+                _serve(fork_end)
             finally:
                 os._exit(1)
-        other.close()
-        own.settimeout(LONGEST_S)
-        self._socket = own
+        fork_end.close()
+        driver_end.settimeout(LONGEST_S)
+        self._socket = driver_end
 
     def load(self) -> None:
-        """Let what drawing needs be loaded, as far as possible: drawing says what is missing."""
+        """Let the modules for drawing be loaded, as far as possible: drawing reports missing ones."""
         if self._socket is None:
             load_modules()
         else:
@@ -96,8 +96,9 @@ class PlotService:
 
     def _order(self, text: str) -> None:
         if self._socket is not None:
-            with suppress(OSError):  # It has ended, which `notes` will find.
-                self._socket.sendall(f"{json.dumps(text)}\n".encode())
+            order = json.dumps(text) + "\n"
+            with suppress(OSError):  # The process has ended, which `notes` will find.
+                self._socket.sendall(order.encode())
 
 
 def draw_plots(run_directory: Path) -> list[str]:
@@ -113,7 +114,7 @@ def draw_plots(run_directory: Path) -> list[str]:
 
 
 def load_modules() -> None:
-    """Load what drawing needs, as far as that is possible."""
+    """Load the modules for drawing, as far as that is possible."""
     with uncollected():
         for name in MODULES:
             with suppress(ImportError):
@@ -134,5 +135,6 @@ def _serve(orders: socket.socket) -> NoReturn:
             if order == _LOAD:
                 load_modules()
             else:
-                orders.sendall(f"{json.dumps(draw_plots(Path(order)))}\n".encode())
+                answer = json.dumps(draw_plots(Path(order))) + "\n"
+                orders.sendall(answer.encode())
     os._exit(0)

@@ -39,7 +39,7 @@ def connected(namespace: str, alone: str = "local", service: RayService | None =
     Nothing happens if this process is connected already.
 
     Args:
-        namespace: of this process.
+        namespace: namespace of this process.
         alone: Ray's address without RAY_ADDRESS; "auto": the cluster that this machine is a node of.
         service: a Ray of our own that is starting already; it begins to end with the connection.
 
@@ -74,18 +74,18 @@ def _log_messages_of_ray() -> None:
     """Let Ray's messages about its own processes go to the log of the run.
 
     Ray prints them on standard output even with `log_to_driver=False`: for a machine that has died some twenty lines of
-    its log, and a paragraph for each worker. What they mean for the run is said by its own lines.
+    its log, and a paragraph for each worker. The run reports their consequences by its own lines.
     """
 
-    def logged(data: dict[str, Any], *_: object, **__: object) -> None:
-        for text in data.get("lines", ()):
+    def log_lines(message: dict[str, Any], *_: object, **__: object) -> None:
+        for text in message.get("lines", ()):
             log.info("Ray: %s", text)
 
-    worker.print_to_stdstream = logged
+    worker.print_to_stdstream = log_lines
 
 
 def connecting(alone: str = "local") -> str:
-    """Return the verb for what `connected` is about to do."""
+    """Return the verb for the next call of `connected`."""
     address = os.environ.get("RAY_ADDRESS") or alone
     return "starting" if address == "local" else "connecting to"
 
@@ -105,7 +105,7 @@ class ControlService:
         self._silent_since: float | None = None
 
     def check(self) -> bool:
-        """Check the service if it is time to; return whether it answered the last check.
+        """Check the service, at most once in `KNOCK_S` seconds; return whether it answered the last check.
 
         Raises:
             ClusterError: it hasn't answered for `GONE_S` seconds.
@@ -118,10 +118,13 @@ class ControlService:
                 socket.create_connection(self._address, KNOCK_S).close()
                 self._silent_since = None
             except OSError:
-                self._silent_since = now if self._silent_since is None else self._silent_since
+                if self._silent_since is None:
+                    self._silent_since = now
         if self._silent_since is not None and now - self._silent_since >= GONE_S:
-            what = f"Ray's control service is gone from {self._address[0]}:{self._address[1]}"
-            raise ClusterError("NET009", what, fix="start a cluster, then give the same command again: the run goes on")
+            host, port = self._address
+            problem = f"Ray's control service is gone from {host}:{port}"
+            fix = "start a cluster, then give the same command again: the run goes on"
+            raise ClusterError("NET009", problem, fix=fix)
         return self._silent_since is None
 
     def wait(self) -> None:

@@ -26,16 +26,17 @@ def train(job: Source, *, resume: bool = False) -> Run:
 
     Args:
         job: the job, its tables as nested dicts, or the path of a job file.
-        resume: go on with the run even if the job has changed.
+        resume: whether to go on with the run even if the job has changed.
 
     Raises:
-        HyphaError: whatever is wrong with the job, or ended the run.
+        HyphaError: the job is wrong, or an error ended the run.
 
     """
     from hypha_ray.driver.launch import run_job
 
-    found = _job(job)
-    return Run(run_job(Loaded(found, resume=resume), kind=found.rl.algorithm or found.sync.strategy))
+    parsed = _job(job)
+    kind = parsed.rl.algorithm or parsed.sync.strategy
+    return Run(run_job(Loaded(parsed, resume=resume), kind=kind))
 
 
 class Run:
@@ -98,8 +99,8 @@ class Run:
 
         newest = newest_good(self.path)
         if newest is None:
-            what = f"run {self.path.name} has no checkpoint yet"
-            raise CheckpointError("CKPT006", what, fix="let it train until its first commit")
+            problem = f"run {self.path.name} has no checkpoint yet"
+            raise CheckpointError("CKPT006", problem, fix="let it train until its first commit")
         return newest
 
     def require_snapshot(self, round: int) -> None:
@@ -125,15 +126,17 @@ class Run:
             CheckpointError: the round has no snapshot that is as it was written.
 
         """
-        number = self.newest_snapshot if round is None else round
-        self.require_snapshot(number)
+        if round is None:
+            round = self.newest_snapshot
+        self.require_snapshot(round)
+        folder = folder or self.model
         from hypha_ray.driver.datasets.data_source import kept
 
         source = kept(self.job.dataset, self._directory)
         from hypha_ray.driver.launch import export_round
 
-        export_round(self.job, self._directory, source, number, folder or self.model, compatible)
-        return folder or self.model
+        export_round(self.job, self._directory, source, round, folder, compatible)
+        return folder
 
 
 def _job(source: Source) -> Job:

@@ -34,7 +34,8 @@ def placed(job: Job, kind: str) -> tuple[Job, RunDirectory]:
 def named(job: Job, kind: str) -> Job:
     """The job with the name and folder of its run filled in."""
     name = job.run.name or f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return job.model_copy(update={"run": job.run.model_copy(update={"name": name, "dir": str(runs(job.run.dir))})})
+    run = job.run.model_copy(update={"name": name, "dir": str(runs(job.run.dir))})
+    return job.model_copy(update={"run": run})
 
 
 _SOCKET = "ray/session_2000-01-01_00-00-00_000000_{pid}/sockets/plasma_store"
@@ -52,19 +53,20 @@ def check_places(job: Job) -> None:
     """
     local = not os.environ.get("RAY_ADDRESS")
     if "TMPDIR" in os.environ:
-        _require("TMPDIR", Path(os.environ["TMPDIR"]), exists=True)
-    for name, place in _to_be_written(job, local):
-        _require(name, place)
+        _require_writable("TMPDIR", Path(os.environ["TMPDIR"]), exists=True)
+    for setting, folder in _written_folders(job, local):
+        _require_writable(setting, folder)
     if local:
-        _require_short()
+        _require_short_sockets()
 
 
-def _to_be_written(job: Job, local: bool) -> Iterator[tuple[str, Path]]:
+def _written_folders(job: Job, local: bool) -> Iterator[tuple[str, Path]]:
     """Settings in force, and the folders that they name."""
     if local and os.environ.get("RAY_TMPDIR"):
         yield "RAY_TMPDIR", Path(os.environ["RAY_TMPDIR"])
     token_mode = os.environ.get("RAY_AUTH_MODE") == "token"
-    if local and token_mode and not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+    has_token = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
+    if local and token_mode and not has_token:
         token = _home() / ".ray" / "auth_token"
         if not token.exists():
             yield "HOME", token.parent
@@ -85,31 +87,36 @@ def _home() -> Path:
         raise _unusable("HOME", "it isn't set", str(error)) from None
 
 
-def _require(name: str, place: Path, exists: bool = False) -> None:
-    """Check that files can be made in a folder, which is made if it is missing."""
-    there = place.expanduser().absolute()
+def _require_writable(setting: str, folder: Path, exists: bool = False) -> None:
+    """Check that files can be made in a folder, which is made later if it is missing."""
+    existing = folder.expanduser().absolute()
     try:
-        while not exists and not there.exists() and there.parent != there:
-            there = there.parent
-        with tempfile.TemporaryFile(dir=there):
+        while not exists and not existing.exists() and existing.parent != existing:
+            existing = existing.parent
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        raise _unusable(name, str(place), error.strerror or str(error)) from None
+        raise _unusable(setting, str(folder), error.strerror or str(error)) from None
 
 
-def _require_short() -> None:
+def _require_short_sockets() -> None:
     """Check that Ray's sockets can be made: their paths have a limited length."""
-    name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if os.environ.get(name)), None)
-    if name is None:
+    for setting in ("RAY_TMPDIR", "TMPDIR"):
+        if os.environ.get(setting):
+            break
+    else:
         return
-    folder = Path(os.environ[name])
-    length = len(os.fsencode(folder / _SOCKET.format(pid=os.getpid())))
-    if length > LONGEST_SOCKET:
-        room = len(os.fsencode(folder)) - (length - LONGEST_SOCKET)
-        got = f"{len(os.fsencode(folder))} bytes in {folder}"
-        allowed = f"{room} bytes"
-        raise ConfigError("CFG008", f"{name} is too long for Ray's sockets", got, allowed, "name a shorter one")
+    folder = Path(os.environ[setting])
+    folder_length = len(os.fsencode(folder))
+    socket = folder / _SOCKET.format(pid=os.getpid())
+    socket_length = len(os.fsencode(socket))
+    excess = socket_length - LONGEST_SOCKET
+    if excess > 0:
+        got = f"{folder_length} bytes in {folder}"
+        allowed = f"{folder_length - excess} bytes"
+        raise ConfigError("CFG008", f"{setting} is too long for Ray's sockets", got, allowed, "name a shorter one")
 
 
-def _unusable(name: str, place: str, why: str) -> ConfigError:
-    return ConfigError("CFG008", f"{name} can't be used", f"{place} ({why})", "a writable folder", f"set {name} to one")
+def _unusable(setting: str, folder: str, reason: str) -> ConfigError:
+    problem = f"{setting} can't be used"
+    return ConfigError("CFG008", problem, f"{folder} ({reason})", "a writable folder", f"set {setting} to one")

@@ -44,7 +44,7 @@ def settle(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool) 
 
 
 def with_identity(job: Job, directory: RunDirectory, source: DataSource, resume: bool) -> Job:
-    """The job with the hashes of what its run began with, and with the commits of a hub's repositories as revisions.
+    """The job with the hashes of its run's first inputs, and with the commits of a hub's repositories as revisions.
 
     Args:
         job: with `run.name` and `run.dir` set.
@@ -54,31 +54,33 @@ def with_identity(job: Job, directory: RunDirectory, source: DataSource, resume:
             of a family.
 
     Raises:
-        CheckpointError: CKPT007, something has other content than the run began with.
+        CheckpointError: CKPT007, an input has another content than when the run began.
         HyphaError: a hub refuses or can't be reached.
 
     """
-    known = known_identity(directory)
-    job = pinned(job, known)
-    here = identity_of(with_absolute_folders(job))
-    made_by = source.manifest.preprocessor
-    if made_by is not None and made_by.folder is not None and (source.folder / made_by.folder).is_dir():
-        here["dataset's tokenizer"] = folder_hash(source.folder / made_by.folder)
-    changed = changes(here, known)
+    first_hashes = known_identity(directory)
+    job = pinned(job, first_hashes)
+    hashes = identity_of(with_absolute_folders(job))
+    preprocessor = source.manifest.preprocessor
+    if preprocessor is not None and preprocessor.folder is not None:
+        tokenizer_folder = source.folder / preprocessor.folder
+        if tokenizer_folder.is_dir():
+            hashes["dataset's tokenizer"] = folder_hash(tokenizer_folder)
+    changed = changes(hashes, first_hashes)
     refused = [key for key in changed if not (resume and is_replaceable(key))]
     if refused:
         raise other(refused)
     print_notes([f"{key} has changed; it is taken as it is here" for key in changed])
-    return job.beginning_with({**known, **here})
+    return job.beginning_with({**first_hashes, **hashes})
 
 
 def known_identity(directory: RunDirectory) -> dict[str, str]:
-    """Hashes of what a run began with; none before, and of a run of an earlier release."""
+    """Hashes of a run's first inputs; none before it has begun, and of a run of an earlier release."""
     return read_json(directory.path / IDENTITY) if directory.begun else {}
 
 
 def keep_identity(job: Job, directory: RunDirectory) -> None:
-    """Write down what the run began with.
+    """Write the hashes of the run's first inputs.
 
     Raises:
         ConfigError: the directory can't be written.
@@ -94,58 +96,65 @@ def compare(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool)
         HyphaError: as `settle`.
 
     """
-    known = RunDataset.parse(read_json(directory.path / DATASET)).sha256
-    changed = differences(job, load(["@", str(directory.config)]).job)
+    first_sha256 = RunDataset.parse(read_json(directory.path / DATASET)).sha256
+    same_data = None if first_sha256 is None else first_sha256 == manifest.identity
+    run_job = load(["@", str(directory.config)]).job
+    changed = differences(job, run_job)
     if not resume:
         refuse_changes(changed, job)
-    _require_same_training(changed, directory, None if known is None else known == manifest.identity, manifest.name)
+    _require_same_training(changed, directory, same_data, manifest.name)
     print_notes([f"{change}; it is taken as it is here" for change in changed])
     print_notes([f"run {directory.path.name} {standing(job, directory)}"])
 
 
 def is_done(job: Job, directory: RunDirectory) -> bool:
     """Whether all rounds are committed, and the last weights are undamaged, or the run has ended early."""
-    done = committed(directory)
+    rounds = committed(directory)
     if ended_early(job, directory) is not None:
         return True
-    return done >= job.rounds.update_rounds and newest_good(directory.path) == done - 1
+    return rounds >= job.rounds.update_rounds and newest_good(directory.path) == rounds - 1
 
 
 def ended_early(job: Job, directory: RunDirectory) -> str | None:
     """Reason for which the run ended before all rounds; None if it didn't, or if it has more patience now."""
     if read_json(directory.path / SUMMARY).get("ended_early") is None or newest_good(directory.path) is None:
         return None
-    return Patience(job.rounds, by_round(read_jsonl(directory.path / METRICS, ("eval",)), "eval")).exhausted
+    evaluations = by_round(read_jsonl(directory.path / METRICS, ("eval",)), "eval")
+    return Patience(job.rounds, evaluations).exhausted
 
 
 def last_round(job: Job, directory: RunDirectory) -> int:
     """Round whose weights are the run's result, once it has ended."""
-    newest = None if ended_early(job, directory) is None else newest_good(directory.path)
-    return committed(directory) - 1 if newest is None else newest
+    if ended_early(job, directory) is not None:
+        newest = newest_good(directory.path)
+        if newest is not None:
+            return newest
+    return committed(directory) - 1
 
 
 def committed(directory: RunDirectory) -> int:
-    """Number of rounds, in words."""
+    """Number of committed rounds."""
     return max(CommitLog(directory.path).rounds(), default=-1) + 1
 
 
 def standing(job: Job, directory: RunDirectory) -> str:
     """Progress of a run, in words; rounds are counted from one, as on the console."""
-    done = committed(directory)
-    wanted = job.rounds.update_rounds
-    if (reason := ended_early(job, directory)) is not None:
+    rounds = committed(directory)
+    total = job.rounds.update_rounds
+    reason = ended_early(job, directory)
+    if reason is not None:
         return f"ended early: {reason}"
-    if done >= wanted:
-        return f"has all of its {counted(wanted, 'round')}"
-    if not done:
+    if rounds >= total:
+        return f"has all of its {counted(total, 'round')}"
+    if not rounds:
         return "has no commit yet, and starts from the beginning"
     usable = usable_rounds(directory.path, verify=True)
-    if usable == done:
-        return f"goes on after round {done} of {wanted}"
-    again = rounds_text(range(usable, done))
+    if usable == rounds:
+        return f"goes on after round {rounds} of {total}"
     if usable:
-        return f"goes on after round {usable} of {wanted}: there is no usable checkpoint of {again}"
-    return f"has {counted(done, 'round')} of {wanted}, but no usable checkpoint"
+        lost = rounds_text(range(usable, rounds))
+        return f"goes on after round {usable} of {total}: there is no usable checkpoint of {lost}"
+    return f"has {counted(rounds, 'round')} of {total}, but no usable checkpoint"
 
 
 def _require_same_training(
@@ -157,5 +166,5 @@ def _require_same_training(
         if change.forks and not (change.of_data and same_data):
             raise CheckpointError("CKPT004", f"run {directory.path.name} is another training: {change}", fix=fix)
     if same_data is False:
-        what = f"run {directory.path.name} is another training: dataset {dataset!r} has other samples now"
-        raise CheckpointError("CKPT004", what, fix="choose another run.name, or restore the dataset")
+        problem = f"run {directory.path.name} is another training: dataset {dataset!r} has other samples now"
+        raise CheckpointError("CKPT004", problem, fix="choose another run.name, or restore the dataset")

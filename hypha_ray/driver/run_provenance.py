@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import hypha_ray
+from hypha_ray.data.storage.files import Place
 from hypha_ray.data.storage.url_folder import is_url
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.errors import ConfigError
@@ -61,41 +62,50 @@ def record_start(
 
     """
     record_devices(directory)
-    before = read_json(directory.path / PROVENANCE)
-    earlier = [*before.pop("earlier", []), before] if before else []
+    last_start = read_json(directory.path / PROVENANCE)
+    earlier = []
+    if last_start:
+        earlier = [*last_start.pop("earlier", []), last_start]
     _write(directory, {**_start(source, command, nodes), "earlier": earlier})
 
 
 def record_devices(directory: RunDirectory) -> None:
     """Add the devices and settings of all workers that have joined since the last start, by their events.
 
-    A folder that can't be written is passed over: a run doesn't end by that.
+    A folder that can't be written is ignored: a run doesn't end because of its account.
     """
     account = read_json(directory.path / PROVENANCE)
     if not account:
         return
-    since = str(account.get("wall_time", ""))
-    joins = [event for event in read_jsonl(directory.path / EVENTS, ["join"]) if event.get("wall_time", "") >= since]
-    joins.sort(key=lambda event: int(event["worker"]))
-    account["devices"] = {f"worker-{event['worker']}": event.get("device") for event in joins}
-    with_settings = {f"worker-{event['worker']}": event for event in joins if "settings" in event}
-    account["settings"] = {worker: event["settings"] for worker, event in with_settings.items()}
-    account["reasons"] = {worker: event.get("reasons", {}) for worker, event in with_settings.items()}
+    start_time = str(account.get("wall_time", ""))
+    joins = read_jsonl(directory.path / EVENTS, ["join"])
+    joins = [event for event in joins if event.get("wall_time", "") >= start_time]
+    devices = {}
+    settings = {}
+    reasons = {}
+    for event in sorted(joins, key=lambda event: int(event["worker"])):
+        worker = f"worker-{event['worker']}"
+        devices[worker] = event.get("device")
+        if "settings" in event:
+            settings[worker] = event["settings"]
+            reasons[worker] = event.get("reasons", {})
+    account |= {"devices": devices, "settings": settings, "reasons": reasons}
     with suppress(ConfigError):
         _write(directory, account)
 
 
 def _start(source: DataSource, command: Sequence[str] | None, nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    package = Path(hypha_ray.__file__).parents[1]
+    checkout = Path(hypha_ray.__file__).parents[1]
+    folder = Path.cwd()
     return {
         "wall_time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "command": None if command is None else list(command),
-        "folder": str(Path.cwd()),
+        "folder": str(folder),
         "user": _user(),
         "host": socket.gethostname(),
         "versions": versions(),
-        **_commit(package),
-        "working_folder": _commit(Path.cwd()) if Path.cwd() != package else None,
+        **_commit(checkout),
+        "working_folder": None if folder == checkout else _commit(folder),
         "hosts": [_host(node) for node in nodes if node.get("Alive")],
         "devices": {},
         "settings": {},
@@ -106,21 +116,23 @@ def _start(source: DataSource, command: Sequence[str] | None, nodes: Sequence[Ma
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, of hypha_ray and of the packages below it, and the platform."""
-    known = {"python": platform.python_version(), "hypha_ray": hypha_ray.__version__, "platform": platform.platform()}
+    versions = {
+        "python": platform.python_version(),
+        "hypha_ray": hypha_ray.__version__,
+        "platform": platform.platform(),
+    }
     for package in PACKAGES:
-        try:
-            known[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return known
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
 
 
 def _commit(folder: Path) -> dict[str, Any]:
     """Return the commit of a folder that is a git checkout, and whether files of it have changed; None otherwise."""
-    commit = changes = None
-    if (folder / ".git").exists():
-        commit = _git(folder, "rev-parse", "HEAD")
-        changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    if not (folder / ".git").exists():
+        return {"commit": None, "uncommitted_changes": None}
+    commit = _git(folder, "rev-parse", "HEAD")
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
     return {"commit": commit, "uncommitted_changes": None if changes is None else bool(changes)}
 
 
@@ -128,10 +140,10 @@ def _git(folder: Path, *arguments: str) -> str | None:
     """Return what git prints; None if it isn't there or fails."""
     command = ["git", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S, check=True)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 def _user() -> str | None:
@@ -143,28 +155,35 @@ def _user() -> str | None:
 
 def _host(node: Mapping[str, Any]) -> dict[str, Any]:
     resources: Mapping[str, float] = node.get("Resources", {})
-    kinds = [name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")]
+    prefix = "accelerator_type:"
+    gpu_types = [name.removeprefix(prefix) for name in resources if name.startswith(prefix)]
     return {
         "host": node.get("NodeManagerHostname"),
         "address": node.get("NodeManagerAddress"),
         "cpus": resources.get("CPU", 0.0),
         "gpus": resources.get("GPU", 0.0),
-        "gpu_type": kinds[0] if kinds else None,
+        "gpu_type": gpu_types[0] if gpu_types else None,
         "memory_bytes": resources.get("memory"),
     }
 
 
 def _dataset(source: DataSource) -> dict[str, Any]:
     manifest = source.manifest
-    described = manifest.model_dump(mode="json", exclude={"slices", "tensors", "classes", "origin"})
-    samples = {split: manifest.samples(split) for split in ("train", "validation")}
-    places = [place.where if place.served else _absolute(place.where) for place in source.places]
-    return {"sha256": manifest.identity, "samples": samples, "places": places, **described}
+    return {
+        "sha256": manifest.identity,
+        "samples": {split: manifest.samples(split) for split in ("train", "validation")},
+        "places": [_location(origin) for origin in source.places],
+        **manifest.model_dump(mode="json", exclude={"slices", "tensors", "classes", "origin"}),
+    }
 
 
-def _absolute(place: str) -> str:
-    """Return a folder by a name that holds everywhere on this machine, and a URL without its secrets."""
-    return redacted(place) if is_url(place) else str(Path(place).absolute())
+def _location(origin: Place) -> str:
+    """Return the absolute path of a folder, a URL without its secrets, or the name of a dataset on data nodes."""
+    if origin.served:
+        return origin.where
+    if is_url(origin.where):
+        return redacted(origin.where)
+    return str(Path(origin.where).absolute())
 
 
 def _write(directory: RunDirectory, account: Mapping[str, Any]) -> None:

@@ -33,13 +33,15 @@ def start(loaded: Loaded, kind: str) -> None:
         return
     job, directory = placed(loaded.job, kind)
     interruption = interruption_of_command(job, directory, has_name=loaded.job.run.name is not None)
-    with ExitStack() as held, interruption.reported():
+    with ExitStack() as stack, interruption.reported():
         phases.begin("checking the settings")
         from hypha_ray.driver.preflight.settings import check_early
 
         check_early(job, directory, loaded.resume)
         phases.begin("loading libraries")
-        service = held.enter_context(closing(RayService())) if _needs_own_ray(job, directory) else None
+        service = None
+        if _needs_own_ray(job, directory):
+            service = stack.enter_context(closing(RayService()))
         with interruption.ending_at_once():
             from hypha_ray.driver.launch import run_in
 
@@ -57,8 +59,10 @@ def _dry_run(loaded: Loaded, phases: Phases) -> None:
     check_places(job)
     directory = None if job.run.name is None else RunDirectory(runs(job.run.dir) / job.run.name)
     check_early(job, directory, loaded.resume)
-    with ExitStack() as held:
-        service = held.enter_context(closing(RayService(forks=False))) if _starts_ray() else None
+    with ExitStack() as stack:
+        service = None
+        if _starts_ray():
+            service = stack.enter_context(closing(RayService(forks=False)))
         phases.begin("loading libraries")
         from hypha_ray.driver.launch import dry_run
 
@@ -66,8 +70,11 @@ def _dry_run(loaded: Loaded, phases: Phases) -> None:
 
 
 def _needs_own_ray(job: Job, directory: RunDirectory) -> bool:
-    """Whether a job is to start Ray on this machine, as far as can be told without libraries."""
-    return _starts_ray() and len(list(directory.path.glob("commits/round_*.json"))) < job.rounds.update_rounds
+    """Whether a job is to start Ray on this machine, as far as is known without libraries."""
+    if not _starts_ray():
+        return False
+    commits = list(directory.path.glob("commits/round_*.json"))
+    return len(commits) < job.rounds.update_rounds
 
 
 def _starts_ray() -> bool:

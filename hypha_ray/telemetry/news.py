@@ -25,8 +25,8 @@ NAMES = 8
 class Sentence(NamedTuple):
     """Text for a kind of event: for one, and for several."""
 
-    one: str
-    many: str
+    singular: str
+    plural: str
 
 
 SENTENCES = {
@@ -50,14 +50,14 @@ class News:
     wants, that is a line, once for each number of workers.
 
     Args:
-        wanted: number of workers that the job wants; None: unknown.
+        job_workers: number of workers that the job wants; None: unknown.
 
     """
 
-    def __init__(self, wanted: int | None = None) -> None:
-        self._wanted = wanted
+    def __init__(self, job_workers: int | None = None) -> None:
+        self._job_workers = job_workers
         self._present: set[int] = set()
-        self._reported_count = wanted
+        self._reported_count = job_workers
         """Number of workers that was reported last, or that is wanted."""
         self._shortage: str | None = None
         """Line about too few workers, not returned yet; None without one."""
@@ -109,12 +109,12 @@ class News:
                 self._present.add(event["worker"])
             case "loss" | "leave" | "exclude":
                 self._present.discard(event["worker"])
-            case "plan" if self._wanted is not None and len(self._present) != self._reported_count:
+            case "plan" if self._job_workers is not None and len(self._present) != self._reported_count:
                 count = len(self._present)
                 self._reported_count = count
-                if count < self._wanted:
+                if count < self._job_workers:
                     further = "further ones join when there are machines for them"
-                    self._shortage = f"trains with {count} of {counted(self._wanted, 'worker')}; {further}"
+                    self._shortage = f"trains with {count} of {counted(self._job_workers, 'worker')}; {further}"
 
 
 class Problems:
@@ -165,12 +165,13 @@ def line_about(kind: str, events: Sequence[Record]) -> str:
         return "; ".join(map(_machine_loss, events))
     field = "role" if kind == "revive" else "worker"
     subjects = sorted({event[field] for event in events})
-    text = SENTENCES[kind].one.format(subjects[0])
+    sentence = SENTENCES[kind]
+    text = sentence.singular.format(subjects[0])
     if len(subjects) > 1:
         names = subjects if kind == "revive" else ranges(subjects)
         if len(names) > NAMES:
             names = [*names[:NAMES], "…"]
-        text = f"{SENTENCES[kind].many.format(len(subjects))} ({', '.join(names)})"
+        text = f"{sentence.plural.format(len(subjects))} ({', '.join(names)})"
     elif len(events) > 1:
         text += f" {len(events)} times"
     distinct_reasons = dict.fromkeys(map(_reason, events))

@@ -76,7 +76,9 @@ class Series:
         self.evaluations = [record for record in evaluations if record.get(self.objective.name) is not None]
         self.summary = summary
         self.numbers = [int(record["round"]) + 1 for record in self.rounds]
-        self.seconds = list(accumulate(record.get("time_s") or 0.0 for record in self.rounds))
+        round_seconds = [record.get("time_s") or 0.0 for record in self.rounds]
+        self.seconds = list(accumulate(round_seconds))
+        """Seconds of training up to the end of each round."""
 
     def column(self, name: str, scale: float = 1.0, otherwise: str = "") -> list[float]:
         """Return a field of every round, or another field where a round lacks it."""
@@ -155,10 +157,15 @@ def _draw(run_directory: Path, path: Path) -> list[Path]:
     if any(series.tasks.values()):
         plots = {"task": _task, **plots}
     plots = {series.objective.trained: _objective, **plots}
-    return [_save(folder / f"{name}.png", plot, series) for name, plot in plots.items()]
+    paths = []
+    for name, plot in plots.items():
+        path = folder / f"{name}.png"
+        _save(path, plot, series)
+        paths.append(path)
+    return paths
 
 
-def _save(path: Path, plot: Callable[[Series], Figure], series: Series) -> Path:
+def _save(path: Path, plot: Callable[[Series], Figure], series: Series) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     with _style():
@@ -166,7 +173,6 @@ def _save(path: Path, plot: Callable[[Series], Figure], series: Series) -> Path:
         _place_panels(canvas)
         canvas.figure.savefig(path)
     make_private(path)
-    return path
 
 
 def _place_panels(canvas: FigureCanvasAgg) -> None:
@@ -386,7 +392,13 @@ def _every_step(series: Series) -> list[float]:
 
 def _running(values: Sequence[float]) -> list[float]:
     """Running total of values, of which NaN counts as 0."""
-    return list(accumulate(0.0 if math.isnan(value) else value for value in values))
+    totals = []
+    total = 0.0
+    for value in values:
+        if not math.isnan(value):
+            total += value
+        totals.append(total)
+    return totals
 
 
 def _throughput(axes: Axes, series: Series, title: str, *lines: tuple[str, str, str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from functools import partial
 
 import numpy as np
 
@@ -27,21 +27,28 @@ def with_classes(job: Job, manifest: Manifest) -> Job:
     A job file that sets labels, a task without classes, and a model of a user's own factory leave it as it is.
     """
     config = dict(job.model.config or {})
-    classes = manifest.classes
     task = find_task(job.model.type)
     if LABELS & config.keys() or not task.classifies or job.model.factory is not None:
         return job
-    if classes is None:
-        numbers = any(one.name == "labels" and one.dtype == "float32" and not one.shape for one in manifest.tensors)
-        regression = {"num_labels": 1, "problem_type": "regression"}
-        return _with(job, config | regression) if numbers and task.labels == "samples" else job
-    config["id2label"] = {str(number): name for number, name in enumerate(classes.names)}
-    config["label2id"] = {name: number for number, name in enumerate(classes.names)}
-    if classes.several:
-        config["problem_type"] = "multi_label_classification"
-    elif job.model.repository and task.labels == "samples":  # The repository may have another.
-        config["problem_type"] = "single_label_classification"
-    return _with(job, config)
+    classes = manifest.classes
+    if classes is not None:
+        config["id2label"] = {str(number): name for number, name in enumerate(classes.names)}
+        config["label2id"] = {name: number for number, name in enumerate(classes.names)}
+        if classes.several:
+            config["problem_type"] = "multi_label_classification"
+        elif job.model.repository and task.labels == "samples":  # The repository may have another problem type.
+            config["problem_type"] = "single_label_classification"
+    elif task.labels == "samples" and _labels_are_numbers(manifest):
+        config["num_labels"] = 1
+        config["problem_type"] = "regression"
+    else:
+        return job
+    return job.model_copy(update={"model": job.model.model_copy(update={"config": config})})
+
+
+def _labels_are_numbers(manifest: Manifest) -> bool:
+    labels = [tensor for tensor in manifest.tensors if tensor.name == "labels"]
+    return any(tensor.dtype == "float32" and not tensor.shape for tensor in labels)
 
 
 def with_sample_tokens(job: Job, manifest: Manifest) -> Job:
@@ -53,10 +60,10 @@ def with_sample_tokens(job: Job, manifest: Manifest) -> Job:
 def relabelled(
     slices: Iterable[Arrays], manifest: Manifest, task: Task, id2label: Mapping[int, str]
 ) -> Iterator[Arrays]:
-    """Return slices of a dataset with the numbers that a saved model has for their classes, by name.
+    """Return slices of a dataset whose labels have a saved model's number of the class of each name.
 
-    Another file of the same kind may lack a class, so that its own numbers are others. They stay as they are if
-    dataset or model has no names of classes, or if no name is in both.
+    Another file of the same kind may lack a class, and then has other numbers. Labels stay as they are if dataset or
+    model has no names of classes, or if no name is in both.
 
     Raises:
         DataError: DATA023, the model has only some of the dataset's classes.
@@ -65,19 +72,21 @@ def relabelled(
     classes = manifest.classes
     if classes is None or not (task.classifies or task.measures) or not set(classes.names) & set(id2label.values()):
         return iter(slices)
-    known = {name: number for number, name in id2label.items()}
-    if missing := [name for name in classes.names if name not in known]:
-        what = f"the model lacks classes of dataset {manifest.name!r}"
-        fix = "evaluate a model that was trained on them"
-        raise DataError("DATA023", what, ", ".join(missing[:5]), ", ".join([*known][:20]), fix)
-    numbers = np.array([known[name] for name in classes.names])
-    return (
-        {**arrays, "labels": _renumbered(arrays["labels"], numbers, classes.several, len(known))} for arrays in slices
-    )
+    label2id = {name: number for number, name in id2label.items()}
+    missing = [name for name in classes.names if name not in label2id]
+    if missing:
+        problem = f"the model lacks classes of dataset {manifest.name!r}"
+        allowed = ", ".join(list(label2id)[:20])
+        raise DataError(
+            "DATA023", problem, ", ".join(missing[:5]), allowed, "evaluate a model that was trained on them"
+        )
+    numbers = np.array([label2id[name] for name in classes.names])
+    renumber = partial(_renumbered, numbers=numbers, several=classes.several, classes=len(label2id))
+    return ({**arrays, "labels": renumber(arrays["labels"])} for arrays in slices)
 
 
 def by_number(manifest: Manifest, task: Task, id2label: Mapping[int, str]) -> str | None:
-    """Return a note about the classes that `relabelled` takes by number, because no name is in both; None: it doesn't.
+    """Return a note if `relabelled` keeps numbers of classes because model and dataset share no name; None otherwise.
 
     A model whose classes are in another order would be scored wrongly, which nothing else would show.
     """
@@ -85,18 +94,15 @@ def by_number(manifest: Manifest, task: Task, id2label: Mapping[int, str]) -> st
     if classes is None or not (task.classifies or task.measures) or set(classes.names) & set(id2label.values()):
         return None
     pairs = [f"{name} = {id2label[number]}" for number, name in enumerate(classes.names) if number in id2label]
-    more = ", …" if len(pairs) > _LISTED else ""
-    return f"model and dataset share no class name, so classes go by number: {', '.join(pairs[:_LISTED])}{more}"
+    listed = ", ".join(pairs[:_LISTED])
+    ellipsis = ", …" if len(pairs) > _LISTED else ""
+    return f"model and dataset share no class name, so classes go by number: {listed}{ellipsis}"
 
 
 def _renumbered(labels: Array, numbers: Array, several: bool, classes: int) -> Array:
     """Labels with other numbers; those of several classes have a column for each class."""
     if several:
-        found = np.zeros((len(labels), classes), labels.dtype)
-        found[:, numbers] = labels
-        return found
+        columns = np.zeros((len(labels), classes), labels.dtype)
+        columns[:, numbers] = labels
+        return columns
     return np.where(labels < 0, labels, numbers[labels]).astype(labels.dtype)
-
-
-def _with(job: Job, config: dict[str, Any]) -> Job:
-    return job.model_copy(update={"model": job.model.model_copy(update={"config": config})})

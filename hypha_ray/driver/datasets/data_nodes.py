@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -26,11 +25,11 @@ from hypha_ray.scheduler.runtime.slices.data_nodes import (
 )
 
 
-def serve(place: str, name: str | None, node: str | None) -> Replica:
+def serve(location: str, name: str | None, node: str | None) -> Replica:
     """Start a data node, which outlives this process.
 
     Args:
-        place: folder of a prepared dataset on the data node's machine, or URL.
+        location: folder of a prepared dataset on the data node's machine, or URL.
         name: name by which jobs ask for the dataset; None: that of the folder.
         node: address, or first characters of the id, of a node in the cluster; None: this machine.
 
@@ -39,26 +38,33 @@ def serve(place: str, name: str | None, node: str | None) -> Replica:
         DataError: the folder contains no dataset, or other samples than data nodes of that name.
 
     """
-    if is_malformed(place):
-        raise malformed(place)
-    if node is None and not is_url(place):
-        place = str(Path(place).expanduser().absolute())
-    name = _checked(name or name_of(place))
+    if is_malformed(location):
+        raise malformed(location)
+    if node is None and not is_url(location):
+        location = str(Path(location).expanduser().absolute())
+    name = _require_name(name or name_of(location))
     node_id = ray.get_runtime_context().get_node_id() if node is None else _node_id(node)
-    full = actor_name(name, node_id)
-    if full in names().get(name, ()):
+    full_name = actor_name(name, node_id)
+    if full_name in names().get(name, ()):
         fix = f"withdraw it by `python jobs/data.py --withdraw {name}`, or choose another --name"
-        raise ConfigError("DATA042", f"this node serves a dataset {name!r} already", full, fix=fix)
-    options = {"max_restarts": -1, "max_concurrency": READS_AT_ONCE, "num_cpus": 0, "lifetime": "detached"}
-    where = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    actor = ray.remote(concurrency_groups=NODE_GROUPS)(DataNode)
-    started = actor.options(name=full, namespace=CLUSTER, scheduling_strategy=where, **options).remote(place)
+        raise ConfigError("DATA042", f"this node serves a dataset {name!r} already", full_name, fix=fix)
+    actor_class = ray.remote(concurrency_groups=NODE_GROUPS)(DataNode).options(
+        name=full_name,
+        namespace=CLUSTER,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        max_restarts=-1,
+        max_concurrency=READS_AT_ONCE,
+        num_cpus=0,
+        lifetime="detached",
+    )
+    actor = actor_class.remote(location)
     try:
-        replica = described(full)
-        others, _ = look_up(name)
-        require_equal(name, [replica, *(other for other in others if other.name != full)])
+        replica = described(full_name)
+        replicas, _ = look_up(name)
+        earlier_replicas = [earlier for earlier in replicas if earlier.name != full_name]
+        require_equal(name, [replica, *earlier_replicas])
     except HyphaError:
-        ray.kill(started)
+        ray.kill(actor)
         raise
     return replica
 
@@ -75,23 +81,24 @@ def withdraw(name: str, node: str | None) -> list[str]:
         DataError: there is none.
 
     """
-    known = names()
+    actors_by_dataset = names()
     suffix = "" if node is None else f"/{_node_id(node)[:8]}"
-    ended = [full for full in known.get(name, ()) if full.endswith(suffix)]
-    if not ended:
-        raise unknown(name, known)
-    for full in ended:
-        ray.kill(ray.get_actor(full, namespace=CLUSTER))
-    return ended
+    withdrawn = [actor for actor in actors_by_dataset.get(name, ()) if actor.endswith(suffix)]
+    if not withdrawn:
+        raise unknown(name, actors_by_dataset)
+    for actor in withdrawn:
+        ray.kill(ray.get_actor(actor, namespace=CLUSTER))
+    return withdrawn
 
 
 def problems(replicas: Sequence[Replica]) -> dict[str, list[str]]:
-    """Problems of each data node, by its name in Ray, after all of its slices have been read where they lie."""
-    found: list[list[str]] = ray.get([replica.actor.check.remote() for replica in replicas])
-    return {replica.name: problems for replica, problems in zip(replicas, found, strict=True)}
+    """Problems of each data node, by its name in Ray, after it has read all of its slices."""
+    checks = {replica.name: replica.actor.check.remote() for replica in replicas}
+    results: list[list[str]] = ray.get(list(checks.values()))
+    return dict(zip(checks, results, strict=True))
 
 
-def _checked(name: str) -> str:
+def _require_name(name: str) -> str:
     if not re.fullmatch(r"\w[\w.-]{0,99}", name):
         allowed = "up to 100 letters, digits, dots, underscores or hyphens, with a letter or digit first"
         raise ConfigError("CFG003", "a dataset can't be served under this name", name, allowed, "choose a --name")
@@ -99,13 +106,19 @@ def _checked(name: str) -> str:
 
 
 def _node_id(node: str) -> str:
-    """Id of the live node that is meant by an address or the beginning of an id."""
-    nodes: list[dict[str, Any]] = [one for one in ray.nodes() if one["Alive"]]
-    meant = [
-        one["NodeID"] for one in nodes if node and (one["NodeID"].startswith(node) or one["NodeManagerAddress"] == node)
-    ]
-    if len(meant) != 1:
-        allowed = ", ".join(f"{one['NodeManagerAddress']} ({one['NodeID'][:8]})" for one in nodes)
-        what = "--node means several nodes" if meant else "--node means no node of the cluster"
-        raise ConfigError("CFG003", what, node, allowed, "give the first characters of its id")
-    return str(meant[0])
+    """Id of the live node with an address or the beginning of an id."""
+    matches: list[str] = []
+    listed = []
+    for entry in ray.nodes():
+        if not entry["Alive"]:
+            continue
+        node_id = entry["NodeID"]
+        address = entry["NodeManagerAddress"]
+        listed.append(f"{address} ({node_id[:8]})")
+        if node and (node_id.startswith(node) or address == node):
+            matches.append(node_id)
+    if len(matches) != 1:
+        allowed = ", ".join(listed)
+        problem = "--node means several nodes" if matches else "--node means no node of the cluster"
+        raise ConfigError("CFG003", problem, node, allowed, "give the first characters of its id")
+    return matches[0]

@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 from ray.exceptions import RayError
 
@@ -27,7 +28,7 @@ from hypha_ray.errors import ClusterError, ConfigError, DataError, HyphaError, f
 from hypha_ray.files import make_tree_private
 from hypha_ray.scheduler.runtime.slices.data_nodes import Replica, replicas_of
 from hypha_ray.store.directory import RunDirectory
-from hypha_ray.types import SLICES_PER_DATASET, SliceInfo, dataset_of
+from hypha_ray.types import SLICES_PER_DATASET, Samples, SliceInfo, dataset_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,19 @@ class DataSource:
             write_files(preprocessor_files(self.folder), copy)
             self.manifest.save(copy)
             make_tree_private(copy)
+
+
+def samples_at(rows: Any, arrays: Arrays, index: int) -> Samples:
+    """Samples in some rows of a slice, with their keys.
+
+    Args:
+        rows: int64 array of the rows.
+        arrays: tensors of the slice.
+        index: number of the slice.
+
+    """
+    keys = np.stack([np.zeros_like(rows), np.full_like(rows, index), rows], axis=1)
+    return Samples({name: array[rows] for name, array in arrays.items()}, keys)
 
 
 def in_folder(folder: Path, manifest: Manifest | None = None) -> DataSource:

@@ -1,4 +1,4 @@
-"""Tokenizer of a job, which obeys what was decided when the dataset was prepared."""
+"""Tokenizer of a job, with the decisions about tokens that were made when the dataset was prepared."""
 
 from __future__ import annotations
 
@@ -37,37 +37,43 @@ def preprocessor_for(preprocessor: Preprocessor, model: Model, source: DataSourc
         HyphaError: any error of `load_preprocessor`.
 
     """
-    found = load_preprocessor(preprocessor, source.folder, model)
-    tokenizer = getattr(found, "tokenizer", found)
-    name = find_task(model.type).name
-    if name in _WRITES and hasattr(tokenizer, "init_kwargs") and (rules := _rules(model, source, tokenizer)):
-        obey(tokenizer, rules, translates=_WRITES[name])
-    return found
+    loaded = load_preprocessor(preprocessor, source.folder, model)
+    tokenizer = getattr(loaded, "tokenizer", loaded)
+    task_name = find_task(model.type).name
+    if task_name in _WRITES and hasattr(tokenizer, "init_kwargs"):
+        rules = _rules(model, source, tokenizer)
+        if rules:
+            obey(tokenizer, rules, translates=_WRITES[task_name])
+    return loaded
 
 
 def is_silent(manifest: Manifest) -> bool:
-    """Whether a dataset of tokens, made by an earlier release, tells nothing of their beginnings and ends."""
-    made_here = manifest.preprocessor is not None and manifest.modality in ("language", "prompts")
-    return made_here and manifest.tokens is None
+    """Whether a dataset of tokens has no record of their beginnings and ends, because an earlier release made it."""
+    is_prepared_text = manifest.preprocessor is not None and manifest.modality in ("language", "prompts")
+    return is_prepared_text and manifest.tokens is None
 
 
 def inherited(model: Model, source: DataSource) -> TokenRules | None:
     """Return the decisions that came with the weights of a repository, if their tokens are the dataset's."""
     rules = saved_rules(model)
-    return rules if rules is not None and source.has_tokens_of(_folder(model)) else None
+    if rules is None or not source.has_tokens_of(_folder(model)):
+        return None
+    return rules
 
 
 def _rules(model: Model, source: DataSource, tokenizer: Any) -> TokenRules | None:
-    """Return the decisions that hold for a job; None if nothing is known of how its dataset was made."""
-    own = source.manifest.tokens
-    base = inherited(model, source)
-    if own is None and is_silent(source.manifest):
+    """Return the decisions that hold for a job; None if those of its dataset aren't known."""
+    dataset_rules = source.manifest.tokens
+    model_rules = inherited(model, source)
+    if dataset_rules is None and is_silent(source.manifest):
         end = end_of(tokenizer)
-        own = TokenRules(ends=() if end is None else (end,))
-    if own is None or base is None:
-        return own or base
-    return replace(own, ends=tuple(dict.fromkeys((*own.ends, *base.ends))))
+        dataset_rules = TokenRules(ends=() if end is None else (end,))
+    if dataset_rules is None or model_rules is None:
+        return dataset_rules or model_rules
+    ends = dict.fromkeys((*dataset_rules.ends, *model_rules.ends))
+    return replace(dataset_rules, ends=tuple(ends))
 
 
 def _folder(model: Model) -> Path:
-    return fetch(str(model.repository), model.revision, model.token.get_secret_value() if model.token else None)
+    token = model.token.get_secret_value() if model.token else None
+    return fetch(str(model.repository), model.revision, token)

@@ -33,33 +33,38 @@ def prepare_on_nodes(options: Options) -> list[Replica]:
     """
     options.check()
     count = int(options.nodes or 1)
-    nodes = sorted((node for node in ray.nodes() if node["Alive"]), key=_order)[:count]
-    if len(nodes) < count:
+    live_nodes = [node for node in ray.nodes() if node["Alive"]]
+    if len(live_nodes) < count:
         fix = "start more nodes, or give a smaller --nodes"
-        raise CapacityError("CFG004", "the cluster has fewer nodes than --nodes", f"{len(nodes)}", f"{count}", fix)
-    folder = options.out if options.out.startswith("~") else str(Path(options.out).absolute())
+        problem = "the cluster has fewer nodes than --nodes"
+        raise CapacityError("CFG004", problem, f"{len(live_nodes)}", f"{count}", fix)
+    node_ids = [node["NodeID"] for node in sorted(live_nodes, key=_cpus_first)[:count]]
+    folder = options.out
+    if not folder.startswith("~"):
+        folder = str(Path(folder).absolute())
     name = options.name or name_of(folder)
-    places = [f"{folder}/part-{number}" for number in range(count)]
+    part_folders = [f"{folder}/part-{number}" for number in range(count)]
     tasks = []
-    for number, (node, place) in enumerate(zip(nodes, places, strict=True)):
-        own = replace(options, out=place, part=f"{number}/{count}", nodes=None, name=None)
-        where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        tasks.append(ray.remote(num_cpus=0, scheduling_strategy=where, max_retries=0)(_prepare).remote(own))
+    for number, (node_id, part_folder) in enumerate(zip(node_ids, part_folders, strict=True)):
+        part_options = replace(options, out=part_folder, part=f"{number}/{count}", nodes=None, name=None)
+        on_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        task = ray.remote(num_cpus=0, scheduling_strategy=on_node, max_retries=0)(_prepare)
+        tasks.append(task.remote(part_options))
     try:
         ray.get(tasks)
     except RayTaskError:
         raise  # The error of the preparation itself.
     except RayError as error:
-        what = "a part isn't prepared"
         fix = "give the same command again: each part is prepared anew"
-        raise ClusterError("NET014", what, death_text(error), fix=fix) from None
-    return [serve(place, name, node["NodeID"]) for node, place in zip(nodes, places, strict=True)]
+        raise ClusterError("NET014", "a part isn't prepared", death_text(error), fix=fix) from None
+    return [serve(part_folder, name, node_id) for node_id, part_folder in zip(node_ids, part_folders, strict=True)]
 
 
 def _prepare(options: Options) -> None:
-    prepare(options, lambda what, number: None, datetime.now(UTC).isoformat(timespec="seconds"))
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    prepare(options, lambda phase, number: None, now)
 
 
-def _order(node: dict[str, Any]) -> tuple[bool, str]:
-    """Nodes with CPUs first."""
+def _cpus_first(node: dict[str, Any]) -> tuple[bool, str]:
+    """Sort key by which nodes with CPUs come first."""
     return not node["Resources"].get("CPU"), node["NodeID"]

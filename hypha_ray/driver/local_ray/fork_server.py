@@ -1,8 +1,8 @@
 """Server that forks workers of Ray from a process which has loaded their libraries: a start costs no seconds of CPU.
 
-It is a fork of the driver, before that has threads other than its heartbeat, models, or a connection to Ray. Its forks
-run Ray's script for workers as it is. Ray draws the seed of its random ids with the first one, so nothing that is
-loaded before may draw any.
+It is forked from the driver before that has models, a connection to Ray, or threads other than its heartbeat. Its forks
+run Ray's script for workers as it is. Ray draws the seed of its random ids with the first id, so nothing that is loaded
+before may draw any.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hypha_ray.driver.local_ray.worker import MOST_BYTES, TAKEN
 READ_BY_LIBRARIES = ("HF_", "KMP_", "LD_", "MKL_", "NUMBA_", "OMP_", "PYTHONPATH", "TORCH_", "TRANSFORMERS_")
 """Beginnings of variables that libraries may read as they are loaded."""
 READ_LATER = {"HF_TOKEN", "LD_PRELOAD"}
-"""Such variables that are read later, or that Ray takes from its workers."""
+"""Variables with such beginnings that are read later, or that Ray takes from its workers."""
 GPUS = ("/dev/nvidia", "/dev/kfd")
 """Beginnings of the files of GPUs."""
 FIRST_JOB = "01000000"
@@ -51,7 +51,8 @@ def fork_server(listener: socket.socket, driver: int) -> int | None:
         return None
     sys.stdout.flush()
     sys.stderr.flush()
-    if pid := os.fork():
+    pid = os.fork()
+    if pid:
         return pid
     try:
         close_all_but({0, 1, 2, listener.fileno(), driver})
@@ -78,10 +79,11 @@ def uses_gpu(descriptors: Path) -> bool:
     return False
 
 
-def close_all_but(kept: set[int]) -> None:
-    """Close what the driver has open, such as its locks, which are held as long as any fork has them open."""
-    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-        if descriptor not in kept:
+def close_all_but(spared: set[int]) -> None:
+    """Close the driver's file descriptors, such as its locks, which are held as long as any fork has them open."""
+    descriptors = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+    for descriptor in descriptors:
+        if descriptor not in spared:
             with suppress(OSError):  # That of the folder itself is closed already.
                 os.close(descriptor)
 
@@ -95,15 +97,19 @@ def _serve(listener: socket.socket, driver: int) -> NoReturn:
         os.dup2(null, stream)
     loaded_with = _read_by_libraries(dict(os.environ))
     workers: set[int] = set()
-    while driver not in (ready := select.select([listener.fileno(), driver], [], [], POLL_S)[0]):
+    while True:
+        ready, _, _ = select.select([listener.fileno(), driver], [], [], POLL_S)
+        if driver in ready:
+            break
         if ready:
             worker = _fork_worker(listener, driver, loaded_with)
-            workers |= set() if worker is None else {worker}
-        workers -= _ended(workers)
+            if worker is not None:
+                workers.add(worker)
+        workers -= _reap(workers)
     deadline = time.monotonic() + PARTING_S
     while workers and time.monotonic() < deadline:
         time.sleep(0.02)
-        workers -= _ended(workers)
+        workers -= _reap(workers)
     for worker in workers:
         os.kill(worker, signal.SIGKILL)
     os._exit(0)
@@ -115,33 +121,39 @@ def _read_by_libraries(environment: dict[str, str]) -> dict[str, str]:
     return {name: environment[name] for name in names}
 
 
-def _ended(workers: set[int]) -> set[int]:
-    """Workers that have ended; their numbers are free from now on."""
-    return {worker for worker in workers if os.waitpid(worker, os.WNOHANG)[0]}
+def _reap(workers: set[int]) -> set[int]:
+    """Return the workers that have ended; their process ids are free from now on."""
+    ended = set()
+    for worker in workers:
+        pid, _ = os.waitpid(worker, os.WNOHANG)
+        if pid:
+            ended.add(worker)
+    return ended
 
 
 def _fork_worker(listener: socket.socket, driver: int, loaded_with: dict[str, str]) -> int | None:
     """Fork a process that becomes the next worker; None if it has given up or needs other libraries."""
-    asking, _ = listener.accept()
+    connection, _ = listener.accept()
     streams: list[int] = []
     try:
-        message, streams, _, _ = socket.recv_fds(asking, MOST_BYTES, 3)
+        message, streams, _, _ = socket.recv_fds(connection, MOST_BYTES, 3)
         start = json.loads(message)
         environment = start["environment"]
         if start["prefix"] != sys.prefix or _read_by_libraries(environment) != loaded_with:
             return None
         if environment["RAY_JOB_ID"] != FIRST_JOB:
             return None
-        asking.send(TAKEN)
-        if (pid := os.fork()) == 0:
-            for descriptor in (listener.fileno(), asking.fileno(), driver):
+        connection.send(TAKEN)
+        pid = os.fork()
+        if pid == 0:
+            for descriptor in (listener.fileno(), connection.fileno(), driver):
                 os.close(descriptor)
             _become_worker(start, streams)
         return pid
     except (OSError, ValueError, KeyError):  # It has ended meanwhile.
         return None
     finally:
-        asking.close()
+        connection.close()
         for stream in streams:
             os.close(stream)
 
@@ -159,7 +171,8 @@ def _become_worker(start: dict[str, Any], streams: list[int]) -> NoReturn:
     weakref.finalize._registry.clear()  # type: ignore[attr-defined] # The driver's temporary folders aren't the worker's.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     take_place(start, streams)
-    sys.argv, sys.path[0] = start["command"], str(Path(start["command"][0]).parent)
+    sys.argv = start["command"]
+    sys.path[0] = str(Path(sys.argv[0]).parent)
     sys.stdout = sys.__stdout__
     sys.stderr = sys.__stderr__
     signal.pthread_sigmask(signal.SIG_SETMASK, start["blocked_signals"])
@@ -175,7 +188,7 @@ def _become_worker(start: dict[str, Any], streams: list[int]) -> NoReturn:
 
 
 def take_place(start: dict[str, Any], streams: list[int]) -> None:
-    """Give this process what another one has: group, priority, streams, environment and folder; seed numpy anew.
+    """Give this process the group, priority, streams, environment and folder of another one; seed numpy anew.
 
     Args:
         start: the other process, see `worker.hand_over`.
@@ -198,7 +211,7 @@ def take_place(start: dict[str, Any], streams: list[int]) -> None:
 
 
 def _run_exit_functions() -> None:
-    """Do what a process does at its end, without the driver's frames below this one."""
+    """Run the exit functions of this process, without the driver's frames below this one."""
     import atexit
 
     atexit._run_exitfuncs()

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 SUBREAPER = 36
 """Option of prctl(2): orphans among all descendants become children of this process."""
 LATER = "later"
-"""Line by which the driver lets those processes start that training doesn't need."""
+"""Line by which the driver lets the processes start that training doesn't need."""
 POLL_S = 1.0
 """Seconds between two checks of the processes of the node."""
 GONE_S = 5.0
@@ -33,7 +33,7 @@ GONE_S = 5.0
 
 
 def main() -> None:
-    """Start the node, and write its address or the error as a line of JSON to what was standard output."""
+    """Start the node, and write its address or the error as a line of JSON to the original standard output."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
@@ -42,7 +42,7 @@ def main() -> None:
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     ctypes.CDLL(None, use_errno=True).prctl(SUBREAPER, 1, 0, 0, 0)
     nodes: list[Any] = []
-    threading.Thread(target=_follow, args=(nodes,), name="driver", daemon=True).start()
+    threading.Thread(target=_follow_driver, args=(nodes,), name="driver", daemon=True).start()
     try:
         nodes.append(_start())
     except BaseException as error:
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _start() -> Any:
-    """Start a node as ``ray.init`` does, but leave what training doesn't need for later."""
+    """Start a node as ``ray.init`` does, but leave the processes that training doesn't need for later."""
     import ray  # noqa: F401 - it has to be imported first
     from ray._private.authentication.authentication_token_setup import (
         enable_token_auth_by_default,
@@ -69,23 +69,23 @@ def _start() -> Any:
         """A node without dashboard, log monitor and autoscaler's monitor, until `start_rest`."""
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
-            self._rest: list[Any] = []
+            self._late_starts: list[Any] = []
             super().__init__(*arguments, **options)
 
         def start_monitor(self) -> None:
-            self._rest.append(super().start_monitor)
+            self._late_starts.append(super().start_monitor)
 
         def start_log_monitor(self) -> None:
-            self._rest.append(super().start_log_monitor)
+            self._late_starts.append(super().start_log_monitor)
 
         def start_api_server(self, **options: Any) -> None:
             start = super().start_api_server
-            self._rest.append(lambda: start(**options))
+            self._late_starts.append(lambda: start(**options))
 
         def start_rest(self) -> None:
-            rest = self._rest
-            self._rest = []
-            for start in rest:
+            late_starts = self._late_starts
+            self._late_starts = []
+            for start in late_starts:
                 start()
 
     enable_token_auth_by_default()
@@ -96,8 +96,8 @@ def _start() -> Any:
     return _Node(parameters, head=True, shutdown_at_exit=False, spawn_reaper=True, ray_init_cluster=True)
 
 
-def _follow(nodes: list[Any]) -> None:
-    """Do what the driver says, and end when it does."""
+def _follow_driver(nodes: list[Any]) -> None:
+    """Follow the driver's orders, and end when it does."""
     for line in sys.stdin:
         if line.strip() == LATER and nodes:
             with suppress(Exception):  # The run needs none of them.
@@ -106,31 +106,33 @@ def _follow(nodes: list[Any]) -> None:
 
 
 def _end(nodes: list[Any]) -> NoReturn:
-    """End all processes; the raylet by itself, so that it removes what it has spilled to disk."""
+    """End all processes; the raylet ends by itself, so that it removes its spilled objects from the disk."""
     with suppress(Exception):
         for node in nodes:
             node.destroy_external_storage()
             node._kill_process_type("raylet", allow_graceful=True, check_alive=False)
     deadline = time.monotonic() + GONE_S
-    while (left := _descendants(os.getpid())) and time.monotonic() < deadline:
-        for pid in left:
+    descendants = _descendants(os.getpid())
+    while descendants and time.monotonic() < deadline:
+        for pid in descendants:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         time.sleep(0.01)
+        descendants = _descendants(os.getpid())
     os._exit(0)
 
 
 def _descendants(pid: int) -> list[int]:
     """All processes below one, zombies too."""
-    found: list[int] = []
-    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+    descendants: list[int] = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # The thread has ended.
-            for child in map(int, tasks.read_text(encoding="ascii").split()):
-                found += [child, *_descendants(child)]
-    return found
+            for child in map(int, children.read_text(encoding="ascii").split()):
+                descendants += [child, *_descendants(child)]
+    return descendants
 
 
 if __name__ == "__main__":

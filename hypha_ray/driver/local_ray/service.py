@@ -28,12 +28,12 @@ class NotStarted(Exception):
 
 
 class RayService:
-    """Ray on this machine, for the process that makes this alone. It begins to start at once; `close` ends it.
+    """Ray on this machine, for this process alone. It begins to start at once; `close` ends it.
 
     Its processes end with this process, however that ends.
 
     Args:
-        forks: whether workers are to be forked from this process, which says when by `fork_workers`.
+        forks: whether workers are to be forked from this process, when it calls `fork_workers`.
 
     """
 
@@ -89,7 +89,7 @@ class RayService:
         return self._address
 
     def start_rest(self) -> None:
-        """Let those processes of Ray start that training doesn't need. Idempotent."""
+        """Let the processes of Ray start that training doesn't need. Idempotent."""
         assert self._head.stdin is not None
         with suppress(OSError, ValueError):  # It is being ended.
             self._head.stdin.write(f"{LATER}\n")
@@ -151,18 +151,18 @@ ACTORS = (
     "hypha_ray.worker.batch_size",
     "hypha_ray.worker.training.loop",
 )
-"""Modules that load what actors need."""
+"""Modules that actors need, with all that they import."""
 
 
 def load_libraries(job: Job) -> None:
-    """Load them; what can't be loaded is left to the actors, whose errors say what is missing."""
+    """Load the modules of actors and of the job's model; the actors report modules that can't be loaded."""
     with uncollected():
-        for name in (*ACTORS, *_of_model(job)):
+        for name in (*ACTORS, *_model_modules(job)):
             with suppress(ImportError):
                 import_module(name)
 
 
-def _of_model(job: Job) -> list[str]:
+def _model_modules(job: Job) -> list[str]:
     """Modules with the job's model, as far as its configuration is on this machine."""
     config = job.model.config or {}
     if job.model.repository:
@@ -170,4 +170,6 @@ def _of_model(job: Job) -> list[str]:
             file = Path(job.model.repository).expanduser() / "config.json"
             config = json.loads(file.read_text(encoding="utf-8"))
     kind = str(config.get("model_type", "")).replace("-", "_")
-    return [f"transformers.models.{kind}.modeling_{kind}"] if kind.isidentifier() else []
+    if not kind.isidentifier():
+        return []
+    return [f"transformers.models.{kind}.modeling_{kind}"]

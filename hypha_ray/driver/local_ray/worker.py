@@ -1,7 +1,7 @@
 """Start of a worker of Ray in a job's own Ray: handed over to the job's fork server, which has loaded the libraries.
 
-If the server doesn't take it, the worker starts as Ray has it. Everything here has to be quick, so nothing is imported
-that isn't needed.
+If the server doesn't take it over, the worker starts as Ray has it. This script has to be quick, so it imports nothing
+that it doesn't need.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_BYTES = 1 << 18
 
 
 def hand_over(arguments: list[str]) -> bool:
-    """Hand command line, environment and streams over; returns whether the fork server has them."""
+    """Hand command line, environment and streams over; return whether the fork server has taken them."""
     import json
     import signal
     import socket

@@ -51,7 +51,7 @@ def check_job(job: Job) -> None:
 
 
 def check_plugins(job: Job) -> list[str]:
-    """Load members of families that lie beside the job or are installed, and try each on a small example.
+    """Load plug-ins that lie beside the job or are installed, and try each on a small example.
 
     Reward functions, which are loaded in a process of their own, come last.
 
@@ -100,7 +100,7 @@ def check_rewards(job: Job) -> list[str]:
 
 
 def check_end(job: Job, dataset: Path) -> None:
-    """Load all that saves the model at the end, and its tokenizer, so that a missing part is found before the start.
+    """Load the modules and the tokenizer that the end of a run needs, so that a missing one stops the start.
 
     Raises:
         HyphaError: a package, or files of the tokenizer or image processor, can't be used.
@@ -113,9 +113,9 @@ def check_end(job: Job, dataset: Path) -> None:
             import hypha_ray.telemetry.plots  # noqa: F401
             from hypha_ray.model.loading.preprocess import load_preprocessor
     except ImportError as error:
-        what = "a package is missing that saves the model or draws the plots"
+        problem = "a package is missing that saves the model or draws the plots"
         got = " ".join(str(error).split())
-        raise ConfigError("CFG012", what, got, fix="install hypha_ray again, with what it needs") from None
+        raise ConfigError("CFG012", problem, got, fix="install hypha_ray again, with what it needs") from None
     load_preprocessor(job.preprocessor, dataset, job.model)
 
 
@@ -177,13 +177,13 @@ def check_case(case: Case) -> list[str]:
     notes.extend(muon_notes(case))
     if has_adapter(model):
         notes.extend(_check_adapter(case.job, case.network))
-    notes.extend(_try(case))
+    notes.extend(_try_copy(case))
     check_sharding(case)
     check_fused_loss(case)
     return notes
 
 
-def _try(case: Case) -> list[str]:
+def _try_copy(case: Case) -> list[str]:
     """Try a small copy of the model on samples of the dataset; returns notes."""
     with uncollected():
         if case.job.rl.algorithm is None:
@@ -196,16 +196,15 @@ def _try(case: Case) -> list[str]:
 def _check_adapter(job: Job, network: PreTrainedModel) -> list[str]:
     """Refuse trainers whose base model can't be proved; returns a note with the number of trained parameters."""
     if job.rl.has_critic:
-        what = (
-            f"rl.algorithm = {job.rl.algorithm!r} trains a critic beside the policy, and adapters of two models at once"
-        )
-        raise ConfigError("CFG011", f"{what} aren't supported", fix="choose grpo, or train all weights")
+        critic = f"rl.algorithm = {job.rl.algorithm!r} trains a critic beside the policy"
+        problem = f"{critic}, and adapters of two models at once aren't supported"
+        raise ConfigError("CFG011", problem, fix="choose grpo, or train all weights")
     if any(group.bridged for group in job.worker_groups):
-        what = f"{job.model.repository} is an adapter, and the base model of an external trainer can't be proved"
-        raise ConfigError("CFG011", what, fix="give a whole model, or have Ray start the workers")
+        problem = f"{job.model.repository} is an adapter, and the base model of an external trainer can't be proved"
+        raise ConfigError("CFG011", problem, fix="give a whole model, or have Ray start the workers")
     if job.worker.sharding == "full":
-        what = f"{job.model.repository} is an adapter, and worker.sharding trains whole models"
-        raise ConfigError("CFG011", what, fix="give a whole model, or leave worker.sharding out")
+        problem = f"{job.model.repository} is an adapter, and worker.sharding trains whole models"
+        raise ConfigError("CFG011", problem, fix="give a whole model, or leave worker.sharding out")
     trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
     whole = sum(parameter.numel() for parameter in network.parameters())
     return [f"the adapter trains {trained:,} of {whole:,} parameters"]

@@ -57,6 +57,11 @@ class Case:
         """Shape of a sample of each of the dataset's tensors."""
         return self.manifest.shapes
 
+    @property
+    def trains_outside_ray(self) -> bool:
+        """Whether all trainers are external ones, whose losses and settings are their own."""
+        return all(group.bridged for group in self.job.worker_groups)
+
 
 def check_cut(case: Case) -> None:
     """Refuse more fragments than the model can be cut into."""
@@ -65,7 +70,7 @@ def check_cut(case: Case) -> None:
 
 def check_settings(case: Case) -> None:
     """Refuse an attention or a way of saving memory that the model lacks; trainers outside of Ray have their own."""
-    if not all(group.bridged for group in case.job.worker_groups):
+    if not case.trains_outside_ray:
         check_execution(case.network, case.job.worker)
 
 
@@ -214,7 +219,8 @@ def _lacks_token(case: Case, config: PretrainedConfig, key: str) -> bool:
 
 
 def _missing_token(case: Case, key: str, hint: str) -> ConfigError:
-    problem = f"{type(case.network).__name__} needs {key} for {case.task.name}, and its configuration has none"
+    architecture = type(case.network).__name__
+    problem = f"{architecture} needs {key} for {case.task.name}, and its configuration has none"
     return ConfigError("MODEL018", problem, fix=f"set {key} in [model.config]: {hint}")
 
 

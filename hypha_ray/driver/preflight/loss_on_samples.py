@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hypha_ray.driver.datasets.data_source import samples_at
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.errors import DataError
 from hypha_ray.model.checks.fused_check import check_fused_on_copy, head_of, untried
@@ -20,10 +20,6 @@ from hypha_ray.model.losses import require_mean
 from hypha_ray.model.metrics.metric import metrics_named
 from hypha_ray.model.tasks.task import Task, missing_mask_token
 from hypha_ray.types import Samples
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 _AT_ONCE = 256
 """Number of samples that are searched at once for something to score."""
@@ -42,16 +38,19 @@ def check_loss(case: Case) -> list[str]:
 
     """
     job = case.job
-    if all(group.bridged for group in job.worker_groups):
+    if case.trains_outside_ray:
         return []
     task, samples = scored_samples(case)
-    tried = check_loss_on_copy(
-        task, samples, case.network.config, partial(random_model, job.model, case.task), case.facts.parameters
-    )
+    build = partial(random_model, job.model, case.task)
+    is_checked = check_loss_on_copy(task, samples, case.network.config, build, case.facts.parameters)
     if job.model.metrics:
         check = partial(check_metrics_of, metrics_named(job.model.metrics), task, samples)
-        check_on_copy(check, case.network.config, partial(random_model, job.model, case.task), case.facts.parameters)
-    return [*_left_out(case, task, samples), *([] if tried else [_untried(case.network)])]
+        check_on_copy(check, case.network.config, build, case.facts.parameters)
+    notes = _unused_tensors(case, task, samples)
+    if not is_checked:
+        architecture = type(case.network).__name__
+        notes.append(f"no small copy of {architecture} could be made, so its loss is taken as it is")
+    return notes
 
 
 def scored_samples(case: Case) -> tuple[Task, Samples]:
@@ -63,7 +62,9 @@ def scored_samples(case: Case) -> tuple[Task, Samples]:
     """
     job = case.job
     masks = case.task.labels == "masked"
-    specials = load_special_tokens(job.preprocessor, case.source.folder, job.model) if masks else None
+    specials = None
+    if masks:
+        specials = load_special_tokens(job.preprocessor, case.source.folder, job.model)
     task = task_of(job.model, case.network, specials)
     require_mean(task, job.sync.traits)
     tensors = {tensor.name for tensor in case.manifest.tensors}
@@ -80,16 +81,21 @@ def _scored(case: Case, task: Task) -> Samples:
 
     """
     for split in ("validation", "train"):
-        samples = next((part for part in _samples(case, split) if _count(task, part)), None)
+        samples = _first_scored(case, task, split)
         if samples is None and case.manifest.of(split):
-            raise DataError(
-                "DATA052",
-                f"nothing in {case.manifest.name}/{split} can be scored",
-                f"{task.name} ignores all labels",
-                fix="prepare the dataset for this task",
-            )
+            problem = f"nothing in {case.manifest.name}/{split} can be scored"
+            fix = "prepare the dataset for this task"
+            raise DataError("DATA052", problem, f"{task.name} ignores all labels", fix=fix)
     assert samples is not None
     return samples
+
+
+def _first_scored(case: Case, task: Task, split: str) -> Samples | None:
+    """Return the first samples of a split with something to score; None if it has none."""
+    for samples in _samples(case, split):
+        if task.count(task.inputs(tensors_of(samples), samples.keys, MASKING_SEED)):
+            return samples
+    return None
 
 
 def _samples(case: Case, split: str) -> Iterator[Samples]:
@@ -98,27 +104,21 @@ def _samples(case: Case, split: str) -> Iterator[Samples]:
         arrays = case.source.read(info)
         for start in range(0, info.samples, _AT_ONCE):
             rows = np.arange(start, min(start + _AT_ONCE, info.samples))
-            keys = np.stack([np.zeros_like(rows), np.full_like(rows, info.index), rows], axis=1)
-            yield Samples({name: array[rows] for name, array in arrays.items()}, keys)
+            yield samples_at(rows, arrays, info.index)
 
 
-def _count(task: Task, samples: Samples) -> int:
-    return task.count(task.inputs(tensors_of(samples), samples.keys, MASKING_SEED))
-
-
-def _left_out(case: Case, task: Task, samples: Samples) -> list[str]:
+def _unused_tensors(case: Case, task: Task, samples: Samples) -> list[str]:
     """Return a note for each tensor of the dataset that the model isn't fed, unless the job chooses tensors."""
     if case.job.model.input_names is not None:
         return []
-    fed = {name for name, _, _ in task.fed(tensors_of(samples))}
-    padding = {"attention_mask"} if "attention_mask" not in task.accepts else set()  # It still marks what is scored.
-    left = sorted(set(samples.arrays) - fed - padding)
-    takes = f"{type(case.network).__name__} takes none like it"
-    return [f"the dataset's tensor {name!r} is left out: {takes}" for name in left]
-
-
-def _untried(network: PreTrainedModel) -> str:
-    return f"no small copy of {type(network).__name__} could be made, so its loss is taken as it is"
+    used = {name for name, _, _ in task.fed(tensors_of(samples))}
+    if "attention_mask" not in task.accepts:
+        used.add("attention_mask")  # It still marks the scored tokens.
+    architecture = type(case.network).__name__
+    notes = []
+    for name in sorted(set(samples.arrays) - used):
+        notes.append(f"the dataset's tensor {name!r} is left out: {architecture} takes none like it")
+    return notes
 
 
 def check_fused_loss(case: Case) -> None:
@@ -129,7 +129,7 @@ def check_fused_loss(case: Case) -> None:
 
     """
     job = case.job
-    if job.worker.fused_loss is not True or all(group.bridged for group in job.worker_groups):
+    if job.worker.fused_loss is not True or case.trains_outside_ray:
         return
     head_of(case.task, case.network)
     task, samples = scored_samples(case)

@@ -26,31 +26,39 @@ def machine_lines(job: Job, nodes: Sequence[NodeResources], home: str, speeds: S
 
     """
     if trades(job.resources, nodes):
-        found = choices(job, nodes, home, speeds)
-        for choice in found:
-            yield from _choice_lines(choice, job.resources.strategy == "value")
-        if any(offer.terms.named_price for choice in found for offer in choice.chosen):
-            yield f"price: {sum(choice.price for choice in found):.2f} an hour"
+        by_value = job.resources.strategy == "value"
+        price = 0.0
+        has_price = False
+        for choice in choices(job, nodes, home, speeds):
+            yield from _choice_lines(choice, by_value)
+            price += choice.price
+            if any(offer.terms.named_price for offer in choice.chosen):
+                has_price = True
+        if has_price:
+            yield f"price: {price:.2f} an hour"
     workers = workers_to_hire(job, nodes, home, speeds)
     yield from _group_lines(job, workers)
     yield f"resources: {len(workers)} of {job.num_workers} workers fit; nodes: {len(nodes)}"
 
 
-def _choice_lines(choice: Choice, by_worth: bool) -> Iterator[str]:
-    """The answer of each node to a request, the worth that its price is held against, and the leases chosen there."""
-    taken = Counter(offer.node.id for offer in choice.chosen)
+def _choice_lines(choice: Choice, by_value: bool) -> Iterator[str]:
+    """The answer of each node to a request, the worth that its price is compared with, and the leases chosen there."""
+    leases = Counter(offer.node.id for offer in choice.chosen)
     offers = [answer for answer in choice.answers if isinstance(answer, Offer)]
-    worth = worths(offers) if by_worth else {}
+    worth = worths(offers) if by_value else {}
     request = choice.request
     yield f"offers for {choice.wanted} × {request.need.role} with {request.need}, bid {request.bid:g}:"
     for answer in choice.answers:
-        node = f"  {answer.node.address} ({answer.node.id[:8]})"
-        if isinstance(answer, Offer):
-            price = f"{answer.price:g} an hour each" if answer.terms.named_price else "no price"
-            told = [price, *([f"for {worth[answer.node.id]}"] if by_worth else []), f"room for {answer.room}"]
-            yield f"{node}: {', '.join(told)}; {taken[answer.node.id] or 'none'} chosen"
-        else:
+        node_id = answer.node.id
+        node = f"  {answer.node.address} ({node_id[:8]})"
+        if not isinstance(answer, Offer):
             yield f"{node}: refused, {answer.reason}"
+            continue
+        terms = [f"{answer.price:g} an hour each" if answer.terms.named_price else "no price"]
+        if by_value:
+            terms.append(f"for {worth[node_id]}")
+        terms.append(f"room for {answer.room}")
+        yield f"{node}: {', '.join(terms)}; {leases[node_id] or 'none'} chosen"
 
 
 def _group_lines(job: Job, workers: Collection[int]) -> Iterator[str]:
@@ -59,6 +67,6 @@ def _group_lines(job: Job, workers: Collection[int]) -> Iterator[str]:
     for group in job.workers:
         last = first + group.count - 1
         numbers = f"workers {first} to {last}, each" if group.count > 1 else f"worker {first}"
-        fitting = sum(first <= worker <= last for worker in workers)
-        yield f"{numbers} with {group_need(group)}: {fitting} of {group.count} fit"
+        fitting = [worker for worker in workers if first <= worker <= last]
+        yield f"{numbers} with {group_need(group)}: {len(fitting)} of {group.count} fit"
         first += group.count

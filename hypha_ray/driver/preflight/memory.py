@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,64 +42,67 @@ class StepSizes:
     weights: int
     optimizer: int
     """State of the optimizer."""
-    rest: int
-    """Activations, gradients, what single operations need, and what processes with shards gather."""
-    built: int | None = None
+    activations: int
+    """Activations, gradients, temporary tensors of operations, and weights that processes with shards gather."""
+    whole_model: int | None = None
     """Bytes of the whole model, which each process builds before it keeps a part; None if the model isn't sharded."""
-    bounds: bool = False
+    is_upper_bound: bool = False
     """Whether the step takes less, because compiled code computes some activations again instead of keeping them."""
 
     @property
     def total(self) -> int:
-        """All of them."""
-        return self.weights + self.optimizer + self.rest
+        """Bytes of all tensors of a process."""
+        return self.weights + self.optimizer + self.activations
 
     def of_worker(self, processes: int) -> int:
-        """All of a worker's processes, of which the first alone steps unless the model is sharded."""
-        if self.built is not None:
-            return processes * max(self.total, self.built)
+        """Bytes of all of a worker's processes, of which the first alone steps unless the model is sharded."""
+        if self.whole_model is not None:
+            return processes * max(self.total, self.whole_model)
         return self.total + (processes - 1) * (self.total - self.optimizer)
 
     def note(self, processes: int) -> str:
         """Return a line for the user."""
-        parts = (("weights", self.weights), ("optimizer", self.optimizer), ("activations and gradients", self.rest))
-        listed = ", ".join(f"{name} {_shown(size)}" for name, size in parts)
+        total = _size_text(self.total)
+        weights = f"weights {_size_text(self.weights)}"
+        optimizer = f"optimizer {_size_text(self.optimizer)}"
+        parts = f"{weights}, {optimizer}, activations and gradients {_size_text(self.activations)}"
         if processes == 1:
-            least = "at most " if self.bounds else ""
-            return f"a training step of a worker takes {least}{_shown(self.total)}: {listed}"
-        every = self.of_worker(processes) if self.built is None else processes * self.total
-        whole = f"a training step of a worker's {processes} processes takes {_shown(every)}"
-        if self.built is not None:
-            each = f"{_shown(self.total)} in each ({listed})"
-            return f"{whole}: {each}, which builds a model of {_shown(self.built)} first"
-        others = f"{_shown(self.total - self.optimizer)} in each of the others, which have no optimizer"
-        return f"{whole}: {_shown(self.total)} in the first ({listed}), {others}"
+            bound = "at most " if self.is_upper_bound else ""
+            return f"a training step of a worker takes {bound}{total}: {parts}"
+        step = f"a training step of a worker's {processes} processes takes"
+        if self.whole_model is not None:
+            built = f"which builds a model of {_size_text(self.whole_model)} first"
+            return f"{step} {_size_text(processes * self.total)}: {total} in each ({parts}), {built}"
+        followers = f"{_size_text(self.total - self.optimizer)} in each of the others, which have no optimizer"
+        return f"{step} {_size_text(self.of_worker(processes))}: {total} in the first ({parts}), {followers}"
 
 
-def memory_notes(case: Case, of_groups: Sequence[WorkerGroup]) -> list[str]:
+def memory_notes(case: Case, groups: Sequence[WorkerGroup]) -> list[str]:
     """Return a note with the memory of a step, and another one if it is more than workers without a GPU reserve.
 
     Args:
         case: job, dataset and model; the job's settings are those of the groups.
-        of_groups: groups of workers in Ray.
+        groups: groups of workers in Ray.
 
     """
     job = case.job
-    groups = [(job.processes_in(group), group) for group in of_groups]
-    # What is dequantized at a time isn't known.
+    # The size of weights that are dequantized at a time isn't known.
     if job.rl.algorithm is not None or not groups or job.model.quantization is not None:
         return []
-    notes, (task, samples) = list[str](), scored_samples(case)
-    for processes in sorted({count for count, _ in groups}):
-        found = step_memory(job, task, samples, processes)
-        if found is None:
+    notes: list[str] = []
+    task, samples = scored_samples(case)
+    for processes in sorted({job.processes_in(group) for group in groups}):
+        sizes = step_memory(job, task, samples, processes)
+        if sizes is None:
             return []
-        notes.append(found.note(processes))
-        reserved = [one.memory_gb for count, one in groups if count == processes and one.memory_gb and not one.gpu]
-        short = min(reserved, default=None)
-        if short is not None and found.of_worker(processes) > short * 1e9:
-            what = f"that is more than the {short:g} GB that a worker reserves"
-            notes.append(f"{what}: raise memory_gb, or save memory")
+        notes.append(sizes.note(processes))
+        reserved = []
+        for group in groups:
+            if job.processes_in(group) == processes and group.memory_gb and not group.gpu:
+                reserved.append(group.memory_gb)
+        if reserved and sizes.of_worker(processes) > min(reserved) * 1e9:
+            excess = f"that is more than the {min(reserved):g} GB that a worker reserves"
+            notes.append(f"{excess}: raise memory_gb, or save memory")
     return notes
 
 
@@ -109,15 +113,15 @@ def step_memory(job: Job, task: Task, samples: Samples, processes: int = 1) -> S
         job: the job file.
         task: task from `resolve_task`.
         samples: some samples of the dataset; they are repeated up to the size of a micro-batch.
-        processes: number of processes of a worker, of which the first is meant; each has a part of the batch.
+        processes: number of processes of a worker, each with a part of the batch; the estimate is of the first.
 
     Returns:
         None if the model can't be run without values.
 
     """
-    part = -(-job.rounds.max_batch_size // processes)
-    size = -(-part // job.rounds.accumulation)
-    rows = [index % len(samples) for index in range(size)]
+    process_batch = math.ceil(job.rounds.max_batch_size / processes)
+    micro_batch = math.ceil(process_batch / job.rounds.accumulation)
+    rows = [index % len(samples) for index in range(micro_batch)]
     repeated = Samples({name: array[rows] for name, array in samples.arrays.items()}, samples.keys[rows])
     inputs = task.inputs(tensors_of(repeated), repeated.keys, MASKING_SEED)
     try:
@@ -125,8 +129,11 @@ def step_memory(job: Job, task: Task, samples: Samples, processes: int = 1) -> S
         set_execution(network, job.worker)
         with FakeTensorMode(allow_non_fake_inputs=True) as fake:
             _move_to_cpu(network)
-            shards = SketchedShards(network, processes) if processes > 1 and job.worker.sharding == "full" else None
-            return _measured(job, task, network, shards, {name: fake.from_tensor(one) for name, one in inputs.items()})
+            shards = None
+            if processes > 1 and job.worker.sharding == "full":
+                shards = SketchedShards(network, processes)
+            fake_inputs = {name: fake.from_tensor(tensor) for name, tensor in inputs.items()}
+            return _measure_step(job, task, network, shards, fake_inputs)
     except Exception:  # Models branch on values, or call kernels that know no shapes.
         return None
 
@@ -141,31 +148,33 @@ def _move_to_cpu(network: torch.nn.Module) -> None:
                     continue
                 if id(tensor) not in moved:
                     empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-                    trained = isinstance(tensor, torch.nn.Parameter)
-                    moved[id(tensor)] = tensor, torch.nn.Parameter(empty, tensor.requires_grad) if trained else empty
-                tensors[name] = moved[id(tensor)][1]  # type: ignore[assignment]
+                    if isinstance(tensor, torch.nn.Parameter):
+                        empty = torch.nn.Parameter(empty, tensor.requires_grad)
+                    moved[id(tensor)] = (tensor, empty)
+                _, tensors[name] = moved[id(tensor)]  # type: ignore[assignment]
 
 
 class _LiveBytes(TorchDispatchMode):
     """Size of all tensors that operations make, as long as they live.
 
     Args:
-        others: tensors that aren't counted, although operations return parts of them.
+        uncounted: tensors that aren't counted, although operations return parts of them.
 
     """
 
-    def __init__(self, others: Iterable[torch.Tensor]) -> None:
+    def __init__(self, uncounted: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
-        known: dict[torch.UntypedStorage, bool] = {one.untyped_storage(): True for one in others}
-        self._known = WeakIdKeyDictionary(known)
+        self.now = 0
+        self.peak = 0
+        storages: dict[torch.UntypedStorage, bool] = {tensor.untyped_storage(): True for tensor in uncounted}
+        self._known = WeakIdKeyDictionary(storages)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(found):
+        outputs = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(outputs):
             if isinstance(tensor, torch.Tensor):
                 self._add(tensor.untyped_storage())
-        return found
+        return outputs
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         if storage not in self._known:
@@ -178,20 +187,24 @@ class _LiveBytes(TorchDispatchMode):
         self.now -= size
 
 
-def _measured(
+def _measure_step(
     job: Job, task: Task, network: PreTrainedModel, shards: SketchedShards | None, inputs: Mapping[str, Any]
 ) -> StepSizes:
     """Take two steps, and return the peak of the second; AdamW steps for its form with 8 bits, which needs values."""
     inner = job.inner_optimizer
-    narrow = job.inner_optimizer.name == EIGHT_BITS
-    inner = inner.model_copy(update={"name": "adamw"}) if narrow else inner
+    has_eight_bits = inner.name == EIGHT_BITS
+    if has_eight_bits:
+        inner = inner.model_copy(update={"name": "adamw"})
     optimizer = build_optimizer(network, inner, None if inner.total_steps else 100, shards=shards)
     tensors = [*network.parameters(), *network.buffers()]
+    pieces = shards.pieces if shards else ()
     state = 0
     head = _fused_head(job, task, network)
     compiles = job.worker.compile is True
-    kept = _compiled_logits(job, head, inputs) if compiles and head is not None else 0
-    with _LiveBytes([*tensors, *(shards.pieces if shards else ()), *inputs.values()]) as live:
+    compiled_logits = 0
+    if compiles and head is not None:
+        compiled_logits = _compiled_logits(job, head, inputs)
+    with _LiveBytes([*tensors, *pieces, *inputs.values()]) as live:
         for _ in range(2):
             live.peak = live.now
             optimizer.zero_grad()
@@ -202,42 +215,52 @@ def _measured(
             if shards:
                 shards.end_backward()
             optimizer.step(torch.ones(()))
-            state = sum(_state_bytes(one) for one in optimizer.optimizers)
-        weights = shards.weights if shards else bytes_of(tensors)
-        rest = live.peak - state + kept
-        state = eight_bits_bytes(optimizer.parameters) if narrow else state
-        return StepSizes(weights, state, rest, bytes_of(tensors) if shards else None, compiles)
+            state = sum(_state_bytes(part) for part in optimizer.optimizers)
+        activations = live.peak - state + compiled_logits
+        if has_eight_bits:
+            state = eight_bits_bytes(optimizer.parameters)
+        whole_model = bytes_of(tensors)
+        if shards is None:
+            return StepSizes(whole_model, state, activations, None, compiles)
+        return StepSizes(shards.weights, state, activations, whole_model, compiles)
 
 
 def _fused_head(job: Job, task: Task, network: PreTrainedModel) -> torch.nn.Linear | None:
-    """Return the head whose logits aren't there in 32 bits, by a fused loss or by compiled code; None otherwise."""
+    """Return the head whose logits a fused loss or compiled code doesn't keep in 32 bits; None if they are kept."""
     if job.worker.fused_loss is True:
         return head_of(task, network)
     if job.worker.compile is not True:
         return None
     try:
         return head_of(task, network)
-    except ConfigError:  # Compiled all the same; its logits are counted as they are without.
+    except ConfigError:  # Compiled all the same; the logits are counted as without compilation.
         return None
 
 
 def _compiled_logits(job: Job, head: torch.nn.Linear, inputs: Mapping[str, Any]) -> int:
     """Return the bytes of logits and of their gradient, which compiled code keeps in the dtype of products alone."""
-    width = head.weight.element_size() if job.worker.autocast == "none" else 2
-    return 2 * int(inputs["input_ids"].numel()) * head.out_features * width
+    element_bytes = head.weight.element_size() if job.worker.autocast == "none" else 2
+    tokens = int(inputs["input_ids"].numel())
+    return 2 * tokens * head.out_features * element_bytes
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    tensors = (one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor))
-    return sum(one.numel() * one.element_size() for one in tensors)
+    total = 0
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                total += value.numel() * value.element_size()
+    return total
 
 
-def _shown(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB" if size >= 2**28 else f"{size / 2**20:.0f} MiB"
+def _size_text(size: int) -> str:
+    if size >= 2**28:
+        return f"{size / 2**30:.2f} GiB"
+    return f"{size / 2**20:.0f} MiB"
 
 
 class SketchedShards:
-    """Hooks of a model without values that take what FSDP2 takes, beside the model's own tensors.
+    """Hooks of a model without values that allocate the same memory as FSDP2, beside the model's own tensors.
 
     Args:
         network: the model.
@@ -246,51 +269,54 @@ class SketchedShards:
     """
 
     def __init__(self, network: nn.Module, processes: int) -> None:
-        self._pieces = {one: _piece(one, processes) for one in network.parameters()}
-        self._shapes = {piece: one.shape for one, piece in self._pieces.items()}
+        self._pieces = {parameter: _piece(parameter, processes) for parameter in network.parameters()}
+        self._shapes = {piece: parameter.shape for parameter, piece in self._pieces.items()}
         self.pieces = nn.ParameterList(piece for piece in self._pieces.values() if piece.requires_grad)
         """The first process's parts of trained parameters, on which its optimizer steps."""
         self.weights = bytes_of([*self._pieces.values(), *network.buffers()])
         """Bytes of all parts of weights in the first process."""
-        self._held: dict[Any, Tensor] = {}
+        self._gathered: dict[Any, Tensor] = {}
         """Memory of gathered weights by block, and that of the latest copy of gradients by None."""
         blocks = blocks_of(network)
-        inside = set[nn.Parameter]()
-        for block, following in zip(blocks, [None, *blocks], strict=False):
-            own = list(block.parameters())
-            inside.update(own)
-            ahead = [] if following is None else list(following.parameters())
-            block.register_forward_pre_hook(partial(self._gather, block, own))
+        in_blocks = set[nn.Parameter]()
+        # The backward pass gathers the weights of the block before while it computes with those of this block.
+        for block, prefetched in zip(blocks, [None, *blocks], strict=False):
+            weights = list(block.parameters())
+            in_blocks.update(weights)
+            prefetched_weights = [] if prefetched is None else list(prefetched.parameters())
+            block.register_forward_pre_hook(partial(self._gather, block, weights))
             block.register_forward_hook(partial(self._free, block))
-            block.register_full_backward_pre_hook(partial(self._gather, block, [*own, *ahead]))
-            self._sum_up(block, own)
-        outside = [one for one in self._pieces if one not in inside]
-        network.register_forward_pre_hook(partial(self._gather, network, outside))
-        self._sum_up(network, outside)
+            block.register_full_backward_pre_hook(partial(self._gather, block, [*weights, *prefetched_weights]))
+            self._reduce_gradients(block, weights)
+        outside_blocks = [parameter for parameter in self._pieces if parameter not in in_blocks]
+        network.register_forward_pre_hook(partial(self._gather, network, outside_blocks))
+        self._reduce_gradients(network, outside_blocks)
 
     def _gather(self, module: nn.Module, parameters: list[nn.Parameter], *_: Any) -> None:
-        self._held[module] = torch.empty(bytes_of(parameters), dtype=torch.uint8)
+        self._gathered[module] = torch.empty(bytes_of(parameters), dtype=torch.uint8)
 
     def _free(self, module: nn.Module, *_: Any) -> None:
-        self._held.pop(module, None)
+        self._gathered.pop(module, None)
 
-    def _sum_up(self, module: nn.Module, parameters: list[nn.Parameter]) -> None:
-        """Have gradients summed up as soon as the last one of a module is there, and its weights freed."""
-        trained = [one for one in parameters if one.requires_grad]
+    def _reduce_gradients(self, module: nn.Module, parameters: list[nn.Parameter]) -> None:
+        """Reduce a module's gradients as soon as the last one is computed, and free its weights then."""
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
         missing = set(trained)
 
-        def arrived(parameter: nn.Parameter) -> None:
+        def reduce_if_complete(parameter: nn.Parameter) -> None:
             missing.discard(parameter)
-            if not missing:
-                missing.update(trained)
-                self._held[None] = torch.empty(bytes_of(trained), dtype=torch.uint8)
-                for one in trained:
-                    one.grad = None
-                    self._pieces[one].grad = torch.empty_like(self._pieces[one])
-                self._free(module)
+            if missing:
+                return
+            missing.update(trained)
+            self._gathered[None] = torch.empty(bytes_of(trained), dtype=torch.uint8)
+            for whole in trained:
+                whole.grad = None
+                piece = self._pieces[whole]
+                piece.grad = torch.empty_like(piece)
+            self._free(module)
 
-        for one in trained:
-            one.register_post_accumulate_grad_hook(arrived)
+        for parameter in trained:
+            parameter.register_post_accumulate_grad_hook(reduce_if_complete)
 
     def piece_of(self, parameter: Tensor) -> Tensor:
         """Return the first process's part of a parameter."""
@@ -301,7 +327,7 @@ class SketchedShards:
         return self._shapes[cast("nn.Parameter", piece)]
 
     def whole(self, part: Tensor, piece: Tensor) -> Tensor:
-        """Return a tensor of the size that is gathered."""
+        """Return a tensor of the gathered size."""
         return torch.empty(self.shape_of(piece), dtype=part.dtype, device=part.device)
 
     def part(self, whole: Tensor, piece: Tensor) -> Tensor:
@@ -309,17 +335,18 @@ class SketchedShards:
         return whole[: len(piece)]
 
     def end_backward(self) -> None:
-        """Free what the backward pass held."""
-        self._held.clear()
+        """Free the gathered weights and gradients of the backward pass."""
+        self._gathered.clear()
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Bytes of tensors; those that are there twice count once."""
-    return sum(one.numel() * one.element_size() for one in {id(one): one for one in tensors}.values())
+    """Bytes of tensors; a tensor that occurs twice counts once."""
+    distinct = {id(tensor): tensor for tensor in tensors}
+    return sum(tensor.numel() * tensor.element_size() for tensor in distinct.values())
 
 
 def _piece(parameter: nn.Parameter, processes: int) -> nn.Parameter:
     """The largest part of a parameter that is cut along its first dimension."""
-    first = -(-parameter.shape[0] // processes) if parameter.ndim else 1
-    empty = torch.empty((first, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
+    rows = math.ceil(parameter.shape[0] / processes) if parameter.ndim else 1
+    empty = torch.empty((rows, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
     return nn.Parameter(empty, parameter.requires_grad)

@@ -22,42 +22,51 @@ def token_notes(case: Case) -> Iterator[str]:
     name = case.manifest.name
     rules = case.manifest.tokens
     if is_silent(case.manifest):
-        what = f"dataset {name!r} is of an earlier release, and doesn't tell which tokens begin its texts and end them"
-        yield f"{what}: none begins them, and the tokenizer's end token ends them; prepare it again to change that"
-    found = job_preprocessor(case.job, case.source)
-    tokenizer = getattr(found, "tokenizer", found)
+        gap = f"dataset {name!r} is of an earlier release, and doesn't tell which tokens begin its texts and end them"
+        yield f"{gap}: none begins them, and the tokenizer's end token ends them; prepare it again to change that"
+    preprocessor = job_preprocessor(case.job, case.source)
+    tokenizer = getattr(preprocessor, "tokenizer", preprocessor)
     if not hasattr(tokenizer, "get_vocab"):
         return
-    yield from _of_rows(tokenizer, case.facts.vocab_size)
-    base = inherited(case.job.model, case.source)
+    yield from _row_notes(tokenizer, case.facts.vocab_size)
+    model_rules = inherited(case.job.model, case.source)
     if rules is None:
         return
-    if base is not None and base.begin != rules.begin:
-        what = f"texts of dataset {name!r} begin with {_ids(rules.begin)}, and those that the model was trained on with"
-        yield f"{what} {_ids(base.begin)}: prepare both with the same tokenizer"
-    others = {"the model was trained with": None if base is None else base.template_sha256}
-    others["the tokenizer of preprocessor.repository has"] = _template_of(tokenizer)
-    for whose, template in others.items():
+    if model_rules is not None and model_rules.begin != rules.begin:
+        dataset_begin = f"texts of dataset {name!r} begin with {_ids(rules.begin)}"
+        model_begin = f"those that the model was trained on with {_ids(model_rules.begin)}"
+        yield f"{dataset_begin}, and {model_begin}: prepare both with the same tokenizer"
+    templates = {
+        "the model was trained with": None if model_rules is None else model_rules.template_sha256,
+        "the tokenizer of preprocessor.repository has": _template_of(tokenizer),
+    }
+    for subject, template in templates.items():
         if rules.template_sha256 and template and template != rules.template_sha256:
-            yield f"{whose} another chat template than dataset {name!r}: answers may suffer; use one for both"
+            yield f"{subject} another chat template than dataset {name!r}: answers may suffer; use one for both"
 
 
-def _of_rows(tokenizer: Any, rows: int | None) -> Iterator[str]:
+def _row_notes(tokenizer: Any, rows: int | None) -> Iterator[str]:
     """Yield a note about rows of a model that stand for no token."""
-    if rows is not None and (unknown := vocabulary_of(tokenizer).unknown(rows)):
-        what = f"the model has {rows:,} rows, the tokenizer {rows - len(unknown):,} tokens"
-        yield f"{what}: the other {len(unknown):,} rows stand for nothing, and are never generated"
+    if rows is None:
+        return
+    unknown = vocabulary_of(tokenizer).unknown(rows)
+    if unknown:
+        counts = f"the model has {rows:,} rows, the tokenizer {rows - len(unknown):,} tokens"
+        yield f"{counts}: the other {len(unknown):,} rows stand for nothing, and are never generated"
 
 
 def _template_of(tokenizer: Any) -> str | None:
     """Return the hash of the template that a tokenizer takes for chats without tools; None without any."""
     if not getattr(tokenizer, "chat_template", None):
         return None
-    return hashlib.sha256(str(tokenizer.get_chat_template(None, None)).encode()).hexdigest()
+    template = str(tokenizer.get_chat_template(None, None))
+    return hashlib.sha256(template.encode()).hexdigest()
 
 
 def _ids(begin: tuple[int, ...]) -> str:
-    return f"token {' '.join(map(str, begin))}" if begin else "no special token"
+    if not begin:
+        return "no special token"
+    return f"token {' '.join(map(str, begin))}"
 
 
 def muon_notes(case: Case) -> list[str]:
@@ -66,7 +75,10 @@ def muon_notes(case: Case) -> list[str]:
         return []
     counts = shares(case.network)
     total = sum(counts.values())
-    taken = counts.pop(MATRICES, 0)
-    rest = ", ".join(f"{count:,} of {kind}" for kind, count in counts.items())
-    note = f"muon steps on {taken:,} of {total:,} parameters ({taken / max(1, total):.1%}), those of matrices"
-    return [f"{note}; AdamW on the rest: {rest}" if rest else note]
+    matrices = counts.pop(MATRICES, 0)
+    share = matrices / max(1, total)
+    note = f"muon steps on {matrices:,} of {total:,} parameters ({share:.1%}), those of matrices"
+    if counts:
+        adamw = ", ".join(f"{count:,} of {kind}" for kind, count in counts.items())
+        note += f"; AdamW on the rest: {adamw}"
+    return [note]

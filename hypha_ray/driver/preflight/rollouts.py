@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hypha_ray.driver.datasets.data_source import samples_at
 from hypha_ray.driver.datasets.job_tokenizer import job_preprocessor
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.errors import ConfigError, DataError
@@ -41,47 +42,54 @@ def check_rollouts(case: Case) -> list[str]:
     require_positions(case.network, case.task, case.shapes, case.manifest.name, response)
     tokenizer = tokenizer_of(job_preprocessor(case.job, case.source))
     slices = _first_slices(case)
-    prompts = joined([_few(index, arrays) for index, arrays in slices.items()])
-    Scorer(case.job.rl, tokenizer, unscored(case.job.rl.reward, case.job.model)).check(prompts.arrays)
+    prompts = joined([_few_prompts(index, arrays) for index, arrays in slices.items()])
+    scorer = Scorer(case.job.rl, tokenizer, unscored(case.job.rl.reward, case.job.model))
+    scorer.check(prompts.arrays)
     check = partial(check_generation, rl=case.job.rl, tokenizer=tokenizer, prompts=prompts)
-    tried = check_on_copy(
-        check, case.network.config, partial(random_model, case.job.model, case.task), case.facts.parameters
-    )
-    unchecked = f"no small copy of {case.facts.architecture} could be made, so its generation isn't checked"
-    return [*_missing_tasks(case, slices), *([] if tried else [unchecked])]
+    build = partial(random_model, case.job.model, case.task)
+    is_checked = check_on_copy(check, case.network.config, build, case.facts.parameters)
+    notes = _missing_tasks(case, slices)
+    if not is_checked:
+        architecture = case.facts.architecture
+        notes.append(f"no small copy of {architecture} could be made, so its generation isn't checked")
+    return notes
 
 
 def _check_kind(case: Case) -> None:
     if case.task.name != "causal-lm":
-        what = "reinforcement learning can't train this model.type"
+        problem = "reinforcement learning can't train this model.type"
         fix = "set model.type, or leave rl.algorithm out"
-        raise ConfigError("RL001", what, case.task.name, "causal-lm", fix)
+        raise ConfigError("RL001", problem, case.task.name, "causal-lm", fix)
     if case.manifest.modality != "prompts":
+        problem = f"dataset {case.manifest.name!r} has no prompts"
         fix = "prepare prompts: --source problems:NAME, or --prompt-column and --answer-column"
-        raise DataError(
-            "RL002", f"dataset {case.manifest.name!r} has no prompts", case.manifest.modality, "prompts", fix
-        )
+        raise DataError("RL002", problem, case.manifest.modality, "prompts", fix)
 
 
 def _first_slices(case: Case) -> dict[int, Arrays]:
     """Read the first slice of each dataset of a mixture."""
-    first = {dataset_of(info.index): info for info in reversed(case.manifest.of("train"))}
-    return {info.index: case.source.read(info) for info in first.values()}
+    first_by_dataset = {dataset_of(info.index): info for info in reversed(case.manifest.of("train"))}
+    return {info.index: case.source.read(info) for info in first_by_dataset.values()}
 
 
 def _missing_tasks(case: Case, slices: Mapping[int, Arrays]) -> list[str]:
     """Return a note if reward functions are given for tasks that no prompt of these slices is of."""
-    if not (named := case.job.rl.reward.by_task):
+    rewarded_tasks = case.job.rl.reward.by_task
+    if not rewarded_tasks:
         return []
-    found = {str(one.get("task")) for arrays in slices.values() for one in records_of(arrays["reward_data"])}
-    missing = ", ".join(name for name in named if name not in found)
-    there = ", ".join(sorted(found))
-    return [f"rl.reward.tasks names {missing}, and the first prompts are of {there} alone"] if missing else []
+    tasks: set[str] = set()
+    for arrays in slices.values():
+        tasks |= {str(record.get("task")) for record in records_of(arrays["reward_data"])}
+    missing = [task for task in rewarded_tasks if task not in tasks]
+    if not missing:
+        return []
+    listed = ", ".join(sorted(tasks))
+    return [f"rl.reward.tasks names {', '.join(missing)}, and the first prompts are of {listed} alone"]
 
 
-def _few(index: int, arrays: Arrays) -> Samples:
+def _few_prompts(index: int, arrays: Arrays) -> Samples:
     """Return a few prompts of a slice, the shortest and the longest among them."""
-    order: Any = np.argsort(arrays["attention_mask"].sum(1), kind="stable")
-    rows = order[np.unique(np.linspace(0, len(order) - 1, _SAMPLES).round().astype(int))]
-    keys = np.stack([np.zeros_like(rows), np.full_like(rows, index), rows], axis=1)
-    return Samples({name: array[rows] for name, array in arrays.items()}, keys)
+    by_length: Any = np.argsort(arrays["attention_mask"].sum(1), kind="stable")
+    positions = np.linspace(0, len(by_length) - 1, _SAMPLES).round().astype(int)
+    rows = by_length[np.unique(positions)]
+    return samples_at(rows, arrays, index)

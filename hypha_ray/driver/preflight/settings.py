@@ -23,10 +23,10 @@ from hypha_ray.store.directory import RunDirectory
 
 
 def check_early(job: Job, directory: RunDirectory | None, resume: bool) -> None:
-    """Refuse what is wrong without a look at the model, the samples and the cluster.
+    """Refuse settings that are wrong whatever the model, the samples and the cluster are.
 
     Args:
-        job: the job; a partial one is checked as far as it goes.
+        job: the job; a partial one is checked as far as possible.
         directory: run directory, which may not exist yet; None: the run has no name yet.
         resume: whether the run has to exist, and may be by another job.
 
@@ -72,11 +72,11 @@ def check_devices(job: Job) -> None:
         ConfigError: CFG003 too many or too few of them, CFG011 no GPU.
 
     """
-    old = "resources.min_gpus" if job.resources.min_gpus else "resources.worker.gpu"
+    common_key = "resources.min_gpus" if job.resources.min_gpus else "resources.worker.gpu"
     for number, group in enumerate(job.worker_groups):
         if group.bridged:
             continue
-        key = f"workers.{number}.gpu" if job.workers else old
+        key = f"workers.{number}.gpu" if job.workers else common_key
         _check_processes(job, key, group.gpu, job.processes_in(group))
         if job.worker.device == "cuda" and not group.gpu:
             fix = "reserve a GPU or a part of one, or leave worker.device at auto"
@@ -84,22 +84,27 @@ def check_devices(job: Job) -> None:
 
 
 def _check_processes(job: Job, key: str, gpus: float, processes: int) -> None:
-    """Refuse processes of a worker that have not one GPU each or no sample; those of an island may share GPUs."""
-    trains = job.rl.algorithm is None
-    if gpus != processes and (gpus > 1 or (trains and gpus and processes > 1)):
-        other, fix = ("worker.processes", "leave it out") if trains else ("rl.model_workers", "set it to the GPUs")
-        what = f"{key}: a process of a worker uses one GPU, and {other} is {processes}"
-        raise ConfigError("CFG003", what, f"{gpus:g}", f"{processes}", fix)
-    if trains and processes > (most := job.rounds.max_batch_size):
-        what = f"rounds.max_batch_size: the {processes} processes of a worker share each batch"
-        raise ConfigError("CFG003", what, str(most), f"{processes} or more", "raise it, or have fewer processes")
+    """Refuse processes of a worker without a GPU each or without a sample; those of an island may share GPUs."""
+    supervised = job.rl.algorithm is None
+    if gpus != processes and (gpus > 1 or (supervised and gpus and processes > 1)):
+        setting = "worker.processes" if supervised else "rl.model_workers"
+        problem = f"{key}: a process of a worker uses one GPU, and {setting} is {processes}"
+        fix = "leave it out" if supervised else "set it to the GPUs"
+        raise ConfigError("CFG003", problem, f"{gpus:g}", f"{processes}", fix)
+    batch_size = job.rounds.max_batch_size
+    if supervised and processes > batch_size:
+        problem = f"rounds.max_batch_size: the {processes} processes of a worker share each batch"
+        fix = "raise it, or have fewer processes"
+        raise ConfigError("CFG003", problem, str(batch_size), f"{processes} or more", fix)
 
 
 def _check_repositories(job: Job) -> None:
-    """Refuse folders of models that aren't there, and reward functions that no one has."""
-    rewards = job.rl.reward if job.rl.algorithm is not None else None
-    scored_by = rewards.model.repository if rewards is not None and MODEL in rewards.functions else None
-    for repository in (job.model.repository, job.preprocessor.repository, scored_by):
+    """Refuse missing folders of models, and unknown reward functions."""
+    rewards = None if job.rl.algorithm is None else job.rl.reward
+    repositories = [job.model.repository, job.preprocessor.repository]
+    if rewards is not None and MODEL in rewards.functions:
+        repositories.append(rewards.model.repository)
+    for repository in repositories:
         if repository is not None:
             local_folder(repository)
     if rewards is not None:
@@ -114,7 +119,8 @@ def _refuse_another_job(job: Job, directory: RunDirectory, folders: list[Path]) 
         manifests = [load_manifest(folder) for folder in folders]
         manifest = mixed(manifests) if job.dataset.mix else manifests[0]
         job = with_classes(job, manifest)
-        refuse_changes(differences(job, load(["@", str(directory.config)]).job), job)
+        run_job = load(["@", str(directory.config)]).job
+        refuse_changes(differences(job, run_job), job)
 
 
 SETTLING = 5.0
@@ -139,8 +145,8 @@ def _of_gpus(job: Job, gpus: float) -> Iterator[str]:
 
 def _of_sparse_gradients(job: Job) -> Iterator[str]:
     if job.sync.traits.sends_gradients and job.sync.codec == "topk" and "adam" in job.inner_optimizer.name:
-        what = f"{job.inner_optimizer.name} on topk gradients learns less than one worker alone"
-        yield f"{what}: its second moment meets values that come rarely and large; choose another codec, or sgd"
+        problem = f"{job.inner_optimizer.name} on topk gradients learns less than one worker alone"
+        yield f"{problem}: its second moment meets values that come rarely and large; choose another codec, or sgd"
 
 
 def _of_momentum(job: Job) -> Iterator[str]:
@@ -149,28 +155,32 @@ def _of_momentum(job: Job) -> Iterator[str]:
     momentum = job.outer_optimizer.momentum
     rounds = job.rounds.update_rounds
     steps = min(outer_steps_before(job, rounds, fragment) for fragment in range(sync.fragments))
-    whose = "there are"
-    if sync.staggered:
-        whose = f"each of {sync.fragments} fragments has"
+    available = f"each of {sync.fragments} fragments has" if sync.staggered else "there are"
     if not sync.traits.has_barrier and not sync.delayed_nesterov:
         steps *= sync.period or job.num_workers
     if sync.traits.sends_gradients or job.outer_optimizer.name != "nesterov" or not momentum or not steps:
         return
-    if (needed := round(SETTLING / (1 - momentum))) > steps:
-        better = max(0.0, math.floor(100 * (1 - SETTLING / steps)) / 100)
-        what = f"outer_optimizer.momentum {momentum:g} takes about {needed} rounds to settle, and {whose} {steps}"
-        yield f"{what}: {better:g} would do, or more and shorter rounds"
+    needed = round(SETTLING / (1 - momentum))
+    if needed > steps:
+        percent = math.floor(100 * (1 - SETTLING / steps))
+        better = max(0.0, percent / 100)
+        problem = (
+            f"outer_optimizer.momentum {momentum:g} takes about {needed} rounds to settle, and {available} {steps}"
+        )
+        yield f"{problem}: {better:g} would do, or more and shorter rounds"
 
 
 def _of_delay(job: Job) -> Iterator[str]:
-    """Advice on mixing: without it, a worker drops what it learned of a fragment while a result was on its way."""
+    """Advice on mixing: without it, a worker drops its steps on a fragment between a delta and the result."""
     sync = job.sync
-    batches = math.ceil(job.samples(job.rounds.warmup_rounds) / (job.num_workers * job.rounds.max_batch_size))
-    every = batches * (sync.fragments if sync.staggered else 1)
-    late = batches * (sync.in_flight - 1) + sync.delay_steps
-    if not sync.mixing and 2 * late > every:
-        what = f"results come {late} batches late, and are exchanged every {every} or so of a worker"
-        yield f"{what}: all that it learns of a fragment meanwhile is dropped; set sync.mixing, or make rounds longer"
+    global_batch = job.num_workers * job.rounds.max_batch_size
+    round_batches = math.ceil(job.samples(job.rounds.warmup_rounds) / global_batch)
+    period = round_batches * sync.fragments if sync.staggered else round_batches
+    delay = round_batches * (sync.in_flight - 1) + sync.delay_steps
+    if not sync.mixing and 2 * delay > period:
+        lateness = f"results come {delay} batches late, and are exchanged every {period} or so of a worker"
+        loss = "all that it learns of a fragment meanwhile is dropped"
+        yield f"{lateness}: {loss}; set sync.mixing, or make rounds longer"
 
 
 def _of_policies(job: Job) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hypha_ray.config import Job
@@ -16,6 +16,8 @@ from hypha_ray.model.execution import model_facts
 
 CPU = "CPU"
 """Name of the device of workers without a GPU."""
+UNKNOWN_GPU = "a GPU"
+"""Name of a GPU whose node has no label of its kind."""
 
 
 def step_notes(case: Case, nodes: Sequence[NodeResources]) -> list[str]:
@@ -24,61 +26,66 @@ def step_notes(case: Case, nodes: Sequence[NodeResources]) -> list[str]:
     A GPU whose kind isn't known from the node's labels gets its settings when its worker starts.
     """
     notes: list[str] = []
-    for device, groups in _devices(case.job, nodes).items():
-        job = _expected(case, device)
+    for device, groups in _groups_by_device(case.job, nodes).items():
+        job = _job_on(case, device)
         if job is None:
             notes.append(f"workers on {device} choose settings that are auto when they start: its kind isn't known")
         elif automatic(case.job) and case.job.rl.algorithm is None:
-            notes.append(f"settings of workers on {device}: {_settings(job)}")
+            notes.append(f"settings of workers on {device}: {_settings_text(job)}")
         estimate = memory_notes(replace(case, job=job or case.job), groups)
         notes += [note for note in estimate if note not in notes]
     return notes
 
 
-def _devices(job: Job, nodes: Sequence[NodeResources]) -> dict[str, list[WorkerGroup]]:
+def _groups_by_device(job: Job, nodes: Sequence[NodeResources]) -> dict[str, list[WorkerGroup]]:
     """Return the groups of workers on each kind of device at hand, by its name."""
-    found: dict[str, list[WorkerGroup]] = {}
+    groups: dict[str, list[WorkerGroup]] = {}
     for group in job.worker_groups:
         if not group.bridged:
-            for name in _names(job, group, nodes):
-                found.setdefault(name, []).append(group)
-    return found
+            for device in _devices_of(job, group, nodes):
+                groups.setdefault(device, []).append(group)
+    return groups
 
 
-def _names(job: Job, group: WorkerGroup, nodes: Sequence[NodeResources]) -> Iterator[str]:
+def _devices_of(job: Job, group: WorkerGroup, nodes: Sequence[NodeResources]) -> list[str]:
     """Return the kinds of devices that a group's workers may have."""
     if not group.gpu or job.worker.device == "cpu":
-        yield CPU
-        return
-    kinds = {_label(node) for node in nodes if node.total.get("GPU")}
-    wanted = {kind for kind in kinds if group.gpu_type in (None, "any", "nvidia", kind)}
-    yield from sorted(wanted or {"a GPU"})
+        return [CPU]
+    gpus = {_gpu_name(node) for node in nodes if node.total.get("GPU")}
+    allowed = [gpu for gpu in gpus if group.gpu_type in (None, "any", "nvidia", gpu)]
+    return sorted(allowed) or [UNKNOWN_GPU]
 
 
-def _label(node: NodeResources) -> str:
-    return node.labels.get(RAY_LABEL) or node.labels.get(OWN_LABEL) or "a GPU"
+def _gpu_name(node: NodeResources) -> str:
+    return node.labels.get(RAY_LABEL) or node.labels.get(OWN_LABEL) or UNKNOWN_GPU
 
 
-def _expected(case: Case, device: str) -> Job | None:
-    """Return the job with the settings that a worker on a device will choose; None if that can't be known."""
+def _job_on(case: Case, device: str) -> Job | None:
+    """Return the job with the settings that a worker on a device will choose; None if they can't be known."""
     if not automatic(case.job):
         return case.job
-    facts = DeviceFacts("cpu") if device == CPU else DeviceFacts("cuda", device, capability_of(device), compiles=True)
+    facts = DeviceFacts("cpu")
+    if device != CPU:
+        facts = DeviceFacts("cuda", device, capability_of(device), compiles=True)
     if left_off(case.job, facts) is None:
         return chosen_job(case.job, facts, model_facts(case.job, case.network))
-    known = replace(facts, capability=facts.capability or FIRST_WITH_BF16)
-    return None if left_off(case.job, known) is None else chosen_job(case.job, facts)
+    with_capability = replace(facts, capability=facts.capability or FIRST_WITH_BF16)
+    if left_off(case.job, with_capability) is None:
+        return None
+    return chosen_job(case.job, facts)
 
 
-def _settings(job: Job) -> str:
-    """Return settings as text, with the reasons of those that are chosen; a reason that all have is there once."""
-    listed = {name: _text(value) for name, value in settings_of(job).items()}
+def _settings_text(job: Job) -> str:
+    """Return settings as text, with the reasons of those that are chosen; a common reason of all is there once."""
+    pairs = {name: f"{name} {_text(value)}" for name, value in settings_of(job).items()}
     reasons = job.reasons
-    if len(reasons) == len(listed) and len(set(reasons.values())) == 1:
-        pairs = ", ".join(f"{name} {value}" for name, value in listed.items())
-        return f"{pairs} ({next(iter(reasons.values()))})"
-    why = {name: f" ({reasons[name]})" if name in reasons else "" for name in listed}
-    return ", ".join(f"{name} {value}{why[name]}" for name, value in listed.items())
+    if len(reasons) == len(pairs) and len(set(reasons.values())) == 1:
+        (reason,) = set(reasons.values())
+        return f"{', '.join(pairs.values())} ({reason})"
+    for name, reason in reasons.items():
+        if name in pairs:
+            pairs[name] += f" ({reason})"
+    return ", ".join(pairs.values())
 
 
 def _text(value: Value) -> str:

@@ -32,7 +32,8 @@ def check_upload(repository: str) -> list[str]:
 
     """
     fix = f"export {TOKEN} with a token that may write, or leave checkpoint.push out"
-    if (token := os.environ.get(TOKEN)) is None:
+    token = os.environ.get(TOKEN)
+    if token is None:
         raise AuthenticationError("HUB006", f"checkpoint.push = {repository!r} needs a token", f"no {TOKEN}", fix=fix)
     if constants.HF_HUB_OFFLINE:
         fix = "unset HF_HUB_OFFLINE, or leave checkpoint.push out"
@@ -55,27 +56,35 @@ def upload(folder: Path, repository: str, message: str) -> str:
 
     """
     disable_progress_bars()
-    again = "the same command tries again"
-    if (token := os.environ.get(TOKEN)) is None:
-        return f"the model isn't uploaded to {repository}, since {TOKEN} isn't set; {again}"
+    retry = "the same command tries again"
+    token = os.environ.get(TOKEN)
+    if token is None:
+        return f"the model isn't uploaded to {repository}, since {TOKEN} isn't set; {retry}"
     try:
         api = HfApi(token=token)
         api.create_repo(repository, private=True, exist_ok=True)
-        described = folder / _DESCRIPTION
-        own = _without_paths(described) if described.is_file() else None
-        left = [] if own is None else [_DESCRIPTION]
-        api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message, ignore_patterns=left)
-        if own is not None:
-            api.upload_file(path_or_fileobj=own, path_in_repo=_DESCRIPTION, repo_id=repository, commit_message=message)
+        description = _without_paths(folder / _DESCRIPTION)
+        ignored = [] if description is None else [_DESCRIPTION]
+        api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message, ignore_patterns=ignored)
+        if description is not None:
+            api.upload_file(
+                path_or_fileobj=description,
+                path_in_repo=_DESCRIPTION,
+                repo_id=repository,
+                commit_message=message,
+            )
     except Exception as error:  # Clients raise anything from OSError to errors of their HTTP library.
-        return f"the model isn't uploaded to {repository}: {first_line(error.__cause__ or error)}; {again}"
+        return f"the model isn't uploaded to {repository}: {first_line(error.__cause__ or error)}; {retry}"
     return f"the model is uploaded to {repository}"
 
 
 def _without_paths(file: Path) -> bytes | None:
-    """Return an adapter's description in which the base model has its folder's name alone; None if it has no path."""
+    """Return an adapter's description with the last part of its base model's path; None if it has no path."""
+    if not file.is_file():
+        return None
     settings = json.loads(file.read_bytes())
     base = str(settings.get("base_model_name_or_path"))
     if not base.startswith(("/", ".", "~")):
         return None
-    return json.dumps({**settings, "base_model_name_or_path": Path(base).name}, indent=2).encode()
+    settings["base_model_name_or_path"] = Path(base).name
+    return json.dumps(settings, indent=2).encode()

@@ -16,16 +16,16 @@ _UNKNOWN_CAUSE = "HUB004"
 
 
 def check_harness() -> None:
-    """Refuse to go on without the package.
+    """Refuse an evaluation if the package isn't installed.
 
     Raises:
         ConfigError: EVL001.
 
     """
     if importlib.util.find_spec("lm_eval") is None:
-        what = "--lm-eval needs the package lm-eval"
+        problem = "--lm-eval needs the package lm-eval"
         fix = "pip install 'hypha_ray[eval]', or give a --dataset"
-        raise ConfigError("EVL001", what, "it isn't installed", fix=fix)
+        raise ConfigError("EVL001", problem, "it isn't installed", fix=fix)
 
 
 def score_tasks(
@@ -68,7 +68,7 @@ def score_tasks(
 def _evaluate(
     network: Any, tokenizer: Any, tasks: Sequence[str], manager: Any, batch_size: int, seed: int
 ) -> dict[str, Any]:
-    """Return what the harness calls its results: a table of figures for each task."""
+    """Return the "results" of the harness: a table of figures for each task."""
     from hypha_ray.data.preparation.sources.hub_errors import explain
     from hypha_ray.model.loading.configuration import errors_as
 
@@ -78,18 +78,18 @@ def _evaluate(
         from lm_eval.models.huggingface import HFLM
 
         # Texts of a causal model are encoded without an end, which a few tokenizers add, and the harness would score.
-        ends = tokenizer.encode("a")[-1:] == [tokenizer.eos_token_id]
-        specials = {"add_bos_token": False} if ends else {}
+        adds_end = tokenizer.encode("a")[-1:] == [tokenizer.eos_token_id]
+        specials = {"add_bos_token": False} if adds_end else {}
         model = HFLM(pretrained=network, tokenizer=tokenizer, batch_size=batch_size, **specials)
         seeds = {f"{name}random_seed": seed for name in ("", "numpy_", "torch_", "fewshot_")}
         try:
-            found = simple_evaluate(model=model, tasks=list(tasks), task_manager=manager, log_samples=False, **seeds)
+            answer = simple_evaluate(model=model, tasks=list(tasks), task_manager=manager, log_samples=False, **seeds)
         except Exception as error:
             explained = explain(error, names, "look at dataset_path in the YAML file of the task")
             if explained.code == _UNKNOWN_CAUSE:
                 raise
             raise explained from error
-    results: dict[str, Any] = found["results"]
+    results: dict[str, Any] = answer["results"]
     return results
 
 
@@ -116,15 +116,15 @@ def _task_manager(tasks: Sequence[str], further: Path | None) -> Any:
     from lm_eval.tasks import TaskManager
 
     if further is not None:
-        own = TaskManager(include_path=str(further), include_defaults=False)
-        if set(tasks) <= set(own.all_subtasks):
-            return own
+        folder_manager = TaskManager(include_path=str(further), include_defaults=False)
+        if set(tasks) <= set(folder_manager.all_subtasks):
+            return folder_manager
     manager = TaskManager(include_path=None if further is None else str(further))
     refuse_unknown(tasks, manager.all_tasks)
     return manager
 
 
-def refuse_unknown(tasks: Sequence[str], known: Sequence[str]) -> None:
+def refuse_unknown(tasks: Sequence[str], known_tasks: Sequence[str]) -> None:
     """Refuse names that aren't among all known tasks, groups and tags.
 
     Raises:
@@ -132,16 +132,24 @@ def refuse_unknown(tasks: Sequence[str], known: Sequence[str]) -> None:
 
     """
     for task in tasks:
-        if task not in known:
-            near = get_close_matches(task, known, n=1)
-            fix = f"did you mean {near[0]!r}?" if near else "name the folder of its YAML file by --include-path"
-            raise ConfigError("EVL002", "lm-eval has no such task", repr(task), f"{len(known)} tasks and groups", fix)
+        if task not in known_tasks:
+            similar = get_close_matches(task, known_tasks, n=1)
+            fix = "name the folder of its YAML file by --include-path"
+            if similar:
+                fix = f"did you mean {similar[0]!r}?"
+            raise ConfigError(
+                "EVL002", "lm-eval has no such task", repr(task), f"{len(known_tasks)} tasks and groups", fix
+            )
 
 
 def figures_of(results: dict[str, dict[str, Any]]) -> Iterator[tuple[str, float]]:
     """Return the finite numbers of all tasks; keys of the harness have the form ``metric,filter``."""
     for task, values in results.items():
         for key, value in values.items():
-            metric, _, kind = key.partition(",")
-            if kind and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-                yield "/".join([task, metric, *([] if kind == "none" else [kind])]), float(value)
+            metric, _, filter_name = key.partition(",")
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if filter_name and is_number and math.isfinite(value):
+                name = f"{task}/{metric}"
+                if filter_name != "none":
+                    name += f"/{filter_name}"
+                yield name, float(value)

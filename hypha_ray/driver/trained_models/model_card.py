@@ -95,21 +95,24 @@ def _facts(job: Job, manifest: Manifest, round: int, base: str | None) -> Iterat
 
 
 def _settings(job: Job) -> Iterator[tuple[str, str]]:
+    sync = job.sync
+    rounds = job.rounds
     inner = job.inner_optimizer
     outer = job.outer_optimizer
     lora = job.model.lora
     yield "task", job.model.type
-    yield "exchange", f"{job.sync.strategy}, {job.sync.codec}, {job.num_workers} workers"
-    yield "samples of a round", f"{job.rounds.samples_between_updates:,}"
-    yield "largest batch", str(job.rounds.max_batch_size)
+    yield "exchange", f"{sync.strategy}, {sync.codec}, {job.num_workers} workers"
+    yield "samples of a round", f"{rounds.samples_between_updates:,}"
+    yield "largest batch", str(rounds.max_batch_size)
     yield "inner optimizer", f"{inner.name}, learning rate {inner.learning_rate:g}, {inner.schedule}"
     yield "outer optimizer", f"{outer.name}, learning rate {outer.learning_rate:g}, momentum {outer.momentum:g}"
     yield "seed", str(job.run.seed)
     if lora.rank is not None:
         yield "adapter", f"LoRA of rank {lora.rank}"
-    if job.rl.algorithm is not None:
-        generation = job.rl.generation
-        yield "reinforcement learning", f"{job.rl.algorithm}, {job.rl.group_size} responses to a prompt"
+    rl = job.rl
+    if rl.algorithm is not None:
+        generation = rl.generation
+        yield "reinforcement learning", f"{rl.algorithm}, {rl.group_size} responses to a prompt"
         yield "responses", f"up to {generation.max_response_tokens} tokens, temperature {generation.temperature:g}"
 
 

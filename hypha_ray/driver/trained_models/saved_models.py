@@ -26,9 +26,9 @@ _ADAPTER = "adapter_config.json"
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model that is there: a folder, or a snapshot of a run.
+    """A model that exists: a folder, or a snapshot of a run.
 
-    `folder` is None for a snapshot, which `run` and `round` tell.
+    `folder` is None for a snapshot, which `run` and `round` identify.
     """
 
     folder: Path | None
@@ -51,44 +51,45 @@ class ModelSource:
             yield self.run.export(Path(scratch, "model"), self.round)
 
 
-def find_model(wanted: str, round: int | None = None) -> ModelSource:
+def find_model(model: str, round: int | None = None) -> ModelSource:
     """Find a model.
 
     Args:
-        wanted: folder from `save_pretrained` or PEFT, or a run by its name or directory.
-        round: round of a run, counted from 0, that has a snapshot; None: the saved model, or else the newest snapshot.
+        model: folder from `save_pretrained` or PEFT, or a run by its name or directory.
+        round: round of a run, counted from 0, that has a snapshot; None: the saved model, otherwise the newest one.
 
     Raises:
         ConfigError: CFG011, a round of a folder that is no run.
         CheckpointError: there is no such run, or no snapshot of the round.
 
     """
-    folder = Path(wanted).expanduser()
-    if any((folder / name).is_file() for name in ("config.json", _ADAPTER)):
+    folder = Path(model).expanduser()
+    if (folder / "config.json").is_file() or (folder / _ADAPTER).is_file():
         if round is not None:
             fix = "leave --round out, or give the run"
             raise ConfigError("CFG011", "--round and the folder of a model exclude each other", fix=fix)
         return ModelSource(folder)
     from hypha_ray.driver.run import Run
 
-    run = Run(wanted)
-    if round is None and run.model.is_dir():
-        return ModelSource(run.model)
+    run = Run(model)
     if round is not None:
         run.require_snapshot(round)
-    return ModelSource(None, run, run.newest_snapshot if round is None else round)
+        return ModelSource(None, run, round)
+    if run.model.is_dir():
+        return ModelSource(run.model)
+    return ModelSource(None, run, run.newest_snapshot)
 
 
-def find_model_or_folder(wanted: str) -> ModelSource:
+def find_model_or_folder(model: str) -> ModelSource:
     """Find a model as `find_model` does; a path that leads to no run has to be the folder of a model.
 
     Raises:
         HyphaError: there is no such folder or run, or no configuration in the folder.
 
     """
-    folder = Path(wanted).expanduser()
-    if "/" not in wanted or RunDirectory(folder).begun:
-        return find_model(wanted)
+    folder = Path(model).expanduser()
+    if "/" not in model or RunDirectory(folder).begun:
+        return find_model(model)
     local_folder(str(folder.absolute()))
     if not (folder / _ADAPTER).is_file():
         read_config(folder)

@@ -225,7 +225,8 @@ class Console:
         # Reports of all workers come at once; a moment after the start their sum says nothing about speed.
         if count and seconds > 0.5:
             parts.append(f"{table.si(count / seconds)} {unit}")
-        parts += [f"{name} {value:.4f}" for name, value in table.validated(self._evaluation).items()]
+        for name, value in table.validated(self._evaluation).items():
+            parts.append(f"{name} {value:.4f}")
         if self._end_s is not None:
             remaining_s = max(0.0, self._end_s - self._clock())
             parts.append(f"ETA {table.duration(remaining_s)}")

@@ -15,13 +15,13 @@ from hypha_ray.telemetry.sinks.files import Record, plain
 
 
 class Losses(Protocol):
-    """Counts of what a destination doesn't get."""
+    """Counts of exports that don't reach a destination."""
 
     def wait(self, reason: object, capacity: int) -> None:
-        """Say that the destination can't be reached yet, and how many exports wait for it."""
+        """Report that the destination can't be reached yet, and how many exports may wait for it."""
 
     def began(self) -> None:
-        """Say that it can be reached now."""
+        """Report that the destination can be reached now."""
 
     def fail(self, reason: object) -> None:
         """Count an export that failed for good."""
@@ -39,7 +39,7 @@ class SinkPlace:
     directory: Path
     """The run directory."""
     losses: Losses
-    """Counts of what a sink with a queue of its own loses."""
+    """Counts of losses, for a sink with a queue of its own."""
     trackers: Path | None = None
     """Folder that trackers share for all runs; None: the run directory."""
     aim_repository: str | None = None
@@ -92,7 +92,7 @@ METRICS = (
 
 KINDS = {metric.name: metric.kind for metric in METRICS}
 NONE_LEFT = {"hypha_worker_batches": 0.0}
-"""Value of a gauge for a worker that is not in the round any more; the others have no value then."""
+"""Value of a gauge for a worker that isn't in the round any more; other gauges have no value then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,28 +114,28 @@ class Measures:
     def __init__(self) -> None:
         self._known: set[tuple[str, str | None]] = set()
 
-    def take(self, record: Record) -> list[Measurement]:
+    def measure(self, record: Record) -> list[Measurement]:
         """Return a record's finite values, and NaN for metrics that the previous record had and this one hasn't."""
         kind = record.get("kind")
-        found = [
-            measurement
-            for metric in METRICS
-            if metric.kind == kind
-            for measurement in _values(metric, record.get(metric.field))
-            if math.isfinite(measurement.value)
-        ]
-        known = {(one.metric, one.worker) for one in found}
-        gone = {key for key in self._known if KINDS[key[0]] == kind} - known
-        self._known = (self._known | known) - gone
-        ended = sorted(gone, key=lambda key: (key[0], key[1] or ""))
-        return found + [Measurement(name, NONE_LEFT.get(name, math.nan), worker) for name, worker in ended]
+        measurements: list[Measurement] = []
+        for metric in METRICS:
+            if metric.kind == kind:
+                measurements += _finite_values(metric, record.get(metric.field))
+        present = {(measurement.metric, measurement.worker) for measurement in measurements}
+        of_kind = {(name, worker) for name, worker in self._known if KINDS[name] == kind}
+        ended = of_kind - present
+        self._known = (self._known | present) - ended
+        for name, worker in sorted(ended, key=lambda key: (key[0], key[1] or "")):
+            measurements.append(Measurement(name, NONE_LEFT.get(name, math.nan), worker))
+        return measurements
 
 
-def _values(metric: Metric, field: object) -> Iterator[Measurement]:
+def _finite_values(metric: Metric, field: object) -> Iterator[Measurement]:
     if isinstance(field, dict) and metric.per_worker:
-        values = {str(worker): value for worker, value in field.items() if value is not None}
-        yield from (Measurement(metric.name, float(value), worker) for worker, value in values.items())
-    elif isinstance(field, int | float) and not metric.per_worker:
+        for worker, value in field.items():
+            if value is not None and math.isfinite(value):
+                yield Measurement(metric.name, float(value), str(worker))
+    elif isinstance(field, int | float) and not metric.per_worker and math.isfinite(field):
         yield Measurement(metric.name, float(field))
 
 
@@ -147,8 +147,8 @@ def check_installed(tracker: str, packages: Iterable[str]) -> None:
 
     """
     if not all(map(importlib.util.find_spec, packages)):
-        what = f"telemetry.sinks has {tracker}, which isn't installed"
-        raise ConfigError("CFG022", what, fix=f"pip install {tracker}, or leave it out of telemetry.sinks")
+        problem = f"telemetry.sinks has {tracker}, which isn't installed"
+        raise ConfigError("CFG022", problem, fix=f"pip install {tracker}, or leave it out of telemetry.sinks")
 
 
 class Points(NamedTuple):
@@ -170,20 +170,22 @@ class Curves:
 
     def __init__(self) -> None:
         self._reports: Counter[str] = Counter()
+        """Number of reports so far, by worker."""
 
     def points(self, record: Record) -> Points | None:
         """Return every number of a record; None if its kind has no curves."""
         match record.get("kind"):
             case "round" | "eval" as kind:
-                by_worker = {
-                    f"{name}/worker-{worker}": value
-                    for name in ("batches", "batch_s")
-                    for worker, value in (record.get(name) or {}).items()
-                }
-                return Points(kind, "round", record["round"], numbers_of(kind, {**record, **by_worker}))
+                fields = dict(record)
+                for name in ("batches", "batch_s"):
+                    by_worker = record.get(name) or {}
+                    for worker, value in by_worker.items():
+                        fields[f"{name}/worker-{worker}"] = value
+                return Points(kind, "round", record["round"], numbers_of(kind, fields))
             case "step":
                 worker = f"worker-{record['worker']}"
-                step, self._reports[worker] = self._reports[worker], self._reports[worker] + 1
+                step = self._reports[worker]
+                self._reports[worker] += 1
                 return Points(worker, f"{worker}/report", step, numbers_of(worker, record))
             case _:
                 return None
@@ -191,8 +193,9 @@ class Curves:
 
 def numbers_of(group: str, record: Record) -> dict[str, int | float]:
     """Return the finite numbers of a record, with a group before their names; `round` and `worker` are left out."""
-    return {
-        f"{group}/{name}": value
-        for name, value in plain(record).items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and name not in ("round", "worker")
-    }
+    numbers: dict[str, int | float] = {}
+    for name, value in plain(record).items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and name not in ("round", "worker"):
+            numbers[f"{group}/{name}"] = value
+    return numbers

@@ -89,7 +89,7 @@ class OpenTelemetry:
 
     def record(self, record: Record) -> None:
         """Set the gauges that the record has values for; a value that isn't set again isn't exported again."""
-        for measurement in self._measures.take(record):
+        for measurement in self._measures.measure(record):
             if math.isnan(measurement.value):
                 continue
             self._gauges[measurement.metric].set(measurement.value, measurement.tags(self._run))

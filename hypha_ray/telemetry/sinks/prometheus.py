@@ -27,7 +27,7 @@ class Prometheus:
 
     def record(self, record: Record) -> None:
         """Set the gauges that the record has values for; NaN makes a gauge vanish."""
-        for measurement in self._measures.take(record):
+        for measurement in self._measures.measure(record):
             self._gauges[measurement.metric].set(measurement.value, tags=measurement.tags(self._run))
 
     def event(self, event: Record) -> None:

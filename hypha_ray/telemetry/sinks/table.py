@@ -200,21 +200,27 @@ def summary_line(figures: Record) -> str:
 
 
 def _summary_parts(figures: Record) -> Iterator[str]:
-    yield f"{counted(figures.get('rounds', 0), 'round')} in {duration(figures.get('seconds'))}"
+    rounds = counted(figures.get("rounds", 0), "round")
+    yield f"{rounds} in {duration(figures.get('seconds'))}"
     yield from _work(figures)
     yield from _quality(figures)
     megabytes = (figures.get("bytes_up") or 0) / 1e6
     yield f"{megabytes:.1f} MB up"
-    if figures.get("traffic_ratio") is not None:
-        yield f"1/{figures['traffic_ratio']:.0f} of a gradient exchange at every step"
-    if figures.get("workers_lost"):
-        yield f"{counted(figures['workers_lost'], 'worker')} lost"
-    if figures.get("peak_memory_bytes") is not None:
-        yield f"a worker's GPU memory up to {figures['peak_memory_bytes'] / 2**30:.1f} GiB"
-    if figures.get("rejected"):
-        yield f"{counted(figures['rejected'], 'delta')} rejected"
-    if figures.get("slices_quarantined"):
-        yield f"{counted(figures['slices_quarantined'], 'damaged slice')} left out"
+    ratio = figures.get("traffic_ratio")
+    if ratio is not None:
+        yield f"1/{ratio:.0f} of a gradient exchange at every step"
+    workers = figures.get("workers_lost")
+    if workers:
+        yield f"{counted(workers, 'worker')} lost"
+    peak_bytes = figures.get("peak_memory_bytes")
+    if peak_bytes is not None:
+        yield f"a worker's GPU memory up to {peak_bytes / 2**30:.1f} GiB"
+    deltas = figures.get("rejected")
+    if deltas:
+        yield f"{counted(deltas, 'delta')} rejected"
+    slices = figures.get("slices_quarantined")
+    if slices:
+        yield f"{counted(slices, 'damaged slice')} left out"
     losses = list(_losses(figures.get("sinks") or {}))
     if losses:
         yield f"records lost by sinks: {', '.join(losses)}"
@@ -222,17 +228,19 @@ def _summary_parts(figures: Record) -> Iterator[str]:
 
 def _work(figures: Record) -> Iterator[str]:
     """Samples and tokens; the speed is that of tokens, or of samples if there are no tokens."""
-    samples = f"{si(figures.get('samples'))} samples"
-    if figures.get("tokens"):
-        yield samples
-        speed = f"{si(figures.get('tokens_per_s'))}/s"
+    samples = si(figures.get("samples"))
+    tokens = figures.get("tokens")
+    samples_per_s = figures.get("samples_per_s")
+    if tokens:
+        yield f"{samples} samples"
+        speed = si(figures.get("tokens_per_s")) + "/s"
         if figures.get("mfu") is not None:
             speed += f", MFU {figures['mfu']:.3f}"
-        yield f"{si(figures['tokens'])} tokens ({speed})"
-    elif figures.get("samples_per_s") is not None:
-        yield f"{samples} ({si(figures['samples_per_s'])}/s)"
+        yield f"{si(tokens)} tokens ({speed})"
+    elif samples_per_s is not None:
+        yield f"{samples} samples ({si(samples_per_s)}/s)"
     else:
-        yield samples
+        yield f"{samples} samples"
 
 
 def _quality(figures: Record) -> Iterator[str]:

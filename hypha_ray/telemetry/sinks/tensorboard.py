@@ -40,8 +40,8 @@ class TensorBoard:
             file.unlink()
         # A reader that has read the former files drops all of their steps.
         self._writer = SummaryWriter(str(self._folder), purge_step=0)
-        rows = "".join(f"    {key}: {value}\n" for key, value in plain(config).items())
-        self._writer.add_text("config", rows)
+        rows = [f"    {key}: {value}\n" for key, value in plain(config).items()]
+        self._writer.add_text("config", "".join(rows))
         for record in read_jsonl(self._metrics, end=self._earlier_bytes):
             self.record(record)
 

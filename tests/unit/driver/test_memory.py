@@ -131,7 +131,7 @@ def test_compiled_step_takes_at_most_that_of_a_fused_loss_and_logits_of_16_bits(
         foretold({**tables, "worker": {**given, "fused_loss": fuses, "compile": compiles}})
         for fuses, compiles in ((True, False), (False, False), (False, True))
     )
-    assert compiled.rest == fused.rest + 2 * 8 * 256 * LLAMA["vocab_size"] * 2
+    assert compiled.activations == fused.activations + 2 * 8 * 256 * LLAMA["vocab_size"] * 2
     assert compiled.total < plain.total
     assert compiled.note(1).startswith("a training step of a worker takes at most 0.")
     assert plain.note(1).startswith("a training step of a worker takes 0.")
@@ -158,13 +158,13 @@ def test_shards_of_more_processes_are_smaller_and_embeddings_are_gathered_by_all
         found = foretold(tables, processes)
         parts = [whole.weights / processes, whole.optimizer / processes]
         assert [found.weights, found.optimizer] == pytest.approx(parts, rel=0.01)
-        assert found.rest > 3 * 2 * embedding and found.built == whole.weights
+        assert found.activations > 3 * 2 * embedding and found.whole_model == whole.weights
 
 
 def test_8bit_adamw_saves_three_quarters_of_the_averages_and_no_activations() -> None:
     base: dict[str, Any] = {"model": {"config": LLAMA}, "rounds": {"max_batch_size": 8}}
     whole, narrow = foretold(base), foretold({**base, "inner_optimizer": {"name": "adamw8bit"}})
-    assert (narrow.weights, narrow.rest) == (whole.weights, whole.rest)
+    assert (narrow.weights, narrow.activations) == (whole.weights, whole.activations)
     assert 0.25 * whole.optimizer < narrow.optimizer < 0.27 * whole.optimizer
 
 
@@ -188,7 +188,7 @@ def test_processes_have_a_part_of_the_batch_each_and_one_optimizer() -> None:
     two = foretold({**base, "rounds": {"max_batch_size": 8}}, processes=2)
     half = foretold({**base, "rounds": {"max_batch_size": 4}})
     assert two == half and two.of_worker(1) == half.total
-    assert two.of_worker(2) == 2 * (half.weights + half.rest) + half.optimizer
+    assert two.of_worker(2) == 2 * (half.weights + half.activations) + half.optimizer
     assert two.note(2).startswith("a training step of a worker's 2 processes takes ")
 
 

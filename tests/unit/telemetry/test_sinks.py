@@ -284,7 +284,7 @@ def test_measures_of_a_round_have_every_finite_value() -> None:
         "workers": 2,
         "batches": {"0": 6, "10": 4},
     }
-    assert set(Measures().take(record)) == {
+    assert set(Measures().measure(record)) == {
         Measurement("hypha_round", 3.0),
         Measurement("hypha_sync_seconds", 0.5),
         Measurement("hypha_workers", 2.0),
@@ -295,24 +295,24 @@ def test_measures_of_a_round_have_every_finite_value() -> None:
 
 def test_measures_worker_that_left_has_no_batches() -> None:
     measures = Measures()
-    measures.take({"kind": "round", "batches": {0: 6, 1: 4}})
-    assert Measurement("hypha_worker_batches", 0.0, "1") in measures.take({"kind": "round", "batches": {0: 9}})
+    measures.measure({"kind": "round", "batches": {0: 6, 1: 4}})
+    assert Measurement("hypha_worker_batches", 0.0, "1") in measures.measure({"kind": "round", "batches": {0: 9}})
 
 
 def test_measures_worker_that_left_has_no_other_figures() -> None:
     measures = Measures()
-    measures.take({"kind": "round", "loss": 2.0, "batch_s": {0: 0.25, 1: 0.5}})
-    measures.take({"kind": "eval", "val_loss": 1.0})
-    (loss, rest, gone) = measures.take({"kind": "round", "loss": 1.5, "batch_s": {0: 0.25}})
+    measures.measure({"kind": "round", "loss": 2.0, "batch_s": {0: 0.25, 1: 0.5}})
+    measures.measure({"kind": "eval", "val_loss": 1.0})
+    (loss, rest, gone) = measures.measure({"kind": "round", "loss": 1.5, "batch_s": {0: 0.25}})
     assert (loss.value, rest.value) == (1.5, 0.25)
     assert (gone.metric, gone.worker, math.isnan(gone.value)) == ("hypha_worker_batch_seconds", "1", True)
-    assert len(measures.take({"kind": "round", "loss": 1.5, "batch_s": {0: 0.25}})) == 2
+    assert len(measures.measure({"kind": "round", "loss": 1.5, "batch_s": {0: 0.25}})) == 2
 
 
 @pytest.mark.parametrize("loss", [None, math.nan, math.inf])
 def test_measures_figure_that_a_round_lacks_is_no_longer_that_of_the_round_before(loss: float | None) -> None:
     measures = Measures()
-    measures.take({"kind": "round", "loss": 2.0})
-    (gone,) = measures.take({"kind": "round", "loss": loss})
+    measures.measure({"kind": "round", "loss": 2.0})
+    (gone,) = measures.measure({"kind": "round", "loss": loss})
     assert gone.metric == "hypha_loss" and math.isnan(gone.value)
-    assert measures.take({"kind": "round", "loss": 1.0}) == [Measurement("hypha_loss", 1.0)]
+    assert measures.measure({"kind": "round", "loss": 1.0}) == [Measurement("hypha_loss", 1.0)]
