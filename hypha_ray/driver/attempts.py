@@ -70,7 +70,9 @@ def records(job: Job, run: str, directory: RunDirectory, source: DataSource) -> 
     owner = _actor_on_this_node(ActorOwner, OWNER, run, max_restarts=-1).remote()
     try:
         specials = specials_of(job, source)
-        probes = probe_samples(source) if job.worker.probe_batch_size else None
+        probes = None
+        if job.worker.probe_batch_size:
+            probes = probe_samples(source)
         yield from _attempts(job, run, directory, (source.places, (specials, probes), owner), control)
     finally:
         ray.kill(owner)
@@ -315,5 +317,5 @@ def _actor_names(run: str) -> list[str]:
 def _find_actor(run: str, name: str) -> ray.actor.ActorHandle | None:
     try:
         return ray.get_actor(name, namespace=run)
-    except (ValueError, AssertionError):  # Ray asserts that it finds the class, which goes with a dead driver.
+    except (ValueError, AssertionError):  # Ray asserts that it finds the class, which vanishes with a dead driver.
         return None  # It has ended, or is about to.

@@ -44,8 +44,8 @@ class InterruptionReport:
     Args:
         job: the job, with `run.name` set.
         directory: the run directory, which may not exist yet.
-        command: the command that goes on with the run; empty without one.
-        resume: the command that goes on with it once it has begun; default: `command`.
+        command: the command that starts the run again; empty without one.
+        resume: the command that resumes the run once it has begun; default: `command`.
 
     """
 
@@ -75,7 +75,7 @@ class InterruptionReport:
     def ending_at_once(self) -> Iterator[None]:
         """Report a signal and end the process, while libraries are loaded.
 
-        An exception could be lost there: libraries go on without what they fail to load.
+        An exception could be lost there: libraries go on without modules that they fail to load.
         """
         early_signals: list[int] = []
         """Signals that came before the report could be made."""
@@ -109,7 +109,7 @@ class InterruptionReport:
         self._is_reported = True  # Only now: a second Ctrl-C may have cut an earlier report off.
 
     def text(self) -> str:
-        """Return the progress of the run, and the command that goes on with it."""
+        """Return the progress of the run, and the command that resumes it."""
         from hypha_ray.store.commits import CommitLog
         from hypha_ray.store.restore_point import usable_rounds
 

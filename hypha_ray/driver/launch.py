@@ -314,7 +314,7 @@ def finish(
     begin("saving the model")
     if plots is not None:
         plots.draw(directory.path)
-    with uncollected():  # Loaded last, so that a resumed run goes on at once.
+    with uncollected():  # Loaded last, so that a resumed run trains at once.
         from hypha_ray.store.mirror import Mirror
         from hypha_ray.store.mirror_courier import deliver
 
@@ -351,7 +351,7 @@ def _check_upload(job: Job) -> None:
 
 
 def _upload(job: Job, directory: RunDirectory) -> None:
-    """Upload the model, the best one if that is kept, and say whether it is there."""
+    """Upload the model, or the best one if the job keeps it, and print a note about the result."""
     from hypha_ray.driver.trained_models.hub_upload import upload
 
     folder = directory.path / "model-best"
@@ -394,5 +394,5 @@ def export_round(
     export(job, preprocessor, snapshot.tensors, folder, compatible)
     try:
         write_cards(folder, job, source.manifest, directory, round)
-    except OSError as error:  # The model is there, which a card only describes.
+    except OSError as error:  # The model itself is saved; its card only describes it.
         print_notes([f"the model's card was not written: {error.strerror or error}"])

@@ -31,7 +31,7 @@ def post(node_name: str | None, labels: Mapping[str, str]) -> str:
     """
     node_id = _find_node(cluster_nodes(), node_name).id
     post_labels(node_id, labels)
-    (node,) = [node for node in cluster_nodes() if node.id == node_id]
+    node = _find_node(cluster_nodes(), node_id)
     return f"{_node_text(node.address, node.id)}: {_terms_text(_posted_terms(node))}"
 
 

@@ -102,7 +102,7 @@ class PlotService:
 
 
 def draw_plots(run_directory: Path) -> list[str]:
-    """Draw a finished run's plots; returns a note if they can't be drawn, because the model is there."""
+    """Draw a finished run's plots; return a note, not an error, if they can't be drawn: the model is saved."""
     with uncollected():
         from hypha_ray.telemetry.plots import draw
 

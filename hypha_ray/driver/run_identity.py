@@ -34,7 +34,7 @@ def settle(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool) 
 
     Raises:
         ConfigError: the run belongs to another job and `resume` is False, or the directory can't be written.
-        CheckpointError: the run trains something else.
+        CheckpointError: the run is of another training.
 
     """
     if directory.begun:
@@ -49,7 +49,7 @@ def with_identity(job: Job, directory: RunDirectory, source: DataSource, resume:
     Args:
         job: with `run.name` and `run.dir` set.
         directory: run directory, which may not exist yet.
-        source: the dataset, whose tokenizer lies beside it.
+        source: the dataset, with its tokenizer.
         resume: whether to accept other external trainers, another reward model, or another source of a user's member
             of a family.
 

@@ -41,7 +41,7 @@ PACKAGES = (
     "fsspec",
     "protobuf",
 )
-"""Packages whose versions may change what a run computes or reads; those that aren't installed are left out."""
+"""Packages whose versions may change the results of a run; missing ones are left out."""
 _GIT_S = 10.0
 """Longest time for an answer of git."""
 
@@ -137,7 +137,7 @@ def _commit(folder: Path) -> dict[str, Any]:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return what git prints; None if it isn't there or fails."""
+    """Return the output of git; None if git is missing or fails."""
     command = ["git", "-C", str(folder), *arguments]
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S, check=True)

@@ -25,11 +25,11 @@ class Telemetry:
     """Writes records and events to the run directory, and passes them to the job's other sinks.
 
     Failures of sinks don't reach the caller, see `sinks.Isolated`. Files are opened for appending, so a new actor
-    continues those of a dead one.
+    continues the files of a dead one.
 
     Args:
         directory: the run directory.
-        telemetry: table of the job file; the files are written whether ``jsonl`` is there or not.
+        telemetry: table of the job file; the files are written with or without ``jsonl`` in its sinks.
         run: the run's name, the tag of all its metrics.
         config: the job without secrets.
         testing: failpoints to arm.

@@ -121,7 +121,7 @@ class Series:
 
 
 def draw(run_directory: Path) -> list[Path]:
-    """Draw a run's plots into its folder ``plots``, over those of an earlier call.
+    """Draw a run's plots into its folder ``plots``; plots of an earlier call are replaced.
 
     Args:
         run_directory: a folder with metrics.jsonl; summary.json is used where there is one.

@@ -1,4 +1,4 @@
-"""Classes of a job's model, which are those of its dataset unless the job file has others, and of a saved model."""
+"""Classes of a job's model, by default the dataset's, and of a saved model that is evaluated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LISTED = 10
 def with_classes(job: Job, manifest: Manifest) -> Job:
     """The job, with the dataset's classes and their names in `[model.config]`, or a regression of its numbers.
 
-    A job file that sets labels, a task without classes, and a model of a user's own factory leave it as it is.
+    The job stays as it is if its file sets labels, its task has no classes, or its model has a user's own factory.
     """
     config = dict(job.model.config or {})
     task = find_task(job.model.type)
@@ -32,8 +32,13 @@ def with_classes(job: Job, manifest: Manifest) -> Job:
         return job
     classes = manifest.classes
     if classes is not None:
-        config["id2label"] = {str(number): name for number, name in enumerate(classes.names)}
-        config["label2id"] = {name: number for number, name in enumerate(classes.names)}
+        id2label: dict[str, str] = {}
+        label2id: dict[str, int] = {}
+        for number, name in enumerate(classes.names):
+            id2label[str(number)] = name
+            label2id[name] = number
+        config["id2label"] = id2label
+        config["label2id"] = label2id
         if classes.several:
             config["problem_type"] = "multi_label_classification"
         elif job.model.repository and task.labels == "samples":  # The repository may have another problem type.
@@ -47,8 +52,11 @@ def with_classes(job: Job, manifest: Manifest) -> Job:
 
 
 def _labels_are_numbers(manifest: Manifest) -> bool:
-    labels = [tensor for tensor in manifest.tensors if tensor.name == "labels"]
-    return any(tensor.dtype == "float32" and not tensor.shape for tensor in labels)
+    """Whether the dataset has one number as the label of each sample."""
+    for tensor in manifest.tensors:
+        if tensor.name == "labels" and tensor.dtype == "float32" and not tensor.shape:
+            return True
+    return False
 
 
 def with_sample_tokens(job: Job, manifest: Manifest) -> Job:
@@ -60,7 +68,7 @@ def with_sample_tokens(job: Job, manifest: Manifest) -> Job:
 def relabelled(
     slices: Iterable[Arrays], manifest: Manifest, task: Task, id2label: Mapping[int, str]
 ) -> Iterator[Arrays]:
-    """Return slices of a dataset whose labels have a saved model's number of the class of each name.
+    """Renumber the labels of slices: a class gets the number that a saved model has for its name.
 
     Another file of the same kind may lack a class, and then has other numbers. Labels stay as they are if dataset or
     model has no names of classes, or if no name is in both.
@@ -88,19 +96,22 @@ def relabelled(
 def by_number(manifest: Manifest, task: Task, id2label: Mapping[int, str]) -> str | None:
     """Return a note if `relabelled` keeps numbers of classes because model and dataset share no name; None otherwise.
 
-    A model whose classes are in another order would be scored wrongly, which nothing else would show.
+    A model with classes in another order would be scored wrongly, and without this note unnoticed.
     """
     classes = manifest.classes
     if classes is None or not (task.classifies or task.measures) or set(classes.names) & set(id2label.values()):
         return None
-    pairs = [f"{name} = {id2label[number]}" for number, name in enumerate(classes.names) if number in id2label]
+    pairs = []
+    for number, name in enumerate(classes.names):
+        if number in id2label:
+            pairs.append(f"{name} = {id2label[number]}")
     listed = ", ".join(pairs[:_LISTED])
     ellipsis = ", …" if len(pairs) > _LISTED else ""
     return f"model and dataset share no class name, so classes go by number: {listed}{ellipsis}"
 
 
 def _renumbered(labels: Array, numbers: Array, several: bool, classes: int) -> Array:
-    """Labels with other numbers; those of several classes have a column for each class."""
+    """Labels with other numbers; labels with several classes a sample have a column for each class."""
     if several:
         columns = np.zeros((len(labels), classes), labels.dtype)
         columns[:, numbers] = labels

@@ -34,7 +34,7 @@ def serve(location: str, name: str | None, node: str | None) -> Replica:
         node: address, or first characters of the id, of a node in the cluster; None: this machine.
 
     Raises:
-        ConfigError: a name can't be used, is in use on that node, or no node is meant.
+        ConfigError: the name can't be used or is in use on that node, or `node` fits no single node.
         DataError: the folder contains no dataset, or other samples than data nodes of that name.
 
     """
@@ -70,7 +70,7 @@ def serve(location: str, name: str | None, node: str | None) -> Replica:
 
 
 def served() -> dict[str, tuple[list[Replica], list[LostReplica]]]:
-    """All data nodes of the cluster, by dataset: those that answer, and those that don't."""
+    """All data nodes of the cluster, by dataset: live replicas, and lost ones."""
     return {name: look_up(name) for name in names()}
 
 

@@ -116,7 +116,7 @@ def _open_part(dataset: Dataset, stack: ExitStack) -> DataSource:
 
 
 def _mixed(sources: Sequence[DataSource]) -> DataSource:
-    """A mixture, whose tokenizer is that of the first dataset with a chat template, otherwise of the first."""
+    """A mixture; its tokenizer is from the first dataset with a chat template, otherwise from the first dataset."""
 
     def read(info: SliceInfo) -> Arrays:
         source = sources[dataset_of(info.index)]
@@ -161,10 +161,10 @@ def _at_nodes(dataset: Dataset, folder: Path) -> DataSource:
     """A dataset that data nodes serve, of which `folder` gets manifest and tokenizer."""
     name = str(dataset.name)
     replicas = replicas_of(name)
-    _require_parts(dataset, [replica.manifest for replica in replicas])
+    manifests = [replica.manifest for replica in replicas]
+    _require_parts(dataset, manifests)
     files = _first_answer(replicas, lambda actor: actor.preprocessor.remote())
-    manifest = whole([replica.manifest for replica in replicas])
-    return _with_copy(manifest, files, folder, Place(name, served=True), _reader(replicas))
+    return _with_copy(whole(manifests), files, folder, Place(name, served=True), _reader(replicas))
 
 
 def _with_copy(

@@ -117,8 +117,11 @@ def _serve(listener: socket.socket, driver: int) -> NoReturn:
 
 def _read_by_libraries(environment: dict[str, str]) -> dict[str, str]:
     """Variables with which other libraries might be loaded, or in another way."""
-    names = [name for name in environment if name.startswith(READ_BY_LIBRARIES) and name not in READ_LATER]
-    return {name: environment[name] for name in names}
+    variables = {}
+    for name, value in environment.items():
+        if name.startswith(READ_BY_LIBRARIES) and name not in READ_LATER:
+            variables[name] = value
+    return variables
 
 
 def _reap(workers: set[int]) -> set[int]:

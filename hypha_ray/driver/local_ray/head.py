@@ -90,7 +90,7 @@ def _start() -> Any:
 
     enable_token_auth_by_default()
     ensure_token_if_auth_enabled({}, create_token_if_missing=True)
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # As ray.init for a Ray of its own.
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # ray.init does the same for a Ray that it starts.
     worker = str(Path(__file__).with_name("worker.py"))
     parameters = RayParams(include_dashboard=False, worker_path=worker, _system_config={})
     return _Node(parameters, head=True, shutdown_at_exit=False, spawn_reaper=True, ray_init_cluster=True)
@@ -136,5 +136,5 @@ def _descendants(pid: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # This folder, whose modules nothing else should find.
+    sys.path.pop(0)  # This folder: its modules would hide others, such as `worker`.
     main()

@@ -42,11 +42,11 @@ class RayService:
         path = str(self._folder / "fork_server")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.can_fork = forks and "ray" not in sys.modules and _listens(self._listener, path)
-        """Whether workers can be forked: Ray reads some of their variables as it is loaded."""
+        """Whether workers can be forked: not after Ray was loaded, because Ray reads some variables of workers then."""
         self._server: int | None = None
         """Process id of the fork server; None without one."""
         self._server_end, self._end = os.pipe()
-        """Ends of the pipe that tells the fork server of this process's end."""
+        """Ends of a pipe: the fork server ends when this process, with the second one, has ended."""
         self._address = ""
         script = Path(__file__).with_name("head.py")
         self._head = subprocess.Popen(
@@ -64,7 +64,7 @@ class RayService:
             self._listener.close()  # Workers start by themselves.
 
     def fork_workers(self) -> None:
-        """Fork workers from this process as it is now; if that isn't safe, they load libraries by themselves."""
+        """Fork workers from this process as it is now; if that isn't safe, each worker loads its libraries."""
         assert self.can_fork
         self._server = fork_server(self._listener, self._server_end)
         for name in _read_by_ray(self._head.pid):

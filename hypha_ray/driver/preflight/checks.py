@@ -1,4 +1,4 @@
-"""All checks before a start, in one list, which a dry run goes through as well.
+"""All checks before a start, in one list, for a run and for a dry run.
 
     settings ──► dataset ──► skeleton of the model ──► model and dataset ──► weights ──► (Ray) ──► cluster
 
@@ -31,7 +31,7 @@ def check_job(job: Job) -> None:
     """Refuse an optimizer, schedule, sink, address or device that isn't available.
 
     Raises:
-        HyphaError: what is wrong with the job file.
+        HyphaError: a setting of the job file is wrong.
 
     """
     check_built_in(job)
@@ -76,14 +76,14 @@ def check_plugins(job: Job) -> list[str]:
 
 
 def check_rewards(job: Job) -> list[str]:
-    """Load the reward functions, which may be those of modules in the working directory, and look at a reward model.
+    """Load the reward functions, also of modules in the working directory, and check the reward model.
 
     Returns:
         Notes for the user.
 
     Raises:
         ConfigError: RWD003, RWD004, one can't be had; RWD007, the model can't be a reward model.
-        HyphaError: the model can't be had, or its weights aren't those of its model.
+        HyphaError: the reward model can't be loaded, or its weights don't fit its configuration.
 
     """
     if job.rl.algorithm is None:
@@ -128,7 +128,7 @@ def check_model(job: Job, source: DataSource) -> list[str]:
         Notes for the user.
 
     Raises:
-        HyphaError: what is wrong with the model, its weights, or the dataset for it.
+        HyphaError: the model, its weights, or the dataset for it is wrong.
 
     """
     return check_case(case_of(job, source))
@@ -194,7 +194,7 @@ def _try_copy(case: Case) -> list[str]:
 
 
 def _check_adapter(job: Job, network: PreTrainedModel) -> list[str]:
-    """Refuse trainers whose base model can't be proved; returns a note with the number of trained parameters."""
+    """Refuse an adapter that can't be trained; return a note with the number of trained parameters."""
     if job.rl.has_critic:
         critic = f"rl.algorithm = {job.rl.algorithm!r} trains a critic beside the policy"
         problem = f"{critic}, and adapters of two models at once aren't supported"
@@ -205,8 +205,12 @@ def _check_adapter(job: Job, network: PreTrainedModel) -> list[str]:
     if job.worker.sharding == "full":
         problem = f"{job.model.repository} is an adapter, and worker.sharding trains whole models"
         raise ConfigError("CFG011", problem, fix="give a whole model, or leave worker.sharding out")
-    trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
-    whole = sum(parameter.numel() for parameter in network.parameters())
+    trained = 0
+    whole = 0
+    for parameter in network.parameters():
+        whole += parameter.numel()
+        if parameter.requires_grad:
+            trained += parameter.numel()
     return [f"the adapter trains {trained:,} of {whole:,} parameters"]
 
 

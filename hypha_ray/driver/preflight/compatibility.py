@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 1 << 30
 _COUNTS_OBJECTS = ("instance-segmentation", "universal-segmentation")
-"""Tasks whose loss is a mean over the objects in a batch, of which each sample has some."""
+"""Tasks whose loss is a mean over all objects in a batch; a sample may have several objects."""
 _TRANSCRIBED = ("ctc", "tdt")
-"""Tasks whose labels are tokens, and whose scores are samples."""
+"""Tasks whose labels are tokens, but which count scored samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Case:
 
     @property
     def trains_outside_ray(self) -> bool:
-        """Whether all trainers are external ones, whose losses and settings are their own."""
+        """Whether all trainers are external ones, with losses and settings of their own."""
         return all(group.bridged for group in self.job.worker_groups)
 
 
@@ -253,7 +253,7 @@ def check_image_size(case: Case) -> None:
 
 
 def compare_tokens(case: Case) -> list[str]:
-    """Compare the dataset's tokens with those that the model's repository was saved with.
+    """Compare the dataset's tokens with the tokenizer in the model's repository.
 
     Returns:
         A note if they differ: a job may give a model a new vocabulary, though few mean to.

@@ -26,7 +26,7 @@ _AT_ONCE = 256
 
 
 def check_loss(case: Case) -> list[str]:
-    """Refuse a job whose model has no loss on its dataset, or not that of its task.
+    """Refuse a job whose model has no loss on its dataset, or another loss than its task.
 
     Losses of trainers outside of Ray are unknown here, and aren't checked.
 

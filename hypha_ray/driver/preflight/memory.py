@@ -139,7 +139,7 @@ def step_memory(job: Job, task: Task, samples: Samples, processes: int = 1) -> S
 
 
 def _move_to_cpu(network: torch.nn.Module) -> None:
-    """Replace all tensors by those of a mode that has CPUs without memory; tied ones stay tied."""
+    """Replace all tensors by tensors of the fake mode, on a CPU without memory; tied ones stay tied."""
     moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # The old ones are kept, so that no id is used again.
     for module in network.modules():
         for tensors in (module._parameters, module._buffers):
@@ -269,10 +269,16 @@ class SketchedShards:
     """
 
     def __init__(self, network: nn.Module, processes: int) -> None:
-        self._pieces = {parameter: _piece(parameter, processes) for parameter in network.parameters()}
-        self._shapes = {piece: parameter.shape for parameter, piece in self._pieces.items()}
-        self.pieces = nn.ParameterList(piece for piece in self._pieces.values() if piece.requires_grad)
+        self._pieces: dict[nn.Parameter, nn.Parameter] = {}
+        self._shapes: dict[nn.Parameter, torch.Size] = {}
+        self.pieces = nn.ParameterList()
         """The first process's parts of trained parameters, on which its optimizer steps."""
+        for parameter in network.parameters():
+            piece = _piece(parameter, processes)
+            self._pieces[parameter] = piece
+            self._shapes[piece] = parameter.shape
+            if piece.requires_grad:
+                self.pieces.append(piece)
         self.weights = bytes_of([*self._pieces.values(), *network.buffers()])
         """Bytes of all parts of weights in the first process."""
         self._gathered: dict[Any, Tensor] = {}
@@ -283,10 +289,12 @@ class SketchedShards:
         for block, prefetched in zip(blocks, [None, *blocks], strict=False):
             weights = list(block.parameters())
             in_blocks.update(weights)
-            prefetched_weights = [] if prefetched is None else list(prefetched.parameters())
+            backward_weights = list(weights)
+            if prefetched is not None:
+                backward_weights += prefetched.parameters()
             block.register_forward_pre_hook(partial(self._gather, block, weights))
             block.register_forward_hook(partial(self._free, block))
-            block.register_full_backward_pre_hook(partial(self._gather, block, [*weights, *prefetched_weights]))
+            block.register_full_backward_pre_hook(partial(self._gather, block, backward_weights))
             self._reduce_gradients(block, weights)
         outside_blocks = [parameter for parameter in self._pieces if parameter not in in_blocks]
         network.register_forward_pre_hook(partial(self._gather, network, outside_blocks))

@@ -23,7 +23,7 @@ from hypha_ray.store.directory import RunDirectory
 
 
 def check_early(job: Job, directory: RunDirectory | None, resume: bool) -> None:
-    """Refuse settings that are wrong whatever the model, the samples and the cluster are.
+    """Refuse settings that are wrong with any model, samples and cluster.
 
     Args:
         job: the job; a partial one is checked as far as possible.
@@ -31,7 +31,7 @@ def check_early(job: Job, directory: RunDirectory | None, resume: bool) -> None:
         resume: whether the run has to exist, and may be by another job.
 
     Raises:
-        HyphaError: a setting, or a file or run that the job names.
+        HyphaError: a setting is wrong, or a file or run that the job names is missing.
 
     """
     begun = directory is not None and directory.begun
@@ -52,7 +52,7 @@ def check_settings(job: Job) -> None:
     """Refuse a schedule, address or device that isn't available.
 
     Raises:
-        HyphaError: what is wrong with the job file.
+        HyphaError: a setting of the job file is wrong.
 
     """
     check_schedule(job.inner_optimizer, inner_steps(job))
@@ -87,9 +87,12 @@ def _check_processes(job: Job, key: str, gpus: float, processes: int) -> None:
     """Refuse processes of a worker without a GPU each or without a sample; those of an island may share GPUs."""
     supervised = job.rl.algorithm is None
     if gpus != processes and (gpus > 1 or (supervised and gpus and processes > 1)):
-        setting = "worker.processes" if supervised else "rl.model_workers"
+        setting = "rl.model_workers"
+        fix = "set it to the GPUs"
+        if supervised:
+            setting = "worker.processes"
+            fix = "leave it out"
         problem = f"{key}: a process of a worker uses one GPU, and {setting} is {processes}"
-        fix = "leave it out" if supervised else "set it to the GPUs"
         raise ConfigError("CFG003", problem, f"{gpus:g}", f"{processes}", fix)
     batch_size = job.rounds.max_batch_size
     if supervised and processes > batch_size:
@@ -137,7 +140,7 @@ def advice(job: Job, gpus: float = 0.0) -> Iterator[str]:
 
 
 def _of_gpus(job: Job, gpus: float) -> Iterator[str]:
-    """Advice on GPUs that no worker leases: a worker uses those of its lease, and no other one."""
+    """Advice on GPUs that no worker leases: a worker uses only the GPUs of its lease."""
     leased = any(group.gpu for group in job.worker_groups if not group.bridged)
     if gpus and not leased and job.worker.device == "auto":
         yield f"all workers train on CPUs, because none leases a GPU, and there are {gpus:g}: set resources.worker.gpu"
@@ -175,7 +178,9 @@ def _of_delay(job: Job) -> Iterator[str]:
     sync = job.sync
     global_batch = job.num_workers * job.rounds.max_batch_size
     round_batches = math.ceil(job.samples(job.rounds.warmup_rounds) / global_batch)
-    period = round_batches * sync.fragments if sync.staggered else round_batches
+    period = round_batches
+    if sync.staggered:
+        period *= sync.fragments
     delay = round_batches * (sync.in_flight - 1) + sync.delay_steps
     if not sync.mixing and 2 * delay > period:
         lateness = f"results come {delay} batches late, and are exchanged every {period} or so of a worker"

@@ -51,9 +51,12 @@ def _devices_of(job: Job, group: WorkerGroup, nodes: Sequence[NodeResources]) ->
     """Return the kinds of devices that a group's workers may have."""
     if not group.gpu or job.worker.device == "cpu":
         return [CPU]
-    gpus = {_gpu_name(node) for node in nodes if node.total.get("GPU")}
-    allowed = [gpu for gpu in gpus if group.gpu_type in (None, "any", "nvidia", gpu)]
-    return sorted(allowed) or [UNKNOWN_GPU]
+    gpus: set[str] = set()
+    for node in nodes:
+        gpu = _gpu_name(node)
+        if node.total.get("GPU") and group.gpu_type in (None, "any", "nvidia", gpu):
+            gpus.add(gpu)
+    return sorted(gpus) or [UNKNOWN_GPU]
 
 
 def _gpu_name(node: NodeResources) -> str:
@@ -76,7 +79,7 @@ def _job_on(case: Case, device: str) -> Job | None:
 
 
 def _settings_text(job: Job) -> str:
-    """Return settings as text, with the reasons of those that are chosen; a common reason of all is there once."""
+    """Return settings as text, with the reasons for chosen ones; a reason that all share is written once."""
     pairs = {name: f"{name} {_text(value)}" for name, value in settings_of(job).items()}
     reasons = job.reasons
     if len(reasons) == len(pairs) and len(set(reasons.values())) == 1:

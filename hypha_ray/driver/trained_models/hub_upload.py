@@ -13,7 +13,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from hypha_ray.errors import AuthenticationError, ConfigError, first_line
 
 TOKEN = "HF_TOKEN"
-"""Environment variable of the token, which is taken from nowhere else."""
+"""Environment variable of the token: the only source of it."""
 
 
 _DESCRIPTION = "adapter/adapter_config.json"
@@ -27,7 +27,7 @@ def check_upload(repository: str) -> list[str]:
         A note if the hub can't be reached now.
 
     Raises:
-        AuthenticationError: HUB006 without a token, HUB002 with one that the hub doesn't know.
+        AuthenticationError: HUB006 without a token, HUB002 with a token that the hub refuses.
         ConfigError: CFG011 if the hub isn't asked at all.
 
     """

@@ -37,7 +37,7 @@ class ModelSource:
 
     @contextmanager
     def opened(self) -> Iterator[Path]:
-        """Yield the folder of the model; that of a snapshot is there until the context ends.
+        """Yield the folder of the model; the folder of a snapshot exists until the context ends.
 
         Raises:
             HyphaError: the snapshot can't be saved as a model.

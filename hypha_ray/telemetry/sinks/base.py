@@ -31,7 +31,7 @@ PATIENCE_S = 5.0
 """Longest wait for all sinks together at the end of a run."""
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 60.0
-"""Pauses between attempts to start a sink whose server isn't there; each is twice as long as the one before."""
+"""Pauses between attempts to start a sink whose server isn't there; each is twice as long as the last one."""
 
 
 class Sink(Protocol):
@@ -50,7 +50,7 @@ class Sink(Protocol):
         """Take the figures of the whole run."""
 
     def close(self) -> None:
-        """Send what is queued, and release all resources."""
+        """Send queued records, and release all resources."""
 
 
 class Tally:
@@ -74,12 +74,12 @@ class Tally:
         self._count("is too slow", dropped=calls)
 
     def wait(self, reason: object, capacity: int) -> None:
-        """Say that the sink can't be started yet; nothing is lost so far."""
+        """Report that the sink can't be started yet; nothing is lost so far."""
         retries = f"it is tried again, and up to {capacity} records wait"
         self._report(f"telemetry sink {self.name} can't be started yet ({redacted(str(reason))}); {retries}")
 
     def began(self) -> None:
-        """Say that a sink which couldn't be started has been, and what it lacks."""
+        """Report that the sink is started at last, with the number of records that it lacks."""
         missing = f"{self._dropped} records are missing there" if self._dropped else "no record is missing there"
         self._report(f"telemetry sink {self.name} is started now; {missing}")
 
@@ -288,7 +288,7 @@ class Composite:
         return [text for text in problems if text is not None]
 
     def losses(self) -> dict[str, dict[str, int]]:
-        """Return what each sink has lost."""
+        """Return the losses of each sink, by its name."""
         return {sink.tally.name: sink.tally.counts() for sink in self._sinks}
 
 
@@ -340,7 +340,7 @@ def check_built_in(job: Job) -> None:
     """Refuse built-in sinks whose packages aren't installed, or whose settings are wrong.
 
     Raises:
-        HyphaError: what is wrong with the job file.
+        HyphaError: a sink's package is missing, or a setting of it is wrong.
 
     """
     for name in job.telemetry.sinks:

@@ -30,7 +30,7 @@ class View(Protocol):
         """Show progress; `part` is the completed fraction of all rounds, 0 to 1."""
 
     def still(self, text: str) -> None:
-        """Show after a silence what goes on: progress, or the last phase if the text is empty."""
+        """Show the progress after a silence, or the last phase if the text is empty."""
 
     def stop(self) -> None:
         """Restore the terminal."""
@@ -84,7 +84,7 @@ class Lines:
 
 
 class Console:
-    """Shows a run while it goes on.
+    """Shows the progress of a run.
 
     Rounds are shown as a count of all, from one: ``3/100``. A round's validation figure is that of the weights after
     it; the record of the evaluation comes before that of the round. If the stream's reader is gone, nothing more is
@@ -95,9 +95,9 @@ class Console:
         stream: where to write; default: standard output.
         interactive: whether to draw a live table; default: if the stream is a terminal that can show one.
         clock: monotonic seconds.
-        rounds: whether to show rounds at all; without them only what is waited for, notes, and the summary at last.
+        rounds: whether to show rounds at all; without them only phases, notes and the final summary.
         began_s: monotonic time at which the command began; default: now.
-        silence_s: seconds without a line after which a view without a terminal shows what goes on.
+        silence_s: seconds without a line after which a view without a terminal repeats the progress or phase.
 
     """
 
@@ -187,7 +187,7 @@ class Console:
         self._show(lambda view: view.progress(text, min(1.0, part)), is_line=False)
 
     def still(self) -> None:
-        """Show what goes on, after a silence."""
+        """Show the progress or the phase again, after a silence."""
         text = self._progress() if self._is_training else ""
         self._show(lambda view: view.still(text))
 

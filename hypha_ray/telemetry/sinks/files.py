@@ -66,7 +66,7 @@ class JsonLines:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = FileIO(path, "ab", opener=opener)
         if _ends_inside_a_line(path):
-            self._file.write(b"\n")  # a writer was killed: what it left costs no other record
+            self._file.write(b"\n")  # A writer was killed within a line: the next record gets a line of its own.
 
     def write(self, record: Record) -> None:
         """Append one record; NaN and infinity become null, fields keep their order.

@@ -109,7 +109,7 @@ class Measurement:
 
 
 class Measures:
-    """Extracts metrics from records; remembers those that had a value, to report when they have none."""
+    """Extracts metrics from records; reports once when a metric has no value any more."""
 
     def __init__(self) -> None:
         self._known: set[tuple[str, str | None]] = set()

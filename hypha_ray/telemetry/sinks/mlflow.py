@@ -26,7 +26,7 @@ class MLflow:
     """
 
     packages: ClassVar = ("mlflow", "sqlalchemy", "alembic")
-    """Modules of mlflow; mlflow-skinny lacks those of databases."""
+    """Modules of mlflow; mlflow-skinny lacks the two for databases."""
 
     def __init__(self, sink_place: SinkPlace) -> None:
         self._name = sink_place.run

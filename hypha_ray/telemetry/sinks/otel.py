@@ -1,4 +1,4 @@
-"""OpenTelemetry over OTLP/HTTP, set up by the standard OTEL_* environment variables and nothing else."""
+"""OpenTelemetry over OTLP/HTTP, set up only by the standard OTEL_* environment variables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypha_ray.telemetry.sinks.files import Record
 from hypha_ray.telemetry.sinks.inputs import METRICS, Losses, Measures, SinkPlace
 
 _CAPACITY = 1024
-"""Exports that wait for a collector: at one a minute those of 17 hours."""
+"""Most exports that wait for a collector: 17 hours of one a minute."""
 _REASON = "no OTLP collector takes the metrics; see OTEL_EXPORTER_OTLP_ENDPOINT"
 
 

@@ -117,7 +117,7 @@ OF_TOKENS = {"tokens", "tok/s"}
 
 
 def columns_for(records: Iterable[Record]) -> tuple[Column, ...]:
-    """Return the columns that apply to these rounds; those of tokens and of other objectives may not."""
+    """Return the columns that apply to these rounds, without empty ones and those of other objectives."""
     records = list(records)
     objective = _trained_objective(records)
     hidden: set[str] = set()
