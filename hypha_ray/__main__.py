@@ -34,8 +34,8 @@ def _main() -> None:
         case [name, *arguments] if name in jobs:
             _run(jobs[name], arguments)
         case [name, *_]:
-            near = get_close_matches(name, jobs, n=1)
-            fix = f"did you mean {near[0]!r}?" if near else "hypha-ray --help lists all jobs"
+            matches = get_close_matches(name, jobs, n=1)
+            fix = f"did you mean {matches[0]!r}?" if matches else "hypha-ray --help lists all jobs"
             raise ConfigError("CFG001", "there is no such job", repr(name), ", ".join(jobs), fix)
 
 
@@ -48,13 +48,16 @@ def _run(script: Path, arguments: list[str]) -> None:
 
 def _help(jobs: dict[str, Path]) -> str:
     """Return the usage, and for each job the first line of its description."""
-    lines = [f"  {name:<10} {_summary(file)}" for name, file in jobs.items()]
-    return "\n".join([(__doc__ or "").strip(), "", "jobs:", *lines])
+    usage = __doc__ or ""
+    lines = [f"  {name:<10} {_summary(script)}" for name, script in jobs.items()]
+    return "\n".join([usage.strip(), "", "jobs:", *lines])
 
 
 def _summary(script: Path) -> str:
-    text = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
-    return text.splitlines()[0].partition(": python jobs/")[0]
+    tree = ast.parse(script.read_text(encoding="utf-8"))
+    doc = ast.get_docstring(tree) or ""
+    summary, _, _ = doc.splitlines()[0].partition(": python jobs/")
+    return summary
 
 
 if __name__ == "__main__":

@@ -52,11 +52,19 @@ class HyphaError(Exception):
         self.fix = fix
 
     def __str__(self) -> str:
-        found = ", ".join(filter(None, [self.got and f"got {self.got}", self.allowed and f"allowed {self.allowed}"]))
+        details = []
+        if self.got:
+            details.append(f"got {self.got}")
+        if self.allowed:
+            details.append(f"allowed {self.allowed}")
         text = f"error[{self.code}]: {self.what}"
-        text += f" — {found}" if found else ""
-        text += "" if text.endswith((".", "?", "!")) else "."
-        return redacted(f"{text} Fix: {self.fix}" if self.fix else text)
+        if details:
+            text += f" — {', '.join(details)}"
+        if not text.endswith((".", "?", "!")):
+            text += "."
+        if self.fix:
+            text += f" Fix: {self.fix}"
+        return redacted(text)
 
 
 class ConfigError(HyphaError):
@@ -123,12 +131,14 @@ class HubError(TryAgainError):
 
 def first_line(error: BaseException) -> str:
     """First line of an error's text; the name of its class if there is no text."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    line, _, _ = str(error).strip().partition("\n")
+    return line or type(error).__name__
 
 
 def reason_of(error: BaseException) -> str:
     """Class and text of an error of a library or of users' code, as one line of at most 300 characters."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_REASON]
+    text = f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:_LONGEST_REASON]
 
 
 def line_of(error: BaseException, url: str) -> str:

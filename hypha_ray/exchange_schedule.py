@@ -35,4 +35,5 @@ def outer_steps_before(job: Job, round: int, fragment: int) -> int:
     fragments = job.sync.fragments
     if not job.sync.staggered:
         return max(0, round - warmup)
-    return len(range(warmup + (fragment - warmup) % fragments, round, fragments))
+    first_round = warmup + (fragment - warmup) % fragments
+    return len(range(first_round, round, fragments))

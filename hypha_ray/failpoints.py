@@ -72,6 +72,7 @@ PAUSE_S = 1
 _Actions: TypeAlias = dict[int | None, str]
 """Action of a point, and the hit at which it happens; None: every one."""
 
+_SPEC = re.compile(r"(?P<name>[a-z_.]+)(?::(?P<key>\w+))?=(?P<action>\w+)@(?P<hits>\d+(?:,\d+)*|\*)")
 _armed: dict[tuple[str, str | None], _Actions] = {}
 _log: list[Path] = []
 
@@ -89,51 +90,60 @@ def arm(specs: Sequence[str], log: str | None) -> None:
     _armed.clear()
     _log[:] = [Path(log)] if log else []
     for spec in specs:
-        found = re.fullmatch(r"([a-z_.]+)(?::(\w+))?=(\w+)@(\d+(?:,\d+)*|\*)", spec)
-        if found is None or found[1] not in POINTS or not _log:
+        match = _SPEC.fullmatch(spec)
+        if match is None or match["name"] not in POINTS or not _log:
             allowed = "NAME[:KEY]=ACTION@HITS with a name of hypha_ray/failpoints.py, and testing.failpoint_log"
             raise ConfigError("CFG003", "testing.failpoints is out of range", spec, allowed)
-        hits: list[int | None] = [None] if found[4] == "*" else [int(hit) for hit in found[4].split(",")]
-        _armed.setdefault((found[1], found[2]), {}).update(dict.fromkeys(hits, found[3]))
+        actions = _armed.setdefault((match["name"], match["key"]), {})
+        if match["hits"] == "*":
+            actions[None] = match["action"]
+        else:
+            actions.update(dict.fromkeys(map(int, match["hits"].split(",")), match["action"]))
 
 
 def failpoint(name: str, key: object = None) -> str | None:
-    """A named point: fails if it is armed and this hit is meant. Returns an action that the place must act out.
+    """A named point: fails if it is armed for this hit. Returns an action that the caller must act out.
 
     Args:
         name: one of `POINTS`.
-        key: which of several alike, such as a worker's number.
+        key: number or name that distinguishes points of one name, such as a worker's number; None: there is one.
 
     """
     if not _armed:
         return None
-    armed = _armed.get((name, str(key))) or _armed.get((name, None))
-    if armed is None:
+    actions = _armed.get((name, str(key))) or _armed.get((name, None))
+    if actions is None:
         return None
-    action = _count(name, key, armed)
-    return None if action is None else _ACTIONS.get(action, lambda: action)()
+    action = _count(name, key, actions)
+    if action not in _ACTIONS:
+        return action
+    _ACTIONS[action]()
+    return None
 
 
 def hits(log: str | Path, name: str, fired: bool = True) -> int:
     """Number of hits of a point, or only of those that fired, over all processes."""
     if not Path(log).exists():
         return 0
-    lines = [json.loads(line) for line in Path(log).read_text(encoding="utf-8").splitlines()]
-    return sum(line["name"] == name and (line["fired"] or not fired) for line in lines)
+    lines = Path(log).read_text(encoding="utf-8").splitlines()
+    of_point = [hit for hit in map(json.loads, lines) if hit["name"] == name]
+    return sum(hit["fired"] for hit in of_point) if fired else len(of_point)
 
 
-def _count(name: str, key: object, armed: _Actions) -> str | None:
-    """Add this hit to the log; returns what it does, if it fires."""
-    shown = None if key is None else str(key)
+def _count(name: str, key: object, actions: _Actions) -> str | None:
+    """Add this hit to the log; returns its action, None if it does nothing."""
+    key_text = None if key is None else str(key)
+    is_counted_by_key = (name, key_text) in _armed
     with _log[0].open("a+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
-        before = [json.loads(line) for line in file]
-        counted = (name, shown) in _armed
-        same = [line for line in before if line["name"] == name and (not counted or line["key"] == shown)]
-        action = armed.get(len(same) + 1, armed.get(None))
-        fired = action is not None
-        file.write(json.dumps({"name": name, "key": shown, "action": action, "fired": fired}) + "\n")
+        number = 1
+        for hit in map(json.loads, file):
+            if hit["name"] == name and (not is_counted_by_key or hit["key"] == key_text):
+                number += 1
+        action = actions.get(number, actions.get(None))
+        record = {"name": name, "key": key_text, "action": action, "fired": action is not None}
+        file.write(json.dumps(record) + "\n")
         file.flush()
         os.fsync(file.fileno())
     return action

@@ -34,7 +34,7 @@ class Family:
     unknown: str = "PLG001"
     """Code of the error of a name that there isn't."""
     unloadable: str = "PLG002"
-    """Code of the error of a member that can't be had."""
+    """Code of the error of a member that can't be loaded or used."""
 
 
 SINKS = Family(

@@ -40,26 +40,34 @@ Figure: TypeAlias = Callable[[Mapping[str, float]], float]
 
 def task_figures(evaluation: Mapping[str, Any]) -> dict[str, float]:
     """Figures by name that tell how well a task is done: accuracy, metrics of the job, or shares of solved prompts."""
-    present = {name: value for name, value in evaluation.items() if value is not None}
-    return {name: float(value) for name, value in present.items() if _TASK_FIGURE.fullmatch(name)}
+    figures = {}
+    for name, value in evaluation.items():
+        if value is not None and _TASK_FIGURE.fullmatch(name):
+            figures[name] = float(value)
+    return figures
 
 
 def objective_of(records: Iterable[Mapping[str, Any]]) -> Objective:
     """Objective of a run by its evaluations; the loss if there are none."""
     records = list(records)
-    known = (one for one in OBJECTIVES if any(record.get(one.name) is not None for record in records))
-    return next(known, LOSS)
+    for objective in OBJECTIVES:
+        for record in records:
+            if record.get(objective.name) is not None:
+                return objective
+    return LOSS
 
 
 def metric_figure(name: str) -> str:
     """Name of the figure of one of the job's own metrics; of a metric ``module:object`` it has the object's name."""
-    return f"{METRIC}{name.rpartition(':')[2]}"
+    _, _, object_name = name.rpartition(":")
+    return f"{METRIC}{object_name}"
 
 
 def shown_beside(objective: Objective, record: Mapping[str, Any]) -> list[str]:
     """Names of further figures of an evaluation that are shown with the objective, as far as it has them."""
-    named = [name for name in objective.beside if name in record]
-    return [*named, *(name for name in record if name.startswith(METRIC))]
+    built_in = [name for name in objective.beside if name in record]
+    own_metrics = [name for name in record if name.startswith(METRIC)]
+    return built_in + own_metrics
 
 
 def figures_of(sums: Sums, perplexity: bool, metrics: Mapping[str, Figure] | None = None) -> dict[str, float | None]:
@@ -74,28 +82,41 @@ def figures_of(sums: Sums, perplexity: bool, metrics: Mapping[str, Figure] | Non
         Figures by name; None for one that isn't finite, and for one without weight.
 
     """
-    found = {name: _mean(value, weight) for name, (value, weight) in sums.items() if not name.startswith(METRIC)}
-    if perplexity and "val_loss" in found and "accuracy" not in found:
-        found["perplexity"] = _exp(found["val_loss"])
-    return found | {name: _metric(name, figure, sums) for name, figure in (metrics or {}).items()}
+    figures: dict[str, float | None] = {}
+    for name, (value, weight) in sums.items():
+        if not name.startswith(METRIC):
+            figures[name] = _mean(value, weight)
+    if perplexity and "val_loss" in figures and "accuracy" not in figures:
+        figures["perplexity"] = _exp(figures["val_loss"])
+    for name, figure in (metrics or {}).items():
+        figures[name] = _metric(name, figure, sums)
+    return figures
 
 
 def _metric(name: str, figure: Figure, sums: Sums) -> float | None:
-    """Return a metric by its sums; None for one that can't be told, which its own code may say by an exception."""
-    own = {key.removeprefix(f"{name}/"): value for key, (value, _) in sums.items() if key.startswith(f"{name}/")}
-    if not own:
+    """Return a metric by its sums; None without sums, if its code fails, or if it isn't finite."""
+    prefix = f"{name}/"
+    own_sums = {}
+    for key, (value, _) in sums.items():
+        if key.startswith(prefix):
+            own_sums[key.removeprefix(prefix)] = value
+    if not own_sums:
         return None
     try:
-        value = float(figure(own))
+        value = float(figure(own_sums))
     except Exception:  # Code of users may raise anything.
         return None
     return value if math.isfinite(value) else None
 
 
 def _mean(value: float, weight: float) -> float | None:
-    return value / weight if weight and math.isfinite(value) else None
+    if not weight or not math.isfinite(value):
+        return None
+    return value / weight
 
 
 def _exp(loss: float | None) -> float | None:
-    """Return e to that power, or None where it is too large for a float."""
-    return math.exp(loss) if loss is not None and loss < 709 else None
+    """Return e to that power; None if it is too large for a float."""
+    if loss is None or loss >= 709:
+        return None
+    return math.exp(loss)

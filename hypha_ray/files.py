@@ -33,10 +33,11 @@ def opener(path: str, flags: int) -> int:
 def make_private(path: Path) -> None:
     """Let only the owner read a file or enter a folder; a link, and what it leads to, stays as it is."""
     facts = path.lstat()
-    wanted = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER}.get(stat.S_IFMT(facts.st_mode))
-    if wanted is not None and stat.S_IMODE(facts.st_mode) != wanted:
+    kind = stat.S_IFMT(facts.st_mode)
+    mode = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER}.get(kind)
+    if mode is not None and stat.S_IMODE(facts.st_mode) != mode:
         with suppress(PermissionError):
-            path.chmod(wanted)
+            path.chmod(mode)
 
 
 def make_tree_private(folder: Path) -> None:
@@ -80,19 +81,26 @@ def _imported_names(file: Path) -> set[str]:
     except (SyntaxError, ValueError):
         return set()
     in_package = file.with_name("__init__.py").is_file()
+    modules: list[str] = []
+    """Dotted names of imported modules."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names.update(part for alias in node.names for part in alias.name.split(".")[: None if in_package else 1])
+            modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             if node.module is not None:
-                names.update(node.module.split(".")[: None if in_package else 1])
+                modules.append(node.module)
             if node.module is None or in_package:
                 names.update(alias.name for alias in node.names)
+    for module in modules:
+        first_part, *further_parts = module.split(".")
+        names.add(first_part)
+        if in_package:
+            names.update(further_parts)
     return names
 
 
-_PACKAGE: Final = next(folder for folder in Path(__file__).parents if folder.name == "hypha_ray")
+_PACKAGE: Final = Path(__file__).parent
 _INSTALLED: Final = _PACKAGE / "jobs"
 
 
@@ -103,8 +111,11 @@ def jobs_folder() -> Path:
 
 def find_file(file: str) -> Path:
     """Return the path of a job file; a bare name may be one of those that come with the package."""
-    packaged = {path.name: path for path in (jobs_folder() / "configs").glob("*.toml")}
-    return packaged[file] if file in packaged and not Path(file).exists() else Path(file)
+    configs = jobs_folder() / "configs"
+    for packaged in configs.glob("*.toml"):
+        if packaged.name == file and not Path(file).exists():
+            return packaged
+    return Path(file)
 
 
 def as_installed(text: str) -> str:

@@ -24,6 +24,7 @@ from pydantic_core import CoreSchema, core_schema
 from hypha_ray.errors import ConfigError, HyphaError, reason_of
 from hypha_ray.families import FAMILIES, Family
 from hypha_ray.files import with_imports
+from hypha_ray.texts import counted
 
 OWN = "module:object"
 """Form of the name of a member that lies beside the job or is installed."""
@@ -86,10 +87,10 @@ def is_own(family: str, name: str) -> bool:
 
 
 def look_beside_the_job() -> None:
-    """Let a driver find modules of its working directory first, as Ray lets its actors, whose own is another."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    """Let a driver find modules of its working directory first, as Ray's actors do, which have another one."""
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
 
 
 def find(family: str, name: str) -> Any:
@@ -102,9 +103,9 @@ def find(family: str, name: str) -> Any:
     """
     table = FAMILIES[family]
     if table.members.get(name):
-        return _attribute(*_parts(table.members[name]))
+        return _load(table.members[name])
     require_known(family, name)
-    member = _own(table, name)
+    member = _load_own(table, name)
     _require_shape(table, name, member)
     return member
 
@@ -119,10 +120,10 @@ def require_known(family: str, name: str) -> None:
     table = FAMILIES[family]
     if table.members.get(name) or _is_own(name) or name in _installed(family):
         return
-    known = names(family)
-    near = get_close_matches(name, known, n=1)
-    fix = f"did you mean {near[0]!r}?" if near else f"for a {table.noun} of your own write {OWN}"
-    raise ConfigError(table.unknown, f"there is no such {table.noun}", repr(name), ", ".join(known), fix)
+    members = names(family)
+    matches = get_close_matches(name, members, n=1)
+    fix = f"did you mean {matches[0]!r}?" if matches else f"for a {table.noun} of your own write {OWN}"
+    raise ConfigError(table.unknown, f"there is no such {table.noun}", repr(name), ", ".join(members), fix)
 
 
 def create(family: str, name: str, options: Mapping[str, Any] | None = None, *arguments: Any) -> Any:
@@ -139,11 +140,13 @@ def create(family: str, name: str, options: Mapping[str, Any] | None = None, *ar
 
     """
     member = find(family, name)
-    own = options_of(family, name, member, options)
+    member_options = options_of(family, name, member, options)
     if not inspect.isclass(member):
         return member
     build: Any = member
-    return build(*arguments) if own is None else build(*arguments, own)
+    if member_options is None:
+        return build(*arguments)
+    return build(*arguments, member_options)
 
 
 def options_of(
@@ -167,17 +170,18 @@ def options_of(
     kind = getattr(member, _OPTIONS, None)
     if kind is None:
         if options and not table.free_options:
-            what = f"{key}: {table.noun} {name} has no options"
-            raise ConfigError("CFG001", what, ", ".join(options)[:_LONGEST], fix="leave the table out")
+            problem = f"{key}: {table.noun} {name} has no options"
+            option_names = ", ".join(options)
+            raise ConfigError("CFG001", problem, option_names[:_LONGEST], fix="leave the table out")
         return None
     if not (inspect.isclass(kind) and issubclass(kind, BaseModel)):
-        what = f"{table.noun} {name} can't be used: its {_OPTIONS} are no options"
-        raise ConfigError(table.unloadable, what, fix="derive them from hypha_ray.plugins.Options")
+        problem = f"{table.noun} {name} can't be used: its {_OPTIONS} are no options"
+        raise ConfigError(table.unloadable, problem, fix="derive them from hypha_ray.plugins.Options")
     try:
-        own: BaseModel = kind.model_validate(dict(options or {}))
+        member_options: BaseModel = kind.model_validate(dict(options or {}))
     except ValidationError as error:
         raise _wrong_option(key, kind, error) from None
-    return own
+    return member_options
 
 
 def attempt(key: str, family: str, name: str, options: Mapping[str, Any] | None, job: Any) -> None:
@@ -196,31 +200,37 @@ def attempt(key: str, family: str, name: str, options: Mapping[str, Any] | None,
     options_of(family, name, member, options, key)
     for package in getattr(member, "packages", ()):
         if importlib.util.find_spec(package) is None:
-            what = f"{table.noun} {name} needs the package {package}"
-            raise ConfigError(table.unloadable, what, "it isn't installed", fix=f"pip install {package}")
+            problem = f"{table.noun} {name} needs the package {package}"
+            raise ConfigError(table.unloadable, problem, "it isn't installed", fix=f"pip install {package}")
     try:
         if hasattr(member, "check"):
             member.check(job)
         if table.trial is not None:
-            _attribute(*_parts(table.trial))(name, options)
+            try_member = _load(table.trial)
+            try_member(name, options)
     except HyphaError:
         raise
     except (Exception, SystemExit) as error:  # A member of users may raise anything.
-        what = f"{table.noun} {name} fails on a small example"
-        raise ConfigError("PLG003", what, reason_of(error), table.allowed, "mend it; see docs/plugins.md") from error
+        problem = f"{table.noun} {name} fails on a small example"
+        raise ConfigError("PLG003", problem, reason_of(error), table.allowed, "mend it; see docs/plugins.md") from error
 
 
 def sources(family: str, name: str) -> frozenset[Path]:
     """Files of a member that a user brings, with modules beside them that they import; none of a built-in member."""
-    place = None if is_built_in(family, name) else _place(family, name)
-    if place is None:
+    if is_built_in(family, name):
         return frozenset()
+    reference = _reference(family, name)
+    if reference is None:
+        return frozenset()
+    module, _ = _parts(reference)
     try:
-        spec = importlib.util.find_spec(_parts(place)[0])
+        spec = importlib.util.find_spec(module)
     except Exception:  # A package of users may raise anything as it is imported.
         return frozenset()
-    path = None if spec is None or spec.origin is None else Path(spec.origin)
-    return frozenset() if path is None or not path.is_file() else frozenset(with_imports(path))
+    if spec is None or spec.origin is None:
+        return frozenset()
+    path = Path(spec.origin)
+    return frozenset(with_imports(path)) if path.is_file() else frozenset()
 
 
 def _is_own(name: str) -> bool:
@@ -234,36 +244,39 @@ def _installed(family: str) -> dict[str, str]:
     return {point.name: point.value for point in entry_points(group=f"hypha_ray.{family}")}
 
 
-def _place(family: str, name: str) -> str | None:
+def _reference(family: str, name: str) -> str | None:
     """The ``module:object`` of a member that a user brings; None if there is none of the name."""
     return name if _is_own(name) else _installed(family).get(name)
 
 
-def _parts(place: str) -> tuple[str, str]:
-    module, _, name = place.partition(":")
+def _parts(reference: str) -> tuple[str, str]:
+    module, _, name = reference.partition(":")
     return module, name
 
 
-def _attribute(module: str, name: str) -> Any:
-    """An object of a module; None if there is nothing of that name."""
+def _load(reference: str) -> Any:
+    """The object of a ``module:object``; None if the module has nothing of that name."""
+    module, name = _parts(reference)
     member: Any = importlib.import_module(module)
     for part in name.split("."):
         member = getattr(member, part, None)
     return member
 
 
-def _own(table: Family, name: str) -> Any:
+def _load_own(table: Family, name: str) -> Any:
     """Load a member that a user brings."""
-    module, attribute = _parts(str(_place(table.name, name)))
-    what = f"{table.noun} {name} can't be loaded"
+    reference = str(_reference(table.name, name))
+    module, attribute = _parts(reference)
+    problem = f"{table.noun} {name} can't be loaded"
     try:
-        member = _attribute(module, attribute)
+        member = _load(reference)
     except (Exception, SystemExit) as error:  # A module of users may raise anything.
-        fix = f"put {module.partition('.')[0]}.py into the job's working directory, and try to import it"
-        raise ConfigError(table.unloadable, what, reason_of(error), fix=fix) from error
+        file = f"{module.partition('.')[0]}.py"
+        fix = f"put {file} into the job's working directory, and try to import it"
+        raise ConfigError(table.unloadable, problem, reason_of(error), fix=fix) from error
     if not callable(member):
         got = "nothing of that name" if member is None else type(member).__name__
-        raise ConfigError(table.unloadable, what, got, table.allowed, f"define {attribute} in {module}")
+        raise ConfigError(table.unloadable, problem, got, table.allowed, f"define {attribute} in {module}")
     return member
 
 
@@ -274,13 +287,13 @@ def _require_shape(table: Family, name: str, member: Any) -> None:
         ConfigError: PLG002, or the family's own code.
 
     """
-    lacks = next(_lacking(table, member), None)
-    if lacks is not None:
-        what = f"{table.noun} {name} can't be used"
-        raise ConfigError(table.unloadable, what, lacks, table.allowed, "mend it; see docs/plugins.md")
+    flaw = next(_flaws(table, member), None)
+    if flaw is not None:
+        problem = f"{table.noun} {name} can't be used"
+        raise ConfigError(table.unloadable, problem, flaw, table.allowed, "mend it; see docs/plugins.md")
 
 
-def _lacking(table: Family, member: Any) -> Iterator[str]:
+def _flaws(table: Family, member: Any) -> Iterator[str]:
     """Descriptions of all that a member lacks."""
     methods = dict(table.methods)
     is_class = inspect.isclass(member)
@@ -289,19 +302,35 @@ def _lacking(table: Family, member: Any) -> Iterator[str]:
             methods["__call__"] = table.arguments
         elif not _takes(member, table.arguments):
             yield f"a function that can't be called with {_counted(table.arguments)}"
-    if (methods or table.attributes) and not is_class:
+    if is_class:
+        yield from _flaws_of_class(member, methods, table.attributes)
+    elif methods or table.attributes:
         yield "no class"
-        return
+
+
+def _flaws_of_class(member: Any, methods: Mapping[str, int], attributes: Sequence[str]) -> Iterator[str]:
     for method, count in methods.items():
-        function = next((vars(kind)[method] for kind in member.__mro__ if method in vars(kind)), None)
+        function = _definition(member, method)
+        takes_self = not isinstance(function, staticmethod | classmethod)
+        arguments = count + 1 if takes_self else count
         if function is None:
             yield f"a class without the method {method}"
-        elif not _takes(getattr(member, method), count + (not isinstance(function, staticmethod | classmethod))):
+        elif not _takes(getattr(member, method), arguments):
             yield f"a method {method} that can't be called with {_counted(count)}"
-    yield from (f"a class without {name}" for name in table.attributes if not hasattr(member, name))
-    missing = sorted(getattr(member, "__abstractmethods__", ()))
-    if missing:
-        yield f"a class without the method {missing[0]}"
+    for attribute in attributes:
+        if not hasattr(member, attribute):
+            yield f"a class without {attribute}"
+    abstract_methods = sorted(getattr(member, "__abstractmethods__", ()))
+    if abstract_methods:
+        yield f"a class without the method {abstract_methods[0]}"
+
+
+def _definition(member: Any, method: str) -> Any:
+    """A method as the class or one of its bases defines it; None if none does."""
+    for kind in member.__mro__:
+        if method in vars(kind):
+            return vars(kind)[method]
+    return None
 
 
 def _takes(function: Any, count: int) -> bool:
@@ -316,26 +345,27 @@ def _takes(function: Any, count: int) -> bool:
 
 
 def _counted(arguments: int) -> str:
-    return "no argument" if not arguments else f"{arguments} argument{'s' * (arguments > 1)}"
+    return "no argument" if arguments == 0 else counted(arguments, "argument")
 
 
 def _wrong_option(key: str, kind: type[BaseModel], error: ValidationError) -> ConfigError:
     """The first error that pydantic reports, in the terms of a job file."""
     first = error.errors(include_url=False)[0]
     name = ".".join(map(str, first["loc"]))
-    known = list(kind.model_fields)
+    option = f"{key}.{name}"
     if first["type"] == "extra_forbidden":
-        return unknown_option(f"{key}: unknown key {name}", name, known)
+        return unknown_option(f"{key}: unknown key {name}", name, list(kind.model_fields))
     if first["type"] == "missing":
-        return ConfigError("CFG012", f"{key}.{name} is missing", fix=f"give {key}.{name}")
-    got = repr(first["input"])[:80]
-    is_type = first["type"].endswith("_type")
-    code, what = ("CFG002", "has the wrong type") if is_type else ("CFG003", "is out of range")
-    return ConfigError(code, f"{key}.{name} {what}", got, first["msg"], "mend it, or leave it out")
+        return ConfigError("CFG012", f"{option} is missing", fix=f"give {option}")
+    got = repr(first["input"])
+    fix = "mend it, or leave it out"
+    if first["type"].endswith("_type"):
+        return ConfigError("CFG002", f"{option} has the wrong type", got[:80], first["msg"], fix)
+    return ConfigError("CFG003", f"{option} is out of range", got[:80], first["msg"], fix)
 
 
-def unknown_option(what: str, name: str, known: Sequence[str]) -> ConfigError:
-    """Error of a key that there isn't, with the nearest one."""
-    near = get_close_matches(name, known, n=1)
-    fix = f"did you mean `{near[0]}`?" if near else "leave it out"
-    return ConfigError("CFG001", what, allowed=", ".join(known), fix=fix)
+def unknown_option(problem: str, name: str, options: Sequence[str]) -> ConfigError:
+    """Error of an option that there isn't, with the nearest one."""
+    matches = get_close_matches(name, options, n=1)
+    fix = f"did you mean `{matches[0]}`?" if matches else "leave it out"
+    return ConfigError("CFG001", problem, allowed=", ".join(options), fix=fix)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -22,19 +21,21 @@ SHORTEST = 4
 """Letters of a secret that is looked for in other texts."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,2}[^\s'\"<>`]+")
 _PASSWORD = re.compile(r"(:/{1,2}[^/?#@:]*):(?!\d+(?:[/?#]|$))\S*@")
-"""To the last @, for a password may have one in it, or a slash; what is a port is none."""
+"""Password up to the last @, since it may contain that or a slash; a port is no password."""
 _USER = re.compile(r"^(https?:/{1,2})[^/?#@]+@")
-_BARE = re.compile(r"\?[^=&#;?]+(?=#|$)")
-_SAID = re.compile(r"([?&#;][^=&#;?]*=)[^&#;]+")
+_BARE_QUERY = re.compile(r"\?[^=&#;?]+(?=#|$)")
+_QUERY_VALUE = re.compile(r"([?&#;][^=&#;?]*=)[^&#;]+")
 
 
 def redacted(text: str) -> str:
-    """A text in which the secrets of all URLs are hidden; once more changes nothing."""
-    return _URL.sub(lambda found: _hidden(found[0]), text) if ":/" in text else text
+    """A text in which the secrets of all URLs are hidden; to redact it again changes nothing."""
+    if ":/" not in text:
+        return text
+    return _URL.sub(lambda match: _hidden(match[0]), text)
 
 
 def redacted_tree(value: Any) -> Any:
-    """Tables and lists with all of their texts like that."""
+    """Tables and lists with all of their texts redacted."""
     match value:
         case str():
             return redacted(value)
@@ -51,13 +52,15 @@ def is_redacted(text: str) -> bool:
 
 
 def secrets_of(url: str) -> list[str]:
-    """The secrets of a URL, as they are written in it and as they are meant; the longest first, no very short ones."""
-    shown = set(re.split(r"[?&#;=@:/]+", redacted(url)))
-    parts = {part for part in re.split(r"[?&#;=@:/]+", url) if part} - shown
+    """The secrets of a URL, as written in it and without percent-encoding; the longest first, no very short ones."""
+    visible_parts = re.split(r"[?&#;=@:/]+", redacted(url))
+    secrets = set(re.split(r"[?&#;=@:/]+", url)).difference(visible_parts)
     password = _password(url)
-    found = {*parts, *([password] if password else [])}
-    found |= {unquote(part) for part in found}
-    return sorted((part for part in found if len(part) >= SHORTEST), key=len, reverse=True)
+    if password is not None:
+        secrets.add(password)
+    secrets |= set(map(unquote, secrets))
+    long_secrets = [secret for secret in secrets if len(secret) >= SHORTEST]
+    return sorted(long_secrets, key=len, reverse=True)
 
 
 def _password(url: str) -> str | None:
@@ -66,7 +69,7 @@ def _password(url: str) -> str | None:
         return None
     try:
         return urlsplit(url).password
-    except ValueError:  # Such as a bracket that isn't closed; what `redacted` hides is still found.
+    except ValueError:  # Such as a bracket that isn't closed; `secrets_of` still has the parts that `redacted` hides.
         return None
 
 
@@ -74,7 +77,8 @@ def _hidden(url: str) -> str:
     url = _PASSWORD.sub(rf"\1:{HIDDEN}@", url)
     if not _PASSWORD.search(url):
         url = _USER.sub(rf"\1{HIDDEN}@", url)
-    return _BARE.sub(f"?{HIDDEN}", _SAID.sub(rf"\1{HIDDEN}", url))
+    url = _QUERY_VALUE.sub(rf"\1{HIDDEN}", url)
+    return _BARE_QUERY.sub(f"?{HIDDEN}", url)
 
 
 def counted(number: int, noun: str) -> str:
@@ -84,12 +88,21 @@ def counted(number: int, noun: str) -> str:
 
 def ranges(numbers: Iterable[int]) -> list[str]:
     """Write numbers briefly, in order: ``0-7``, ``9``."""
-    pairs = groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
-    spans: list[list[int]] = [[number for _, number in pair] for _, pair in pairs]
-    return [str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans]
+    spans: list[list[int]] = []
+    """First and last number of each range."""
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    texts = []
+    for first, last in spans:
+        texts.append(str(first) if first == last else f"{first}-{last}")
+    return texts
 
 
 def rounds_text(rounds: Sequence[int]) -> str:
     """Write rounds that are counted from 0 as people count them: ``round 4``, ``rounds 1-3, 7``."""
     noun = "round" if len(rounds) == 1 else "rounds"
-    return f"{noun} {', '.join(ranges(round + 1 for round in rounds))}"
+    from_one = [round + 1 for round in rounds]
+    return f"{noun} {', '.join(ranges(from_one))}"

@@ -38,16 +38,21 @@ IGNORED: dict[KeyPath, str] = {
 }
 
 
-def inside(path: Sequence[str]) -> KeyPath:
+def without_guide_table(path: Sequence[str]) -> KeyPath:
     """A key as it would be written outside the guide's table."""
-    return tuple(path[len(GUIDE) :] if tuple(path[: len(GUIDE)]) == GUIDE else path)
+    path = tuple(path)
+    if path[: len(GUIDE)] == GUIDE:
+        return path[len(GUIDE) :]
+    return path
 
 
-def own(path: Sequence[str]) -> KeyPath:
+def canonical(path: Sequence[str]) -> KeyPath:
     """The schema's name of a key; unknown names are returned unchanged, with ``_`` for ``-``."""
-    name = inside(path)
-    ours = len(free_table(tuple(part.replace("-", "_") for part in name)) or name)
-    name = (*(part.replace("-", "_") for part in name[:ours]), *name[ours:])
+    written = without_guide_table(path)
+    name = tuple(part.replace("-", "_") for part in written)
+    table = free_table(name)
+    if table is not None:  # Keys below it are defined elsewhere, and may have a hyphen.
+        name = table + written[len(table) :]
     if name[:1] == CONFIG[:1] and name[1:2] and name[1] in LABELS:
         return (*CONFIG, *name[1:])
     return RENAMED.get(name, name)
@@ -103,10 +108,14 @@ def habit(name: str) -> str | None:
         return "give the job file without a flag: `@ job.toml`"
     if name in _RESUME:
         return "did you mean `--resume NAME`?"
-    return f"did you mean `{HABITS[name]}`?" if name in HABITS else None
+    if name in HABITS:
+        return f"did you mean `{HABITS[name]}`?"
+    return None
 
 
 def habit_inside(path: Sequence[str]) -> str | None:
     """The key that the last part of an unknown key means in the table where it stands; None if it means none there."""
-    key = HABITS.get(path[-1].lower().replace("-", "_"))
-    return key if key is not None and tuple(key.split(".")[:-1]) == tuple(path[:-1]) else None
+    name = path[-1].lower().replace("-", "_")
+    key = HABITS.get(name, "")
+    table = key.split(".")[:-1]
+    return key if key and table == list(path[:-1]) else None

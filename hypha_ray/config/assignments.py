@@ -10,7 +10,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from hypha_ray.config.aliases import CONTAINERS, IGNORED, habit, habit_inside, own
+from hypha_ray.config.aliases import CONTAINERS, IGNORED, canonical, habit, habit_inside
 from hypha_ray.config.document import Document, check, parse
 from hypha_ray.config.keys import (
     EACH,
@@ -35,26 +35,28 @@ SWITCHES = ("dry-run", "resume", "help")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value for a key; `raw` is the key as it was written, `document` is None for a flag."""
+    """A value for a key; `written` is the key as it was written, `document` is None for a flag."""
 
     path: KeyPath
     value: Any
-    raw: KeyPath
+    written: KeyPath
     document: Document | None
 
-    def inside(self, path: KeyPath) -> bool:
+    def is_below(self, path: KeyPath) -> bool:
         """Whether the key is one of those in the table or array at a path."""
         return self.path[: len(path)] == path != self.path
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         """``FILE:LINE``, or the flag."""
-        return _where(self.raw, self.document)
+        return _location(self.written, self.document)
 
     @property
-    def place(self) -> str:
+    def key_location(self) -> str:
         """``FILE:LINE: KEY``, or the flag, as the beginning of an error message."""
-        return f"{self.where}: {dotted(self.path)}" if self.document else self.where
+        if self.document is None:
+            return self.location
+        return f"{self.location}: {dotted(self.path)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,13 @@ def from_document(document: Document) -> list[Setting]:
         ConfigError: CFG001 unknown key, CFG002 a value in place of a table, CFG005 a key under two of its names.
 
     """
-    found: dict[KeyPath, Setting] = {}
+    settings: dict[KeyPath, Setting] = {}
     for setting in _walk(document.table, (), document):
-        other = found.setdefault(setting.path, setting)
-        if other is not setting:
-            what = f"{setting.where}: {dotted(setting.raw)} and {dotted(other.raw)} are the same key"
-            raise ConfigError("CFG005", what, fix="keep one of them")
-    return list(found.values())
+        earlier = settings.setdefault(setting.path, setting)
+        if earlier is not setting:
+            problem = f"{dotted(setting.written)} and {dotted(earlier.written)} are the same key"
+            raise ConfigError("CFG005", f"{setting.location}: {problem}", fix="keep one of them")
+    return list(settings.values())
 
 
 def from_arguments(arguments: Iterable[str]) -> CommandLine:
@@ -94,18 +96,18 @@ def from_arguments(arguments: Iterable[str]) -> CommandLine:
     flags: list[Setting] = []
     dry_run = False
     resume = None
-    rest = deque(arguments)
-    while rest:
-        word = rest.popleft()
+    words = deque(arguments)
+    while words:
+        word = words.popleft()
         name, _, _ = word.partition("=")
         if word.startswith("@"):
-            files.append(_file(word, rest))
+            files.append(_file(word, words))
         elif name in ("--dry-run", "--dry_run"):
             dry_run = _switch(word)
         elif name == "--resume":
-            resume = value_behind(word, rest) or True
+            resume = value_behind(word, words) or True
         elif name.startswith("--"):
-            flags.extend(_from_flag(name, value_behind(word, rest)))
+            flags.extend(_from_flag(name, value_behind(word, words)))
         elif _is_file(word):
             files.append(word)
         else:
@@ -123,23 +125,23 @@ def merged(settings: Sequence[Setting]) -> dict[str, Any]:
     """
     tree = nested((setting.path, setting.value) for setting in settings)
     for setting in settings:
-        for array in filter(setting.inside, arrays()):
+        for array in filter(setting.is_below, arrays()):
             number = int(setting.path[len(array)])
             length = len(reduce(dict.__getitem__, array, tree))
             if number >= length:
-                what = f"{setting.place}: the number leaves a gap in the array"
-                raise ConfigError("CFG003", what, str(number), f"up to {length}", "count the tables from 0")
+                problem = f"{setting.key_location}: the number leaves a gap in the array"
+                raise ConfigError("CFG003", problem, str(number), f"up to {length}", "count the tables from 0")
     return tree
 
 
 def in_force(settings: Iterable[Setting]) -> list[Setting]:
     """Settings without those inside an array that a later one replaces."""
-    kept: list[Setting] = []
+    effective: list[Setting] = []
     for setting in settings:
         if setting.path in arrays():
-            kept = [earlier for earlier in kept if not earlier.inside(setting.path)]
-        kept.append(setting)
-    return kept
+            effective = [earlier for earlier in effective if not earlier.is_below(setting.path)]
+        effective.append(setting)
+    return effective
 
 
 def nested(values: Iterable[tuple[KeyPath, Any]]) -> dict[str, Any]:
@@ -147,17 +149,19 @@ def nested(values: Iterable[tuple[KeyPath, Any]]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for path, value in values:
         put(tree, path, value)
-    for *above, last in arrays():
-        table = reduce(lambda inner, name: inner.get(name, {}), above, tree)
-        if isinstance(numbered := table.get(last), dict):
-            table[last] = [numbered[str(number)] for number in range(len(numbered)) if str(number) in numbered]
+    for *parents, last in arrays():
+        table = reduce(lambda parent, name: parent.get(name, {}), parents, tree)
+        numbered = table.get(last)
+        if isinstance(numbered, dict):
+            numbers = map(str, range(len(numbered)))
+            table[last] = [numbered[number] for number in numbers if number in numbered]
     return tree
 
 
 def put(tree: dict[str, Any], path: KeyPath, value: Any) -> None:
     """Set one value in nested tables; an empty table doesn't replace one that exists."""
-    *above, last = path
-    for name in above:
+    *parents, last = path
+    for name in parents:
         if not isinstance(tree.get(name), dict):
             tree[name] = {}
         tree = tree[name]
@@ -173,71 +177,75 @@ def _is_file(word: str) -> bool:
         return False
 
 
-def _file(word: str, rest: deque[str]) -> str:
-    file = word[1:] or _next_value(rest)
+def _file(word: str, words: deque[str]) -> str:
+    file = word[1:] or _next_value(words)
     if not file:
         raise ConfigError("CFG015", "@ names no job file", fix="give a TOML file after @")
     return file
 
 
-def value_behind(word: str, rest: deque[str]) -> str | None:
+def value_behind(word: str, words: deque[str]) -> str | None:
     """The value after ``=`` in a word, otherwise the next word; None if that is a flag or file, or missing."""
-    _, given, text = word.partition("=")
-    return text if given else _next_value(rest)
+    _, equals_sign, text = word.partition("=")
+    return text if equals_sign else _next_value(words)
 
 
 def _switch(word: str) -> bool:
-    name, given, text = word.partition("=")
-    if given and text not in ("true", "false"):
+    name, equals_sign, text = word.partition("=")
+    if equals_sign and text not in ("true", "false"):
         raise ConfigError("CFG002", f"{name} has the wrong type", shown(text), "true | false", "leave the value out")
     return text != "false"
 
 
-def _next_value(rest: deque[str]) -> str | None:
-    return None if not rest or rest[0].startswith(("--", "@")) else rest.popleft()
+def _next_value(words: deque[str]) -> str | None:
+    if not words or words[0].startswith(("--", "@")):
+        return None
+    return words.popleft()
 
 
 def _from_flag(name: str, text: str | None) -> list[Setting]:
-    raw = tuple(name.removeprefix("--").split("."))
-    key = _known(raw, None)
-    where = _where(raw, None)
-    if key is None and len(raw) == 1 and text is not None and not text.startswith(("{", "[")):
-        _refuse_habit(raw, text)
+    written = tuple(name.removeprefix("--").split("."))
+    key = _require_known(written, None)
+    flag = _location(written, None)
+    if key is None and len(written) == 1 and text is not None and not text.startswith(("{", "[")):
+        _refuse_habit(written, text)
     if text is None:
-        if key is None or bool not in key.types:
-            raise ConfigError(
-                "CFG015", f"{where} needs a value", allowed=key.kind if key else "a table", fix="see --help"
-            )
+        if key is None:
+            raise ConfigError("CFG015", f"{flag} needs a value", allowed="a table", fix="see --help")
+        if bool not in key.types:
+            raise ConfigError("CFG015", f"{flag} needs a value", allowed=key.kind, fix="see --help")
         text = "true"
-    value = from_text(key, text, where)
-    for part in reversed(raw):
+    value = from_text(key, text, flag)
+    for part in reversed(written):
         value = {part: value}
-    check(value, where)
+    check(value, flag)
     return list(_walk(value, (), None))
 
 
-def _refuse_habit(raw: KeyPath, text: str) -> None:
+def _refuse_habit(written: KeyPath, text: str) -> None:
     """Refuse a value for a table whose name other tools have for one key, such as ``--model gpt2``."""
-    fix = habit(raw[0])
+    fix = habit(written[0])
     if fix is not None:
-        got = shown(_literal(text, _where(raw, None)))
-        allowed = "a list of tables" if raw in arrays() else "a table"
-        raise ConfigError("CFG002", f"{_where(raw, None)} has the wrong type", got, allowed, fix)
+        flag = _location(written, None)
+        got = shown(_literal(text, flag))
+        allowed = "a list of tables" if written in arrays() else "a table"
+        raise ConfigError("CFG002", f"{flag} has the wrong type", got, allowed, fix)
 
 
-def from_text(key: Key | None, text: str, where: str) -> Any:
+def from_text(key: Key | None, text: str, location: str) -> Any:
     """The value that a flag's text denotes."""
     if key and key.text:
         return text
     if key and key.many and not text.startswith("[") and text != "none":
-        return [_literal(part.strip(), where) for part in text.split(",") if part.strip()]
-    return _literal(text, where)
+        parts = map(str.strip, text.split(","))
+        return [_literal(part, location) for part in parts if part]
+    return _literal(text, location)
 
 
-def _literal(text: str, where: str) -> Any:
+def _literal(text: str, location: str) -> Any:
     """The TOML value that a text denotes, or the text itself."""
     try:
-        table = parse(f"value = {text}", where)
+        table = parse(f"value = {text}", location)
     except ConfigError as error:
         if error.code == "CFG005":
             return text
@@ -245,71 +253,82 @@ def _literal(text: str, where: str) -> Any:
     return table["value"] if len(table) == 1 else text
 
 
-def _walk(value: Any, raw: KeyPath, document: Document | None) -> Iterator[Setting]:
-    key = _known(raw, document)
-    path = own(raw)
+def _walk(value: Any, written: KeyPath, document: Document | None) -> Iterator[Setting]:
+    key = _require_known(written, document)
+    path = canonical(written)
     if schema_path(path) in arrays():
-        yield from _walk_array(value, raw, document)
+        yield from _walk_array(value, written, document)
     elif path in IGNORED:
-        yield Setting(path, value, raw, document)
+        yield Setting(path, value, written, document)
     elif key is None or (free_table(path) and isinstance(value, dict)):
         if not isinstance(value, dict):
-            place = Setting(path, value, raw, document).place
-            raise ConfigError("CFG002", f"{place} has the wrong type", shown(value), "a table", "give it as a table")
+            problem = f"{Setting(path, value, written, document).key_location} has the wrong type"
+            raise ConfigError("CFG002", problem, shown(value), "a table", "give it as a table")
         if key is not None:
-            yield Setting(path, {}, raw, document)
+            yield Setting(path, {}, written, document)
         for name, child in value.items():
-            yield from _walk(child, (*raw, name), document)
+            yield from _walk(child, (*written, name), document)
     elif key.secret and document is None:
-        fix = "set HF_TOKEN, or write it into a job file of mode 0600"
-        raise ConfigError("CFG102", f"{_where(raw, None)}: others can read a secret on the command line", fix=fix)
+        problem = f"{_location(written, None)}: others can read a secret on the command line"
+        raise ConfigError("CFG102", problem, fix="set HF_TOKEN, or write it into a job file of mode 0600")
     else:
-        absent = value == "none" and key.can_be_none and path == key.path
-        yield Setting(path, None if absent else value, raw, document)
+        is_absent = value == "none" and key.can_be_none and path == key.path
+        yield Setting(path, None if is_absent else value, written, document)
 
 
-def _walk_array(value: Any, raw: KeyPath, document: Document | None) -> Iterator[Setting]:
+def _walk_array(value: Any, written: KeyPath, document: Document | None) -> Iterator[Setting]:
     """An array takes the place of an earlier one, as any value does; a table with numbers for names changes those."""
-    path = own(raw)
+    path = canonical(written)
     if isinstance(value, list):
-        yield Setting(path, [], raw, document)
+        yield Setting(path, [], written, document)
         value = {str(number): table for number, table in enumerate(value)}
     if not isinstance(value, dict) or not all(map(is_number, value)):
-        place = Setting(path, value, raw, document).place
-        fix = f"begin each of them with [[{dotted(raw)}]]"
-        raise ConfigError("CFG002", f"{place} has the wrong type", shown(value), "a list of tables", fix)
+        problem = f"{Setting(path, value, written, document).key_location} has the wrong type"
+        fix = f"begin each of them with [[{dotted(written)}]]"
+        raise ConfigError("CFG002", problem, shown(value), "a list of tables", fix)
     for number, table in value.items():
         if isinstance(table, dict):
-            yield Setting((*path, number), {}, (*raw, number), document)
-        yield from _walk(table, (*raw, number), document)
+            yield Setting((*path, number), {}, (*written, number), document)
+        yield from _walk(table, (*written, number), document)
 
 
-def _known(raw: KeyPath, document: Document | None) -> Key | None:
+def _require_known(written: KeyPath, document: Document | None) -> Key | None:
     """The known key of that path; None for a table. A key inside a free table counts as that table."""
-    path = own(raw)
+    path = canonical(written)
     key = key_at(free_table(path) or path)
-    known = tables().keys() | arrays() | IGNORED.keys()
-    if key is None and schema_path(path) not in known and raw not in CONTAINERS:
-        raise _unknown(raw, document)
+    keyless_paths = tables().keys() | arrays() | IGNORED.keys()
+    if key is None and schema_path(path) not in keyless_paths and written not in CONTAINERS:
+        raise _unknown(written, document)
     return key
 
 
-def _unknown(raw: KeyPath, document: Document | None) -> ConfigError:
-    path = own(raw)
-    switch = get_close_matches(dotted(raw), SWITCHES, n=1) if document is None and not habit(raw[0]) else []
-    if switch:
-        return ConfigError("CFG001", f"unknown flag {_where(raw, None)}", fix=f"did you mean --{switch[0]}?")
-    fix = habit(raw[0]) if document is None and len(raw) == 1 else None
-    if fix is not None:
-        return ConfigError("CFG001", f"unknown flag {_where(raw, None)}", fix=fix)
-    meant = habit_inside(path) or nearest(path)
+def _unknown(written: KeyPath, document: Document | None) -> ConfigError:
+    location = _location(written, document)
+    problem = f"unknown flag {location}"
+    if document is not None:
+        problem = f"{location}: unknown key {dotted(written)}"
+    elif fix := _fix_of_flag(written):
+        return ConfigError("CFG001", problem, fix=fix)
+    path = canonical(written)
+    likely_key = habit_inside(path) or nearest(path)
+    if likely_key:
+        return ConfigError("CFG001", problem, fix=f"did you mean `{likely_key}`?")
     table = schema_path(path[:-1])
-    siblings = sorted(name[-1] for name in (*tables(), *keys()) if name and name[:-1] == table and name[-1] != EACH)
-    what = f"{_where(raw, document)}: unknown key {dotted(raw)}" if document else f"unknown flag {_where(raw, None)}"
-    if meant:
-        return ConfigError("CFG001", what, fix=f"did you mean `{meant}`?")
-    return ConfigError("CFG001", what, allowed=", ".join(siblings), fix="see --help")
+    siblings = []
+    for candidate in (*tables(), *keys()):
+        if candidate and candidate[:-1] == table and candidate[-1] != EACH:
+            siblings.append(candidate[-1])
+    return ConfigError("CFG001", problem, allowed=", ".join(sorted(siblings)), fix="see --help")
 
 
-def _where(raw: KeyPath, document: Document | None) -> str:
-    return document.where(raw) if document else f"--{dotted(raw)}"
+def _fix_of_flag(written: KeyPath) -> str | None:
+    """Remedy for a flag that is nearly a switch, or that other tools have; None for others."""
+    fix = habit(written[0])
+    matches = get_close_matches(dotted(written), SWITCHES, n=1)
+    if fix is None and matches:
+        return f"did you mean --{matches[0]}?"
+    return fix if len(written) == 1 else None
+
+
+def _location(written: KeyPath, document: Document | None) -> str:
+    return document.location(written) if document else f"--{dotted(written)}"

@@ -71,4 +71,8 @@ def find_card(device_name: str) -> Card | None:
 
 def capability_of(label: str, cards: Iterable[Card] = CARDS) -> Capability | None:
     """Return the compute capability of GPUs with a label of Ray, such as H100; None for others."""
-    return next((card.capability for card in cards if card.name.split()[0] == label), None)
+    for card in cards:
+        series, *_ = card.name.split()
+        if series == label:
+            return card.capability
+    return None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 from pydantic import ValidationError
 
 from hypha_ray.config.assignments import Setting, merged
 from hypha_ray.config.conflicts import conflicts
-from hypha_ray.config.keys import KeyPath, key_at, mend, shown, values
+from hypha_ray.config.keys import Key, KeyPath, key_at, mend, shown, values
 from hypha_ray.config.schema import Job
 from hypha_ray.errors import ConfigError
 from hypha_ray.families import FAMILIES
@@ -58,8 +57,14 @@ def in_groups(path: KeyPath) -> bool:
 
 
 _IN_GROUPS = frozenset(
-    [("bridge", "commands")]
-    + [("resources", name) for name in ("num_workers", "worker", "min_memory_mb", "min_gpus", "gpu_type")]
+    [
+        ("bridge", "commands"),
+        ("resources", "num_workers"),
+        ("resources", "worker"),
+        ("resources", "min_memory_mb"),
+        ("resources", "min_gpus"),
+        ("resources", "gpu_type"),
+    ]
 )
 
 
@@ -68,57 +73,68 @@ def _explained(error: ValidationError, settings: Sequence[Setting]) -> ConfigErr
     first: dict[str, Any] = dict(error.errors(include_url=False)[0])
     kind = first["type"]
     value = first["input"]
-    place = tuple(map(str, first["loc"]))
-    key = next(key for length in range(len(place) + 1) if (key := key_at(place[:length])))
-    wrong_type = kind.endswith("_type") or (kind == "literal_error" and not isinstance(value, str))
-    code, what = ("CFG002", "has the wrong type") if wrong_type else ("CFG003", "is out of range")
-    secret = key.secret or key.name.endswith("_variable")  # A key may be given in place of its variable's name.
-    got = "a value that is kept secret" if secret else shown(value)
+    key = _key_on(tuple(map(str, first["loc"])))
+    is_secret = key.secret or key.name.endswith("_variable")  # A key may be given in place of its variable's name.
+    got = "a value that is kept secret" if is_secret else shown(value)
     allowed = str(first["ctx"]["error"]) if kind == "value_error" else key.kind
-    fix = f"{mend(value, key.kind)}, or leave it out{key.default_text and ' for ' + key.default_text}"
-    return ConfigError(code, f"{_place(settings, key.name)} {what}", got, allowed, fix)
+    fix = f"{mend(value, key.kind)}, or leave it out"
+    if key.default_text:
+        fix = f"{fix} for {key.default_text}"
+    location = _location(settings, key.name)
+    if kind.endswith("_type") or (kind == "literal_error" and not isinstance(value, str)):
+        return ConfigError("CFG002", f"{location} has the wrong type", got, allowed, fix)
+    return ConfigError("CFG003", f"{location} is out of range", got, allowed, fix)
+
+
+def _key_on(path: KeyPath) -> Key:
+    """The key that a path is, or leads into."""
+    for length in range(len(path) + 1):
+        key = key_at(path[:length])
+        if key is not None:
+            return key
+    raise ValueError(f"there is no key at {path}")
 
 
 def _agree(job: Job, settings: Sequence[Setting]) -> None:
-    workers = job.num_workers
-    steps = job.inner_optimizer.total_steps
-    counts = "workers" if job.workers else "resources.num_workers"
-    worker_price = job.resources.worker_price
-    server_price = job.resources.parameter_server_price
-    limits = (
-        ("resources.min_workers", job.resources.min_workers, counts, workers),
-        ("bridge.commands", len(job.bridge.commands), "resources.num_workers", workers),
-        ("sync.quorum", job.sync.quorum, counts, workers),
-        ("resources.worker_price.bid", worker_price.bid, "resources.worker_price.max", worker_price.max),
-        (
-            "resources.parameter_server_price.bid",
-            server_price.bid,
-            "resources.parameter_server_price.max",
-            server_price.max,
-        ),
-        ("rounds.warmup_rounds", job.rounds.warmup_rounds, "rounds.update_rounds", job.rounds.update_rounds),
-        ("rl.minibatches", job.rl.minibatches, "rounds.max_batch_size", job.rounds.max_batch_size),
-        ("inner_optimizer.warmup_steps", job.inner_optimizer.warmup_steps, "inner_optimizer.total_steps", steps),
-    )
-    for name, value, limit_name, limit in limits:
+    for name, value, limit_name, limit in _limits(job):
         if value is not None and limit is not None and value > limit:
             fix = f"mend {name} or {limit_name}"
-            what = f"{_place(settings, name)} is more than {_place(settings, limit_name)}"
-            raise ConfigError("CFG003", what, str(value), f"up to {limit}", fix)
-    old = [setting for setting in settings if in_groups(setting.path)]
-    if job.workers and old:
-        (new, *_) = (setting for setting in settings if setting.path[0] == "workers")
-        fix = "give number, needs and commands of workers in [[workers]] alone"
-        raise ConfigError("CFG011", f"{old[-1].place} and {new.place} exclude each other", fix=fix)
+            problem = f"{_location(settings, name)} is more than {_location(settings, limit_name)}"
+            raise ConfigError("CFG003", problem, str(value), f"up to {limit}", fix)
+    without_groups = [setting for setting in settings if in_groups(setting.path)]
+    if job.workers and without_groups:
+        of_groups = [setting for setting in settings if setting.path[0] == "workers"]
+        problem = f"{without_groups[-1].key_location} and {of_groups[0].key_location} exclude each other"
+        raise ConfigError("CFG011", problem, fix="give number, needs and commands of workers in [[workers]] alone")
     for first, second, fix in conflicts(job):
-        what = f"{_place(settings, first)} and {_place(settings, second)} exclude each other"
-        raise ConfigError("CFG011", what, fix=fix)
+        problem = f"{_location(settings, first)} and {_location(settings, second)} exclude each other"
+        raise ConfigError("CFG011", problem, fix=fix)
 
 
-def _place(settings: Sequence[Setting], name: str) -> str:
+def _limits(job: Job) -> Iterator[tuple[str, float | None, str, float | None]]:
+    """Names and values of keys, each with the key that limits it; None: not set."""
+    resources = job.resources
+    rounds = job.rounds
+    inner = job.inner_optimizer
+    workers = job.num_workers
+    workers_key = "workers" if job.workers else "resources.num_workers"
+    yield "resources.min_workers", resources.min_workers, workers_key, workers
+    yield "bridge.commands", len(job.bridge.commands), "resources.num_workers", workers
+    yield "sync.quorum", job.sync.quorum, workers_key, workers
+    prices = {"worker_price": resources.worker_price, "parameter_server_price": resources.parameter_server_price}
+    for name, price in prices.items():
+        yield f"resources.{name}.bid", price.bid, f"resources.{name}.max", price.max
+    yield "rounds.warmup_rounds", rounds.warmup_rounds, "rounds.update_rounds", rounds.update_rounds
+    yield "rl.minibatches", job.rl.minibatches, "rounds.max_batch_size", rounds.max_batch_size
+    yield "inner_optimizer.warmup_steps", inner.warmup_steps, "inner_optimizer.total_steps", inner.total_steps
+
+
+def _location(settings: Sequence[Setting], name: str) -> str:
     """The key, and the file and line or flag that set it."""
-    places = [setting for setting in settings if ".".join(setting.path) == name]
-    return places[-1].place if places else name
+    for setting in reversed(settings):
+        if ".".join(setting.path) == name:
+            return setting.key_location
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +158,12 @@ def plugin_uses(job: Job) -> Iterator[PluginUse]:
 
 def source_hashes(job: Job) -> dict[str, str]:
     """Hash of the source of each member that isn't built in, by the key and the name; without a file it has none."""
-    files = {f"{use.key} {use.name}": sources(use.family, use.name) for use in plugin_uses(job)}
-    return {key: files_hash(paths) for key, paths in files.items() if paths}
+    hashes = {}
+    for use in plugin_uses(job):
+        files = sources(use.family, use.name)
+        if files:
+            hashes[f"{use.key} {use.name}"] = files_hash(files)
+    return hashes
 
 
 def check_options(job: Job) -> None:
@@ -155,12 +175,17 @@ def check_options(job: Job) -> None:
     """
     for use in _all_uses(job):
         if use.options and is_built_in(use.family, use.name):
-            what = f"{use.key}_options: {FAMILIES[use.family].noun} {use.name} has no options"
-            raise ConfigError("CFG001", what, ", ".join(use.options), fix="leave the table out")
+            noun = FAMILIES[use.family].noun
+            problem = f"{use.key}_options: {noun} {use.name} has no options"
+            raise ConfigError("CFG001", problem, ", ".join(use.options), fix="leave the table out")
     for key, value in values(job):
-        if key.family is not None and value is None and (options := _options_of(job, key.name)):
-            what = f"{key.name}_options: the job names no {FAMILIES[key.family].noun} of its own"
-            raise ConfigError("CFG001", what, ", ".join(options), fix=f"leave the table out, or set {key.name}")
+        if key.family is None or value is not None:
+            continue
+        options = _options_of(job, key.name)
+        if options:
+            noun = FAMILIES[key.family].noun
+            problem = f"{key.name}_options: the job names no {noun} of its own"
+            raise ConfigError("CFG001", problem, ", ".join(options), fix=f"leave the table out, or set {key.name}")
     for name in job.telemetry.sinks_options or {}:
         if name not in job.telemetry.sinks:
             raise unknown_option("telemetry.sinks_options: no such sink in telemetry.sinks", name, job.telemetry.sinks)
@@ -174,16 +199,16 @@ def _all_uses(job: Job) -> Iterator[PluginUse]:
         options = _options_of(job, key.name)
         if isinstance(value, str):
             yield PluginUse(key.family, key.name, value, options)
-        else:
-            yield from (PluginUse(key.family, key.name, name, (options or {}).get(name)) for name in value)
+            continue
+        options_by_name = options or {}
+        for name in value:
+            yield PluginUse(key.family, key.name, name, options_by_name.get(name))
 
 
 def _options_of(job: Job, key: str) -> Mapping[str, Any] | None:
     *tables, name = key.split(".")
-    table = reduce(_inner, tables, job)
+    table: Any = job
+    for part in tables:
+        table = table[int(part)] if isinstance(table, list) else getattr(table, part)
     options: Mapping[str, Any] | None = getattr(table, f"{name}_options", None)
     return options
-
-
-def _inner(table: Any, part: str) -> Any:
-    return table[int(part)] if isinstance(table, list) else getattr(table, part)

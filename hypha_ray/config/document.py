@@ -18,6 +18,8 @@ MAX_BYTES = 2**20
 MAX_DEPTH = 32
 _LONGEST = 200
 _SYNTAX = "see https://toml.io for the syntax"
+_MODE_OF_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+"""Bits of a file's mode that let its group or others use it."""
 
 _PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.){0,200}"|'[^'\n]*')"""
 _HEADER = re.compile(rf"\s*\[\[?\s*({_PART}(?:\s*\.\s*{_PART})*)\s*\]")
@@ -36,11 +38,16 @@ class Document:
     private: bool
     """Whether only its owner may read it."""
 
-    def where(self, path: Sequence[str]) -> str:
+    def location(self, path: Sequence[str]) -> str:
         """``FILE:LINE`` of the key, or of the table or value that contains it."""
-        depths = [(_common(path, entry), -line) for line, entry in _entries(self.text)]
-        depth, line = max(depths, default=(0, 0))
-        return f"{self.file}:{-line}" if depth else self.file
+        depth = 0
+        location = self.file
+        for line, entry in _entries(self.text):
+            common = _common_length(path, entry)
+            if common > depth:
+                depth = common
+                location = f"{self.file}:{line}"
+        return location
 
 
 def read(file: str) -> Document:
@@ -50,41 +57,43 @@ def read(file: str) -> Document:
         ConfigError: CFG015 if it isn't a readable file; CFG005, CFG006 or CFG007 if its content is invalid.
 
     """
-    raw, mode = _raw(file)
+    raw, mode = _bytes_and_mode(file)
     if len(raw) > MAX_BYTES:
-        raise ConfigError(
-            "CFG006", f"{file} is too large for a job file", "more", f"{MAX_BYTES} bytes", "keep data elsewhere"
-        )
+        problem = f"{file} is too large for a job file"
+        raise ConfigError("CFG006", problem, "more", f"{MAX_BYTES} bytes", "keep data elsewhere")
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
-        raise _unreadable(file, f"byte 0x{raw[error.start]:02x} at offset {error.start}") from None
-    if (offset := raw.find(b"\0")) >= 0:
+        byte = raw[error.start]
+        raise _unreadable(file, f"byte 0x{byte:02x} at offset {error.start}") from None
+    offset = raw.find(b"\0")
+    if offset >= 0:
         raise _unreadable(file, f"byte 0x00 at offset {offset}")
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
-    return Document(file, text, parse(text, file), private=not mode & (stat.S_IRWXG | stat.S_IRWXO))
+    is_private = not mode & _MODE_OF_OTHERS
+    return Document(file, text, parse(text, file), is_private)
 
 
-def parse(text: str, where: str) -> dict[str, Any]:
-    """Parse TOML; `where` is its place in error messages.
+def parse(text: str, location: str) -> dict[str, Any]:
+    """Parse TOML; `location` is that of the text in error messages.
 
     Raises:
         ConfigError: CFG005 for its syntax, and the errors of `check`.
 
     """
     if _LONG_NAME.search(text):
-        raise _too_deep(where)
+        raise _too_deep(location)
     try:
         table = tomllib.loads(text)
     except RecursionError:
-        raise _too_deep(where) from None
+        raise _too_deep(location) from None
     except ValueError as error:
-        raise _bad_syntax(text, where, str(error)) from None
-    check(table, where)
+        raise _bad_syntax(text, location, str(error)) from None
+    check(table, location)
     return table
 
 
-def _raw(file: str) -> tuple[bytes, int]:
+def _bytes_and_mode(file: str) -> tuple[bytes, int]:
     path = find_file(file)
     try:
         mode = path.stat().st_mode
@@ -94,51 +103,59 @@ def _raw(file: str) -> tuple[bytes, int]:
         reason = "a directory" if stat.S_ISDIR(mode) else "neither file nor directory"
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-    raise ConfigError("CFG015", f"job file {dotted([file])} can't be read", reason, fix="give a TOML file after @")
+    problem = f"job file {dotted([file])} can't be read"
+    raise ConfigError("CFG015", problem, reason, fix="give a TOML file after @")
 
 
-def check(table: dict[str, Any], where: str) -> None:
+def check(table: dict[str, Any], location: str) -> None:
     """Refuse valid TOML that no job file needs.
 
     Raises:
         ConfigError: CFG006 too deep, CFG007 a text that no file can contain, CFG003 an integer beyond 64 bits.
 
     """
-    todo: list[tuple[object, int]] = [(table, 0)]
-    while todo:
-        value, depth = todo.pop()
+    values: list[tuple[object, int]] = [(table, 0)]
+    """Values to check, with their depths."""
+    while values:
+        value, depth = values.pop()
         if depth > MAX_DEPTH:
-            raise _too_deep(where)
+            raise _too_deep(location)
         if isinstance(value, dict):
-            todo.extend((child, depth + 1) for pair in value.items() for child in pair)
+            for name, child in value.items():
+                values.append((name, depth + 1))
+                values.append((child, depth + 1))
         elif isinstance(value, list):
-            todo.extend((child, depth + 1) for child in value)
+            values.extend((child, depth + 1) for child in value)
         elif isinstance(value, str) and ("\0" in value or value.encode(errors="ignore").decode() != value):
-            raise _unreadable(where, "a text with NUL or half a surrogate pair")
+            raise _unreadable(location, "a text with NUL or half a surrogate pair")
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise ConfigError("CFG003", f"{where}: an integer is out of range", "more", "64 bits", "use a smaller one")
+            problem = f"{location}: an integer is out of range"
+            raise ConfigError("CFG003", problem, "more", "64 bits", "use a smaller one")
 
 
-def _unreadable(where: str, got: str) -> ConfigError:
-    return ConfigError("CFG007", f"{where} is not UTF-8 text without NUL", got=got, fix="save it as UTF-8")
+def _unreadable(location: str, got: str) -> ConfigError:
+    return ConfigError("CFG007", f"{location} is not UTF-8 text without NUL", got=got, fix="save it as UTF-8")
 
 
-def _too_deep(where: str) -> ConfigError:
-    return ConfigError("CFG006", f"{where} is nested too deep", "more", f"{MAX_DEPTH} levels", "use fewer levels")
+def _too_deep(location: str) -> ConfigError:
+    return ConfigError("CFG006", f"{location} is nested too deep", "more", f"{MAX_DEPTH} levels", "use fewer levels")
 
 
-def _bad_syntax(text: str, where: str, reason: str) -> ConfigError:
+def _bad_syntax(text: str, location: str, reason: str) -> ConfigError:
     """Name the line, and for a double declaration the other line too."""
     position = re.search(r"^(.*) \(at (?:line (\d+), column \d+|end of document)\)$", reason)
     if position is None:
-        raise ConfigError("CFG005", f"{where}: {reason.split(';', maxsplit=1)[0][:_LONGEST]}", fix=_SYNTAX)
-    what = position[1][:_LONGEST]
-    line = int(position[2] or text.count("\n") + 1)
+        first_clause = reason.partition(";")[0]
+        raise ConfigError("CFG005", f"{location}: {first_clause[:_LONGEST]}", fix=_SYNTAX)
+    problem = position[1][:_LONGEST]
+    last_line = text.count("\n") + 1
+    line = int(position[2] or last_line)
     entries = dict(_entries(text))
-    first = next((number for number, path in entries.items() if number < line and path == entries.get(line)), None)
-    if first is not None:
-        what = f"{dotted(entries[line])} is declared twice, on lines {first} and {line}"
-    return ConfigError("CFG005", f"{where}:{line}: {what}", fix=_SYNTAX)
+    for earlier_line, path in entries.items():
+        if earlier_line < line and path == entries.get(line):
+            problem = f"{dotted(path)} is declared twice, on lines {earlier_line} and {line}"
+            break
+    return ConfigError("CFG005", f"{location}:{line}: {problem}", fix=_SYNTAX)
 
 
 def _entries(text: str) -> Iterator[tuple[int, KeyPath]]:
@@ -153,14 +170,18 @@ def _entries(text: str) -> Iterator[tuple[int, KeyPath]]:
                 header = (*header, str(lengths[header] - 1))
             yield number, header
         elif match := _ENTRY.match(line):
-            yield number, header + _parts(match[1])
+            entry = header + _parts(match[1])
+            yield number, entry
 
 
 def _numbered(name: KeyPath, lengths: Mapping[KeyPath, int]) -> KeyPath:
     """A name with the number of the last table of each array in it."""
     path: KeyPath = ()
     for part in name:
-        path = (*path, str(lengths[path] - 1), part) if path in lengths else (*path, part)
+        if path in lengths:
+            last_number = lengths[path] - 1
+            path = (*path, str(last_number))
+        path = (*path, part)
     return path
 
 
@@ -168,6 +189,11 @@ def _parts(name: str) -> KeyPath:
     return tuple(part.strip("\"'") for part in re.findall(_PART, name))
 
 
-def _common(left: Sequence[str], right: Sequence[str]) -> int:
-    same = [one == other for one, other in zip(left, right, strict=False)]
-    return [*same, False].index(False)
+def _common_length(path: Sequence[str], entry: Sequence[str]) -> int:
+    """Number of parts with which both begin."""
+    length = 0
+    for part, entry_part in zip(path, entry, strict=False):
+        if part != entry_part:
+            break
+        length += 1
+    return length

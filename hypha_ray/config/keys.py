@@ -300,5 +300,8 @@ def _kind(annotation: Any, limits: Sequence[Any] = ()) -> str:
 def mend(value: object, kind: str) -> str:
     """Remedy for a value that isn't one of a key's choices: the nearest of them, if one is near."""
     choices = [choice for choice in kind.split(" | ") if choice != "module:object"]
-    near = get_close_matches(value, choices, n=1) if isinstance(value, str) and len(choices) > 1 else []
-    return f"write {near[0]}" if near else "mend it"
+    if isinstance(value, str) and len(choices) > 1:
+        matches = get_close_matches(value, choices, n=1)
+        if matches:
+            return f"write {matches[0]}"
+    return "mend it"

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import tomli_w
 
-from hypha_ray.config.aliases import GUIDE_NAMES, IGNORED, inside
+from hypha_ray.config.aliases import GUIDE_NAMES, IGNORED, without_guide_table
 from hypha_ray.config.assignments import Setting, from_arguments, from_document, in_force, nested
 from hypha_ray.config.checks import build, in_groups, require_complete
 from hypha_ray.config.cli.help import help_text
@@ -77,12 +77,14 @@ def load(arguments: Sequence[str], find_run: FindRun | None = None, defaults: Se
 
     """
     command = from_arguments(arguments)
-    settings = [setting for file in command.files for setting in from_document(read(file))]
-    settings.extend(command.flags)
+    settings: list[Setting] = []
+    for file in command.files:
+        settings += from_document(read(file))
+    settings += command.flags
     if isinstance(command.resume, str):
         settings = _over_the_run(command.resume, settings, find_run)
     settings = [*from_arguments(defaults).flags, *settings]
-    job = build(in_force(setting for setting in settings if setting.path not in IGNORED))
+    job = _build(settings)
     if command.resume and job.run.name is None:
         raise ConfigError("CFG015", "--resume names no run", fix="give it a name or directory, or set run.name")
     notes = (*_notes(settings), *_no_effect_notes(settings, job))
@@ -96,9 +98,14 @@ def from_tables(tables: Mapping[str, Any]) -> Job:
         ConfigError: with the key to correct.
 
     """
-    check(table := dict(tables), "the job")
-    settings = from_document(Document("the job", "", table, private=True))
-    return build(in_force(setting for setting in settings if setting.path not in IGNORED))
+    table = dict(tables)
+    check(table, "the job")
+    return _build(from_document(Document("the job", "", table, private=True)))
+
+
+def _build(settings: Sequence[Setting]) -> Job:
+    used = [setting for setting in settings if setting.path not in IGNORED]
+    return build(in_force(used))
 
 
 def parse(arguments: Sequence[str], doc: str | None, find_run: FindRun, defaults: Sequence[str] = ()) -> Loaded:
@@ -147,35 +154,37 @@ def require_secrets(job: Job) -> None:
     """
     for key, value in values(job):
         if is_redacted(str(value)):
-            what = f"{key.name} needs the secret of its URL again, which the run doesn't store"
+            problem = f"{key.name} needs the secret of its URL again, which the run doesn't store"
             fix = (
                 f"give {key.name} with it in a job file of mode 0600; or leave the secret out and set it where fsspec "
                 "reads it, in FSSPEC_<PROTOCOL>_PASSWORD or ~/.config/fsspec"
             )
-            raise ConfigError("CFG104", what, got=shown(value), fix=fix)
+            raise ConfigError("CFG104", problem, got=shown(value), fix=fix)
 
 
 def _over_the_run(resume: str, settings: list[Setting], find_run: FindRun | None) -> list[Setting]:
     """Put the settings of a resumed run's job file, and its name and directory, before those given here."""
     if find_run is None:
         raise ConfigError("CFG015", "--resume takes no value here", fix="leave it out")
-    given = {setting.path: setting.value for setting in settings if isinstance(setting.value, str)}
-    name = given.get(_NAME)
-    directory = find_run(resume, name, given.get(_DIR))
+    texts = {setting.path: setting.value for setting in settings if isinstance(setting.value, str)}
+    name = texts.get(_NAME)
+    directory = find_run(resume, name, texts.get(_DIR))
     if name is not None and name != directory.name:
-        what = f"run.name and --resume mean different runs: {shown(name)} and {directory}"
-        raise ConfigError("CFG011", what, fix="give only one of them")
-    own = [_with_secret(setting, resume) for setting in from_document(read(str(directory / CONFIG)))]
-    named = Setting(_NAME, directory.name, _NAME, None)
-    placed = Setting(_DIR, str(directory.parent), _DIR, None)
-    return [*own, named, *settings, placed]
+        problem = f"run.name and --resume mean different runs: {shown(name)} and {directory}"
+        raise ConfigError("CFG011", problem, fix="give only one of them")
+    job_file = read(str(directory / CONFIG))
+    settings_of_run = [_with_secret(setting, resume) for setting in from_document(job_file)]
+    run_name = Setting(_NAME, directory.name, _NAME, None)
+    run_dir = Setting(_DIR, str(directory.parent), _DIR, None)
+    return [*settings_of_run, run_name, *settings, run_dir]
 
 
 def _with_secret(setting: Setting, resume: str) -> Setting:
     """A setting of the run itself; a mirror gets back its secret from the URL that the run was fetched from."""
-    mirror = resume.rstrip("/").rpartition("/")[0]
-    same = setting.path == _MIRROR and setting.value == redacted(mirror)
-    return replace(setting, value=mirror) if same else setting
+    mirror, _, _ = resume.rstrip("/").rpartition("/")
+    if setting.path == _MIRROR and setting.value == redacted(mirror):
+        return replace(setting, value=mirror)
+    return setting
 
 
 def _without_none(value: Any) -> Any:
@@ -187,25 +196,25 @@ def _without_none(value: Any) -> Any:
 def _notes(settings: Sequence[Setting]) -> Iterator[str]:
     for setting in settings:
         key = key_at(setting.path)
-        name = inside(setting.raw)
+        name = without_guide_table(setting.written)
         document = setting.document
+        is_private = document is not None and document.private
         if setting.path in IGNORED:
-            yield f"{setting.where}: {dotted(name)} is ignored: {IGNORED[setting.path]}"
+            yield f"{setting.location}: {dotted(name)} is ignored: {IGNORED[setting.path]}"
         elif key and key.secret and document:
-            advice = "it isn't stored" if document.private else "chmod 600 the file, or set HF_TOKEN"
-            yield f"CFG101: {setting.where}: {key.name} is a secret in a file: {advice}"
+            advice = "it isn't stored" if is_private else "chmod 600 the file, or set HF_TOKEN"
+            yield f"CFG101: {setting.location}: {key.name} is a secret in a file: {advice}"
         elif redacted_tree(setting.value) != setting.value:
-            safe = document is not None and document.private
-            advice = "it isn't stored" if safe else "others can read it; put it into a job file of mode 0600"
-            yield f"CFG101: {setting.place} has a secret in a URL: {advice}"
+            advice = "it isn't stored" if is_private else "others can read it; put it into a job file of mode 0600"
+            yield f"CFG101: {setting.key_location} has a secret in a URL: {advice}"
         elif key and key.path != name and name not in GUIDE_NAMES and document:
-            yield f"{setting.where}: {dotted(name)} is read as {key.name}"
+            yield f"{setting.location}: {dotted(name)} is read as {key.name}"
 
 
 def _no_effect_notes(settings: Sequence[Setting], job: Job) -> Iterator[str]:
     setting_by_path = {setting.path: setting for setting in settings}
     for path, reason in keys_without_effect(job).items():
-        yield f"CFG103: {setting_by_path[path].place} has no effect {reason}"
+        yield f"CFG103: {setting_by_path[path].key_location} has no effect {reason}"
 
 
 T = TypeVar("T", Model, Preprocessor, RewardModel)
@@ -217,20 +226,31 @@ def with_absolute_folders(job: Job) -> Job:
     Actors need it, which run in another working directory than the driver. The job file that a run keeps has the names
     as they were given, so a project may be moved.
     """
-    reward = job.rl.reward.model_copy(update={"model": _absolute(job.rl.reward.model)})
-    rl = job.rl.model_copy(update={"reward": reward})
-    tables = {name: _absolute(getattr(job, name)) for name in ("model", "preprocessor")}
-    names = ("trackers", "aim_repository")
-    folders = {name: _absolute_path(getattr(job.telemetry, name)) for name in names}
-    return job.model_copy(update={**tables, "rl": rl, "telemetry": job.telemetry.model_copy(update=folders)})
+    reward_model = _with_absolute_repository(job.rl.reward.model)
+    reward = job.rl.reward.model_copy(update={"model": reward_model})
+    folders = {
+        "trackers": _absolute_path(job.telemetry.trackers),
+        "aim_repository": _absolute_path(job.telemetry.aim_repository),
+    }
+    tables = {
+        "model": _with_absolute_repository(job.model),
+        "preprocessor": _with_absolute_repository(job.preprocessor),
+        "rl": job.rl.model_copy(update={"reward": reward}),
+        "telemetry": job.telemetry.model_copy(update=folders),
+    }
+    return job.model_copy(update=tables)
 
 
 def _absolute_path(folder: str | None) -> str | None:
-    return folder if folder is None or "://" in folder else str(Path(folder).expanduser().absolute())
+    if folder is None or "://" in folder:
+        return folder
+    return str(Path(folder).expanduser().absolute())
 
 
-def _absolute(table: T) -> T:
-    given = table.repository or ""
-    folder = Path(given).expanduser()
-    local = bool(given) and folder.is_dir()
-    return table.model_copy(update={"repository": str(folder.absolute())}) if local else table
+def _with_absolute_repository(table: T) -> T:
+    if not table.repository:
+        return table
+    folder = Path(table.repository).expanduser()
+    if not folder.is_dir():
+        return table
+    return table.model_copy(update={"repository": str(folder.absolute())})

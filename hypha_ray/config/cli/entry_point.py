@@ -27,7 +27,7 @@ _TRIED = "_HYPHA_RAY_BEGUN_ANEW"
 @contextmanager
 def begun_anew() -> Iterator[None]:
     """Begin this process anew, with the same command, if a library ends it meanwhile by an exit with `CODE`."""
-    again = os.environ.pop(_TRIED, None) is not None
+    is_second_try = os.environ.pop(_TRIED, None) is not None
     library = ctypes.CDLL(None)
     process = os.getpid()
     if not hasattr(library, "__cxa_atexit") or not hasattr(library, "__cxa_finalize"):
@@ -37,7 +37,10 @@ def begun_anew() -> Iterator[None]:
 
     def on_exit(_: Any, code: int) -> None:
         if armed and code == CODE and os.getpid() == process:
-            _end() if again else _begin()
+            if is_second_try:
+                _end()
+            else:
+                _begin()
 
     kind: Callable[..., Any] = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
     callback = kind(on_exit)
@@ -54,14 +57,15 @@ def _begin() -> None:
     """Replace this process by the same command."""
     print("note: a library couldn't be loaded and ended the process; it begins anew", file=sys.stderr, flush=True)
     os.environ[_TRIED] = "1"
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    arguments = sys.orig_argv[1:]
+    os.execv(sys.executable, [sys.executable, *arguments])
 
 
 def _end() -> None:
     """End this process with the code that asks for another try."""
-    what = "a library couldn't be loaded, twice, and ended the process"
+    problem = "a library couldn't be loaded, twice, and ended the process"
     fix = "see its message above; submit it again"
-    error = ClusterError("ENV001", what, f"exit code {CODE}", fix=fix)
+    error = ClusterError("ENV001", problem, f"exit code {CODE}", fix=fix)
     print(error, file=sys.stderr, flush=True)
     os._exit(error.exit_code)
 
@@ -90,7 +94,8 @@ def run(main: Callable[[], None]) -> None:
             raise DataError("OUT001", "the job is done, but standard output can't be written", reason, fix=fix)
     except HyphaError as error:
         cause: HyphaError = getattr(error, "cause", error)
-        print(" ".join(str(cause).splitlines()), file=sys.stderr)
+        lines = str(cause).splitlines()
+        print(" ".join(lines), file=sys.stderr)
         raise SystemExit(cause.exit_code) from None
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None

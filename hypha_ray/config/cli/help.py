@@ -26,7 +26,7 @@ def help_text(doc: str) -> str:
     """Text of ``--help``: a job script's docstring, its arguments, and one line for each key."""
     parts = [as_installed(doc).strip(), "", _ARGUMENTS.rstrip()]
     for path, table in tables().items():
-        lines = [_line(key) for key in keys().values() if key.path[:-1] == path]
+        lines = list(map(_line, _keys_of(path)))
         if lines:
             parts += ["", f"{_header(path)}  {_summary(table)}", *lines]
     return "\n".join(parts)
@@ -36,32 +36,46 @@ def keys_markdown() -> str:
     """All keys as markdown: a heading and a table for each table of the job file."""
     parts = []
     for path, table in tables().items():
-        rows = [_row(key) for key in keys().values() if key.path[:-1] == path]
+        rows = list(map(_row, _keys_of(path)))
         if rows:
+            heading = f"### `{_header(path)}`"
             head = ["| key | kind | default | meaning |", "|---|---|---|---|"]
-            parts.append("\n".join([f"### `{_header(path)}`", "", _summary(table), "", *head, *rows]))
+            parts.append("\n".join([heading, "", _summary(table), "", *head, *rows]))
     return "\n\n".join(parts)
 
 
 def renewed(document: str) -> str:
     """A markdown document with its list of keys regenerated between the two comments that mark it."""
     block = f"{_BEGIN}\n\n{keys_markdown()}\n\n{_END}"
-    return re.sub(f"{re.escape(_BEGIN)}.*{re.escape(_END)}", lambda _: block, document, flags=re.DOTALL)
+    pattern = f"{re.escape(_BEGIN)}.*{re.escape(_END)}"
+    return re.sub(pattern, lambda _: block, document, flags=re.DOTALL)
+
+
+def _keys_of(table: KeyPath) -> list[Key]:
+    return [key for key in keys().values() if key.path[:-1] == table]
 
 
 def _header(path: KeyPath) -> str:
     """Line of a job file with which a table begins."""
-    return f"[[{'.'.join(path[:-1])}]]" if path[-1:] == (EACH,) else f"[{'.'.join(path)}]"
+    if path[-1:] == (EACH,):
+        name = ".".join(path[:-1])
+        return f"[[{name}]]"
+    name = ".".join(path)
+    return f"[{name}]"
 
 
 def _line(key: Key) -> str:
-    return f"  {f'--{key.name} {key.default_text}':<58} {key.meaning} ({key.kind})"
+    flag = f"--{key.name} {key.default_text}"
+    return f"  {flag:<58} {key.meaning} ({key.kind})"
 
 
 def _row(key: Key) -> str:
-    cells = (f"`{key.path[-1]}`", key.kind, f"`{key.default_text}`" if key.default_text else "", key.meaning)
-    return f"| {' | '.join(cell.replace(' | ', ', ') for cell in cells)} |"
+    default = f"`{key.default_text}`" if key.default_text else ""
+    cells = (f"`{key.path[-1]}`", key.kind, default, key.meaning)
+    escaped = [cell.replace(" | ", ", ") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
 
 
 def _summary(table: type) -> str:
-    return (table.__doc__ or "").splitlines()[0]
+    doc = table.__doc__ or ""
+    return doc.splitlines()[0]

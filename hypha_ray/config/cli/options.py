@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
@@ -46,17 +47,18 @@ def parse_options(kind: type[T], doc: str | None, arguments: Sequence[str], posi
         SystemExit: after the help.
 
     """
-    known = _keys(kind)
+    keys = _keys(kind)
     if {"-h", "--help"} & set(arguments):
-        print(_help(doc or "", known))
+        print(_help(doc or "", keys))
         raise SystemExit(0)
     types = get_type_hints(kind)
     values = {}
-    for key, text in _given(arguments, known, position).values():
-        values[key.name] = _valid(key, text, types[key.name])
-    for key in known.values():
-        if key.default is MISSING and key.name not in values:
-            raise ConfigError("CFG012", f"{_flag(key.name)} is missing", allowed=key.kind, fix=f"give {key.meaning}")
+    for name, text in _texts(arguments, keys, position).items():
+        values[name] = _value(keys[name], text, types[name])
+    for name, key in keys.items():
+        if key.default is MISSING and name not in values:
+            problem = f"{_flag(name)} is missing"
+            raise ConfigError("CFG012", problem, allowed=key.kind, fix=f"give {key.meaning}")
     return kind(**values)
 
 
@@ -71,11 +73,11 @@ def refuse_strays(options: DataclassInstance, owners: Mapping[str, Sequence[str]
         ConfigError: CFG011, none of them is given.
 
     """
-    given = {name for name, value in vars(options).items() if value is not None and value is not False}
-    for name, allowing in owners.items():
-        if name in given and not given.intersection(allowing):
-            theirs = " or ".join(map(_flag, allowing))
-            raise ConfigError("CFG011", f"{_flag(name)} is for {theirs} alone", fix=f"leave it out, or give {theirs}")
+    used = {name for name, value in vars(options).items() if value is not None and value is not False}
+    for name, owner_names in owners.items():
+        if name in used and used.isdisjoint(owner_names):
+            flags = " or ".join(map(_flag, owner_names))
+            raise ConfigError("CFG011", f"{_flag(name)} is for {flags} alone", fix=f"leave it out, or give {flags}")
 
 
 def require_round(round: int | None) -> None:
@@ -89,55 +91,65 @@ def require_round(round: int | None) -> None:
         raise ConfigError("CFG003", "--round is out of range", str(round), "1 or more", "count the rounds from 1")
 
 
-def _given(arguments: Sequence[str], known: Mapping[str, Key], position: str | None) -> dict[str, tuple[Key, str]]:
-    """The flags of a command line and their values; a flag given twice has its last value."""
-    found: dict[str, tuple[Key, str]] = {}
-    rest = deque(arguments)
-    while rest:
-        word = rest.popleft()
-        name = word.partition("=")[0]
-        if position is not None and not word.startswith("-") and position not in found:
-            found[position] = known[position], word
+def _texts(arguments: Sequence[str], keys: Mapping[str, Key], position: str | None) -> dict[str, str]:
+    """Texts of the values on a command line, by the option's name; a flag given twice has its last value."""
+    texts: dict[str, str] = {}
+    words = deque(arguments)
+    while words:
+        word = words.popleft()
+        flag, equals_sign, _ = word.partition("=")
+        if position is not None and not word.startswith("-") and position not in texts:
+            texts[position] = word
             continue
-        if not name.startswith("--"):
-            raise ConfigError("CFG015", f"unexpected argument {shown(name)}", fix="-- before an option; see --help")
-        key = known.get(name.removeprefix("--").replace("-", "_"))
-        if key is None:
-            raise _unknown(name, known)
-        text = value_behind(word, rest)
-        words = [] if text is None else [text]
-        while key.many and "=" not in word and (more := value_behind("", rest)) is not None:
-            words.append(more)
-        if not words and bool not in key.types:
-            raise ConfigError("CFG015", f"{_flag(key.name)} needs a value", allowed=key.kind, fix="see --help")
-        found[key.name] = key, ",".join(words) or ("" if words else "true")
-    return found
+        if not flag.startswith("--"):
+            raise ConfigError("CFG015", f"unexpected argument {shown(flag)}", fix="-- before an option; see --help")
+        name = _name(flag)
+        if name not in keys:
+            raise _unknown(flag, keys)
+        key = keys[name]
+        value = value_behind(word, words)
+        if value is None:
+            if bool not in key.types:
+                raise ConfigError("CFG015", f"{_flag(name)} needs a value", allowed=key.kind, fix="see --help")
+            texts[name] = "true"
+            continue
+        values = [value]
+        while key.many and not equals_sign and (value := value_behind("", words)) is not None:
+            values.append(value)
+        texts[name] = ",".join(values)
+    return texts
 
 
-def _valid(key: Key, text: str, annotation: Any) -> Any:
-    value = from_text(key, text, _flag(key.name))
+def _value(key: Key, text: str, annotation: Any) -> Any:
+    flag = _flag(key.name)
+    value = from_text(key, text, flag)
     if value == "none" and key.can_be_none:
         return None
     if Path in key.types:
         if not text:
-            raise ConfigError("CFG003", f"{_flag(key.name)} is out of range", "nothing", key.kind, "name one")
+            raise ConfigError("CFG003", f"{flag} is out of range", "nothing", key.kind, "name one")
         return Path(text)
     try:
         return TypeAdapter(annotation, config=ConfigDict(strict=True)).validate_python(value)
     except ValidationError as error:
-        choice = error.errors()[0]["type"] == "literal_error"
-        code, what = ("CFG003", "is out of range") if choice else ("CFG002", "has the wrong type")
-        otherwise = "" if key.default is MISSING else ", or leave it out"
-        fix = f"{mend(value, key.kind)}{otherwise}{key.default_text and f' for {key.default_text}'}"
-        raise ConfigError(code, f"{_flag(key.name)} {what}", shown(value), key.kind, fix) from None
+        fix = mend(value, key.kind)
+        if key.default is not MISSING:
+            fix = f"{fix}, or leave it out"
+        if key.default_text:
+            fix = f"{fix} for {key.default_text}"
+        first = error.errors()[0]
+        if first["type"] == "literal_error":
+            raise ConfigError("CFG003", f"{flag} is out of range", shown(value), key.kind, fix) from None
+        raise ConfigError("CFG002", f"{flag} has the wrong type", shown(value), key.kind, fix) from None
 
 
-def _unknown(name: str, known: Mapping[str, Key]) -> ConfigError:
-    near = get_close_matches(name.removeprefix("--").replace("-", "_")[:80], [*known, "help"], n=1)
-    what = f"unknown flag {name if name.isprintable() and len(name) < 80 else shown(name)}"
-    if near:
-        return ConfigError("CFG001", what, fix=f"did you mean {_flag(near[0])}?")
-    return ConfigError("CFG001", what, allowed=", ".join(map(_flag, known)), fix="see --help")
+def _unknown(flag: str, keys: Mapping[str, Key]) -> ConfigError:
+    is_short = flag.isprintable() and len(flag) < 80
+    problem = f"unknown flag {flag if is_short else shown(flag)}"
+    matches = get_close_matches(_name(flag)[:80], [*keys, "help"], n=1)
+    if matches:
+        return ConfigError("CFG001", problem, fix=f"did you mean {_flag(matches[0])}?")
+    return ConfigError("CFG001", problem, allowed=", ".join(map(_flag, keys)), fix="see --help")
 
 
 def _keys(kind: type[DataclassInstance]) -> dict[str, Key]:
@@ -147,27 +159,32 @@ def _keys(kind: type[DataclassInstance]) -> dict[str, Key]:
 
 
 def _key(field: Field[Any], annotation: Any, meaning: str) -> Key:
-    default = field.default if field.default_factory is MISSING else field.default_factory()
+    default = field.default
+    if field.default_factory is not MISSING:
+        default = field.default_factory()
     return key_of((field.name,), FieldInfo(annotation=annotation, default=default, description=meaning))
 
 
 def _meanings(kind: type) -> dict[str, str]:
     """The docstring of each field, which Python keeps only in the source."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(body, ast.ClassDef)
-    found = {}
-    for statement, text in zip(body.body, body.body[1:], strict=False):
+    source = textwrap.dedent(inspect.getsource(kind))
+    (definition,) = ast.parse(source).body
+    assert isinstance(definition, ast.ClassDef)
+    meanings = {}
+    for statement, text in pairwise(definition.body):
         match statement, text:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(meaning))):
-                found[name] = " ".join(meaning.split())
-    return found
+                meanings[name] = " ".join(meaning.split())
+    return meanings
 
 
-def _help(doc: str, known: Mapping[str, Key]) -> str:
+def _help(doc: str, keys: Mapping[str, Key]) -> str:
     lines = [as_installed(doc).strip(), "", "options:"]
-    for key in known.values():
-        lines.append(f"  {f'{_flag(key.name)} {_default(key)}':<34} {key.meaning} ({key.kind})")
-    return "\n".join([*lines, f"  {'-h, --help':<34} this text"])
+    for key in keys.values():
+        flag = f"{_flag(key.name)} {_default(key)}"
+        lines.append(f"  {flag:<34} {key.meaning} ({key.kind})")
+    lines.append(f"  {'-h, --help':<34} this text")
+    return "\n".join(lines)
 
 
 def _default(key: Key) -> str:
@@ -178,3 +195,7 @@ def _default(key: Key) -> str:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+def _name(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")

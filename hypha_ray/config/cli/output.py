@@ -45,7 +45,9 @@ def unwritten() -> str:
         sys.stdout.flush()
     raw = getattr(sys.stdout, "buffer", None)
     raw = getattr(raw, "raw", raw)
-    return raw.problem if isinstance(raw, _Enduring) else ""
+    if not isinstance(raw, _Enduring):
+        return ""
+    return raw.problem
 
 
 class _Enduring(io.FileIO):
@@ -68,13 +70,13 @@ class _Enduring(io.FileIO):
 def _enduring(stream: TextIO | None, descriptor: int) -> TextIO:
     raw = _Enduring(descriptor, "wb", closefd=False)
     # With `python -u`, text goes straight to the descriptor; otherwise through a buffer, as in Python's own streams.
-    straight = isinstance(stream, io.TextIOWrapper) and stream.write_through
+    is_unbuffered = isinstance(stream, io.TextIOWrapper) and stream.write_through
     return io.TextIOWrapper(
-        raw if straight else io.BufferedWriter(raw),
+        raw if is_unbuffered else io.BufferedWriter(raw),
         encoding="utf-8" if stream is None else stream.encoding,
         errors="replace",
         line_buffering=raw.isatty() or descriptor == 2,
-        write_through=straight,
+        write_through=is_unbuffered,
     )
 
 
@@ -164,12 +166,14 @@ class Phases:
 
     def begin(self, text: str) -> None:
         """Say that a phase begins, which ends the one before."""
-        self._text, self._is_said, now = text, False, self._clock()
-        is_first = self._heartbeat is None
-        self._phase_s = now
+        self._text = text
+        self._is_said = False
+        self._phase_s = self._clock()
+        wait_s = self._short_s
         if self._heartbeat is None:
             self._heartbeat = Heartbeat(self._speak, self._silence_s)
-        self._heartbeat.restart(max(0.0, self._short_s - (now - self.began_s if is_first else 0.0)))
+            wait_s -= self._phase_s - self.began_s
+        self._heartbeat.restart(max(0.0, wait_s))
 
     def update(self, text: str) -> None:
         """Change the words for the phase that goes on, which are said after a silence."""
@@ -200,7 +204,9 @@ def process_began_s() -> float:
     """Monotonic time at which this process began, as far as the system tells; otherwise the time of the call."""
     now = time.monotonic()
     with suppress(OSError, ValueError, IndexError, AttributeError):
-        fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        status = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace")
+        _, _, behind_name = status.rpartition(")")
+        start_ticks = int(behind_name.split()[19])
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
         return now - max(0.0, age_s)
     return now
