@@ -110,7 +110,7 @@ class CapacityError(TryAgainError):
 
 
 class OutbidError(CapacityError):
-    """Other runs of the exchange have the machines of a run that has trained nothing yet: it waits for its turn."""
+    """Other runs of the auction have the machines of a run that has trained nothing yet: it waits for its turn."""
 
 
 class ClusterError(TryAgainError):

@@ -89,7 +89,7 @@ def main() -> None:
     phases.begin("loading libraries")
     from hypha_ray.driver.market import lines, overview, post
     from hypha_ray.driver.ray_cluster import connected, connecting
-    from hypha_ray.market.auction.client import close_exchange, open_exchange
+    from hypha_ray.market.auction.client import close_auction, open_auction
 
     phases.begin(f"{connecting('auto')} Ray")
     with connected("market", alone="auto"):
@@ -99,9 +99,9 @@ def main() -> None:
         elif options.withdraw:
             print(post(options.node, {"accepts": "none", "max_lease_s": "0"}))
         elif options.open:
-            print("the exchange is open" if open_exchange(options.share or "bid") else "the exchange was open already")
+            print("the exchange is open" if open_auction(options.share or "bid") else "the exchange was open already")
         elif options.close:
-            print("the exchange is closed" if close_exchange() else "no exchange was open")
+            print("the exchange is closed" if close_auction() else "no exchange was open")
         found = overview()
         phases.end()
         if options.json is not None:

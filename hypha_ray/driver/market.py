@@ -36,7 +36,7 @@ def post(node_name: str | None, labels: Mapping[str, str]) -> str:
 
 
 def overview() -> dict[str, Any]:
-    """Machines, leases of all runs, runs at the exchange if it is open, and needs without a machine, for programs."""
+    """Machines, leases of all runs, runs at the auction if it is open, and needs without a machine, for programs."""
     nodes = cluster_nodes()
     entries = lease_entries()
     runs = standings()
@@ -126,7 +126,7 @@ def _obstacle(request: Request, nodes: Sequence[NodeResources]) -> str:
 
 
 def lines(market: Mapping[str, Any]) -> Iterator[str]:
-    """Lines about an overview: one for each machine, lease and run at the exchange, and for all that waits."""
+    """Lines about an overview: one for each machine, lease and run at the auction, and for all that waits."""
     machine_texts = {}
     for machine in market["nodes"]:
         text = _node_text(machine["address"], machine["node"])

@@ -80,7 +80,7 @@ class Leases:
         self._looking: asyncio.Task[_Look] | None = None
         """The latest look at the cluster's nodes."""
         self._ruling: Ruling | None = None
-        """Latest ruling of the exchange; None without one."""
+        """Latest ruling of the auction; None without one."""
         self.since_s: dict[str, float] = {}
         """Monotonic time by name since which each lease is known."""
         self._without_terms = set[str]()
@@ -263,7 +263,7 @@ class Leases:
             self._close(name)
 
     def obey(self, ruling: Ruling | None) -> None:
-        """Hold no more workers than the exchange allows, and hand back what it names; None: there is no exchange."""
+        """Hold no more workers than the auction allows, and hand back what it names; None: there is no auction."""
         self._ruling = ruling
         if ruling is not None:
             heard_s = time.monotonic() - RULING_S  # A lease that is younger than the ruling isn't meant.

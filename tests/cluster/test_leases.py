@@ -18,7 +18,7 @@ from hypha_ray.errors import CapacityError, ClusterError
 from hypha_ray.market.allocator import Lease, Leases
 from hypha_ray.market.auction.actor import holdings
 from hypha_ray.market.auction.allotment import Standing
-from hypha_ray.market.auction.client import EXCHANGE, ExchangeClient, close_exchange, open_exchange
+from hypha_ray.market.auction.client import AUCTION, AuctionClient, close_auction, open_auction
 from hypha_ray.market.cluster import cluster_nodes, lease_entries, post_labels, reclaim
 from hypha_ray.market.requirements import Need, NodeResources
 from tests.support.clusters import until
@@ -348,7 +348,7 @@ def test_successor_holds_leases_that_began_without_terms_to_those_of_their_owner
     assert run(successor.ending()) == {"worker-0": "its owner lets the machine no longer"}
 
 
-def test_leases_taken_before_an_exchange_opens_are_ordered_by_their_time(leases: Leases) -> None:
+def test_leases_taken_before_an_auction_opens_are_ordered_by_their_time(leases: Leases) -> None:
     for number in (1, 0):
         run(leases.acquire(f"worker-{number}", Need("worker", 1.0), WAIT_S))
     one = Standing("run", 10.0, (Need("worker", 1.0),) * 2, 1, since_s=leases.since_s)
@@ -379,24 +379,24 @@ def test_group_of_several_bundles_is_no_lease(leases: Leases) -> None:
 
 
 @pytest.fixture
-def exchange() -> Iterator[None]:
-    assert open_exchange("bid")
+def auction() -> Iterator[None]:
+    assert open_auction("bid")
     yield
-    close_exchange()
+    close_auction()
 
 
-def test_when_an_exchange_opens_many_runs_that_ask_at_once_are_told_what_they_may_hold(exchange: None) -> None:
+def test_when_an_auction_opens_many_runs_that_ask_at_once_are_told_what_they_may_hold(auction: None) -> None:
     """Four CPUs are for the least workers of the four highest bids; all others hear that there is nothing for them."""
 
     def job(bid: int) -> Job:
         price = {"bid": float(bid), "max": 100.0}
         return Job.model_validate({"resources": {"num_workers": 4, "min_workers": 1, "worker_price": price}})
 
-    clients = [ExchangeClient(job(bid), f"run-{bid}") for bid in range(1, 21)]
+    clients = [AuctionClient(job(bid), f"run-{bid}") for bid in range(1, 21)]
 
     async def turn() -> list[int]:
         told = await asyncio.gather(*(client.attend(begun=False) for client in clients))
         return [ruling.quota for ruling in told if ruling is not None]
 
     until(lambda: run(turn()) == [0] * 16 + [1] * 4, WAIT_S)
-    assert ray.get(ray.get_actor(EXCHANGE, namespace=CLUSTER).ping.remote(), timeout=WAIT_S) > 0
+    assert ray.get(ray.get_actor(AUCTION, namespace=CLUSTER).ping.remote(), timeout=WAIT_S) > 0

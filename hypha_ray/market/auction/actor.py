@@ -21,7 +21,7 @@ from hypha_ray.market.auction.attendance import CHECK_S, Attendance, Rulings
 from hypha_ray.market.cluster import LeaseEntry, cluster_nodes, lease_entries, reclaim
 
 
-class Exchange:
+class Auction:
     """Rules on the runs of a cluster; an asynchronous actor.
 
     Args:
@@ -39,7 +39,7 @@ class Exchange:
         self._rulings = Rulings(self._rule)
         self._demand: list[dict[str, float]] | None = None
         """Bundles that Ray's autoscaler was asked for last; None before the first time."""
-        Thread(target=self._check, name="exchange-check", daemon=True).start()
+        Thread(target=self._check, name="auction-check", daemon=True).start()
 
     async def ping(self) -> int:
         """Return the process id, as a sign of life."""

@@ -15,21 +15,21 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hypha_ray.config import Job
 from hypha_ray.config.value_types import CLUSTER
-from hypha_ray.market.auction.actor import Exchange
+from hypha_ray.market.auction.actor import Auction
 from hypha_ray.market.auction.allotment import Order, Ruling, Standing
 from hypha_ray.market.cluster import cluster_nodes, own_node
 from hypha_ray.market.requirements import NodeResources, worker_needs
 
-EXCHANGE = "market"
-"""Name of the exchange in the namespace of what belongs to no run."""
+AUCTION = "market"
+"""Name of the auction in the namespace of what belongs to no run."""
 ATTEND_S = 5.0
 """Longest wait in seconds for a ruling."""
 PATIENCE = 2
-"""Waits in vain, one after the other, after which the exchange's process is replaced."""
+"""Waits in vain, one after the other, after which the auction's process is replaced."""
 
 
-class ExchangeClient:
-    """Asks the exchange, if one is open, for rulings on a run."""
+class AuctionClient:
+    """Asks the auction, if one is open, for rulings on a run."""
 
     def __init__(self, job: Job, run: str) -> None:
         needs = worker_needs(job)
@@ -43,27 +43,27 @@ class ExchangeClient:
         self._vain = self._refused = 0
 
     async def attend(self, begun: bool, since_s: Mapping[str, float] | None = None) -> Ruling | None:
-        """Ruling on the run; the last quota while the exchange doesn't answer, and None if none is open.
+        """Ruling on the run; the last quota while the auction doesn't answer, and None if none is open.
 
         Args:
             begun: whether the run has committed a round.
             since_s: monotonic times by name since which the run has leases.
 
         """
-        exchange = await asyncio.to_thread(_exchange)
-        if exchange is None:
+        auction = await asyncio.to_thread(_auction)
+        if auction is None:
             self._last = Ruling(0)
             self._vain = 0
             self._refused = 0
             return None
         try:
             standing = replace(self.standing, begun=begun, since_s=dict(since_s or {}))
-            ruling: Ruling = await asyncio.wait_for(exchange.attend.remote(standing), ATTEND_S)
+            ruling: Ruling = await asyncio.wait_for(auction.attend.remote(standing), ATTEND_S)
         except TimeoutError:
             self._vain += 1
             if self._vain >= PATIENCE:
                 self._vain = 0
-                ray.kill(exchange, no_restart=False)
+                ray.kill(auction, no_restart=False)
         except RayError:
             pass  # Its process has died, and Ray starts another one.
         else:
@@ -88,39 +88,39 @@ class ExchangeClient:
         return self._refused >= 2
 
 
-def open_exchange(order: Order) -> bool:
-    """Open the exchange of the cluster; False if there is one."""
-    if _exchange() is not None:
+def open_auction(order: Order) -> bool:
+    """Open the auction of the cluster; False if there is one."""
+    if _auction() is not None:
         return False
     place = NodeAffinitySchedulingStrategy(own_node(), soft=True)
-    options = {"name": EXCHANGE, "namespace": CLUSTER, "lifetime": "detached", "max_restarts": -1, "num_cpus": 0}
-    exchange = ray.remote(Exchange).options(**options, get_if_exists=True, scheduling_strategy=place).remote(order)
-    ray.get(exchange.ping.remote())
+    options = {"name": AUCTION, "namespace": CLUSTER, "lifetime": "detached", "max_restarts": -1, "num_cpus": 0}
+    auction = ray.remote(Auction).options(**options, get_if_exists=True, scheduling_strategy=place).remote(order)
+    ray.get(auction.ping.remote())
     return True
 
 
-def close_exchange() -> bool:
-    """Close the exchange of the cluster; False if there is none."""
-    exchange = _exchange()
-    if exchange is not None:
-        ray.kill(exchange)
+def close_auction() -> bool:
+    """Close the auction of the cluster; False if there is none."""
+    auction = _auction()
+    if auction is not None:
+        ray.kill(auction)
         request_resources(bundles=[])
-    return exchange is not None
+    return auction is not None
 
 
 def standings() -> list[tuple[Standing, Ruling]] | None:
-    """Standing of each run at the exchange and ruling on it; None if none is open."""
-    exchange = _exchange()
-    return None if exchange is None else ray.get(exchange.overview.remote(), timeout=ATTEND_S)
+    """Standing of each run at the auction and ruling on it; None if none is open."""
+    auction = _auction()
+    return None if auction is None else ray.get(auction.overview.remote(), timeout=ATTEND_S)
 
 
 def possible_nodes() -> list[NodeResources]:
-    """Nodes of the cluster; as if they were idle with an open exchange, because a run may wait for them there."""
+    """Nodes of the cluster; as if they were idle with an open auction, because a run may wait for them there."""
     nodes = cluster_nodes()
-    return nodes if _exchange() is None else [replace(node, free=node.total) for node in nodes]
+    return nodes if _auction() is None else [replace(node, free=node.total) for node in nodes]
 
 
-def _exchange() -> Any | None:
+def _auction() -> Any | None:
     with suppress(ValueError):
-        return ray.get_actor(EXCHANGE, namespace=CLUSTER)
+        return ray.get_actor(AUCTION, namespace=CLUSTER)
     return None

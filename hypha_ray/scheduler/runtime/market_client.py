@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 from hypha_ray.config import Job
 from hypha_ray.errors import CapacityError, OutbidError
 from hypha_ray.market.auction.allotment import Ruling
-from hypha_ray.market.auction.client import ExchangeClient
+from hypha_ray.market.auction.client import AuctionClient
 from hypha_ray.market.buyer import workers_to_hire
 from hypha_ray.market.cluster import cluster_nodes, lease_entries, own_node, post_speeds
 from hypha_ray.market.requirements import Need, worker_needs
@@ -43,15 +43,15 @@ class Staffing:
     def __init__(self, job: Job, run: str, actors: RunActors) -> None:
         self._job = job
         self._actors = actors
-        self._exchange = ExchangeClient(job, run)
+        self._auction = AuctionClient(job, run)
         self.begun = False
         """Whether this scheduler has committed a round."""
 
     async def workers_to_hire(self, past: ResumePoint) -> list[int]:
-        """Numbers of the workers that may be hired now; without an exchange, a resumed run waits while it goes on.
+        """Numbers of the workers that may be hired now; without an auction, a resumed run waits while it goes on.
 
         Raises:
-            CapacityError: there are too few for a start, at an open exchange even after `max_idle_s` seconds.
+            CapacityError: there are too few for a start, at an open auction even after `max_idle_s` seconds.
 
         """
         resumed = past.attempt > 1 or past.next_round > 0
@@ -74,13 +74,13 @@ class Staffing:
 
         """
         await self._attend()
-        if self._exchange.is_outbid and not self.begun:
+        if self._auction.is_outbid and not self.begun:
             what = "other runs of the exchange bid more, or came first; waiting for its turn"
             raise OutbidError("CAP005", what, fix="raise resources.worker_price.bid, or wait")
         return await self._actors.leaving()
 
     async def _attend(self) -> Ruling | None:
-        ruling = await self._exchange.attend(self.begun, self._actors.leases.since_s)
+        ruling = await self._auction.attend(self.begun, self._actors.leases.since_s)
         self._actors.leases.obey(ruling)
         return ruling
 
@@ -95,7 +95,7 @@ class Staffing:
         return numbers, None
 
     def _refusal(self, ruling: Ruling | None, least: int) -> CapacityError:
-        """The reason that an exchange allows too few workers although machines for them are free."""
+        """The reason that an auction allows too few workers although machines for them are free."""
         fix = "raise resources.worker_price.bid, or wait"
         if ruling is not None and ruling.behind is not None:
             what = f"another run of the exchange, {ruling.behind}, bids more or came first"

@@ -1,4 +1,4 @@
-"""Rulings of the exchange in time: one for all runs, and answers from memory."""
+"""Rulings of the auction in time: one for all runs, and answers from memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's turn at the exchange: the workers that a ruling allows, and the rulings that tell it to give way."""
+"""A run's turn at the auction: the workers that a ruling allows, and the rulings that tell it to give way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from hypha_ray.config import Job
 from hypha_ray.market.auction.allotment import Allotment, Holding, Ruling, Standing
-from hypha_ray.market.auction.client import ExchangeClient
+from hypha_ray.market.auction.client import AuctionClient
 from hypha_ray.market.requirements import Need, NodeResources
 from hypha_ray.scheduler.runtime.market_client import within
 from tests.unit.market.nodes import node
@@ -39,12 +39,12 @@ def test_worker_is_allowed_as_long_as_its_need_and_the_quota_are_not_used_up() -
     assert not ruling.allows(REMOTE, {})
 
 
-class Exchange:
+class Auction:
     """A client of a run of three workers, which has committed nothing, and the rulings that it hears."""
 
     def __init__(self, bid: float = 10.0) -> None:
         resources = {"num_workers": 3, "min_workers": 3, "worker_price": {"bid": bid}}
-        self.client = ExchangeClient(Job.model_validate({"run": {"name": "x"}, "resources": resources}), "x")
+        self.client = AuctionClient(Job.model_validate({"run": {"name": "x"}, "resources": resources}), "x")
         self.standing = Standing("x", bid, (Need("worker", 1.0),) * 3, 3, begun=False)
 
     def hear(self, nodes: list[NodeResources], *others: Standing, **held: Any) -> None:
@@ -58,21 +58,21 @@ FULL = [node("a", free=0), node("b", free=0)]
 
 
 def test_run_alone_that_has_lost_a_machine_is_not_outbid() -> None:
-    run = Exchange()
+    run = Auction()
     for _ in range(5):
         run.hear(FULL)
     assert not run.client.is_outbid
 
 
 def test_run_beside_one_that_bids_more_and_has_all_it_needs_is_not_outbid() -> None:
-    run, full = Exchange(), [*FULL, node("c", free=0)]
+    run, full = Auction(), [*FULL, node("c", free=0)]
     for _ in range(5):
         run.hear(full, Standing("y", 20.0, (Need("worker", 1.0),), 1), y=[Holding("worker-0", "c", {"CPU": 1.0}, 0.0)])
     assert not run.client.is_outbid
 
 
 def test_run_is_outbid_by_two_rulings_in_which_a_higher_bid_waits() -> None:
-    run, waits = Exchange(), Standing("y", 10.5, (Need("worker", 1.0),) * 4, 4)
+    run, waits = Auction(), Standing("y", 10.5, (Need("worker", 1.0),) * 4, 4)
     told = list[bool]()
     for others in ([waits], [], [waits], [waits]):
         run.hear(FULL, *others)
@@ -81,13 +81,13 @@ def test_run_is_outbid_by_two_rulings_in_which_a_higher_bid_waits() -> None:
 
 
 def test_run_is_outbid_at_once_by_a_bid_that_takes_its_machines() -> None:
-    run = Exchange()
+    run = Auction()
     run.hear(FULL, Standing("y", 20.0, (Need("worker", 1.0),) * 2, 2))
     assert run.client.is_outbid
 
 
-def test_needs_at_the_exchange_have_the_numbers_of_their_workers() -> None:
+def test_needs_at_the_auction_have_the_numbers_of_their_workers() -> None:
     groups = [{"count": 2, "kind": "bridged"}, {"count": 2, "cpu": 2}]
     job = Job.model_validate({"run": {"name": "x"}, "workers": groups})
-    assert ExchangeClient(job, "x").standing.needs_by_name == dict.fromkeys(["worker-2", "worker-3"], Need("worker", 2))
-    assert Counter(ExchangeClient(job, "x").standing.needs) == {Need("worker", 2): 2}
+    assert AuctionClient(job, "x").standing.needs_by_name == dict.fromkeys(["worker-2", "worker-3"], Need("worker", 2))
+    assert Counter(AuctionClient(job, "x").standing.needs) == {Need("worker", 2): 2}

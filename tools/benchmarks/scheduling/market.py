@@ -1,7 +1,7 @@
-"""Cost of the market: of a hire without owners' terms, of leases through an exchange, and of a selection.
+"""Cost of the market: of a hire without owners' terms, of leases through an auction, and of a selection.
 
 Five workers are hired at once, each on a placement group of its own. `hire` is a job's own way over bare calls of Ray,
-where no owner has terms and no exchange is open: from the first look to the last worker's answer. Ways take turns.
+where no owner has terms and no auction is open: from the first look to the last worker's answer. Ways take turns.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hypha_ray.config import Job
 from hypha_ray.config.tables.resources import MarketStrategy
 from hypha_ray.market.allocator import Leases
-from hypha_ray.market.auction.client import ExchangeClient, close_exchange, open_exchange
+from hypha_ray.market.auction.client import AuctionClient, close_auction, open_auction
 from hypha_ray.market.offers import Request
 from hypha_ray.market.requirements import ID_LABEL, Need, NodeResources
 from hypha_ray.market.selection import Preference, plan
@@ -70,7 +70,7 @@ async def _leased(starts: bool) -> float:
     """Time of a hire as a job does it, or of its leases alone."""
     leases = Leases(RUN)
     began = time.perf_counter()
-    leases.obey(await ExchangeClient(JOB, RUN).attend(begun=False))
+    leases.obey(await AuctionClient(JOB, RUN).attend(begun=False))
 
     async def hire(name: str) -> None:
         lease = await leases.acquire(name, NEED, DEADLINE_S)
@@ -83,23 +83,23 @@ async def _leased(starts: bool) -> float:
     return passed
 
 
-async def _through_exchange() -> float:
-    """Time of leases through an exchange, which is opened before and closed afterwards."""
-    open_exchange("bid")
+async def _through_auction() -> float:
+    """Time of leases through an auction, which is opened before and closed afterwards."""
+    open_auction("bid")
     passed = await _leased(starts=False)
-    close_exchange()
+    close_auction()
     return passed
 
 
 def market() -> dict[str, dict[str, Any]]:
-    """Time of a hire over that by Ray alone, of leases through an exchange over those without, and of a selection."""
+    """Time of a hire over that by Ray alone, of leases through an auction over those without, and of a selection."""
     ray.init(num_cpus=4 * WORKERS, include_dashboard=False, log_to_driver=False, object_store_memory=200_000_000)
     try:
         hired = asyncio.run(_turns({"ours": lambda: _leased(starts=True), "bare": _bare}))
-        leased = asyncio.run(_turns({"through": _through_exchange, "direct": lambda: _leased(starts=False)}))
+        leased = asyncio.run(_turns({"through": _through_auction, "direct": lambda: _leased(starts=False)}))
     finally:
         ray.shutdown()
-    return {"hire": _ratio(hired, "<= 1.05"), "exchange_leases": _exchange_row(leased), **_selection()}
+    return {"hire": _ratio(hired, "<= 1.05"), "exchange_leases": _auction_row(leased), **_selection()}
 
 
 def _ratio(times: Mapping[str, float], target: str) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _ratio(times: Mapping[str, float], target: str) -> dict[str, Any]:
     return {"value": first / second, "target": target, **told, "workers": WORKERS, "turns": TURNS}
 
 
-def _exchange_row(times: Mapping[str, float]) -> dict[str, Any]:
+def _auction_row(times: Mapping[str, float]) -> dict[str, Any]:
     more_s = times["through"] - times["direct"]
     return {**_ratio(times, "+<= 0.5 s"), "more_s": round(more_s, 3)}
 

@@ -16,8 +16,8 @@ from hypha_ray.market.auction.attendance import CHECK_S, SILENT_S, TTL_S, Attend
 from hypha_ray.market.auction.machines import NodeOffers
 from hypha_ray.market.offers import Offer, Refusal, Request, answers
 from hypha_ray.market.requirements import Need, NodeResources
-from tests.support.exchange_model import Bidder, ExchangeModel
-from tests.support.mutants_exchange import MUTANTS, mutant
+from tests.support.auction_model import AuctionModel, Bidder
+from tests.support.mutants_auction import MUTANTS, mutant
 from tests.unit.market.nodes import node
 
 ONE = Need("worker", 1)
@@ -148,7 +148,7 @@ def examine(module: Any, seed: int) -> None:
         for run, at in places.items()
     }
     found = module.Allotment(nodes, runs, held, order).rulings()
-    expected = ExchangeModel(bidders, round(sum(one.free["CPU"] for one in nodes)), order == "fair").expected()
+    expected = AuctionModel(bidders, round(sum(one.free["CPU"] for one in nodes)), order == "fair").expected()
     assert {run: (ruling.quota, len(ruling.leave)) for run, ruling in found.items()} == expected
     for one in bidders:
         latest = [f"worker-{i}" for i in range(one.held)][one.kept :]
@@ -293,7 +293,7 @@ def test_last_run_of_all_loses_its_leases_too() -> None:
     assert [now for now in range(5, 100, 5) if checked(runs, now)] == [TTL_S + CHECK_S]
 
 
-def test_hung_run_loses_its_leases_even_if_the_exchange_is_a_new_one() -> None:
+def test_hung_run_loses_its_leases_even_if_the_auction_is_a_new_one() -> None:
     """It has heard of the run by its leases alone; a run that speaks isn't meant."""
     runs = Attendance(0.0, {"hung", "fine"})
     assert [(now, found) for now in range(5, 100, 5) if (found := checked(runs, now, ["fine"]))] == [
@@ -301,7 +301,7 @@ def test_hung_run_loses_its_leases_even_if_the_exchange_is_a_new_one() -> None:
     ]
 
 
-def test_silence_while_the_exchange_itself_was_stopped_does_not_count() -> None:
+def test_silence_while_the_auction_itself_was_stopped_does_not_count() -> None:
     runs = Attendance(0.0)
     for run in "xy":
         runs.hear(standing(run, 1, 1), 0.0)

@@ -1,4 +1,4 @@
-"""The exchange's rulings with one defect each."""
+"""The auction's rulings with one defect each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model of the exchange's rulings for machines that differ only in size: it counts, and knows no places."""
+"""A model of the auction's rulings for machines that differ only in size: it counts, and knows no places."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Bidder:
         return (self.granted + more) / max(self.bid, 1e-9)
 
 
-class ExchangeModel:
+class AuctionModel:
     """Runs in the order in which they came, and free CPUs."""
 
     def __init__(self, bidders: list[Bidder], free: int, fair: bool) -> None:

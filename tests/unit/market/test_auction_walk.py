@@ -1,4 +1,4 @@
-"""Random walks of runs that obey the exchange, each at its own pace, while it dies and machines come."""
+"""Random walks of runs that obey the auction, each at its own pace, while it dies and machines come."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from hypha_ray.market.auction.allotment import Allotment, Holding, Order, Ruling, Standing
 from hypha_ray.market.auction.attendance import Attendance
 from hypha_ray.market.requirements import Need, NodeResources
-from tests.support.exchange_model import Bidder, ExchangeModel
+from tests.support.auction_model import AuctionModel, Bidder
 from tests.unit.market.nodes import node
 
 ATTEND_S = 2.0
@@ -50,7 +50,7 @@ class Run:
 
 
 class Walk(RuleBasedStateMachine):
-    """Runs, their leases and the exchange."""
+    """Runs, their leases and the auction."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class Walk(RuleBasedStateMachine):
         self.sizes.append(size)
 
     @rule()
-    def exchange_dies(self) -> None:
+    def auction_dies(self) -> None:
         self.attendance = Attendance(self.now)
 
     @invariant()
@@ -166,7 +166,7 @@ class Walk(RuleBasedStateMachine):
             assert (run.works and run.staying >= run.least) or not run.leases
         came = [self.runs[one.run] for one in self.attendance.standings]
         bidders = [Bidder(one.name, one.bid, one.wanted, one.least, one.begun, len(one.leases)) for one in came]
-        expected = ExchangeModel(bidders, sum(self.free()), self.order == "fair" if self.sizes else False).expected()
+        expected = AuctionModel(bidders, sum(self.free()), self.order == "fair" if self.sizes else False).expected()
         assert expected == {run.name: (len(run.leases), 0) for run in self.runs.values()}
 
 

@@ -1,4 +1,4 @@
-"""Runs that compete for three machines, with an open exchange between them."""
+"""Runs that compete for three machines, with an open auction between them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
 from hypha_ray.config.value_types import CLUSTER
 from hypha_ray.driver.market import lines, overview
-from hypha_ray.market.auction.client import EXCHANGE, close_exchange, open_exchange
+from hypha_ray.market.auction.client import AUCTION, close_auction, open_auction
 from tests.support.clusters import cluster_of, until
 from tests.support.descendants import processes_of
 from tests.support.faults import events
@@ -42,9 +42,9 @@ LONG = 16
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[Cluster]:
     with cluster_of([{"num_cpus": 1}] * 3) as cluster:
-        assert open_exchange("bid") and not open_exchange("bid")
+        assert open_auction("bid") and not open_auction("bid")
         yield cluster
-        assert close_exchange() and not close_exchange()
+        assert close_auction() and not close_auction()
         assert overview()["runs"] is None
 
 
@@ -106,11 +106,11 @@ def first_commit_s(run: Outcome) -> float:
     return min(float(event["monotonic_s"]) for event in events(run, "commit"))
 
 
-def exchange_pid() -> int:
-    """The process of the exchange, once one answers."""
+def auction_pid() -> int:
+    """The process of the auction, once one answers."""
     while True:
         with suppress(RayError):
-            return int(ray.get(ray.get_actor(EXCHANGE, namespace=CLUSTER).ping.remote(), timeout=WAIT_S))
+            return int(ray.get(ray.get_actor(AUCTION, namespace=CLUSTER).ping.remote(), timeout=WAIT_S))
 
 
 def require_whole(run: Outcome, rounds: int) -> None:
@@ -185,21 +185,21 @@ def test_outbid_run_hands_back_machines_with_its_deltas_and_one_that_waits_takes
     cluster.remove_node(node)
 
 
-def test_death_and_silence_of_the_exchange_cost_nothing(corpus: Path, tmp_path: Path) -> None:
+def test_death_and_silence_of_the_auction_cost_nothing(corpus: Path, tmp_path: Path) -> None:
     runs = [Running(bidder(name, 10, 1, 20, corpus), corpus, tmp_path) for name in ("one", "two")]
     runs[0].until(lambda: held("one") == held("two") == 1)
     before = created()
     for _ in range(10):
-        pid = exchange_pid()
+        pid = auction_pid()
         os.kill(pid, signal.SIGKILL)
-        runs[0].until(lambda pid=pid: exchange_pid() != pid)  # type: ignore[misc]
+        runs[0].until(lambda pid=pid: auction_pid() != pid)  # type: ignore[misc]
         assert created() == before
-    stopped = exchange_pid()
+    stopped = auction_pid()
     os.kill(stopped, signal.SIGSTOP)
     late = Running(bidder("late", 5, 1, 1, corpus), corpus, tmp_path)
     require_whole(late.result(), 1)
     assert all(run.runs for run in runs) and before.items() <= created().items()
-    assert exchange_pid() != stopped
+    assert auction_pid() != stopped
     for run in runs:
         require_whole(run.result(), 20)
 
@@ -209,7 +209,7 @@ def namespaces() -> set[str]:
 
 
 def seen(run: str) -> bool:
-    """Whether Ray or the exchange knows anything of a run."""
+    """Whether Ray or the auction knows anything of a run."""
     told: dict[str, Any] = overview()
     return run in namespaces() or any(run == one["run"] for part in ("leases", "runs", "waiting") for one in told[part])
 
