@@ -87,7 +87,7 @@ class Leases:
         """Names of the leases without terms at the latest look."""
         self.training: str | None = None
         """Key of the training, by which its measured speeds are found; None: it has none."""
-        self._asked: dict[str, Need] = {}
+        self._requested: dict[str, Need] = {}
         """Needs by name of leases whose machines are yet to be chosen."""
         self._offers: dict[str, Offer] = {}
         """Offers by name of leases that aren't asked for yet."""
@@ -102,7 +102,8 @@ class Leases:
         """
         if name in self._groups:
             raise _refused(group_name(self._run, name), "it is there already")
-        deadline, self._asked[name] = time.monotonic() + deadline_s, need
+        deadline = time.monotonic() + deadline_s
+        self._requested[name] = need
         try:
             while True:
                 look = await self._look()
@@ -115,10 +116,10 @@ class Leases:
                     self._buyer.fail(offer.node.id, time.monotonic())  # Another run was faster.
                 if time.monotonic() > deadline:
                     raise self._buyer.refusal(need, look.nodes, own_node())
-                self._asked[name] = need  # Another look, if the quota didn't allow it.
+                self._requested[name] = need  # Another look, if the quota didn't allow it.
                 await asyncio.sleep(0.0 if offer else LOOK_AGAIN_S)
         finally:
-            self._asked.pop(name, None)
+            self._requested.pop(name, None)
             self._offers.pop(name, None)
             if name not in self._groups:
                 self._buyer.end(name, time.monotonic())
@@ -132,7 +133,7 @@ class Leases:
             waits = 1
             while not await _done(ready, wait_s):
                 nodes = (await self._look()).nodes
-                waits = waits + 1
+                waits += 1
                 if offer is None or waits > OFFER_WAITS or not has_room(offer, nodes):
                     raise self._no_room(name, need, nodes)
             amounts = need.bundle() if offer is None else offer.amounts
@@ -148,34 +149,39 @@ class Leases:
 
     def _choose(self, name: str, look: _Look) -> Offer | None:
         """Offer for a lease; the first of those that have waited for a look chooses for all of them."""
-        if name in self._asked:
-            asked = self._allowed()
-            self._asked = {name: need for name, need in self._asked.items() if name not in asked}
-            placed = {lease for lease, is_there in look.leases.items() if is_there}
+        if name in self._requested:
+            allowed = self._allowed()
+            for allowed_name in allowed:
+                del self._requested[allowed_name]
+            placed = {lease for lease, is_placed in look.leases.items() if is_placed}
             self._buyer.speeds = look.speeds
-            self._offers |= self._buyer.choose(asked, look.nodes, own_node(), placed, time.monotonic())
+            self._offers |= self._buyer.choose(allowed, look.nodes, own_node(), placed, time.monotonic())
         return self._offers.pop(name, None)
 
     def adopt(self, needs: Mapping[str, Need]) -> dict[str, Lease]:
         """Take over what an earlier holder of the run has leased under these names, and what has been placed."""
-        found = {entry.name: entry for entry in lease_entries(self._run) if entry.name in needs and entry.placed}
-        for name, entry in found.items():
-            self._groups[name] = needs[name], entry.group
-            if entry.agreement is not None:
-                self._buyer.adopt(name, entry.agreement)
-        return {name: self._grant(name, entry.amounts) for name, entry in found.items()}
+        leases = {}
+        for entry in lease_entries(self._run):
+            if entry.name in needs and entry.placed:
+                self._groups[entry.name] = needs[entry.name], entry.group
+                if entry.agreement is not None:
+                    self._buyer.adopt(entry.name, entry.agreement)
+                leases[entry.name] = self._grant(entry.name, entry.amounts)
+        return leases
 
     def _grant(self, name: str, amounts: Mapping[str, float]) -> Lease:
-        self.since_s[name] = now = time.monotonic()
+        now = time.monotonic()
+        self.since_s[name] = now
         return self._book.grant(name, amounts, now)
 
     def nodes(self) -> list[NodeResources]:
         """The nodes that are alive, and what would be free there without these leases."""
         amounts = {lease.holder: lease.amounts for lease in self._book.leases}
-        held: dict[str, Counter[str]] = {}
+        leased: dict[str, Counter[str]] = {}
+        """Amounts of this run's leases by node id."""
         for name, node in self.placed().items():
-            held.setdefault(node, Counter()).update(amounts.get(name, {}))
-        return cluster_nodes(held)
+            leased.setdefault(node, Counter()).update(amounts.get(name, {}))
+        return cluster_nodes(leased)
 
     def options(self, lease: Lease, parts: int = 1) -> dict[str, Any]:
         """Options that place an actor on the lease and give it what is leased, or an equal part of it.
@@ -184,14 +190,18 @@ class Leases:
             ClusterError: the lease is over, or its node is gone; an actor would wait there for ever.
 
         """
-        group = self._groups[lease.holder][1] if self._book.holds(lease) else None
-        if group is None or placement_group_table(group)["state"] != "CREATED":
-            raise ClusterError("CAP004", f"the lease {self._run}/{lease.holder} is over", fix="acquire a new one")
-        place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+        over = ClusterError("CAP004", f"the lease {self._run}/{lease.holder} is over", fix="acquire a new one")
+        if not self._book.holds(lease):
+            raise over
+        _, group = self._groups[lease.holder]
+        if placement_group_table(group)["state"] != "CREATED":
+            raise over
         amounts = {name: amount / parts for name, amount in lease.amounts.items()}
-        memory = {"memory": int(amounts["memory"])} if "memory" in amounts else {}
-        cores = {"num_cpus": amounts.get("CPU", 0.0), "num_gpus": amounts.get("GPU", 0.0)}
-        return {**cores, **memory, "scheduling_strategy": place}
+        options: dict[str, Any] = {"num_cpus": amounts.get("CPU", 0.0), "num_gpus": amounts.get("GPU", 0.0)}
+        if "memory" in amounts:
+            options["memory"] = int(amounts["memory"])
+        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+        return options
 
     def placed(self) -> dict[str, str]:
         """Id of the node that each lease is on, by name: one look at Ray's table for all of them."""
@@ -199,9 +209,13 @@ class Leases:
 
     def terms(self, name: str) -> dict[str, Any]:
         """Node and price per hour of a lease; nothing if no terms were asked for, no price if there is none."""
-        agreed = self._buyer.agreement(name)
-        price = {} if agreed is None or agreed.price is None else {"price": agreed.price}
-        return {} if agreed is None else {"node": agreed.node, **price}
+        agreement = self._buyer.agreement(name)
+        if agreement is None:
+            return {}
+        terms: dict[str, Any] = {"node": agreement.node}
+        if agreement.price is not None:
+            terms["price"] = agreement.price
+        return terms
 
     @property
     def pays(self) -> bool:
@@ -210,29 +224,33 @@ class Leases:
 
     async def ending(self) -> dict[str, str]:
         """Reasons by name of the leases whose machines the owners want back soon."""
-        without = self.since_s.keys() - self._buyer.names
-        nodes, began_without = await asyncio.to_thread(self._look_at_terms, without)
-        for entry in began_without:
+        without_terms = self.since_s.keys() - self._buyer.names
+        nodes, entries = await asyncio.to_thread(self._look_at_terms, without_terms)
+        for entry in entries:
             self._agree(entry)
         return self._buyer.ending(nodes, time.monotonic())
 
-    def _look_at_terms(self, without: set[str]) -> tuple[list[NodeResources], list[LeaseEntry]]:
+    def _look_at_terms(self, without_terms: set[str]) -> tuple[list[NodeResources], list[LeaseEntry]]:
         """Nodes, and those of the leases without terms whose owners have some now; nothing while no owner has any.
 
         Labels of a node never change, so that they are looked at once for each lease; later terms are posted ones.
         """
-        news = without != self._without_terms or any(posted_labels().values())
-        self._without_terms = without
-        if not (self._buyer.pays or (without and news)):
+        may_have_changed = without_terms != self._without_terms or any(posted_labels().values())
+        self._without_terms = without_terms
+        if not (self._buyer.pays or (without_terms and may_have_changed)):
             return [], []
         nodes = cluster_nodes()
-        owned = {node.id for node in nodes if are_posted(node.labels)}
-        entries = lease_entries(self._run) if without and owned else []
-        return nodes, [entry for entry in entries if entry.name in without and entry.node in owned]
+        nodes_with_terms = {node.id for node in nodes if are_posted(node.labels)}
+        entries = []
+        if without_terms and nodes_with_terms:
+            for entry in lease_entries(self._run):
+                if entry.name in without_terms and entry.node in nodes_with_terms:
+                    entries.append(entry)
+        return nodes, entries
 
     def _agree(self, entry: LeaseEntry) -> None:
         """Hold a lease that began without terms to those of its node, at the run's bid and for no price."""
-        need = self._groups.get(entry.name, (None, None))[0]
+        need, _ = self._groups.get(entry.name, (None, None))
         since_s = self.since_s.get(entry.name)
         if need is not None and entry.node is not None and since_s is not None:
             bid = request_of(self._resources, need).bid
@@ -265,30 +283,39 @@ class Leases:
     def obey(self, ruling: Ruling | None) -> None:
         """Hold no more workers than the auction allows, and hand back what it names; None: there is no auction."""
         self._ruling = ruling
-        if ruling is not None:
-            heard_s = time.monotonic() - RULING_S  # A lease that is younger than the ruling isn't meant.
-            old = {name for name, since_s in self.since_s.items() if since_s <= heard_s}
-            self._buyer.take_notice(
-                {name: reason for name, reason in ruling.leave.items() if name in old}, time.monotonic()
-            )
+        if ruling is None:
+            return
+        now = time.monotonic()
+        reasons = {}
+        for name, reason in ruling.leave.items():
+            since_s = self.since_s.get(name)
+            if since_s is not None and since_s <= now - RULING_S:  # The ruling doesn't know of younger leases.
+                reasons[name] = reason
+        self._buyer.take_notice(reasons, now)
 
     def speeds(self) -> Speeds:
         """Speeds of the run's workers that were measured, for a strategy that asks for them."""
-        asked = self.training is not None and self._resources.strategy == "value"
-        return posted_speeds(str(self.training)) if asked else UNKNOWN
+        if self.training is None or self._resources.strategy != "value":
+            return UNKNOWN
+        return posted_speeds(self.training)
 
     def _trades(self, nodes: list[NodeResources]) -> bool:
         return self._ruling is not None or trades(self._resources, nodes)
 
     def _allowed(self) -> dict[str, Need]:
-        """Leases that are asked for and within the quota."""
-        workers = sorted((name for name, need in self._asked.items() if need.role == "worker"), key=_number)
-        held = Counter(need for need, _ in self._groups.values() if need.role == "worker")
-        allowed = {name: need for name, need in self._asked.items() if need.role != "worker"}
-        for name in workers:
-            need = self._asked[name]
-            if self._ruling is None or self._ruling.allows(need, held):
-                held[need] += 1
+        """Requested leases that are within the quota."""
+        workers = []
+        allowed = {}
+        for name, need in self._requested.items():
+            if need.role == "worker":
+                workers.append(name)
+            else:
+                allowed[name] = need
+        leased = Counter(need for need, _ in self._groups.values() if need.role == "worker")
+        for name in sorted(workers, key=_number):
+            need = self._requested[name]
+            if self._ruling is None or self._ruling.allows(need, leased):
+                leased[need] += 1
                 allowed[name] = need
         return allowed
 
@@ -324,14 +351,15 @@ class Leases:
     def _close(self, name: str) -> None:
         self._buyer.end(name, time.monotonic())
         self.since_s.pop(name, None)
-        found = self._groups.pop(name, None)
-        if found is not None:
-            remove_placement_group(found[1])
+        if name in self._groups:
+            _, group = self._groups.pop(name)
+            remove_placement_group(group)
 
     def _no_room(self, name: str, need: Need, nodes: list[NodeResources]) -> CapacityError:
         """Reason of a failed lease: this run asks for too much, or others hold the resources."""
         idle = [replace(node, free=node.total) for node in nodes]
-        missing = shortage(Counter(wanted for wanted, _ in self._groups.values()), idle) or shortage({need: 1}, nodes)
+        needs_of_run = Counter(group_need for group_need, _ in self._groups.values())
+        missing = shortage(needs_of_run, idle) or shortage({need: 1}, nodes)
         if missing is not None:
             return missing.error()
         late = f"Ray placed {self._run}/{name} too late"
@@ -339,7 +367,8 @@ class Leases:
 
 
 def _number(name: str) -> int:
-    return int(name.rpartition("-")[2])
+    _, _, number = name.rpartition("-")
+    return int(number)
 
 
 async def _done(ready: Any, wait_s: float) -> bool:
@@ -351,6 +380,5 @@ async def _done(ready: Any, wait_s: float) -> bool:
     return True
 
 
-def _refused(group: str, why: str) -> ClusterError:
-    what = f"Ray refused the lease {group}: {why}"
-    return ClusterError("CAP003", what, fix="end the run of that name first")
+def _refused(group: str, reason: str) -> ClusterError:
+    return ClusterError("CAP003", f"Ray refused the lease {group}: {reason}", fix="end the run of that name first")

@@ -18,7 +18,7 @@ from hypha_ray.config.tables.resources import Resources
 from hypha_ray.errors import CapacityError
 from hypha_ray.market.offers import SITE, Offer, Refusal, Request, are_posted, read_terms, share
 from hypha_ray.market.requirements import Need, NodeResources, group_need, server_need, workers_to_start
-from hypha_ray.market.selection import UNKNOWN, Choice, Preference, Speeds, plan, without
+from hypha_ray.market.selection import UNKNOWN, Choice, Preference, Speeds, choose_machines, without
 
 
 def trades(resources: Resources, nodes: Sequence[NodeResources]) -> bool:
@@ -34,10 +34,10 @@ def request_of(resources: Resources, need: Need) -> Request:
 
 def choices(job: Job, nodes: Sequence[NodeResources], home: str, speeds: Speeds = UNKNOWN) -> list[Choice]:
     """Machines that a job would choose now: parameter servers first, then each group of workers."""
-    wanted = [(server_need(job), job.sync.fragments)]
-    wanted += [(group_need(group), group.count) for group in job.worker_groups]
-    leased = [(request_of(job.resources, need), count) for need, count in wanted if need.bundle()]
-    return plan(leased, nodes, preference(job.resources, sites(nodes, {home}), speeds))
+    needs = [(server_need(job), job.sync.fragments)]
+    needs += [(group_need(group), group.count) for group in job.worker_groups]
+    requests = [(request_of(job.resources, need), count) for need, count in needs if need.bundle()]
+    return choose_machines(requests, nodes, preference(job.resources, sites(nodes, {home}), speeds))
 
 
 def sites(nodes: Sequence[NodeResources], ids: Collection[str]) -> set[str]:
@@ -48,7 +48,8 @@ def sites(nodes: Sequence[NodeResources], ids: Collection[str]) -> set[str]:
 def preference(resources: Resources, near: Collection[str], speeds: Speeds, spent: float = 0.0) -> Preference:
     """Preference of a job that pays `spent` per hour already."""
     limit = resources.max_price_per_hour
-    return Preference(resources.strategy, math.inf if limit is None else limit - spent, near, speeds=speeds)
+    budget = math.inf if limit is None else limit - spent
+    return Preference(resources.strategy, budget, near, speeds=speeds)
 
 
 def workers_to_hire(job: Job, nodes: Sequence[NodeResources], home: str, speeds: Speeds = UNKNOWN) -> list[int]:
@@ -67,49 +68,59 @@ def workers_to_hire(job: Job, nodes: Sequence[NodeResources], home: str, speeds:
     fitting = workers_to_start(job, nodes)
     if not trades(job.resources, nodes):
         return fitting
-    found = choices(job, nodes, home, speeds)
-    room = Counter({choice.request.need: 0 for choice in found})
-    for choice in found:
-        room[choice.request.need] += len(choice.chosen)
-    _require_servers(job, found)
+    all_choices = choices(job, nodes, home, speeds)
+    available = Counter[Need]()
+    for choice in all_choices:
+        available[choice.request.need] += len(choice.chosen)
+    _require_servers(job, all_choices)
     numbers = list[int]()
     first = 0
     for group in job.worker_groups:
         need = group_need(group)
-        count = min(group.count, room[need]) if need.bundle() else group.count
-        room[need] -= count
+        count = group.count
+        if need.bundle():
+            count = min(count, available[need])
+            available[need] -= count
         numbers += range(first, first + count)
         first += group.count
     least = min(job.resources.min_workers, job.num_workers)
     if len(numbers) < least:
-        raise too_few([choice for choice in found if choice.request.need.role == "worker"], len(numbers), least)
+        of_workers = [choice for choice in all_choices if choice.request.need.role == "worker"]
+        raise too_few(of_workers, len(numbers), least)
     return numbers
 
 
-def _require_servers(job: Job, found: Sequence[Choice]) -> None:
-    servers = [choice for choice in found if choice.request.need.role == "server"]
-    if servers and (count := len(servers[0].chosen)) < job.sync.fragments:
-        raise too_few(servers, count, job.sync.fragments)
+def _require_servers(job: Job, all_choices: Sequence[Choice]) -> None:
+    of_servers = [choice for choice in all_choices if choice.request.need.role == "server"]
+    if not of_servers:
+        return
+    count = len(of_servers[0].chosen)
+    if count < job.sync.fragments:
+        raise too_few(of_servers, count, job.sync.fragments)
 
 
-def too_few(found: Sequence[Choice], count: int, least: int) -> CapacityError:
+def too_few(role_choices: Sequence[Choice], count: int, least: int) -> CapacityError:
     """The reason that only `count` leases of one role are to be had on terms that the job accepts."""
-    short = next(choice for choice in found if len(choice.chosen) < choice.wanted)
+    short = next(choice for choice in role_choices if len(choice.chosen) < choice.count)
+    offers = [answer for answer in short.answers if isinstance(answer, Offer)]
     refusals = [answer for answer in short.answers if isinstance(answer, Refusal)]
+    prices = [refusal.ask for refusal in refusals if refusal.ask is not None]
     role = short.request.need.role
-    asks = [refusal.ask for refusal in refusals if refusal.ask is not None]
     key = "parameter_server_price" if role == "server" else "worker_price"
-    if sum(answer.room for answer in short.answers if isinstance(answer, Offer)) > len(short.chosen):
-        what = f"resources.max_price_per_hour pays for {count} of {least} {role}s"
-        return CapacityError("CFG004", what, fix="raise it, or wait for cheaper nodes")
-    if asks:
-        what = "no further node is cheap enough" if count else "no node is cheap enough"
-        got = f"{min(asks):g} per hour at the cheapest"
+    if sum(offer.capacity for offer in offers) > len(short.chosen):
+        problem = f"resources.max_price_per_hour pays for {count} of {least} {role}s"
+        return CapacityError("CFG004", problem, fix="raise it, or wait for cheaper nodes")
+    if prices:
+        problem = "no further node is cheap enough" if count else "no node is cheap enough"
+        got = f"{min(prices):g} per hour at the cheapest"
         allowed = f"{short.request.max_price:g}"
-        return CapacityError("CFG004", what, got, allowed, fix=f"raise resources.{key}.max, or wait for cheaper nodes")
-    why = f"{refusals[0].node.address} is refused: {refusals[0].reason}" if refusals else "no node has room"
-    what = f"owners' terms leave {count} of {least} {role}s"
-    return CapacityError("CFG004", what, got=why, fix=f"see --dry-run; raise resources.{key}.bid, or add nodes")
+        fix = f"raise resources.{key}.max, or wait for cheaper nodes"
+        return CapacityError("CFG004", problem, got, allowed, fix)
+    reason = "no node has room"
+    if refusals:
+        reason = f"{refusals[0].node.address} is refused: {refusals[0].reason}"
+    problem = f"owners' terms leave {count} of {least} {role}s"
+    return CapacityError("CFG004", problem, got=reason, fix=f"see --dry-run; raise resources.{key}.bid, or add nodes")
 
 
 LEFT_OUT_S = 10.0
@@ -156,7 +167,7 @@ class Buyer:
     def __init__(self, resources: Resources) -> None:
         self._resources = resources
         self.speeds = UNKNOWN
-        self._agreed: dict[str, Agreement] = {}
+        self._agreements: dict[str, Agreement] = {}
         """Agreement of each lease by its name."""
         self._left_out: dict[str, float] = {}
         """Monotonic time by node id until which the node is left out."""
@@ -169,7 +180,7 @@ class Buyer:
 
     def choose(
         self,
-        wanted: Mapping[str, Need],
+        needs: Mapping[str, Need],
         nodes: Sequence[NodeResources],
         home: str,
         placed: Container[str],
@@ -178,62 +189,68 @@ class Buyer:
         """Agree on an offer for each name; a name that finds none isn't in the result.
 
         Args:
-            wanted: needs by name of the lease.
+            needs: needs by name of the lease.
             nodes: nodes of the cluster.
             home: id of the scheduler's node.
             placed: names of leases that the nodes' free amounts are without.
             now: monotonic time in seconds.
 
         """
-        free = [self._as_left(node, placed) for node in nodes if self._left_out.get(node.id, now) <= now]
+        candidates = []
+        for node in nodes:
+            if self._left_out.get(node.id, now) <= now:
+                candidates.append(self._without_agreed(node, placed))
         names: dict[Need, list[str]] = {}
-        for name, need in sorted(wanted.items(), key=lambda one: one[1].role == "worker"):  # Servers come first.
-            names.setdefault(need, []).append(name)
-        requests = [(request_of(self._resources, need), len(same)) for need, same in names.items()]
-        found: dict[str, Offer] = {}
-        for choice in plan(requests, free, self._preference(nodes, home)):
-            for name, offer in zip(names[choice.request.need], choice.chosen, strict=False):
-                found[name] = offer
-                role = choice.request.need.role
-                bid = choice.request.bid
+        for name in sorted(needs, key=lambda name: needs[name].role == "worker"):  # Servers come first.
+            names.setdefault(needs[name], []).append(name)
+        requests = [(request_of(self._resources, need), len(same_need)) for need, same_need in names.items()]
+        offers: dict[str, Offer] = {}
+        for choice in choose_machines(requests, candidates, self._preference(nodes, home)):
+            request = choice.request
+            for name, offer in zip(names[request.need], choice.chosen, strict=False):
+                offers[name] = offer
                 price = offer.price if offer.terms.named_price else None
-                self._agreed[name] = Agreement(offer.node.id, role, offer.amounts, bid, price, now)
-        return found
+                agreement = Agreement(offer.node.id, request.need.role, offer.amounts, request.bid, price, now)
+                self._agreements[name] = agreement
+        return offers
 
     def adopt(self, name: str, agreement: Agreement) -> None:
         """Take over what an earlier buyer of the run has agreed on."""
-        self._agreed[name] = agreement
+        self._agreements[name] = agreement
         self.begin(name)
 
     def agree(self, name: str, agreement: Agreement) -> None:
         """Hold a lease that began without terms to those which its node's owner has now; it costs nothing."""
-        self._agreed[name] = agreement
+        self._agreements[name] = agreement
 
     def begin(self, name: str) -> None:
         """Bill a lease with a price from its beginning."""
-        if self._agreed[name].price is not None:
-            self._billed_s[name], self._owed = self._agreed[name].since_s, self._owed or 0.0
+        agreement = self._agreements[name]
+        if agreement.price is not None:
+            self._billed_s[name] = agreement.since_s
+            self._owed = self._owed or 0.0
 
     @property
     def pays(self) -> bool:
         """Whether the run has leases on owners' terms."""
-        return bool(self._agreed)
+        return bool(self._agreements)
 
     @property
     def names(self) -> set[str]:
         """Names of the leases on owners' terms."""
-        return set(self._agreed)
+        return set(self._agreements)
 
     def agreement(self, name: str) -> Agreement | None:
         """Terms of a lease; None if it has none."""
-        return self._agreed.get(name)
+        return self._agreements.get(name)
 
     def end(self, name: str, now: float) -> None:
         """End a lease, or forget one that never began."""
         if name in self._billed_s:
             self._owed = self._bill(name, now) + (self._owed or 0.0)
-        for known in (self._agreed, self._billed_s, self._notices):
-            known.pop(name, None)
+        self._agreements.pop(name, None)
+        self._billed_s.pop(name, None)
+        self._notices.pop(name, None)
 
     def billed(self, until_s: float) -> None:
         """Don't bill anew for what an earlier buyer has billed, up to a monotonic time."""
@@ -243,16 +260,21 @@ class Buyer:
         """Cost since the last bill, of all leases; None if there never was one with a price."""
         if self._owed is None:
             return None
-        cost = self._owed + sum(self._bill(name, now) for name in self._billed_s)
-        self._owed, self._billed_s = 0.0, dict.fromkeys(self._billed_s, now)
+        costs = [self._bill(name, now) for name in self._billed_s]
+        cost = self._owed + sum(costs)
+        self._owed = 0.0
+        self._billed_s = dict.fromkeys(self._billed_s, now)
         return cost
 
     def ending(self, nodes: Sequence[NodeResources], now: float) -> dict[str, str]:
         """Reasons by name of the leases whose end is near, by the terms that their nodes have now."""
-        here = {node.id: node for node in nodes}
-        for name, agreed in list(self._agreed.items()):
-            node = here.get(agreed.node)
-            if name not in self._notices and node is not None and (notice := _notice(agreed, node, now)):
+        node_by_id = {node.id: node for node in nodes}
+        for name, agreement in self._agreements.items():
+            node = node_by_id.get(agreement.node)
+            if name in self._notices or node is None:
+                continue
+            notice = _notice(agreement, node, now)
+            if notice is not None:
                 self._notices[name] = notice
         return {name: notice.reason for name, notice in self._notices.items()}
 
@@ -267,44 +289,51 @@ class Buyer:
 
     def fail(self, node: str, now: float) -> None:
         """Leave a node out for a while that had no room after all."""
-        self._left_out = {left: until for left, until in self._left_out.items() if until > now}
+        self._left_out = {node_id: until_s for node_id, until_s in self._left_out.items() if until_s > now}
         self._left_out[node] = now + LEFT_OUT_S
 
     def refusal(self, need: Need, nodes: Sequence[NodeResources], home: str) -> CapacityError:
         """The reason that no node has an acceptable offer, or that none could be taken."""
-        found = plan([(request_of(self._resources, need), 1)], nodes, self._preference(nodes, home))
-        if found[0].chosen:
+        request = request_of(self._resources, need)
+        (choice,) = choose_machines([(request, 1)], nodes, self._preference(nodes, home))
+        if choice.chosen:
             fix = "raise resources.worker_price.bid, or wait"
             return CapacityError("CFG004", f"other runs have the machines for a {need.role}", fix=fix)
-        return too_few(found, 0, 1)
+        return too_few([choice], 0, 1)
 
     def _bill(self, name: str, now: float) -> float:
-        return (self._agreed[name].price or 0.0) * max(0.0, now - self._billed_s[name]) / HOUR_S
+        price = self._agreements[name].price or 0.0
+        unbilled_s = max(0.0, now - self._billed_s[name])
+        return price * unbilled_s / HOUR_S
 
-    def _as_left(self, node: NodeResources, placed: Container[str]) -> NodeResources:
+    def _without_agreed(self, node: NodeResources, placed: Container[str]) -> NodeResources:
         """A node without what was agreed on there and isn't placed yet."""
-        for name, agreed in self._agreed.items():
-            if agreed.node == node.id and name not in placed:
-                node = without(node, agreed.amounts, 1)
+        for name, agreement in self._agreements.items():
+            if agreement.node == node.id and name not in placed:
+                node = without(node, agreement.amounts, 1)
         return node
 
     def _preference(self, nodes: Sequence[NodeResources], home: str) -> Preference:
-        held = Counter(agreed.node for agreed in self._agreed.values())
-        spent = sum(agreed.price or 0.0 for agreed in self._agreed.values())
-        return replace(preference(self._resources, sites(nodes, {home, *held}), self.speeds, spent), held=held)
+        leases_by_node = Counter(agreement.node for agreement in self._agreements.values())
+        prices = [agreement.price or 0.0 for agreement in self._agreements.values()]
+        own_sites = sites(nodes, {home, *leases_by_node})
+        return replace(preference(self._resources, own_sites, self.speeds, sum(prices)), leases_by_node=leases_by_node)
 
 
-def _notice(agreed: Agreement, node: NodeResources, now: float) -> _Notice | None:
+def _notice(agreement: Agreement, node: NodeResources, now: float) -> _Notice | None:
     """Notice to a lease, because its time is nearly up or the owner's terms no longer allow it; None if all is well."""
     terms = read_terms(node.labels)
     if isinstance(terms, str):
         return None
     longest_s = terms.max_lease_s
-    if agreed.role not in terms.accepts or not longest_s:
+    if agreement.role not in terms.accepts or not longest_s:
         return _Notice("its owner lets the machine no longer", now + GRACE_S)
-    if agreed.bid < (floor := terms.floor * (1.0 if terms.offer == "whole" else share(agreed.amounts, node))):
-        return _Notice(f"the machine's floor is {floor:g} now, and the bid is {agreed.bid:g}", now + GRACE_S)
+    floor = terms.floor
+    if terms.offer != "whole":
+        floor *= share(agreement.amounts, node)
+    if agreement.bid < floor:
+        return _Notice(f"the machine's floor is {floor:g} now, and the bid is {agreement.bid:g}", now + GRACE_S)
     grace_s = min(GRACE_S, longest_s / 2)
-    if now >= agreed.since_s + longest_s - grace_s:
+    if now >= agreement.since_s + longest_s - grace_s:
         return _Notice(f"its lease ends after {longest_s:g} s", now + grace_s)
     return None

@@ -45,16 +45,14 @@ def cluster_nodes(leased: Mapping[str, Mapping[str, float]] | None = None) -> li
     free = available_resources_per_node()
     leased = leased or {}
     posted = posted_labels()
-    return [
-        NodeResources(
-            node["NodeManagerAddress"],
-            node["Resources"],
-            Counter(free.get(node["NodeID"], {})) + Counter(leased.get(node["NodeID"], {})),
-            {**node["Labels"], **posted.get(node["NodeID"], {})},
-        )
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
+    nodes = []
+    for entry in ray.nodes():
+        if entry["Alive"]:
+            node_id = entry["NodeID"]
+            free_here = Counter(free.get(node_id, {})) + Counter(leased.get(node_id, {}))
+            labels = {**entry["Labels"], **posted.get(node_id, {})}
+            nodes.append(NodeResources(entry["NodeManagerAddress"], entry["Resources"], free_here, labels))
+    return nodes
 
 
 def draining_nodes() -> frozenset[str]:
@@ -64,7 +62,8 @@ def draining_nodes() -> frozenset[str]:
 
 def own_node() -> str:
     """Ray's id of the node that this process is on."""
-    return str(ray.get_runtime_context().get_node_id())
+    context = ray.get_runtime_context()
+    return str(context.get_node_id())
 
 
 def on_this_node() -> dict[str, Any]:
@@ -96,21 +95,28 @@ def speeds_of(job: Job, shapes: Mapping[str, Sequence[int]]) -> Speeds:
 
 
 def post_speeds(training: str, speeds: Mapping[str, float]) -> None:
-    """Post samples per second by place, in the place of those posted before."""
-    for place, speed in speeds.items():
-        _put(f"{SPEEDS}/{training}/{place}".encode(), speed)
+    """Post samples per second by the names of `places`; later ones replace those posted before."""
+    for name, speed in speeds.items():
+        key = f"{SPEEDS}/{training}/{name}"
+        _put(key.encode(), speed)
 
 
 def _entries(prefix: bytes) -> dict[str, Any]:
-    """Entries whose keys begin like this, by the rest of the key."""
+    """Entries whose keys begin with a prefix, by what follows it."""
     client = global_worker.gcs_client
     keys = client.internal_kv_keys(prefix, NAMESPACE)
-    values = client.internal_kv_multi_get(keys, NAMESPACE) if keys else {}
-    return {key.removeprefix(prefix).decode(): json.loads(value) for key, value in values.items()}
+    if not keys:
+        return {}
+    entries = {}
+    for key, value in client.internal_kv_multi_get(keys, NAMESPACE).items():
+        name = key.removeprefix(prefix).decode()
+        entries[name] = json.loads(value)
+    return entries
 
 
 def _put(key: bytes, value: object) -> None:
-    global_worker.gcs_client.internal_kv_put(key, json.dumps(value).encode(), True, NAMESPACE)
+    text = json.dumps(value)
+    global_worker.gcs_client.internal_kv_put(key, text.encode(), True, NAMESPACE)
 
 
 NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?"
@@ -155,17 +161,24 @@ def group_name(run: str, name: str, agreement: Agreement | None = None) -> str:
 
 def lease_entries(run: str | None = None) -> list[LeaseEntry]:
     """Leases of a run, or of all runs, that aren't over; also those that wait for room."""
-    rows = [row for row in placement_group_table().values() if row["state"] != "REMOVED"]
-    entries = [_entry(row, LEASE.fullmatch(row["name"])) for row in rows]
-    return [entry for entry in entries if entry is not None and run in (None, entry.run)]
+    entries = []
+    for row in placement_group_table().values():
+        if row["state"] == "REMOVED":
+            continue
+        entry = _entry(row, LEASE.fullmatch(row["name"]))
+        if entry is not None and run in (None, entry.run):
+            entries.append(entry)
+    return entries
 
 
 def reclaim(run: str, spared: Container[str] = ()) -> int:
     """End all leases of a run but placed ones of some names; returns their number."""
-    found = [entry for entry in lease_entries(run) if not entry.placed or entry.name not in spared]
-    for entry in found:
-        remove_placement_group(entry.group)
-    return len(found)
+    count = 0
+    for entry in lease_entries(run):
+        if not entry.placed or entry.name not in spared:
+            remove_placement_group(entry.group)
+            count += 1
+    return count
 
 
 def _entry(row: dict[str, Any], name: re.Match[str] | None) -> LeaseEntry | None:
@@ -174,9 +187,9 @@ def _entry(row: dict[str, Any], name: re.Match[str] | None) -> LeaseEntry | None
         return None
     node = row["bundles_to_node_id"].get(0)
     amounts = row["bundles"][0]
-    agreed = None
+    agreement = None
     if name["bid"] is not None:
         price = None if name["price"] is None else float(name["price"])
-        agreed = Agreement(node or "", name["role"], amounts, float(name["bid"]), price, float(name["since"]))
+        agreement = Agreement(node or "", name["role"], amounts, float(name["bid"]), price, float(name["since"]))
     placed = row["state"] == "CREATED"
-    return LeaseEntry(row["placement_group_id"], name["run"], name["name"], placed, node or None, amounts, agreed)
+    return LeaseEntry(row["placement_group_id"], name["run"], name["name"], placed, node or None, amounts, agreement)

@@ -25,7 +25,9 @@ SITE = "site"
 
 def _roles(text: object) -> object:
     """Roles of a label's value, such as ``worker_server``; a label can't have a comma."""
-    return [role for role in text.split("_") if role != "none"] if isinstance(text, str) else text
+    if not isinstance(text, str):
+        return text
+    return [role for role in text.split("_") if role != "none"]
 
 
 class Terms(BaseModel):
@@ -100,12 +102,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Offer of a node: `room` leases, each of these amounts at this price per hour.
+    """Offer of a node: `capacity` leases, each of these amounts at this price per hour.
 
     Attributes:
         terms: terms of the node.
-        room: number of leases that find room now.
-        speed: samples per second of a worker on one lease, if that was measured; else None.
+        capacity: number of leases that find room now.
+        speed: samples per second of a worker on one lease; None if that wasn't measured.
 
     """
 
@@ -113,7 +115,7 @@ class Offer:
     terms: Terms
     price: float
     amounts: Mapping[str, float]
-    room: int
+    capacity: int
     speed: float | None = None
 
 
@@ -122,7 +124,7 @@ class Refusal:
     """Refusal of a node or of its price.
 
     Attributes:
-        ask: price per hour if it alone is the reason; else None.
+        ask: price per hour if it alone is the reason; None otherwise.
 
     """
 
@@ -136,14 +138,20 @@ def evaluate(node: NodeResources, terms: Terms, request: Request) -> Offer | Ref
     need = request.need
     if reason := _objection(terms, need.role):
         return Refusal(node, reason)
-    whole = terms.offer == "whole"
-    part = 1.0 if whole else share(need.bundle(), node)
     if not times_in(need, node.total):
-        return Refusal(node, f"it is too small: {_amounts(node.total)} in all")
-    amounts = {name: node.total[name] for name in LEASED if node.total.get(name)} if whole else need.bundle()
-    room = int(fits(amounts, node.free)) if whole else times_in(need, node.free)
-    if not room:
-        busy = "it is let as a whole, and is in use" if whole else f"it has too little left: {_amounts(node.free)}"
+        total = _amounts_text(node.total)
+        return Refusal(node, f"it is too small: {total} in all")
+    if terms.offer == "whole":
+        part = 1.0
+        amounts = {name: node.total[name] for name in LEASED if node.total.get(name)}
+        capacity = int(fits(amounts, node.free))
+        busy = "it is let as a whole, and is in use"
+    else:
+        amounts = need.bundle()
+        part = share(amounts, node)
+        capacity = times_in(need, node.free)
+        busy = f"it has too little left: {_amounts_text(node.free)}"
+    if not capacity:
         return Refusal(node, busy)
     floor = terms.floor * part
     price = terms.price * part
@@ -151,15 +159,18 @@ def evaluate(node: NodeResources, terms: Terms, request: Request) -> Offer | Ref
         return Refusal(node, f"the bid {request.bid:g} is below its floor, {floor:g}")
     if price > request.max_price:
         return Refusal(node, f"it asks {price:g}, and {request.max_price:g} is the most to be paid", price)
-    return Offer(node, terms, price, amounts, room)
+    return Offer(node, terms, price, amounts, capacity)
 
 
 def answers(request: Request, nodes: Sequence[NodeResources]) -> list[Offer | Refusal]:
     """Answers of all nodes, in their order."""
-    return [
-        _answer(node, request) if admitted else Refusal(node, f"its gpu_type isn't {request.need.gpu_type}")
-        for node, admitted in zip(nodes, request.need.admits(nodes), strict=True)
-    ]
+    node_answers: list[Offer | Refusal] = []
+    for node, is_admitted in zip(nodes, request.need.admits(nodes), strict=True):
+        if is_admitted:
+            node_answers.append(_answer(node, request))
+        else:
+            node_answers.append(Refusal(node, f"its gpu_type isn't {request.need.gpu_type}"))
+    return node_answers
 
 
 def _answer(node: NodeResources, request: Request) -> Offer | Refusal:
@@ -182,13 +193,19 @@ def _objection(terms: Terms, role: str) -> str | None:
 
 def share(amounts: Mapping[str, float], node: NodeResources) -> float:
     """Largest of the shares of CPUs, GPUs and memory that these amounts are; at most the whole node."""
-    return min(1.0, max(amount / (node.total.get(name) or amount) for name, amount in amounts.items()))
+    shares = []
+    for name, amount in amounts.items():
+        total = node.total.get(name) or amount
+        shares.append(amount / total)
+    return min(1.0, max(shares))
 
 
 def least_bid(offer: Offer) -> float:
     """Least bid per hour, and least price to be paid, with which a lease on these terms is to be had."""
-    part = 1.0 if offer.terms.offer == "whole" else share(offer.amounts, offer.node)
-    return max(offer.terms.floor * part, offer.price)
+    floor = offer.terms.floor
+    if offer.terms.offer != "whole":
+        floor *= share(offer.amounts, offer.node)
+    return max(floor, offer.price)
 
 
 def fits(amounts: Mapping[str, float], free: Mapping[str, float]) -> bool:
@@ -198,9 +215,11 @@ def fits(amounts: Mapping[str, float], free: Mapping[str, float]) -> bool:
 
 def has_room(offer: Offer, nodes: Sequence[NodeResources]) -> bool:
     """Whether the node of an offer still has what it has offered, by a later look at the nodes."""
-    return any(node.id == offer.node.id and fits(offer.amounts, node.free) for node in nodes)
+    same_node = [node for node in nodes if node.id == offer.node.id]
+    return any(fits(offer.amounts, node.free) for node in same_node)
 
 
-def _amounts(amounts: Mapping[str, float]) -> str:
-    found = Need("", amounts.get("CPU", 0.0), amounts.get("GPU", 0.0), round(amounts.get("memory", 0.0)))
-    return str(found) if found.bundle() else "nothing"
+def _amounts_text(amounts: Mapping[str, float]) -> str:
+    memory_bytes = round(amounts.get("memory", 0.0))
+    need = Need("", amounts.get("CPU", 0.0), amounts.get("GPU", 0.0), memory_bytes)
+    return str(need) if need.bundle() else "nothing"

@@ -12,7 +12,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from hypha_ray.config import Job
 from hypha_ray.config.tables.resources import WorkerGroup, WorkerResources
@@ -44,8 +43,12 @@ class NodeResources:
         return self.labels.get(ID_LABEL, self.address)
 
 
-Room: TypeAlias = tuple[NodeResources, Mapping[str, float]]
-"""Node, and what is left there."""
+@dataclass(frozen=True, slots=True)
+class _Remainder:
+    """Amounts that are left on a node."""
+
+    node: NodeResources
+    amounts: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +68,21 @@ class Need:
 
     def __str__(self) -> str:
         amounts = ((self.cpu, "CPU"), (self.gpu, "GPU"), (self.memory_bytes / GB, "GB of memory"))
-        found = [f"{amount:g} {unit}" for amount, unit in amounts if amount > 0] or ["no reservation"]
-        return ", ".join(found if self.gpu_type is None else [*found, f"gpu_type {self.gpu_type}"])
+        parts = [f"{amount:g} {unit}" for amount, unit in amounts if amount > 0] or ["no reservation"]
+        if self.gpu_type is not None:
+            parts.append(f"gpu_type {self.gpu_type}")
+        return ", ".join(parts)
 
     def selector(self, nodes: Sequence[NodeResources]) -> dict[str, str]:
         """The bundle's label selector: by the owners' label, or by Ray's where only that names the type."""
         if self.gpu_type is None:
             return {}
         key, values = self._label(self.gpu_type, nodes)
-        return {key: f"in({','.join(sorted(values))})"}
+        names = ",".join(sorted(values))
+        return {key: f"in({names})"}
 
     def admits(self, nodes: Sequence[NodeResources]) -> list[bool]:
-        """Which of the nodes the selector takes."""
+        """Whether the selector takes each of the nodes."""
         if self.gpu_type is None:
             return [True] * len(nodes)
         key, values = self._label(self.gpu_type, nodes)
@@ -84,29 +90,38 @@ class Need:
 
     @staticmethod
     def _label(gpu_type: str, nodes: Sequence[NodeResources]) -> tuple[str, set[str]]:
-        own = any(node.labels.get(OWN_LABEL) == gpu_type for node in nodes)
-        found = {node.labels[RAY_LABEL] for node in nodes if gpu_type in _ray_types(node)}
-        return (RAY_LABEL, found) if found and not own else (OWN_LABEL, {gpu_type})
+        """Label that names the type of GPU, and its values that match."""
+        ray_values = set()
+        for node in nodes:
+            if node.labels.get(OWN_LABEL) == gpu_type:
+                return OWN_LABEL, {gpu_type}
+            if gpu_type in _ray_types(node):
+                ray_values.add(node.labels[RAY_LABEL])
+        if ray_values:
+            return RAY_LABEL, ray_values
+        return OWN_LABEL, {gpu_type}
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Reason that not all actors fit: for `short` of the `wanted` ones with this need there is no node."""
+    """Reason that not all actors fit: for `short` of the `count` ones with this need there is no node."""
 
     need: Need
-    wanted: int
+    count: int
     short: int
     busy: bool
     """The nodes would have room if they were idle."""
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.reason}; {self.short} of {self.wanted} short"
+        return f"{self.reason}; {self.short} of {self.count} short"
 
     def error(self) -> CapacityError:
         """The same for the user."""
-        state, fix = ("busy", "wait for other jobs") if self.busy else ("too small", "ask for less in [resources]")
-        return CapacityError("CFG004", f"the cluster is {state}: {self}", fix=f"{fix}, or add nodes")
+        if self.busy:
+            return CapacityError("CFG004", f"the cluster is busy: {self}", fix="wait for other jobs, or add nodes")
+        fix = "ask for less in [resources], or add nodes"
+        return CapacityError("CFG004", f"the cluster is too small: {self}", fix=fix)
 
 
 def group_need(group: WorkerGroup) -> Need:
@@ -116,7 +131,10 @@ def group_need(group: WorkerGroup) -> Need:
 
 def worker_needs(job: Job) -> list[Need]:
     """Needs of each worker, in the order of their numbers."""
-    return [need for group in job.worker_groups for need in [group_need(group)] * group.count]
+    needs_by_number: list[Need] = []
+    for group in job.worker_groups:
+        needs_by_number += [group_need(group)] * group.count
+    return needs_by_number
 
 
 def server_need(job: Job) -> Need:
@@ -126,8 +144,8 @@ def server_need(job: Job) -> Need:
 
 def needs(job: Job, workers: int) -> dict[Need, int]:
     """Needs of that many workers and all parameter servers, each with its count."""
-    wanted = Counter(worker_needs(job)[:workers])
-    return {**wanted, server_need(job): job.sync.fragments}
+    counts = Counter(worker_needs(job)[:workers])
+    return {**counts, server_need(job): job.sync.fragments}
 
 
 def workers_to_start(job: Job, nodes: Sequence[NodeResources]) -> list[int]:
@@ -142,23 +160,25 @@ def workers_to_start(job: Job, nodes: Sequence[NodeResources]) -> list[int]:
     first = 0
     for group in job.worker_groups:
         need = group_need(group)
-        fitting = _most({need: 0, **chosen}, need, group.count, nodes)
+        fitting = _largest_count({need: 0, **chosen}, need, group.count, nodes)
         chosen[need] = chosen.get(need, 0) + fitting
         numbers += range(first, first + fitting)
         first += group.count
     least = min(job.resources.min_workers, job.num_workers)
-    if len(numbers) < least and (missing := shortage(needs(job, least), nodes)):
-        raise missing.error()
+    if len(numbers) < least:
+        missing = shortage(needs(job, least), nodes)
+        if missing is not None:
+            raise missing.error()
     return numbers
 
 
-def _most(chosen: Mapping[Need, int], need: Need, count: int, nodes: Sequence[NodeResources]) -> int:
+def _largest_count(chosen: Mapping[Need, int], need: Need, count: int, nodes: Sequence[NodeResources]) -> int:
     """The most workers of one need, `count` at most, that fit beside what is chosen."""
 
     def fits(more: int) -> bool:
         return shortage({**chosen, need: chosen[need] + more}, nodes) is None
 
-    larger = {one: wanted for one, wanted in chosen.items() if _size(one) > _size(need)}
+    larger = {chosen_need: number for chosen_need, number in chosen.items() if _size(chosen_need) > _size(need)}
     while count > 0 and (missing := shortage({**larger, need: chosen[need] + count}, nodes)) is not None:
         count = count - missing.short if missing.need == need else 0
     # Smaller needs take few of the places that are left, so the search goes down from there in growing steps.
@@ -172,39 +192,45 @@ def _most(chosen: Mapping[Need, int], need: Need, count: int, nodes: Sequence[No
     return least + bisect_left(range(least + 1, count + 1), True, key=lambda more: not fits(more))
 
 
-def shortage(wanted: Mapping[Need, int], nodes: Sequence[NodeResources]) -> Shortage | None:
+def shortage(counts: Mapping[Need, int], nodes: Sequence[NodeResources]) -> Shortage | None:
     """First shortage of the nodes as they are now; None if all needs fit.
 
     First fit, the largest need first: exact for equal needs, and for one kind beside others that reserve nothing.
     """
-    in_all = _pack(wanted, nodes, [node.total for node in nodes], busy=False)
-    return in_all or _pack(wanted, nodes, [node.free for node in nodes], busy=True)
+    of_idle_nodes = _pack(counts, nodes, [node.total for node in nodes], busy=False)
+    return of_idle_nodes or _pack(counts, nodes, [node.free for node in nodes], busy=True)
 
 
 def nearest(need: Need, nodes: Sequence[NodeResources]) -> NodeResources | None:
     """Node that comes closest to having room; None if the need admits none of them."""
-    rooms = [(node, node.free) for node, admits in zip(nodes, need.admits(nodes), strict=True) if admits]
-    return _closest(need, rooms)[0] if rooms else None
+    admitted = []
+    for node, is_admitted in zip(nodes, need.admits(nodes), strict=True):
+        if is_admitted:
+            admitted.append(_Remainder(node, node.free))
+    return _closest(need, admitted).node if admitted else None
 
 
 def _pack(
-    wanted: Mapping[Need, int], nodes: Sequence[NodeResources], room: Sequence[Mapping[str, float]], busy: bool
+    counts: Mapping[Need, int], nodes: Sequence[NodeResources], free: Sequence[Mapping[str, float]], busy: bool
 ) -> Shortage | None:
-    left = [dict(amounts) for amounts in room]
-    for need in sorted(wanted, key=_size, reverse=True):
+    """Pack needs onto nodes with these free amounts; returns the first shortage, None if all needs fit."""
+    remaining = [dict(amounts) for amounts in free]
+    for need in sorted(counts, key=_size, reverse=True):
         admitted = [index for index, admits in enumerate(need.admits(nodes)) if admits]
-        short = wanted[need]
+        short = counts[need]
         bundle = need.bundle()
         for index in admitted:
             if not short:
                 break
-            count = min(short, _times_in(bundle, left[index]))
+            amounts = remaining[index]
+            count = min(short, _times_in(bundle, amounts))
             for name, amount in bundle.items():
-                left[index][name] = left[index].get(name, 0.0) - count * amount
+                amounts[name] = amounts.get(name, 0.0) - count * amount
             short -= count
         if short > 0:
-            rooms = [(nodes[index], left[index]) for index in admitted]
-            return Shortage(need, wanted[need], short, busy, _lack(need, rooms) if rooms else _no_node(need, nodes))
+            remainders = [_Remainder(nodes[index], remaining[index]) for index in admitted]
+            reason = _lack(need, remainders) if remainders else _no_node(need, nodes)
+            return Shortage(need, counts[need], short, busy, reason)
     return None
 
 
@@ -219,54 +245,80 @@ def times_in(need: Need, amounts: Mapping[str, float]) -> int:
 
 
 def _times_in(bundle: Mapping[str, float], amounts: Mapping[str, float]) -> int:
-    fits = (_units(amounts.get(name, 0.0)) // max(1, _units(amount)) for name, amount in bundle.items())
-    return min(fits, default=sys.maxsize)
+    times = sys.maxsize
+    for name, amount in bundle.items():
+        units = _units(amounts.get(name, 0.0))
+        times = min(times, units // max(1, _units(amount)))
+    return times
 
 
 def _units(amount: float) -> int:
     return max(0, round(amount * 1e4))
 
 
-def _lack(need: Need, rooms: Sequence[Room]) -> str:
+def _lack(need: Need, remainders: Sequence[_Remainder]) -> str:
     """Lack of the node that comes closest."""
-    node, left = _closest(need, rooms)
-    resource = _gaps(need, left)[0][1]
-    size, unit = (GB, "GB of memory") if resource == "memory" else (1, resource)
-    asked, rest, total = (
-        f"{max(0.0, round(amounts.get(resource, 0.0) / size, 4)):g}" for amounts in (need.bundle(), left, node.total)
-    )
-    return f"{asked} {unit} per {need.role} is needed; the closest node, {node.address}, has {rest} of its {total} left"
+    closest = _closest(need, remainders)
+    _, resource = _gaps(need, closest.amounts)[0]
+    unit = "GB of memory" if resource == "memory" else resource
+    needed = _amount_text(need.bundle(), resource)
+    free = _amount_text(closest.amounts, resource)
+    total = _amount_text(closest.node.total, resource)
+    node = f"the closest node, {closest.node.address}, has {free} of its {total} left"
+    return f"{needed} {unit} per {need.role} is needed; {node}"
 
 
-def _closest(need: Need, rooms: Sequence[Room]) -> Room:
+def _amount_text(amounts: Mapping[str, float], resource: str) -> str:
+    """Amount of a resource as text: memory in GB, others in Ray's unit."""
+    size = GB if resource == "memory" else 1
+    amount = round(amounts.get(resource, 0.0) / size, 4)
+    return f"{max(0.0, amount):g}"
+
+
+def _closest(need: Need, remainders: Sequence[_Remainder]) -> _Remainder:
     """Node that comes closest: fewest resources short, then the smallest gap, then the most in all."""
 
-    def distance(room: Room) -> tuple[float, ...]:
-        gaps = _gaps(need, room[1])
-        return (len(gaps), gaps[0][0], -room[0].total.get(gaps[0][1], 0.0)) if gaps else (0,)
+    def distance(remainder: _Remainder) -> tuple[float, ...]:
+        gaps = _gaps(need, remainder.amounts)
+        if not gaps:
+            return (0,)
+        gap, resource = gaps[0]
+        return (len(gaps), gap, -remainder.node.total.get(resource, 0.0))
 
-    return min(rooms, key=distance)
+    return min(remainders, key=distance)
 
 
-def _gaps(need: Need, left: Mapping[str, float]) -> list[tuple[float, str]]:
-    """Parts of the needed amounts that are missing, each with its resource, the largest first."""
-    lacks = ((1 - left.get(name, 0.0) / amount, name) for name, amount in need.bundle().items())
-    return sorted(((gap, name) for gap, name in lacks if gap > 0), reverse=True)
+def _gaps(need: Need, amounts: Mapping[str, float]) -> list[tuple[float, str]]:
+    """Missing parts of the needed amounts, each with its resource, the largest first."""
+    gaps = []
+    for name, amount in need.bundle().items():
+        gap = 1 - amounts.get(name, 0.0) / amount
+        if gap > 0:
+            gaps.append((gap, name))
+    return sorted(gaps, reverse=True)
 
 
 def _no_node(need: Need, nodes: Sequence[NodeResources]) -> str:
-    types = sorted({node.labels[key] for node in nodes for key in (OWN_LABEL, RAY_LABEL) if key in node.labels})
-    there = f"the labels there: {', '.join(types)}" if types else f"no node has a label {OWN_LABEL} or {RAY_LABEL}"
-    return f"no node has gpu_type {need.gpu_type} for a {need.role}; {there}" if nodes else "there is no node"
+    if not nodes:
+        return "there is no node"
+    types = set[str]()
+    for node in nodes:
+        types.update(node.labels[key] for key in (OWN_LABEL, RAY_LABEL) if key in node.labels)
+    labels = f"no node has a label {OWN_LABEL} or {RAY_LABEL}"
+    if types:
+        labels = f"the labels there: {', '.join(sorted(types))}"
+    return f"no node has gpu_type {need.gpu_type} for a {need.role}; {labels}"
 
 
-def _need(role: str, asked: WorkerResources) -> Need:
-    if asked.gpu > 1 and asked.gpu != int(asked.gpu):
-        raise _wrong(role, "gpu", f"{asked.gpu:g}", "whole numbers, or a part of one GPU")
-    if asked.gpu_type is not None and not LABEL_VALUE.fullmatch(asked.gpu_type):
-        raise _wrong(role, "gpu_type", asked.gpu_type, "any, nvidia, amd or a label: letters, digits, '-', '_' and '.'")
-    gpu_type = None if asked.gpu_type == "any" else asked.gpu_type
-    return Need(role, asked.cpu, asked.gpu, round(asked.memory_gb * GB), gpu_type)
+def _need(role: str, resources: WorkerResources) -> Need:
+    if resources.gpu > 1 and resources.gpu != int(resources.gpu):
+        raise _wrong(role, "gpu", f"{resources.gpu:g}", "whole numbers, or a part of one GPU")
+    gpu_type = resources.gpu_type
+    if gpu_type is not None and not LABEL_VALUE.fullmatch(gpu_type):
+        raise _wrong(role, "gpu_type", gpu_type, "any, nvidia, amd or a label: letters, digits, '-', '_' and '.'")
+    if gpu_type == "any":
+        gpu_type = None
+    return Need(role, resources.cpu, resources.gpu, round(resources.memory_gb * GB), gpu_type)
 
 
 def _wrong(role: str, key: str, got: str, allowed: str) -> ConfigError:
@@ -280,4 +332,6 @@ def _ray_types(node: NodeResources) -> set[str]:
         return set()
     if kind.startswith("AMD-"):
         return {kind, "amd"}
-    return {kind, "nvidia"} if node.total.get("GPU") and not NOT_NVIDIA.match(kind) else {kind}
+    if node.total.get("GPU") and not NOT_NVIDIA.match(kind):
+        return {kind, "nvidia"}
+    return {kind}

@@ -30,34 +30,45 @@ _WORKER = ("device", "processes", "autocast", "compile", "attention", *_SAVING)
 
 def training_key(job: Job, shapes: Mapping[str, Sequence[int]]) -> str:
     """Hash of all that a worker's speed depends on, besides its machine; `shapes` are those of a sample's tensors."""
-    told = [
+    rl = None
+    if job.rl.algorithm is not None:
+        rl = job.rl.model_dump(mode="json")
+    facts = [
         job.model.model_dump(mode="json", exclude={"token"}),
         job.worker.model_dump(mode="json", include=set(_WORKER)),
         [job.rounds.max_batch_size, job.rounds.accumulation, job.inner_optimizer.name],
-        job.rl.model_dump(mode="json") if job.rl.algorithm is not None else None,
+        rl,
         [job.testing.batch_s, job.testing.batch_times_s, job.testing.slowdown],
         {name: list(shape) for name, shape in shapes.items()},
     ]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+    text = json.dumps(facts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def places(node: NodeResources, amounts: Mapping[str, float]) -> list[str]:
     """Names under which the speed of a lease is kept: by its machine, and by its kind of GPU if it has GPUs."""
+    cpus = amounts.get("CPU", 0.0)
     gpus = amounts.get("GPU", 0.0)
+    lease = f"{cpus:g} CPU, {gpus:g} GPU"
+    names = [f"{node.id}/{lease}"]
     kind = node.labels.get(OWN_LABEL) or node.labels.get(RAY_LABEL)
-    where = [node.id, kind] if gpus and kind else [node.id]
-    return [f"{place}/{amounts.get('CPU', 0.0):g} CPU, {gpus:g} GPU" for place in where]
+    if gpus and kind:
+        names.append(f"{kind}/{lease}")
+    return names
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
     """Speeds of one training: samples per second by place."""
 
-    known: Mapping[str, float] = field(default_factory=dict)
+    by_place: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, node: NodeResources, amounts: Mapping[str, float]) -> float | None:
-        """Speed of a lease of these amounts; None if it was measured neither there nor on such a GPU."""
-        return next((self.known[place] for place in places(node, amounts) if place in self.known), None)
+        """Speed of a lease of these amounts; None if it was measured neither on that node nor on such a GPU."""
+        for name in places(node, amounts):
+            if name in self.by_place:
+                return self.by_place[name]
+        return None
 
 
 UNKNOWN = Speeds()
@@ -81,28 +92,36 @@ def worths(offers: Sequence[Offer]) -> dict[str, Worth]:
     A measured speed comes first. If only some are, the others are estimated: by the throughput that owners state if
     all do, otherwise by resources, at the median ratio of the measured ones.
     """
-    stated = all(offer.terms.throughput for offer in offers)
-    guesses = {
-        offer.node.id: share(offer.amounts, offer.node) * (offer.terms.throughput or 0.0)
-        if stated
-        else _units(offer.amounts)
-        for offer in offers
-    }
-    measured = {offer.node.id: offer.speed for offer in offers if offer.speed is not None}
+    all_stated = all(offer.terms.throughput for offer in offers)
+    guesses = {}
+    measured = {}
+    for offer in offers:
+        if all_stated:
+            guesses[offer.node.id] = share(offer.amounts, offer.node) * (offer.terms.throughput or 0.0)
+        else:
+            guesses[offer.node.id] = _units(offer.amounts)
+        if offer.speed is not None:
+            measured[offer.node.id] = offer.speed
     if not measured:
-        basis = "of the stated throughput" if stated else "units of resources"
+        basis = "of the stated throughput" if all_stated else "units of resources"
         return {node: Worth(guess, basis) for node, guess in guesses.items()}
     ratio = median(speed / guesses[node] for node, speed in measured.items())
-    basis = f"samples/s, estimated from {'the stated throughput' if stated else 'resources'}"
-    return {
-        node: Worth(measured[node], "samples/s, measured") if node in measured else Worth(ratio * guess, basis)
-        for node, guess in guesses.items()
-    }
+    source = "the stated throughput" if all_stated else "resources"
+    worth_by_node = {}
+    for node, guess in guesses.items():
+        if node in measured:
+            worth_by_node[node] = Worth(measured[node], "samples/s, measured")
+        else:
+            worth_by_node[node] = Worth(ratio * guess, f"samples/s, estimated from {source}")
+    return worth_by_node
 
 
 def _units(amounts: Mapping[str, float]) -> float:
     """Worth of resources whose speed isn't known: a GPU counts as 25 CPUs, and a GB of memory as a tenth of one."""
-    return 25 * amounts.get("GPU", 0.0) + amounts.get("CPU", 0.0) + 0.1 * amounts.get("memory", 0.0) / GB
+    gpus = amounts.get("GPU", 0.0)
+    cpus = amounts.get("CPU", 0.0)
+    memory_bytes = amounts.get("memory", 0.0)
+    return 25 * gpus + cpus + 0.1 * memory_bytes / GB
 
 
 ROUNDING = 1e-9
@@ -117,7 +136,7 @@ class Preference:
     Attributes:
         budget: highest sum of prices per hour.
         sites: sites that the job is on already, for ``near``.
-        held: leases of the job by node id, for ``spread``.
+        leases_by_node: number of the job's leases by node id, for ``spread``.
         speeds: speeds of the job's workers, for ``value``.
 
     """
@@ -125,7 +144,7 @@ class Preference:
     strategy: MarketStrategy = "cheapest"
     budget: float = math.inf
     sites: Collection[str] = ()
-    held: Mapping[str, int] = field(default_factory=dict)
+    leases_by_node: Mapping[str, int] = field(default_factory=dict)
     speeds: Speeds = UNKNOWN
 
 
@@ -134,7 +153,8 @@ class Choice:
     """Leases chosen for one request, out of the answers of all nodes."""
 
     request: Request
-    wanted: int
+    count: int
+    """Number of leases that are needed."""
     answers: Sequence[Offer | Refusal]
     chosen: Sequence[Offer]
     """Offer of each lease; a node that gives several leases is there several times."""
@@ -145,8 +165,8 @@ class Choice:
         return sum(offer.price for offer in self.chosen)
 
 
-def select(offers: Sequence[Offer], wanted: int, preference: Preference) -> list[Offer]:
-    """Choose as many of the wanted leases as the budget allows; among those sets, the first in order of rank.
+def select(offers: Sequence[Offer], count: int, preference: Preference) -> list[Offer]:
+    """Choose up to `count` leases, as many as the budget allows; among such sets, the first in order of rank.
 
     It begins with the cheapest set. In order of rank, each further lease takes the place of the dearest one that isn't
     confirmed yet, if the sum of prices allows that.
@@ -154,7 +174,7 @@ def select(offers: Sequence[Offer], wanted: int, preference: Preference) -> list
     reserve = dict[tuple[int, int], float]()
     total = 0.0
     limit = max(0.0, preference.budget) * (1 + ROUNDING)  # What is free is taken, even if rounding left less than 0.
-    for index, number in islice(_ranked(offers, lambda offer, _: (offer.price,)), wanted):
+    for index, number in islice(_ranked(offers, lambda offer, _: (offer.price,)), count):
         if total + offers[index].price > limit:
             break
         reserve[index, number] = offers[index].price
@@ -165,34 +185,42 @@ def select(offers: Sequence[Offer], wanted: int, preference: Preference) -> list
             break
         if reserve.pop((index, number), None) is None:
             dearest = next(reversed(reserve))
-            more = total - reserve[dearest] + offers[index].price
-            if more > limit:
+            new_total = total - reserve[dearest] + offers[index].price
+            if new_total > limit:
                 continue
-            total = more
+            total = new_total
             del reserve[dearest]
         chosen.append(offers[index])
     return chosen
 
 
-def plan(
+def choose_machines(
     requests: Sequence[tuple[Request, int]], nodes: Sequence[NodeResources], preference: Preference
 ) -> list[Choice]:
     """Choose machines for one request after the other, each with its number of leases; the first has most to choose."""
-    left = list(nodes)
-    found = list[Choice]()
-    for request, wanted in requests:
-        heard = [_measured(answer, request, preference.speeds) for answer in answers(request, left)]
-        offers = [answer for answer in heard if isinstance(answer, Offer)]
-        choice = Choice(request, wanted, heard, select(offers, wanted, preference))
-        found.append(choice)
-        taken = Counter(offer.node.id for offer in choice.chosen)
+    candidates = list(nodes)
+    choices = list[Choice]()
+    for request, count in requests:
+        node_answers = []
+        for answer in answers(request, candidates):
+            node_answers.append(_with_measured_speed(answer, request, preference.speeds))
+        offers = [answer for answer in node_answers if isinstance(answer, Offer)]
+        choice = Choice(request, count, node_answers, select(offers, count, preference))
+        choices.append(choice)
+        leases_by_node = Counter(offer.node.id for offer in choice.chosen)
         amounts = {offer.node.id: offer.amounts for offer in choice.chosen}
-        left = [without(node, amounts[node.id], taken[node.id]) if node.id in taken else node for node in left]
-        preference = replace(preference, budget=preference.budget - choice.price, held=Counter(preference.held) + taken)
-    return found
+        for index, node in enumerate(candidates):
+            if node.id in leases_by_node:
+                candidates[index] = without(node, amounts[node.id], leases_by_node[node.id])
+        preference = replace(
+            preference,
+            budget=preference.budget - choice.price,
+            leases_by_node=Counter(preference.leases_by_node) + leases_by_node,
+        )
+    return choices
 
 
-def _measured(answer: Offer | Refusal, request: Request, speeds: Speeds) -> Offer | Refusal:
+def _with_measured_speed(answer: Offer | Refusal, request: Request, speeds: Speeds) -> Offer | Refusal:
     """An offer to a worker with the speed that was measured there."""
     if isinstance(answer, Refusal) or request.need.role != "worker":
         return answer
@@ -212,7 +240,7 @@ def _ranked(offers: Sequence[Offer], rank: Callable[[Offer, int], Rank]) -> Iter
     while heap:
         _, index, number = heap[0]
         yield index, number
-        if number + 1 < offers[index].room:
+        if number + 1 < offers[index].capacity:
             heapq.heapreplace(heap, (rank(offers[index], number + 1), index, number + 1))
         else:
             heapq.heappop(heap)
@@ -221,18 +249,18 @@ def _ranked(offers: Sequence[Offer], rank: Callable[[Offer, int], Rank]) -> Iter
 def _rank_of(offers: Sequence[Offer], preference: Preference) -> Callable[[Offer, int], Rank]:
     """Rank of a lease, less is better: of an offer, and of the number of leases that its node has given before."""
     sites = preference.sites
-    held = preference.held
-    stated = all(offer.terms.throughput for offer in offers)
-    measured = any(offer.speed is not None for offer in offers)
+    leases_by_node = preference.leases_by_node
+    all_stated = all(offer.terms.throughput for offer in offers)
+    any_measured = any(offer.speed is not None for offer in offers)
     match preference.strategy:
         case "cheapest":
             return lambda offer, _: (offer.price,)
-        case "value" if stated and not measured:
+        case "value" if all_stated and not any_measured:
             return lambda offer, _: (offer.terms.price / (offer.terms.throughput or 1.0), offer.price)
         case "value":
-            worth = {node: found.amount for node, found in worths(offers).items()}
-            return lambda offer, _: (offer.price / worth[offer.node.id], offer.price)
+            amounts = {node: worth.amount for node, worth in worths(offers).items()}
+            return lambda offer, _: (offer.price / amounts[offer.node.id], offer.price)
         case "near":
             return lambda offer, _: (offer.terms.site not in sites, offer.price)
         case "spread":
-            return lambda offer, number: (held.get(offer.node.id, 0) + number, offer.price)
+            return lambda offer, number: (leases_by_node.get(offer.node.id, 0) + number, offer.price)

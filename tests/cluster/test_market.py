@@ -176,7 +176,7 @@ def test_withdrawn_machine_gets_its_workers_delta_and_the_run_tells_its_cost(
     # Its workers took 0.2 s for each batch of four samples, which a later job of the same training goes by.
     later = job.model_copy(update={"resources": job.resources.model_copy(update={"strategy": "value"})})
     speeds = speeds_of(later, load(corpus).shapes)
-    assert all(5 < speed <= 4 / 0.2 for speed in speeds.known.values())
+    assert all(5 < speed <= 4 / 0.2 for speed in speeds.by_place.values())
     until(lambda: {node.id: node.free["CPU"] for node in cluster_nodes()}[nodes[1]] == 1)
     told = [line for line in machine_lines(later, cluster_nodes(), own_node(), speeds) if f"({nodes[1][:8]})" in line]
     assert len(told) == 1 and " samples/s, measured, room for 1; 1 chosen" in told[0]

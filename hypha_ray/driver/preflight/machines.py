@@ -47,7 +47,7 @@ def _choice_lines(choice: Choice, by_value: bool) -> Iterator[str]:
     offers = [answer for answer in choice.answers if isinstance(answer, Offer)]
     worth = worths(offers) if by_value else {}
     request = choice.request
-    yield f"offers for {choice.wanted} × {request.need.role} with {request.need}, bid {request.bid:g}:"
+    yield f"offers for {choice.count} × {request.need.role} with {request.need}, bid {request.bid:g}:"
     for answer in choice.answers:
         node_id = answer.node.id
         node = f"  {answer.node.address} ({node_id[:8]})"
@@ -57,7 +57,7 @@ def _choice_lines(choice: Choice, by_value: bool) -> Iterator[str]:
         terms = [f"{answer.price:g} an hour each" if answer.terms.named_price else "no price"]
         if by_value:
             terms.append(f"for {worth[node_id]}")
-        terms.append(f"room for {answer.room}")
+        terms.append(f"room for {answer.capacity}")
         yield f"{node}: {', '.join(terms)}; {leases[node_id] or 'none'} chosen"
 
 

@@ -31,11 +31,11 @@ class Auction:
 
     def __init__(self, order: Order) -> None:
         self._order = order
-        agreed = {entry.run for entry in lease_entries() if entry.agreement is not None}
-        self._attendance = Attendance(time.monotonic(), agreed)
+        runs_with_terms = {entry.run for entry in lease_entries() if entry.agreement is not None}
+        self._attendance = Attendance(time.monotonic(), runs_with_terms)
         self._lock = Lock()
-        """Guards attendance, and the runs that have asked since the last ruling began."""
-        self._asked = set[str]()
+        """Guards attendance, and the runs that have spoken since the last ruling began."""
+        self._new_runs = set[str]()
         self._rulings = Rulings(self._rule)
         self._demand: list[dict[str, float]] | None = None
         """Bundles that Ray's autoscaler was asked for last; None before the first time."""
@@ -49,41 +49,46 @@ class Auction:
         """Take in the standing of a run, and tell it the ruling."""
         with self._lock:
             self._attendance.hear(standing, time.monotonic())
-            self._asked.add(standing.run)
+            self._new_runs.add(standing.run)
         return await self._rulings.of(standing.run)
 
     async def overview(self) -> list[tuple[Standing, Ruling]]:
         """Standing of each run and ruling on it, in the order in which they came."""
         await asyncio.to_thread(self._forget_ended)
         with self._lock:
-            runs = self._attendance.standings
+            standings = self._attendance.standings
             rulings = self._rulings.latest
-        return [(one, rulings[one.run]) for one in runs if one.run in rulings]
+        return [(standing, rulings[standing.run]) for standing in standings if standing.run in rulings]
 
     def _rule(self) -> dict[str, Ruling]:
         """Look at the cluster, and rule on all runs that speak."""
         with self._lock:
-            asked = self._asked
-            self._asked = set()
-        self._forget_ended(asked)
+            new_runs = self._new_runs
+            self._new_runs = set()
+        self._forget_ended(new_runs)
         with self._lock:
-            runs = self._attendance.standings
-        held = holdings(lease_entries(), runs)
-        rulings = Allotment(cluster_nodes(), runs, held, self._order).rulings()
-        self._ask_for_machines(runs, rulings)
+            standings = self._attendance.standings
+        leases = holdings(lease_entries(), standings)
+        rulings = Allotment(cluster_nodes(), standings, leases, self._order).rulings()
+        self._ask_for_machines(standings, rulings)
         return rulings
 
-    def _forget_ended(self, asked: Collection[str] = ()) -> None:
-        """Forget runs that have no actors any more; those that ask now have some."""
-        named = {actor["namespace"] for actor in list_named_actors(all_namespaces=True)}
+    def _forget_ended(self, new_runs: Collection[str] = ()) -> None:
+        """Forget runs that have no actors any more; those that have just spoken have some."""
+        runs_with_actors = {actor["namespace"] for actor in list_named_actors(all_namespaces=True)}
         with self._lock:
-            self._attendance.forget_all_but(named.union(asked, self._asked))
+            self._attendance.forget_all_but(runs_with_actors.union(new_runs, self._new_runs))
 
-    def _ask_for_machines(self, runs: Sequence[Standing], rulings: Mapping[str, Ruling]) -> None:
+    def _ask_for_machines(self, standings: Sequence[Standing], rulings: Mapping[str, Ruling]) -> None:
         """Ask Ray's autoscaler for room for all workers, as long as some of them have none."""
-        known = [one for one in runs if one.run in rulings]
-        short = any(rulings[one.run].quota < len(one.needs) for one in known)
-        demand = [need.bundle() for one in known for need in one.needs] if short else []
+        demand = []
+        is_short = False
+        for standing in standings:
+            if standing.run in rulings:
+                demand += [need.bundle() for need in standing.needs]
+                is_short = is_short or rulings[standing.run].quota < len(standing.needs)
+        if not is_short:
+            demand = []
         if demand != self._demand:
             request_resources(bundles=demand)
             self._demand = demand
@@ -99,17 +104,19 @@ class Auction:
                     reclaim(run)
                 self._forget_ended()
                 with self._lock:
-                    runs = self._attendance.standings
-                self._ask_for_machines(runs, self._rulings.latest)
+                    standings = self._attendance.standings
+                self._ask_for_machines(standings, self._rulings.latest)
 
 
-def holdings(entries: Sequence[LeaseEntry], runs: Sequence[Standing]) -> dict[str, list[Holding]]:
+def holdings(entries: Sequence[LeaseEntry], standings: Sequence[Standing]) -> dict[str, list[Holding]]:
     """Leases of the runs' workers that are placed."""
-    found: dict[str, list[Holding]] = {one.run: [] for one in runs}
-    told_s = {one.run: one.since_s for one in runs}
+    leases: dict[str, list[Holding]] = {standing.run: [] for standing in standings}
+    reported_since_s = {standing.run: standing.since_s for standing in standings}
     for entry in entries:
-        if entry.run in found and entry.node is not None and entry.name.startswith("worker-"):
-            known_s = told_s[entry.run].get(entry.name, 0.0)
-            since_s = entry.agreement.since_s if entry.agreement else known_s
-            found[entry.run].append(Holding(entry.name, entry.node, entry.amounts, since_s))
-    return found
+        if entry.run in leases and entry.node is not None and entry.name.startswith("worker-"):
+            if entry.agreement is not None:
+                since_s = entry.agreement.since_s
+            else:
+                since_s = reported_since_s[entry.run].get(entry.name, 0.0)
+            leases[entry.run].append(Holding(entry.name, entry.node, entry.amounts, since_s))
+    return leases

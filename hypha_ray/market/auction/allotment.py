@@ -20,7 +20,7 @@ from hypha_ray.market.requirements import Need, NodeResources
 
 Order: TypeAlias = Literal["bid", "fair"]
 Grant: TypeAlias = tuple[Need, NodeOffer]
-"""Need of a worker, and its room."""
+"""Need of a worker, and the offer that satisfies it."""
 OUTBID = 1.1
 """Least ratio of two bids at which the higher one takes a lease away."""
 
@@ -77,10 +77,10 @@ class Ruling:
     needs: Mapping[Need, int] | None = field(default=None, compare=False)
     behind: str | None = field(default=None, compare=False)
 
-    def allows(self, need: Need, held: Mapping[Need, int]) -> bool:
+    def allows(self, need: Need, workers: Mapping[Need, int]) -> bool:
         """Whether the run may hold one more worker of a need beside those that it holds or has been allowed."""
-        within_needs = self.needs is None or held.get(need, 0) < self.needs.get(need, 0)
-        return within_needs and sum(held.values()) < self.quota
+        within_needs = self.needs is None or workers.get(need, 0) < self.needs.get(need, 0)
+        return within_needs and sum(workers.values()) < self.quota
 
 
 class Allotment:
@@ -104,12 +104,12 @@ class Allotment:
         self._order = order
         self._machines = NodeOffers(nodes)
         self._standings = standings
-        self._kept = {one.run: sorted(holdings.get(one.run, ()), key=_age) for one in standings}
-        self._granted = {run: len(held) for run, held in self._kept.items()}
-        self._needs = {one.run: one.needs_by_name for one in standings}
-        self._missing = {one.run: self._needs_without_lease(one) for one in standings}
+        self._kept = {standing.run: sorted(holdings.get(standing.run, ()), key=_age) for standing in standings}
+        self._granted = {run: len(leases) for run, leases in self._kept.items()}
+        self._needs = {standing.run: standing.needs_by_name for standing in standings}
+        self._missing = {standing.run: self._needs_without_lease(standing) for standing in standings}
         """Number of workers of each run and need that have no lease and aren't granted one."""
-        self._leave: dict[str, dict[str, str]] = {one.run: {} for one in standings}
+        self._leave: dict[str, dict[str, str]] = {standing.run: {} for standing in standings}
         self._undo: list[Callable[[], None]] = []
         """Steps that take back what has been granted and evicted, the latest at the end."""
 
@@ -117,7 +117,7 @@ class Allotment:
         """Serve all runs: first with what they can't do without, the highest bid in front; then with the rest."""
         growing: dict[str, Standing] = {}
         behind: dict[str, str] = {}
-        by_bid = sorted(self._standings, key=lambda one: -one.bid)
+        by_bid = sorted(self._standings, key=lambda standing: -standing.bid)
         for turn, standing in enumerate(by_bid):
             if not self._serve_least(standing):
                 behind = {lower.run: standing.run for lower in by_bid[turn + 1 :]}
@@ -127,18 +127,18 @@ class Allotment:
             standing = min(growing.values(), key=self._turn)
             if not self._serve_next(standing):
                 del growing[standing.run]
-        return {one.run: self._ruling(one, behind.get(one.run)) for one in self._standings}
+        return {standing.run: self._ruling(standing, behind.get(standing.run)) for standing in self._standings}
 
     def _ruling(self, standing: Standing, behind: str | None) -> Ruling:
         run = standing.run
-        missing = self._missing[standing.run]
+        missing = self._missing[run]
         may_hold = {need: count - missing[need] for need, count in Counter(standing.needs).items()}
         return Ruling(self._granted[run], self._leave[run], may_hold, behind)
 
     def _needs_without_lease(self, standing: Standing) -> Counter[Need]:
-        held = (self._needs[standing.run].get(held.name) for held in self._kept[standing.run])
+        needs = self._needs[standing.run]
         missing = Counter(standing.needs)
-        missing.subtract(need for need in held if need is not None)
+        missing.subtract(needs[lease.name] for lease in self._kept[standing.run] if lease.name in needs)
         return missing
 
     def _turn(self, standing: Standing) -> float:
@@ -163,33 +163,34 @@ class Allotment:
     def _serve_next(self, standing: Standing, gangs: bool = False) -> bool:
         """Grant one more worker, on free room or on that of a lower bid; False if there is neither.
 
-        Only what a run can't do without may take all leases of another one, which would come back for them otherwise.
+        Only for its least workers may a run take all leases of another one, which would come back for them otherwise.
         """
         if self._granted[standing.run] >= len(standing.needs):
             return False
         needs = [need for need, count in self._missing[standing.run].items() if count > 0]
-        granted = self._free_room(standing, needs) or self._take_spare(standing, needs)
-        if granted is None and gangs:
-            granted = self._take_gang(standing, needs)
-        if granted is None:
+        grant = self._free_grant(standing, needs) or self._take_spare(standing, needs)
+        if grant is None and gangs:
+            grant = self._take_gang(standing, needs)
+        if grant is None:
             return False
-        self._grant(standing.run, *granted)
+        self._grant(standing.run, *grant)
         return True
 
-    def _free_room(self, standing: Standing, needs: Sequence[Need]) -> Grant | None:
+    def _free_grant(self, standing: Standing, needs: Sequence[Need]) -> Grant | None:
         for need in needs:
-            if (room := self._machines.free_room(need, standing.bid)) is not None:
-                return need, room
+            offer = self._machines.free_offer(need, standing.bid)
+            if offer is not None:
+                return need, offer
         return None
 
-    def _grant(self, run: str, need: Need, room: NodeOffer) -> None:
-        self._machines.take(room)
+    def _grant(self, run: str, need: Need, offer: NodeOffer) -> None:
+        self._machines.take(offer)
         self._granted[run] += 1
         self._missing[run][need] -= 1
-        self._undo.append(partial(self._take_back, run, need, room))
+        self._undo.append(partial(self._take_back, run, need, offer))
 
-    def _take_back(self, run: str, need: Need, room: NodeOffer) -> None:
-        self._machines.give(room.node, room.amounts)
+    def _take_back(self, run: str, need: Need, offer: NodeOffer) -> None:
+        self._machines.give(offer.node, offer.amounts)
         self._granted[run] -= 1
         self._missing[run][need] += 1
 
@@ -197,18 +198,21 @@ class Allotment:
         """Free room on one node by leases that others can spare: those of the lowest bid or largest share first."""
         taken: dict[str, list[tuple[Standing, Holding]]] = {}
         freed: dict[str, Counter[str]] = {}
-        rank = self._share if self._order == "fair" else (lambda one: -one.bid)
+        rank = self._share if self._order == "fair" else (lambda standing: -standing.bid)
         for victim in sorted(self._standings, key=rank, reverse=True):
-            kept = self._kept[victim.run]
+            leases = self._kept[victim.run]
             spare = self._spare(victim, by)
-            for held in reversed(kept[max(0, len(kept) - spare) :]):
-                there = taken.setdefault(held.node, [])
-                there.append((victim, held))
-                room = freed.setdefault(held.node, Counter())
-                room.update(held.amounts)
-                if (grant := self._opened(by, needs, held.node, room)) is not None:
-                    told = f"{by.run} bids {by.bid:g}, and this run {victim.bid:g}"
-                    self._evict(there, told if self._order == "bid" else f"{told}, which has more than its share")
+            for lease in reversed(leases[max(0, len(leases) - spare) :]):
+                taken_there = taken.setdefault(lease.node, [])
+                taken_there.append((victim, lease))
+                freed_there = freed.setdefault(lease.node, Counter())
+                freed_there.update(lease.amounts)
+                grant = self._grant_after(by, needs, lease.node, freed_there)
+                if grant is not None:
+                    reason = f"{by.run} bids {by.bid:g}, and this run {victim.bid:g}"
+                    if self._order == "fair":
+                        reason += ", which has more than its share"
+                    self._evict(taken_there, reason)
                     return grant
         return None
 
@@ -223,43 +227,45 @@ class Allotment:
 
     def _take_gang(self, by: Standing, needs: Sequence[Need]) -> Grant | None:
         """Free room on one node by all leases of one run that has yet to begin."""
-        for victim in sorted(self._standings, key=lambda one: one.bid):
+        for victim in sorted(self._standings, key=lambda standing: standing.bid):
             yields = _outbids(by, victim) and not victim.begun
-            gang = [(victim, held) for held in self._kept[victim.run]] if yields else []
+            gang = [(victim, lease) for lease in self._kept[victim.run]] if yields else []
             freed: dict[str, Counter[str]] = {}
-            for _, held in gang:
-                freed.setdefault(held.node, Counter()).update(held.amounts)
+            for _, lease in gang:
+                freed.setdefault(lease.node, Counter()).update(lease.amounts)
             for node, amounts in freed.items():
-                if (grant := self._opened(by, needs, node, amounts)) is not None:
+                grant = self._grant_after(by, needs, node, amounts)
+                if grant is not None:
                     self._evict(gang, f"{by.run} bids {by.bid:g}, and this run {victim.bid:g}")
                     return grant
         return None
 
-    def _opened(self, by: Standing, needs: Sequence[Need], node: str, freed: Mapping[str, float]) -> Grant | None:
-        """Room on a node for one of the needs, once these amounts come free."""
+    def _grant_after(self, by: Standing, needs: Sequence[Need], node: str, freed: Mapping[str, float]) -> Grant | None:
+        """Offer of a node for one of the needs, once these amounts come free."""
         for need in needs:
-            if (room := self._machines.room_without(need, by.bid, node, freed)) is not None:
-                return need, room
+            offer = self._machines.offer_with(need, by.bid, node, freed)
+            if offer is not None:
+                return need, offer
         return None
 
     def _evict(self, leases: Sequence[tuple[Standing, Holding]], reason: str) -> None:
-        for victim, held in leases:
+        for victim, lease in leases:
             run = victim.run
-            need = self._needs[victim.run].get(held.name)
-            self._undo.append(partial(self._spare_again, run, held, self._kept[run].index(held)))
-            self._kept[run].remove(held)
+            need = self._needs[run].get(lease.name)
+            self._undo.append(partial(self._undo_eviction, run, lease, self._kept[run].index(lease)))
+            self._kept[run].remove(lease)
             self._granted[run] -= 1
-            self._machines.give(held.node, held.amounts)
-            self._leave[run][held.name] = reason
+            self._machines.give(lease.node, lease.amounts)
+            self._leave[run][lease.name] = reason
             if need is not None:
                 self._missing[run][need] += 1
 
-    def _spare_again(self, run: str, held: Holding, index: int) -> None:
-        need = self._needs[run].get(held.name)
-        self._kept[run].insert(index, held)
+    def _undo_eviction(self, run: str, lease: Holding, index: int) -> None:
+        need = self._needs[run].get(lease.name)
+        self._kept[run].insert(index, lease)
         self._granted[run] += 1
-        self._machines.take_back(held.node, held.amounts)
-        del self._leave[run][held.name]
+        self._machines.take_back(lease.node, lease.amounts)
+        del self._leave[run][lease.name]
         if need is not None:
             self._missing[run][need] -= 1
 
@@ -268,10 +274,10 @@ def _weight(standing: Standing) -> float:
     return max(standing.bid, 1e-9)
 
 
-def _outbids(one: Standing, other: Standing) -> bool:
-    return one.bid > other.bid and one.bid >= other.bid * OUTBID
+def _outbids(bidder: Standing, victim: Standing) -> bool:
+    return bidder.bid > victim.bid and bidder.bid >= victim.bid * OUTBID
 
 
-def _age(held: Holding) -> tuple[float, int, str]:
+def _age(lease: Holding) -> tuple[float, int, str]:
     """Rank of a lease by its age; of leases of one time, the highest number counts as the latest."""
-    return held.since_s, len(held.name), held.name
+    return lease.since_s, len(lease.name), lease.name

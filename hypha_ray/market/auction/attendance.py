@@ -44,7 +44,8 @@ class Attendance:
 
     def hear(self, standing: Standing, now: float) -> None:
         """Take in the standing of a run."""
-        self._standings[standing.run], self._heard_s[standing.run] = standing, now
+        self._standings[standing.run] = standing
+        self._heard_s[standing.run] = now
 
     def forget_all_but(self, runs: Container[str]) -> None:
         """Forget runs that have ended."""
@@ -87,8 +88,10 @@ class Rulings:
         self._every_s = every_s
         self.latest: Mapping[str, Ruling] = {}
         """Latest ruling by run."""
-        self._began_s = self._ruled_s = float("-inf")
-        """Monotonic times at which the last ruling began, and the last one that came to its end."""
+        self._began_s = float("-inf")
+        """Monotonic time at which the last ruling began."""
+        self._ruled_s = float("-inf")
+        """Monotonic time at which the last ruling that has ended began."""
         self._next: asyncio.Task[None] | None = None
         """The ruling that is under way, or about to begin."""
 
@@ -102,7 +105,9 @@ class Rulings:
         return self.latest[run]
 
     async def _rule_anew(self) -> None:
-        await asyncio.sleep(max(0.0, self._began_s + self._every_s - time.monotonic()))
-        self._began_s = began = time.monotonic()
+        wait_s = self._began_s + self._every_s - time.monotonic()
+        await asyncio.sleep(max(0.0, wait_s))
+        began_s = time.monotonic()
+        self._began_s = began_s
         self.latest = await asyncio.to_thread(self._rule)
-        self._ruled_s = began
+        self._ruled_s = began_s

@@ -21,7 +21,7 @@ LABELS = (*sorted(PRICING), OWN_LABEL, RAY_LABEL)
 
 @dataclass(frozen=True, slots=True, order=True)
 class NodeOffer:
-    """Room for one worker on a machine; the cheapest comes first, then the one that the cluster names first.
+    """Offer of a machine to one worker; the cheapest comes first, then the one that the cluster names first.
 
     Attributes:
         least_bid: least bid per hour that its owner takes.
@@ -36,8 +36,8 @@ class NodeOffer:
 
 
 @dataclass(slots=True)
-class _Rooms:
-    """Rooms for one need: by node, and those that may still be free, in order."""
+class _OffersForNeed:
+    """Offers for one need: by node, and those that may still be free, in order."""
 
     by_node: dict[str, NodeOffer]
     free: list[NodeOffer]
@@ -59,7 +59,7 @@ class NodeOffers:
     ) -> None:
         self._ask = ask
         self._free = {node.id: Counter(node.free) for node in nodes}
-        self._rooms: dict[Need, _Rooms] = {}
+        self._offers: dict[Need, _OffersForNeed] = {}
         self._kinds: dict[Hashable, list[tuple[int, str]]] = {}
         self._examples: list[NodeResources] = []
         for index, node in enumerate(nodes):
@@ -68,34 +68,36 @@ class NodeOffers:
                 self._examples.append(replace(node, free=node.total))  # Asked as if it were idle.
             self._kinds.setdefault(kind, []).append((index, node.id))
 
-    def free_room(self, need: Need, bid: float) -> NodeOffer | None:
-        """The first room that is free for a bid."""
-        rooms = self._rooms_for(need)
+    def free_offer(self, need: Need, bid: float) -> NodeOffer | None:
+        """The first offer that is free for a bid."""
+        offers = self._offers_for(need)
         full = set[int]()
-        found = None
-        for room in rooms.free:
-            if room.least_bid > bid:
+        free_offer = None
+        for offer in offers.free:
+            if offer.least_bid > bid:
                 continue
-            if fits(room.amounts, self._free[room.node]):
-                found = room
+            if fits(offer.amounts, self._free[offer.node]):
+                free_offer = offer
                 break
-            full.add(room.index)
+            full.add(offer.index)
         if full:
-            rooms.free = [room for room in rooms.free if room.index not in full]
-        return found
+            offers.free = [offer for offer in offers.free if offer.index not in full]
+        return free_offer
 
-    def room_without(self, need: Need, bid: float, node: str, freed: Mapping[str, float]) -> NodeOffer | None:
-        """Room on a node for a bid, once some amounts have come free there."""
-        room = self._rooms_for(need).by_node.get(node)
-        if room is None or room.least_bid > bid:
+    def offer_with(self, need: Need, bid: float, node: str, freed: Mapping[str, float]) -> NodeOffer | None:
+        """Offer of a node for a bid, once some amounts have come free there."""
+        offer = self._offers_for(need).by_node.get(node)
+        if offer is None or offer.least_bid > bid:
             return None
         free = self._free[node]
-        lacks = (free[name] + freed.get(name, 0.0) < amount - 1e-4 for name, amount in room.amounts.items())
-        return None if any(lacks) else room
+        for name, amount in offer.amounts.items():
+            if free[name] + freed.get(name, 0.0) < amount - 1e-4:
+                return None
+        return offer
 
-    def take(self, room: NodeOffer) -> None:
-        """Count a room as taken."""
-        self._free[room.node].subtract(room.amounts)
+    def take(self, offer: NodeOffer) -> None:
+        """Count the amounts of an offer as taken."""
+        self._free[offer.node].subtract(offer.amounts)
 
     def take_back(self, node: str, amounts: Mapping[str, float]) -> None:
         """Count amounts on a node as taken, which had come free."""
@@ -104,34 +106,36 @@ class NodeOffers:
     def give(self, node: str, amounts: Mapping[str, float]) -> None:
         """Count amounts on a node as free."""
         self._free.setdefault(node, Counter()).update(amounts)
-        for rooms in self._rooms.values():
-            room = rooms.by_node.get(node)
-            if room is not None and not _has(rooms.free, room):
-                insort(rooms.free, room)
+        for offers in self._offers.values():
+            offer = offers.by_node.get(node)
+            if offer is not None and not _has(offers.free, offer):
+                insort(offers.free, offer)
 
-    def _rooms_for(self, need: Need) -> _Rooms:
-        if need not in self._rooms:
-            found = sorted(self._offered(need))
-            self._rooms[need] = _Rooms({room.node: room for room in found}, found)
-        return self._rooms[need]
+    def _offers_for(self, need: Need) -> _OffersForNeed:
+        if need not in self._offers:
+            offers = sorted(self._node_offers(need))
+            self._offers[need] = _OffersForNeed({offer.node: offer for offer in offers}, offers)
+        return self._offers[need]
 
-    def _offered(self, need: Need) -> Collection[NodeOffer]:
-        """Rooms of all machines for a need, for any bid."""
-        told = self._ask(Request(need, math.inf, math.inf), self._examples)
-        found = list[NodeOffer]()
-        for answer, places in zip(told, self._kinds.values(), strict=True):
+    def _node_offers(self, need: Need) -> Collection[NodeOffer]:
+        """Offers of all machines for a need, for any bid."""
+        kind_answers = self._ask(Request(need, math.inf, math.inf), self._examples)
+        offers = list[NodeOffer]()
+        for answer, nodes in zip(kind_answers, self._kinds.values(), strict=True):
             if isinstance(answer, Offer):
                 least = least_bid(answer)
-                found += [NodeOffer(answer.price, index, node, answer.amounts, least) for index, node in places]
-        return found
+                offers += [NodeOffer(answer.price, index, node, answer.amounts, least) for index, node in nodes]
+        return offers
 
 
-def _has(rooms: Sequence[NodeOffer], room: NodeOffer) -> bool:
-    """Whether a sorted list has a room."""
-    at = bisect_left(rooms, room)
-    return at < len(rooms) and rooms[at].index == room.index
+def _has(offers: Sequence[NodeOffer], offer: NodeOffer) -> bool:
+    """Whether a sorted list has an offer."""
+    index = bisect_left(offers, offer)
+    return index < len(offers) and offers[index].index == offer.index
 
 
 def _kind(node: NodeResources) -> Hashable:
     """Kind of a machine: those of one kind answer alike."""
-    return tuple(node.total.get(name) for name in LEASED), tuple(node.labels.get(label) for label in LABELS)
+    amounts = tuple(map(node.total.get, LEASED))
+    labels = tuple(map(node.labels.get, LABELS))
+    return amounts, labels

@@ -234,7 +234,10 @@ def test_machines_of_one_kind_are_asked_once_for_each_need_whatever_the_runs_are
         return answers(request, nodes)
 
     machines = NodeOffers([node(f"n{i}") for i in range(500)] + [node(f"m{i}", price=3) for i in range(500)], ask)
-    assert [machines.free_room(need, bid) is not None for bid in range(50) for need in (ONE, GPU)] == [True, False] * 50
+    assert [machines.free_offer(need, bid) is not None for bid in range(50) for need in (ONE, GPU)] == [
+        True,
+        False,
+    ] * 50
     assert asked == [(ONE, 2), (GPU, 2)]
 
 

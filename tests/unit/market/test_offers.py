@@ -21,7 +21,7 @@ def answer(request: Request, of: NodeResources) -> Offer | Refusal:
 def test_offer_of_a_part_costs_its_share_and_has_room_for_what_is_free() -> None:
     found = answer(WORKER, node("a", cpus=4, free=3, price=8))
     assert isinstance(found, Offer)
-    assert (found.price, found.room, found.amounts) == (2.0, 3, {"CPU": 1})
+    assert (found.price, found.capacity, found.amounts) == (2.0, 3, {"CPU": 1})
 
 
 def test_offer_costs_the_largest_share_of_cpus_gpus_and_memory() -> None:
@@ -41,13 +41,13 @@ def test_offer_of_a_whole_node_has_all_of_it_for_one_lease_at_the_whole_price() 
     total = {"CPU": 8.0, "memory": 16e9, "node:10.0.0.1": 1.0}
     found = answer(WORKER, NodeResources("a", total, total, {"price": "8", "offer": "whole"}))
     assert isinstance(found, Offer)
-    assert (found.price, found.room, found.amounts) == (8.0, 1, {"CPU": 8.0, "memory": 16e9})
+    assert (found.price, found.capacity, found.amounts) == (8.0, 1, {"CPU": 8.0, "memory": 16e9})
 
 
 def test_node_without_terms_costs_nothing_and_accepts_all() -> None:
     for role in ("worker", "server"):
         found = answer(Request(Need(role, 1), 0, 0), node("a", cpus=2, site="eu"))
-        assert isinstance(found, Offer) and (found.price, found.room) == (0.0, 2)
+        assert isinstance(found, Offer) and (found.price, found.capacity) == (0.0, 2)
 
 
 @pytest.mark.parametrize(

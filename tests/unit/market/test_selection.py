@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypha_ray.config.tables.resources import MarketStrategy
 from hypha_ray.market.offers import Offer, Request, answers
 from hypha_ray.market.requirements import Need, NodeResources
-from hypha_ray.market.selection import Preference, plan, select
+from hypha_ray.market.selection import Preference, choose_machines, select
 from tests.support.mutants_market import MUTANTS, mutant
 from tests.unit.market.nodes import node
 
@@ -70,7 +70,7 @@ def ranks(
 
 
 def sets(offers: Sequence[Offer], wanted: int, budget: float) -> Iterator[tuple[int, ...]]:
-    for counts in product(*(range(offer.room + 1) for offer in offers)):
+    for counts in product(*(range(offer.capacity + 1) for offer in offers)):
         price = sum(count * offer.price for count, offer in zip(counts, offers, strict=True))
         if sum(counts) <= wanted and price <= budget + 1e-9:
             yield counts
@@ -99,7 +99,7 @@ def test_selection_is_the_best_of_all_sets(
 
 
 def examine(select: Any, offers: list[Offer], wanted: int, preference: Preference) -> None:
-    strategy, held = preference.strategy, dict(preference.held)
+    strategy, held = preference.strategy, dict(preference.leases_by_node)
     chosen = select(offers, wanted, preference)
     counts = [sum(one is offer for one in chosen) for offer in offers]
     possible = list(sets(offers, wanted, preference.budget))
@@ -142,7 +142,7 @@ def five() -> list[NodeResources]:
 
 
 def test_plan_chooses_the_cheapest_nodes_that_accept_the_bid() -> None:
-    (choice,) = plan([(Request(Need("worker", 1), 100, 100), 3)], five(), Preference())
+    (choice,) = choose_machines([(Request(Need("worker", 1), 100, 100), 3)], five(), Preference())
     assert [offer.node.id for offer in choice.chosen] == ["n1", "n2", "n4"]
     assert choice.price == 7.0
 
@@ -150,11 +150,11 @@ def test_plan_chooses_the_cheapest_nodes_that_accept_the_bid() -> None:
 def test_plan_leaves_the_second_request_what_the_first_has_not_taken() -> None:
     nodes = [node("a", 3, price=3), node("b", 3, price=6)]
     requests = [(Request(Need("server", 1), 9, 9), 1), (Request(Need("worker", 1), 9, 9), 3)]
-    server, workers = plan(requests, nodes, Preference(budget=5.0))
+    server, workers = choose_machines(requests, nodes, Preference(budget=5.0))
     assert [offer.node.id for offer in server.chosen] == ["a"]
     assert [offer.node.id for offer in workers.chosen] == ["a", "a", "b"]
     assert server.price + workers.price == 5.0
-    _, fewer = plan(requests, nodes, Preference(budget=4.0))
+    _, fewer = choose_machines(requests, nodes, Preference(budget=4.0))
     assert [offer.node.id for offer in fewer.chosen] == ["a", "a"]
 
 
@@ -167,5 +167,5 @@ def test_free_machines_are_taken_when_rounding_leaves_less_than_nothing_of_the_b
 
 def test_value_without_measured_throughput_goes_by_what_is_leased() -> None:
     nodes = [node("small", 1, price=2), node("large", 8, price=8, offer="whole")]
-    (choice,) = plan([(REQUEST, 1)], nodes, Preference("value"))
+    (choice,) = choose_machines([(REQUEST, 1)], nodes, Preference("value"))
     assert [offer.node.id for offer in choice.chosen] == ["large"]

@@ -37,7 +37,7 @@ def test_speed_belongs_to_a_machine_and_to_its_kind_of_gpu() -> None:
     speeds = Speeds(dict.fromkeys(places(seen, GPU), 50.0))
     assert [speeds.of(one, GPU) for one in (seen, other, older)] == [50.0, 50.0, None]
     assert speeds.of(seen, {"CPU": 2.0, "GPU": 2.0}) is None
-    exact = Speeds({**speeds.known, places(other, GPU)[0]: 40.0})
+    exact = Speeds({**speeds.by_place, places(other, GPU)[0]: 40.0})
     assert exact.of(other, GPU) == 40.0
     of_cpus = Speeds(dict.fromkeys(places(seen, CPU), 3.0))
     assert [of_cpus.of(one, CPU) for one in (seen, other)] == [3.0, None], "machines differ in their CPUs"
