@@ -81,9 +81,9 @@ def refuse_changes(changed: Sequence[Difference], job: Job) -> None:
 
     """
     if changed:
-        what = f"run.name: there is a run {job.run.name!r} in {job.run.dir}, by another job: {changed[0]}"
+        problem = f"run.name: there is a run {job.run.name!r} in {job.run.dir}, by another job: {changed[0]}"
         fix = "choose another run.name, or give --resume to go on with the run as it is told here"
-        raise ConfigError("RUN001", what, fix=fix)
+        raise ConfigError("RUN001", problem, fix=fix)
 
 
 def _is_below(path: KeyPath, keys: Iterable[KeyPath]) -> bool:

@@ -205,7 +205,11 @@ class Leases:
 
     def placed(self) -> dict[str, str]:
         """Id of the node that each lease is on, by name: one look at Ray's table for all of them."""
-        return {entry.name: entry.node for entry in lease_entries(self._run) if entry.node is not None}
+        nodes = {}
+        for entry in lease_entries(self._run):
+            if entry.node is not None:
+                nodes[entry.name] = entry.node
+        return nodes
 
     def terms(self, name: str) -> dict[str, Any]:
         """Node and price per hour of a lease; nothing if no terms were asked for, no price if there is none."""
@@ -311,7 +315,10 @@ class Leases:
                 workers.append(name)
             else:
                 allowed[name] = need
-        leased = Counter(need for need, _ in self._groups.values() if need.role == "worker")
+        leased = Counter[Need]()
+        for need, _ in self._groups.values():
+            if need.role == "worker":
+                leased[need] += 1
         for name in sorted(workers, key=_number):
             need = self._requested[name]
             if self._ruling is None or self._ruling.allows(need, leased):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from hypha_ray.config import Job
 from hypha_ray.config.tables.resources import Resources
 from hypha_ray.errors import CapacityError
-from hypha_ray.market.offers import SITE, Offer, Refusal, Request, are_posted, read_terms, share
+from hypha_ray.market.offers import SITE, Offer, Request, are_posted, read_terms, share
 from hypha_ray.market.requirements import Need, NodeResources, group_need, server_need, workers_to_start
 from hypha_ray.market.selection import UNKNOWN, Choice, Preference, Speeds, choose_machines, without
 
@@ -36,7 +36,10 @@ def choices(job: Job, nodes: Sequence[NodeResources], home: str, speeds: Speeds 
     """Machines that a job would choose now: parameter servers first, then each group of workers."""
     needs = [(server_need(job), job.sync.fragments)]
     needs += [(group_need(group), group.count) for group in job.worker_groups]
-    requests = [(request_of(job.resources, need), count) for need, count in needs if need.bundle()]
+    requests = []
+    for need, count in needs:
+        if need.bundle():
+            requests.append((request_of(job.resources, need), count))
     return choose_machines(requests, nodes, preference(job.resources, sites(nodes, {home}), speeds))
 
 
@@ -45,11 +48,11 @@ def sites(nodes: Sequence[NodeResources], ids: Collection[str]) -> set[str]:
     return {node.labels[SITE] for node in nodes if SITE in node.labels and node.id in ids}
 
 
-def preference(resources: Resources, near: Collection[str], speeds: Speeds, spent: float = 0.0) -> Preference:
+def preference(resources: Resources, own_sites: Collection[str], speeds: Speeds, spent: float = 0.0) -> Preference:
     """Preference of a job that pays `spent` per hour already."""
     limit = resources.max_price_per_hour
     budget = math.inf if limit is None else limit - spent
-    return Preference(resources.strategy, budget, near, speeds=speeds)
+    return Preference(resources.strategy, budget, own_sites, speeds=speeds)
 
 
 def workers_to_hire(job: Job, nodes: Sequence[NodeResources], home: str, speeds: Speeds = UNKNOWN) -> list[int]:
@@ -85,13 +88,12 @@ def workers_to_hire(job: Job, nodes: Sequence[NodeResources], home: str, speeds:
         first += group.count
     least = min(job.resources.min_workers, job.num_workers)
     if len(numbers) < least:
-        of_workers = [choice for choice in all_choices if choice.request.need.role == "worker"]
-        raise too_few(of_workers, len(numbers), least)
+        raise too_few(_of_role("worker", all_choices), len(numbers), least)
     return numbers
 
 
 def _require_servers(job: Job, all_choices: Sequence[Choice]) -> None:
-    of_servers = [choice for choice in all_choices if choice.request.need.role == "server"]
+    of_servers = _of_role("server", all_choices)
     if not of_servers:
         return
     count = len(of_servers[0].chosen)
@@ -99,15 +101,26 @@ def _require_servers(job: Job, all_choices: Sequence[Choice]) -> None:
         raise too_few(of_servers, count, job.sync.fragments)
 
 
+def _of_role(role: str, all_choices: Sequence[Choice]) -> list[Choice]:
+    return [choice for choice in all_choices if choice.request.need.role == role]
+
+
 def too_few(role_choices: Sequence[Choice], count: int, least: int) -> CapacityError:
     """The reason that only `count` leases of one role are to be had on terms that the job accepts."""
     short = next(choice for choice in role_choices if len(choice.chosen) < choice.count)
-    offers = [answer for answer in short.answers if isinstance(answer, Offer)]
-    refusals = [answer for answer in short.answers if isinstance(answer, Refusal)]
-    prices = [refusal.ask for refusal in refusals if refusal.ask is not None]
+    capacity = 0
+    refusals = []
+    prices = []
+    for answer in short.answers:
+        if isinstance(answer, Offer):
+            capacity += answer.capacity
+            continue
+        refusals.append(answer)
+        if answer.ask is not None:
+            prices.append(answer.ask)
     role = short.request.need.role
     key = "parameter_server_price" if role == "server" else "worker_price"
-    if sum(offer.capacity for offer in offers) > len(short.chosen):
+    if capacity > len(short.chosen):
         problem = f"resources.max_price_per_hour pays for {count} of {least} {role}s"
         return CapacityError("CFG004", problem, fix="raise it, or wait for cheaper nodes")
     if prices:
@@ -203,7 +216,9 @@ class Buyer:
         names: dict[Need, list[str]] = {}
         for name in sorted(needs, key=lambda name: needs[name].role == "worker"):  # Servers come first.
             names.setdefault(needs[name], []).append(name)
-        requests = [(request_of(self._resources, need), len(same_need)) for need, same_need in names.items()]
+        requests = []
+        for need, names_of_need in names.items():
+            requests.append((request_of(self._resources, need), len(names_of_need)))
         offers: dict[str, Offer] = {}
         for choice in choose_machines(requests, candidates, self._preference(nodes, home)):
             request = choice.request

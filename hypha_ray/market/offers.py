@@ -215,8 +215,7 @@ def fits(amounts: Mapping[str, float], free: Mapping[str, float]) -> bool:
 
 def has_room(offer: Offer, nodes: Sequence[NodeResources]) -> bool:
     """Whether the node of an offer still has what it has offered, by a later look at the nodes."""
-    same_node = [node for node in nodes if node.id == offer.node.id]
-    return any(fits(offer.amounts, node.free) for node in same_node)
+    return any(node.id == offer.node.id and fits(offer.amounts, node.free) for node in nodes)
 
 
 def _amounts_text(amounts: Mapping[str, float]) -> str:

@@ -68,7 +68,12 @@ class Need:
 
     def __str__(self) -> str:
         amounts = ((self.cpu, "CPU"), (self.gpu, "GPU"), (self.memory_bytes / GB, "GB of memory"))
-        parts = [f"{amount:g} {unit}" for amount, unit in amounts if amount > 0] or ["no reservation"]
+        parts = []
+        for amount, unit in amounts:
+            if amount > 0:
+                parts.append(f"{amount:g} {unit}")
+        if not parts:
+            parts.append("no reservation")
         if self.gpu_type is not None:
             parts.append(f"gpu_type {self.gpu_type}")
         return ", ".join(parts)
@@ -178,7 +183,10 @@ def _largest_count(chosen: Mapping[Need, int], need: Need, count: int, nodes: Se
     def fits(more: int) -> bool:
         return shortage({**chosen, need: chosen[need] + more}, nodes) is None
 
-    larger = {chosen_need: number for chosen_need, number in chosen.items() if _size(chosen_need) > _size(need)}
+    larger = {}
+    for chosen_need, chosen_count in chosen.items():
+        if _size(chosen_need) > _size(need):
+            larger[chosen_need] = chosen_count
     while count > 0 and (missing := shortage({**larger, need: chosen[need] + count}, nodes)) is not None:
         count = count - missing.short if missing.need == need else 0
     # Smaller needs take few of the places that are left, so the search goes down from there in growing steps.
@@ -303,7 +311,9 @@ def _no_node(need: Need, nodes: Sequence[NodeResources]) -> str:
         return "there is no node"
     types = set[str]()
     for node in nodes:
-        types.update(node.labels[key] for key in (OWN_LABEL, RAY_LABEL) if key in node.labels)
+        for key in (OWN_LABEL, RAY_LABEL):
+            if key in node.labels:
+                types.add(node.labels[key])
     labels = f"no node has a label {OWN_LABEL} or {RAY_LABEL}"
     if types:
         labels = f"the labels there: {', '.join(sorted(types))}"

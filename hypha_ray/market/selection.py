@@ -92,7 +92,7 @@ def worths(offers: Sequence[Offer]) -> dict[str, Worth]:
     A measured speed comes first. If only some are, the others are estimated: by the throughput that owners state if
     all do, otherwise by resources, at the median ratio of the measured ones.
     """
-    all_stated = all(offer.terms.throughput for offer in offers)
+    all_stated = _all_state_throughput(offers)
     guesses = {}
     measured = {}
     for offer in offers:
@@ -114,6 +114,10 @@ def worths(offers: Sequence[Offer]) -> dict[str, Worth]:
         else:
             worth_by_node[node] = Worth(ratio * guess, f"samples/s, estimated from {source}")
     return worth_by_node
+
+
+def _all_state_throughput(offers: Sequence[Offer]) -> bool:
+    return all(offer.terms.throughput for offer in offers)
 
 
 def _units(amounts: Mapping[str, float]) -> float:
@@ -201,14 +205,22 @@ def choose_machines(
     candidates = list(nodes)
     choices = list[Choice]()
     for request, count in requests:
-        node_answers = []
+        offers = []
+        node_answers: list[Offer | Refusal] = []
         for answer in answers(request, candidates):
-            node_answers.append(_with_measured_speed(answer, request, preference.speeds))
-        offers = [answer for answer in node_answers if isinstance(answer, Offer)]
+            if isinstance(answer, Refusal):
+                node_answers.append(answer)
+                continue
+            offer = _with_measured_speed(answer, request, preference.speeds)
+            offers.append(offer)
+            node_answers.append(offer)
         choice = Choice(request, count, node_answers, select(offers, count, preference))
         choices.append(choice)
-        leases_by_node = Counter(offer.node.id for offer in choice.chosen)
-        amounts = {offer.node.id: offer.amounts for offer in choice.chosen}
+        leases_by_node = Counter[str]()
+        amounts = {}
+        for offer in choice.chosen:
+            leases_by_node[offer.node.id] += 1
+            amounts[offer.node.id] = offer.amounts
         for index, node in enumerate(candidates):
             if node.id in leases_by_node:
                 candidates[index] = without(node, amounts[node.id], leases_by_node[node.id])
@@ -220,11 +232,11 @@ def choose_machines(
     return choices
 
 
-def _with_measured_speed(answer: Offer | Refusal, request: Request, speeds: Speeds) -> Offer | Refusal:
-    """An offer to a worker with the speed that was measured there."""
-    if isinstance(answer, Refusal) or request.need.role != "worker":
-        return answer
-    return replace(answer, speed=speeds.of(answer.node, answer.amounts))
+def _with_measured_speed(offer: Offer, request: Request, speeds: Speeds) -> Offer:
+    """An offer to a worker with the speed that was measured there; one to a server as it is."""
+    if request.need.role != "worker":
+        return offer
+    return replace(offer, speed=speeds.of(offer.node, offer.amounts))
 
 
 def without(node: NodeResources, amounts: Mapping[str, float], times: int) -> NodeResources:
@@ -250,7 +262,7 @@ def _rank_of(offers: Sequence[Offer], preference: Preference) -> Callable[[Offer
     """Rank of a lease, less is better: of an offer, and of the number of leases that its node has given before."""
     sites = preference.sites
     leases_by_node = preference.leases_by_node
-    all_stated = all(offer.terms.throughput for offer in offers)
+    all_stated = _all_state_throughput(offers)
     any_measured = any(offer.speed is not None for offer in offers)
     match preference.strategy:
         case "cheapest":

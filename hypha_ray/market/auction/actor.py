@@ -110,8 +110,11 @@ class Auction:
 
 def holdings(entries: Sequence[LeaseEntry], standings: Sequence[Standing]) -> dict[str, list[Holding]]:
     """Leases of the runs' workers that are placed."""
-    leases: dict[str, list[Holding]] = {standing.run: [] for standing in standings}
-    reported_since_s = {standing.run: standing.since_s for standing in standings}
+    leases: dict[str, list[Holding]] = {}
+    reported_since_s: dict[str, Mapping[str, float]] = {}
+    for standing in standings:
+        leases[standing.run] = []
+        reported_since_s[standing.run] = standing.since_s
     for entry in entries:
         if entry.run in leases and entry.node is not None and entry.name.startswith("worker-"):
             if entry.agreement is not None:

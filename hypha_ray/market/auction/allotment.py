@@ -104,14 +104,26 @@ class Allotment:
         self._order = order
         self._machines = NodeOffers(nodes)
         self._standings = standings
-        self._kept = {standing.run: sorted(holdings.get(standing.run, ()), key=_age) for standing in standings}
-        self._granted = {run: len(leases) for run, leases in self._kept.items()}
-        self._needs = {standing.run: standing.needs_by_name for standing in standings}
-        self._missing = {standing.run: self._needs_without_lease(standing) for standing in standings}
+        self._kept: dict[str, list[Holding]] = {}
+        """Leases that each run keeps, the oldest first."""
+        self._granted: dict[str, int] = {}
+        """Number of workers that each run may hold."""
+        self._needs: dict[str, dict[str, Need]] = {}
+        """Needs of each run's workers by the names of their leases."""
+        self._missing: dict[str, Counter[Need]] = {}
         """Number of workers of each run and need that have no lease and aren't granted one."""
-        self._leave: dict[str, dict[str, str]] = {standing.run: {} for standing in standings}
+        self._leave: dict[str, dict[str, str]] = {}
+        """Reasons by name of the leases that each run is to hand back."""
         self._undo: list[Callable[[], None]] = []
-        """Steps that take back what has been granted and evicted, the latest at the end."""
+        """Steps that take back grants and evictions, the latest at the end."""
+        for standing in standings:
+            run = standing.run
+            leases = sorted(holdings.get(run, ()), key=_age)
+            self._kept[run] = leases
+            self._granted[run] = len(leases)
+            self._needs[run] = standing.needs_by_name
+            self._missing[run] = self._needs_without_lease(standing)
+            self._leave[run] = {}
 
     def rulings(self) -> dict[str, Ruling]:
         """Serve all runs: first with what they can't do without, the highest bid in front; then with the rest."""
@@ -120,19 +132,25 @@ class Allotment:
         by_bid = sorted(self._standings, key=lambda standing: -standing.bid)
         for turn, standing in enumerate(by_bid):
             if not self._serve_least(standing):
-                behind = {lower.run: standing.run for lower in by_bid[turn + 1 :]}
+                for lower in by_bid[turn + 1 :]:
+                    behind[lower.run] = standing.run
                 break  # A run that bids less takes no room that this one waits for.
             growing[standing.run] = standing
         while growing:
             standing = min(growing.values(), key=self._turn)
             if not self._serve_next(standing):
                 del growing[standing.run]
-        return {standing.run: self._ruling(standing, behind.get(standing.run)) for standing in self._standings}
+        rulings = {}
+        for standing in self._standings:
+            rulings[standing.run] = self._ruling(standing, behind.get(standing.run))
+        return rulings
 
     def _ruling(self, standing: Standing, behind: str | None) -> Ruling:
         run = standing.run
         missing = self._missing[run]
-        may_hold = {need: count - missing[need] for need, count in Counter(standing.needs).items()}
+        may_hold = {}
+        for need, count in Counter(standing.needs).items():
+            may_hold[need] = count - missing[need]
         return Ruling(self._granted[run], self._leave[run], may_hold, behind)
 
     def _needs_without_lease(self, standing: Standing) -> Counter[Need]:
@@ -196,14 +214,14 @@ class Allotment:
 
     def _take_spare(self, by: Standing, needs: Sequence[Need]) -> Grant | None:
         """Free room on one node by leases that others can spare: those of the lowest bid or largest share first."""
-        taken: dict[str, list[tuple[Standing, Holding]]] = {}
+        taken_leases: dict[str, list[tuple[Standing, Holding]]] = {}
         freed: dict[str, Counter[str]] = {}
         rank = self._share if self._order == "fair" else (lambda standing: -standing.bid)
         for victim in sorted(self._standings, key=rank, reverse=True):
             leases = self._kept[victim.run]
             spare = self._spare(victim, by)
             for lease in reversed(leases[max(0, len(leases) - spare) :]):
-                taken_there = taken.setdefault(lease.node, [])
+                taken_there = taken_leases.setdefault(lease.node, [])
                 taken_there.append((victim, lease))
                 freed_there = freed.setdefault(lease.node, Counter())
                 freed_there.update(lease.amounts)
@@ -229,7 +247,9 @@ class Allotment:
         """Free room on one node by all leases of one run that has yet to begin."""
         for victim in sorted(self._standings, key=lambda standing: standing.bid):
             yields = _outbids(by, victim) and not victim.begun
-            gang = [(victim, lease) for lease in self._kept[victim.run]] if yields else []
+            if not yields:
+                continue
+            gang = [(victim, lease) for lease in self._kept[victim.run]]
             freed: dict[str, Counter[str]] = {}
             for _, lease in gang:
                 freed.setdefault(lease.node, Counter()).update(lease.amounts)

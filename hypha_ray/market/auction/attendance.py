@@ -60,14 +60,17 @@ class Attendance:
         """
         late_s = max(0.0, now - self._checked_s - CHECK_S)
         self._checked_s = now
-        self._heard_s = {run: min(now, heard_s + late_s) for run, heard_s in self._heard_s.items()}
-        silent_s = {run: now - heard_s for run, heard_s in self._heard_s.items()}
-        for run in [run for run in self._standings if silent_s[run] > SILENT_S]:
-            del self._standings[run]
-        over = [run for run, silence_s in silent_s.items() if silence_s > TTL_S]
-        for run in over:
-            del self._heard_s[run]
-        return over
+        lost = []
+        for run in list(self._heard_s):
+            heard_s = min(now, self._heard_s[run] + late_s)
+            self._heard_s[run] = heard_s
+            silence_s = now - heard_s
+            if silence_s > SILENT_S:
+                self._standings.pop(run, None)
+            if silence_s > TTL_S:
+                del self._heard_s[run]
+                lost.append(run)
+        return lost
 
 
 RULING_S = 1.0

@@ -124,7 +124,8 @@ class NodeOffers:
         for answer, nodes in zip(kind_answers, self._kinds.values(), strict=True):
             if isinstance(answer, Offer):
                 least = least_bid(answer)
-                offers += [NodeOffer(answer.price, index, node, answer.amounts, least) for index, node in nodes]
+                for index, node in nodes:
+                    offers.append(NodeOffer(answer.price, index, node, answer.amounts, least))
         return offers
 
 
