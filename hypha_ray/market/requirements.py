@@ -87,7 +87,7 @@ class Need:
         return {key: f"in({names})"}
 
     def admits(self, nodes: Sequence[NodeResources]) -> list[bool]:
-        """Whether the selector takes each of the nodes."""
+        """Flags of the nodes, in their order: True if the selector takes the node."""
         if self.gpu_type is None:
             return [True] * len(nodes)
         key, values = self._label(self.gpu_type, nodes)
