@@ -1,4 +1,4 @@
-"""Figures of an evaluation: one rule, by which a run and `jobs/evaluate.py` report the same, and the one to go by."""
+"""Figures of an evaluation, the same for a run and for `jobs/evaluate.py`, and the one that weights are compared by."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Figure: TypeAlias = Callable[[Mapping[str, float]], float]
 
 
 def task_figures(evaluation: Mapping[str, Any]) -> dict[str, float]:
-    """Figures by name that tell how well a task is done: accuracy, metrics of the job, or shares of solved prompts."""
+    """Figures by name that measure a task's success: accuracy, metrics of the job, or shares of solved prompts."""
     figures = {}
     for name, value in evaluation.items():
         if value is not None and _TASK_FIGURE.fullmatch(name):

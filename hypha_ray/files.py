@@ -21,7 +21,7 @@ FOLDER = 0o700
 
 
 def opener(path: str, flags: int) -> int:
-    """Open a file that is its owner's alone from then on, also if it was there before; for `open`."""
+    """Open a file that only its owner can use from then on, even if it existed before; an opener for `open`."""
     descriptor = os.open(path, flags | os.O_CLOEXEC, FILE)
     facts = os.fstat(descriptor)
     if stat.S_ISREG(facts.st_mode) and stat.S_IMODE(facts.st_mode) != FILE:
@@ -41,7 +41,7 @@ def make_private(path: Path) -> None:
 
 
 def make_tree_private(folder: Path) -> None:
-    """Do the same to a folder and all that is in it, for what other libraries write."""
+    """Make a folder and everything in it private, for files that other libraries write."""
     make_private(folder)
     for above, folders, files in os.walk(folder):
         for name in (*folders, *files):

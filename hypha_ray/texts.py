@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 HIDDEN = "***"
 SHORTEST = 4
-"""Letters of a secret that is looked for in other texts."""
+"""Fewest letters of a secret that is looked for in other texts."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,2}[^\s'\"<>`]+")
 _PASSWORD = re.compile(r"(:/{1,2}[^/?#@:]*):(?!\d+(?:[/?#]|$))\S*@")
 """Password up to the last @, since it may contain that or a slash; a port is no password."""

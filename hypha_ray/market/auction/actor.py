@@ -46,9 +46,9 @@ class Auction:
         return os.getpid()
 
     async def attend(self, standing: Standing) -> Ruling:
-        """Take in the standing of a run, and tell it the ruling."""
+        """Record the standing of a run, and return the ruling on it."""
         with self._lock:
-            self._attendance.hear(standing, time.monotonic())
+            self._attendance.record(standing, time.monotonic())
             self._new_runs.add(standing.run)
         return await self._rulings.of(standing.run)
 

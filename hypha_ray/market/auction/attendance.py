@@ -42,8 +42,8 @@ class Attendance:
         """Standings of all runs that speak, the first to come in front."""
         return list(self._standings.values())
 
-    def hear(self, standing: Standing, now: float) -> None:
-        """Take in the standing of a run."""
+    def record(self, standing: Standing, now: float) -> None:
+        """Record the standing of a run."""
         self._standings[standing.run] = standing
         self._heard_s[standing.run] = now
 

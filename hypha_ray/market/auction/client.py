@@ -71,11 +71,11 @@ class AuctionClient:
         except RayError:
             pass  # Its process has died, and Ray starts another one.
         else:
-            self.hear(ruling)
+            self.record(ruling)
             return ruling
         return self._last
 
-    def hear(self, ruling: Ruling) -> None:
+    def record(self, ruling: Ruling) -> None:
         """Keep a ruling, and count those that leave the run too few workers because another one comes before it."""
         self._last = replace(ruling, leave={})
         self._timeouts = 0

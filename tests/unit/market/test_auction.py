@@ -267,7 +267,7 @@ def test_gang_is_not_taken_in_vain() -> None:
 def test_runs_are_listed_as_they_came_and_with_their_latest_standing() -> None:
     runs = Attendance(0.0)
     for one in (standing("x", 1, 1), standing("y", 2, 1), standing("x", 3, 2)):
-        runs.hear(one, 0.0)
+        runs.record(one, 0.0)
     assert runs.standings == [standing("x", 3, 2), standing("y", 2, 1)]
     runs.forget_all_but({"y", "z"})
     assert runs.standings == [standing("y", 2, 1)]
@@ -276,13 +276,13 @@ def test_runs_are_listed_as_they_came_and_with_their_latest_standing() -> None:
 
 def checked(runs: Attendance, now: float, speaking: Collection[str] = ()) -> list[str]:
     for run in speaking:
-        runs.hear(standing(run, 1, 1), now)
+        runs.record(standing(run, 1, 1), now)
     return runs.check(now)
 
 
 def test_silent_run_is_forgotten_and_later_loses_its_leases_once() -> None:
     runs, over = Attendance(0.0), list[tuple[float, list[str]]]()
-    runs.hear(standing("x", 1, 1), 0.0)
+    runs.record(standing("x", 1, 1), 0.0)
     for now in range(5, 100, 5):
         if found := checked(runs, now, "y"):
             over.append((now, found))
@@ -292,7 +292,7 @@ def test_silent_run_is_forgotten_and_later_loses_its_leases_once() -> None:
 
 def test_last_run_of_all_loses_its_leases_too() -> None:
     runs = Attendance(0.0)
-    runs.hear(standing("x", 1, 1), 0.0)
+    runs.record(standing("x", 1, 1), 0.0)
     assert [now for now in range(5, 100, 5) if checked(runs, now)] == [TTL_S + CHECK_S]
 
 
@@ -307,7 +307,7 @@ def test_hung_run_loses_its_leases_even_if_the_auction_is_a_new_one() -> None:
 def test_silence_while_the_auction_itself_was_stopped_does_not_count() -> None:
     runs = Attendance(0.0)
     for run in "xy":
-        runs.hear(standing(run, 1, 1), 0.0)
+        runs.record(standing(run, 1, 1), 0.0)
     assert checked(runs, 1000.0, "y") == []
     assert [one.run for one in runs.standings] == ["x", "y"]
     assert [checked(runs, 1000.0 + late, "y") for late in (5.0, 10.0)] == [[], []]

@@ -79,7 +79,7 @@ class Walk(RuleBasedStateMachine):
     def turn(self, run: Run) -> None:
         self.now += ATTEND_S / max(1, len(self.runs))
         needs = (Need("worker", 1.0),) * run.wanted
-        self.attendance.hear(Standing(run.name, run.bid, needs, run.least, run.begun), self.now)
+        self.attendance.record(Standing(run.name, run.bid, needs, run.least, run.begun), self.now)
         ruling = self.rulings()[run.name]
         stays = len(run.leases) - len(ruling.leave.keys() & run.leases.keys())
         if run.begun:

@@ -51,7 +51,7 @@ class Auction:
         """Hear a ruling on the run, which has leases on the machines a and b."""
         mine = [Holding(f"worker-{i}", at, {"CPU": 1.0}, i) for i, at in enumerate("ab")]
         runs = [self.standing, *others]
-        self.client.hear(Allotment(nodes, runs, {"x": mine, **held}).rulings()["x"])
+        self.client.record(Allotment(nodes, runs, {"x": mine, **held}).rulings()["x"])
 
 
 FULL = [node("a", free=0), node("b", free=0)]
