@@ -23,7 +23,7 @@ from hypha_ray.heavy_imports import uncollected
 from hypha_ray.types import Flat, Layout, RoundProgress, Verdict
 
 if TYPE_CHECKING:
-    from hypha_ray.server.reduce import OptimizerStep, State
+    from hypha_ray.server.reduce import OptimizerStep, ReduceSpec, State
 
 
 GROUPS = {"pulse": 1, "intake": 1}
@@ -66,20 +66,26 @@ class ParameterServer:
 
         arm(job.testing.failpoints, job.testing.failpoint_log)
         self._job = job
-        self._sync = job.sync.traits.sends_gradients
+        self._is_synchronous = job.sync.traits.sends_gradients
         self._stepwise = not job.sync.traits.has_barrier and job.sync.delayed_nesterov
-        self._out: dict[str, State] = {}
+        self._arrays: dict[str, State] = {}
         self._last: tuple[str, Flat] | None = None
         """Name of the latest step and its new momentum; None if that step's momentum is incomplete."""
         self._busy_until = 0.0
         """Estimated monotonic time at which workers will have copied the latest θ; 0 if there are several machines."""
-        self._alone = sum(node["Alive"] for node in ray.nodes()) == 1
-        self._descents: dict[str, OptimizerStep] = {}
+        self._has_one_machine = sum(node["Alive"] for node in ray.nodes()) == 1
+        self._optimizer_steps: dict[str, OptimizerStep] = {}
         self._has_checked = False
         """Whether the sources of members that users bring are known to be those that the run began with."""
-        reserved = max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 0)))
-        torch.set_num_threads(reserved if self._sync else 1)
-        self._threads = 1 if self._sync else max(reserved, min(THREADS, os.cpu_count() or 1))
+        resources = ray.get_runtime_context().get_assigned_resources()
+        reserved = max(1, int(resources.get("CPU", 0)))
+        if self._is_synchronous:
+            torch.set_num_threads(reserved)
+            self._threads = 1
+        else:
+            torch.set_num_threads(1)
+            cpus = os.cpu_count() or 1
+            self._threads = max(reserved, min(THREADS, cpus))
 
     def initial(self) -> tuple[Layout | Flat, ...]:
         """Build the job's model; returns the initial weights of each fragment and the layout, as separate results.
@@ -93,19 +99,21 @@ class ParameterServer:
         with uncollected():
             from hypha_ray.model.layout import gather, layout_of
             from hypha_ray.model.trained import build_trained
-            from hypha_ray.server.outer import get_ready
+            from hypha_ray.server.outer import load_kernel
 
         model = build_trained(self._job)
         layout = layout_of(model, self._job.sync.fragments, self._job.sync.partition)
         flats = [gather(model, layout, fragment) for fragment in range(layout.fragments)]
-        get_ready(self._job, flats)
+        load_kernel(self._job, flats)
         return *flats, layout
 
     def momentum(self, layout: Layout, fragment: int) -> Flat:
         """Momentum before the first round; empty for synchronous steps, whose optimizer creates its own state."""
         from hypha_ray.server.reduce import initial_momentum
 
-        return {} if self._sync else initial_momentum(layout, fragment, self._job.outer_optimizer.name)
+        if self._is_synchronous:
+            return {}
+        return initial_momentum(layout, fragment, self._job.outer_optimizer.name)
 
     @ray.method(num_returns=3)
     def reduce(self, request: StepRequest, theta: Flat, momentum: Flat, *payloads: Flat) -> tuple[Flat, Flat, Verdict]:
@@ -126,13 +134,13 @@ class ParameterServer:
         failpoint("server.before_reduce")
         self._last = None
         began = time.monotonic()
-        new, state, difference, verdict = self._step(request, theta, momentum, payloads, wanted="theta")
+        new_theta, state, difference, verdict = self._step(request, theta, momentum, payloads, outputs="theta")
         ended = time.monotonic()
-        self._busy_until = ended + COPYING * (ended - began) if self._alone else 0.0
+        self._busy_until = ended + COPYING * (ended - began) if self._has_one_machine else 0.0
         if state is not None:
             self._last = request.id, state
         failpoint("server.after_reduce")
-        return new, difference, verdict
+        return new_theta, difference, verdict
 
     @ray.method(num_returns=2)
     def momentum_after(self, request: StepRequest, theta: Flat, momentum: Flat, *payloads: Flat) -> tuple[Flat, None]:
@@ -153,8 +161,9 @@ class ParameterServer:
         """
         if self._last is None or self._last[0] != request.id:
             self._last = None  # Steps share their output arrays.
-            time.sleep(max(0.0, self._busy_until - time.monotonic()))
-            state = self._step(request, theta, momentum, payloads, wanted="state")[1]
+            busy_s = self._busy_until - time.monotonic()
+            time.sleep(max(0.0, busy_s))
+            _, state, _, _ = self._step(request, theta, momentum, payloads, outputs="state")
             assert state is not None
             self._last = request.id, state
         return self._last[1], None
@@ -165,40 +174,57 @@ class ParameterServer:
         theta: Flat,
         momentum: Flat,
         payloads: tuple[Flat, ...],
-        wanted: Literal["theta", "state"],
+        outputs: Literal["theta", "state"],
     ) -> tuple[Flat, Flat | None, Flat, Verdict]:
         """Return new θ, new momentum or None, the encoded difference of θ or an empty one, and the verdict.
 
-        The part named by `wanted` is complete. A downward codec needs both.
+        The part named by `outputs` is complete. A downward codec needs both.
         """
-        from hypha_ray.codec import difference_codec, upward_codec
+        from hypha_ray.codec import difference_codec
         from hypha_ray.server.admission import Received
-        from hypha_ray.server.downlink import apart, published
-        from hypha_ray.server.reduce import ReduceSpec, is_whole, reduce
+        from hypha_ray.server.downlink import encode_result, split_state
+        from hypha_ray.server.reduce import is_whole, reduce
 
         self._require_same_sources()
-        layout = request.layout
-        fragment = request.fragment
-        round = request.round
-        received = [Received(*sender, payload) for sender, payload in zip(request.senders, payloads, strict=True)]
         sync = self._job.sync
-        rounds = self._job.rounds.update_rounds
-        warms_up = round < self._job.rounds.warmup_rounds
-        outer = OuterOptimizer(name="average") if warms_up else self._job.outer_optimizer
-        optimizer_step = self._descent(layout) if self._sync else None
-        turns = outer_steps_before(self._job, round, fragment)
-        read = upward_codec(sync)
-        down = difference_codec(sync.downward_codec, sync.downward_codec_options)
-        part: Literal["all", "theta", "state"] = wanted if down is None else "all"
-        spec = ReduceSpec(
-            layout, fragment, outer, sync, read, optimizer_step, rounds, turns, self._threads, request.phase, part
+        received = []
+        for sender, payload in zip(request.senders, payloads, strict=True):
+            received.append(Received(*sender, payload))
+        codec = difference_codec(sync.downward_codec, sync.downward_codec_options)
+        spec = self._spec(request, outputs if codec is None else "all")
+        arrays = self._output_arrays(request.layout, request.fragment)
+        old_state, residual = split_state(momentum)
+        new_theta, state, verdict = reduce(request.round, theta, old_state, received, spec, arrays)
+        if self._warms_up(request):
+            state = old_state
+        if codec is not None:
+            return encode_result(codec, sync.error_feedback, theta, residual, (new_theta, state, verdict))
+        if not is_whole(state, spec):
+            return new_theta, None, {}, verdict
+        return new_theta, state, {}, verdict
+
+    def _warms_up(self, request: StepRequest) -> bool:
+        """Whether the step only averages, because its round is one of the warm-up."""
+        return request.round < self._job.rounds.warmup_rounds
+
+    def _spec(self, request: StepRequest, outputs: Literal["all", "theta", "state"]) -> ReduceSpec:
+        from hypha_ray.codec import upward_codec
+        from hypha_ray.server.reduce import ReduceSpec
+
+        job = self._job
+        return ReduceSpec(
+            layout=request.layout,
+            fragment=request.fragment,
+            outer=OuterOptimizer(name="average") if self._warms_up(request) else job.outer_optimizer,
+            sync=job.sync,
+            codec=upward_codec(job.sync),
+            optimizer_step=self._optimizer_step(request.layout) if self._is_synchronous else None,
+            rounds=job.rounds.update_rounds,
+            turn=outer_steps_before(job, request.round, request.fragment),
+            threads=self._threads,
+            phase=request.phase,
+            outputs=outputs,
         )
-        own, left_out = apart(momentum)
-        new, state, verdict = reduce(round, theta, own, received, spec, self._room(layout, fragment))
-        state = own if warms_up else state
-        if down is not None:
-            return published(down, sync.error_feedback, theta, left_out, (new, state, verdict))
-        return new, state if is_whole(state, spec) else None, {}, verdict
 
     def _require_same_sources(self) -> None:
         """Refuse members that users bring with another source than the run began with.
@@ -211,7 +237,8 @@ class ParameterServer:
             return
         from hypha_ray.model.identity import changes, other
 
-        if changed := changes(source_hashes(self._job), self._job.begun_with):
+        changed = changes(source_hashes(self._job), self._job.begun_with)
+        if changed:
             raise other(changed)
         self._has_checked = True
 
@@ -222,29 +249,29 @@ class ParameterServer:
         Also loads the libraries and kernels of the reduction.
         """
         import hypha_ray.server.reduce  # noqa: F401
-        from hypha_ray.server.outer import get_ready
+        from hypha_ray.server.outer import load_kernel
 
-        get_ready(self._job, [payload])
+        load_kernel(self._job, [payload])
 
     @ray.method(concurrency_group="pulse")
     def ping(self) -> int:
         """Process id; an answer shows that the actor is alive."""
         return os.getpid()
 
-    def _descent(self, layout: Layout) -> OptimizerStep:
+    def _optimizer_step(self, layout: Layout) -> OptimizerStep:
         """Optimizer of synchronous steps, kept only to reuse its memory."""
         from hypha_ray.server.optimizer_step import ModelOptimizerStep
 
         key = layout.sha256()
-        if key not in self._descents:
-            self._descents = {key: ModelOptimizerStep(self._job, layout)}
-        return self._descents[key]
+        if key not in self._optimizer_steps:
+            self._optimizer_steps = {key: ModelOptimizerStep(self._job, layout)}
+        return self._optimizer_steps[key]
 
-    def _room(self, layout: Layout, fragment: int) -> State:
+    def _output_arrays(self, layout: Layout, fragment: int) -> State:
         """Output arrays, reused by all steps: Ray has copied θ into its object store before the next call begins."""
         from hypha_ray.server.reduce import blank
 
         key = f"{layout.sha256()}-{fragment}"
-        if key not in self._out:
-            self._out = {key: blank(layout, fragment, self._job.outer_optimizer.name, self._stepwise)}
-        return self._out[key]
+        if key not in self._arrays:
+            self._arrays = {key: blank(layout, fragment, self._job.outer_optimizer.name, self._stepwise)}
+        return self._arrays[key]

@@ -33,7 +33,7 @@ class Received(NamedTuple):
 
 
 def admit(
-    received: Iterable[Received], form: Mapping[str, Form], least: int = 1
+    received: Iterable[Received], form: Mapping[str, Form], least_weight: int = 1
 ) -> tuple[list[Received], list[Rejection]]:
     """Sort deltas by worker, and reject those that have a wrong form or too small a weight.
 
@@ -41,10 +41,10 @@ def admit(
     """
     admitted: list[Received] = []
     rejected: list[Rejection] = []
-    for delta in sorted(received, key=lambda one: (one.worker, -one.incarnation)):
+    for delta in sorted(received, key=lambda delta: (delta.worker, -delta.incarnation)):
         if admitted and admitted[-1].worker == delta.worker:
             reason: str | None = f"repeated: incarnation {admitted[-1].incarnation} of this worker is taken"
-        elif delta.weight < least:
+        elif delta.weight < least_weight:
             reason = f"weight {delta.weight}"
         else:
             reason = misfit(delta.payload, form)
@@ -65,24 +65,31 @@ def misfit(payload: Flat, form: Mapping[str, Form]) -> str | None:
             return f"dtype {array.dtype} of {group} instead of {dtype}"
         fits = array.size == size if exact else array.size <= size
         if array.ndim != 1 or not fits or not array.flags.c_contiguous:
-            return f"shape {array.shape} of {group} instead of {(size,)}{'' if exact else ' at most'}, contiguous"
+            at_most = "" if exact else " at most"
+            return f"shape {array.shape} of {group} instead of {(size,)}{at_most}, contiguous"
     return None
 
 
-def excessive(norms: Sequence[float], times: float, known: Sequence[float] = ()) -> list[str | None]:
-    """Reason to reject each delta: its norm exceeds `times` the median, `known` norms included; None if it doesn't."""
-    middle = _typical([*norms, *known])
+def excessive(norms: Sequence[float], times: float, known_norms: Sequence[float] = ()) -> list[str | None]:
+    """Reason to reject each delta: its norm exceeds `times` the median, known norms included; None if it doesn't."""
+    middle = _median([*norms, *known_norms])
     limit = times * middle if middle else math.inf
-    return [f"norm {n:.3g} is more than {times:g} times the median {middle:.3g}" if n > limit else None for n in norms]
+    reasons: list[str | None] = []
+    for norm in norms:
+        if norm > limit:
+            reasons.append(f"norm {norm:.3g} is more than {times:g} times the median {middle:.3g}")
+        else:
+            reasons.append(None)
+    return reasons
 
 
-def clip_scales(norms: Sequence[float], times: float, known: Sequence[float] = ()) -> list[float]:
-    """Factor of each delta that limits its norm to `times` the median, `known` norms included."""
-    limit = times * _typical([*norms, *known])
+def clip_scales(norms: Sequence[float], times: float, known_norms: Sequence[float] = ()) -> list[float]:
+    """Factor of each delta that limits its norm to `times` the median, known norms included."""
+    limit = times * _median([*norms, *known_norms])
     return [limit / norm if norm > limit > 0 else 1.0 for norm in norms]
 
 
-def _typical(norms: Sequence[float]) -> float:
+def _median(norms: Sequence[float]) -> float:
     """Median of at least three norms; otherwise 0: of two, neither can be called the outlier."""
     return median(norms) if len(norms) >= _ENOUGH else 0.0
 
@@ -94,17 +101,18 @@ def square_sum(values: torch.Tensor) -> float:
     converting all values takes. If squares overflow or underflow, the sum is taken in float64.
     """
     array = values.numpy()
-    whole = array.size - array.size % _ROW
-    rows = array[:whole].reshape(-1, _ROW)
-    rest = array[whole:]
+    tail_start = array.size - array.size % _ROW
+    rows = array[:tail_start].reshape(-1, _ROW)
+    tail = array[tail_start:]
     with np.errstate(all="ignore"):
-        total = float(np.vecdot(rows, rows).sum(dtype=np.float64)) + float(np.vdot(rest, rest))
+        row_squares = np.vecdot(rows, rows)
+        total = float(row_squares.sum(dtype=np.float64)) + float(np.vdot(tail, tail))
         if SMALL < total < math.inf:
             return total
         wide = array.astype(np.float64)
         return float(np.vdot(wide, wide))
 
 
-def square_distance(one: torch.Tensor, other: torch.Tensor, room: torch.Tensor) -> float:
-    """Squared L2 norm of a difference by `square_sum`; `room` is scratch space of its size."""
-    return square_sum(torch.sub(one, other, out=room))
+def square_distance(left: torch.Tensor, right: torch.Tensor, scratch: torch.Tensor) -> float:
+    """Squared L2 norm of a difference by `square_sum`; `scratch` is scratch space of its size."""
+    return square_sum(torch.sub(left, right, out=scratch))

@@ -21,7 +21,7 @@ SUM = "sum/"
 """Prefix of a group's name in the outer state: the change of θ so far in this round, divided by η."""
 
 
-class Part(NamedTuple):
+class RoundPart(NamedTuple):
     """Share of jointly reduced deltas in their round."""
 
     portion: float
@@ -33,14 +33,17 @@ class Part(NamedTuple):
     closes: bool
 
 
-def part_of(phase: RoundProgress, weights: Sequence[int]) -> Part:
+def part_of(phase: RoundProgress, weights: Sequence[int]) -> RoundPart:
     """Share of deltas with these weights in their round."""
     weight = sum(weights)
-    whole = phase.weight + weight
-    return Part(weight / phase.unit, weight / whole, phase.unit / whole, phase.closes(len(weights)))
+    arrived = phase.weight + weight
+    closes = phase.closes(len(weights))
+    return RoundPart(weight / phase.unit, weight / arrived, phase.unit / arrived, closes)
 
 
-def delayed(eta: float, mu: float, group: Group, part: Part, moved: tuple[torch.Tensor | None, torch.Tensor]) -> Step:
+def delayed(
+    eta: float, mu: float, group: Group, round_part: RoundPart, old_sum: torch.Tensor | None, new_sum: torch.Tensor
+) -> Step:
     """Update θ by a part of the mean delta; the round's last deltas also update momentum.
 
     Let s be the sum of all parts x·n/N so far. Before the end, s ← s + x·n/N and θ ← θ + η·x·n/N. At the end, with Δ̄
@@ -50,49 +53,47 @@ def delayed(eta: float, mu: float, group: Group, part: Part, moved: tuple[torch.
         eta: outer learning rate.
         mu: outer momentum.
         group: θ and velocity.
-        part: share of the deltas in the round.
-        moved: s before the step, None for zeros; and the array for s after it, which the last step leaves as it is.
+        round_part: share of the deltas in the round.
+        old_sum: s before the step; None: zeros.
+        new_sum: the array for s after the step, which the last step leaves as it is.
 
     """
-    old, new = moved
 
-    def between(mean: torch.Tensor, room: torch.Tensor, part_: slice) -> float:
+    def accumulate(mean: torch.Tensor, scratch: torch.Tensor, part: slice) -> float:
         if group.state:
-            group.new_state[0][part_].copy_(group.state[0][part_])
-        if old is None:
-            torch.mul(mean, part.portion, out=new[part_])
+            group.new_state[0][part].copy_(group.state[0][part])
+        if old_sum is None:
+            torch.mul(mean, round_part.portion, out=new_sum[part])
         else:
-            torch.add(old[part_], mean, alpha=part.portion, out=new[part_])
-        change = torch.mul(mean, eta * part.portion, out=room)
-        torch.add(group.theta[part_], change, out=group.new_theta[part_])
+            torch.add(old_sum[part], mean, alpha=round_part.portion, out=new_sum[part])
+        change = torch.mul(mean, eta * round_part.portion, out=scratch)
+        torch.add(group.theta[part], change, out=group.new_theta[part])
         return square_sum(change)
 
-    def at_the_end(mean: torch.Tensor, room: torch.Tensor, part_: slice) -> float:
-        before = group.theta[part_]
-        after = group.new_theta[part_]
-        whole = mean if old is None else torch.mul(mean, part.share, out=room).add_(old[part_], alpha=part.before)
-        velocity = whole
-        if group.state:
-            velocity = torch.mul(group.state[0][part_], mu, out=group.new_state[0][part_]).add_(whole)
-        change = torch.add(whole, velocity, alpha=mu, out=room).mul_(eta)
-        torch.add(before, change, out=after)
-        if old is not None:
-            after.sub_(old[part_], alpha=eta)
+    def finish(mean: torch.Tensor, scratch: torch.Tensor, part: slice) -> float:
+        after = group.new_theta[part]
+        round_mean = mean
+        if old_sum is not None:
+            round_mean = torch.mul(mean, round_part.share, out=scratch)
+            round_mean.add_(old_sum[part], alpha=round_part.before)
+        velocity = group.next_velocity(round_mean, mu, part)
+        change = torch.add(round_mean, velocity, alpha=mu, out=scratch).mul_(eta)
+        torch.add(group.theta[part], change, out=after)
+        if old_sum is not None:
+            after.sub_(old_sum[part], alpha=eta)
         return square_sum(change)
 
-    return at_the_end if part.closes else between
+    return finish if round_part.closes else accumulate
 
 
-def undelayed(eta: float, mu: float, group: Group, part: Part) -> Step:
+def undelayed(eta: float, mu: float, group: Group, round_part: RoundPart) -> Step:
     """A step of Nesterov momentum with every arrival, on x·n/N in place of a round's mean delta."""
 
-    def step(mean: torch.Tensor, room: torch.Tensor, part_: slice) -> float:
-        delta = torch.mul(mean, part.portion, out=room)
-        velocity = delta
-        if group.state:
-            velocity = torch.mul(group.state[0][part_], mu, out=group.new_state[0][part_]).add_(delta)
-        change = torch.add(delta, velocity, alpha=mu, out=room).mul_(eta)
-        torch.add(group.theta[part_], change, out=group.new_theta[part_])
+    def step(mean: torch.Tensor, scratch: torch.Tensor, part: slice) -> float:
+        delta = torch.mul(mean, round_part.portion, out=scratch)
+        velocity = group.next_velocity(delta, mu, part)
+        change = torch.add(delta, velocity, alpha=mu, out=scratch).mul_(eta)
+        torch.add(group.theta[part], change, out=group.new_theta[part])
         return square_sum(change)
 
     return step
@@ -101,7 +102,8 @@ def undelayed(eta: float, mu: float, group: Group, part: Part) -> Step:
 def blended(theta: torch.Tensor, out: torch.Tensor, share: float) -> Step:
     """Running mean of the buffers that arrived in this round."""
 
-    def step(mean: torch.Tensor, room: torch.Tensor, part_: slice) -> float:
-        return square_distance(torch.lerp(theta[part_], mean, share, out=out[part_]), theta[part_], room)
+    def step(mean: torch.Tensor, scratch: torch.Tensor, part: slice) -> float:
+        running_mean = torch.lerp(theta[part], mean, share, out=out[part])
+        return square_distance(running_mean, theta[part], scratch)
 
     return step

@@ -9,27 +9,32 @@ from hypha_ray.codec.feedback import publish
 from hypha_ray.codec.formats.chunked import Chunked
 from hypha_ray.types import Flat, Verdict
 
-_LEFT_OUT = "left-out/"
+_RESIDUAL = "left-out/"
 """Prefix of a group's name in the outer state: the accumulated encoding error of the differences."""
 
 
-def apart(momentum: Flat) -> tuple[Flat, Flat]:
-    """Split outer state into the optimizer's own, and the accumulated encoding error by group."""
-    own = {name: array for name, array in momentum.items() if not name.startswith(_LEFT_OUT)}
-    left_out = {name.removeprefix(_LEFT_OUT): array for name, array in momentum.items() if name not in own}
-    return own, left_out
+def split_state(momentum: Flat) -> tuple[Flat, Flat]:
+    """Split outer state into that of the optimizer, and the accumulated encoding error by group."""
+    optimizer_state = {}
+    residual = {}
+    for name, array in momentum.items():
+        if name.startswith(_RESIDUAL):
+            residual[name.removeprefix(_RESIDUAL)] = array
+        else:
+            optimizer_state[name] = array
+    return optimizer_state, residual
 
 
-def published(
-    codec: Chunked, decay: float, theta: Flat, left_out: Flat, result: tuple[Flat, Flat, Verdict]
+def encode_result(
+    codec: Chunked, decay: float, theta: Flat, residual: Flat, result: tuple[Flat, Flat, Verdict]
 ) -> tuple[Flat, Flat, Flat, Verdict]:
-    """A reduction's result as all workers will decode it.
+    """Encode the result of a reduction, and set its weights to those that all workers will decode.
 
     Args:
         codec: codec of the difference.
         decay: factor of the encoding error that is added to the next difference.
         theta: the weights before the step.
-        left_out: the accumulated encoding error.
+        residual: the accumulated encoding error.
         result: result of `reduce`; its weights are overwritten.
 
     Returns:
@@ -39,6 +44,7 @@ def published(
     new, state, verdict = result
     payload: Flat = {}
     if verdict.accepted:
-        payload, left_out = publish(codec, decay, theta, new, left_out)
+        payload, residual = publish(codec, decay, theta, new, residual)
         verdict = replace(verdict, coded_bytes=payload_bytes(payload))
-    return new, state | {_LEFT_OUT + group: array for group, array in left_out.items()}, payload, verdict
+    named_residual = {_RESIDUAL + group: array for group, array in residual.items()}
+    return new, state | named_residual, payload, verdict

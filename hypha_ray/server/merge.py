@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -22,6 +22,14 @@ from hypha_ray.server.admission import square_distance, square_sum
 from hypha_ray.server.own_merge import own_merge, own_weights
 
 T = TypeVar("T")
+
+
+class Squares(NamedTuple):
+    """Squared L2 norms of a group: of each worker's delta before scaling, and of the change of θ."""
+
+    deltas: list[float]
+    change: float
+
 
 Work = Callable[[slice, torch.Tensor, torch.Tensor], T]
 """Function of a block's place and two scratch arrays of its size."""
@@ -40,11 +48,11 @@ norm of the change."""
 def shares(weights: Sequence[float]) -> list[float]:
     """Share of each weight in the sum up to it: 1, n₂/(n₁ + n₂), …; 1 where that sum is zero."""
     total: float = 0
-    result = []
+    portions = []
     for weight in weights:
         total += weight
-        result.append(weight / total if total else 1.0)
-    return result
+        portions.append(weight / total if total else 1.0)
+    return portions
 
 
 def fold(mean: torch.Tensor | None, value: torch.Tensor, share: float, out: torch.Tensor) -> torch.Tensor:
@@ -68,54 +76,52 @@ def fold(mean: torch.Tensor | None, value: torch.Tensor, share: float, out: torc
     return torch.lerp(mean, value, share, out=out)
 
 
-def weights_of(sync: Sync, weights: Sequence[int]) -> Sequence[float]:
-    """Weight of each worker in the mean, for deltas with these weights."""
-    return list(weights) if sync.weighting == "samples" else _other_weights(sync, weights)
-
-
-def _other_weights(sync: Sync, weights: Sequence[int]) -> Sequence[float]:
-    """Weights that aren't samples: equal ones, or those of a user's function."""
+def weights_of(sync: Sync, samples: Sequence[int]) -> Sequence[float]:
+    """Weight of each worker in the mean, for deltas of so many samples."""
+    if sync.weighting == "samples":
+        return list(samples)
     if is_own("weightings", sync.weighting):
-        return own_weights(sync.weighting, sync.weighting_options, weights)
-    return [1] * len(weights)
+        return own_weights(sync.weighting, sync.weighting_options, samples)
+    return [1] * len(samples)
 
 
-def merger(sync: Sync, weights: Sequence[int]) -> Merge:
-    """Merge function of `sync.merge` for deltas with these weights; trimmed means aren't weighted."""
-    workers = len(weights)
+def merger(sync: Sync, samples: Sequence[int]) -> Merge:
+    """Merge function of `sync.merge` for deltas of so many samples; trimmed means aren't weighted."""
+    workers = len(samples)
     match sync.merge:
         case "mean":
-            return mean(weights_of(sync, weights))
+            return mean(weights_of(sync, samples))
         case "trimmed_mean":
-            return trimmed_mean(workers, max(1, int(sync.trim * workers)))
+            trimmed = int(sync.trim * workers)
+            return trimmed_mean(workers, max(1, trimmed))
         case "median":
             return trimmed_mean(workers, workers)
-    return own_merge(sync.merge, sync.merge_options, weights_of(sync, weights))
+    return own_merge(sync.merge, sync.merge_options, weights_of(sync, samples))
 
 
 def mean(weights: Sequence[float]) -> Merge:
     """Weighted mean, as a running one in worker order: the mean of equal values is exactly that value."""
     portions = shares(weights)
 
-    def merge(values: Iterable[torch.Tensor], room: torch.Tensor) -> torch.Tensor:
-        result = None
+    def merge(values: Iterable[torch.Tensor], scratch: torch.Tensor) -> torch.Tensor:
+        running_mean = None
         for value, portion in zip(values, portions, strict=True):
-            result = fold(result, value, portion, room)
-        assert result is not None
-        return result
+            running_mean = fold(running_mean, value, portion, scratch)
+        assert running_mean is not None
+        return running_mean
 
     return merge
 
 
-def plain_mean(values: Iterable[torch.Tensor], room: torch.Tensor) -> torch.Tensor:
+def plain_mean(values: Iterable[torch.Tensor], scratch: torch.Tensor) -> torch.Tensor:
     """Sum of deltas in worker order, divided by their number, as in an all-reduce."""
     count = 0
     for count, value in enumerate(values, 1):
         if count == 1:
-            room.copy_(value)
+            scratch.copy_(value)
         else:
-            room.add_(value)
-    return room.div_(count)
+            scratch.add_(value)
+    return scratch.div_(count)
 
 
 def trimmed_mean(workers: int, drop: int) -> Merge:
@@ -133,8 +139,8 @@ def trimmed_mean(workers: int, drop: int) -> Merge:
     drop = min(drop, (workers - 1) // 2)
     middle = mean([1] * (workers - 2 * drop))
 
-    def merge(values: Iterable[torch.Tensor], room: torch.Tensor) -> torch.Tensor:
-        return middle(ascending(values)[drop : workers - drop], room)
+    def merge(values: Iterable[torch.Tensor], scratch: torch.Tensor) -> torch.Tensor:
+        return middle(ascending(values)[drop : workers - drop], scratch)
 
     return merge
 
@@ -149,10 +155,12 @@ def ascending(values: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     spare = torch.empty_like(rows[0])
     for turn in range(len(rows)):
         for low in range(turn % 2, len(rows) - 1, 2):
-            left, right = rows[low : low + 2]
+            left = rows[low]
+            right = rows[low + 1]
             torch.minimum(left, right, out=spare)
             torch.maximum(left, right, out=right)
-            rows[low], spare = spare, left
+            rows[low] = spare
+            spare = left
     return rows
 
 
@@ -175,22 +183,22 @@ class Values:
     scales: Sequence[float]
     deltas: bool = False
 
-    def block(self, part: slice, room: torch.Tensor, squares: list[float]) -> Iterator[torch.Tensor]:
+    def block(self, part: slice, scratch: torch.Tensor, squares: list[float]) -> Iterator[torch.Tensor]:
         """Yield a block's values, in worker order.
 
         Args:
             part: the block's place.
-            room: scratch space for one value.
+            scratch: scratch space for one value.
             squares: list to which the squared L2 norm of each worker's delta before scaling is appended.
 
         """
         before = self.theta[part]
         for value, scale in zip(self.read(part), self.scales, strict=True):
             if scale == 1 and not self.relative and not self.deltas:
-                squares.append(square_distance(value, before, room))
+                squares.append(square_distance(value, before, scratch))
                 yield value
                 continue
-            delta = value if self.relative else torch.sub(value, before, out=room)
+            delta = value if self.relative else torch.sub(value, before, out=scratch)
             squares.append(square_sum(delta))
             if self.relative or self.deltas:
                 yield delta if scale == 1 else delta * scale
@@ -201,26 +209,28 @@ class Values:
 def measure(values: Values, threads: int = 1) -> list[float]:
     """Squared L2 norms of the workers' deltas, by one sweep over them."""
 
-    def work(part: slice, _: torch.Tensor, room: torch.Tensor) -> list[float]:
+    def work(part: slice, _: torch.Tensor, scratch: torch.Tensor) -> list[float]:
         squares: list[float] = []
-        deque(values.block(part, room, squares), maxlen=0)
+        deque(values.block(part, scratch, squares), maxlen=0)  # Nothing is merged.
         return squares
 
-    return _columns(over_blocks(values.theta, work, threads), len(values.scales))
+    rows = over_blocks(values.theta, work, threads)
+    return _column_sums(rows, len(values.scales))
 
 
 def merge_and_step(values: Values, merge: Merge, step: Step) -> Work[list[float]]:
     """Work for `sweep`: merge a block's values, and take a step with the result."""
 
-    def work(part: slice, merged: torch.Tensor, room: torch.Tensor) -> list[float]:
+    def work(part: slice, merge_scratch: torch.Tensor, scratch: torch.Tensor) -> list[float]:
         squares: list[float] = []
-        result = merge(values.block(part, room, squares), merged)
-        return [*squares, step(result, room, part)]
+        merged = merge(values.block(part, scratch, squares), merge_scratch)
+        change = step(merged, scratch, part)
+        return [*squares, change]
 
     return work
 
 
-def sweep(values: Values, work: Work[list[float]], threads: int = 1, block: int = BLOCK) -> tuple[list[float], float]:
+def sweep(values: Values, work: Work[list[float]], threads: int = 1, block: int = BLOCK) -> Squares:
     """Merge the workers' values block by block, and take a step with each block.
 
     Args:
@@ -230,11 +240,12 @@ def sweep(values: Values, work: Work[list[float]], threads: int = 1, block: int 
         block: number of elements in a block.
 
     Returns:
-        Squared L2 norms over all blocks: of each worker's delta, and of the change.
+        Squared L2 norms over all blocks.
 
     """
-    *squares, change = _columns(over_blocks(values.theta, work, threads, block), len(values.scales) + 1)
-    return squares, change
+    rows = over_blocks(values.theta, work, threads, block)
+    *deltas, change = _column_sums(rows, len(values.scales) + 1)
+    return Squares(deltas, change)
 
 
 def over_blocks(like: torch.Tensor, work: Work[T], threads: int, block: int = BLOCK) -> list[T]:
@@ -254,29 +265,32 @@ def over_blocks(like: torch.Tensor, work: Work[T], threads: int, block: int = BL
     """
     parts = list(blocks(len(like), block))
     results: dict[int, T] = {}
-    left = deque(enumerate(parts))
+    queue = deque(enumerate(parts))
 
-    def labour() -> None:
-        one, other = (torch.empty(min(block, len(like)), dtype=like.dtype) for _ in range(2))
-        while left:
+    def work_off() -> None:
+        scratch_size = min(block, len(like))
+        scratch = torch.empty(scratch_size, dtype=like.dtype)
+        more_scratch = torch.empty(scratch_size, dtype=like.dtype)
+        while queue:
             try:
-                index, part = left.popleft()
+                index, part = queue.popleft()
             except IndexError:  # Another thread took the last block.
                 return
             size = part.stop - part.start
-            results[index] = work(part, one[:size], other[:size])
+            results[index] = work(part, scratch[:size], more_scratch[:size])
 
-    if (helpers := min(threads, len(parts)) - 1) < 1:
-        labour()
+    helpers = min(threads, len(parts)) - 1
+    if helpers < 1:
+        work_off()
     else:
         with ThreadPoolExecutor(helpers) as pool:
-            futures = [pool.submit(labour) for _ in range(helpers)]
-            labour()
+            futures = [pool.submit(work_off) for _ in range(helpers)]
+            work_off()
             for future in futures:
                 future.result()
     return [results[index] for index in range(len(parts))]
 
 
-def _columns(rows: Sequence[Sequence[float]], width: int) -> list[float]:
+def _column_sums(rows: Sequence[Sequence[float]], width: int) -> list[float]:
     """Sum of each column, added in the order of the rows."""
     return [sum(row[column] for row in rows) for column in range(width)]

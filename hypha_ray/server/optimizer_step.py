@@ -9,7 +9,7 @@ from hypha_ray.model.layout import gather, scatter, view
 from hypha_ray.model.trained import build_trained
 from hypha_ray.optim.joint import trained_optimizer
 from hypha_ray.optim.state import export_state, load_state
-from hypha_ray.types import Flat, Layout
+from hypha_ray.types import Entry, Flat, Layout
 from hypha_ray.types.layout import is_trained
 
 
@@ -36,7 +36,11 @@ class ModelOptimizerStep:
                 parameter.data = parameter.data.float()
         self._optimizer = trained_optimizer(job, self._model)
         parameters = dict(self._model.named_parameters())
-        self._trained = [(entry, parameters[entry.name]) for entry in layout.entries if is_trained(entry.group)]
+        self._trained: list[tuple[Entry, torch.nn.Parameter]] = []
+        """Entries of the layout with their parameters."""
+        for entry in layout.entries:
+            if is_trained(entry.group):
+                self._trained.append((entry, parameters[entry.name]))
 
     def step(self, round: int, theta: Flat, state: Flat, out: Flat) -> Flat:
         """Clip the mean gradient by its norm, and take this round's step of the schedule.
@@ -51,8 +55,11 @@ class ModelOptimizerStep:
             The optimizer's new state.
 
         """
-        before = {group: theta[group] if is_trained(group) else out[group] for group in out}
-        scatter(self._model, self._layout, 0, before)
+        old = dict(out)
+        for group in out:
+            if is_trained(group):
+                old[group] = theta[group]
+        scatter(self._model, self._layout, 0, old)
         for entry, parameter in self._trained:
             parameter.grad = torch.from_numpy(view(entry, out))
         load_state(self._optimizer, state)

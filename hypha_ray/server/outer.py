@@ -30,6 +30,13 @@ class Group(NamedTuple):
     relative: bool
     """Whether the mean is one of deltas instead of weights."""
 
+    def next_velocity(self, delta: torch.Tensor, mu: float, part: slice) -> torch.Tensor:
+        """Momentum v ← μv + Δ of a block, stored in the new state; Δ itself if there is no state."""
+        if not self.state:
+            return delta
+        velocity = torch.mul(self.state[0][part], mu, out=self.new_state[0][part])
+        return velocity.add_(delta)
+
 
 class Outer(Protocol):
     """Outer optimizer that treats each element by itself, and whose only state is that of its slots."""
@@ -57,18 +64,22 @@ def own_step(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Ste
     """Step of a user's optimizer; it gets copies, so it may write to them."""
     optimizer: Outer = create("outer_optimizers", outer.name, outer.name_options)
 
-    def step(mean: torch.Tensor, room: torch.Tensor, part: slice) -> float:
+    def step(mean: torch.Tensor, scratch: torch.Tensor, part: slice) -> float:
         before = group.theta[part]
         after = group.new_theta[part]
         delta = mean.clone() if group.relative else mean - before
         state = [array[part].clone() for array in group.state]
-        theta, new_state = optimizer.step(before.clone(), delta, state, eta, round)
-        for values, out in zip((theta, *new_state), (after, *(new[part] for new in group.new_state)), strict=True):
+        state_out = [array[part] for array in group.new_state]
+        new_theta, new_state = optimizer.step(before.clone(), delta, state, eta, round)
+        for values, out in zip((new_theta, *new_state), (after, *state_out), strict=True):
             if values.shape != out.shape:
-                raise ValueError(f"{outer.name} gave shape {tuple(values.shape)} for {tuple(out.shape)}")
+                got = tuple(values.shape)
+                raise ValueError(f"{outer.name} gave shape {got} for {tuple(out.shape)}")
             out.copy_(values)
-        is_finite = all(bool(torch.isfinite(new[part]).all()) for new in group.new_state)
-        return square_distance(after, before, room) if is_finite else math.inf
+        for array in state_out:
+            if not torch.isfinite(array).all():
+                return math.inf
+        return square_distance(after, before, scratch)
 
     return step
 
@@ -82,19 +93,22 @@ def try_outer(name: str, options: Mapping[str, Any] | None) -> None:
     """
     outer = OuterOptimizer(name=name, name_options=None if options is None else dict(options))
     slots = len(create("outer_optimizers", name, options).slots)
-    theta, delta = (torch.randn(8, generator=torch.Generator().manual_seed(seed)) for seed in range(2))
+    theta = torch.randn(8, generator=torch.Generator().manual_seed(0))
+    delta = torch.randn(8, generator=torch.Generator().manual_seed(1))
     results = []
     for parts in ([slice(0, 8)], [slice(0, 3), slice(3, 8)]):
         old = theta.clone()
         state = [torch.zeros(8) for _ in range(slots)]
         for round in range(2):
-            group = Group(old, state, torch.empty(8), [torch.empty(8) for _ in range(slots)], relative=True)
+            new_state = [torch.empty(8) for _ in range(slots)]
+            group = Group(old, state, torch.empty(8), new_state, relative=True)
             step = own_step(outer, 0.5, round, group)
-            changes = [step(delta[part], torch.empty(8)[part], part) for part in parts]
-            if not all(map(math.isfinite, changes)):
-                raise ValueError("a step on finite values gives some that aren't")
+            for part in parts:
+                change = step(delta[part], torch.empty(8)[part], part)
+                if not math.isfinite(change):
+                    raise ValueError("a step on finite values gives some that aren't")
             old = group.new_theta
-            state = list(group.new_state)
+            state = new_state
         results.append([old, *state])
     if not all(map(torch.equal, *results)):
         raise ValueError("a step depends on other elements of the parameters than its own")
@@ -117,8 +131,8 @@ def outer_step(outer: OuterOptimizer, eta: float, round: int, group: Group) -> S
     member = find("outer_optimizers", outer.name)
     if inspect.isclass(member):
         return own_step(outer, eta, round, group)
-    made: Step = member(outer, eta, round, group)
-    return made
+    step: Step = member(outer, eta, round, group)
+    return step
 
 
 def nesterov(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
@@ -138,38 +152,40 @@ def _nesterov(eta: float, mu: float, group: Group) -> Step:
     and μ = 0 the new θ equals the workers' mean, bit for bit. Without a state, μ is 0.
     """
 
-    def step(mean: torch.Tensor, room: torch.Tensor, part: slice) -> float:
+    def step(mean: torch.Tensor, scratch: torch.Tensor, part: slice) -> float:
         before = group.theta[part]
         after = group.new_theta[part]
-        plain = eta == 1 and mu == 0 and not group.relative
-        delta = mean if group.relative else torch.sub(mean, before, out=room)
-        velocity = delta
-        if group.state:
-            velocity = torch.mul(group.state[0][part], mu, out=group.new_state[0][part]).add_(delta)
-        if plain:
+        delta = mean if group.relative else torch.sub(mean, before, out=scratch)
+        velocity = group.next_velocity(delta, mu, part)
+        if eta == 1 and mu == 0 and not group.relative:
             after.copy_(mean)
         else:
-            torch.add(before, torch.add(delta, velocity, alpha=mu, out=room), alpha=eta, out=after)
-        return square_distance(after, before, room)
+            look_ahead = torch.add(delta, velocity, alpha=mu, out=scratch)
+            torch.add(before, look_ahead, alpha=eta, out=after)
+        return square_distance(after, before, scratch)
 
     return step
 
 
 def adam(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
     """FedAdam (arXiv 2003.00295) with bias correction: `torch.optim.Adam` with the gradient −Δ̄."""
-    (first, second), epsilon = outer.betas, outer.epsilon
-    corrections = 1 - first ** (round + 1), 1 - second ** (round + 1)
+    beta1, beta2 = outer.betas
+    correction1 = 1 - beta1 ** (round + 1)
+    correction2 = 1 - beta2 ** (round + 1)
 
-    def step(mean: torch.Tensor, room: torch.Tensor, part: slice) -> float:
+    def step(mean: torch.Tensor, scratch: torch.Tensor, part: slice) -> float:
         before = group.theta[part]
         after = group.new_theta[part]
-        delta = mean if group.relative else torch.sub(mean, before, out=room)
-        mean_of, mean_of_squares = (new[part] for new in group.new_state)
-        torch.lerp(group.state[0][part], delta, 1 - first, out=mean_of)
-        torch.mul(group.state[1][part], second, out=mean_of_squares).addcmul_(delta, delta, value=1 - second)
-        root = torch.sqrt(mean_of_squares, out=room).div_(math.sqrt(corrections[1])).add_(epsilon)
-        torch.addcdiv(before, mean_of, root, value=eta / corrections[0], out=after)
-        return square_distance(after, before, room)
+        delta = mean if group.relative else torch.sub(mean, before, out=scratch)
+        first_moment = group.new_state[0][part]
+        second_moment = group.new_state[1][part]
+        torch.lerp(group.state[0][part], delta, 1 - beta1, out=first_moment)
+        torch.mul(group.state[1][part], beta2, out=second_moment)
+        second_moment.addcmul_(delta, delta, value=1 - beta2)
+        root = torch.sqrt(second_moment, out=scratch)
+        root.div_(math.sqrt(correction2)).add_(outer.epsilon)
+        torch.addcdiv(before, first_moment, root, value=eta / correction1, out=after)
+        return square_distance(after, before, scratch)
 
     return step
 
@@ -177,7 +193,7 @@ def adam(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
 def collection(out: torch.Tensor) -> Step:
     """Step that stores the mean, for an optimizer that needs it whole."""
 
-    def step(mean: torch.Tensor, room: torch.Tensor, part: slice) -> float:
+    def step(mean: torch.Tensor, scratch: torch.Tensor, part: slice) -> float:
         return square_sum(out[part].copy_(mean))
 
     return step
@@ -186,25 +202,26 @@ def collection(out: torch.Tensor) -> Step:
 def replacement(theta: torch.Tensor, out: torch.Tensor) -> Step:
     """Step that replaces the old values by the mean, for buffers, which no optimizer updates."""
 
-    def step(mean: torch.Tensor, room: torch.Tensor, part: slice) -> float:
-        return square_distance(out[part].copy_(mean), theta[part], room)
+    def step(mean: torch.Tensor, scratch: torch.Tensor, part: slice) -> float:
+        return square_distance(out[part].copy_(mean), theta[part], scratch)
 
     return step
 
 
-def is_common(outer: OuterOptimizer, sync: Sync) -> bool:
-    """Whether a job's outer steps are of this kind."""
+def has_fused_kernel(outer: OuterOptimizer, sync: Sync) -> bool:
+    """Whether a job's outer steps are those of the kernel: Nesterov's, on the mean of fp32 weights."""
     fp32 = sync.codec == "fp32" and not sync.traits.sends_gradients
     return fp32 and (outer.name, sync.merge) == ("nesterov", "mean")
 
 
-def get_ready(job: Job, flats: Iterable[Flat]) -> None:
+def load_kernel(job: Job, flats: Iterable[Flat]) -> None:
     """Load the kernel of a job's outer steps in the background, if arrays of these sizes use it."""
-    if is_common(job.outer_optimizer, job.sync):
-        load_ahead("outer", max((array.size for flat in flats for array in flat.values()), default=0))
+    if has_fused_kernel(job.outer_optimizer, job.sync):
+        sizes = [array.size for flat in flats for array in flat.values()]
+        load_ahead("outer", max(sizes, default=0))
 
 
-def in_one_pass(
+def fused_step(
     values: Values, weights: Sequence[float], eta: float, mu: float, group: Group, theta: bool, state: bool
 ) -> Work[list[float]] | None:
     """Work of `merge.sweep` on a block; results are bit-identical to those of `mean` and `outer_step`.
@@ -215,22 +232,29 @@ def in_one_pass(
         eta: the outer learning rate.
         mu: the outer momentum.
         group: θ and state, and the arrays for new ones.
-        theta: whether new θ is wanted.
-        state: whether new momentum is wanted.
+        theta: whether to compute new θ.
+        state: whether to compute new momentum.
 
     Returns:
         The work; None if the values aren't fp32 weights, are too few, or the kernel can't be compiled here.
 
     """
-    as_they_are = not (values.relative or values.deltas) and all(scale == 1 for scale in values.scales)
+    are_weights = not (values.relative or values.deltas)
+    are_unscaled = all(scale == 1 for scale in values.scales)
     replaces = eta == 1 and mu == 0
     fits = values.theta.dtype == torch.float32 and len(group.state) == 1
-    if not as_they_are or replaces or not fits or not is_worth_it("outer", values.theta.numel()):
+    if not are_weights or not are_unscaled or replaces or not fits:
         return None
-    table, (old,), (new,) = portions(shares(weights)), group.state, group.new_state
+    if not is_worth_it("outer", values.theta.numel()):
+        return None
+    table = portions(shares(weights))
+    old_state = group.state[0]
+    new_state = group.new_state[0]
 
     def work(part: slice, _: torch.Tensor, __: torch.Tensor) -> list[float]:
-        room = group.new_theta[part] if theta else None, new[part] if state else None
-        return fused_nesterov(eta, mu, Averaged(values.read(part), table, group.theta[part], old[part], *room))
+        theta_out = group.new_theta[part] if theta else None
+        state_out = new_state[part] if state else None
+        block = Averaged(values.read(part), table, group.theta[part], old_state[part], theta_out, state_out)
+        return fused_nesterov(eta, mu, block)
 
     return work

@@ -23,11 +23,13 @@ def own_merge(
     """
     rule = create("merge_rules", name, options)
 
-    def merge(values: Iterable[torch.Tensor], room: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = rule([value.clone() for value in values], list(weights))
-        if result.shape != room.shape:
-            raise ValueError(f"{name} gave shape {tuple(result.shape)} for {tuple(room.shape)}")
-        return room.copy_(result)
+    def merge(values: Iterable[torch.Tensor], scratch: torch.Tensor) -> torch.Tensor:
+        copies = [value.clone() for value in values]
+        merged: torch.Tensor = rule(copies, list(weights))
+        if merged.shape != scratch.shape:
+            got = tuple(merged.shape)
+            raise ValueError(f"{name} gave shape {got} for {tuple(scratch.shape)}")
+        return scratch.copy_(merged)
 
     return merge
 
@@ -40,7 +42,8 @@ def own_weights(name: str, options: Mapping[str, Any] | None, samples: Sequence[
         ValueError: it gave no weights.
 
     """
-    weights = [float(weight) for weight in create("weightings", name, options)(list(samples))]
+    weighting = create("weightings", name, options)
+    weights = [float(weight) for weight in weighting(list(samples))]
     whole = len(weights) == len(samples) and sum(weights) > 0
     if not whole or not all(0 <= weight < math.inf for weight in weights):
         raise ValueError(f"{name} gave {weights} for the samples {list(samples)}: no weights from 0, one for each")
@@ -56,18 +59,26 @@ def try_merge(name: str, options: Mapping[str, Any] | None) -> None:
     """
     import torch
 
-    deltas = [torch.randn(8, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    all_deltas = []
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        all_deltas.append(torch.randn(8, generator=generator))
     for count in (1, 3):
         merge = own_merge(name, options, [1.0, 2.0, 3.0][:count])
-        whole = merge(deltas[:count], torch.empty(8)).clone()
-        parts = [merge([delta[part] for delta in deltas[:count]], torch.empty(8)[part]).clone() for part in _HALVES]
+        deltas = all_deltas[:count]
+        whole = merge(deltas, torch.empty(8)).clone()
+        parts = []
+        for part in _BLOCKS:
+            blocks = [delta[part] for delta in deltas]
+            merged = merge(blocks, torch.empty(8)[part])
+            parts.append(merged.clone())
         if not torch.isfinite(whole).all():
             raise ValueError("finite deltas are merged to values that aren't")
         if not torch.equal(whole, torch.cat(parts)):
             raise ValueError("the rule depends on other elements of the deltas than the merged one")
 
 
-_HALVES = (slice(0, 3), slice(3, 8))
+_BLOCKS = (slice(0, 3), slice(3, 8))
 
 
 def try_weighting(name: str, options: Mapping[str, Any] | None) -> None:

@@ -19,8 +19,10 @@ from hypha_ray.model.flat import empty
 from hypha_ray.optim.schedules import outer_rate
 from hypha_ray.plugins import is_own
 from hypha_ray.server.admission import Received, admit, clip_scales, excessive, square_sum
-from hypha_ray.server.delayed_nesterov import SUM, Part, blended, delayed, part_of, undelayed
+from hypha_ray.server.delayed_nesterov import SUM, RoundPart, blended, delayed, part_of, undelayed
 from hypha_ray.server.merge import (
+    Merge,
+    Squares,
     Step,
     Values,
     Work,
@@ -31,7 +33,7 @@ from hypha_ray.server.merge import (
     sweep,
     weights_of,
 )
-from hypha_ray.server.outer import Group, collection, in_one_pass, is_common, outer_step, replacement, slots_of
+from hypha_ray.server.outer import Group, collection, fused_step, has_fused_kernel, outer_step, replacement, slots_of
 from hypha_ray.types import Contribution, Flat, Layout, Rejection, RoundProgress, Verdict
 from hypha_ray.types.layout import dtype_of, is_trained
 
@@ -64,7 +66,7 @@ class ReduceSpec:
     """Number of memory blocks processed at a time; changes no bit."""
     phase: RoundProgress | None = None
     """Progress of the round before this step; None if a round has only one step."""
-    wanted: Literal["all", "theta", "state"] = "all"
+    outputs: Literal["all", "theta", "state"] = "all"
     """Results that must be complete; the others may be incomplete if that is faster."""
 
     @property
@@ -74,7 +76,8 @@ class ReduceSpec:
         Otherwise it is a running mean of the payloads' values, weights included. That of equal values is exact, and so
         is a step that replaces θ by the mean.
         """
-        replaces = self.outer.name == "average" or (self.outer.learning_rate, self.outer.momentum) == (1, 0)
+        outer = self.outer
+        replaces = outer.name == "average" or (outer.learning_rate, outer.momentum) == (1, 0)
         return (self.sync.weighting, self.sync.merge) == ("uniform", "mean") and not replaces
 
     @property
@@ -88,28 +91,37 @@ class ReduceSpec:
         return () if self.phase is None else self.phase.norms
 
 
-State = tuple[Flat, Flat]
-"""Global weights θ and outer momentum of a fragment, which is the outer optimizer's state of parameters."""
+class State(NamedTuple):
+    """Global weights and outer state of a fragment, either before a step or after it."""
+
+    theta: Flat
+    momentum: Flat
+    """State of the outer optimizer, and the sums of a round with several steps."""
+
 
 _Tensors = dict[str, torch.Tensor]
 
 
 def initial_momentum(layout: Layout, fragment: int, outer: str = "nesterov") -> Flat:
     """Momentum before the first round: zeros for each group of parameters and each state array of the optimizer."""
-    groups = layout.groups(fragment).items()
-    return {
-        slot + group: np.zeros(size, dtype_of(group))
-        for slot in slots_of(outer)
-        for group, size in groups
-        if is_trained(group)
-    }
+    sizes = layout.groups(fragment)
+    momentum = {}
+    for slot in slots_of(outer):
+        for group, size in sizes.items():
+            if is_trained(group):
+                momentum[slot + group] = np.zeros(size, dtype_of(group))
+    return momentum
 
 
 def blank(layout: Layout, fragment: int, outer: str = "nesterov", stepwise: bool = False) -> State:
     """Uninitialized arrays for a result of `reduce`; `stepwise`: whether rounds have several steps."""
     momentum = initial_momentum(layout, fragment, outer)
-    sums = {SUM + name: array for name, array in empty(layout, fragment).items() if stepwise and is_trained(name)}
-    return empty(layout, fragment), {name: np.empty_like(array) for name, array in momentum.items()} | sums
+    state = {name: np.empty_like(array) for name, array in momentum.items()}
+    if stepwise:
+        for group, array in empty(layout, fragment).items():
+            if is_trained(group):
+                state[SUM + group] = array
+    return State(empty(layout, fragment), state)
 
 
 def reduce(
@@ -130,32 +142,35 @@ def reduce(
         out: arrays for the result, from `blank`, to save the allocation of memory.
 
     Returns:
-        New θ, new momentum (arrays may be missing if `spec.wanted` is "theta"), and the verdict.
+        New θ, new momentum (arrays may be missing if `spec.outputs` is "theta"), and the verdict.
 
     """
-    least = 0 if spec.sync.traits.sends_gradients else 1  # A gradient of padding alone has no part in the mean.
-    admitted, rejected = admit(received, spec.codec.form(spec.layout.groups(spec.fragment)), least)
+    old = State(theta, momentum)
+    least_weight = 0 if spec.sync.traits.sends_gradients else 1  # A gradient of padding alone has weight 0.
+    form = spec.codec.form(spec.layout.groups(spec.fragment))
+    admitted, rejected = admit(received, form, least_weight)
     while admitted:
-        room = out or blank(spec.layout, spec.fragment, spec.outer.name, spec.phase is not None)
-        result = _reduced(round, theta, momentum, admitted, spec, room)
-        reasons = result.complaints(len(admitted), spec.sync.norm_gate, spec.known_norms)
+        arrays = out or blank(spec.layout, spec.fragment, spec.outer.name, spec.phase is not None)
+        result = _reduce_groups(round, old, admitted, spec, arrays)
+        reasons = result.reasons_to_reject(len(admitted), spec.sync.norm_gate, spec.known_norms)
         if not any(reasons):
-            accepted = tuple(
-                Contribution(delta.worker, delta.incarnation, delta.weight, result.norm(index))
-                for index, delta in enumerate(admitted)
-            )
-            return *result.state, Verdict(round, accepted, _in_order(rejected), result.update_norm())
-        pairs = list(zip(admitted, reasons, strict=True))
-        rejected += [Rejection(delta.worker, reason) for delta, reason in pairs if reason]
-        admitted = [delta for delta, reason in pairs if not reason]
+            return *result.state, result.verdict(round, admitted, rejected)
+        remaining = []
+        for delta, reason in zip(admitted, reasons, strict=True):
+            if reason:
+                rejected.append(Rejection(delta.worker, reason))
+            else:
+                remaining.append(delta)
+        admitted = remaining
     return theta, momentum, Verdict(round, (), _in_order(rejected), 0.0)
 
 
 def is_whole(state: Flat, spec: ReduceSpec) -> bool:
     """Whether a result's momentum has all arrays of the outer optimizer."""
-    slots = () if spec.optimizer_step is not None else slots_of(spec.outer)
-    groups = [group for group in spec.layout.groups(spec.fragment) if is_trained(group)]
-    return all(slot + group in state for slot in slots for group in groups)
+    if spec.optimizer_step is not None:
+        return True
+    groups = spec.layout.groups(spec.fragment)
+    return all(slot + group in state for slot in slots_of(spec.outer) for group in groups if is_trained(group))
 
 
 class _Result(NamedTuple):
@@ -165,7 +180,7 @@ class _Result(NamedTuple):
     deltas: dict[str, list[float]]
     changes: dict[str, float]
 
-    def complaints(self, workers: int, gate: float, known: Sequence[float] = ()) -> list[str | None]:
+    def reasons_to_reject(self, workers: int, gate: float, known_norms: Sequence[float] = ()) -> list[str | None]:
         """Reason to reject each delta, or None.
 
         Norms are compared once no delta is damaged, because damaged ones would shift the median. An overflowing step
@@ -174,11 +189,14 @@ class _Result(NamedTuple):
         damaged = [self._damage(index) for index in range(workers)]
         if any(damaged):
             return damaged
-        strange = excessive([self.norm(index) for index in range(workers)], gate, known)
-        if any(strange):
-            return strange
-        overflows = [group for group, square in self.changes.items() if not math.isfinite(square)]
-        return [f"the outer step overflows in {overflows[0]}" if overflows else None] * workers
+        norms = [self.norm(index) for index in range(workers)]
+        too_long = excessive(norms, gate, known_norms)
+        if any(too_long):
+            return too_long
+        for group, square in self.changes.items():
+            if not math.isfinite(square):
+                return [f"the outer step overflows in {group}"] * workers
+        return [None] * workers
 
     def _damage(self, index: int) -> str | None:
         for group, squares in self.deltas.items():
@@ -186,130 +204,203 @@ class _Result(NamedTuple):
                 return f"non-finite values in {group}"
         return None
 
+    def verdict(self, round: int, admitted: Sequence[Received], rejected: Iterable[Rejection]) -> Verdict:
+        """Verdict of a round in which all admitted deltas are accepted."""
+        accepted = []
+        for index, delta in enumerate(admitted):
+            accepted.append(Contribution(delta.worker, delta.incarnation, delta.weight, self.norm(index)))
+        return Verdict(round, tuple(accepted), _in_order(rejected), self.update_norm())
+
     def norm(self, index: int) -> float:
         """L2 norm of a worker's delta, buffers left out."""
-        return math.sqrt(sum(squares[index] for group, squares in self.deltas.items() if is_trained(group)))
+        parts = [squares[index] for group, squares in self.deltas.items() if is_trained(group)]
+        return math.sqrt(sum(parts))
 
     def update_norm(self) -> float:
         """L2 norm of the change of θ, buffers left out."""
-        return math.sqrt(sum(square for group, square in self.changes.items() if is_trained(group)))
+        parts = [square for group, square in self.changes.items() if is_trained(group)]
+        return math.sqrt(sum(parts))
 
 
-def _reduced(
-    round: int, theta: Flat, momentum: Flat, admitted: Sequence[Received], spec: ReduceSpec, out: State
-) -> _Result:
-    """Reduce all groups, assuming that all deltas are valid. Buffers are merged by the same rule, but never scaled."""
-    payloads = [tensors(delta.payload) for delta in admitted]
-    weights = [delta.weight for delta in admitted]
-    merge = merger(spec.sync, weights)
-    part = None if spec.phase is None else part_of(spec.phase, weights)
-    old, velocity, new, new_velocity = (tensors(flat) for flat in (theta, momentum, *out))
-    scales = _scales(old, payloads, spec)
-    left_out: set[str] = set()
-    result = _Result((out[0], _kept(out[1], part, spec.sync)), {}, {})
-    for group, before in old.items():
-        if not before.is_floating_point():
-            new[group].copy_(spec.codec.decode(payloads[0], group, slice(None)))
+def _reduce_groups(round: int, old: State, admitted: Sequence[Received], spec: ReduceSpec, arrays: State) -> _Result:
+    """Reduce all groups, assuming that all deltas are valid."""
+    reduction = _Reduction.of(round, old, admitted, spec, arrays)
+    deltas: dict[str, list[float]] = {}
+    changes: dict[str, float] = {}
+    for group, theta in reduction.theta.items():
+        if not theta.is_floating_point():
+            reduction.copy_first(group)
             continue
-        quick = None
         if not is_trained(group):
-            values = _values(group, before, payloads, spec)
-            step = replacement(before, new[group]) if part is None else blended(before, new[group], part.share)
+            squares = reduction.merge_buffer(group)
         elif spec.optimizer_step is not None:
-            values = _values(group, before, payloads, spec, scales)
-            step = collection(new[group])
+            squares = reduction.merge_gradient(group)
         else:
-            values = _values(group, before, payloads, spec, scales, spec.takes_deltas)
-            where = _where(spec, values, group, (old, velocity, new, new_velocity))
-            sums = velocity.get(SUM + group), new_velocity.get(SUM + group)
-            step = _step(round, spec, part, where, sums)
-            quick = _at_once(round, spec, values, where, weights) if part is None else None
-        if quick is not None and spec.wanted == "theta":
-            left_out.add(group)
-        work = quick or merge_and_step(values, plain_mean if values.deltas and spec.averages_deltas else merge, step)
-        squares = sweep(values, work, spec.threads, BLOCK if quick is None else 4 * BLOCK)
-        result.deltas[group], result.changes[group] = squares
-    if left_out:
-        kept = {name: array for name, array in result.state[1].items() if name not in left_out}
-        result = result._replace(state=(out[0], kept))
-    return result if spec.optimizer_step is None else _descended(round, theta, momentum, result, spec.optimizer_step)
+            squares = reduction.step_parameters(group)
+        deltas[group] = squares.deltas
+        changes[group] = squares.change
+    result = _Result(State(arrays.theta, reduction.returned_state(arrays.momentum)), deltas, changes)
+    if spec.optimizer_step is not None:
+        return _apply_optimizer(round, old, result, spec.optimizer_step)
+    return result
 
 
-def _where(spec: ReduceSpec, values: Values, group: str, flats: tuple[_Tensors, ...]) -> Group:
-    """A group of parameters, taken from `flats`: old θ and state, new θ and state."""
-    old, velocity, new, new_velocity = flats
-    slots = [slot + group for slot in slots_of(spec.outer)]
-    states = ([arrays[slot] for slot in slots] for arrays in (velocity, new_velocity))
-    return Group(old[group], next(states), new[group], next(states), values.relative or values.deltas)
+@dataclass(frozen=True, slots=True)
+class _Reduction:
+    """A reduction of deltas, one group at a time. Each step returns squared L2 norms, as `merge.sweep` does."""
+
+    round: int
+    spec: ReduceSpec
+    payloads: Sequence[_Tensors]
+    weights: Sequence[int]
+    """Weight of each delta."""
+    merge: Merge
+    scales: Sequence[float]
+    """Factor of each delta."""
+    part: RoundPart | None
+    """Share of the deltas in their round; None if a round has only one step."""
+    theta: _Tensors
+    state: _Tensors
+    new_theta: _Tensors
+    new_state: _Tensors
+    state_not_returned: set[str] = field(default_factory=set)
+    """Names of state arrays that weren't computed."""
+
+    @classmethod
+    def of(cls, round: int, old: State, admitted: Sequence[Received], spec: ReduceSpec, arrays: State) -> _Reduction:
+        """Reduction of admitted deltas; `arrays` become the result."""
+        payloads = [tensors(delta.payload) for delta in admitted]
+        weights = [delta.weight for delta in admitted]
+        theta = tensors(old.theta)
+        return cls(
+            round=round,
+            spec=spec,
+            payloads=payloads,
+            weights=weights,
+            merge=merger(spec.sync, weights),
+            scales=_scales(theta, payloads, spec),
+            part=None if spec.phase is None else part_of(spec.phase, weights),
+            theta=theta,
+            state=tensors(old.momentum),
+            new_theta=tensors(arrays.theta),
+            new_state=tensors(arrays.momentum),
+        )
+
+    def copy_first(self, group: str) -> None:
+        """Copy a buffer of integers from the first delta, because they have no mean."""
+        first = self.spec.codec.decode(self.payloads[0], group, slice(None))
+        self.new_theta[group].copy_(first)
+
+    def merge_buffer(self, group: str) -> Squares:
+        """Merge a buffer by the same rule as parameters, but without factors and without an optimizer."""
+        theta = self.theta[group]
+        out = self.new_theta[group]
+        values = _values(group, theta, self.payloads, self.spec)
+        step = replacement(theta, out) if self.part is None else blended(theta, out, self.part.share)
+        return self._sweep(values, step)
+
+    def merge_gradient(self, group: str) -> Squares:
+        """Store the mean gradient in place of new weights, for an optimizer that needs it whole."""
+        values = _values(group, self.theta[group], self.payloads, self.spec, self.scales)
+        return self._sweep(values, collection(self.new_theta[group]))
+
+    def step_parameters(self, group: str) -> Squares:
+        """Merge a group of parameters, and take the outer optimizer's step on it."""
+        spec = self.spec
+        values = _values(group, self.theta[group], self.payloads, spec, self.scales, spec.takes_deltas)
+        parameters = self._group_tensors(group, values)
+        fused = self._fused_step(values, parameters)
+        if fused is None:
+            return self._sweep(values, self._outer_step(group, parameters))
+        if spec.outputs == "theta":
+            self.state_not_returned.add(group)
+        return sweep(values, fused, spec.threads, 4 * BLOCK)
+
+    def returned_state(self, state: Flat) -> Flat:
+        """New state without the arrays that weren't computed, and without the sums of a round that is over."""
+        drops_sums = self.part is not None and (self.part.closes or not self.spec.sync.delayed_nesterov)
+        returned = {}
+        for name, array in state.items():
+            if name in self.state_not_returned or (drops_sums and name.startswith(SUM)):
+                continue
+            returned[name] = array
+        return returned
+
+    def _sweep(self, values: Values, step: Step) -> Squares:
+        merge = plain_mean if values.deltas and self.spec.averages_deltas else self.merge
+        return sweep(values, merge_and_step(values, merge, step), self.spec.threads)
+
+    def _group_tensors(self, group: str, values: Values) -> Group:
+        """θ and state of a group of parameters, before and after the step."""
+        names = [slot + group for slot in slots_of(self.spec.outer)]
+        state = [self.state[name] for name in names]
+        new_state = [self.new_state[name] for name in names]
+        return Group(self.theta[group], state, self.new_theta[group], new_state, values.relative or values.deltas)
+
+    def _outer_step(self, group: str, parameters: Group) -> Step:
+        """Step of the outer optimizer on a group."""
+        spec = self.spec
+        if self.part is None or spec.phase is None:
+            turn = self.round if spec.turn is None else spec.turn
+            return outer_step(spec.outer, outer_rate(spec.outer, self.round, spec.rounds), turn, parameters)
+        eta = outer_rate(spec.outer, spec.phase.round, spec.rounds)
+        mu = spec.outer.momentum
+        if spec.outer.name == "average":
+            eta = 1.0
+            mu = 0.0
+        if not spec.sync.delayed_nesterov:
+            return undelayed(eta, mu, parameters, self.part)
+        name = SUM + group
+        return delayed(eta, mu, parameters, self.part, self.state.get(name), self.new_state[name])
+
+    def _fused_step(self, values: Values, parameters: Group) -> Work[list[float]] | None:
+        """Merge and step by one kernel; None if there is none for them."""
+        spec = self.spec
+        if self.part is not None or not has_fused_kernel(spec.outer, spec.sync):
+            return None
+        weights = weights_of(spec.sync, self.weights)
+        eta = outer_rate(spec.outer, self.round, spec.rounds)
+        needs_theta = spec.outputs != "state"
+        needs_state = spec.outputs != "theta"
+        return fused_step(values, weights, eta, spec.outer.momentum, parameters, needs_theta, needs_state)
 
 
-def _step(
-    round: int,
-    spec: ReduceSpec,
-    part: Part | None,
-    where: Group,
-    sums: tuple[torch.Tensor | None, torch.Tensor | None],
-) -> Step:
-    """The outer optimizer's step on a group; `sums`: old and new sum of a round with several steps."""
-    if part is None or spec.phase is None:
-        turn = round if spec.turn is None else spec.turn
-        return outer_step(spec.outer, outer_rate(spec.outer, round, spec.rounds), turn, where)
-    eta = outer_rate(spec.outer, spec.phase.round, spec.rounds)
-    mu = spec.outer.momentum
-    if spec.outer.name == "average":
-        eta = 1.0
-        mu = 0.0
-    if not spec.sync.delayed_nesterov:
-        return undelayed(eta, mu, where, part)
-    assert sums[1] is not None
-    return delayed(eta, mu, where, part, (sums[0], sums[1]))
-
-
-def _at_once(
-    round: int, spec: ReduceSpec, values: Values, where: Group, given: Sequence[int]
-) -> Work[list[float]] | None:
-    """Fused work on a group; None if there is no fused kernel for it."""
-    if not is_common(spec.outer, spec.sync):
-        return None
-    weights = weights_of(spec.sync, given)
-    eta = outer_rate(spec.outer, round, spec.rounds)
-    wanted = spec.wanted != "state", spec.wanted != "theta"
-    return in_one_pass(values, weights, eta, spec.outer.momentum, where, *wanted)
-
-
-def _kept(state: Flat, part: Part | None, sync: Sync) -> Flat:
-    """State to keep after the step: without the sums of a round that is over."""
-    if part is None or (sync.delayed_nesterov and not part.closes):
-        return state
-    return {name: array for name, array in state.items() if not name.startswith(SUM)}
-
-
-def _descended(round: int, theta: Flat, state: Flat, result: _Result, optimizer_step: OptimizerStep) -> _Result:
+def _apply_optimizer(round: int, old: State, result: _Result, optimizer_step: OptimizerStep) -> _Result:
     """Apply the optimizer to the mean gradient, which the result holds in place of the weights."""
     if not all(map(math.isfinite, result.changes.values())):
         return result
-    new = result.state[0]
-    state = optimizer_step.step(round, theta, state, new)
-    before = tensors(theta)
-    after = tensors(new)
-    changes = {group: _distance(before[group], after[group]) for group in result.changes if is_trained(group)}
-    changes |= {name: 0.0 if np.isfinite(array).all() else math.inf for name, array in state.items()}
-    return result._replace(state=(new, state), changes=result.changes | changes)
+    new_theta = result.state.theta
+    new_state = optimizer_step.step(round, old.theta, old.momentum, new_theta)
+    before = tensors(old.theta)
+    after = tensors(new_theta)
+    changes = dict(result.changes)
+    for group in result.changes:
+        if is_trained(group):
+            changes[group] = _square_distance(before[group], after[group])
+    for name, array in new_state.items():
+        changes[name] = 0.0 if np.isfinite(array).all() else math.inf
+    return _Result(State(new_theta, new_state), result.deltas, changes)
 
 
-def _distance(before: torch.Tensor, after: torch.Tensor) -> float:
+def _square_distance(before: torch.Tensor, after: torch.Tensor) -> float:
     """Squared L2 norm of a difference."""
-    return sum(square_sum(after[part] - before[part]) for part in blocks(len(before)))
+    parts = blocks(len(before))
+    return sum(square_sum(after[part] - before[part]) for part in parts)
 
 
 def _scales(theta: _Tensors, payloads: Sequence[_Tensors], spec: ReduceSpec) -> list[float]:
     """Factor of each delta. Clipping needs the norms before the merge, and so one more sweep."""
-    workers = range(len(payloads))
+    workers = len(payloads)
     if spec.sync.clip is None:
-        return [1.0 for _ in workers]
-    trained = [(group, before) for group, before in theta.items() if is_trained(group)]
-    squares = [measure(_values(group, before, payloads, spec), spec.threads) for group, before in trained]
-    norms = [math.sqrt(sum(one[index] for one in squares)) for index in workers]
+        return [1.0] * workers
+    squares = []
+    for group, before in theta.items():
+        if is_trained(group):
+            squares.append(measure(_values(group, before, payloads, spec), spec.threads))
+    norms = []
+    for index in range(workers):
+        square = sum(group_squares[index] for group_squares in squares)
+        norms.append(math.sqrt(square))
     return clip_scales(norms, spec.sync.clip, spec.known_norms)
 
 
@@ -322,12 +413,12 @@ def _values(
     deltas: bool = False,
 ) -> Values:
     """Workers' values of a group, with deltas multiplied by `scales`."""
-    relative = is_trained(group) and (spec.codec.yields == "deltas" or spec.optimizer_step is not None)
-    read = partial(_read, spec.codec, payloads, group)
-    return Values(read, theta, relative, scales or [1.0] * len(payloads), deltas)
+    sends_deltas = spec.codec.yields == "deltas" or spec.optimizer_step is not None
+    read = partial(_decode, spec.codec, payloads, group)
+    return Values(read, theta, is_trained(group) and sends_deltas, scales or [1.0] * len(payloads), deltas)
 
 
-def _read(codec: Codec, payloads: Sequence[_Tensors], group: str, part: slice) -> list[torch.Tensor]:
+def _decode(codec: Codec, payloads: Sequence[_Tensors], group: str, part: slice) -> list[torch.Tensor]:
     return [codec.decode(payload, group, part) for payload in payloads]
 
 

@@ -19,26 +19,28 @@ MUTANTS = {
     "damage is overlooked": Defect("server.reduce", "_Result._damage", operation("not", "False")),
     "damage shifts the median": Defect(
         "server.reduce",
-        "_Result.complaints",
+        "_Result.reasons_to_reject",
         returned("[one or far for one, far in zip({}, excessive([*map(self.norm, range(workers))], gate))]", 1),
     ),
     "an overflow is everybody's fault": Defect(
-        "server.reduce", "_Result.complaints", call("any", "{} and all(map(math.isfinite, self.changes.values()))", 2)
+        "server.reduce",
+        "_Result.reasons_to_reject",
+        call("any", "{} and all(map(math.isfinite, self.changes.values()))", 2),
     ),
-    "an overflow is nobody's fault": Defect("server.reduce", "_Result.complaints", condition("False", 4)),
+    "an overflow is nobody's fault": Defect("server.reduce", "_Result.reasons_to_reject", condition("False", 3)),
     "nobody is gated": Defect("server.admission", "excessive", operation(">", "False")),
     "two are gated": Defect("server.admission", "", value("_ENOUGH", "2")),
     "the gate stands at the median": Defect("server.admission", "excessive", operation("*", "{1}")),
-    "the gate is set by the mean": Defect("server.admission", "_typical", call("median", "sum({0}) / len({0})")),
+    "the gate is set by the mean": Defect("server.admission", "_median", call("median", "sum({0}) / len({0})")),
     "among zeros everything is too long": Defect("server.admission", "excessive", condition("True", 1)),
     "nobody is clipped": Defect("server.admission", "clip_scales", operation("/", "1.0")),
     "short deltas are made longer": Defect("server.admission", "clip_scales", condition("{0} > 0 < {1}")),
     "among zeros everything is clipped": Defect("server.admission", "clip_scales", condition("{0} > {1}")),
-    "clipping goes by one group": Defect("server.reduce", "_scales", iterated("{}[:1]", 4)),
+    "clipping goes by one group": Defect("server.reduce", "_scales", iterated("{}[:1]", 3)),
     "buffers are clipped": Defect(
         "server.reduce",
-        "_reduced",
-        call("_values", "_values({0}, {1}, {2}, {3}, _scales(tensors(theta), {2}, {3}))", 1),
+        "_Reduction.merge_buffer",
+        call("_values", "_values({0}, {1}, {2}, {3}, self.scales)"),
     ),
     "clipped norms are recorded": Defect(
         "server.merge", "Values.block", call("square_sum", "square_sum({0} * self.scales[len(squares)])")
@@ -46,8 +48,8 @@ MUTANTS = {
     "a clipped weight forgets θ": Defect("server.merge", "Values.block", call("add", "{1} * {2}")),
     "deltas are taken for weights": Defect("server.reduce", "_values", operation("==", "False")),
     "norms leave groups out": Defect("server.reduce", "_Result.norm", call("is_trained", "{0}[-1] == '2'")),
-    "samples don't weigh": Defect("server.merge", "weights_of", returned("{2}")),
-    "uniform weights aren't": Defect("server.merge", "weights_of", returned("{1}")),
+    "samples don't weigh": Defect("server.merge", "weights_of", condition("False", 1)),
+    "uniform weights aren't": Defect("server.merge", "weights_of", condition("True", 1)),
     "trimming ignores its part": Defect("server.merge", "merger", call("max", "1")),
     "trimming may drop nothing": Defect("server.merge", "merger", call("max", "{1}")),
     "one end is trimmed": Defect(
@@ -61,11 +63,11 @@ MUTANTS = {
     "sorting stops early": Defect("server.merge", "ascending", call("len", "{} - 1", 1)),
     "sorting passes over every other pair": Defect("server.merge", "ascending", operation("%", "0")),
     "sorting writes into payloads": Defect("server.merge", "ascending", value("=", "[*{2}]", 1)),
-    "one pass takes deltas for weights": Defect("server.outer", "in_one_pass", operation("not", "True", 1)),
-    "one pass doesn't clip": Defect("server.outer", "in_one_pass", call("all", "True")),
-    "one pass weighs all alike": Defect("server.outer", "in_one_pass", call("shares", "shares([1] * len({0}))")),
+    "one pass takes deltas for weights": Defect("server.outer", "fused_step", operation("not", "True", 1)),
+    "one pass doesn't clip": Defect("server.outer", "fused_step", call("all", "True")),
+    "one pass weighs all alike": Defect("server.outer", "fused_step", call("shares", "shares([1] * len({0}))")),
     "one pass averages instead of trimming": Defect(
-        "server.outer", "is_common", operation("==", "{0} == ('nesterov', {0.1})", 2)
+        "server.outer", "has_fused_kernel", operation("==", "{0} == ('nesterov', {0.1})", 2)
     ),
 }
 

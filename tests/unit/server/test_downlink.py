@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from hypha_ray.codec import difference_codec, payload_bytes
-from hypha_ray.server.downlink import apart, published
+from hypha_ray.server.downlink import encode_result, split_state
 from hypha_ray.types import Contribution, Flat, Verdict
 
 GROUP = "parameters/float32"
@@ -23,18 +23,18 @@ def flat(seed: int) -> Flat:
 
 def once(theta: Flat, momentum: Flat, new: Flat) -> tuple[Flat, Flat, Flat, Verdict]:
     assert CODEC is not None
-    own, left_out = apart(momentum)
-    return published(CODEC, 1.0, theta, left_out, ({GROUP: new[GROUP].copy()}, own, TAKEN))
+    own, residual = split_state(momentum)
+    return encode_result(CODEC, 1.0, theta, residual, ({GROUP: new[GROUP].copy()}, own, TAKEN))
 
 
-def test_what_is_left_out_is_part_of_the_state_and_comes_back() -> None:
+def test_what_is_residual_is_part_of_the_state_and_comes_back() -> None:
     theta, first, second = flat(0), flat(1), flat(2)
     new, state, payload, verdict = once(theta, first, second)
     assert state.keys() == {GROUP, f"left-out/{GROUP}"} and state[GROUP] is first[GROUP]
     assert verdict == replace(TAKEN, coded_bytes=payload_bytes(payload)) and verdict.coded_bytes > 0
     assert np.abs(new[GROUP] + state[f"left-out/{GROUP}"] - second[GROUP]).max() < 1e-6
-    own, left_out = apart(state)
-    assert own.keys() == left_out.keys() == {GROUP}
+    own, residual = split_state(state)
+    assert own.keys() == residual.keys() == {GROUP}
     assert payload.keys() == {f"{GROUP}/codes", f"{GROUP}/scales"}
 
 
@@ -47,6 +47,6 @@ def test_same_arguments_give_the_same_bits() -> None:
 
 def test_round_of_which_nothing_was_taken_changes_nothing() -> None:
     assert CODEC is not None
-    theta, left_out, nothing = flat(0), flat(5), Verdict(3, (), (), 0.0)
-    new, state, payload, _ = published(CODEC, 1.0, theta, left_out, (theta, {}, nothing))
-    assert new is theta and state[f"left-out/{GROUP}"] is left_out[GROUP] and payload == {}
+    theta, residual, nothing = flat(0), flat(5), Verdict(3, (), (), 0.0)
+    new, state, payload, _ = encode_result(CODEC, 1.0, theta, residual, (theta, {}, nothing))
+    assert new is theta and state[f"left-out/{GROUP}"] is residual[GROUP] and payload == {}

@@ -108,8 +108,8 @@ def test_theta_and_state_apart_are_those_of_one_reduction() -> None:
     received = [Received(worker, 0, 3 + worker, flat) for worker, flat in enumerate(rest)]
     rules = ReduceSpec(Layout((Entry("w", "float32", (size,), 0, GROUP, 0, size),)), 0, OuterOptimizer(), threads=2)
     whole = reduce(0, theta, momentum, received, rules)
-    first = reduce(0, theta, momentum, received, replace(rules, wanted="theta"))
-    then = reduce(0, theta, momentum, received, replace(rules, wanted="state"))
+    first = reduce(0, theta, momentum, received, replace(rules, outputs="theta"))
+    then = reduce(0, theta, momentum, received, replace(rules, outputs="state"))
     assert first[0][GROUP].tobytes() == whole[0][GROUP].tobytes() and first[1] == {}
     assert then[1][GROUP].tobytes() == whole[1][GROUP].tobytes()
     assert whole[2] == first[2] == then[2]
