@@ -136,7 +136,9 @@ class ParameterServer:
         began = time.monotonic()
         new_theta, state, difference, verdict = self._step(request, theta, momentum, payloads, outputs="theta")
         ended = time.monotonic()
-        self._busy_until = ended + COPYING * (ended - began) if self._has_one_machine else 0.0
+        self._busy_until = 0.0
+        if self._has_one_machine:
+            self._busy_until = ended + COPYING * (ended - began)
         if state is not None:
             self._last = request.id, state
         failpoint("server.after_reduce")
@@ -195,7 +197,7 @@ class ParameterServer:
         arrays = self._output_arrays(request.layout, request.fragment)
         old_state, residual = split_state(momentum)
         new_theta, state, verdict = reduce(request.round, theta, old_state, received, spec, arrays)
-        if self._warms_up(request):
+        if self._warms_up(request.round):
             state = old_state
         if codec is not None:
             return encode_result(codec, sync.error_feedback, theta, residual, (new_theta, state, verdict))
@@ -203,9 +205,14 @@ class ParameterServer:
             return new_theta, None, {}, verdict
         return new_theta, state, {}, verdict
 
-    def _warms_up(self, request: StepRequest) -> bool:
-        """Whether the step only averages, because its round is one of the warm-up."""
-        return request.round < self._job.rounds.warmup_rounds
+    def _warms_up(self, round: int) -> bool:
+        """Whether steps of a round only average, because it is one of the warm-up."""
+        return round < self._job.rounds.warmup_rounds
+
+    def _outer_optimizer(self, round: int) -> OuterOptimizer:
+        if self._warms_up(round):
+            return OuterOptimizer(name="average")
+        return self._job.outer_optimizer
 
     def _spec(self, request: StepRequest, outputs: Literal["all", "theta", "state"]) -> ReduceSpec:
         from hypha_ray.codec import upward_codec
@@ -215,7 +222,7 @@ class ParameterServer:
         return ReduceSpec(
             layout=request.layout,
             fragment=request.fragment,
-            outer=OuterOptimizer(name="average") if self._warms_up(request) else job.outer_optimizer,
+            outer=self._outer_optimizer(request.round),
             sync=job.sync,
             codec=upward_codec(job.sync),
             optimizer_step=self._optimizer_step(request.layout) if self._is_synchronous else None,

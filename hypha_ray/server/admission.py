@@ -113,6 +113,6 @@ def square_sum(values: torch.Tensor) -> float:
         return float(np.vdot(wide, wide))
 
 
-def square_distance(left: torch.Tensor, right: torch.Tensor, scratch: torch.Tensor) -> float:
+def square_distance(after: torch.Tensor, before: torch.Tensor, scratch: torch.Tensor) -> float:
     """Squared L2 norm of a difference by `square_sum`; `scratch` is scratch space of its size."""
-    return square_sum(torch.sub(left, right, out=scratch))
+    return square_sum(torch.sub(after, before, out=scratch))

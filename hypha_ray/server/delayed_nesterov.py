@@ -33,8 +33,10 @@ class RoundPart(NamedTuple):
     closes: bool
 
 
-def part_of(phase: RoundProgress, weights: Sequence[int]) -> RoundPart:
-    """Share of deltas with these weights in their round."""
+def part_of(phase: RoundProgress | None, weights: Sequence[int]) -> RoundPart | None:
+    """Share of deltas with these weights in their round; None if a round has only one step."""
+    if phase is None:
+        return None
     weight = sum(weights)
     arrived = phase.weight + weight
     closes = phase.closes(len(weights))

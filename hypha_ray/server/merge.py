@@ -155,12 +155,12 @@ def ascending(values: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     spare = torch.empty_like(rows[0])
     for turn in range(len(rows)):
         for low in range(turn % 2, len(rows) - 1, 2):
-            left = rows[low]
-            right = rows[low + 1]
-            torch.minimum(left, right, out=spare)
-            torch.maximum(left, right, out=right)
+            first = rows[low]
+            second = rows[low + 1]
+            torch.minimum(first, second, out=spare)
+            torch.maximum(first, second, out=second)
             rows[low] = spare
-            spare = left
+            spare = first
     return rows
 
 
@@ -198,12 +198,16 @@ class Values:
                 squares.append(square_distance(value, before, scratch))
                 yield value
                 continue
-            delta = value if self.relative else torch.sub(value, before, out=scratch)
+            delta = value
+            if not self.relative:
+                delta = torch.sub(value, before, out=scratch)
             squares.append(square_sum(delta))
-            if self.relative or self.deltas:
-                yield delta if scale == 1 else delta * scale
-            else:
+            if not self.relative and not self.deltas:
                 yield torch.add(before, delta, alpha=scale)
+            elif scale == 1:
+                yield delta
+            else:
+                yield delta * scale
 
 
 def measure(values: Values, threads: int = 1) -> list[float]:
@@ -293,4 +297,7 @@ def over_blocks(like: torch.Tensor, work: Work[T], threads: int, block: int = BL
 
 def _column_sums(rows: Sequence[Sequence[float]], width: int) -> list[float]:
     """Sum of each column, added in the order of the rows."""
-    return [sum(row[column] for row in rows) for column in range(width)]
+    sums: list[float] = []
+    for column in range(width):
+        sums.append(sum(row[column] for row in rows))
+    return sums

@@ -30,6 +30,12 @@ class Group(NamedTuple):
     relative: bool
     """Whether the mean is one of deltas instead of weights."""
 
+    def delta(self, mean: torch.Tensor, part: slice, scratch: torch.Tensor) -> torch.Tensor:
+        """Mean delta of a block: the mean itself, or its difference to θ, stored in `scratch`."""
+        if self.relative:
+            return mean
+        return torch.sub(mean, self.theta[part], out=scratch)
+
     def next_velocity(self, delta: torch.Tensor, mu: float, part: slice) -> torch.Tensor:
         """Momentum v ← μv + Δ of a block, stored in the new state; Δ itself if there is no state."""
         if not self.state:
@@ -118,12 +124,11 @@ SLOTS: dict[str, tuple[str, ...]] = {"nesterov": ("",), "average": (), "adam": (
 """State arrays of a group of parameters, by built-in optimizer: prefixes of the group's name."""
 
 
-def slots_of(outer: OuterOptimizer | str) -> tuple[str, ...]:
-    """State arrays of a group of parameters: prefixes of the group's name."""
-    name = outer if isinstance(outer, str) else outer.name
-    if name in SLOTS:
-        return SLOTS[name]
-    return tuple(f"{slot}/" for slot in find("outer_optimizers", name).slots)
+def slots_of(outer: str) -> tuple[str, ...]:
+    """State arrays of a group of parameters, by name of the optimizer: prefixes of the group's name."""
+    if outer in SLOTS:
+        return SLOTS[outer]
+    return tuple(f"{slot}/" for slot in find("outer_optimizers", outer).slots)
 
 
 def outer_step(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
@@ -155,7 +160,7 @@ def _nesterov(eta: float, mu: float, group: Group) -> Step:
     def step(mean: torch.Tensor, scratch: torch.Tensor, part: slice) -> float:
         before = group.theta[part]
         after = group.new_theta[part]
-        delta = mean if group.relative else torch.sub(mean, before, out=scratch)
+        delta = group.delta(mean, part, scratch)
         velocity = group.next_velocity(delta, mu, part)
         if eta == 1 and mu == 0 and not group.relative:
             after.copy_(mean)
@@ -176,7 +181,7 @@ def adam(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
     def step(mean: torch.Tensor, scratch: torch.Tensor, part: slice) -> float:
         before = group.theta[part]
         after = group.new_theta[part]
-        delta = mean if group.relative else torch.sub(mean, before, out=scratch)
+        delta = group.delta(mean, part, scratch)
         first_moment = group.new_state[0][part]
         second_moment = group.new_state[1][part]
         torch.lerp(group.state[0][part], delta, 1 - beta1, out=first_moment)
@@ -217,8 +222,11 @@ def has_fused_kernel(outer: OuterOptimizer, sync: Sync) -> bool:
 def load_kernel(job: Job, flats: Iterable[Flat]) -> None:
     """Load the kernel of a job's outer steps in the background, if arrays of these sizes use it."""
     if has_fused_kernel(job.outer_optimizer, job.sync):
-        sizes = [array.size for flat in flats for array in flat.values()]
-        load_ahead("outer", max(sizes, default=0))
+        largest = 0
+        for flat in flats:
+            for array in flat.values():
+                largest = max(largest, array.size)
+        load_ahead("outer", largest)
 
 
 def fused_step(

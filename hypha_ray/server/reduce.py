@@ -88,7 +88,9 @@ class ReduceSpec:
     @property
     def known_norms(self) -> tuple[float, ...]:
         """Norms of recently accepted deltas, for rounds of several steps, whose deltas arrive one by one."""
-        return () if self.phase is None else self.phase.norms
+        if self.phase is None:
+            return ()
+        return self.phase.norms
 
 
 class State(NamedTuple):
@@ -170,7 +172,11 @@ def is_whole(state: Flat, spec: ReduceSpec) -> bool:
     if spec.optimizer_step is not None:
         return True
     groups = spec.layout.groups(spec.fragment)
-    return all(slot + group in state for slot in slots_of(spec.outer) for group in groups if is_trained(group))
+    for slot in slots_of(spec.outer.name):
+        for group in groups:
+            if is_trained(group) and slot + group not in state:
+                return False
+    return True
 
 
 class _Result(NamedTuple):
@@ -279,7 +285,7 @@ class _Reduction:
             weights=weights,
             merge=merger(spec.sync, weights),
             scales=_scales(theta, payloads, spec),
-            part=None if spec.phase is None else part_of(spec.phase, weights),
+            part=part_of(spec.phase, weights),
             theta=theta,
             state=tensors(old.momentum),
             new_theta=tensors(arrays.theta),
@@ -296,8 +302,9 @@ class _Reduction:
         theta = self.theta[group]
         out = self.new_theta[group]
         values = _values(group, theta, self.payloads, self.spec)
-        step = replacement(theta, out) if self.part is None else blended(theta, out, self.part.share)
-        return self._sweep(values, step)
+        if self.part is None:
+            return self._sweep(values, replacement(theta, out))
+        return self._sweep(values, blended(theta, out, self.part.share))
 
     def merge_gradient(self, group: str) -> Squares:
         """Store the mean gradient in place of new weights, for an optimizer that needs it whole."""
@@ -327,14 +334,18 @@ class _Reduction:
         return returned
 
     def _sweep(self, values: Values, step: Step) -> Squares:
-        merge = plain_mean if values.deltas and self.spec.averages_deltas else self.merge
+        merge = self.merge
+        if values.deltas and self.spec.averages_deltas:
+            merge = plain_mean
         return sweep(values, merge_and_step(values, merge, step), self.spec.threads)
 
     def _group_tensors(self, group: str, values: Values) -> Group:
         """θ and state of a group of parameters, before and after the step."""
-        names = [slot + group for slot in slots_of(self.spec.outer)]
-        state = [self.state[name] for name in names]
-        new_state = [self.new_state[name] for name in names]
+        state = []
+        new_state = []
+        for slot in slots_of(self.spec.outer.name):
+            state.append(self.state[slot + group])
+            new_state.append(self.new_state[slot + group])
         return Group(self.theta[group], state, self.new_theta[group], new_state, values.relative or values.deltas)
 
     def _outer_step(self, group: str, parameters: Group) -> Step:

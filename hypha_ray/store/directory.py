@@ -30,7 +30,7 @@ _TAKEOVER_S = 10.0
 """Longest wait in seconds for a store that is being killed."""
 
 
-class Held(Exception):
+class LockedError(Exception):
     """Error: another process has the lock. Its pid, host and time are None if they can't be read."""
 
     def __init__(self, pid: int | None, host: str | None, since: str | None) -> None:
@@ -48,7 +48,7 @@ class Lock:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
-        _held.add(self)
+        _locks.add(self)
 
     @classmethod
     def acquire(cls, path: Path, wait_s: float = 0.0) -> Lock:
@@ -59,7 +59,7 @@ class Lock:
             wait_s: longest wait for the holder, in seconds.
 
         Raises:
-            Held: another process still has the lock.
+            LockedError: another process still has the lock.
             OSError: the file can't be created.
 
         """
@@ -79,7 +79,7 @@ class Lock:
 
     def release(self) -> None:
         """Release the lock. Idempotent."""
-        _held.discard(self)
+        _locks.discard(self)
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -105,9 +105,9 @@ def lock_store(directory: Path) -> Lock:
     try:
         with room_for(path, 0):
             return Lock.acquire(path, _TAKEOVER_S)
-    except Held as held:
-        what = f"another process writes to {directory}"
-        raise CheckpointError("STORE009", what, got=str(held), fix="end it, or wait until it has ended") from None
+    except LockedError as error:
+        problem = f"another process writes to {directory}"
+        raise CheckpointError("STORE009", problem, got=str(error), fix="end it, or wait until it has ended") from None
 
 
 def _locked(descriptor: int) -> bool:
@@ -125,21 +125,21 @@ def _sign(descriptor: int) -> None:
     os.pwrite(descriptor, json.dumps(record).encode(), 0)
 
 
-def _holder(descriptor: int) -> Held:
+def _holder(descriptor: int) -> LockedError:
     try:
         record = json.loads(os.pread(descriptor, 4096, 0))
-        return Held(int(record["pid"]), str(record["host"]), str(record["since"]))
+        return LockedError(int(record["pid"]), str(record["host"]), str(record["since"]))
     except (ValueError, KeyError, TypeError):
-        return Held(None, None, None)
+        return LockedError(None, None, None)
 
 
 def _forget() -> None:
     """Release inherited locks in a forked child."""
-    for lock in tuple(_held):
+    for lock in tuple(_locks):
         lock.release()
 
 
-_held: set[Lock] = set()
+_locks: set[Lock] = set()
 os.register_at_fork(after_in_child=_forget)
 
 
@@ -150,12 +150,15 @@ _HANDLER = "attempt"
 
 def home() -> Path:
     """Folder of all runs and datasets: ``$HYPHA_RAY_HOME``, or ``~/hypha_ray``."""
-    return Path(os.environ.get("HYPHA_RAY_HOME") or Path.home() / "hypha_ray").absolute()
+    folder = os.environ.get("HYPHA_RAY_HOME") or Path.home() / "hypha_ray"
+    return Path(folder).absolute()
 
 
 def runs(parent: str | None) -> Path:
     """Folder of the runs of a job with this `run.dir`."""
-    return Path(parent).expanduser().absolute() if parent else home()
+    if not parent:
+        return home()
+    return Path(parent).expanduser().absolute()
 
 
 @dataclass(frozen=True)
@@ -172,10 +175,11 @@ class RunDirectory:
             ConfigError: a run of that name exists, or the folder can't be written.
 
         """
-        directory = cls(parent.expanduser().absolute() / name)
+        folder = parent.expanduser().absolute()
+        directory = cls(folder / name)
         if directory.begun:
-            what = f"run.name: there is a run {name!r} in {parent}"
-            raise ConfigError("RUN001", what, fix="choose another run.name, or leave it out to get a new one")
+            problem = f"run.name: there is a run {name!r} in {parent}"
+            raise ConfigError("RUN001", problem, fix="choose another run.name, or leave it out to get a new one")
         directory.configure(config)
         return directory
 
@@ -190,7 +194,7 @@ class RunDirectory:
         return self.config.is_file()
 
     def lock(self) -> Lock:
-        """Become the only driver of the run until this process ends; creates the folder, private to its owner.
+        """Take the lock of the run's driver until this process ends; creates the folder, private to its owner.
 
         Raises:
             ConfigError: another driver has the lock, or the folder can't be written.
@@ -202,8 +206,8 @@ class RunDirectory:
                 lock = Lock.acquire(self.path / LOCK)
                 make_tree_private(self.path)
                 return lock
-        except Held as held:
-            got = f"pid {held.pid or '?'} on {held.host or '?'} since {held.since or '?'}"
+        except LockedError as error:
+            got = f"pid {error.pid or '?'} on {error.host or '?'} since {error.since or '?'}"
             fix = "wait until it has ended, or choose another run.name"
             raise ConfigError("RUN002", f"run {self.path.name} is running already", got, fix=fix) from None
 
@@ -251,8 +255,9 @@ class RunDirectory:
 
     def count_from(self, attempt: int) -> None:
         """Make `attempt` the latest number, so that the next one follows it."""
-        make_folder(self._log_file(attempt).parent)
-        open(self._log_file(attempt), "a", opener=opener).close()
+        file = self._log_file(attempt)
+        make_folder(file.parent)
+        open(file, "a", opener=opener).close()
 
     def _claim(self, attempt: int) -> bool:
         file = self._log_file(attempt)
@@ -267,8 +272,12 @@ class RunDirectory:
         return True
 
     def _last_attempt(self) -> int:
-        found = (_ATTEMPT.fullmatch(path.name) for path in (self.path / "logs").glob("attempt_*.log"))
-        return max((int(name[1]) for name in found if name), default=0)
+        last = 0
+        for path in (self.path / "logs").glob("attempt_*.log"):
+            match = _ATTEMPT.fullmatch(path.name)
+            if match:
+                last = max(last, int(match[1]))
+        return last
 
     def _log_file(self, attempt: int) -> Path:
         return self.path / "logs" / f"attempt_{attempt:03d}.log"
@@ -278,8 +287,9 @@ class RunDirectory:
         try:
             yield
         except OSError as error:
-            what = f"run.dir: {self.path} can't be written"
-            raise ConfigError("CFG008", what, got=error.strerror or str(error), fix="choose another run.dir") from None
+            problem = f"run.dir: {self.path} can't be written"
+            got = error.strerror or str(error)
+            raise ConfigError("CFG008", problem, got=got, fix="choose another run.dir") from None
 
 
 class _Redacting(logging.Formatter):
@@ -292,9 +302,10 @@ class _Redacting(logging.Formatter):
 def _log_to(file: Path) -> None:
     """Log to a file instead of the previous one."""
     root = logging.getLogger()
-    for handler in [handler for handler in root.handlers if handler.name == _HANDLER]:
-        root.removeHandler(handler)
-        handler.close()
+    for previous in tuple(root.handlers):
+        if previous.name == _HANDLER:
+            root.removeHandler(previous)
+            previous.close()
     handler = logging.FileHandler(file, encoding="utf-8")
     handler.name = _HANDLER
     handler.setFormatter(_Redacting("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -331,7 +342,8 @@ def quarantine(directory: Path, index: int, reason: str) -> None:
         TryAgainError: the disk is full or can't be written.
 
     """
-    slices = {str(known): why for known, why in sorted(({index: reason} | quarantined(directory)).items())}
+    reasons = {index: reason} | quarantined(directory)
+    slices = {str(number): reasons[number] for number in sorted(reasons)}
     path = directory / QUARANTINE
     data = sealed({"slices": slices})
     temporary = path.with_suffix(".tmp")

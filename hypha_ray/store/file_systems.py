@@ -11,15 +11,17 @@ class TooLargeError(Exception):
     """A file that is larger than allowed."""
 
 
-def open_url(url: str, anew: bool = False) -> tuple[Any, str]:
+def open_url(url: str, reads_credentials: bool = False) -> tuple[Any, str]:
     """File system of a URL, and the path there.
 
     Args:
         url: URL, or a path of this machine.
-        anew: make a new one, which reads credentials again.
+        reads_credentials: whether to make a new file system, which reads credentials again.
 
     """
-    options: dict[str, Any] = {"skip_instance_cache": True} if anew else {}
+    options: dict[str, Any] = {}
+    if reads_credentials:
+        options["skip_instance_cache"] = True
     if url.startswith(("http://", "https://")) and "::" not in url:
         from hypha_ray.store.http_client import client
 

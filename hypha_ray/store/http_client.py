@@ -94,21 +94,24 @@ class Client:
         **options: Any,
     ) -> Any:
         """Answer of the server at the end of all redirects."""
-        first = url.origin()
-        own = self._headers | dict(headers or {})
+        first_origin = url.origin()
+        all_headers = self._headers | dict(headers or {})
         if url.user is not None:
-            own["Authorization"] = _basic(url)
-        plain = {name: value for name, value in own.items() if name.lower() in _PLAIN}
+            all_headers["Authorization"] = _basic(url)
+        plain_headers = {name: value for name, value in all_headers.items() if name.lower() in _PLAIN}
         for _ in range(REDIRECTS + 1):
-            at_home = url.origin() == first
-            told: dict[str, Any] = {"headers": own, "cookies": self._cookies} if at_home else {"headers": plain}
-            arguments = _by_proxy(url, {**told, **options})
+            credentials: dict[str, Any] = {"headers": plain_headers}
+            if url.origin() == first_origin:
+                credentials = {"headers": all_headers, "cookies": self._cookies}
+            arguments = _by_proxy(url, {**credentials, **options})
             answer = await self._session.request(method, url.with_user(None), allow_redirects=False, **arguments)
-            target = answer.headers.get("Location") if answer.status in _MOVED and allow_redirects else None
-            if target is None or method not in ("GET", "HEAD"):
+            location = None
+            if answer.status in _MOVED and allow_redirects:
+                location = answer.headers.get("Location")
+            if location is None or method not in ("GET", "HEAD"):
                 return answer if limit_bytes is None else _Limited(answer, limit_bytes)
             answer.close()
-            url = _target(url, target)
+            url = _target(url, location)
         raise RedirectError(f"more than {REDIRECTS} redirects")
 
 
@@ -116,16 +119,16 @@ class Request:
     """A request, to be awaited or entered as a session's requests are; leaving it frees the connection."""
 
     def __init__(self, answer: Awaitable[Any]) -> None:
-        self._asked = answer
+        self._pending = answer
         self._answer: Any = None
 
     def __await__(self) -> Generator[Any, Any, Any]:
         """Wait for the answer."""
-        return self._asked.__await__()
+        return self._pending.__await__()
 
     async def __aenter__(self) -> Any:
         """Wait for the answer."""
-        self._answer = await self._asked
+        self._answer = await self._pending
         return self._answer
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -148,10 +151,10 @@ class _Limited:
 
     async def read(self) -> bytes:
         """Content of the answer."""
-        told = self._answer.content_length or 0
+        content_length = self._answer.content_length or 0
         content = bytearray()
-        if told > self._limit_bytes:
-            raise TooLargeError(f"{told:,} bytes")
+        if content_length > self._limit_bytes:
+            raise TooLargeError(f"{content_length:,} bytes")
         async for piece in self._answer.content.iter_any():
             content += piece
             if len(content) > self._limit_bytes:
@@ -162,10 +165,10 @@ class _Limited:
 def proxy_for(url: URL) -> URL | None:
     """Proxy that the environment names for a URL; none for this machine itself."""
     host = url.host or ""
-    named = getproxies().get(url.scheme)
-    if named is None or is_loopback(host) or proxy_bypass(host):
+    address = getproxies().get(url.scheme)
+    if address is None or is_loopback(host) or proxy_bypass(host):
         return None
-    return URL(named if "://" in named else f"http://{named}")
+    return URL(address if "://" in address else f"http://{address}")
 
 
 def _by_proxy(url: URL, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -173,10 +176,11 @@ def _by_proxy(url: URL, arguments: dict[str, Any]) -> dict[str, Any]:
     proxy = proxy_for(url)
     if proxy is None:
         return arguments
-    known = {} if proxy.user is None else {"Proxy-Authorization": _basic(proxy)}
-    if url.scheme == "http":  # The proxy reads the request itself; otherwise it opens a tunnel by one of its own.
-        return {**arguments, "headers": {**arguments["headers"], **known}, "proxy": proxy.with_user(None)}
-    return {**arguments, "proxy": proxy.with_user(None), "proxy_headers": known}
+    credentials = {} if proxy.user is None else {"Proxy-Authorization": _basic(proxy)}
+    if url.scheme == "http":  # The proxy reads the request itself; otherwise a request of its own opens a tunnel.
+        headers = {**arguments["headers"], **credentials}
+        return {**arguments, "headers": headers, "proxy": proxy.with_user(None)}
+    return {**arguments, "proxy": proxy.with_user(None), "proxy_headers": credentials}
 
 
 def is_loopback(host: str) -> bool:
@@ -190,7 +194,8 @@ def is_loopback(host: str) -> bool:
 def _basic(url: URL) -> str:
     """Header for user and password of a URL."""
     pair = f"{url.user or ''}:{url.password or ''}"
-    return f"Basic {b64encode(pair.encode()).decode()}"
+    encoded = b64encode(pair.encode()).decode()
+    return f"Basic {encoded}"
 
 
 def _target(url: URL, location: str) -> URL:

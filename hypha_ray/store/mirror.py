@@ -30,6 +30,7 @@ from hypha_ray.texts import redacted
 _STATE = "state.json"
 _RECORD = re.compile(r"commits/round_(\d{6,})\.json")
 _SNAPSHOT = re.compile(r"checkpoints/round_(\d{6,})/\w[\w.-]*")
+_HEADER = re.compile(rf"checkpoints/round_(\d{{6,}})/{_STATE}")
 _OTHERS = ("config.toml", "dataset.json", "identity.json", "origin.json", "provenance.json", "quarantine.json")
 _HISTORY = ("metrics.jsonl", "events.jsonl", "rollouts.jsonl")
 """Files that grow with every round; each copy is a whole one."""
@@ -51,23 +52,24 @@ class Mirror:
         self._url = url
         self._directory = directory
         self._log = CommitLog(directory)
-        self._place: _Place | None = None
+        self._destination: _Destination | None = None
         """The destination with its known files; None: they have to be listed."""
-        self._anew = False
+        self._reads_credentials = False
         """Whether the destination is to be opened with credentials as they are then."""
-        self._first = 0
-        """First round whose record isn't at the destination; valid unless `_place` is None."""
+        self._first_missing_round = 0
+        """First round whose record isn't at the destination; valid unless `_destination` is None."""
         self._history_at = -HISTORY_S
 
     @property
-    def place(self) -> str:
+    def address(self) -> str:
         """The mirror's address without secrets."""
-        return _shown(self._url)
+        return _without_secrets(self._url)
 
     def size(self, round: int | None = None) -> int:
         """Size of a round's snapshot in bytes, or of the run's results; 0 if they can't be read."""
         with suppress(OSError):
-            return _bytes(self._results() if round is None else self._snapshot(round))
+            files = self._results() if round is None else self._snapshot(round)
+            return _size_bytes(files)
         return 0
 
     def push(self, round: int, keep: int) -> str | None:
@@ -82,90 +84,106 @@ class Mirror:
 
         """
         try:
-            self._push(self._looked_at(), round, keep)
+            self._push(self._open(), round, keep)
         except Exception as error:  # Each kind of file system has its own errors.
-            why = self._why(error)
-            self._place = None
-            self._anew = True
-            return f"the copy of round {round + 1} to {self.place} failed: {why}; the next one includes it"
+            reason = self._reason(error)
+            self._destination = None
+            self._reads_credentials = True
+            return f"the copy of round {round + 1} to {self.address} failed: {reason}; the next one includes it"
         return None
 
-    def _why(self, error: Exception) -> str:
+    def _reason(self, error: Exception) -> str:
         """Reason of a failure, with its remedy if the destination tells one."""
-        place = self._place
         line = line_of(error, self._url)
-        cause = cause_of(error, place.fs, f"{place.root}/{_STATE}") if place and is_s3(place.fs) else cause_of(error)
-        return line if cause is None else f"{cause.what} ({line}): {cause.fix}"
+        destination = self._destination
+        if destination is not None and is_s3(destination.fs):
+            cause = cause_of(error, destination.fs, f"{destination.root}/{_STATE}")
+        else:
+            cause = cause_of(error)
+        return line if cause is None else f"{cause.problem} ({line}): {cause.fix}"
 
     def complete(self) -> str | None:
         """Copy a run's results; returns None or a description of the problem."""
         try:
-            place = self._looked_at()
-            self._copy_small(place, (*_OTHERS, *_HISTORY))
+            destination = self._open()
+            self._copy_small(destination, (*_OTHERS, *_HISTORY))
             for path in self._results():
-                place.put(path, str(path.relative_to(self._directory)))
+                destination.put(path, str(path.relative_to(self._directory)))
         except Exception as error:
-            return f"the copy of the run's results to {self.place} failed: {self._why(error)}"
+            return f"the copy of the run's results to {self.address} failed: {self._reason(error)}"
         return None
 
     def _results(self) -> list[Path]:
-        return sorted(path for name in _RESULTS for path in _files(self._directory / name))
+        paths = []
+        for name in _RESULTS:
+            paths += _files(self._directory / name)
+        return sorted(paths)
 
     def _snapshot(self, round: int) -> list[Path]:
         """Files of a snapshot; its header comes last, so that it marks a complete copy."""
-        files = snapshot_path(self._directory, round).iterdir()
-        return sorted(files, key=lambda path: (path.name == _STATE, path.name))
+        files = sorted(snapshot_path(self._directory, round).iterdir())
+        return sorted(files, key=lambda path: path.name == _STATE)
 
-    def _push(self, place: _Place, round: int, keep: int) -> None:
-        self._copy_snapshot(place, round)
-        self._copy_small(place, _OTHERS)
-        small = _bytes([self._directory / name for name in _HISTORY]) <= self.size(round)
-        if small or time.monotonic() - self._history_at >= HISTORY_S:
-            self._copy_small(place, _HISTORY)
+    def _push(self, destination: _Destination, round: int, keep: int) -> None:
+        self._copy_snapshot(destination, round)
+        self._copy_small(destination, _OTHERS)
+        history = [self._directory / name for name in _HISTORY]
+        is_small = _size_bytes(history) <= self.size(round)
+        if is_small or time.monotonic() - self._history_at >= HISTORY_S:
+            self._copy_small(destination, _HISTORY)
             self._history_at = time.monotonic()
-        for missing in range(self._first, round + 1):
-            place.put(self._log.path(missing), f"commits/{self._log.path(missing).name}")
-        self._first = round + 1
-        self._prune(place, round, keep)
+        for missing in range(self._first_missing_round, round + 1):
+            record = self._log.path(missing)
+            destination.put(record, f"commits/{record.name}")
+        self._first_missing_round = round + 1
+        self._prune(destination, round, keep)
 
-    def _copy_small(self, place: _Place, names: Iterable[str]) -> None:
-        for name in filter(lambda name: (self._directory / name).exists(), names):
-            place.put(self._directory / name, name)
+    def _copy_small(self, destination: _Destination, names: Iterable[str]) -> None:
+        for name in names:
+            path = self._directory / name
+            if path.exists():
+                destination.put(path, name)
 
-    def _looked_at(self) -> _Place:
-        """The destination; its files are listed only if they aren't known."""
-        if self._place is None:
-            place = _Place(f"{self._url.rstrip('/')}/{self._directory.name}", self._anew)
-            self._first = self._first_missing(place)
-            place.names = {name for name in place.names if not _RECORD.fullmatch(name)}  # `_first` stands for these.
-            self._place = place
-        return self._place
+    def _open(self) -> _Destination:
+        """Open the destination; its files are listed only if they aren't known."""
+        if self._destination is None:
+            folder = f"{self._url.rstrip('/')}/{self._directory.name}"
+            destination = _Destination(folder, self._reads_credentials)
+            self._first_missing_round = self._remove_other_records(destination)
+            # `_first_missing_round` stands for the names of records.
+            destination.names = {name for name in destination.names if not _RECORD.fullmatch(name)}
+            self._destination = destination
+        return self._destination
 
-    def _first_missing(self, place: _Place) -> int:
+    def _remove_other_records(self, destination: _Destination) -> int:
         """Remove the mirror's records that differ from the run's, newest first; returns the first missing round."""
-        for round in reversed(place.rounds(_RECORD)):
-            name = f"commits/{self._log.path(round).name}"
-            here = self._log.path(round)
-            if here.exists() and place.read(name) == here.read_bytes():
+        for round in reversed(destination.rounds(_RECORD)):
+            record = self._log.path(round)
+            name = f"commits/{record.name}"
+            if record.exists() and destination.read(name) == record.read_bytes():
                 return round + 1  # Records form a chain of hashes, so all earlier ones are equal, too.
-            place.remove(name)
+            destination.remove(name)
         return 0
 
-    def _copy_snapshot(self, place: _Place, round: int) -> None:
+    def _copy_snapshot(self, destination: _Destination, round: int) -> None:
         """Copy a snapshot; removes an old header first."""
         folder = snapshot_path(self._directory, round)
         name = f"checkpoints/{folder.name}"
-        if f"{name}/{_STATE}" in place.names:
-            place.remove(f"{name}/{_STATE}")
+        header = f"{name}/{_STATE}"
+        if header in destination.names:
+            destination.remove(header)
         for path in self._snapshot(round):
-            place.put(path, f"{name}/{path.name}")
+            destination.put(path, f"{name}/{path.name}")
 
-    def _prune(self, place: _Place, round: int, keep: int) -> None:
+    def _prune(self, destination: _Destination, round: int, keep: int) -> None:
         """Remove the mirror's snapshots except the newest `keep`; those of rewound rounds as well."""
-        whole = [one for one in place.rounds(re.compile(rf"checkpoints/round_(\d{{6,}})/{_STATE}")) if one < round]
-        kept = {round, *(whole[1 - keep :] if keep > 1 else ())}
-        for other in set(place.rounds(_SNAPSHOT)) - kept:
-            place.remove(f"checkpoints/{snapshot_path(self._directory, other).name}")
+        complete = [number for number in destination.rounds(_HEADER) if number < round]
+        spared = {round}
+        if keep > 1:
+            spared.update(complete[1 - keep :])
+        for number in set(destination.rounds(_SNAPSHOT)) - spared:
+            folder = snapshot_path(self._directory, number)
+            destination.remove(f"checkpoints/{folder.name}")
 
 
 def fetch(url: str, directory: Path) -> None:
@@ -182,25 +200,27 @@ def fetch(url: str, directory: Path) -> None:
 
     """
     with _reachable(url, url):
-        place = _Place(url)
-    records = [name for name in place.names if _RECORD.fullmatch(name)]
+        source = _Destination(url)
+    records = [name for name in source.names if _RECORD.fullmatch(name)]
     if not records:
-        raise CheckpointError(
-            "STORE006", f"there is no run at {_shown(url)}", fix="is it the folder of the run itself?"
-        )
-    first = [name for name in place.names if name in (*_OTHERS, *_HISTORY) or _SNAPSHOT.fullmatch(name)]
+        fix = "is it the folder of the run itself?"
+        raise CheckpointError("STORE006", f"there is no run at {_without_secrets(url)}", fix=fix)
+    files = []
+    for name in source.names:
+        if name in (*_OTHERS, *_HISTORY) or _SNAPSHOT.fullmatch(name):
+            files.append(name)
     for folder in (directory, directory / "checkpoints"):
         with room_for(folder / "any", 0):
             make_private(folder)
-    for name in [*sorted(first), *sorted(records)]:
-        _fetch(place, name, directory / name)
+    for name in [*sorted(files), *sorted(records)]:
+        _fetch(source, name, directory / name)
 
 
-def _fetch(place: _Place, name: str, path: Path) -> None:
+def _fetch(source: _Destination, name: str, path: Path) -> None:
     temporary = path.with_name(f"round_{path.name}.tmp")
     with room_for(path, 0):
-        with _reachable(name, place.url):
-            place.get(name, temporary)
+        with _reachable(name, source.url):
+            source.get(name, temporary)
         make_private(temporary)
         if not path.exists():
             sync_file(temporary)
@@ -213,22 +233,28 @@ def _fetch(place: _Place, name: str, path: Path) -> None:
         raise CheckpointError("STORE011", f"{path} is there already, with other contents than the mirror's", fix=fix)
 
 
-class _Place:
+class _Destination:
     """A folder of any file system; `names` are its files, listed once and updated by each copy."""
 
-    def __init__(self, url: str, anew: bool = False) -> None:
+    def __init__(self, url: str, reads_credentials: bool = False) -> None:
         self.url = url
-        self.fs, self.root = open_url(url, anew)
+        self.fs, self.root = open_url(url, reads_credentials)
         self.fs.invalidate_cache()
         self.root = self.root.rstrip("/")
-        self.names = {str(name).removeprefix(f"{self.root}/") for name in self.fs.find(self.root)}
-        if not self.names:  # `find` takes a place that can't be read for an empty one; `ls` says what is wrong.
+        prefix = f"{self.root}/"
+        self.names = {str(name).removeprefix(prefix) for name in self.fs.find(self.root)}
+        if not self.names:  # `find` takes a folder that can't be read for an empty one; `ls` raises the error.
             with suppress(FileNotFoundError):
                 self.fs.ls(self.root)
 
     def rounds(self, pattern: re.Pattern[str]) -> list[int]:
         """Rounds of the files whose names match, ascending."""
-        return sorted({int(found[1]) for name in self.names if (found := pattern.fullmatch(name))})
+        numbers = set()
+        for name in self.names:
+            match = pattern.fullmatch(name)
+            if match:
+                numbers.add(int(match[1]))
+        return sorted(numbers)
 
     def read(self, name: str) -> bytes:
         """Contents of a small file."""
@@ -243,9 +269,10 @@ class _Place:
         if not _RECORD.fullmatch(name):
             self.names.add(name)
         if isinstance(self.fs, LocalFileSystem):
-            for one in (Path(target), *Path(target).parents):
-                make_private(one)
-                if str(one) == self.root:
+            file = Path(target)
+            for local_path in (file, *file.parents):
+                make_private(local_path)
+                if str(local_path) == self.root:
                     break
 
     def get(self, name: str, path: Path) -> None:
@@ -255,33 +282,39 @@ class _Place:
     def remove(self, name: str) -> None:
         """Remove a file or a folder."""
         self.fs.rm(f"{self.root}/{name}", recursive=True)
-        self.names = {one for one in self.names if one != name and not one.startswith(f"{name}/")}
+        folder = f"{name}/"
+        self.names = {file for file in self.names if file != name and not file.startswith(folder)}
 
 
 def _files(path: Path) -> list[Path]:
     """A file, or all files of a folder; empty if neither exists."""
-    return [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
+    if path.is_file():
+        return [path]
+    return [inner for inner in path.rglob("*") if inner.is_file()]
 
 
-def _bytes(paths: Iterable[Path]) -> int:
+def _size_bytes(paths: Iterable[Path]) -> int:
     """Total size of the existing files, in bytes."""
     return sum(path.stat().st_size for path in paths if path.exists())
 
 
 @contextmanager
-def _reachable(what: str, url: str) -> Iterator[None]:
+def _reachable(name: str, url: str) -> Iterator[None]:
     """Turn any file system's errors into `TryAgainError`, or into a refusal of its URL, whose secrets stay hidden."""
     try:
         yield
     except Exception as error:
-        cause = cause_of(error)
         got = line_of(error, url)
-        if cause is None and (refusal := refusal_of_url(error, url)) is not None:
+        shown_name = _without_secrets(name)
+        cause = cause_of(error)
+        if cause is not None:
+            raise TryAgainError("STORE012", f"{shown_name}: {cause.problem}", got, fix=cause.fix) from error
+        refusal = refusal_of_url(error, url)
+        if refusal is not None:
             raise refusal from error
-        what = f"{_shown(what)} can't be read" if cause is None else f"{_shown(what)}: {cause.what}"
-        raise TryAgainError("STORE012", what, got, fix="is it reachable?" if cause is None else cause.fix) from error
+        raise TryAgainError("STORE012", f"{shown_name} can't be read", got, fix="is it reachable?") from error
 
 
-def _shown(url: str) -> str:
-    """A URL without user and secrets."""
+def _without_secrets(url: str) -> str:
+    """Return a URL without user and secrets."""
     return re.sub(r"//[^/@]*@", "//", redacted(url))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import NamedTuple
 
 from hypha_ray.store.mirror import Mirror
 
@@ -12,6 +13,20 @@ WAIT_S = 1.0
 DEADLINE_S = 30.0
 """Seconds, in addition to one for each megabyte, after which a copy is reported as late."""
 BYTES_PER_S = 1_000_000
+
+
+class _Request(NamedTuple):
+    """Next commit to copy, and number of snapshots to keep at the mirror."""
+
+    round: int
+    keep: int
+
+
+class _Copy(NamedTuple):
+    """Commit that is being copied, and monotonic time after which the copy is late."""
+
+    round: int
+    late_at: float
 
 
 class Courier:
@@ -32,15 +47,13 @@ class Courier:
         self._wait_s = wait_s
         self._deadline_s = deadline_s
         self._changed = threading.Condition()
-        self._next: tuple[int, int] | None = None
-        """Round of the next commit to copy, and number of snapshots to keep at the mirror."""
-        self._busy: tuple[int, float] | None = None
-        """Round of the commit being copied, and the time after which it is late."""
+        self._next: _Request | None = None
+        self._copy: _Copy | None = None
         self._problem: str | None = None
         """A problem that isn't reported yet."""
-        self._ill = False
+        self._has_reported = False
         """Whether a problem was reported, and no copy has succeeded since."""
-        self._patient = True
+        self._may_wait = True
         """Whether the current copy hasn't yet exceeded the wait of a commit."""
         self._thread: threading.Thread | None = None
 
@@ -48,7 +61,7 @@ class Courier:
     def busy(self) -> int | None:
         """Round of the commit whose files are being read."""
         with self._changed:
-            return None if self._busy is None else self._busy[0]
+            return None if self._copy is None else self._copy.round
 
     def send(self, round: int, keep: int) -> None:
         """Copy a commit in the background; its snapshot must stay while the round is `busy`.
@@ -59,7 +72,7 @@ class Courier:
 
         """
         with self._changed:
-            self._next = round, keep
+            self._next = _Request(round, keep)
             self._changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
@@ -68,53 +81,64 @@ class Courier:
     def news(self) -> str | None:
         """Wait briefly for the current copy, unless it is a slow one; returns a problem that isn't reported yet."""
         with self._changed:
-            self._patient = self._patient and self._changed.wait_for(self._idle, self._wait_s)
-            return self._told()
+            self._may_wait = self._may_wait and self._changed.wait_for(self._is_idle, self._wait_s)
+            return self._take_problem()
 
     def settle(self) -> str | None:
         """Wait until all copies are made, or the current one is late; returns a problem that isn't reported yet."""
         with self._changed:
-            while not self._idle() and not self._late(time.monotonic()):
+            while not self._is_idle() and not self._is_late(time.monotonic()):
                 self._changed.wait(self._wait_s)
-            return self._told()
+            return self._take_problem()
 
-    def _idle(self) -> bool:
-        return self._next is None and self._busy is None
+    def _is_idle(self) -> bool:
+        return self._next is None and self._copy is None
 
-    def _late(self, now: float) -> bool:
-        return self._busy is not None and now >= self._busy[1]
+    def _is_late(self, now: float) -> bool:
+        return self._copy is not None and now >= self._copy.late_at
 
-    def _told(self) -> str | None:
-        if self._busy is not None and self._late(time.monotonic()) and not self._ill:
-            self._problem = (
-                f"the copy of round {self._busy[0] + 1} to {self._mirror.place} doesn't end; training goes on"
-            )
-        text = self._problem
+    def _take_problem(self) -> str | None:
+        """Return the problem that isn't reported yet, and count it as reported."""
+        if self._copy is not None and self._is_late(time.monotonic()) and not self._has_reported:
+            number = self._copy.round + 1
+            self._problem = f"the copy of round {number} to {self._mirror.address} doesn't end; training goes on"
+        problem = self._problem
         self._problem = None
-        self._ill |= text is not None
-        return text
+        self._has_reported |= problem is not None
+        return problem
 
     def _run(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._next is not None)
                 assert self._next is not None
-                (round, keep), self._next = self._next, None
-                limit_s = self._deadline_s + self._mirror.size(round) / BYTES_PER_S
-                self._busy = round, time.monotonic() + limit_s
-            problem = self._mirror.push(round, keep)
+                request = self._next
+                self._next = None
+                limit_s = _copy_time_s(self._mirror.size(request.round), self._deadline_s)
+                self._copy = _Copy(request.round, time.monotonic() + limit_s)
+            problem = self._mirror.push(request.round, request.keep)
             with self._changed:
-                self._busy = None
-                self._patient = True
-                self._ill &= problem is not None
-                self._problem = None if self._ill else problem
+                self._copy = None
+                self._may_wait = True
+                self._has_reported &= problem is not None
+                self._problem = None if self._has_reported else problem
                 self._changed.notify_all()
 
 
 def deliver(mirror: Mirror) -> str | None:
     """Copy a run's results; returns a problem, such as a copy that doesn't end, or None."""
-    found: list[str | None] = []
-    thread = threading.Thread(target=lambda: found.append(mirror.complete()), name="mirror", daemon=True)
+    answers: list[str | None] = []
+
+    def copy() -> None:
+        answers.append(mirror.complete())
+
+    thread = threading.Thread(target=copy, name="mirror", daemon=True)
     thread.start()
-    thread.join(DEADLINE_S + mirror.size() / BYTES_PER_S)
-    return found[0] if found else f"the copy of the run's results to {mirror.place} doesn't end"
+    thread.join(_copy_time_s(mirror.size()))
+    if not answers:
+        return f"the copy of the run's results to {mirror.address} doesn't end"
+    return answers[0]
+
+
+def _copy_time_s(size_bytes: int, base_s: float = DEADLINE_S) -> float:
+    return base_s + size_bytes / BYTES_PER_S

@@ -26,10 +26,10 @@ _CHECKSUMS = "set AWS_REQUEST_CHECKSUM_CALCULATION=when_required on all machines
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Cause of a refusal by an object store: what is wrong, and the remedy."""
+    """Cause of a refusal by an object store: the problem, and its remedy."""
 
     kind: Kind
-    what: str
+    problem: str
     fix: str
 
 
@@ -69,7 +69,7 @@ _OF_CLIENT = {
 _REFUSES = ("NotImplemented", "InvalidRequest", "InvalidArgument", "501")
 """Codes of stores that refuse headers of checksums, among other things."""
 _SIGNS = ("checksum", "content-md5", "trailer", "aws-chunked", "functionality that is not implemented")
-_SIDE_BY_SIDE = ("301", "302", "307", "400", "403")
+_WITHOUT_BODY = ("301", "302", "307", "400", "403")
 """Codes of an answer without a body."""
 
 
@@ -82,33 +82,33 @@ def cause_of(error: BaseException, fs: Any = None, path: str = "") -> Cause | No
         path: path of the file, or of its folder.
 
     """
-    found = None
-    bare = False
+    cause = None
+    has_no_body = False
     for link in chain(error):
         code, message = _code(link)
-        found = found or _OF_CLIENT.get(type(link).__name__) or _known(code, message)
-        bare |= code in _SIDE_BY_SIDE or isinstance(link, RecursionError)
-    if found is None and bare and fs is not None:
-        return _asked_again(fs, path)
-    return found
+        cause = cause or _OF_CLIENT.get(type(link).__name__) or _cause_of_code(code, message)
+        has_no_body |= code in _WITHOUT_BODY or isinstance(link, RecursionError)
+    if cause is None and has_no_body and fs is not None:
+        return _cause_of_get(fs, path)
+    return cause
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
     """An error and its causes."""
-    seen = set[int]()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    ids = set[int]()
+    while error is not None and id(error) not in ids:
+        ids.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 
 
-def _known(code: str, message: str) -> Cause | None:
+def _cause_of_code(code: str, message: str) -> Cause | None:
     if code in _REFUSES and any(sign in message.lower() for sign in _SIGNS):
         return _OLDER
     return CAUSES.get(code)
 
 
-def _asked_again(fs: Any, path: str) -> Cause | None:
+def _cause_of_get(fs: Any, path: str) -> Cause | None:
     """Cause that the store gives for a GET of the file; None if it gives none."""
     with suppress(Exception):
         bucket, key, _ = fs.split_path(path)
@@ -118,14 +118,17 @@ def _asked_again(fs: Any, path: str) -> Cause | None:
             else:
                 fs.call_s3("list_objects_v2", Bucket=bucket, MaxKeys=1)
         except Exception as error:
-            return cause_of(error) or _moved(error)
+            return cause_of(error) or _cause_of_redirect(error)
     return None
 
 
-def _moved(error: BaseException) -> Cause | None:
+def _cause_of_redirect(error: BaseException) -> Cause | None:
     """Cause of a redirect that the client follows in circles, or doesn't follow."""
-    moved = any(isinstance(link, RecursionError) or _code(link)[0] in ("301", "302", "307") for link in chain(error))
-    return _ELSEWHERE if moved else None
+    for link in chain(error):
+        code, _ = _code(link)
+        if isinstance(link, RecursionError) or code in ("301", "302", "307"):
+            return _ELSEWHERE
+    return None
 
 
 def _code(error: BaseException) -> tuple[str, str]:
@@ -133,28 +136,28 @@ def _code(error: BaseException) -> tuple[str, str]:
     response = getattr(error, "response", None)
     if not isinstance(response, dict):
         return "", ""
-    told = response.get("Error", {})
-    return str(told.get("Code", "")), str(told.get("Message", ""))
+    details = response.get("Error", {})
+    return str(details.get("Code", "")), str(details.get("Message", ""))
 
 
 def retry_after_s(error: BaseException, most_s: float) -> float:
     """Seconds for which a server asks to be left alone, `most_s` at most; 0 if it doesn't ask."""
     for link in chain(error):
-        told = str(_headers(link).get("retry-after", "")).strip()
-        if told:
-            return min(most_s, max(0.0, _seconds(told)))
+        header = _headers(link).get("retry-after", "").strip()
+        if header:
+            return min(most_s, max(0.0, _seconds(header)))
     return 0.0
 
 
-def _seconds(told: str) -> float:
-    """Seconds that a header means, which are a number or a date."""
+def _seconds(header: str) -> float:
+    """Parse a header that gives seconds or a date; returns seconds from now."""
     try:
-        seconds = float(told)
+        seconds = float(header)
         return seconds if math.isfinite(seconds) else 0.0
     except ValueError:
         pass
     try:
-        return parsedate_to_datetime(told).timestamp() - time.time()
+        return parsedate_to_datetime(header).timestamp() - time.time()
     except (ValueError, OverflowError):
         return 0.0
 
@@ -163,10 +166,10 @@ def _headers(error: BaseException) -> dict[str, str]:
     """Headers of an answer of HTTP, by name in small letters."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
-        told = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     else:
-        told = getattr(error, "headers", None) or getattr(response, "headers", None) or {}
-    return {str(name).lower(): str(value) for name, value in dict(told).items()}
+        headers = getattr(error, "headers", None) or getattr(response, "headers", None) or {}
+    return {str(name).lower(): str(value) for name, value in dict(headers).items()}
 
 
 KINDS = "s3, gs, http, https, hf or file"

@@ -208,7 +208,7 @@ def _of_answer(links: list[BaseException], place: str, got: str) -> HyphaError:
 
 def _of_store(cause: Cause, place: str, got: str) -> HyphaError:
     """Error of an object store that has told its cause."""
-    what = f"{place}: {cause.what}"
+    what = f"{place}: {cause.problem}"
     match cause.kind:
         case "expired":
             return ExpiredError("AUTH004", what, got, fix=f"{cause.fix}; the same command goes on from there")

@@ -14,7 +14,7 @@ import pytest
 
 from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.store import directory
-from hypha_ray.store.directory import Held, Lock, lock_store
+from hypha_ray.store.directory import Lock, LockedError, lock_store
 
 HOLDER = """
 import sys
@@ -38,12 +38,12 @@ def holder(path: Path) -> subprocess.Popen[str]:
 def test_lock_of_another_process_says_who_has_it_and_ends_with_a_kill(tmp_path: Path) -> None:
     path = tmp_path / "a.lock"
     with holder(path) as other:
-        with pytest.raises(Held) as caught:
+        with pytest.raises(LockedError) as caught:
             Lock.acquire(path)
         assert (caught.value.pid, caught.value.host) == (other.pid, socket.gethostname())
         assert caught.value.since is not None and datetime.fromisoformat(caught.value.since).tzinfo is not None
         other.kill()
-        with Lock.acquire(path, 10), pytest.raises(Held) as caught:
+        with Lock.acquire(path, 10), pytest.raises(LockedError) as caught:
             Lock.acquire(path)
         assert caught.value.pid == os.getpid()
 
@@ -53,15 +53,15 @@ def test_lock_released_twice_is_free_once_more(tmp_path: Path) -> None:
     first.release()
     second = Lock.acquire(tmp_path / "a")
     first.release()
-    with pytest.raises(Held):
+    with pytest.raises(LockedError):
         Lock.acquire(tmp_path / "a")
     second.release()
 
 
-def test_lock_whose_file_says_nothing_is_held_all_the_same(tmp_path: Path) -> None:
+def test_lock_whose_file_says_nothing_is_locks_all_the_same(tmp_path: Path) -> None:
     with Lock.acquire(tmp_path / "a"):
         (tmp_path / "a").write_text("")
-        with pytest.raises(Held, match=r"process \? on \?"):
+        with pytest.raises(LockedError, match=r"process \? on \?"):
             Lock.acquire(tmp_path / "a")
 
 
