@@ -128,26 +128,19 @@ def main() -> None:
     """Measure, print, write."""
     arguments = parse_options(Arguments, __doc__, sys.argv[1:])
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it when it is imported, and some rows start Ray twice.
-    known = [name for names in groups(arguments.device) for name in names]
-    if unknown := set(arguments.only) - set(known):
-        raise ConfigError(
-            "CFG001", f"no row {sorted(unknown)[0]!r}", allowed=", ".join(dict.fromkeys(known)), fix="name one of these"
-        )
-    only = set(arguments.only or known)
-    measures = groups(arguments.device, arguments.beside)
-    wanted = {names: measure for names, measure in measures.items() if only & set(names)}
+    measures = _chosen(arguments)
     rows: Rows = {}
     failed: list[str] = []
-    for number, (names, measure) in enumerate(wanted.items(), 1):
-        print(f"measuring {', '.join(names)} ({number} of {len(wanted)}) …", file=sys.stderr)
+    for number, (names, measure) in enumerate(measures.items(), 1):
+        print(f"measuring {', '.join(names)} ({number} of {len(measures)}) …", file=sys.stderr)
         try:
-            found = measure()
+            new_rows = measure()
         except Exception as error:  # The other rows are worth having.
             failed.append(names[0])
             print(f"{names[0]}: no figure, {type(error).__name__}: {error}", file=sys.stderr)
             continue
-        _show(found)
-        rows |= found
+        _show(new_rows)
+        rows |= new_rows
         if arguments.json is not None:
             arguments.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     if arguments.plots is not None:
@@ -157,6 +150,23 @@ def main() -> None:
             print(f"drawn: {file}", file=sys.stderr)
     if failed:
         sys.exit(f"without figures: {', '.join(failed)}")
+
+
+def _chosen(arguments: Arguments) -> dict[tuple[str, ...], Callable[[], Rows]]:
+    """Groups that have a row to be measured.
+
+    Raises:
+        ConfigError: CFG001, there is no row of a given name.
+
+    """
+    measures = groups(arguments.device, arguments.beside)
+    names = [name for group in measures for name in group]
+    unknown = sorted(set(arguments.only) - set(names))
+    if unknown:
+        allowed = ", ".join(dict.fromkeys(names))
+        raise ConfigError("CFG001", f"no row {unknown[0]!r}", allowed=allowed, fix="name one of these")
+    only = set(arguments.only or names)
+    return {group: measure for group, measure in measures.items() if only & set(group)}
 
 
 def _show(rows: Rows) -> None:

@@ -39,15 +39,15 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     out = (options.out or Path(tempfile.mkdtemp(prefix="chaos"))).absolute()
     out.mkdir(parents=True, exist_ok=True)
-    got = figures(options, carry_out(options, out))
-    print(page(got))
+    report = figures(options, carry_out(options, out))
+    print(page(report))
     if options.json is not None:
-        options.json.write_text(json.dumps(got, indent=2) + "\n", encoding="utf-8")
-    if options.out is None and not got["problems"]:
+        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if options.out is None and not report["problems"]:
         shutil.rmtree(out)
     else:
         print(f"run and logs: {out}")
-    sys.exit(1 if got["problems"] else 0)
+    sys.exit(1 if report["problems"] else 0)
 
 
 if __name__ == "__main__":

@@ -51,11 +51,10 @@ class Data:
 def main() -> None:
     """Parse first, import later: `--help` and a mistyped flag answer at once."""
     options = parse_options(Data, __doc__, sys.argv[1:])
-    actions = [options.serve is not None, options.list, options.withdraw is not None, options.check is not None]
-    if sum(actions) != 1:
-        what = "one thing has to be done"
+    actions = sum([options.serve is not None, options.list, options.withdraw is not None, options.check is not None])
+    if actions != 1:
         allowed = "--serve, --list, --withdraw or --check"
-        raise ConfigError("CFG012", what, f"{sum(actions)} of them", allowed, "see --help")
+        raise ConfigError("CFG012", "one thing has to be done", f"{actions} of them", allowed, "see --help")
     refuse_strays(options, {"name": ("serve",), "node": ("serve", "withdraw"), "json": ("list",)})
     from hypha_ray.config.value_types import CLUSTER, is_malformed, malformed
 
@@ -98,13 +97,15 @@ def show(file: Path | None) -> None:
     rows: list[dict[str, Any]] = []
     for dataset, (replicas, lost) in served().items():
         for replica in replicas:
-            readers = ", ".join(replica.readers)
-            print(f"{dataset:<20} {replica.address:<16} {size(replica)}" + (f", read by {readers}" if readers else ""))
+            readers = f", read by {', '.join(replica.readers)}" if replica.readers else ""
+            print(f"{dataset:<20} {replica.address:<16} {size(replica)}{readers}")
             rows.append({"dataset": dataset, "answers": True, **row(replica)})
-        for gone in lost:
-            print(f"{dataset:<20} {gone.error}")
-            rows.append({"dataset": dataset, "answers": False, "name": gone.name, "reason": gone.error.what})
-        if (conflict := conflict_of(dataset, replicas)) is not None:
+        for lost_node in lost:
+            error = lost_node.error
+            print(f"{dataset:<20} {error}")
+            rows.append({"dataset": dataset, "answers": False, "name": lost_node.name, "reason": error.what})
+        conflict = conflict_of(dataset, replicas)
+        if conflict is not None:
             print(f"{dataset:<20} {conflict}")
     if not rows:
         print("no dataset is served")
@@ -133,13 +134,16 @@ def check(dataset: str) -> None:
     from hypha_ray.driver.datasets.data_nodes import problems
     from hypha_ray.scheduler.runtime.slices.data_nodes import look_up
 
-    (replicas, _), damaged = look_up(dataset), 0
-    found = problems(replicas)
+    replicas, _ = look_up(dataset)
+    problems_by_node = problems(replicas)
+    damaged = 0
     for replica in replicas:
-        for text in found[replica.name]:
-            print(f"{replica.name} on {replica.address}: {text}")
-        damaged += len(found[replica.name])
-        print(f"{replica.name} on {replica.address}: {len(found[replica.name])} damaged of {size(replica)}")
+        node = f"{replica.name} on {replica.address}"
+        texts = problems_by_node[replica.name]
+        for text in texts:
+            print(f"{node}: {text}")
+        damaged += len(texts)
+        print(f"{node}: {len(texts)} damaged of {size(replica)}")
     if damaged:
         raise DataError("DATA043", f"dataset {dataset!r} has damaged slices", f"{damaged}", "0", "copy them again")
 
@@ -159,13 +163,15 @@ def row(replica: Replica) -> dict[str, Any]:
 
 def size(replica: Replica) -> str:
     """Size of a data node's dataset, and its fingerprint."""
-    slices = f"{len(replica.manifest.slices):,} slices"
-    return f"{slices}, {tensor_bytes(replica) / 1e9:,.3f} GB, {replica.manifest.identity[:12]}"
+    slices = len(replica.manifest.slices)
+    size_gb = tensor_bytes(replica) / 1e9
+    return f"{slices:,} slices, {size_gb:,.3f} GB, {replica.manifest.identity[:12]}"
 
 
 def tensor_bytes(replica: Replica) -> int:
     """Bytes of all tensors of a dataset."""
-    return sum(info.samples for info in replica.manifest.slices) * replica.manifest.sample_bytes
+    samples = sum(info.samples for info in replica.manifest.slices)
+    return samples * replica.manifest.sample_bytes
 
 
 if __name__ == "__main__":

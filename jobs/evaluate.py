@@ -86,11 +86,17 @@ def main() -> None:
     phases.begin("looking for model and data")
     model = find_model_or_folder(arguments.model)
     evaluate_on = evaluate_on_tasks if arguments.lm_eval else evaluate_on_dataset
-    what, result = evaluate_on(arguments, model, phases)
+    subject, figures = evaluate_on(arguments, model, phases)
     phases.end()
-    print(f"{what}  {time.monotonic() - start:.1f} s")
-    line = " ".join(f"{name} {value if isinstance(value, int) else f'{value:.6g}'}" for name, value in result.items())
-    print(json.dumps(result, allow_nan=False) if arguments.json else line)
+    print(f"{subject}  {time.monotonic() - start:.1f} s")
+    if arguments.json:
+        print(json.dumps(figures, allow_nan=False))
+        return
+    texts = []
+    for name, value in figures.items():
+        text = str(value) if isinstance(value, int) else f"{value:.6g}"
+        texts.append(f"{name} {text}")
+    print(" ".join(texts))
 
 
 def check(arguments: Evaluate) -> None:
@@ -102,14 +108,14 @@ def check(arguments: Evaluate) -> None:
 
     """
     for name, least in (("batch_size", 1), ("seed", 0)):
-        if (value := getattr(arguments, name)) < least:
-            what = f"--{name.replace('_', '-')} is out of range"
-            raise ConfigError("CFG003", what, str(value), f"{least} or more")
-    for name in OF_DATASETS if arguments.lm_eval else ():
-        if getattr(arguments, name) != getattr(Evaluate, name):
-            what = f"--lm-eval and --{name.replace('_', '-')} exclude each other"
-            raise ConfigError("CFG011", what, fix="leave one out")
+        value = getattr(arguments, name)
+        if value < least:
+            raise ConfigError("CFG003", f"{flag_of(name)} is out of range", str(value), f"{least} or more")
     if arguments.lm_eval:
+        for name in OF_DATASETS:
+            if getattr(arguments, name) != getattr(Evaluate, name):
+                problem = f"--lm-eval and {flag_of(name)} exclude each other"
+                raise ConfigError("CFG011", problem, fix="leave one out")
         return
     if arguments.include_path is not None:
         raise ConfigError("CFG011", "--include-path is for --lm-eval alone", fix="name the folder's tasks by --lm-eval")
@@ -121,6 +127,11 @@ def check(arguments: Evaluate) -> None:
         find_task(arguments.type)
 
 
+def flag_of(name: str) -> str:
+    """Flag of an option."""
+    return f"--{name.replace('_', '-')}"
+
+
 def evaluate_on_tasks(arguments: Evaluate, model: ModelSource, phases: Phases) -> tuple[str, dict[str, float]]:
     """Return model and tasks, and the figures of lm-evaluation-harness."""
     from hypha_ray.driver.trained_models.lm_eval_harness import check_harness, score_tasks
@@ -128,11 +139,12 @@ def evaluate_on_tasks(arguments: Evaluate, model: ModelSource, phases: Phases) -
     check_harness()
     phases.begin("loading libraries, model and tasks")
     # The harness loads a library of this script's name, which must not be found here.
-    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).resolve().parent]
-    given = arguments.lm_eval, arguments.include_path, arguments.batch_size, arguments.seed
+    scripts = Path(__file__).resolve().parent
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != scripts]
+    tasks = arguments.lm_eval
     with model.opened() as folder:
-        architecture, result = score_tasks(folder, *given)
-    return f"{architecture}  {' '.join(arguments.lm_eval)}", result
+        architecture, figures = score_tasks(folder, tasks, arguments.include_path, arguments.batch_size, arguments.seed)
+    return f"{architecture}  {' '.join(tasks)}", figures
 
 
 def evaluate_on_dataset(arguments: Evaluate, model: ModelSource, phases: Phases) -> tuple[str, dict[str, float]]:
@@ -165,8 +177,8 @@ def evaluate_on_dataset(arguments: Evaluate, model: ModelSource, phases: Phases)
             require_known(rl_of(arguments).reward.loaded_functions)
         with model.opened() as folder:
             require_same_tokens(folder, source)
-            what, result = score(arguments, folder, source, infos, phases)
-    return f"{what}  {manifest.name}/{arguments.split}", result
+            subject, figures = score(arguments, folder, source, infos, phases)
+    return f"{subject}  {manifest.name}/{arguments.split}", figures
 
 
 def require_same_tokens(model: Path, source: DataSource) -> None:
@@ -178,9 +190,9 @@ def require_same_tokens(model: Path, source: DataSource) -> None:
     """
     made_by = source.manifest.preprocessor
     if made_by is not None and not source.has_tokens_of(model):
-        what = f"the numbers in dataset {source.manifest.name!r} are other tokens than the model's"
+        problem = f"the numbers in dataset {source.manifest.name!r} are other tokens than the model's"
         fix = f"prepare it with --tokenizer {model}"
-        raise DataError("DATA023", what, f"tokens of {made_by.name}", "the model's tokenizer", fix)
+        raise DataError("DATA023", problem, f"tokens of {made_by.name}", "the model's tokenizer", fix)
 
 
 def score_samples(
@@ -205,9 +217,11 @@ def score_samples(
     require_positions(network, task, manifest.shapes, manifest.name)
     facts = describe(network, task)
     manifest.require(facts.vocab_size, facts.num_labels)
-    if note := by_number(manifest, task, network.config.id2label):
+    id2label = network.config.id2label
+    note = by_number(manifest, task, id2label)
+    if note:
         print(f"note: {note}", file=sys.stderr)
-    slices = relabelled((source.read(info) for info in infos), manifest, task, network.config.id2label)
+    slices = relabelled((source.read(info) for info in infos), manifest, task, id2label)
     batches = batches_of(slices, arguments.batch_size, [info.index for info in infos])
     first = next(batches)
     check_loss_of(task, network, first)
@@ -217,10 +231,10 @@ def score_samples(
     if not count:
         fix = "choose another --split, or prepare the dataset for this task"
         raise DataError("DATA052", f"nothing in {manifest.name}/{arguments.split} can be scored", task.name, fix=fix)
-    result = {name: value for name, value in metrics_of(task, sums).items() if value is not None}
-    if "val_loss" not in result:
+    figures = {name: value for name, value in metrics_of(task, sums).items() if value is not None}
+    if "val_loss" not in figures:
         raise CheckpointError("MODEL018", "the model's loss isn't a finite number", f"{loss_sum / count}")
-    return f"{facts.architecture}  {task.name}", result
+    return f"{facts.architecture}  {task.name}", figures
 
 
 def score_answers(
@@ -256,16 +270,22 @@ def score_answers(
     manifest = source.manifest
     require_positions(network, task, manifest.shapes, manifest.name, arguments.max_response_tokens)
     manifest.require(describe(network, task).vocab_size)
-    tokenizer = tokenizer_of(preprocessor_for(Preprocessor(), Model(repository=str(model)), source))
-    policy = Policy(network.to(device_of("auto")), 1.0, None, vocabulary_of(tokenizer))
+    preprocessor = preprocessor_for(Preprocessor(), Model(repository=str(model)), source)
+    tokenizer = tokenizer_of(preprocessor)
+    device = device_of("auto")
+    policy = Policy(network.to(device), 1.0, None, vocabulary_of(tokenizer))
     generator = Generator(rl, arguments.seed, policy, end_tokens(network, tokenizer))
     slices = (source.read(info) for info in infos)
     batches = batches_of(slices, arguments.batch_size, [info.index for info in infos])
-    scores = load_scores(rl.reward, Model(), device_of("auto")) if MODEL in rl.reward.functions else None
+    scores = None
+    if MODEL in rl.reward.functions:
+        scores = load_scores(rl.reward, Model(), device)
     reward = Reward(Scorer(rl, tokenizer, scores))
     phases.begin("answering and scoring")
-    sums = validate(master_of({"actor": generator, "reward": reward}).traverse, batches)
-    return type(network).__name__, {**means(sums), "prompts": sum(info.samples for info in infos)}
+    master = master_of({"actor": generator, "reward": reward})
+    sums = validate(master.traverse, batches)
+    prompts = sum(info.samples for info in infos)
+    return type(network).__name__, {**means(sums), "prompts": prompts}
 
 
 def rl_of(arguments: Evaluate) -> RL:
@@ -285,8 +305,8 @@ def rl_of(arguments: Evaluate) -> RL:
         return RL.model_validate(tables)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        flag = str(first["loc"][-1]).replace("_", "-")
-        raise ConfigError("CFG003", f"--{flag} is out of range", repr(first["input"]), first["msg"]) from None
+        flag = flag_of(str(first["loc"][-1]))
+        raise ConfigError("CFG003", f"{flag} is out of range", repr(first["input"]), first["msg"]) from None
 
 
 if __name__ == "__main__":

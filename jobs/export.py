@@ -39,13 +39,14 @@ def main() -> None:
     phases.begin("reading the run")
     from hypha_ray.driver.run import Run
 
-    found = Run(arguments.run)
-    number = found.newest_snapshot if arguments.round is None else arguments.round - 1
+    trained_run = Run(arguments.run)
+    number = trained_run.newest_snapshot if arguments.round is None else arguments.round - 1
     phases.begin("saving the model")
-    folder = found.export(arguments.to, number, None if arguments.compatible is None else int(arguments.compatible))
+    release = None if arguments.compatible is None else int(arguments.compatible)
+    folder = trained_run.export(arguments.to, number, release)
     phases.end()
-    rounds = found.job.rounds.update_rounds
-    print(f"after round {number + 1} of {rounds}, {found.committed_rounds} are committed")
+    rounds = trained_run.job.rounds.update_rounds
+    print(f"after round {number + 1} of {rounds}, {trained_run.committed_rounds} are committed")
     print(f"model: {folder}")
 
 

@@ -99,7 +99,8 @@ def prompts(arguments: Generate, writer: Writer) -> Iterator[str]:
     while True:
         if talks:
             print("> ", end="", file=sys.stderr, flush=True)
-        if not (line := sys.stdin.readline()):
+        line = sys.stdin.readline()
+        if not line:
             return
         if not talks:
             writer.forget()

@@ -58,7 +58,7 @@ class Market:
 
     def labels(self) -> dict[str, str]:
         """Labels of the terms that are given."""
-        told = {
+        terms = {
             "price": self.price,
             "floor": self.floor,
             "offer": "whole" if self.whole else None,
@@ -66,7 +66,7 @@ class Market:
             "max_lease_s": self.max_lease_s,
             "throughput": self.throughput,
         }
-        return {name: str(value) for name, value in told.items() if value is not None}
+        return {name: str(value) for name, value in terms.items() if value is not None}
 
 
 OWNERS = {
@@ -80,9 +80,9 @@ OWNERS = {
 def main() -> None:
     """Parse first, import later: `--help` and a mistyped flag answer at once."""
     options = parse_options(Market, __doc__, sys.argv[1:])
-    given = [f"--{name}" for name in ("offer", "withdraw", "open", "close") if getattr(options, name)]
-    if len(given) > 1:
-        raise ConfigError("CFG011", f"{given[0]} and {given[1]} exclude each other", fix="give one of them")
+    actions = [f"--{name}" for name in ("offer", "withdraw", "open", "close") if getattr(options, name)]
+    if len(actions) > 1:
+        raise ConfigError("CFG011", f"{actions[0]} and {actions[1]} exclude each other", fix="give one of them")
     refuse_strays(options, OWNERS)
     require_terms(options.labels())
     phases = Phases()
@@ -99,15 +99,17 @@ def main() -> None:
         elif options.withdraw:
             print(post(options.node, {"accepts": "none", "max_lease_s": "0"}))
         elif options.open:
-            print("the exchange is open" if open_auction(options.share or "bid") else "the exchange was open already")
+            is_new = open_auction(options.share or "bid")
+            print("the exchange is open" if is_new else "the exchange was open already")
         elif options.close:
-            print("the exchange is closed" if close_auction() else "no exchange was open")
-        found = overview()
+            was_open = close_auction()
+            print("the exchange is closed" if was_open else "no exchange was open")
+        machines = overview()
         phases.end()
         if options.json is not None:
-            options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        if not given:
-            print(*lines(found), sep="\n")
+            options.json.write_text(json.dumps(machines, indent=1) + "\n", encoding="utf-8")
+        if not actions:
+            print(*lines(machines), sep="\n")
 
 
 if __name__ == "__main__":

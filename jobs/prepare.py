@@ -58,26 +58,29 @@ def main() -> None:
     phases.begin("reading and tokenizing")
     with console.status("reading") as status:
 
-        def report(what: str, number: int) -> None:
-            counts[what] += number
+        def report(kind: str, number: int) -> None:
+            counts[kind] += number
             text = ", ".join(f"{count:,} {name}" for name, count in counts.items())
             status.update(text)
             phases.update(f"reading: {text}")
 
-        manifest = prepare(options, report, datetime.now(UTC).isoformat(timespec="seconds"))
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        manifest = prepare(options, report, created)
     phases.end()
-    size = sum(info.samples for info in manifest.slices) * manifest.sample_bytes
+    samples = sum(info.samples for info in manifest.slices)
+    size_mb = samples * manifest.sample_bytes / 1e6
     for split in ("train", "validation"):
-        print(f"{split:<10} {manifest.samples(split):>9,} samples in {len(manifest.of(split)):,} slices")
+        slices = len(manifest.of(split))
+        print(f"{split:<10} {manifest.samples(split):>9,} samples in {slices:,} slices")
     if is_url(options.out):
-        place = redacted(options.out)
+        address = redacted(options.out)
     else:
-        place = str(options.folder.resolve())
+        address = str(options.folder.resolve())
         show_samples(options, manifest)
-    print(f"{'size':<10} {size / 1e6:>9,.1f} MB in {time.monotonic() - begin:.1f} s")
+    print(f"{'size':<10} {size_mb:>9,.1f} MB in {time.monotonic() - begin:.1f} s")
     if manifest.origin is not None:
         show_origin(manifest.origin, options.kind_name)
-    print(f"dataset: {place}")
+    print(f"dataset: {address}")
 
 
 def prepare_parts(options: Options) -> None:
@@ -96,7 +99,7 @@ def prepare_parts(options: Options) -> None:
         phases.end()
         for replica in replicas:
             manifest = replica.manifest
-            samples = ", ".join(f"{manifest.samples(split):,} {split}" for split in ("train", "validation"))
+            samples = f"{manifest.samples('train'):,} train, {manifest.samples('validation'):,} validation"
             print(f"{replica.name} on {replica.address}: {samples} samples in {len(manifest.slices):,} slices")
 
 
@@ -110,51 +113,60 @@ def show_samples(options: Options, manifest: Manifest) -> None:
         show_classes(options.folder, manifest)
 
 
-def show_tokens(folder: Path, manifest: Manifest, whole: bool, pairs: bool) -> None:
+def show_tokens(folder: Path, manifest: Manifest, with_lengths: bool, pairs: bool) -> None:
     """Say how many tokens there are to train on; on request also their lengths, with a sample."""
     from rich.console import Console
 
     from hypha_ray.data.preparation.report import lengths_of, marked, sample_of
 
-    found = lengths_of(folder, manifest, pairs=pairs)
-    scored = "" if found.scored is None else f", of which {found.scored:,} are scored"
-    scored = f", and {found.scored:,} in targets, which are scored" if pairs else scored
-    print(f"{'tokens':<10} {found.tokens:>9,} to train on{scored}")
-    if whole:
-        median = f"{found.median:,.0f} in the median"
-        one = "source" if pairs else "sample"
-        print(f"{'lengths':<10} {found.shortest:,} to {found.longest:,} tokens a {one}, {median}")
-        for bar in found.bars():
+    lengths = lengths_of(folder, manifest, pairs=pairs)
+    scored = ""
+    if pairs:
+        scored = f", and {lengths.scored:,} in targets, which are scored"
+    elif lengths.scored is not None:
+        scored = f", of which {lengths.scored:,} are scored"
+    print(f"{'tokens':<10} {lengths.tokens:>9,} to train on{scored}")
+    if with_lengths:
+        median = f"{lengths.median:,.0f} in the median"
+        unit = "source" if pairs else "sample"
+        print(f"{'lengths':<10} {lengths.shortest:,} to {lengths.longest:,} tokens a {unit}, {median}")
+        for bar in lengths.bars():
             print(f"{'':<10} {bar}")
         console = Console(soft_wrap=True, highlight=False)
-        console.print(f"{'sample':<10} ", marked(sample_of(folder, manifest, pairs=pairs), console.is_terminal), sep="")
+        sample = sample_of(folder, manifest, pairs=pairs)
+        console.print(f"{'sample':<10} ", marked(sample, console.is_terminal), sep="")
 
 
 def show_prompts(folder: Path, manifest: Manifest) -> None:
     """Say how many different prompts there are and how long they are, and show the first one."""
     from hypha_ray.data.preparation.kinds.prompts import preview
 
-    found = preview(folder, manifest)
-    different = ", ".join(f"{number:,} in {split}" for split, number in found.different.items())
+    prompts = preview(folder, manifest)
+    different = ", ".join(f"{number:,} in {split}" for split, number in prompts.different.items())
+    first = json.dumps(prompts.prompt, ensure_ascii=False)
+    record = json.dumps(prompts.record, ensure_ascii=False)
     print(f"{'different':<10} {different}")
-    print(f"{'tokens':<10} {found.shortest:,} to {found.longest:,} a prompt, {found.mean:,.1f} on average")
-    print(f"{'prompt':<10} {json.dumps(found.prompt, ensure_ascii=False)}")
-    print(f"{'record':<10} {json.dumps(found.record, ensure_ascii=False)}")
+    print(f"{'tokens':<10} {prompts.shortest:,} to {prompts.longest:,} a prompt, {prompts.mean:,.1f} on average")
+    print(f"{'prompt':<10} {first}")
+    print(f"{'record':<10} {record}")
 
 
 def show_classes(folder: Path, manifest: Manifest) -> None:
     """Say how often each class occurs, in the order of their numbers."""
     from hypha_ray.data.preparation.report import class_counts
 
-    found = class_counts(folder, manifest)
-    listed = ", ".join(f"{name} {count:,}" for name, count in list(found.items())[:MOST_CLASSES])
-    print(f"{'classes':<10} {len(found):>9,}: {listed}{', …' if len(found) > MOST_CLASSES else ''}")
+    counts = class_counts(folder, manifest)
+    texts = [f"{name} {count:,}" for name, count in counts.items()]
+    if len(texts) > MOST_CLASSES:
+        texts[MOST_CLASSES:] = ["…"]
+    print(f"{'classes':<10} {len(counts):>9,}: {', '.join(texts)}")
 
 
-def show_origin(origin: Origin, what: str) -> None:
+def show_origin(origin: Origin, kind: str) -> None:
     """Say what was read, and what was left out of it."""
+    documents = counted(origin.documents, kind, 9)
     files = f" from {counted(origin.files, 'files')}" if origin.files else ""
-    print(f"{'read':<10} {counted(origin.documents, what, 9)}{files}")
+    print(f"{'read':<10} {documents}{files}")
     for omission in origin.omissions:
         print(f"{'left out':<10} {omission}")
     for note in origin.notes:

@@ -56,10 +56,10 @@ class _Lab:
         self._cluster = cluster
         self.data = folder / "corpus"
         options = Options("stdlib", str(self.data), seq_len=32, samples_per_slice=50, max_samples=SAMPLES)
-        prepare(options, lambda what, count: None)
+        prepare(options, lambda kind, count: None)
 
-    def add(self, **more: Any) -> Any:
-        return self._cluster.add_node(**SHARED, **more)
+    def add(self, **options: Any) -> Any:
+        return self._cluster.add_node(**SHARED, **options)
 
     def remove(self, node: Any) -> None:
         self._cluster.remove_node(node)
@@ -67,32 +67,38 @@ class _Lab:
     def job(self, name: str) -> Job:
         batches = ROUNDS - 1  # So that the run has three epochs and a little more.
         rounds = {"update_rounds": ROUNDS, "samples_between_updates": EPOCHS * SAMPLES // batches, "max_batch_size": 5}
-        flags = [part for key, value in rounds.items() for part in (f"--rounds.{key}", str(value))]
-        more = ["--rounds.evaluate_every", "0", "--testing.batch_s", str(BATCH_S), "--dataset.name", name]
-        return load(["@", str(TINY), *flags, *more]).job
+        flags = ["--rounds.evaluate_every", "0", "--testing.batch_s", str(BATCH_S), "--dataset.name", name]
+        for key, value in rounds.items():
+            flags += [f"--rounds.{key}", str(value)]
+        return load(["@", str(TINY), *flags]).job
 
     def run(self, name: str, fault: Callable[[], object]) -> tuple[RunDirectory, list[Record]]:
         """Run a job on the data nodes of a name; `fault` happens once."""
         job = self.job(name)
         directory = RunDirectory.create(self._folder, name, resolved_toml(job))
         source = replace(in_folder(self.data), places=(Place(name, served=True),))
-        found = list[Record]()
+        run_records = list[Record]()
         for record in records(job, name, directory, source):
-            found.append(record)
+            run_records.append(record)
             if (record["kind"], record.get("round")) == ("round", AT_ROUND):
                 fault()
-        return directory, found
+        return directory, run_records
 
     def lost_or_twice(self, directory: RunDirectory) -> int:
         """Samples of the first epochs that the commits lack, or have more than once."""
         used: Counter[tuple[int, int, int]] = Counter()
-        for commit in sorted((directory.path / "commits").glob("round_*.json")):
-            for spans in json.loads(commit.read_text(encoding="utf-8"))["spans"].values():
-                for span in (Span(*one) for one in spans):
+        for path in sorted((directory.path / "commits").glob("round_*.json")):
+            commit = json.loads(path.read_text(encoding="utf-8"))
+            for spans in commit["spans"].values():
+                for fields in spans:
+                    span = Span(*fields)
                     used.update((span.epoch, span.slice, sample) for sample in range(span.start, span.stop))
-        train = load_manifest(self.data).of("train")
-        whole = {(epoch, info.index, n) for epoch in range(EPOCHS) for info in train for n in range(info.samples)}
-        return len(whole - set(used)) + sum(count > 1 for count in used.values())
+        expected = set()
+        for epoch in range(EPOCHS):
+            for info in load_manifest(self.data).of("train"):
+                expected.update((epoch, info.index, sample) for sample in range(info.samples))
+        repeated = sum(count > 1 for count in used.values())
+        return len(expected - set(used)) + repeated
 
 
 def data_faults() -> dict[str, dict[str, Any]]:
@@ -119,47 +125,57 @@ def killed(lab: _Lab) -> dict[str, Any]:
     replica = serve(str(lab.data), "killed", node.node_id)
 
     def kill() -> None:
-        os.kill(ray.get(ray.get_actor(replica.name, namespace=CLUSTER).ping.remote()), signal.SIGKILL)
+        data_node = ray.get_actor(replica.name, namespace=CLUSTER)
+        pid = ray.get(data_node.ping.remote())
+        os.kill(pid, signal.SIGKILL)
 
-    directory, found = lab.run("killed", kill)
+    directory, run_records = lab.run("killed", kill)
     withdraw("killed", None)
-    return _row(lab, directory, found, "samples lost or twice")
+    return _row(lab, directory, run_records, "samples lost or twice")
 
 
 def removed(lab: _Lab) -> dict[str, Any]:
     """One of two machines with data goes away: how long the longest round lasted, over 2 medians and `lease_s`."""
-    nodes = [lab.add(num_cpus=0) for _ in range(2)]
-    first, _ = (serve(str(lab.data), "removed", node.node_id) for node in nodes)
-    directory, found = lab.run("removed", lambda: lab.remove(nodes[0]))
+    first_node = lab.add(num_cpus=0)
+    second_node = lab.add(num_cpus=0)
+    first_replica = serve(str(lab.data), "removed", first_node.node_id)
+    serve(str(lab.data), "removed", second_node.node_id)
+    directory, run_records = lab.run("removed", lambda: lab.remove(first_node))
     withdraw("removed", None)
-    times = [record["time_s"] for record in found if record["kind"] == "round"]
-    allowed_s = 2 * median(times) + lab.job("removed").lease_s
-    row = _row(lab, directory, found, "longest round ÷ (2 medians + lease_s)", max(times) / allowed_s)
-    return row | {"longest_s": round(max(times), 2), "median_s": round(median(times), 2), "gone": first.name}
+    times_s = [record["time_s"] for record in run_records if record["kind"] == "round"]
+    longest_s = max(times_s)
+    median_s = median(times_s)
+    allowed_s = 2 * median_s + lab.job("removed").lease_s
+    row = _row(lab, directory, run_records, "longest round ÷ (2 medians + lease_s)", longest_s / allowed_s)
+    return row | {"longest_s": round(longest_s, 2), "median_s": round(median_s, 2), "gone": first_replica.name}
 
 
 def damaged(lab: _Lab) -> dict[str, Any]:
     """One of two data nodes has a slice with a flipped bit: slices that were set aside."""
-    nodes = [lab.add(num_cpus=0) for _ in range(2)]
+    bad_node = lab.add(num_cpus=0)
+    good_node = lab.add(num_cpus=0)
     copy = lab.data.with_name("copy")
     shutil.copytree(lab.data, copy)
-    bad, _ = (serve(str(place), "damaged", node.node_id) for place, node in zip((copy, lab.data), nodes, strict=True))
+    bad_replica = serve(str(copy), "damaged", bad_node.node_id)
+    serve(str(lab.data), "damaged", good_node.node_id)
     for info in load_manifest(lab.data).of("train"):
-        content = bytearray((copy / info.file).read_bytes())
+        file = copy / info.file
+        content = bytearray(file.read_bytes())
         content[-5] ^= 1
-        (copy / info.file).write_bytes(content)
-    directory, found = lab.run("damaged", lambda: None)
+        file.write_bytes(content)
+    directory, run_records = lab.run("damaged", lambda: None)
     withdraw("damaged", None)
-    told = [event["text"] for event in _events(directory, "problem")]
-    named = sum(bad.name in text for text in told)
-    return _row(lab, directory, found, "slices in quarantine", len(_events(directory, "quarantine"))) | {"named": named}
+    quarantined = len(_events(directory, "quarantine"))
+    problems = [event["text"] for event in _events(directory, "problem")]
+    named = sum(bad_replica.name in text for text in problems)
+    return _row(lab, directory, run_records, "slices in quarantine", quarantined) | {"named": named}
 
 
 def _row(
-    lab: _Lab, directory: RunDirectory, found: list[Record], of: str, value: float | None = None
+    lab: _Lab, directory: RunDirectory, run_records: list[Record], of: str, value: float | None = None
 ) -> dict[str, Any]:
     lost = lab.lost_or_twice(directory)
-    rounds = sum(record["kind"] == "round" for record in found)
+    rounds = sum(record["kind"] == "round" for record in run_records)
     shared = {"of": of, "rounds": rounds, "epochs": EPOCHS, "samples_lost_or_twice": lost}
     return {
         "value": lost if value is None else value,

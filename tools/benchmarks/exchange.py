@@ -39,7 +39,8 @@ EXCHANGES = ("sync", "sync_gloo", *(f"sync_{name}" for name in PEERS))
 
 
 def _model(millions: int) -> torch.nn.Module:
-    layers = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(round(millions * 1e6 / WIDTH**2))]
+    count = round(millions * 1e6 / WIDTH**2)
+    layers = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(count)]
     return torch.nn.Sequential(*layers)
 
 
@@ -74,30 +75,41 @@ def exchange() -> dict[str, dict[str, Any]]:
         print(f"skipping sync_{name}_…: {name} isn't installed (pip install 'hypha_ray[peers]')", file=sys.stderr)
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=8 << 30)
     try:
-        return {name: row for size in SIZES for name, row in _rows(*size).items()}
+        rows: dict[str, dict[str, Any]] = {}
+        for millions, count in SIZES:
+            rows |= _rows(millions, count)
+        return rows
     finally:
         ray.shutdown()
 
 
 def _rows(millions: int, count: int) -> dict[str, dict[str, Any]]:
     layout = layout_of(_model(millions))
+    parameters = layout.bytes() // 4
     with ExitStack() as stack:
-        peers = {name: stack.enter_context(closing(Peer(name, count, layout.bytes() // 4))) for name in installed()}
+        peers = {name: stack.enter_context(closing(Peer(name, count, parameters))) for name in installed()}
         server: Any = actor_class("server").options(num_cpus=0).remote(Job())
-        workers: list[Any] = [ray.remote(num_cpus=0)(_Worker).remote(rank, millions) for rank in range(count)]
+        worker_class: Any = ray.remote(num_cpus=0)(_Worker)
+        workers = [worker_class.remote(rank, millions) for rank in range(count)]
         state = [workers[0].result.remote(), server.momentum.remote(layout, 0)]
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-        ray.get([worker.join.remote(address, count) for worker in workers])
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        ray.get([worker.join.remote(f"tcp://127.0.0.1:{port}", count) for worker in workers])
         turns: list[dict[str, float]] = []
         for number in range(WARM + TURNS):
-            taken = _ours(server, workers, layout, number, state) | {"gloo": _gloo(workers)}
-            taken |= {name: peer.turn() for name, peer in peers.items() if number % EVERY == 0}
-            turns.append(taken | {"copy": _copy(2 * count * layout.bytes())})
+            seconds = _ours(server, workers, layout, number, state)
+            seconds["gloo"] = _gloo(workers)
+            if number % EVERY == 0:
+                for name, peer in peers.items():
+                    seconds[name] = peer.turn()
+            seconds["copy"] = _copy(2 * count * layout.bytes())
+            turns.append(seconds)
     for actor in (server, *workers):
         ray.kill(actor)
-    columns = {name: [turn[name] for turn in turns[WARM:] if name in turn] for name in turns[0]}
-    return _table(f"{millions}M_{count}", columns, {"workers": count, "parameters": layout.bytes() // 4})
+    columns = {}
+    for name in turns[0]:
+        columns[name] = [turn[name] for turn in turns[WARM:] if name in turn]
+    return _table(f"{millions}M_{count}", columns, {"workers": count, "parameters": parameters})
 
 
 def _ours(server: Any, workers: list[Any], layout: Layout, number: int, state: list[Any]) -> dict[str, float]:
@@ -110,12 +122,12 @@ def _ours(server: Any, workers: list[Any], layout: Layout, number: int, state: l
     theta, _, verdict = server.reduce.remote(*call)
     merged = [worker.merge.remote(theta) for worker in workers]
     ray.get(verdict)
-    momentum, there = server.momentum_after.remote(*call)
+    momentum, receipt = server.momentum_after.remote(*call)
     ray.get(merged)
-    exchanged = time.perf_counter() - began
-    ray.get(there)
+    exchange_s = time.perf_counter() - began
+    ray.get(receipt)
     state[:] = theta, momentum
-    return {"sync": exchanged, "momentum": time.perf_counter() - began}
+    return {"sync": exchange_s, "momentum": time.perf_counter() - began}
 
 
 def _gloo(workers: list[Any]) -> float:
@@ -126,16 +138,23 @@ def _gloo(workers: list[Any]) -> float:
 
 def _table(name: str, columns: dict[str, list[float]], conditions: dict[str, int]) -> dict[str, dict[str, Any]]:
     """The rows of one size, of the turns' seconds: medians, and from least to most."""
-    middle = {who: median(column) for who, column in columns.items()}
-    shown = {f"{who}_s": f"{middle[who]:.4f} ({min(c):.4f}-{max(c):.4f})" for who, c in columns.items()}
+    medians = {way: median(column) for way, column in columns.items()}
+    texts = {}
+    for way, column in columns.items():
+        texts[way] = f"{medians[way]:.4f} ({min(column):.4f}-{max(column):.4f})"
     rows = {}
-    for who in middle.keys() - {"sync", "momentum"}:
-        row = {"value": middle["sync"] / middle[who], "target": "<= 1.5" if who == "copy" else "< 1"}
-        own = ("sync_s", "momentum_s", "copy_s") if who == "copy" else ("sync_s", f"{who}_s")
-        times = {key: shown[key] for key in own}
-        row |= times | conditions | {"turns": len(columns[who])}
-        rows[f"sync_{name}" if who == "copy" else f"sync_{who}_{name}"] = row
-    return dict(sorted(rows.items(), key=lambda row: len(row[0])))
+    for way in medians.keys() - {"sync", "momentum"}:
+        row_name = f"sync_{way}_{name}"
+        target = "< 1"
+        shown = ["sync", way]
+        if way == "copy":
+            row_name = f"sync_{name}"
+            target = "<= 1.5"
+            shown = ["sync", "momentum", "copy"]
+        times = {f"{shown_way}_s": texts[shown_way] for shown_way in shown}
+        row = {"value": medians["sync"] / medians[way], "target": target}
+        rows[row_name] = row | times | conditions | {"turns": len(columns[way])}
+    return {row_name: rows[row_name] for row_name in sorted(rows, key=len)}
 
 
 def _copy(size: int) -> float:

@@ -41,40 +41,50 @@ def _quality(axes: Axes, rows: Rows) -> bool:
         "quality_muon": "MuLoCo ÷ Muon",
         "quality_muon_alone": "one worker ÷ Muon",
     }
-    found = [row for row in reversed(names) if row in rows]
-    for place, row in enumerate(found):
+    measured = [row for row in reversed(names) if row in rows]
+    for y, row in enumerate(measured):
         above = 100 * (rows[row]["value"] - 1)
-        axes.barh(place, above, color=GREY if row.endswith("alone") else BLUE, height=0.6)
+        color = GREY if row.endswith("alone") else BLUE
+        axes.barh(y, above, color=color, height=0.6)
         traffic = rows[row].get("traffic", "nothing sent")
-        axes.annotate(f" {above:.1f} %, {traffic}", (max(above, 0.0), place), va="center")
+        axes.annotate(f" {above:.1f} %, {traffic}", (max(above, 0.0), y), va="center")
     axes.axvline(2, color=RED, linestyle="--", linewidth=1)
-    axes.set_yticks(range(len(found)), [names[row] for row in found])
+    axes.set_yticks(range(len(measured)), [names[row] for row in measured])
     axes.set_xlabel("validation loss above that of synchronous training, %; traffic over its traffic")
     axes.set_title("What rare and coded exchanges cost")
     axes.margins(x=0.3)
     axes.grid(axis="y", visible=False)
-    return bool(found)
+    return bool(measured)
 
 
 def _exchange(axes: Axes, rows: Rows) -> bool:
     """Time of an exchange over that of other ways, by size."""
-    sizes = [row.removeprefix("sync_") for row in rows if row.startswith("sync_") and row.count("_") == 2]
+    sizes = []
+    for row in rows:
+        if row.startswith("sync_") and row.count("_") == 2:
+            sizes.append(row.removeprefix("sync_"))
     if not sizes:
         return False
-    others = {"sync": "copying", "sync_gloo": "gloo", "sync_torchft": "torchft", "sync_hivemind": "hivemind"}
-    for number, (other, label) in enumerate(others.items()):
-        found = [
-            (place, rows[f"{other}_{size}"]["value"]) for place, size in enumerate(sizes) if f"{other}_{size}" in rows
-        ]
-        if not found:
+    labels = {"sync": "copying", "sync_gloo": "gloo", "sync_torchft": "torchft", "sync_hivemind": "hivemind"}
+    for number, (way, label) in enumerate(labels.items()):
+        positions = []
+        ratios = []
+        for position, size in enumerate(sizes):
+            row = f"{way}_{size}"
+            if row in rows:
+                positions.append(position + (number - 1.5) * 0.2)
+                ratios.append(rows[row]["value"])
+        if not ratios:
             continue
-        bars = axes.bar(
-            [p + (number - 1.5) * 0.2 for p, _ in found], [v for _, v in found], 0.18, color=PALETTE[number]
-        )
+        bars = axes.bar(positions, ratios, 0.18, color=PALETTE[number])
         bars.set_label(label)
         axes.bar_label(bars, fmt="%.2f", fontsize=8)
     axes.axhline(1, color=GREY, linewidth=1)
-    axes.set_xticks(range(len(sizes)), [size.replace("M_", " M parameters,\n") + " workers" for size in sizes])
+    ticks = []
+    for size in sizes:
+        text = size.replace("M_", " M parameters,\n")
+        ticks.append(f"{text} workers")
+    axes.set_xticks(range(len(sizes)), ticks)
     axes.set_ylabel("time of an exchange ÷ that of")
     axes.set_title("From the last delta to new weights in every worker")
     axes.legend(ncols=4, loc="upper left")
@@ -106,9 +116,10 @@ def _asynchrony(axes: Axes, rows: Rows) -> bool:
         "asynchrony_naive": ("asynchronous, plain", ORANGE, "s"),
         "asynchrony_planned": ("barrier, batches planned", GREY, "D"),
     }
-    found = [row for row in names if row in rows]
-    for row in found:
-        (label, color, marker), loss = names[row], rows[f"{row}_loss"]["value"]
+    measured = [row for row in names if row in rows]
+    for row in measured:
+        label, color, marker = names[row]
+        loss = rows[f"{row}_loss"]["value"]
         axes.plot(rows[row]["value"], loss, marker, color=color, markersize=8, label=label)
     axes.plot(1, 1, "x", color=RED, markersize=8, label="barrier, equal batches")
     axes.set_xlim(0, 1.1)
@@ -117,7 +128,7 @@ def _asynchrony(axes: Axes, rows: Rows) -> bool:
     axes.set_title("Four workers that take 0.12 to 0.67 s a batch")
     axes.legend(loc="lower right")
     axes.margins(y=0.2)
-    return bool(found)
+    return bool(measured)
 
 
 def _overlap(axes: Axes, rows: Rows) -> bool:
@@ -128,17 +139,18 @@ def _overlap(axes: Axes, rows: Rows) -> bool:
         "overlap_one_in_flight": "the same, exchanges of 1.5 rounds",
         "overlap_three_in_flight": "up to three of these at a time",
     }
-    found = [row for row in reversed(names) if row in rows]
+    measured = [row for row in reversed(names) if row in rows]
     ours = ("overlap", "overlap_three_in_flight")
-    for place, row in enumerate(found):
-        axes.barh(place, rows[row]["value"], color=BLUE if row in ours else GREY, height=0.6)
-        axes.annotate(f" {rows[row]['value']:.3f}", (rows[row]["value"], place), va="center")
-    axes.set_yticks(range(len(found)), [names[row] for row in found])
+    for y, row in enumerate(measured):
+        part = rows[row]["value"]
+        axes.barh(y, part, color=BLUE if row in ours else GREY, height=0.6)
+        axes.annotate(f" {part:.3f}", (part, y), va="center")
+    axes.set_yticks(range(len(measured)), [names[row] for row in measured])
     axes.set_xlim(0, 1.15)
     axes.set_xlabel("part of the time in which workers train")
     axes.set_title("On a link on which an exchange takes half a round, or one and a half")
     axes.grid(axis="y", visible=False)
-    return bool(found)
+    return bool(measured)
 
 
 _PLOTS: dict[str, tuple[Callable[[Axes, Rows], bool], tuple[float, float]]] = {

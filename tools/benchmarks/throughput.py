@@ -55,7 +55,8 @@ class BareLoop:
                 worked = time.thread_time()
             ids = self._batches[step % len(self._batches)]
             self._optimizer.zero_grad()
-            self._model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss.backward()
+            output = self._model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids)
+            output.loss.backward()
             self._optimizer.step()
         tokens = steps * self._batches[0].numel()
         return tokens / (time.perf_counter() - began), (time.thread_time() - worked) / steps
@@ -65,7 +66,8 @@ def inner_loop() -> dict[str, dict[str, Any]]:
     """Tokens/s of a job's two workers between synchronisations ÷ those of two bare loops, and where the rest goes."""
     with tempfile.TemporaryDirectory() as scratch, connected("bench"):
         dataset = Path(scratch) / "corpus"
-        prepare(Options("stdlib", str(dataset), seq_len=128, max_samples=20_000), lambda what, count: None)
+        options = Options("stdlib", str(dataset), seq_len=128, max_samples=20_000)
+        prepare(options, lambda kind, count: None)
         job = load(["@", str(TINY), *flags(dataset, workers=2)]).job
         batches = _batches(dataset, job.rounds.max_batch_size)
         plain = [_plain(job, batches)]
@@ -74,9 +76,12 @@ def inner_loop() -> dict[str, dict[str, Any]]:
             turns.append(_turn(job, f"bench-{turn}", Path(scratch), dataset))
             plain.append(_plain(job, batches))
     # Against the bare loops before and after it, so that a machine that grows slower or faster counts for neither.
-    beside = [np.add(before, after) / 2 for before, after in pairwise(plain)]
-    speeds = [turn["tokens_per_s"] / speed for turn, (speed, _) in zip(turns, beside, strict=True)]
-    loops = [step_s / turn["loop_s"] for turn, (_, step_s) in zip(turns, beside, strict=True)]
+    speeds = []
+    loops = []
+    for turn_figures, (before, after) in zip(turns, pairwise(plain), strict=True):
+        plain_speed, plain_step_s = np.add(before, after) / 2
+        speeds.append(turn_figures["tokens_per_s"] / plain_speed)
+        loops.append(plain_step_s / turn_figures["loop_s"])
     conditions = {
         "workers": 2,
         "threads": 1,
@@ -85,13 +90,19 @@ def inner_loop() -> dict[str, dict[str, Any]]:
         "steps": STEPS,
         "model": "tiny.toml",
     }
-    parts = {name: round(median(turn[name] for turn in turns), 5) for name in ("loop_s", "outside_training")}
-    cores = {name: round(median(turn["cores"][name] for turn in turns), 4) for name in turns[-1]["cores"]}
-    busy = {"other_cores": round(sum(cores.values()) - cores[WORKER], 4), "cores": cores}
+    parts = {}
+    for name in ("loop_s", "outside_training"):
+        parts[name] = round(median(figures[name] for figures in turns), 5)
+    cores = {}
+    for name in turns[-1]["cores"]:
+        cores[name] = round(median(figures["cores"][name] for figures in turns), 4)
+    other_cores = round(sum(cores.values()) - cores[WORKER], 4)
+    busy = {"other_cores": other_cores, "cores": cores}
+    waits = median(figures["waits"] for figures in turns)
     return {
         "inner_overhead": {"value": median(speeds), "target": ">= 0.97", **_spread(speeds), **conditions, **busy},
         "inner_loop_cpu": {"value": median(loops), "target": ">= 0.99", **_spread(loops), **conditions, **parts},
-        "data_wait_fraction": {"value": median(t["waits"] for t in turns), "target": "<= 0.01", **conditions},
+        "data_wait_fraction": {"value": waits, "target": "<= 0.01", **conditions},
     }
 
 
@@ -125,35 +136,42 @@ def _plain(job: Job, batches: npt.NDArray[np.int64]) -> tuple[float, float]:
 
     They end with that: an actor with nothing to do wakes up a hundred times a second, at 0.6 % of a core.
     """
-    bare = [ray.remote(num_cpus=0)(BareLoop).remote(job, batches) for _ in range(2)]
-    speeds, step_s = zip(*ray.get([loop.train.remote(STEPS * (ROUNDS - 1)) for loop in bare]), strict=True)
-    for loop in bare:
+    loop_class: Any = ray.remote(num_cpus=0)(BareLoop)
+    loops = [loop_class.remote(job, batches) for _ in range(2)]
+    steps = STEPS * (ROUNDS - 1)
+    results = ray.get([loop.train.remote(steps) for loop in loops])
+    for loop in loops:
         ray.kill(loop)
+    speeds, step_s = zip(*results, strict=True)
     return sum(speeds), mean(step_s)
 
 
 def flags(dataset: Path, workers: int) -> list[str]:
     """Flags of a job whose workers make `STEPS` steps a round."""
     rounds = {"update_rounds": ROUNDS, "samples_between_updates": workers * STEPS * 8, "evaluate_every": 0}
-    sizes = [part for name, value in rounds.items() for part in (f"--rounds.{name}", str(value))]
+    sizes: list[str] = []
+    for name, value in rounds.items():
+        sizes += [f"--rounds.{name}", str(value)]
     return [*sizes, "--resources.num_workers", str(workers), "--dataset.path", str(dataset)]
 
 
 def _batches(dataset: Path, size: int) -> npt.NDArray[np.int64]:
     """One slice in memory, as batches: int64 [batches, size, seq_len]."""
     manifest = load_manifest(dataset)
-    ids = read_slice(dataset, manifest.of("train")[0], manifest)["input_ids"].astype(np.int64)
-    return ids[: len(ids) // size * size].reshape(-1, size, ids.shape[1])
+    arrays = read_slice(dataset, manifest.of("train")[0], manifest)
+    ids = arrays["input_ids"].astype(np.int64)
+    whole = len(ids) // size * size
+    return ids[:whole].reshape(-1, size, ids.shape[1])
 
 
 def rounds_of(
-    job: Job, name: str, parent: Path, dataset: Path, seen: Callable[[dict[str, Any]], None] = lambda record: None
+    job: Job, name: str, parent: Path, dataset: Path, on_round: Callable[[dict[str, Any]], None] = lambda record: None
 ) -> list[dict[str, Any]]:
-    """Run the job; returns its round records after the first one. `seen` is told of each one when it comes."""
+    """Run the job; returns its round records after the first one. `on_round` is called with each one when it comes."""
     directory = RunDirectory.create(parent, name, resolved_toml(job))
-    found = []
+    rounds = []
     for record in records(job, name, directory, in_folder(dataset)):
         if record["kind"] == "round":
-            seen(record)
-            found.append(record)
-    return found[1:]
+            on_round(record)
+            rounds.append(record)
+    return rounds[1:]

@@ -25,8 +25,8 @@ FROZEN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """All that there is to be evaluated once the job has ended."""
+class CampaignResult:
+    """Records of a campaign whose job has ended, from which its figures are computed."""
 
     run: Path
     corpus: Path
@@ -39,7 +39,7 @@ class Found:
     problems: tuple[str, ...]
 
 
-def carry_out(options: Options, out: Path) -> Found:
+def carry_out(options: Options, out: Path) -> CampaignResult:
     """Prepare, start a cluster and the job, strike, and wait for the end."""
     corpus = out / "corpus"
     make_corpus(corpus)
@@ -53,8 +53,14 @@ def carry_out(options: Options, out: Path) -> Found:
         finally:
             driver.kill()
         campaign.wait_for_the_frozen()
-    return Found(
-        out / NAME, corpus, rounds, campaign.watch, campaign.hunter, campaign.samples, tuple(campaign.problems)
+    return CampaignResult(
+        run=out / NAME,
+        corpus=corpus,
+        rounds=rounds,
+        watch=campaign.watch,
+        hunter=campaign.hunter,
+        samples=campaign.samples,
+        problems=tuple(campaign.problems),
     )
 
 
@@ -80,20 +86,22 @@ class Campaign:
         self.samples = Samples()
         self.problems: list[str] = []
         self._began_s = time.monotonic()
-        self._told = 0, 0
+        self._shown_commits = 0
+        self._shown_kills = 0
 
     def go(self) -> None:
         """Return when the job has ended, or doesn't get on."""
         moved_s = sampled_s = time.monotonic()
         while self._driver.exit_code is None:
             now = time.monotonic()
-            before = len(self.watch.commits)
+            commits = len(self.watch.commits)
             self.watch.look(now)
-            moved_s = now if len(self.watch.commits) > before else moved_s
+            if len(self.watch.commits) > commits:
+                moved_s = now
             if now - moved_s > max(STUCK_S, STUCK_ROUNDS * self._options.round_seconds):
                 self.problems.append(f"no commit for {now - moved_s:.0f} s")
                 return
-            self._tell(now)
+            self._show_progress(now)
             self._arena.turn(now)
             if len(self.watch.commits) < self._rounds:  # What comes after that, such as the export, is not measured.
                 if now - sampled_s >= EVERY_S:
@@ -108,20 +116,26 @@ class Campaign:
     def wait_for_the_frozen(self) -> None:
         """Ray ends what is left of the run; what is still there after that has been forgotten."""
         deadline = time.monotonic() + FROZEN_S
-        while self.hunter is not None and (frozen := self.hunter.frozen()):
+        while self.hunter is not None:
+            frozen = self.hunter.frozen()
+            if not frozen:
+                return
             if time.monotonic() > deadline:
                 self.problems.append(f"stopped and never ended: {', '.join(frozen)}")
                 return
             time.sleep(POLL_S)
 
-    def _tell(self, now: float) -> None:
-        """Say how far it is, at every commit and every strike."""
+    def _show_progress(self, now: float) -> None:
+        """Print a line at every commit and every strike."""
         kills = [] if self.hunter is None else self.hunter.kills
-        if self._told != (len(self.watch.commits), len(kills)):
-            self._told = len(self.watch.commits), len(kills)
-            last = f", strike {len(kills)}: {kills[-1].signal} to {kills[-1].name}" if kills else ""
-            shown = f"[{now - self._began_s:6.0f} s] round {self._told[0]} of {self._rounds}{last}"
-            print(shown, file=sys.stderr, flush=True)
+        commits = len(self.watch.commits)
+        if (commits, len(kills)) == (self._shown_commits, self._shown_kills):
+            return
+        self._shown_commits = commits
+        self._shown_kills = len(kills)
+        strike = f", strike {len(kills)}: {kills[-1].signal} to {kills[-1].name}" if kills else ""
+        line = f"[{now - self._began_s:6.0f} s] round {commits} of {self._rounds}{strike}"
+        print(line, file=sys.stderr, flush=True)
 
     def _hunt(self, now: float) -> None:
         if self.hunter is None and last_calm_round(self._options.calm_rounds) in self.watch.commits:
@@ -131,14 +145,18 @@ class Campaign:
 
     def _hunter(self) -> Hunter:
         """The calm is over: its rounds tell how long a round takes."""
-        o = self._options
-        calm = calm_window([Edge(number, at, 0) for number, at in sorted(self.watch.commits.items())], o.calm_rounds)
+        options = self._options
+        edges = [Edge(round, at_s, 0) for round, at_s in sorted(self.watch.commits.items())]
+        calm = calm_window(edges, options.calm_rounds)
         if calm is None:
             raise RuntimeError("several commits appeared at once: rounds are too short to be watched")
-        strikes = planned(o.seed, o.victims, o.mean_rounds_between_kills, calm.round_s, o.signal, o.kills)
-        return Hunter(self._arena, self._driver, self.watch, strikes, calm.end_s, patient=o.kills is not None)
+        mean_rounds = options.mean_rounds_between_kills
+        strikes = planned(options.seed, options.victims, mean_rounds, calm.round_s, options.signal, options.kills)
+        return Hunter(self._arena, self._driver, self.watch, strikes, calm.end_s, patient=options.kills is not None)
 
     def _sample(self, now: float) -> None:
-        actors = {actor.name: actor.pid for actor in self._arena.actors() if not actor.name.startswith("worker-")}
-        lasting = {"driver": self._driver.pid, **self._arena.lasting(), **actors}
-        self.samples.take(now, lasting, self._arena.store_bytes())
+        pids = {"driver": self._driver.pid, **self._arena.lasting()}
+        for actor in self._arena.actors():
+            if not actor.name.startswith("worker-"):
+                pids[actor.name] = actor.pid
+        self.samples.take(now, pids, self._arena.store_bytes())

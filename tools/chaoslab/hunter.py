@@ -53,13 +53,17 @@ class Hunter:
         self.missed: list[str] = []
         """Roles without a live process when they were to be struck."""
         self._stopped: dict[int, tuple[str, str | None]] = {}
-        self._due_s = begin_s
+        """Name and start time of stopped processes, by process id."""
+        self._next_s = begin_s
+        """Monotonic time of the next strike."""
         self._next: Strike | None = None
-        self._aim(begin_s)
+        self._plan_next(begin_s)
 
     def turn(self, now: float) -> None:
         """Strike if it is time to."""
-        if self._next is None or now < self._due_s or (self._patient and not self._healed()):
+        if self._next is None or now < self._next_s:
+            return
+        if self._patient and not self._is_healed():
             return
         strike = self._next
         prey = strike.choose(self._living(strike.role))
@@ -69,40 +73,47 @@ class Hunter:
             self.missed.append(strike.role)
         else:
             self.kills.append(self._hit(strike, prey))
-        self._aim(now if self._patient else self._due_s)
+        self._plan_next(now if self._patient else self._next_s)
 
     def heal_s(self, kill: Kill) -> float | None:
         """Seconds from a kill to the next progress; None: it hasn't come."""
-        at = progress_at(kill, self._watch.steps, self._watch.events, list(self._watch.commits.values()))
-        return None if at is None else at - kill.at_s
+        commits = list(self._watch.commits.values())
+        at_s = progress_at(kill, self._watch.steps, self._watch.events, commits)
+        return None if at_s is None else at_s - kill.at_s
 
     def frozen(self) -> list[str]:
         """Names of processes that were stopped and are still there."""
-        return [name for pid, (name, birth) in self._stopped.items() if birth is not None and born(pid) == birth]
+        names = []
+        for pid, (name, birth) in self._stopped.items():
+            if birth is not None and born(pid) == birth:
+                names.append(name)
+        return names
 
-    def _aim(self, since_s: float) -> None:
+    def _plan_next(self, since_s: float) -> None:
         self._next = next(self._strikes, None)
         if self._next is not None:
-            self._due_s = since_s + self._next.after_s
+            self._next_s = since_s + self._next.after_s
 
-    def _healed(self) -> bool:
+    def _is_healed(self) -> bool:
         return not self.kills or self.heal_s(self.kills[-1]) is not None
 
     def _living(self, role: str) -> list[Prey]:
         if role == "driver":
             return [Prey("driver", self._driver.pid)]
         name = "worker" if role == "node" else role
-        named = [actor for actor in self._arena.actors() if actor.name == name or actor.name.startswith(f"{name}-")]
-        actors = [actor for actor in named if self._is_well(actor.pid)]
-        numbers = [int(actor.name.removeprefix("worker-")) if name == "worker" else None for actor in actors]
-        if role != "node":
-            return [Prey(one.name, one.pid, None, number) for one, number in zip(actors, numbers, strict=True)]
-        raylets = [self._arena.raylet(actor.node) for actor in actors]
-        return [
-            Prey(f"node of {one.name}", raylet, one.node, number)
-            for one, raylet, number in zip(actors, raylets, numbers, strict=True)
-            if raylet is not None
-        ]
+        living = []
+        for actor in self._arena.actors():
+            has_role = actor.name == name or actor.name.startswith(f"{name}-")
+            if not has_role or not self._is_well(actor.pid):
+                continue
+            worker = int(actor.name.removeprefix("worker-")) if name == "worker" else None
+            if role != "node":
+                living.append(Prey(actor.name, actor.pid, None, worker))
+                continue
+            raylet = self._arena.raylet(actor.node)
+            if raylet is not None:
+                living.append(Prey(f"node of {actor.name}", raylet, actor.node, worker))
+        return living
 
     def _is_well(self, pid: int) -> bool:
         """Neither dead, of which Ray may not know yet, nor stopped by us."""
@@ -110,7 +121,7 @@ class Hunter:
         return birth is not None and self._stopped.get(pid, ("", None))[1] != birth
 
     def _hit(self, strike: Strike, prey: Prey) -> Kill:
-        what = signal.SIGSTOP if strike.stop else signal.SIGKILL
+        signal_sent = signal.SIGSTOP if strike.stop else signal.SIGKILL
         after = newest(self._watch.events, strike.role, prey.worker)
         at_s = time.monotonic()
         if strike.role == "driver":
@@ -122,5 +133,5 @@ class Hunter:
             if strike.stop:
                 self._stopped[prey.pid] = (prey.name, born(prey.pid))
             with suppress(ProcessLookupError):  # It has died by itself a moment ago.
-                os.kill(prey.pid, what)
-        return Kill(at_s, strike.role, prey.name, what.name, prey.pid, prey.worker, after)
+                os.kill(prey.pid, signal_sent)
+        return Kill(at_s, strike.role, prey.name, signal_sent.name, prey.pid, prey.worker, after)

@@ -17,69 +17,93 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 def memory_mb(pid: int) -> float | None:
     """Resident memory; None: there is no such process."""
     with suppress(OSError):
-        return int((_PROC / str(pid) / "statm").read_text().split()[1]) * _PAGE_BYTES / 1e6
+        fields = (_PROC / str(pid) / "statm").read_text().split()
+        return int(fields[1]) * _PAGE_BYTES / 1e6
     return None
 
 
 def born(pid: int) -> str | None:
     """Start time of a process, as text that only serves for comparing; None: there is none, or it has ended."""
     fields = _stat(pid)
-    return None if fields is None or fields[0] in "ZX" else fields[19]
+    if fields is None or fields[0] in "ZX":
+        return None
+    return fields[19]
 
 
 def title(pid: int) -> str:
     """The Python file that a process runs, or its program; ``ray::Class`` of an actor; empty: there is no process."""
     with suppress(OSError):
-        words = (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").split()
-        return next((word for word in words if word.endswith(".py")), *words[:1]).rpartition("/")[2] if words else ""
+        command = (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ")
+        words = command.decode(errors="replace").split()
+        if not words:
+            return ""
+        program = next((word for word in words if word.endswith(".py")), words[0])
+        return program.rpartition("/")[2]
     return ""
 
 
 def cpu_s(pid: int, thread: int | None = None) -> float:
     """Seconds that a process has worked, or one of its threads; 0 if there is no such process."""
     fields = _stat(pid, thread)
-    return 0.0 if fields is None else (int(fields[11]) + int(fields[12])) / _TICKS
+    if fields is None:
+        return 0.0
+    ticks = int(fields[11]) + int(fields[12])
+    return ticks / _TICKS
 
 
 def busiest_thread_s(pid: int) -> float:
     """Seconds that the thread of a process has worked which has worked most."""
-    return max((cpu_s(pid, int(path.name)) for path in (_PROC / str(pid) / "task").glob("[0-9]*")), default=0.0)
+    threads = [int(path.name) for path in (_PROC / str(pid) / "task").glob("[0-9]*")]
+    return max((cpu_s(pid, thread) for thread in threads), default=0.0)
 
 
 def descendants(root: int) -> list[int]:
     """Processes that a process has started, and those that they have."""
     children: dict[int, list[int]] = {}
     for path in _PROC.glob("[0-9]*"):
-        fields = _stat(int(path.name))
+        pid = int(path.name)
+        fields = _stat(pid)
         if fields is not None:
-            children.setdefault(int(fields[1]), []).append(int(path.name))
-    found = list(children.get(root, []))
-    for pid in found:
-        found += children.get(pid, [])
-    return found
+            parent = int(fields[1])
+            children.setdefault(parent, []).append(pid)
+    pids = list(children.get(root, []))
+    for pid in pids:
+        pids += children.get(pid, [])
+    return pids
 
 
 def busy_s() -> float:
     """Seconds that all cores have worked since the machine was started."""
-    numbers = [int(number) for number in (_PROC / "stat").read_text().split("\n", 1)[0].split()[1:9]]
-    return (sum(numbers) - numbers[3] - numbers[4]) / _TICKS  # all but idle and waiting for a disk
+    first_line, _, _ = (_PROC / "stat").read_text().partition("\n")
+    ticks = [int(number) for number in first_line.split()[1:9]]
+    idle = ticks[3] + ticks[4]  # Idle, and waiting for a disk.
+    return (sum(ticks) - idle) / _TICKS
 
 
 def machine() -> dict[str, Any]:
     """Conditions that figures depend on."""
-    cpu = [line for line in (_PROC / "cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    cpu = platform.machine()
+    for line in (_PROC / "cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            cpu = line.partition(":")[2].strip()
+            break
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
     return {
         "cores": os.cpu_count(),
-        "cpu": cpu[0].partition(":")[2].strip() if cpu else platform.machine(),
-        "memory_gb": round(os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES / 1e9, 1),
+        "cpu": cpu,
+        "memory_gb": round(memory_bytes / 1e9, 1),
         "python": platform.python_version(),
-        **{name: version(name) for name in ("ray", "torch")},
+        "ray": version("ray"),
+        "torch": version("torch"),
     }
 
 
 def _stat(pid: int, thread: int | None = None) -> list[str] | None:
     """Fields of ``/proc/PID/stat`` from the third one on: state, parent, …; before them is a name of any characters."""
     with suppress(OSError):
-        folder = _PROC / str(pid) if thread is None else _PROC / str(pid) / "task" / str(thread)
-        return (folder / "stat").read_text().rpartition(")")[2].split()
+        folder = _PROC / str(pid)
+        if thread is not None:
+            folder = folder / "task" / str(thread)
+        _, _, fields = (folder / "stat").read_text().rpartition(")")
+        return fields.split()
     return None

@@ -34,20 +34,24 @@ class Samples:
     load: list[float] = field(default_factory=list)
     """Load averages over one minute."""
 
-    def take(self, now: float, lasting: Mapping[str, int], store_bytes: int) -> None:
-        """Look; `lasting` maps what should last as long as the run to process ids."""
+    def take(self, now: float, pids: Mapping[str, int], store_bytes: int) -> None:
+        """Add a sample; `pids` are the processes that should last as long as the run, by name."""
         self.moments.append(Moment(now, busy_s(), store_bytes))
         self.load.append(round(os.getloadavg()[0], 2))
-        for name, pid in lasting.items():
-            if (size := memory_mb(pid)) is not None:
-                self.memory.setdefault((name.partition(":")[0].partition("-")[0], pid), []).append((now, size))
+        for name, pid in pids.items():
+            size_mb = memory_mb(pid)
+            if size_mb is not None:
+                kind = name.partition(":")[0].partition("-")[0]
+                self.memory.setdefault((kind, pid), []).append((now, size_mb))
 
     def busy_cores(self, begin_s: float, end_s: float) -> float | None:
         """Cores that worked in that time, on average; those of other programs too."""
         inside = [moment for moment in self.moments if begin_s <= moment.at_s <= end_s]
         if len(inside) < 2:
             return None
-        return round((inside[-1].busy_s - inside[0].busy_s) / (inside[-1].at_s - inside[0].at_s), 2)
+        first = inside[0]
+        last = inside[-1]
+        return round((last.busy_s - first.busy_s) / (last.at_s - first.at_s), 2)
 
     def store_mb(self, begin_s: float, end_s: float) -> dict[str, float | None]:
         """Mean size of what is in the object stores, in the whole time and in its last third."""
@@ -58,9 +62,10 @@ class Samples:
         """Megabytes per hour by least squares, by what a process is, and how many points in how many minutes say so."""
         lives: dict[str, list[Life]] = {}
         for (name, _), life in sorted(self.memory.items()):
-            if old := settled(life):
-                lives.setdefault(name, []).append(old)
-        return {name: _line(mine) for name, mine in lives.items()}
+            settled_life = settled(life)
+            if settled_life:
+                lives.setdefault(name, []).append(settled_life)
+        return {name: _line(lives_of_kind) for name, lives_of_kind in lives.items()}
 
     def _store_mb(self, begin_s: float, end_s: float) -> float | None:
         sizes = [moment.store_bytes / 1e6 for moment in self.moments if begin_s <= moment.at_s <= end_s]

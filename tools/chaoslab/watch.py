@@ -26,7 +26,7 @@ class Tail:
         self._path = path
         self._inode: int | None = None
         self._offset = 0
-        self._known: set[bytes] = set()
+        self._digests: set[bytes] = set()
 
     def new(self) -> list[dict[str, Any]]:
         """Objects of whole lines that have come since the last call; a torn line is passed over."""
@@ -37,17 +37,23 @@ class Tail:
                     self._inode = inode
                     self._offset = 0
                 file.seek(self._offset)
-                whole, newline, _ = file.read().rpartition(b"\n")
+                whole_lines, newline, _ = file.read().rpartition(b"\n")
         except FileNotFoundError:
             return []
-        self._offset += len(whole) + len(newline)
-        return [record for line in whole.splitlines() if (record := self._taken(line)) is not None]
+        self._offset += len(whole_lines) + len(newline)
+        records = []
+        for line in whole_lines.splitlines():
+            record = self._new_record(line)
+            if record is not None:
+                records.append(record)
+        return records
 
-    def _taken(self, line: bytes) -> dict[str, Any] | None:
-        mark = hashlib.blake2b(line, digest_size=12).digest()
-        if mark in self._known:
+    def _new_record(self, line: bytes) -> dict[str, Any] | None:
+        """Parse a line; None if it is no object, or was read before."""
+        digest = hashlib.blake2b(line, digest_size=12).digest()
+        if digest in self._digests:
             return None
-        self._known.add(mark)
+        self._digests.add(digest)
         with suppress(ValueError):
             record = json.loads(line)
             return record if isinstance(record, dict) else None
@@ -75,22 +81,30 @@ class Watch:
     def look(self, now: float) -> None:
         """Take in what is new; `now` is monotonic."""
         for round in self._rounds() - self.commits.keys():
-            self.commits[round], self._records[round] = now, self._path(round).read_bytes()
-        self.steps += [Seen(now, record) for record in self._metrics.new() if record.get("kind") == "step"]
+            self._records[round] = self._path(round).read_bytes()
+            self.commits[round] = now
+        for record in self._metrics.new():
+            if record.get("kind") == "step":
+                self.steps.append(Seen(now, record))
         self.events += [Seen(now, record) for record in self._events.new()]
 
     def begun(self) -> list[int]:
         """Numbers of the rounds that were begun, as often as they were."""
         planned = [int(event.record["round"]) for event in self.events if event.record.get("kind") == "plan"]
-        return planned + sorted({int(step.record["round"]) for step in self.steps} - set(planned))
+        trained = {int(step.record["round"]) for step in self.steps}
+        return planned + sorted(trained - set(planned))
 
     def taken_back(self) -> list[int]:
         """Rounds whose records were there, and are gone or have changed since."""
         return [round for round, record in self._records.items() if self._read(round) != record]
 
     def _rounds(self) -> set[int]:
-        names = (re.fullmatch(r"round_(\d{6,})\.json", path.name) for path in self._folder.glob("round_*.json"))
-        return {int(name[1]) for name in names if name}
+        rounds = set()
+        for path in self._folder.glob("round_*.json"):
+            match = re.fullmatch(r"round_(\d{6,})\.json", path.name)
+            if match:
+                rounds.add(int(match[1]))
+        return rounds
 
     def _path(self, round: int) -> Path:
         return self._folder / f"round_{round:06d}.json"

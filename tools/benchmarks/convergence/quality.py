@@ -130,7 +130,7 @@ def _muon(rate: float, adamw: float, floor: float = 0.0) -> dict[str, Any]:
 FLOORS = (0.0, 0.1)
 GRIDS: dict[str, list[Side]] = {
     "synchronous": [_plain(WORKERS * BATCH, **_adamw(rate)) for rate in (8e-3, 16e-3, 24e-3)],
-    "diloco": [diloco(13, 0.7, 0.8, **_adamw(*one)) for one in product((4e-3, 6e-3), FLOORS)],
+    "diloco": [diloco(13, 0.7, 0.8, **_adamw(*rates)) for rates in product((4e-3, 6e-3), FLOORS)],
     "alone": [_plain(BATCH, **_adamw(rate)) for rate in (4e-3, 8e-3, 16e-3)],
     "synchronous_muon": [
         *(_plain(WORKERS * BATCH, **_muon(rate, 8e-3)) for rate in (5e-3, 1e-2, 2e-2)),
@@ -201,70 +201,85 @@ def quality(row: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def _beside(base: Sequence[Outcome], name: str, these: Sequence[Outcome], target: str) -> dict[str, Any]:
-    """These losses over those of synchronous training with the same seeds: the ratio of means, and of each seed."""
-    ratios = [one.reported / other.reported for one, other in zip(these, base, strict=True)]
+def _beside(base: Sequence[Outcome], name: str, outcomes: Sequence[Outcome], target: str) -> dict[str, Any]:
+    """Losses over those of synchronous training with the same seeds: the ratio of means, and of each seed."""
+    ratios = [ours.reported / theirs.reported for ours, theirs in zip(outcomes, base, strict=True)]
     return {
-        "value": mean(one.reported for one in these) / mean(one.reported for one in base),
+        "value": _mean_reported(outcomes) / _mean_reported(base),
         "target": target,
         "spread": f"{stdev(ratios):.4f} ({min(ratios):.4f}-{max(ratios):.4f})",
-        name: _losses(these),
+        name: _losses(outcomes),
         "synchronous": _losses(base),
     }
 
 
+def _mean_reported(outcomes: Sequence[Outcome]) -> float:
+    return mean(outcome.reported for outcome in outcomes)
+
+
 def _losses(outcomes: Sequence[Outcome]) -> str:
-    losses = [one.reported for one in outcomes]
+    losses = [outcome.reported for outcome in outcomes]
     return f"{mean(losses):.4f} ± {stdev(losses):.4f}"
 
 
 def outcomes(sides: Mapping[str, Side], seeds: Sequence[int]) -> dict[str, list[Outcome]]:
     """Run each side with each seed."""
-    found: dict[str, list[Outcome]] = {name: [] for name in sides}
+    by_side: dict[str, list[Outcome]] = {name: [] for name in sides}
     with tempfile.TemporaryDirectory() as scratch, connected("bench"):
         dataset = _dataset(Path(scratch))
         for seed, name in product(seeds, sides):
-            one = _run(f"{name}-{seed}", sides[name], seed, Path(scratch), dataset)
-            print(f"{name}, seed {seed}: {one.choosing:.4f}, {one.reported:.4f}", file=sys.stderr, flush=True)
-            found[name].append(one)
-    return found
+            outcome = _run(f"{name}-{seed}", sides[name], seed, Path(scratch), dataset)
+            line = f"{name}, seed {seed}: {outcome.choosing:.4f}, {outcome.reported:.4f}"
+            print(line, file=sys.stderr, flush=True)
+            by_side[name].append(outcome)
+    return by_side
 
 
 def tune() -> None:
     """Print the loss of everything in the grids on the half that chooses."""
-    sides = {f"{name}-{place}": side for name, grid in GRIDS.items() for place, side in enumerate(grid)}
-    for name, found in outcomes(sides, TUNING_SEEDS).items():
-        print(f"{name} {mean(one.choosing for one in found):.4f} {sides[name].tables}", flush=True)
+    sides = {}
+    for name, grid in GRIDS.items():
+        for number, side in enumerate(grid):
+            sides[f"{name}-{number}"] = side
+    for name, outcomes_of_side in outcomes(sides, TUNING_SEEDS).items():
+        loss = mean(outcome.choosing for outcome in outcomes_of_side)
+        print(f"{name} {loss:.4f} {sides[name].tables}", flush=True)
 
 
 def _dataset(scratch: Path) -> Path:
     folder = scratch / "corpus"
     options = Options("stdlib", str(folder), seq_len=SEQ_LEN, max_samples=100_000, validation_samples=HELD_OUT)
-    prepare(options, lambda what, count: None)
+    prepare(options, lambda kind, count: None)
     return folder
 
 
 def _run(name: str, side: Side, seed: int, parent: Path, dataset: Path) -> Outcome:
     job = side.job(name, seed, dataset)
     directory = RunDirectory.create(parent, name, resolved_toml(job))
-    rounds = [one for one in records(job, name, directory, in_folder(dataset)) if one["kind"] == "round"]
+    moved_bytes = 0
+    for record in records(job, name, directory, in_folder(dataset)):
+        if record["kind"] == "round":
+            moved_bytes += record["bytes_up"] + record["bytes_down"]
     finish(job, directory, in_folder(dataset))
     model = AutoModelForCausalLM.from_pretrained(directory.path / "model")
-    moved = sum(one["bytes_up"] + one["bytes_down"] for one in rounds)
-    parameters = sum(one.numel() for one in model.parameters())
-    return Outcome(*_held_out(job, model, dataset), moved, parameters, side.total)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Outcome(*_held_out(job, model, dataset), moved_bytes, parameters, side.total)
 
 
 def _held_out(job: Job, model: PreTrainedModel, dataset: Path) -> tuple[float, float]:
     """Loss in nats a token on both halves of what was held out."""
     manifest = read_manifest(dataset)
     slices = [read_slice(dataset, info, manifest) for info in manifest.slices if info.split == "validation"]
-    held = {name: np.concatenate([one[name] for one in slices]) for name in slices[0]}
-    samples = len(held["input_ids"])
+    arrays = {}
+    for name in slices[0]:
+        arrays[name] = np.concatenate([slice_arrays[name] for slice_arrays in slices])
+    samples = len(arrays["input_ids"])
     task = task_of(job.model, model)
     losses = []
     for half in (slice(samples // 2), slice(samples // 2, None)):
-        parts = {name: torch.from_numpy(array[half]).split(8 * BATCH) for name, array in held.items()}
+        parts = {}
+        for name, array in arrays.items():
+            parts[name] = torch.from_numpy(array[half]).split(8 * BATCH)
         batches = [dict(zip(parts, batch, strict=True)) for batch in zip(*parts.values(), strict=True)]
         loss_sum, count = evaluate(model, task, batches, "cpu")["val_loss"]
         losses.append(loss_sum / count)

@@ -31,7 +31,7 @@ SLOWED = 6
 """Rounds with a slow generator; the first one, in which processes warm up, isn't counted."""
 STALENESS = (0, 1, 2)
 """Steps that responses may be behind, of each run; 0: synchronous."""
-ROWS = tuple(f"rl_ahead_{ahead}{what}" for ahead in STALENESS[1:] for what in ("", "_pass"))
+ROWS = tuple(f"rl_ahead_{ahead}{figure}" for ahead in STALENESS[1:] for figure in ("", "_pass"))
 LEAST = 1.5
 CLOSE = 0.03
 """Least gain in steps/s, and largest loss of right responses."""
@@ -56,7 +56,9 @@ class Run:
         self._island = Island(job, tokenizer)
         self._prompts = batches(dataset, job.rounds.max_batch_size)
         self._validation = list(islice(batches(dataset, 64, "validation"), 4))
-        self._global = [one.detach().clone().requires_grad_() for one in self._island.model.parameters()]
+        self._global = []
+        for parameter in self._island.model.parameters():
+            self._global.append(parameter.detach().clone().requires_grad_())
         outer = job.outer_optimizer
         self._outer = torch.optim.SGD(self._global, outer.learning_rate, outer.momentum, nesterov=True)
         self.seconds: list[float] = []
@@ -76,7 +78,8 @@ class Run:
         began = time.perf_counter()
         for step, batch in enumerate(prompts):
             self._island.announce(iter(prompts[step + 1 :]))
-            behind, tokens = self._island.step(batch).sums.get("staleness", (0.0, 1.0))
+            sums = self._island.step(batch).sums
+            behind, tokens = sums.get("staleness", (0.0, 1.0))
             self.behind = max(self.behind, behind / tokens)
         self.seconds.append(time.perf_counter() - began)
         self.trainer_s.append(time.process_time() - trained)
@@ -96,11 +99,11 @@ class Run:
     @torch.no_grad()
     def _take_outer_step(self) -> None:
         parameters = list(self._island.model.parameters())
-        for weights, own in zip(self._global, parameters, strict=True):
-            weights.grad = weights.detach() - own
+        for weights, parameter in zip(self._global, parameters, strict=True):
+            weights.grad = weights.detach() - parameter
         self._outer.step()
-        for weights, own in zip(self._global, parameters, strict=True):
-            own.copy_(weights)
+        for weights, parameter in zip(self._global, parameters, strict=True):
+            parameter.copy_(weights)
 
 
 def ahead() -> dict[str, dict[str, Any]]:
@@ -121,11 +124,14 @@ def ahead() -> dict[str, dict[str, Any]]:
                 run.close()
             seeds.append(runs)
     rows: dict[str, dict[str, Any]] = {}
-    for place, steps in enumerate(STALENESS[1:], 1):
-        rows[f"rl_ahead_{steps}"] = _speed(steps, [runs[0] for runs in seeds], [runs[place] for runs in seeds])
-        learned = [mean(each) for each in zip(*passed, strict=True)]
-        shares = {f"seed_{seed}": f"{each[0]:.3f} {each[place]:.3f}" for seed, each in enumerate(passed)}
-        rows[f"rl_ahead_{steps}_pass"] = {"value": learned[0] - learned[place], "target": f"<= {CLOSE:g}", **shares}
+    plain_runs = [runs[0] for runs in seeds]
+    learned = [mean(shares_of_run) for shares_of_run in zip(*passed, strict=True)]
+    for index, steps in enumerate(STALENESS[1:], 1):
+        rows[f"rl_ahead_{steps}"] = _speed(steps, plain_runs, [runs[index] for runs in seeds])
+        shares = {}
+        for seed, seed_shares in enumerate(passed):
+            shares[f"seed_{seed}"] = f"{seed_shares[0]:.3f} {seed_shares[index]:.3f}"
+        rows[f"rl_ahead_{steps}_pass"] = {"value": learned[0] - learned[index], "target": f"<= {CLOSE:g}", **shares}
     return rows
 
 
@@ -136,24 +142,33 @@ def _speed(steps: int, plain: Sequence[Run], ahead: Sequence[Run]) -> dict[str, 
         ValueError: responses were further behind.
 
     """
-    if (most := max(run.behind for run in ahead)) > steps:
+    most = max(run.behind for run in ahead)
+    if most > steps:
         raise ValueError(f"responses were {most} steps behind, {steps} are allowed")
-    before, after = (_slowed([run.seconds for run in runs]) for runs in (plain, ahead))
+    before = _slowed([run.seconds for run in plain])
+    after = _slowed([run.seconds for run in ahead])
     first, middle, third = np.quantile(before / after, (0.25, 0.5, 0.75))
-    times = {
-        f"{name}_{what}_ms": round(1e3 * float(np.median(_slowed([getattr(run, kept) for run in runs]))) / STEPS, 1)
-        for name, runs in (("plain", plain), ("ahead", ahead))
-        for what, kept in (("step", "seconds"), ("trainer_cpu", "trainer_s"), ("generator_cpu", "generator_s"))
-    }
+    times = {}
+    for name, runs in (("plain", plain), ("ahead", ahead)):
+        times[f"{name}_step_ms"] = _median_ms([run.seconds for run in runs])
+        times[f"{name}_trainer_cpu_ms"] = _median_ms([run.trainer_s for run in runs])
+        times[f"{name}_generator_cpu_ms"] = _median_ms([run.generator_s for run in runs])
     spread = {"q1": round(first, 2), "q3": round(third, 2), "rounds": len(before), "most_behind": round(most, 2)}
     return {"value": float(middle), "target": f">= {LEAST:g}", **spread, **times}
 
 
+def _median_ms(rounds: Sequence[Sequence[float]]) -> float:
+    """Median time of a step in milliseconds, of runs' rounds in seconds."""
+    round_s = float(np.median(_slowed(rounds)))
+    return round(1e3 * round_s / STEPS, 1)
+
+
 def _slowed(rounds: Sequence[Sequence[float]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Join what was measured of the rounds that count."""
-    return np.concatenate([each[1:SLOWED] for each in rounds])
+    """Join the times of the rounds that count."""
+    return np.concatenate([times[1:SLOWED] for times in rounds])
 
 
 def _generators_s() -> float:
     """CPU seconds of all model workers so far."""
-    return sum(cpu_s(pid) for pid in descendants(os.getpid()) if title(pid).startswith("ray::ModelWorker"))
+    pids = [pid for pid in descendants(os.getpid()) if title(pid).startswith("ray::ModelWorker")]
+    return sum(cpu_s(pid) for pid in pids)

@@ -43,7 +43,8 @@ class StraightLine:
     """A step of GRPO without model workers, graph or requests."""
 
     def __init__(self, job: Job, tokenizer: Any) -> None:
-        self._job, self._model = job, build_trained(job).eval()
+        self._job = job
+        self._model = build_trained(job).eval()
         self._policy = Policy(self._model, 1.0, None, vocabulary_of(tokenizer))
         self._ends = end_tokens(self._model, tokenizer)
         self._scorer = Scorer(job.rl, tokenizer)
@@ -53,13 +54,16 @@ class StraightLine:
     def step(self, batch: Samples) -> None:
         """Generate, reward, and take an optimizer step."""
         rl = self._job.rl
-        ids, mask = (torch.from_numpy(batch.arrays[name]).long() for name in ("input_ids", "attention_mask"))
+        ids = torch.from_numpy(batch.arrays["input_ids"]).long()
+        mask = torch.from_numpy(batch.arrays["attention_mask"]).long()
         sampling = training_sampling(rl)
         uniform = draw(self._job.run.seed, batch.keys, sampling)
         responses = self._policy.sample(ids, mask, uniform, sampling, self._ends)
-        rewards = torch.from_numpy(self._scorer.score(batch.arrays, responses).total).float()
+        scores = self._scorer.score(batch.arrays, responses)
+        rewards = torch.from_numpy(scores.total).float()
         lengths = responses.mask.sum(1).view(rewards.shape)
-        advantages = find("advantages", rl.recipe.advantage)(rewards, lengths).view(-1, 1).expand_as(responses.mask)
+        advantage = find("advantages", rl.recipe.advantage)(rewards, lengths)
+        advantages = advantage.view(-1, 1).expand_as(responses.mask)
         rollout = Rollout(responses, responses.mask, advantages, responses.logprobs, None)
         self._optimizer.zero_grad()
         weights, total = self._objective.weights(rollout.mask)
@@ -70,7 +74,7 @@ class StraightLine:
     @property
     def weights(self) -> list[torch.Tensor]:
         """Weights of the policy."""
-        return [one.detach() for one in self._model.parameters()]
+        return [parameter.detach() for parameter in self._model.parameters()]
 
 
 def rl() -> dict[str, dict[str, Any]]:
@@ -86,35 +90,37 @@ def rl() -> dict[str, dict[str, Any]]:
 
 def _of_size(size: str, dataset: Path, prompts: int, tokens: int, turns: int) -> dict[str, dict[str, Any]]:
     prompted = batches(dataset, prompts)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         ways: dict[str, Callable[[Samples], Any]] = {}
         islands = {}
         for way, (workers, _) in WAYS.items():
             job, tokenizer = _job(dataset, tokens, workers)
-            islands[way] = island = Island(job, tokenizer)
-            held.callback(island.close)
+            island = Island(job, tokenizer)
+            stack.callback(island.close)
+            islands[way] = island
             ways[way] = island.step
         straight = StraightLine(*_job(dataset, tokens, 1))
         times = _times({"straight": straight.step, **ways}, prompted, turns)
         for way, island in islands.items():
-            for one, other in zip(straight.weights, island.model.parameters(), strict=True):
-                torch.testing.assert_close(other.detach(), one, atol=1e-5, rtol=1e-4, msg=f"rl{way} takes other steps")
-    least = {way: float(np.quantile(spent, 0.25)) for way, spent in times.items()}
+            problem = f"rl{way} takes other steps"
+            for expected, parameter in zip(straight.weights, island.model.parameters(), strict=True):
+                torch.testing.assert_close(parameter.detach(), expected, atol=1e-5, rtol=1e-4, msg=problem)
+    least = {way: float(np.quantile(seconds, 0.25)) for way, seconds in times.items()}
     conditions = {
         "turns": turns,
         "prompts": prompts,
         "tokens": tokens,
         "straight_ms": round(1e3 * least["straight"], 1),
     }
-    return {
-        f"rl{way}{size}": {
-            "value": least[way] / least["straight"],
-            "target": f"<= {LONG_TARGET if size else target:g}",
-            **{f"q{quarter}_ms": round(1e3 * float(np.quantile(times[way], quarter / 4)), 1) for quarter in (1, 2, 3)},
-            **conditions,
-        }
-        for way, (_, target) in WAYS.items()
-    }
+    rows = {}
+    for way, (_, short_target) in WAYS.items():
+        target = LONG_TARGET if size else short_target
+        row: dict[str, Any] = {"value": least[way] / least["straight"], "target": f"<= {target:g}"}
+        for quarter in (1, 2, 3):
+            seconds = float(np.quantile(times[way], quarter / 4))
+            row[f"q{quarter}_ms"] = round(1e3 * seconds, 1)
+        rows[f"rl{way}{size}"] = row | conditions
+    return rows
 
 
 def _times(
@@ -130,7 +136,7 @@ def _times(
             began = time.perf_counter()
             ways[way](batch)
             times[way].append(time.perf_counter() - began)
-    return {way: spent[WARM_UP:] for way, spent in times.items()}
+    return {way: seconds[WARM_UP:] for way, seconds in times.items()}
 
 
 def _job(dataset: Path, tokens: int, workers: int) -> tuple[Job, Any]:

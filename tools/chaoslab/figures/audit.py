@@ -42,28 +42,32 @@ def account(commits: Sequence[Commit], sizes: Mapping[int, int]) -> Account:
     uses: Uses = {}
     foreign = 0
     for commit in commits:
-        named = {worker: sum(span.samples for span in spans) for worker, spans in commit.spans}
-        foreign += sum(abs(delta.samples - named.pop(delta.worker, 0)) for delta in commit.deltas) + sum(named.values())
-        foreign += sum(_use(uses, span, sizes) for _, spans in commit.spans for span in spans)
-    whole = commits[-1].epoch if commits else 0
-    unused = sum(_unused(uses, (epoch, index), size) for epoch in range(whole) for index, size in sizes.items())
-    return Account(
-        committed=sum(int(counts.sum()) for counts in uses.values()),
-        whole_epochs=whole,
-        repeated=sum(int(np.maximum(counts - 1, 0).sum()) for counts in uses.values()),
-        lost=unused + (_miscounted(uses, commits[-1]) if commits else 0),
-        foreign=foreign,
-    )
+        foreign += _miscounted_by_deltas(commit)
+        for _, spans in commit.spans:
+            foreign += sum(_use(uses, span, sizes) for span in spans)
+    whole_epochs = 0
+    lost = 0
+    if commits:
+        whole_epochs = commits[-1].epoch
+        lost = _miscounted_by_cursors(uses, commits[-1])
+    for epoch in range(whole_epochs):
+        lost += sum(_unused(uses, (epoch, index), size) for index, size in sizes.items())
+    committed = 0
+    repeated = 0
+    for counts in uses.values():
+        committed += int(counts.sum())
+        repeated += int(np.maximum(counts - 1, 0).sum())
+    return Account(committed, whole_epochs, repeated, lost, foreign)
 
 
 def breaks(commits: Sequence[Commit]) -> int:
     """Places where a record is missing, or doesn't begin with the weights that the one before it ended with."""
     count = 0
-    due = 0
+    next_round = 0
     parent = None
     for commit in commits:
-        count += commit.round != due or (due > 0 and commit.parent_sha256 != parent)
-        due = commit.round + 1
+        count += commit.round != next_round or (next_round > 0 and commit.parent_sha256 != parent)
+        next_round = commit.round + 1
         parent = commit.theta_sha256
     return count
 
@@ -78,6 +82,15 @@ def begun_again(begun: Iterable[int]) -> int:
     return sum(count - 1 for count in Counter(begun).values())
 
 
+def _miscounted_by_deltas(commit: Commit) -> int:
+    """Samples that deltas count and don't name, or name and don't count."""
+    named = {worker: sum(span.samples for span in spans) for worker, spans in commit.spans}
+    difference = 0
+    for delta in commit.deltas:
+        difference += abs(delta.samples - named.pop(delta.worker, 0))
+    return difference + sum(named.values())
+
+
 def _use(uses: Uses, span: Span, sizes: Mapping[int, int]) -> int:
     """Enter a span; returns how many of its samples the dataset doesn't have."""
     size = sizes.get(span.slice, 0)
@@ -89,15 +102,20 @@ def _use(uses: Uses, span: Span, sizes: Mapping[int, int]) -> int:
 
 
 def _unused(uses: Uses, key: tuple[int, int], size: int) -> int:
-    return int((uses[key] == 0).sum()) if key in uses else size
+    if key not in uses:
+        return size
+    return int((uses[key] == 0).sum())
 
 
-def _miscounted(uses: Uses, last: Commit) -> int:
-    """Samples by which the last record's own count of what is used differs from what is in deltas."""
-    counted = {
-        (epoch, index): number
-        for epoch, cursors in {last.epoch: last.cursors, **last.ahead}.items()
-        for index, number in cursors.items()
-    }
-    found = {key: int((counts > 0).sum()) for key, counts in uses.items() if key[0] >= last.epoch}
-    return sum(abs(counted.get(key, 0) - found.get(key, 0)) for key in counted.keys() | found.keys())
+def _miscounted_by_cursors(uses: Uses, last: Commit) -> int:
+    """Difference in samples between the last record's cursors and the spans of all deltas."""
+    by_cursors = {}
+    for epoch, cursors in {last.epoch: last.cursors, **last.ahead}.items():
+        for index, number in cursors.items():
+            by_cursors[epoch, index] = number
+    by_deltas = {}
+    for (epoch, index), counts in uses.items():
+        if epoch >= last.epoch:
+            by_deltas[epoch, index] = int((counts > 0).sum())
+    keys = by_cursors.keys() | by_deltas.keys()
+    return sum(abs(by_cursors.get(key, 0) - by_deltas.get(key, 0)) for key in keys)

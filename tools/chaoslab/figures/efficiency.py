@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import sqrt
 from statistics import mean, stdev
 
@@ -68,10 +69,12 @@ def window(edges: Sequence[Edge], first: int, last: int) -> Window | None:
     inside = [edge for edge in edges if first - 1 <= edge.round <= last]
     if len(inside) < 2 or inside[0].round != first - 1:
         return None
-    begin, *rest = inside
-    times = [after.at_s - before.at_s for before, after in zip(inside, rest, strict=False)]
-    deviation = stdev(times) / mean(times) if len(times) > 1 else 0.0
-    return Window(begin.at_s, rest[-1].at_s, len(rest), sum(edge.samples for edge in rest), deviation)
+    begin = inside[0]
+    ends = inside[1:]
+    times_s = [after.at_s - before.at_s for before, after in pairwise(inside)]
+    deviation = stdev(times_s) / mean(times_s) if len(times_s) > 1 else 0.0
+    samples = sum(edge.samples for edge in ends)
+    return Window(begin.at_s, ends[-1].at_s, len(ends), samples, deviation)
 
 
 def last_calm_round(calm_rounds: int) -> int:

@@ -22,11 +22,14 @@ def slope_per_hour(lives: Iterable[Life]) -> float | None:
     All lives have one slope and each its own level, so a process that was killed and replaced doesn't look like one
     that shrank. None: no life has two moments.
     """
-    covariance = variance = 0.0
+    covariance = 0.0
+    variance = 0.0
     for life in lives:
         if life:
             mean_at = sum(at for at, _ in life) / len(life)
             mean_size = sum(size for _, size in life) / len(life)
             covariance += sum((at - mean_at) * (size - mean_size) for at, size in life)
             variance += sum((at - mean_at) ** 2 for at, _ in life)
-    return covariance / variance * 3600 if variance else None
+    if not variance:
+        return None
+    return covariance / variance * 3600

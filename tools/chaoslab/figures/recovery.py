@@ -42,7 +42,12 @@ class Kill:
 
 def newest(events: Sequence[Seen], role: str, worker: int | None) -> int:
     """Number that a successor has to exceed: an incarnation of the worker, or an attempt; 0 for other roles."""
-    return max((number for event in events if (number := _generation(event, role, worker)) is not None), default=0)
+    newest_number = 0
+    for event in events:
+        number = _generation(event, role, worker)
+        if number is not None:
+            newest_number = max(newest_number, number)
+    return newest_number
 
 
 def progress_at(kill: Kill, steps: Sequence[Seen], events: Sequence[Seen], commits: Sequence[float]) -> float | None:
@@ -56,27 +61,33 @@ def progress_at(kill: Kill, steps: Sequence[Seen], events: Sequence[Seen], commi
 
     """
     if kill.role in ("server", "shard", "store", "telemetry"):
-        return min((at for at in commits if at > kill.at_s), default=None)
-    later = [event for event in events if event.at_s > kill.at_s]
-    since = min((e.at_s for e in later if (_generation(e, kill.role, kill.worker) or 0) > kill.after), default=inf)
-    mine = (step for step in steps if kill.worker is None or step.record.get("worker") == kill.worker)
-    return min((step.at_s for step in mine if step.at_s >= since), default=None)
+        return min((at_s for at_s in commits if at_s > kill.at_s), default=None)
+    successor_s = inf
+    for event in events:
+        number = _generation(event, kill.role, kill.worker) or 0
+        if event.at_s > kill.at_s and number > kill.after:
+            successor_s = min(successor_s, event.at_s)
+    times_s = []
+    for step in steps:
+        is_of_worker = kill.worker is None or step.record.get("worker") == kill.worker
+        if is_of_worker and step.at_s >= successor_s:
+            times_s.append(step.at_s)
+    return min(times_s, default=None)
 
 
 def percentile(values: Sequence[float], part: float) -> float:
     """The smallest of the values that is no less than that part of them: never between two of them, never too small."""
-    return sorted(values)[max(0, ceil(part * len(values)) - 1)]
+    index = ceil(part * len(values)) - 1
+    return sorted(values)[max(0, index)]
 
 
 def figures(seconds: Sequence[float | None]) -> dict[str, float | int | None]:
     """Median, 95th percentile and maximum of what has healed, and how many have not."""
     healed = [value for value in seconds if value is not None]
-    parts = {"p50_s": 0.5, "p95_s": 0.95, "max_s": 1.0}
-    return {
-        "healed": len(healed),
-        "not_healed": len(seconds) - len(healed),
-        **{name: round(percentile(healed, part), 2) if healed else None for name, part in parts.items()},
-    }
+    row: dict[str, float | int | None] = {"healed": len(healed), "not_healed": len(seconds) - len(healed)}
+    for name, part in {"p50_s": 0.5, "p95_s": 0.95, "max_s": 1.0}.items():
+        row[name] = round(percentile(healed, part), 2) if healed else None
+    return row
 
 
 def _generation(event: Seen, role: str, worker: int | None) -> int | None:
