@@ -78,15 +78,15 @@ def bridge() -> dict[str, dict[str, Any]]:
     }
 
 
-def _median(order: Connection, what: str, bare: Callable[[], None], ours: Callable[[], None]) -> float:
+def _median(order: Connection, name: str, bare: Callable[[], None], ours: Callable[[], None]) -> float:
     """Median time of bare bytes ÷ that of ours, in turn; the first of each doesn't count."""
     times: dict[str, list[float]] = {"bare": [], "ours": []}
     for _ in range(1 + TURNS):
-        for way, receive in (("bare", bare), ("ours", ours)):
+        for side, receive in (("bare", bare), ("ours", ours)):
             began = time.perf_counter()
-            order.send((what, way))
+            order.send((name, side))
             receive()
-            times[way].append(time.perf_counter() - began)
+            times[side].append(time.perf_counter() - began)
     return median(times["bare"][1:]) / median(times["ours"][1:])
 
 
@@ -122,8 +122,8 @@ def _send(order: Connection, plain: str, address: str, folder: str) -> None:
     (directory / _NAME).write_bytes(bulk)
     for start in range(0, MESSAGE, MAX_PART):
         Frames(recorder).write(bulk[start : start + MAX_PART], WAIT_S)
-    while (what := order.recv()) != "end":
-        match what:
+    while (request := order.recv()) != "end":
+        match request:
             case (name, "bare"):
                 stream.sendall(ready[name])
             case ("message", _):

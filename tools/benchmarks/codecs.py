@@ -59,10 +59,10 @@ def _row(name: str, weights: Flat, theta: Flat) -> dict[str, Any]:
 
 def _medians(*actions: Callable[[], Any]) -> list[float]:
     """Median seconds of each, taken in turn."""
-    taken: list[list[float]] = [[] for _ in actions]
+    times: list[list[float]] = [[] for _ in actions]
     for _ in range(TURNS):
-        for seconds, action in zip(taken, actions, strict=True):
+        for seconds, action in zip(times, actions, strict=True):
             began = time.perf_counter()
             action()
             seconds.append(time.perf_counter() - began)
-    return [median(seconds) for seconds in taken]
+    return [median(seconds) for seconds in times]

@@ -110,7 +110,7 @@ def _gather(trainer: _Trainer, layout: Layout, turns: int) -> dict[str, Any]:
 
 
 def _encode(trainer: _Trainer, layout: Layout, codec: str, turns: int) -> dict[str, Any]:
-    """Payloads with feedback, made on the device and on the host of the same weights."""
+    """Payloads with feedback, encoded on the device and on the host of the same weights."""
     host = encoder(codec, 1.0)
     beside = encoder(codec, 1.0)
     device = DeviceEncoding(trainer, layout, [beside], codec, 1.0, lambda: _PLENTY)  # type: ignore[arg-type]
@@ -124,15 +124,15 @@ def _encode(trainer: _Trainer, layout: Layout, codec: str, turns: int) -> dict[s
         trainer.change(turn)
         _wait(trainer.device)
         began = time.perf_counter()
-        made = device.payload(0)
+        encoded = device.payload(0)
         spent["device"].append(time.perf_counter() - began)
         began = time.perf_counter()
         results = gather(trainer.model, layout, 0, results)
         expected, _ = host.encode(results, theta)
         spent["host"].append(time.perf_counter() - began)
-        if made is None or any(made[0][name].tobytes() != array.tobytes() for name, array in expected.items()):
+        if encoded is None or any(encoded[0][name].tobytes() != array.tobytes() for name, array in expected.items()):
             raise RuntimeError(f"payloads of {codec} differ between device and host, in turn {turn}")
-        crossed = payload_bytes(made[0])
+        crossed = payload_bytes(encoded[0])
     least = {side: median(seconds[1:]) for side, seconds in spent.items()}
     weights = sum(array.nbytes for array in theta.values())
     times = {f"{side}_ms": round(1e3 * seconds, 2) for side, seconds in least.items()}
@@ -155,20 +155,20 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _times(device: torch.device, turns: int, **ways: Callable[[], Any]) -> dict[str, float]:
-    """Let ways take turns; return the median of their seconds, until the device is done."""
-    spent: dict[str, list[float]] = {way: [] for way in ways}
+def _times(device: torch.device, turns: int, **methods: Callable[[], Any]) -> dict[str, float]:
+    """Run methods in turns; return the median of each one's seconds, until the device is done."""
+    spent: dict[str, list[float]] = {method: [] for method in methods}
     for _ in range(1 + turns):
-        for way, run in ways.items():
+        for method, run in methods.items():
             _wait(device)
             began = time.perf_counter()
             run()
             _wait(device)
-            spent[way].append(time.perf_counter() - began)
-    return {way: median(seconds[1:]) for way, seconds in spent.items()}
+            spent[method].append(time.perf_counter() - began)
+    return {method: median(seconds[1:]) for method, seconds in spent.items()}
 
 
 def _row(times: dict[str, float], size: int) -> dict[str, Any]:
     """Return the ratio to the copy with pinned memory, and what crossed in a second."""
-    rates = {f"{way}_gib_s": round(size / seconds / 2**30, 1) for way, seconds in times.items()}
+    rates = {f"{method}_gib_s": round(size / seconds / 2**30, 1) for method, seconds in times.items()}
     return {"value": times["ours"] / times["floor"], "target": "<= 2", **rates, "crossed_bytes": size}

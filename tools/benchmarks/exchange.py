@@ -138,22 +138,22 @@ def _gloo(workers: list[Any]) -> float:
 
 def _table(name: str, columns: dict[str, list[float]], conditions: dict[str, int]) -> dict[str, dict[str, Any]]:
     """The rows of one size, of the turns' seconds: medians, and from least to most."""
-    medians = {way: median(column) for way, column in columns.items()}
+    medians = {method: median(column) for method, column in columns.items()}
     texts = {}
-    for way, column in columns.items():
-        texts[way] = f"{medians[way]:.4f} ({min(column):.4f}-{max(column):.4f})"
+    for method, column in columns.items():
+        texts[method] = f"{medians[method]:.4f} ({min(column):.4f}-{max(column):.4f})"
     rows = {}
-    for way in medians.keys() - {"sync", "momentum"}:
-        row_name = f"sync_{way}_{name}"
+    for method in medians.keys() - {"sync", "momentum"}:
+        row_name = f"sync_{method}_{name}"
         target = "< 1"
-        shown = ["sync", way]
-        if way == "copy":
+        shown = ["sync", method]
+        if method == "copy":
             row_name = f"sync_{name}"
             target = "<= 1.5"
             shown = ["sync", "momentum", "copy"]
-        times = {f"{shown_way}_s": texts[shown_way] for shown_way in shown}
-        row = {"value": medians["sync"] / medians[way], "target": target}
-        rows[row_name] = row | times | conditions | {"turns": len(columns[way])}
+        times = {f"{shown_method}_s": texts[shown_method] for shown_method in shown}
+        row = {"value": medians["sync"] / medians[method], "target": target}
+        rows[row_name] = row | times | conditions | {"turns": len(columns[method])}
     return {row_name: rows[row_name] for row_name in sorted(rows, key=len)}
 
 

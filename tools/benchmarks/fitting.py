@@ -72,11 +72,14 @@ def needed_bytes(config: Mapping[str, Any], settings: Mapping[str, Any]) -> int 
         worker = {"worker": {"autocast": "bf16"}, **settings, "model": model, "rounds": {"max_batch_size": 1}}
         job = Job.model_validate(worker)
         network = sketch_trained(job)
-        trained = sum(one.numel() * one.element_size() for one in network.parameters() if one.requires_grad)
+        trained_bytes = 0
+        for parameter in network.parameters():
+            if parameter.requires_grad:
+                trained_bytes += parameter.numel() * parameter.element_size()
         ids = np.ones((1, TOKENS), np.int32)
         samples = Samples({"input_ids": ids, "attention_mask": ids}, np.zeros((1, 3), np.int64))
-        found = step_memory(job, task_of(job.model, network), samples)
-    return None if found is None else found.total + trained
+        memory = step_memory(job, task_of(job.model, network), samples)
+    return None if memory is None else memory.total + trained_bytes
 
 
 def needs_of(size: Size) -> dict[str, int | None]:
@@ -86,16 +89,18 @@ def needs_of(size: Size) -> dict[str, int | None]:
 
 def row(size: Size, needed: Mapping[str, int | None]) -> str:
     """A line of the table: the fastest settings that fit into each GPU."""
-    fits = (
-        next((name for name, taken in needed.items() if taken is not None and taken <= USABLE * gib * 2**30), "–")
-        for gib in GPUS_GIB
-    )
-    return f"| {' | '.join([size.name, *fits])} |"
+    cells = [size.name]
+    for gib in GPUS_GIB:
+        usable_bytes = USABLE * gib * 2**30
+        fits = [name for name, need_bytes in needed.items() if need_bytes is not None and need_bytes <= usable_bytes]
+        cells.append(fits[0] if fits else "–")
+    return f"| {' | '.join(cells)} |"
 
 
 def table() -> Iterator[str]:
     """Lines of the table, in Markdown."""
-    yield f"| model | {' | '.join(f'{gib} GiB' for gib in GPUS_GIB)} |"
+    columns = [f"{gib} GiB" for gib in GPUS_GIB]
+    yield f"| model | {' | '.join(columns)} |"
     yield "|---" * (len(GPUS_GIB) + 1) + "|"
     yield from (row(size, needs_of(size)) for size in SIZES)
 

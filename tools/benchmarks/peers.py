@@ -40,28 +40,31 @@ class Peer:
         begin = {"torchft": _torchft, "hivemind": _hivemind}[name]
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
-        known = _lighthouse(count) if name == "torchft" else None
+        meeting_point = _lighthouse(count) if name == "torchft" else None
         try:
             for rank in range(count):
                 ours, theirs = context.Pipe()
-                self._processes.append(context.Process(target=_serve, args=(begin, rank, count, size, known, theirs)))
-                self._processes[-1].start()
+                arguments = (begin, rank, count, size, meeting_point, theirs)
+                process = context.Process(target=_serve, args=arguments)
+                self._processes.append(process)
+                process.start()
                 theirs.close()
                 self._pipes.append(ours)
-                found = self._heard(ours)
-                known = found if known is None else known
+                answer = self._await_answer(ours)
+                if meeting_point is None:
+                    meeting_point = answer
         except BaseException:
             self.close()
             raise
 
     def turn(self) -> float:
         """Seconds that one averaging takes."""
-        self._told("ready")
+        self._command("ready")
         began = time.perf_counter()
-        self._told("average")
-        taken_s = time.perf_counter() - began
-        self._told("done")
-        return taken_s
+        self._command("average")
+        average_s = time.perf_counter() - began
+        self._command("done")
+        return average_s
 
     def close(self) -> None:
         """End the processes, and those that they have started."""
@@ -71,13 +74,13 @@ class Peer:
             process.kill()  # It may have no group of its own yet.
             process.join()
 
-    def _told(self, word: str) -> None:
+    def _command(self, word: str) -> None:
         for pipe in self._pipes:
             pipe.send(word)
         for pipe in self._pipes:
-            self._heard(pipe)
+            self._await_answer(pipe)
 
-    def _heard(self, pipe: Connection) -> Any:
+    def _await_answer(self, pipe: Connection) -> Any:
         if not pipe.poll(WAIT_S):
             raise TimeoutError("a peer's process doesn't answer")
         return pipe.recv()
@@ -91,25 +94,26 @@ def installed() -> list[str]:
 def _lighthouse(count: int) -> Any:
     from torchft.coordination import LighthouseServer
 
-    global _keeper  # noqa: PLW0603 — it serves for as long as it is referred to.
-    _keeper = LighthouseServer(bind="127.0.0.1:0", min_replicas=count, join_timeout_ms=1000)
-    return f"http://127.0.0.1:{_keeper.address().rpartition(':')[2]}"
+    global _server  # noqa: PLW0603 — it serves for as long as it is referred to.
+    _server = LighthouseServer(bind="127.0.0.1:0", min_replicas=count, join_timeout_ms=1000)
+    port = _server.address().rpartition(":")[2]
+    return f"http://127.0.0.1:{port}"
 
 
-_keeper: Any = None
+_server: Any = None
 
 Words = dict[str, Callable[[], None]]
 
 
 def _serve(
-    begin: Callable[..., tuple[Any, Words]], rank: int, count: int, size: int, known: Any, pipe: Connection
+    begin: Callable[..., tuple[Any, Words]], rank: int, count: int, size: int, meeting_point: Any, pipe: Connection
 ) -> None:
     """Carry out commands until the parent is gone."""
     os.setpgid(0, 0)
     torch.set_num_threads(1)
     try:
-        says, words = begin(rank, count, torch.full((size,), float(rank)), known)
-        pipe.send(says)
+        answer, words = begin(rank, count, torch.full((size,), float(rank)), meeting_point)
+        pipe.send(answer)
         while True:
             words[pipe.recv()]()
             pipe.send(None)
@@ -150,7 +154,10 @@ def _torchft(rank: int, count: int, tensor: torch.Tensor, lighthouse: str) -> tu
         assert store.port == port  # It serves for as long as it is referred to.
         assert manager.should_commit() and manager.num_participants() == count
 
-    return None, {"ready": manager.start_quorum, "average": lambda: manager.allreduce(tensor).wait(), "done": done}
+    def average() -> None:
+        manager.allreduce(tensor).wait()
+
+    return None, {"ready": manager.start_quorum, "average": average, "done": done}
 
 
 def _hivemind(rank: int, count: int, tensor: torch.Tensor, peers: Any) -> tuple[Any, Words]:

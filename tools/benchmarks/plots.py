@@ -66,11 +66,11 @@ def _exchange(axes: Axes, rows: Rows) -> bool:
     if not sizes:
         return False
     labels = {"sync": "copying", "sync_gloo": "gloo", "sync_torchft": "torchft", "sync_hivemind": "hivemind"}
-    for number, (way, label) in enumerate(labels.items()):
+    for number, (method, label) in enumerate(labels.items()):
         positions = []
         ratios = []
         for position, size in enumerate(sizes):
-            row = f"{way}_{size}"
+            row = f"{method}_{size}"
             if row in rows:
                 positions.append(position + (number - 1.5) * 0.2)
                 ratios.append(rows[row]["value"])

@@ -33,14 +33,15 @@ def relay() -> dict[str, dict[str, Any]]:
     """Tokens/s of an external trainer between synchronisations ÷ those of the same one in a loop of its own."""
     with tempfile.TemporaryDirectory() as scratch, connected("bench"):
         dataset = Path(scratch) / "corpus"
-        prepare(Options("stdlib", str(dataset), seq_len=128, max_samples=20_000), lambda what, count: None)
+        prepare(Options("stdlib", str(dataset), seq_len=128, max_samples=20_000), lambda kind, count: None)
         external = ("--bridge.commands", f'["{sys.executable} {TRAINER}"]')
         job = load(["@", str(TINY), *flags(dataset, workers=1), *external]).job
         ratios = []
         for turn in range(TURNS):
             alone = _alone(job, dataset)
             rounds = rounds_of(job, f"relay-{turn}", Path(scratch), dataset)
-            ratios.append(mean(one["train_tokens_per_s"] for one in rounds) / mean([alone, _alone(job, dataset)]))
+            in_job = mean(record["train_tokens_per_s"] for record in rounds)
+            ratios.append(in_job / mean([alone, _alone(job, dataset)]))
     spread = {"min": round(min(ratios), 4), "max": round(max(ratios), 4)}
     conditions = {"turns": TURNS, "steps": STEPS, "model": "tiny.toml", "trainer": TRAINER.name}
     return {"bridge_relay": {"value": median(ratios), "target": ">= 0.97", **spread, **conditions}}
@@ -57,7 +58,7 @@ def _alone(job: Job, dataset: Path) -> float:
     return tokens_per_s
 
 
-def _train(result: Connection, told: dict[str, Any], dataset: Path, rounds: Any) -> None:
+def _train(result: Connection, job_definition: dict[str, Any], dataset: Path, rounds: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -65,11 +66,11 @@ def _train(result: Connection, told: dict[str, Any], dataset: Path, rounds: Any)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    local = module.Local(told)
+    local = module.Local(job_definition)
     manifest = load_manifest(dataset)
     arrays = read_slice(dataset, manifest.of("train")[0], manifest)
     size = rounds.max_batch_size
-    rate = told["inner_optimizer"]["learning_rate"]
+    rate = job_definition["inner_optimizer"]["learning_rate"]
     tokens = 0
     for step in range(-WARM_UP_STEPS, STEPS * (ROUNDS - 1)):
         if step == 0:

@@ -108,12 +108,12 @@ def _seconds(give: Callable[[int], tuple[Any, Any]], reader: Any, numbers: Seque
     """Time of slices, a few at a time: each next one is asked for when the reader has taken one."""
     time.sleep(REST_S)
     began = time.perf_counter()
-    taken = deque[Any]()
+    pending = deque[Any]()
     for number in numbers:
-        if len(taken) == READS_AT_ONCE:
-            ray.get(taken.popleft())
-        taken.append(reader.take.remote(give(number)[0]))
-    assert sum(ray.get(list(taken))) == len(taken) * SLICE_BYTES
+        if len(pending) == READS_AT_ONCE:
+            ray.get(pending.popleft())
+        pending.append(reader.take.remote(give(number)[0]))
+    assert sum(ray.get(list(pending))) == len(pending) * SLICE_BYTES
     return time.perf_counter() - began
 
 

@@ -53,14 +53,14 @@ def start(beside: Path | None = None) -> dict[str, dict[str, Any]]:
 def rows(here: Sequence[float], there: Sequence[float] | None) -> dict[str, dict[str, Any]]:
     """Rows of the table from medians in seconds, in the order of `ROWS`; ratios if there is another checkout."""
     targets = ("<= 1 s", "<= 0.5 of b05301e", "<= 1 s beside the export")
-    found: dict[str, dict[str, Any]] = {}
+    table: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(ROWS):
         row: dict[str, Any] = {"value": here[number], "target": targets[number], "unit": "s", "starts": STARTS}
         if there is not None:
             row |= {"value": here[number] / there[number], "unit": "ratio", "here_s": round(here[number], 2)}
             row["beside_s"] = round(there[number], 2)
-        found[name] = row
-    return found
+        table[name] = row
+    return table
 
 
 def times_of(began_s: float, lines: Iterable[Line], events: Iterable[Mapping[str, Any]]) -> Sequence[float]:
@@ -124,5 +124,5 @@ def _read(stream: IO[str], lines: list[Line]) -> None:
 
 def _environment(checkout: Path) -> dict[str, str]:
     """Variables with which a checkout's own package is found, and a Ray of its own started."""
-    own = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    return {**own, "PYTHONPATH": str(checkout), "PYTHONUNBUFFERED": "1"}
+    variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    return {**variables, "PYTHONPATH": str(checkout), "PYTHONUNBUFFERED": "1"}

@@ -82,10 +82,11 @@ class Arena:
 
     def actors(self) -> list[Actor]:
         """All living actors, by name; only the run has any here."""
-        living = (actor for actor in actors().values() if actor["State"] == "ALIVE" and actor["Pid"])
-        return sorted(
-            (Actor(one["Name"], one["Pid"], one["Address"]["NodeID"]) for one in living), key=lambda one: one.name
-        )
+        living = []
+        for row in actors().values():
+            if row["State"] == "ALIVE" and row["Pid"]:
+                living.append(Actor(row["Name"], row["Pid"], row["Address"]["NodeID"]))
+        return sorted(living, key=lambda actor: actor.name)
 
     def raylet(self, node: str) -> int | None:
         """Process id of a node's raylet; None for the head, which stays, and for nodes that are gone."""

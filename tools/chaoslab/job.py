@@ -43,7 +43,7 @@ _MODEL = {
 def make_corpus(folder: Path) -> None:
     """Prepare a dataset of the standard library's text."""
     options = Corpus("stdlib", str(folder), seq_len=SEQ_LEN, samples_per_slice=1000, max_samples=SAMPLES)
-    prepare(options, lambda what, count: None)
+    prepare(options, lambda kind, count: None)
 
 
 def job_file(out: Path, corpus: Path, workers: int, rounds: int, round_s: float, seed: int) -> dict[str, Any]:

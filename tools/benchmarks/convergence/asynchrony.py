@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """Equal batches and a barrier; batches by the planner and a barrier; neither barrier nor anything else; all of it."""
 _TARGETS = {"": ("< 0.6", "<= 1.01"), "_naive": ("-", "-"), "_planned": ("-", "-")}
 _RUNS = {"": "delayed", "_naive": "naive", "_planned": "planned"}
-ROWS = tuple(f"asynchrony{kind}{what}" for kind in _TARGETS for what in ("", "_loss"))
+ROWS = tuple(f"asynchrony{kind}{figure}" for kind in _TARGETS for figure in ("", "_loss"))
 _MODEL = {
     "model_type": "llama",
     "vocab_size": 384,
@@ -55,15 +55,16 @@ _MODEL = {
 
 def asynchrony() -> dict[str, dict[str, Any]]:
     """Time and validation loss of asynchronous runs, over those of runs with a barrier and equal batches."""
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in VARIANTS}
+    runs: dict[str, list[tuple[float, float]]] = {name: [] for name in VARIANTS}
     with tempfile.TemporaryDirectory() as scratch, connected("bench"):
         dataset = Path(scratch) / "corpus"
-        prepare(Options("stdlib", str(dataset), seq_len=SEQ_LEN, max_samples=40_000), lambda what, count: None)
+        prepare(Options("stdlib", str(dataset), seq_len=SEQ_LEN, max_samples=40_000), lambda kind, count: None)
         for seed in range(SEEDS):
             for name, sync in VARIANTS.items():
-                found[name].append(_run(_job(f"{name}-{seed}", seed, dataset, sync), Path(scratch), dataset))
-    times = {name: mean(seconds for seconds, _ in runs) for name, runs in found.items()}
-    losses = {name: mean(loss for _, loss in runs) for name, runs in found.items()}
+                job = _job(f"{name}-{seed}", seed, dataset, sync)
+                runs[name].append(_run(job, Path(scratch), dataset))
+    times = {name: mean(seconds for seconds, _ in runs_of_seeds) for name, runs_of_seeds in runs.items()}
+    losses = {name: mean(loss for _, loss in runs_of_seeds) for name, runs_of_seeds in runs.items()}
     conditions = {"workers": len(BATCH_S), "rounds": ROUNDS, "steps": STEPS, "seeds": SEEDS}
     rows: dict[str, dict[str, Any]] = {}
     for kind, (time, loss) in _TARGETS.items():
@@ -71,7 +72,7 @@ def asynchrony() -> dict[str, dict[str, Any]]:
         name = _RUNS[kind]
         seconds = {"seconds": round(times[name], 1), "barrier": round(times["barrier"], 1)}
         rows[row] = {"value": times[name] / times["barrier"], "target": time, **seconds, **conditions}
-        spread = {f"seed_{seed}": round(one, 4) for seed, (_, one) in enumerate(found[name])}
+        spread = {f"seed_{seed}": round(seed_loss, 4) for seed, (_, seed_loss) in enumerate(runs[name])}
         figures = {"loss": round(losses[name], 4), "barrier": round(losses["barrier"], 4), **spread}
         rows[f"{row}_loss"] = {"value": losses[name] / losses["barrier"], "target": loss, **figures, **conditions}
     return rows
@@ -105,7 +106,7 @@ def _run(job: Job, parent: Path, dataset: Path) -> tuple[float, float]:
     """Seconds of training, and the validation loss at its end."""
     name = str(job.run.name)
     directory = RunDirectory.create(parent, name, resolved_toml(job))
-    told = list(records(job, name, directory, in_folder(dataset)))
-    rounds = [record for record in told if record["kind"] == "round"]
-    (loss,) = (record["val_loss"] for record in told if record["kind"] == "eval")
+    run_records = list(records(job, name, directory, in_folder(dataset)))
+    rounds = [record for record in run_records if record["kind"] == "round"]
+    (loss,) = (record["val_loss"] for record in run_records if record["kind"] == "eval")
     return rounds[-1]["elapsed_s"], loss

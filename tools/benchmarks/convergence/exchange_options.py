@@ -38,12 +38,19 @@ def side(name: str) -> Side:
 
 def options() -> dict[str, dict[str, Any]]:
     """Losses with each option over the loss without any: means over seeds."""
-    found = outcomes({name: side(name) for name in OPTIONS}, SEEDS)
-    losses = {name: [one.reported for one in of_seeds] for name, of_seeds in found.items()}
-    return {name: _row(name, losses, found[name][0].traffic) for name in ROWS}
+    by_option = outcomes({name: side(name) for name in OPTIONS}, SEEDS)
+    losses = {}
+    for name, outcomes_of_option in by_option.items():
+        losses[name] = [outcome.reported for outcome in outcomes_of_option]
+    return {name: _row(name, losses, by_option[name][0].traffic) for name in ROWS}
 
 
 def _row(name: str, losses: dict[str, list[float]], traffic: float) -> dict[str, Any]:
+    settings = {}
+    for table in OPTIONS[name].values():
+        for key, value in table.items():
+            if key != "update_rounds":
+                settings[key] = value
     return {
         "value": mean(losses[name]) / mean(losses["plain"]),
         "target": "-",
@@ -53,5 +60,5 @@ def _row(name: str, losses: dict[str, list[float]], traffic: float) -> dict[str,
         "steps": STEPS,
         "steps_between_exchanges": ROUND,
         "traffic": f"1/{traffic:.0f}",
-        **{key: value for table in OPTIONS[name].values() for key, value in table.items() if key != "update_rounds"},
+        **settings,
     }

@@ -89,5 +89,5 @@ class Exchange:
 
 def _through_store(flat: Flat) -> Flat:
     """Copy arrays into the object store, and return them as they lie there."""
-    found: Flat = ray.get(ray.put(flat))
-    return found
+    stored: Flat = ray.get(ray.put(flat))
+    return stored

@@ -125,8 +125,8 @@ def plain(size: Size, job: Job, ids: npt.NDArray[np.int64]) -> float:
 
     def loss_of(batch: torch.Tensor) -> torch.Tensor:
         with torch.autocast(size.device, mixed, enabled=mixed is not None):
-            found: torch.Tensor = model(input_ids=batch, labels=batch, use_cache=False).loss
-        return found
+            loss: torch.Tensor = model(input_ids=batch, labels=batch, use_cache=False).loss
+        return loss
 
     compute = torch.compile(loss_of, dynamic=False) if job.worker.compile is True else loss_of
     for step in range(size.steps):

@@ -36,12 +36,13 @@ def loop(size: Size) -> dict[str, dict[str, Any]]:
     """Seconds of a step of a plain loop ÷ those of the worker's loop, with equal settings."""
     ids = texts(size, size.steps + VALIDATION)
     rows = {}
-    for given in BESIDE[: len(BESIDE) if size.device == "cuda" else 1]:
-        settings = OFF | given
+    compared = BESIDE if size.device == "cuda" else BESIDE[:1]
+    for changes in compared:
+        settings = OFF | changes
         job = size.job(settings)
         times = [(plain(size, job, ids), train(size, job, ids).step_s) for _ in range(2)]
         bare_s, ours_s = (median(column) for column in zip(*times, strict=True))
-        name = "gpu_loop_compiled" if given.get("compile") else "gpu_loop"
+        name = "gpu_loop_compiled" if changes.get("compile") else "gpu_loop"
         shown = {"plain_ms": round(1e3 * bare_s, 2), "ours_ms": round(1e3 * ours_s, 2)}
         rows[name] = {"value": bare_s / ours_s, "target": ">= 0.97", **shown, **_conditions(size), **settings}
     return rows
@@ -53,21 +54,21 @@ def automatic(size: Size) -> dict[str, dict[str, Any]]:
     A row of a setting has the loss after all steps beside that of none.
     """
     ids = texts(size, size.steps + VALIDATION)
-    found: dict[str, Trained] = {}
+    trainings: dict[str, Trained] = {}
     for settings in combinations(size):
         try:
-            found[_name(settings)] = train(size, size.job(settings), ids)
+            trainings[_name(settings)] = train(size, size.job(settings), ids)
         except torch.OutOfMemoryError:
             print(f"{_name(settings)}: the GPU has too little memory", file=sys.stderr)
     chosen = train(size, size.job(AUTO, LONG), ids)
-    best = min(found, key=lambda name: found[name].step_s)
-    bare = found.get(_name(OFF | {"attention": "sdpa"}), next(iter(found.values())))
-    value = found[best].step_s / chosen.step_s
+    best = min(trainings, key=lambda name: trainings[name].step_s)
+    bare = trainings.get(_name(OFF | {"attention": "sdpa"}), next(iter(trainings.values())))
+    value = trainings[best].step_s / chosen.step_s
     rows = {
         "gpu_auto": {"value": value, "target": ">= 0.95", "best": best, **_shown(chosen, bare), **_conditions(size)}
     }
-    for name, one in found.items():
-        rows[f"gpu_{name}"] = {"value": bare.step_s / one.step_s, "target": "", **_shown(one, bare)}
+    for name, training in trainings.items():
+        rows[f"gpu_{name}"] = {"value": bare.step_s / training.step_s, "target": "", **_shown(training, bare)}
     return rows
 
 
@@ -85,12 +86,19 @@ def _name(settings: dict[str, Value]) -> str:
     return "_".join([str(settings["autocast"]), *on, str(settings["attention"])])
 
 
-def _shown(one: Trained, bare: Trained) -> dict[str, Any]:
+def _shown(training: Trained, bare: Trained) -> dict[str, Any]:
     """Return the figures of a training as conditions of a row."""
-    settings = {name: one.settings[name] for name in OFF}
-    figures = {"step_ms": round(1e3 * one.step_s, 2), "first_s": round(one.first_s, 2), "peak_gib": one.peak_gib}
-    loss = {"loss": round(one.loss, 5), "loss_distance": round(one.loss - bare.loss, 5)}
-    return settings | figures | loss | ({} if one.mfu is None else {"mfu": round(one.mfu, 4)})
+    settings = {name: training.settings[name] for name in OFF}
+    figures = {
+        "step_ms": round(1e3 * training.step_s, 2),
+        "first_s": round(training.first_s, 2),
+        "peak_gib": training.peak_gib,
+    }
+    loss = {"loss": round(training.loss, 5), "loss_distance": round(training.loss - bare.loss, 5)}
+    row = settings | figures | loss
+    if training.mfu is not None:
+        row["mfu"] = round(training.mfu, 4)
+    return row
 
 
 def _conditions(size: Size) -> dict[str, Any]:

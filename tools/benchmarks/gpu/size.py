@@ -116,4 +116,5 @@ def texts(size: Size, batches: int) -> npt.NDArray[np.int64]:
     files = sorted(Path(json.__file__).parents[1].glob("*.py"))
     while len(content) < needed:
         content += b"".join(file.read_bytes() for file in files)
-    return np.frombuffer(bytes(content[:needed]), np.uint8).astype(np.int64).reshape(-1, size.tokens)
+    ids = np.frombuffer(bytes(content[:needed]), np.uint8).astype(np.int64)
+    return ids.reshape(-1, size.tokens)

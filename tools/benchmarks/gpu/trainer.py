@@ -30,7 +30,7 @@ class Clock(TrainerCallback):  # type: ignore[misc]
         self._began_s = 0.0
         self.step_s = 0.0
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **options: Any) -> None:
         """Look at the clock after the first steps, and after the last one."""
         if state.global_step == self._size.warm:
             self._began_s = now_s(self._size)
@@ -50,7 +50,8 @@ def trainer(size: Size) -> dict[str, dict[str, Any]]:
 
 def _theirs(size: Size, ids: Any) -> float:
     size.forget()
-    samples = [{"input_ids": row, "labels": row} for row in torch.from_numpy(np.array(ids[: size.batch * size.steps]))]
+    rows = torch.from_numpy(np.array(ids[: size.batch * size.steps]))
+    samples = [{"input_ids": row, "labels": row} for row in rows]
     clock = Clock(size)
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(

@@ -53,12 +53,12 @@ def rounds() -> dict[str, dict[str, Any]]:
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as islands:
         dataset = sorting(Path(scratch))
         prompts = batches(dataset, PROMPTS)
-        ways: dict[str, Callable[[], Any]] = {}
+        methods: dict[str, Callable[[], Any]] = {}
         for engine in ("native", "continuous"):
             island = Island(*tiny_job(dataset, f"--rl.generation.engine={engine}"))
             islands.callback(island.close)
-            ways[engine] = partial(_take_round, island, prompts)
-        times = _times(ways, ROUNDS)
+            methods[engine] = partial(_take_round, island, prompts)
+        times = _times(methods, ROUNDS)
     return {"continuous_round": _row(times, f"<= {LEAST:g}", rounds=ROUNDS, steps=STEPS)}
 
 
@@ -68,7 +68,7 @@ def _take_round(island: Island, prompts: Iterator[Samples]) -> None:
 
 
 def _long(dataset: Path, tokens: int) -> dict[str, Any]:
-    """Responses to the same prompts by all ways; `anew` sets manager and cache up for each call."""
+    """Responses to the same prompts by all methods; `anew` sets manager and cache up for each call."""
     sizes = [f"--model.config.{name}={value}" for name, value in SIZES.items()]
     job, tokenizer = tiny_job(dataset, *sizes)
     policy = Policy(build_trained(job).eval(), 1.0, None, vocabulary_of(tokenizer))
@@ -76,7 +76,7 @@ def _long(dataset: Path, tokens: int) -> dict[str, Any]:
     sampling = Sampling(SAMPLES, tokens, vocabulary=policy.vocabulary)
     batch = next(batches(dataset, PROMPTS))
     ids, mask = (torch.from_numpy(batch.arrays[name]).long() for name in ("input_ids", "attention_mask"))
-    kept = ContinuousEngine(0)
+    cached = ContinuousEngine(0)
     anew = ContinuousEngine(0)
 
     def set_up_anew() -> Any:
@@ -84,30 +84,33 @@ def _long(dataset: Path, tokens: int) -> dict[str, Any]:
         return anew.generate(policy.model, ids, mask, batch.keys, sampling, ends)
 
     uniform = draw(0, batch.keys, sampling)
-    ways = {
+    methods = {
         "native": lambda: policy.sample(ids, mask, uniform, sampling, ends),
-        "continuous": lambda: kept.generate(policy.model, ids, mask, batch.keys, sampling, ends),
+        "continuous": lambda: cached.generate(policy.model, ids, mask, batch.keys, sampling, ends),
         "anew": set_up_anew,
     }
-    mean = {f"mean_tokens_{way}": round(float(ways[way]().mask.sum(1).mean()), 1) for way in ("native", "continuous")}
-    return _row(_times(ways, CALLS), "<= 1", calls=CALLS, responses=PROMPTS * SAMPLES, **mean)
+    mean = {}
+    for method in ("native", "continuous"):
+        tokens = methods[method]().mask.sum(1)
+        mean[f"mean_tokens_{method}"] = round(float(tokens.mean()), 1)
+    return _row(_times(methods, CALLS), "<= 1", calls=CALLS, responses=PROMPTS * SAMPLES, **mean)
 
 
-def _times(ways: Mapping[str, Callable[[], Any]], turns: int) -> dict[str, list[float]]:
-    """Let all ways take turns, in an order that goes round; return seconds of those that count."""
-    times: dict[str, list[float]] = {way: [] for way in ways}
-    names = list(ways)
+def _times(methods: Mapping[str, Callable[[], Any]], turns: int) -> dict[str, list[float]]:
+    """Run all methods in turns, in an order that rotates; return seconds of those that count."""
+    times: dict[str, list[float]] = {method: [] for method in methods}
+    names = list(methods)
     for turn in range(1 + turns):
         first = turn % len(names)
-        for way in names[first:] + names[:first]:
+        for method in names[first:] + names[:first]:
             began = time.perf_counter()
-            ways[way]()
-            times[way].append(time.perf_counter() - began)
-    return {way: spent[1:] for way, spent in times.items()}
+            methods[method]()
+            times[method].append(time.perf_counter() - began)
+    return {method: seconds[1:] for method, seconds in times.items()}
 
 
 def _row(times: Mapping[str, list[float]], target: str, **conditions: Any) -> dict[str, Any]:
-    """Return the ratio of the least disturbed turns, and times of all ways."""
-    least = {way: float(np.quantile(spent, 0.25)) for way, spent in times.items()}
-    seconds = {f"{way}_s": round(spent, 3) for way, spent in least.items()}
-    return {"value": least["continuous"] / least["native"], "target": target, **seconds, **conditions}
+    """Return the ratio of the least disturbed turns, and times of all methods."""
+    least_s = {method: float(np.quantile(seconds, 0.25)) for method, seconds in times.items()}
+    shown = {f"{method}_s": round(seconds, 3) for method, seconds in least_s.items()}
+    return {"value": least_s["continuous"] / least_s["native"], "target": target, **shown, **conditions}

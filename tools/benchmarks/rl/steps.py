@@ -34,7 +34,7 @@ SIZES = {"": (32, 4, 60), "_long": (96, 24, 16)}
 """Prompts of a step, tokens of a response, and turns, by the ends of the rows' names."""
 WAYS = {"": (1, 1.03), "_one_actor": (2, 1.25), "_two_actors": (3, 1.25)}
 """Model workers and the largest ratio, by the middles of the rows' names."""
-ROWS = tuple(f"rl{way}{size}" for size in SIZES for way in WAYS)
+ROWS = tuple(f"rl{actors}{size}" for size in SIZES for actors in WAYS)
 LONG_TARGET = 1.03
 """Largest ratio of a long step, by any way."""
 
@@ -91,21 +91,21 @@ def rl() -> dict[str, dict[str, Any]]:
 def _of_size(size: str, dataset: Path, prompts: int, tokens: int, turns: int) -> dict[str, dict[str, Any]]:
     prompted = batches(dataset, prompts)
     with ExitStack() as stack:
-        ways: dict[str, Callable[[Samples], Any]] = {}
+        methods: dict[str, Callable[[Samples], Any]] = {}
         islands = {}
-        for way, (workers, _) in WAYS.items():
+        for method, (workers, _) in WAYS.items():
             job, tokenizer = _job(dataset, tokens, workers)
             island = Island(job, tokenizer)
             stack.callback(island.close)
-            islands[way] = island
-            ways[way] = island.step
+            islands[method] = island
+            methods[method] = island.step
         straight = StraightLine(*_job(dataset, tokens, 1))
-        times = _times({"straight": straight.step, **ways}, prompted, turns)
-        for way, island in islands.items():
-            problem = f"rl{way} takes other steps"
+        times = _times({"straight": straight.step, **methods}, prompted, turns)
+        for method, island in islands.items():
+            problem = f"rl{method} takes other steps"
             for expected, parameter in zip(straight.weights, island.model.parameters(), strict=True):
                 torch.testing.assert_close(parameter.detach(), expected, atol=1e-5, rtol=1e-4, msg=problem)
-    least = {way: float(np.quantile(seconds, 0.25)) for way, seconds in times.items()}
+    least = {method: float(np.quantile(seconds, 0.25)) for method, seconds in times.items()}
     conditions = {
         "turns": turns,
         "prompts": prompts,
@@ -113,30 +113,30 @@ def _of_size(size: str, dataset: Path, prompts: int, tokens: int, turns: int) ->
         "straight_ms": round(1e3 * least["straight"], 1),
     }
     rows = {}
-    for way, (_, short_target) in WAYS.items():
+    for method, (_, short_target) in WAYS.items():
         target = LONG_TARGET if size else short_target
-        row: dict[str, Any] = {"value": least[way] / least["straight"], "target": f"<= {target:g}"}
+        row: dict[str, Any] = {"value": least[method] / least["straight"], "target": f"<= {target:g}"}
         for quarter in (1, 2, 3):
-            seconds = float(np.quantile(times[way], quarter / 4))
+            seconds = float(np.quantile(times[method], quarter / 4))
             row[f"q{quarter}_ms"] = round(1e3 * seconds, 1)
-        rows[f"rl{way}{size}"] = row | conditions
+        rows[f"rl{method}{size}"] = row | conditions
     return rows
 
 
 def _times(
-    ways: dict[str, Callable[[Samples], Any]], prompted: Iterator[Samples], turns: int
+    methods: dict[str, Callable[[Samples], Any]], prompted: Iterator[Samples], turns: int
 ) -> dict[str, list[float]]:
-    """Let all ways take a step on each batch, in an order that goes round; return seconds of steps."""
-    times: dict[str, list[float]] = {way: [] for way in ways}
-    names = list(ways)
+    """Take a step on each batch by every method, in an order that rotates; return seconds of steps."""
+    times: dict[str, list[float]] = {method: [] for method in methods}
+    names = list(methods)
     for turn in range(WARM_UP + turns):
         batch = next(prompted)
         start = turn % len(names)
-        for way in names[start:] + names[:start]:
+        for method in names[start:] + names[:start]:
             began = time.perf_counter()
-            ways[way](batch)
-            times[way].append(time.perf_counter() - began)
-    return {way: seconds[WARM_UP:] for way, seconds in times.items()}
+            methods[method](batch)
+            times[method].append(time.perf_counter() - began)
+    return {method: seconds[WARM_UP:] for method, seconds in times.items()}
 
 
 def _job(dataset: Path, tokens: int, workers: int) -> tuple[Job, Any]:

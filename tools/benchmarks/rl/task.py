@@ -26,7 +26,7 @@ TINY = Path(__file__).parents[3] / "jobs" / "configs" / "grpo-tiny.toml"
 def sorting(scratch: Path) -> Path:
     """Prepare the prompts in a folder of their own."""
     dataset = scratch / "sort2"
-    prepare(Options("problems:sort2", str(dataset), tokenizer="characters"), lambda what, count: None)
+    prepare(Options("problems:sort2", str(dataset), tokenizer="characters"), lambda kind, count: None)
     return dataset
 
 

@@ -55,8 +55,7 @@ class Fleet(World):
         self.cpu_s = 0.0
         slices = [SliceInfo(index, "", "", SLICE) for index in range(max(20, 3 * samples // SLICE))]
         core = SchedulerCore(self.job, "bench", slices, Sizes(10_000), ResumePoint())
-        past = ResumePoint()
-        self.begin(core, past, c.Initialised(1000, "theta", "layout"), 0.05, workers)
+        self.begin(core, ResumePoint(), c.Initialised(1000, "theta", "layout"), 0.05, workers)
 
     def batch_s(self, source: Source) -> float:
         """Time of each batch of a worker."""
@@ -88,10 +87,11 @@ def core() -> dict[str, dict[str, Any]]:
             for workers in FLEETS:
                 rows[f"core_{kind}_{workers}"] = processes.submit(_row, kind, workers).result()
         wall_clock = processes.submit(_wall_clock_row).result()
-    growth = {
-        f"growth_{kind}": rows[f"core_{kind}_{FLEETS[-1]}"]["value"] / rows[f"core_{kind}_{FLEETS[0]}"]["value"]
-        for kind in ("barrier", "async")
-    }
+    growth = {}
+    for kind in ("barrier", "async"):
+        smallest = rows[f"core_{kind}_{FLEETS[0]}"]["value"]
+        largest = rows[f"core_{kind}_{FLEETS[-1]}"]["value"]
+        growth[f"growth_{kind}"] = largest / smallest
     worst = max(row["value"] for row in rows.values())
     return {"core": {"value": worst, "target": "<= 60", **growth}, **rows, "core_wall_clock": wall_clock}
 
@@ -128,6 +128,7 @@ def _wall_clock_row() -> dict[str, Any]:
 
 def _peak_mib() -> int:
     """Most memory that this process has had; `getrusage` would count its parent's, too."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
-    assert found is not None
-    return int(found[1]) // 1024
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    match = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert match is not None
+    return int(match[1]) // 1024

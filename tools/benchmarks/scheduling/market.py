@@ -56,8 +56,9 @@ async def _bare() -> float:
         group = placement_group([NEED.bundle()], "PACK", f"{RUN}/{name}")
         groups.append(group)
         await group.ready()
-        place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-        await ray.remote(_Worker).options(num_cpus=NEED.cpu, scheduling_strategy=place).remote().ping.remote()
+        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+        worker = ray.remote(_Worker).options(num_cpus=NEED.cpu, scheduling_strategy=strategy).remote()
+        await worker.ping.remote()
 
     await asyncio.gather(*map(hire, NAMES))
     passed = time.perf_counter() - began
@@ -75,7 +76,8 @@ async def _leased(starts: bool) -> float:
     async def hire(name: str) -> None:
         lease = await leases.acquire(name, NEED, DEADLINE_S)
         if starts:
-            await ray.remote(_Worker).options(**leases.options(lease)).remote().ping.remote()
+            worker = ray.remote(_Worker).options(**leases.options(lease)).remote()
+            await worker.ping.remote()
 
     await asyncio.gather(*map(hire, NAMES))
     passed = time.perf_counter() - began
@@ -104,8 +106,8 @@ def market() -> dict[str, dict[str, Any]]:
 
 def _ratio(times: Mapping[str, float], target: str) -> dict[str, Any]:
     (_, first), (_, second) = times.items()
-    told = {f"{name}_ms": round(1e3 * passed, 1) for name, passed in times.items()}
-    return {"value": first / second, "target": target, **told, "workers": WORKERS, "turns": TURNS}
+    shown = {f"{name}_ms": round(1e3 * passed, 1) for name, passed in times.items()}
+    return {"value": first / second, "target": target, **shown, "workers": WORKERS, "turns": TURNS}
 
 
 def _auction_row(times: Mapping[str, float]) -> dict[str, Any]:
@@ -122,7 +124,7 @@ async def _turns(ways: Mapping[str, Way]) -> dict[str, float]:
             passed = await ways[name]()
             if turn >= WARM:
                 times[name].append(passed)
-    return {name: median(found) for name, found in times.items()}
+    return {name: median(seconds) for name, seconds in times.items()}
 
 
 def _selection() -> dict[str, dict[str, Any]]:

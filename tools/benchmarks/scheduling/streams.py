@@ -129,11 +129,11 @@ def streams() -> dict[str, dict[str, Any]]:
         scheduler = ray.remote(num_cpus=0)(_Scheduler).remote(hosts, directory)
         shown = scheduler.run.options(num_returns="streaming").remote()
         ray.get(scheduler.measure.remote(WARM_UP_S))
-        found = ray.get(scheduler.measure.remote(SECONDS))
+        measured = ray.get(scheduler.measure.remote(SECONDS))
         assert shown is not None  # The stream ends with its last reference.
-    cores = found.pop("cores")
+    cores = measured.pop("cores")
     lease_s = Job().worker.lease_s
-    lost = found["longest_silence_s"] > lease_s or found["heard"] < WORKERS
-    figures = {name: round(value, 3) for name, value in found.items()}
+    lost = measured["longest_silence_s"] > lease_s or measured["heard"] < WORKERS
+    figures = {name: round(value, 3) for name, value in measured.items()}
     conditions = {"lease_s": lease_s, "lease_lost": lost, "workers": WORKERS, "seconds": SECONDS}
     return {"streams_500": {"value": cores, "target": "<= 0.6", **figures, **conditions}}

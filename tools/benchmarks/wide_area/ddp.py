@@ -53,8 +53,8 @@ def train(config: dict[str, Any]) -> None:
         loss_of(parallel(**task.inputs(batch, None))).backward()
         optimizer.step()
         if step % config["every"] == 0:
-            found = evaluate(model, task, held_out, "cpu")
-            sums = torch.tensor(found["val_loss"], dtype=torch.float64)
+            metric_sums = evaluate(model, task, held_out, "cpu")
+            sums = torch.tensor(metric_sums["val_loss"], dtype=torch.float64)
             torch.distributed.all_reduce(sums)
             loss = float(sums[0] / sums[1])
             if rank == 0:

@@ -52,8 +52,8 @@ def carry(ends: tuple[int, int], delay_s: float) -> None:
     while True:
         wait_s = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
         for end in select.select(ends, (), (), wait_s)[0]:
-            other = ends[1] if end == ends[0] else ends[0]
-            under_way.append((time.monotonic() + delay_s, other, os.read(end, LARGEST)))
+            far_end = ends[1] if end == ends[0] else ends[0]
+            under_way.append((time.monotonic() + delay_s, far_end, os.read(end, LARGEST)))
         while under_way and under_way[0][0] <= time.monotonic():
             _, end, packet = under_way.popleft()
             with suppress(OSError):  # The device isn't up yet, or its queue is full: a network loses packets.

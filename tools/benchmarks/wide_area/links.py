@@ -74,8 +74,9 @@ class Site:
 
     def bytes(self) -> tuple[int, int]:
         """Bytes that have gone out over the link, and that have come in, headers and all."""
-        (found,) = json.loads(_run("ip", "-n", self.namespace, "-j", "-s", "link", "show", DEVICE))
-        return int(found["stats64"]["tx"]["bytes"]), int(found["stats64"]["rx"]["bytes"])
+        (device,) = json.loads(_run("ip", "-n", self.namespace, "-j", "-s", "link", "show", DEVICE))
+        counters = device["stats64"]
+        return int(counters["tx"]["bytes"]), int(counters["rx"]["bytes"])
 
 
 class Network:
@@ -163,10 +164,14 @@ def missing() -> str | None:
 
 def remove_leftovers() -> list[str]:
     """Remove namespaces of processes that are gone, with all that runs there; returns their names."""
-    found = [name for name in _namespaces() if (ours := _OURS.fullmatch(name)) and not _alive(int(ours[1]))]
-    for name in found:
+    removed = []
+    for name in _namespaces():
+        match = _OURS.fullmatch(name)
+        if match and not _alive(int(match[1])):
+            removed.append(name)
+    for name in removed:
         _remove(name)
-    return found
+    return removed
 
 
 def _alive(pid: int) -> bool:
@@ -181,7 +186,8 @@ def _limit(namespace: str, device: str, link: Link) -> None:
 
 
 def _namespaces() -> list[str]:
-    return [one["name"] for one in json.loads(_run("ip", "-j", "netns", "list") or "[]")]
+    namespaces = json.loads(_run("ip", "-j", "netns", "list") or "[]")
+    return [namespace["name"] for namespace in namespaces]
 
 
 def _processes(namespace: str) -> list[int]:

@@ -86,10 +86,11 @@ class Cluster:
 
     def job(self, name: str, flags: Sequence[str], timeout_s: float) -> list[dict[str, Any]]:
         """Run `jobs/diloco.py` beside the head, as a user would; returns the records of metrics.jsonl."""
-        place = ("--run.dir", str(self.folder / "runs"), "--run.name", name)
-        self.run([sys.executable, JOBS / "diloco.py", *flags, *place], timeout_s)
-        lines = (self.folder / "runs" / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+        runs = self.folder / "runs"
+        run_flags = ("--run.dir", str(runs), "--run.name", name)
+        self.run([sys.executable, JOBS / "diloco.py", *flags, *run_flags], timeout_s)
+        text = (runs / name / "metrics.jsonl").read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines()]
 
     def environment(self, number: int) -> dict[str, str]:
         """Environment of programs at one of the sites, to be laid over this process's own."""
@@ -99,9 +100,11 @@ class Cluster:
 
 def flags(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Tables of a job file as flags."""
-    return [
-        part for table, row in tables.items() for key, value in row.items() for part in (f"--{table}.{key}", str(value))
-    ]
+    words: list[str] = []
+    for table, row in tables.items():
+        for key, value in row.items():
+            words += [f"--{table}.{key}", str(value)]
+    return words
 
 
 @contextmanager
@@ -109,7 +112,7 @@ def linked(link: Link, workers: int, seq_len: int) -> Iterator[tuple[Cluster, Pa
     """A head and so many nodes, each behind such a link; with them a dataset of samples of `seq_len` bytes."""
     with tempfile.TemporaryDirectory() as scratch:
         dataset = Path(scratch) / "corpus"
-        prepare(Options("stdlib", str(dataset), seq_len=seq_len, max_samples=20_000), lambda what, count: None)
+        prepare(Options("stdlib", str(dataset), seq_len=seq_len, max_samples=20_000), lambda kind, count: None)
         with Network([link] * (1 + workers)) as network, nodes(network) as cluster:
             yield cluster, dataset
 
@@ -120,16 +123,17 @@ def nodes(network: Network) -> Iterator[Cluster]:
     make_token()
     folder = Path(tempfile.mkdtemp(prefix="ray"))  # Short: Ray puts sockets there.
     cluster = Cluster(tuple(network.sites), folder)
-    with ExitStack() as held:
-        held.callback(shutil.rmtree, folder, ignore_errors=True)
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         # All at once: nodes wait for the head.
-        for one in [_start(cluster, number, held) for number in range(len(cluster.sites))]:
-            _ready(*one)
+        started = [_start(cluster, number, stack) for number in range(len(cluster.sites))]
+        for process, log in started:
+            _ready(process, log)
         yield cluster
 
 
-def _start(cluster: Cluster, number: int, held: ExitStack) -> tuple[subprocess.Popen[str], Path]:
-    """Start a node; it ends with `held`. Returns its process and its log."""
+def _start(cluster: Cluster, number: int, stack: ExitStack) -> tuple[subprocess.Popen[str], Path]:
+    """Start a node; it ends with `stack`. Returns its process and its log."""
     site = cluster.sites[number]
     folder = cluster.folder / str(number)
     folder.mkdir()
@@ -152,7 +156,7 @@ def _start(cluster: Cluster, number: int, held: ExitStack) -> tuple[subprocess.P
     log = cluster.folder / f"node-{number}.log"
     with log.open("w") as output:
         process = site.start([*_RAY, *command], environment, output)
-    held.callback(_end, process)
+    stack.callback(_end, process)
     return process, log
 
 

@@ -59,8 +59,9 @@ def utilisation(rounds: list[dict[str, Any]], batch_s: float) -> float:
 
     Where a batch takes longer, since others want the processor, that counts as lost.
     """
-    batches = sum(sum(one["batches"].values()) for one in rounds[1:])
-    return float(batches * batch_s / (WORKERS * (rounds[-1]["elapsed_s"] - rounds[0]["elapsed_s"])))
+    batches = sum(sum(record["batches"].values()) for record in rounds[1:])
+    seconds = rounds[-1]["elapsed_s"] - rounds[0]["elapsed_s"]
+    return float(batches * batch_s / (WORKERS * seconds))
 
 
 def _measured(
@@ -68,14 +69,19 @@ def _measured(
 ) -> dict[str, Any]:
     """Run a job with these keys; the value of its row, and the conditions."""
     fragments = sync.get("fragments", 1)
-    size = layout_of(build_model(load(job_flags(dataset)).job.model, 0)).bytes()
+    model = build_model(load(job_flags(dataset)).job.model, 0)
+    size = layout_of(model).bytes()
     batches = round(exchange_s(size) / part / BATCH_S / fragments)
     length = {"update_rounds": ROUNDS * fragments, "samples_between_updates": WORKERS * batches}
     before = cluster.sites[0].bytes()
     records = cluster.job(name, [*job_flags(dataset), *flags({"sync": sync, "rounds": length})], TIMEOUT_S)
     sent, received = (after - first for after, first in zip(cluster.sites[0].bytes(), before, strict=True))
     # The last one is left out, too: there all fragments are exchanged at once.
-    rounds = [one for one in records if one["kind"] == "round"][WARM_UP_ROUNDS * fragments - 1 : -1]
+    all_rounds = [record for record in records if record["kind"] == "round"]
+    rounds = all_rounds[WARM_UP_ROUNDS * fragments - 1 : -1]
+    batch_times_s: list[float] = []
+    for record in rounds[1:]:
+        batch_times_s += record["batch_s"].values()
     return {
         "value": utilisation(rounds, BATCH_S),
         "target": target,
@@ -85,11 +91,11 @@ def _measured(
         "parameter_bytes": size,
         **{"fragments": 1, "delay_steps": 0, "mixing": 0.0, "in_flight": 1, **sync},
         "batch_s": BATCH_S,
-        "measured_batch_s": round(mean(s for one in rounds[1:] for s in one["batch_s"].values()), 4),
+        "measured_batch_s": round(mean(batch_times_s), 4),
         "batches": batches,
         "rounds": len(rounds) - 1,
-        "sync_s": round(mean(one["sync_s"] for one in rounds[1:]), 3),
-        "idle_fraction": round(mean(one["idle_fraction"] for one in rounds[1:]), 4),
+        "sync_s": round(mean(record["sync_s"] for record in rounds[1:]), 3),
+        "idle_fraction": round(mean(record["idle_fraction"] for record in rounds[1:]), 4),
         "head_sent_bytes": sent,
         "head_received_bytes": received,
     }

@@ -51,21 +51,22 @@ def most(counted: Counted, began: float, ended: float) -> int:
     times = [at for at, _ in counted]
     first = bisect_left(times, began)
     last = bisect_left(times, ended)
-    found = 0
+    most_bytes = 0
     for start in range(first, last):
         end = bisect_left(times, times[start] + WINDOW_S, hi=last)
         if end < last:
-            found = max(found, counted[end][1] - counted[start][1])
-    return found
+            moved_bytes = counted[end][1] - counted[start][1]
+            most_bytes = max(most_bytes, moved_bytes)
+    return most_bytes
 
 
 def _peak(cluster: Cluster, dataset: Path, fragments: int) -> int:
     """Most bytes in a second, from the first commit to the one before the last: then all fragments go at once."""
     name = f"peak-{fragments}"
     rounds = {"update_rounds": ROUNDS, "samples_between_updates": WORKERS * BATCHES}
-    own = flags({"rounds": rounds, "sync": {"fragments": fragments}})
+    round_flags = flags({"rounds": rounds, "sync": {"fragments": fragments}})
     with _counting(cluster.sites[0]) as counted:
-        cluster.job(name, [*job_flags(dataset), *own], TIMEOUT_S)
+        cluster.job(name, [*job_flags(dataset), *round_flags], TIMEOUT_S)
     commits = read_jsonl(cluster.folder / "runs" / name / EVENTS, ["commit"])
     times = {event["round"]: datetime.fromisoformat(event["wall_time"]).timestamp() for event in commits}
     return most(counted, times[0], times[ROUNDS - 2])

@@ -41,7 +41,8 @@ def time_to_loss() -> dict[str, dict[str, Any]]:
     with linked(LINK, WORKERS, seq_len=128) as (cluster, dataset):
         ours = _ours(cluster, dataset)
         theirs = _theirs(cluster, dataset)
-        size = layout_of(build_model(load(_flags(dataset)).job.model, 0)).bytes()
+        model = build_model(load(_flags(dataset)).job.model, 0)
+        size = layout_of(model).bytes()
     if ours["s"] is None or theirs["s"] is None:
         print(f"time_to_loss: no figure, a loss of {TARGET} wasn't reached: {ours}, {theirs}", file=sys.stderr)
         return {}
@@ -71,7 +72,7 @@ def _ours(cluster: Cluster, dataset: Path) -> dict[str, Any]:
     """Figures of a job's run: its curve, the time to the target, and the bytes that all sites have sent."""
     before = _sent(cluster)
     records = cluster.job("ours", [*_flags(dataset), *SERVER_ON_HEAD], TIMEOUT_S)
-    curve = [(one["elapsed_s"], one["val_loss"]) for one in records if one["kind"] == "eval"]
+    curve = [(record["elapsed_s"], record["val_loss"]) for record in records if record["kind"] == "eval"]
     return _run(curve, _sent(cluster) - before)
 
 
@@ -84,7 +85,7 @@ def _theirs(cluster: Cluster, dataset: Path) -> dict[str, Any]:
     arguments: list[str | Path] = [file, curve, str(STEPS), str(STEPS * ROUNDS), str(TARGET)]
     cluster.run([sys.executable, Path(__file__).with_name("ddp.py"), *arguments], TIMEOUT_S)
     points = map(json.loads, curve.read_text(encoding="utf-8").splitlines())
-    return _run([(one["elapsed_s"], one["val_loss"]) for one in points], _sent(cluster) - before)
+    return _run([(point["elapsed_s"], point["val_loss"]) for point in points], _sent(cluster) - before)
 
 
 def _run(curve: Curve, sent_bytes: int) -> dict[str, Any]:
