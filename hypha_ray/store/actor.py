@@ -51,7 +51,7 @@ class Store:
         """Return the state to resume from, without tensors, and cut the log there. None: nothing to resume.
 
         Raises:
-            CheckpointError: see `restart`; also if another process has the lock.
+            CheckpointError: see `restart`.
             TryAgainError: the disk is full or can't be written.
 
         """
@@ -78,26 +78,26 @@ class Store:
         return (*restore_point.flats(layout), restore_point.next_round)
 
     def begin(self, layout: Layout, *theta: Flat) -> str:
-        """See `CommitWriter.begin`; `CheckpointError` as well if another process has the lock."""
+        """Record the weights with which the run begins or goes on, by `CommitWriter.begin`."""
         self._has_read = False
         self._restore_point = None  # Frees the tensors read for a resume.
         return self._writer.begin(layout, *theta)
 
     def commit(self, outcome: Outcome, layout: Layout, inner: tuple[int, ...], *flats: Flat) -> Saved:
-        """See `CommitWriter.commit`; `CheckpointError` as well if another process has the lock."""
+        """Write a round's results, by `CommitWriter.commit`."""
         return self._writer.commit(outcome, layout, inner, *flats)
 
     def settle(self) -> str | None:
-        """See `CommitWriter.settle`; does nothing before the run has begun."""
+        """Wait for the mirror, by `CommitWriter.settle`; does nothing before the run has begun."""
         has_begun = self._lock is not None and not self._has_read
         return self._writer.settle() if has_begun else None
 
     def quarantined(self) -> dict[int, str]:
-        """See `quarantine.quarantined`; `CheckpointError` as well if another process has the lock."""
+        """Reasons of quarantined slices, by index."""
         return quarantined(self._locked_directory())
 
     def quarantine(self, index: int, reason: str) -> None:
-        """See `quarantine.quarantine`; `CheckpointError` as well if another process has the lock."""
+        """Leave a slice out for the rest of the run. Idempotent."""
         quarantine(self._locked_directory(), index, reason)
 
     @ray.method(concurrency_group="intake")
