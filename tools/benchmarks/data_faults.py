@@ -93,7 +93,7 @@ class _Lab:
                 for fields in spans:
                     span = Span(*fields)
                     used.update((span.epoch, span.slice, sample) for sample in range(span.start, span.stop))
-        expected = set()
+        expected = set[tuple[int, int, int]]()
         for epoch in range(EPOCHS):
             for info in load_manifest(self.data).of("train"):
                 expected.update((epoch, info.index, sample) for sample in range(info.samples))

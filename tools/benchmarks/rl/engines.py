@@ -91,8 +91,8 @@ def _long(dataset: Path, tokens: int) -> dict[str, Any]:
     }
     mean = {}
     for method in ("native", "continuous"):
-        tokens = methods[method]().mask.sum(1)
-        mean[f"mean_tokens_{method}"] = round(float(tokens.mean()), 1)
+        lengths = methods[method]().mask.sum(1)
+        mean[f"mean_tokens_{method}"] = round(float(lengths.mean()), 1)
     return _row(_times(methods, CALLS), "<= 1", calls=CALLS, responses=PROMPTS * SAMPLES, **mean)
 
 
