@@ -226,9 +226,9 @@ def _fetch(source: _Destination, name: str, path: Path) -> None:
             sync_file(temporary)
             publish(temporary, path)
             return
-        same = name in _HISTORY or file_sha256(path) == file_sha256(temporary)
+        is_same = name in _HISTORY or file_sha256(path) == file_sha256(temporary)
         temporary.unlink()
-    if not same:
+    if not is_same:
         fix = "choose a new directory, or resume what is in this one"
         raise CheckpointError("STORE011", f"{path} is there already, with other contents than the mirror's", fix=fix)
 

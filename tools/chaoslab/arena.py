@@ -100,8 +100,8 @@ class Arena:
 
     def kill_node(self, node: str) -> None:
         """Kill all processes of a node at once, and start another one a little later."""
-        gone = self._nodes.pop(node)
-        process = gone.all_processes["raylet"][0].process
+        ray_node = self._nodes.pop(node)
+        process = ray_node.all_processes["raylet"][0].process
         for pid in [process.pid, *descendants(process.pid)]:
             os.kill(pid, signal.SIGKILL)
         process.wait()
