@@ -71,7 +71,7 @@ CODECS = Family(
         "topk": "hypha_ray.codec.formats.topk:TopK",
     },
     "a class derived from hypha_ray.codec.formats.chunked.Chunked",
-    methods={"compress": 1, "expand": 1, "form": 1, "decode": 3, "rooms": 1, "encode_block": 3, "pack": 1},
+    methods={"compress": 1, "expand": 1, "form": 1, "decode": 3, "allocate": 1, "encode_block": 3, "pack": 1},
     attributes=("chunk", "arrays"),
     trial="hypha_ray.codec.trial:try_codec",
     unknown="COD001",

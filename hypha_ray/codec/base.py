@@ -1,4 +1,4 @@
-"""The seam between worker, wire and parameter server."""
+"""Contract of codecs and encoders, between the worker that encodes a delta and the parameter server that decodes it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Form(NamedTuple):
 
 
 class Codec(Protocol):
-    """A payload encoding; it has no state of its own."""
+    """Encoding of payloads, without a state of its own."""
 
     name: str
     yields: Literal["weights", "deltas"]
@@ -36,9 +36,9 @@ class Codec(Protocol):
         """Decode elements of a group; the result may be a view of the payload, so it must not be written to.
 
         Args:
-            payload: its arrays, as `form` has them.
-            group: which one.
-            part: all of it, or one of its `blocks`.
+            payload: arrays of the payload, as `form` describes them.
+            group: name of the group.
+            part: the whole group, or one of its `blocks`.
 
         """
         ...
@@ -46,45 +46,57 @@ class Codec(Protocol):
 
 @dataclass(slots=True)
 class Quality:
-    """Error of payloads, as sums of squares and products."""
+    """Encoding error of payloads, as sums over their elements."""
 
     target: float = 0.0
+    """Squares of the values to send."""
     decoded: float = 0.0
+    """Squares of the decoded values."""
     product: float = 0.0
+    """Products of values to send and decoded values."""
     difference: float = 0.0
+    """Squares of the encoding error."""
 
-    def take(self, target: torch.Tensor, decoded: torch.Tensor, difference: torch.Tensor) -> None:
-        """Count a block."""
+    def add_block(self, target: torch.Tensor, decoded: torch.Tensor, difference: torch.Tensor) -> None:
+        """Add the sums of a block."""
         self.target += _dot(target, target)
         self.decoded += _dot(decoded, decoded)
         self.product += _dot(target, decoded)
         self.difference += _dot(difference, difference)
 
-    def __add__(self, other: Quality) -> Quality:
-        sums = (self.target + other.target, self.decoded + other.decoded)
-        return Quality(*sums, self.product + other.product, self.difference + other.difference)
+    def __add__(self, added: Quality) -> Quality:
+        return Quality(
+            target=self.target + added.target,
+            decoded=self.decoded + added.decoded,
+            product=self.product + added.product,
+            difference=self.difference + added.difference,
+        )
 
     @property
     def error(self) -> float:
-        """L2 norm of what is lost, over that of what was to be sent."""
+        """Relative encoding error: its L2 norm, over that of the values to send."""
         return math.sqrt(self.difference / self.target) if self.target > 0 else 0.0
 
     @property
     def cosine(self) -> float:
-        """Cosine of the angle between both; 1 if there is nothing to be lost."""
-        return self.product / math.sqrt(self.target * self.decoded) if self.target and self.decoded else 1.0
+        """Cosine similarity of the values to send and the decoded ones; 1 if either are all zero."""
+        if not self.target or not self.decoded:
+            return 1.0
+        return self.product / math.sqrt(self.target * self.decoded)
 
 
-def _dot(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Product of two vectors, taken anew where overflow or underflow may have spoilt it in fp32."""
+def _dot(left: torch.Tensor, right: torch.Tensor) -> float:
+    """Return the product of two vectors, in float64 if overflow or underflow may have spoilt it in float32."""
     from hypha_ray.kernels import SMALL  # With it comes torch, which not every importer needs.
 
-    quick = float(one.dot(other))
-    return quick if SMALL < abs(quick) < math.inf else float(one.double().dot(other.double()))
+    product = float(left.dot(right))
+    if SMALL < abs(product) < math.inf:
+        return product
+    return float(left.double().dot(right.double()))
 
 
 class Encoder(Protocol):
-    """Makes a sender's payloads of one fragment, round after round."""
+    """Encoder of a sender's payloads of one fragment, round after round."""
 
     residual: Flat
     """Encoding error so far, by group, which later payloads make up for."""
@@ -93,28 +105,36 @@ class Encoder(Protocol):
         """Encode a round's result.
 
         Args:
-            values: weights, if there is θ; or else what is to be sent itself, such as a gradient.
+            values: weights, if θ is given; otherwise the values to send themselves, such as a gradient.
             theta: the global weights that the round began with.
 
         Returns:
-            The payload, which may share memory with `values`; and how good it is.
+            The payload, which may share memory with `values`, and its quality.
 
         """
         ...
 
 
 def encoded(encoders: Sequence[Encoder], values: Sequence[Flat], theta: Sequence[Flat]) -> tuple[list[Flat], Quality]:
-    """The payloads of all fragments, and how good they are.
+    """Encode all fragments.
 
     Args:
         encoders: one for each fragment.
-        values: what was trained, or what is to be sent itself.
-        theta: global weights, if the values are weights and differences to θ are to be sent; or else nothing.
+        values: trained weights, or the values to send themselves.
+        theta: global weights, if the values are weights and differences to θ are sent; otherwise empty.
+
+    Returns:
+        The payload of each fragment, and the quality of all payloads together.
 
     """
     bases: Sequence[Flat | None] = theta or [None] * len(values)
-    parts = [one.encode(flat, base) for one, flat, base in zip(encoders, values, bases, strict=True)]
-    return [payload for payload, _ in parts], sum((quality for _, quality in parts), Quality())
+    payloads: list[Flat] = []
+    total = Quality()
+    for fragment_encoder, flat, base in zip(encoders, values, bases, strict=True):
+        payload, quality = fragment_encoder.encode(flat, base)
+        payloads.append(payload)
+        total += quality
+    return payloads, total
 
 
 def payload_bytes(payload: Flat) -> int:

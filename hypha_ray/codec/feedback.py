@@ -48,7 +48,7 @@ class Feedback:
             if not is_trained(group):
                 payload[group] = array
                 continue
-            rooms = codec.rooms(array.size)
+            rooms = codec.allocate(array.size)
             out = {name: room.view(-1, codec.arrays[name][1]) for name, room in tensors(rooms).items()}
             residual = self._residual(group, array.size)
             for part in blocks(array.size):
@@ -62,7 +62,7 @@ class Feedback:
                 difference = target - decoded
                 if residual is not None:
                     residual[part] = difference
-                quality.take(target, decoded, difference)
+                quality.add_block(target, decoded, difference)
             payload |= {f"{group}/{name}": packed for name, packed in codec.pack(rooms).items()}
         if not math.isfinite(quality.difference):
             self.residual.clear()  # One damaged result is rejected; those after it need not be.

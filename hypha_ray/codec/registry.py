@@ -23,52 +23,64 @@ def codec(name: str, options: CodecOptions = None) -> Codec:
     """Look a codec up; all but fp32 need torch, which takes seconds to load.
 
     Raises:
-        ConfigError: COD001, no codec has this name; PLG002, one of the job's own can't be had.
+        ConfigError: COD001, no codec has this name; PLG002, a codec of the job's own can't be loaded.
 
     """
-    made: Codec = create("codecs", name, options)
-    return made
+    member: Codec = create("codecs", name, options)
+    return member
 
 
 def difference_codec(name: str, options: CodecOptions = None) -> Chunked | None:
-    """The same for codecs of differences; None for fp32, which is of the weights themselves."""
-    found = codec(name, options)
-    return None if isinstance(found, Fp32) else cast("Chunked", found)
+    """Look a codec of differences up; None for fp32, which encodes the weights themselves."""
+    member = codec(name, options)
+    if isinstance(member, Fp32):
+        return None
+    return cast("Chunked", member)
 
 
 def encoder(name: str, decay: float, options: CodecOptions = None) -> Encoder:
-    """An encoder for one fragment.
+    """Build an encoder for one fragment.
 
     Args:
-        name: the codec's.
-        decay: part of what was left out that is made up for in the next round; 0: nothing is.
+        name: name of the codec.
+        decay: part of the encoding error that is made up for in the next round; 0: none of it.
         options: options of the codec.
 
     """
-    chosen = difference_codec(name, options)
-    if chosen is None:
+    chunked = difference_codec(name, options)
+    if chunked is None:
         return Unchanged()
     from hypha_ray.codec.feedback import Feedback
 
-    return Feedback(chosen, decay)
+    return Feedback(chunked, decay)
 
 
 def upward_codec(sync: Sync) -> Codec:
-    """Codec that reads payloads. Without a barrier θ has moved on when they come: differences are sent in fp32, too."""
-    return Fp32Differences() if _subtracts(sync) else codec(sync.codec, sync.codec_options)
+    """Return the codec that decodes workers' payloads.
+
+    Without a barrier, θ may have changed before a payload arrives. So fp32 sends differences, too.
+    """
+    if _subtracts(sync):
+        return Fp32Differences()
+    return codec(sync.codec, sync.codec_options)
 
 
 def encoders(sync: Sync) -> list[Encoder]:
-    """Encoders of a worker's payloads, one for each fragment."""
-    if _subtracts(sync):
-        return [Subtraction() for _ in range(sync.fragments)]
-    return [encoder(sync.codec, sync.error_feedback, sync.codec_options) for _ in range(sync.fragments)]
+    """Build the encoders of a worker's payloads, one for each fragment."""
+    fragment_encoders: list[Encoder] = []
+    for _ in range(sync.fragments):
+        if _subtracts(sync):
+            fragment_encoders.append(Subtraction())
+        else:
+            fragment_encoders.append(encoder(sync.codec, sync.error_feedback, sync.codec_options))
+    return fragment_encoders
 
 
 def sends_differences(sync: Sync) -> bool:
-    """Whether payloads are made of weights and θ; or else of the weights alone, or of gradients."""
+    """Whether payloads are differences of weights and θ, and neither weights nor gradients."""
     return not sync.traits.sends_gradients and upward_codec(sync).yields == "deltas"
 
 
 def _subtracts(sync: Sync) -> bool:
+    """Whether payloads are differences in fp32."""
     return not sync.traits.has_barrier and sync.codec == Fp32.name

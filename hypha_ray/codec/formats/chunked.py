@@ -1,8 +1,8 @@
-"""Codecs that encode a delta chunk by chunk: fewer bits an element, and for some a scale a chunk.
+"""Codecs that encode a delta chunk by chunk, with fewer bits for each element, and some with a scale for each chunk.
 
 A payload has a few arrays for each group of parameters, such as ``parameters/float32/codes`` and ``…/scales``; buffers
-travel as they are. A chunk has the same number of elements in each array, so any block is decoded by itself. The last
-chunk is filled up with zeros.
+of the model are sent unencoded. All chunks have the same number of elements in an array, so any block can be decoded by
+itself. The last chunk is padded with zeros.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from hypha_ray.types import Flat
 from hypha_ray.types.layout import dtype_of, is_trained
 
 Parts = dict[str, torch.Tensor]
-"""The arrays of a run of chunks, by name: one row a chunk."""
+"""Arrays of a range of chunks, by name: one row for each chunk."""
 
 
 class Chunked(ABC):
-    """Common part of codecs that work by chunks."""
+    """Base class of codecs that encode chunk by chunk."""
 
     name: str
     chunk: int
-    """Elements of a chunk; divides `BLOCK`."""
+    """Number of elements of a chunk; divides `BLOCK`."""
     arrays: ClassVar[Mapping[str, tuple[str, int]]]
-    """Numpy's dtype of each array, and its elements for one chunk."""
+    """Arrays of a group by name: numpy's dtype, and the number of elements for one chunk."""
     yields: Literal["weights", "deltas"] = "deltas"
 
     @abstractmethod
@@ -41,40 +41,53 @@ class Chunked(ABC):
         """Decode to float32 of shape (chunks, `chunk`)."""
 
     def form(self, groups: Mapping[str, int]) -> dict[str, Form]:
-        """The arrays of each group of parameters, and one for each other group."""
-        found: dict[str, Form] = {}
+        """Describe the arrays of each group of parameters, and the one array of each other group."""
+        forms: dict[str, Form] = {}
         for group, size in groups.items():
-            if is_trained(group):
-                found |= {f"{group}/{name}": form for name, form in self._forms(size).items()}
-            else:
-                found[group] = Form(dtype_of(group), size)
-        return found
+            if not is_trained(group):
+                forms[group] = Form(dtype_of(group), size)
+                continue
+            for name, form in self._forms(size).items():
+                forms[f"{group}/{name}"] = form
+        return forms
 
     def decode(self, payload: Mapping[str, torch.Tensor], group: str, part: slice) -> torch.Tensor:
-        """Decode whole chunks; past the end of the group there may be a few zeros, or what a stranger has put there."""
+        """Decode whole chunks.
+
+        Padding past the end of the group is undefined; an untrusted sender may put anything there.
+        """
         if not is_trained(group):
             return payload[group][part]
         start = part.start or 0
         stop = part.stop
-        first = start // self.chunk
-        last = None if stop is None else -(-stop // self.chunk)
-        values = self.expand(self.rows(payload, group, slice(first, last))).view(-1)
-        return values[: None if stop is None else stop - start].to(getattr(torch, dtype_of(group)))
+        first_chunk = start // self.chunk
+        end_chunk = None if stop is None else -(-stop // self.chunk)
+        rows = self.rows(payload, group, slice(first_chunk, end_chunk))
+        values = self.expand(rows).view(-1)
+        if stop is not None:
+            values = values[: stop - start]
+        dtype: torch.dtype = getattr(torch, dtype_of(group))
+        return values.to(dtype)
 
     def rows(self, payload: Mapping[str, torch.Tensor], group: str, part: slice) -> Parts:
-        """The arrays of a run of chunks, out of a payload."""
-        return {name: payload[f"{group}/{name}"].view(-1, n)[part] for name, (_, n) in self.arrays.items()}
+        """Return the arrays of a range of chunks of a payload."""
+        rows: Parts = {}
+        for name, (_, columns) in self.arrays.items():
+            array = payload[f"{group}/{name}"]
+            rows[name] = array.view(-1, columns)[part]
+        return rows
 
-    def rooms(self, size: int) -> Flat:
-        """Arrays for `encode_block` to write to, for a group of this size."""
+    def allocate(self, size: int) -> Flat:
+        """Allocate the arrays that `encode_block` writes to, for a group of this size."""
         return {name: np.empty(form.size, form.dtype) for name, form in self._forms(size).items()}
 
     def _forms(self, size: int) -> dict[str, Form]:
+        """Describe the arrays of a group of this size."""
         chunks = -(-size // self.chunk)
-        return {name: Form(dtype, chunks * n) for name, (dtype, n) in self.arrays.items()}
+        return {name: Form(dtype, chunks * columns) for name, (dtype, columns) in self.arrays.items()}
 
     def pack(self, arrays: Flat) -> Flat:
-        """Payload of these arrays, once all blocks are written."""
+        """Return the payload's arrays, once all blocks are written."""
         return arrays
 
     def encode_block(self, values: torch.Tensor, out: Mapping[str, torch.Tensor], start: int) -> torch.Tensor:
@@ -82,16 +95,18 @@ class Chunked(ABC):
 
         Args:
             values: 1-D.
-            out: the group's `rooms`, by name, of shape (chunks, n); the block's rows are written.
-            start: the block's first element in the group.
+            out: arrays of the group from `allocate`, by name, of shape (chunks, n); the block's rows are written.
+            start: first element of the block in the group.
 
         Returns:
             The values as they will be decoded.
 
         """
-        padded = torch.nn.functional.pad(values, (0, -len(values) % self.chunk)).view(-1, self.chunk)
-        parts = self.compress(padded)
-        rows = slice(start // self.chunk, start // self.chunk + len(padded))
+        padding = -len(values) % self.chunk
+        chunks = torch.nn.functional.pad(values, (0, padding)).view(-1, self.chunk)
+        parts = self.compress(chunks)
+        first = start // self.chunk
         for name, array in parts.items():
-            out[name][rows] = array
-        return self.expand(parts).view(-1)[: len(values)]
+            out[name][first : first + len(chunks)] = array
+        decoded = self.expand(parts).view(-1)
+        return decoded[: len(values)]

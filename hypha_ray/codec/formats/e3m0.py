@@ -1,4 +1,4 @@
-"""Four bits an element as a floating-point number without a mantissa: a sign and three bits of exponent."""
+"""4-bit floats without a mantissa: a sign and three bits of exponent for each element."""
 
 from __future__ import annotations
 
@@ -15,26 +15,32 @@ _MANTISSA = 23
 _ONE_AND_A_HALF = 1 << 22
 """Constants of float32: exponent bias, bits of the mantissa, and the mantissa of 1.5."""
 _ZERO = 7
-_MAGNITUDES = [*(2.0**-power for power in range(_ZERO)), 0.0]
+"""Code of zero, the smallest magnitude."""
+_MAGNITUDES = [2.0**-power for power in range(_ZERO)] + [0.0]
+_NEGATED = [-magnitude for magnitude in _MAGNITUDES]
 
 
 class E3m0(FourBits):
-    """Sign and power of two below the chunk's greatest magnitude, as Streaming DiLoCo sends deltas (arXiv 2501.18512).
+    """Sign and power of two below the chunk's largest magnitude, as Streaming DiLoCo sends deltas (arXiv 2501.18512).
 
-    Levels are ±s, ±s/2, … ±s/64 and 0, with a bfloat16 s: 4.016 bits an element.
+    Levels are ±s, ±s/2, … ±s/64 and 0, with a bfloat16 s: 4.016 bits for each element.
     """
 
     name = "e3m0"
     chunk = 1024
     arrays: ClassVar = {"codes": ("uint8", 512), "scales": ("uint16", 1)}
-    levels = pairs([*_MAGNITUDES, *(-value for value in _MAGNITUDES)])
+    levels = pairs(_MAGNITUDES + _NEGATED)
 
     def compress(self, values: torch.Tensor) -> Parts:
-        """Round to the nearest level: between 2ᵉ and 2ᵉ⁺¹ the border is 1.5 · 2ᵉ, which shows in the bits."""
-        scales = bits_of_bf16(values.abs().amax(1, keepdim=True))
+        """Round to the nearest level. Between 2ᵉ and 2ᵉ⁺¹ the border is 1.5 · 2ᵉ, so adding to the bits rounds."""
+        largest = values.abs().amax(1, keepdim=True)
+        scales = bits_of_bf16(largest)
         size = bf16_of_bits(scales)
-        bits = (values * torch.where(size > 0, 1 / size, 0)).view(torch.int32)
-        exponent = (bits & 0x7FFFFFFF).add_(_ONE_AND_A_HALF).bitwise_right_shift_(_MANTISSA)
-        below = (_BIAS - exponent).clamp_(0, _ZERO)
-        codes = below.add_(bits.bitwise_right_shift(28) & 8).to(torch.uint8)
+        inverse = torch.where(size > 0, 1 / size, 0)
+        bits = (values * inverse).view(torch.int32)
+        magnitude_bits = bits & 0x7FFFFFFF
+        exponent = magnitude_bits.add_(_ONE_AND_A_HALF).bitwise_right_shift_(_MANTISSA)
+        magnitude_codes = (_BIAS - exponent).clamp_(0, _ZERO)
+        sign_bits = bits.bitwise_right_shift(28) & 8
+        codes = magnitude_codes.add_(sign_bits).to(torch.uint8)
         return {"codes": pack4(codes), "scales": scales}

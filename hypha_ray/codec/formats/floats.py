@@ -1,4 +1,4 @@
-"""Half as many bits: 16-bit floats."""
+"""16-bit floats."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Bf16(Chunked):
 
 
 class Fp16(Chunked):
-    """IEEE half precision: 11 bits of mantissa; what is beyond 65504 is infinite, and such a delta is rejected."""
+    """IEEE half precision: 11 bits of mantissa. Values beyond 65504 become infinite, and such a delta is rejected."""
 
     name = "fp16"
     chunk = 1
@@ -42,10 +42,10 @@ class Fp16(Chunked):
 
 
 def bits_of_bf16(values: torch.Tensor) -> torch.Tensor:
-    """The bits of values in bfloat16, as uint16: numpy has no bfloat16."""
+    """Return the bits of values in bfloat16, as uint16: numpy has no bfloat16."""
     return values.to(torch.bfloat16).view(torch.uint16)
 
 
 def bf16_of_bits(bits: torch.Tensor) -> torch.Tensor:
-    """The reverse, as float32."""
+    """Return the values of bits from `bits_of_bf16`, as float32."""
     return bits.view(torch.bfloat16).to(torch.float32)

@@ -1,4 +1,4 @@
-"""Weights as they are, 32-bit floats in, the same bits out; or their differences to θ in the same form."""
+"""32-bit floats: weights unchanged to the bit, or their differences to θ."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Fp32:
-    """A payload is the worker's weights, in their master dtypes.
+    """Codec whose payload is the worker's weights, in their master dtypes.
 
-    Not their difference to θ: θ + (w − θ) is not w in floating point, so one worker with η = 1 and μ = 0 would not
+    It isn't their difference to θ: θ + (w − θ) is not w in floating point, so one worker with η = 1 and μ = 0 would not
     be plain training bit for bit.
     """
 
@@ -26,39 +26,39 @@ class Fp32:
     yields: Literal["weights", "deltas"] = "weights"
 
     def form(self, groups: Mapping[str, int]) -> dict[str, Form]:
-        """One array for each group, of the group's own dtype."""
+        """Describe one array for each group, of the group's own dtype."""
         return {group: Form(dtype_of(group), size) for group, size in groups.items()}
 
     def decode(self, payload: Mapping[str, torch.Tensor], group: str, part: slice) -> torch.Tensor:
-        """Give a view of the payload."""
+        """Return a view of the payload."""
         return payload[group][part]
 
 
 class Unchanged:
-    """The encoder of a codec that leaves nothing out."""
+    """Encoder of a codec without an encoding error."""
 
     def __init__(self) -> None:
         self.residual: Flat = {}
 
     def encode(self, values: Flat, theta: Flat | None) -> tuple[Flat, Quality]:
-        """Pass the arrays on, uncopied."""
+        """Return the arrays themselves, without a copy."""
         return dict(values), Quality()
 
 
 class Fp32Differences(Fp32):
-    """A payload is the difference of the worker's weights to the θ that it began with."""
+    """Codec whose payload is the difference of the worker's weights to the θ that it began with."""
 
     yields: Literal["weights", "deltas"] = "deltas"
 
 
 class Subtraction:
-    """The encoder of `Fp32Differences`."""
+    """Encoder of `Fp32Differences`."""
 
     def __init__(self) -> None:
         self.residual: Flat = {}
 
     def encode(self, values: Flat, theta: Flat | None) -> tuple[Flat, Quality]:
-        """Subtract θ from the weights, in their place."""
+        """Subtract θ from the weights, in place."""
         for group, array in values.items():
             if theta is not None and is_trained(group):
                 np.subtract(array, theta[group], out=array)

@@ -1,6 +1,6 @@
-"""Multiples of a scale in as few bits as their frequencies allow: entropy-coded scalar quantization.
+"""Entropy-coded scalar quantization: multiples of a scale, in as few bits as their frequencies allow.
 
-Most multiples are small ones, and these get short codes. So a step can be shorter for the same bytes, and an outlier
+Most multiples are small and get short codes. So the quantization step can be shorter for the same bytes, and an outlier
 costs its own long code but makes no other step longer.
 """
 
@@ -21,29 +21,31 @@ from hypha_ray.codec.formats.integers import FourBits, multiples, pack4, pairs
 from hypha_ray.types import Flat
 from hypha_ray.types.layout import is_trained
 
-_MOST = 7
+_MAX_MULTIPLE = 7
 _RAW = -15
 _MEMORY = 9
-"""Parameters of zlib: no header, and trees for as many codes at a time as it can have."""
-_BYTES = BLOCK // 2
-"""Bytes of a block's codes before compression: two in a byte with one Huffman code, so half a bit each is possible."""
-_ROOM = _BYTES + 5 * (_BYTES // 16_000 + 1) + 16
-"""Largest size of a block's codes: zlib stores what it can't make smaller, with five bytes for each part of it."""
-_NO_NUMBER = 0x7FC0
-"""In bfloat16."""
+"""Parameters of zlib: no header, and Huffman trees for as many codes at a time as possible."""
+_BLOCK_BYTES = BLOCK // 2
+"""Bytes of a block's codes before compression. Two codes share a byte and so a Huffman code: half a bit is possible."""
+_STORED_PARTS = _BLOCK_BYTES // 16_000 + 1
+_MAX_STREAM_BYTES = _BLOCK_BYTES + 5 * _STORED_PARTS + 16
+"""Largest size of a block's stream: zlib stores incompressible parts with five further bytes each."""
+_NAN_BITS = 0x7FC0
+"""Bits of NaN in bfloat16."""
 
 
 def _levels(inward: float) -> torch.Tensor:
-    """Levels of the codes, in steps: multiples, moved towards zero, where most of the values rounded to them lie."""
-    above = [float(code) - inward for code in range(1, _MOST + 1)]
-    return pairs([0.0, *above, -8.0, *(-level for level in reversed(above))])
+    """Return the levels of the codes, in steps: multiples, moved towards zero, where most of their values lie."""
+    above = [float(code) - inward for code in range(1, _MAX_MULTIPLE + 1)]
+    below = [-level for level in reversed(above)]
+    return pairs([0.0, *above, -8.0, *below])
 
 
 class Huffman(FourBits):
-    """Multiples, up to 7, of `step` times the root mean square of 256 elements; or of more, where 7 aren't enough.
+    """Multiples, up to 7, of `step` times the root mean square of 256 elements; of a larger scale if 7 aren't enough.
 
-    For each group there are ``…/codes``, a deflate stream of nothing but Huffman codes (RFC 1951) for each block;
-    ``…/ends``, where each stream ends; and ``…/scales``.
+    Each group has ``…/codes``, a deflate stream of Huffman codes alone (RFC 1951) for each block; ``…/ends``, the end
+    of each stream in bytes; and ``…/scales``.
     """
 
     step: ClassVar[float]
@@ -52,51 +54,63 @@ class Huffman(FourBits):
 
     def compress(self, values: torch.Tensor) -> Parts:
         """Round to the nearest multiple."""
-        greatest = values.abs().amax(1, keepdim=True)
-        typical = (values / torch.where(greatest > 0, greatest, 1)).square_().mean(1, keepdim=True).sqrt_()
-        scales = bits_of_bf16(greatest * (typical * self.step).clamp_(min=1 / _MOST))
-        codes = multiples(values, bf16_of_bits(scales), _MOST).to(torch.uint8)
+        largest = values.abs().amax(1, keepdim=True)
+        relative = values / torch.where(largest > 0, largest, 1)
+        relative_rms = relative.square_().mean(1, keepdim=True).sqrt_()
+        relative_scales = (relative_rms * self.step).clamp_(min=1 / _MAX_MULTIPLE)
+        scales = bits_of_bf16(largest * relative_scales)
+        codes = multiples(values, bf16_of_bits(scales), _MAX_MULTIPLE).to(torch.uint8)
         return {"codes": pack4(codes.bitwise_and_(15)), "scales": scales}
 
     def form(self, groups: Mapping[str, int]) -> dict[str, Form]:
-        """Upper limit of the bytes that the codes take; their number is known only afterwards."""
-        found = super().form(groups)
+        """Describe the arrays, with an upper limit of the bytes of the codes: their number is known after encoding."""
+        forms = super().form(groups)
         for group in filter(is_trained, groups):
-            streams = -(-found[f"{group}/codes"].size // _BYTES)
-            found[f"{group}/codes"] = Form("uint8", streams * _ROOM, exact=False)
-            found[f"{group}/ends"] = Form("int64", streams)
-        return found
+            codes = forms[f"{group}/codes"]
+            streams = -(-codes.size // _BLOCK_BYTES)
+            forms[f"{group}/codes"] = Form("uint8", streams * _MAX_STREAM_BYTES, exact=False)
+            forms[f"{group}/ends"] = Form("int64", streams)
+        return forms
 
     def pack(self, arrays: Flat) -> Flat:
         """Make a stream of each block's codes."""
         codes = arrays["codes"]
-        streams = [_deflated(codes[part].tobytes()) for part in blocks(codes.size, _BYTES)]
+        streams: list[bytes] = []
+        for part in blocks(codes.size, _BLOCK_BYTES):
+            streams.append(_deflate(codes[part].tobytes()))
         ends = np.cumsum([len(stream) for stream in streams], dtype=np.int64)
-        return arrays | {"codes": np.frombuffer(b"".join(streams), np.uint8), "ends": ends}
+        joined = np.frombuffer(b"".join(streams), np.uint8)
+        return arrays | {"codes": joined, "ends": ends}
 
     def rows(self, payload: Mapping[str, torch.Tensor], group: str, part: slice) -> Parts:
-        """Inflate the blocks that they are in; of a damaged one nothing is a number."""
+        """Inflate the blocks that have the chunks; if one is damaged, all scales are NaN."""
         scales = payload[f"{group}/scales"].view(-1, 1)
         streams = payload[f"{group}/codes"]
-        ends = [0, *payload[f"{group}/ends"].tolist()]
-        chunks = BLOCK // self.chunk
-        stop = len(scales) if part.stop is None else min(part.stop, len(scales))
-        first = part.start // chunks
-        last = -(-stop // chunks)
-        found: list[torch.Tensor] = []
-        for block in range(first, last):
-            size = min(chunks, len(scales) - block * chunks) * self.chunk // 2
-            codes = _inflated(streams, ends[block], ends[block + 1], size)
+        ends: list[int] = payload[f"{group}/ends"].tolist()
+        ends = [0, *ends]
+        start = part.start
+        stop = len(scales)
+        if part.stop is not None:
+            stop = min(part.stop, stop)
+        block_chunks = BLOCK // self.chunk
+        first_block = start // block_chunks
+        end_block = -(-stop // block_chunks)
+        inflated: list[torch.Tensor] = []
+        for block in range(first_block, end_block):
+            chunks = min(block_chunks, len(scales) - block * block_chunks)
+            size = chunks * self.chunk // 2
+            codes = _inflate(streams, ends[block], ends[block + 1], size)
             if codes is None:
-                scales = torch.full_like(scales, _NO_NUMBER)
+                scales = torch.full_like(scales, _NAN_BITS)
                 codes = torch.zeros(size, dtype=torch.uint8)
-            found.append(codes)
-        wanted = slice(part.start - first * chunks, stop - first * chunks)
-        return {"codes": torch.cat(found).view(-1, self.chunk // 2)[wanted], "scales": scales[part.start : stop]}
+            inflated.append(codes)
+        first_chunk = first_block * block_chunks
+        rows = torch.cat(inflated).view(-1, self.chunk // 2)
+        return {"codes": rows[start - first_chunk : stop - first_chunk], "scales": scales[start:stop]}
 
 
 class Huffman2(Huffman):
-    """Steps of 1.5 root mean squares: 1.67 bits an element if values are Gaussian. Meant for feedback."""
+    """Steps of 1.5 root mean squares: 1.67 bits for each element if values are Gaussian. Meant for error feedback."""
 
     name = "huffman2"
     step = 1.5
@@ -104,26 +118,28 @@ class Huffman2(Huffman):
 
 
 class Huffman3(Huffman):
-    """Steps of 0.7 root mean squares: 2.7 bits an element if values are Gaussian."""
+    """Steps of 0.7 root mean squares: 2.7 bits for each element if values are Gaussian."""
 
     name = "huffman3"
     step = 0.7
     levels = _levels(0.04)
 
 
-def _deflated(codes: bytes) -> bytes:
+def _deflate(codes: bytes) -> bytes:
     writer = zlib.compressobj(zlib.Z_BEST_SPEED, zlib.DEFLATED, _RAW, _MEMORY, zlib.Z_HUFFMAN_ONLY)
     return writer.compress(codes) + writer.flush()
 
 
-def _inflated(streams: torch.Tensor, start: int, end: int, size: int) -> torch.Tensor | None:
-    """So many bytes out of a stream; None if it is no stream of that many."""
+def _inflate(streams: torch.Tensor, start: int, end: int, size: int) -> torch.Tensor | None:
+    """Decode exactly `size` bytes; None if the stream is malformed."""
     if not 0 <= start <= end <= len(streams):
         return None
+    stream = streams[start:end].numpy()
     reader = zlib.decompressobj(_RAW)
     try:
-        codes = reader.decompress(streams[start:end].numpy().tobytes(), size + 1)
+        codes = reader.decompress(stream.tobytes(), size + 1)
     except zlib.error:
         return None
-    whole = len(codes) == size and reader.eof and not reader.unused_data
-    return torch.frombuffer(bytearray(codes), dtype=torch.uint8) if whole else None
+    if len(codes) != size or not reader.eof or reader.unused_data:
+        return None
+    return torch.frombuffer(bytearray(codes), dtype=torch.uint8)
