@@ -10,19 +10,20 @@ import torch
 from hypha_ray.types import Flat
 
 BLOCK = 1 << 18
-"""Elements that are worked on at a time: a multiple of every codec's chunk."""
+"""Number of elements that are worked on at a time and fit into caches: a multiple of every codec's chunk."""
 
 
 def blocks(size: int, block: int = BLOCK) -> Iterator[slice]:
     """Cut a range of elements into blocks."""
-    return (slice(start, min(start + block, size)) for start in range(0, size, block))
+    for start in range(0, size, block):
+        yield slice(start, min(start + block, size))
 
 
 def tensors(flat: Flat) -> dict[str, torch.Tensor]:
     """View arrays as tensors, without a copy.
 
-    What Ray delivers is read-only and shared by all readers on a node, and torch has no read-only tensors: it warns,
-    and would write all the same. The caller promises not to write into tensors of arrays that aren't its own.
+    Ray's arrays are read-only and shared by all readers on a node. Torch has no read-only tensors: it warns, and would
+    write all the same. So the caller must not write into tensors of arrays that aren't its own.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)

@@ -20,14 +20,14 @@ from hypha_ray.types.layout import is_trained
 
 
 class Feedback:
-    """Encodes one fragment's results with error feedback (Karimireddy et al., arXiv 1901.09847).
+    """Encoder of one fragment's results with error feedback (Karimireddy et al., arXiv 1901.09847).
 
-    What a payload lacks, times a decay, is added to what the next one is to say. So with a decay of 1 all decoded
-    payloads and what is left out still add up to all that was to be sent.
+    The encoding error of each payload, times a decay, is added to the next payload before it is encoded. So with a
+    decay of 1, all decoded payloads and the last encoding error add up to all values that were to be sent.
 
     Args:
-        codec: what payloads are encoded by.
-        decay: part of what was left out that is made up for in the next round; 0: nothing is.
+        codec: codec of the payloads.
+        decay: part of the encoding error that is made up for in the next round; 0: none of it.
 
     """
 
@@ -38,23 +38,23 @@ class Feedback:
         """Encoding error so far, by group; empty before the first round, and without feedback."""
 
     def encode(self, values: Flat, theta: Flat | None) -> tuple[Flat, Quality]:
-        """See `Encoder.encode`; the payload's buffers share memory with `values`."""
+        """Encode a round's result; the payload's buffers share memory with `values`."""
         codec = self._codec
         payload: Flat = {}
         quality = Quality()
-        given = tensors(values)
-        base = None if theta is None else tensors(theta)
+        sources = tensors(values)
+        bases = {} if theta is None else tensors(theta)
         for group, array in values.items():
             if not is_trained(group):
                 payload[group] = array
                 continue
-            rooms = codec.allocate(array.size)
-            out = {name: room.view(-1, codec.arrays[name][1]) for name, room in tensors(rooms).items()}
+            arrays = codec.allocate(array.size)
+            out = _as_rows(codec, tensors(arrays))
             residual = self._residual(group, array.size)
             for part in blocks(array.size):
-                target = given[group][part]
-                if base is not None:
-                    target = target - base[group][part]
+                target = sources[group][part]
+                if theta is not None:
+                    target = target - bases[group][part]
                 target = target.float()
                 if residual is not None:
                     target = torch.add(target, residual[part], alpha=self._decay)
@@ -63,9 +63,10 @@ class Feedback:
                 if residual is not None:
                     residual[part] = difference
                 quality.add_block(target, decoded, difference)
-            payload |= {f"{group}/{name}": packed for name, packed in codec.pack(rooms).items()}
+            for name, packed in codec.pack(arrays).items():
+                payload[f"{group}/{name}"] = packed
         if not math.isfinite(quality.difference):
-            self.residual.clear()  # One damaged result is rejected; those after it need not be.
+            self.residual.clear()  # A damaged result is rejected, and must not damage the next ones.
         return payload, quality
 
     def _residual(self, group: str, size: int) -> torch.Tensor | None:
@@ -76,42 +77,56 @@ class Feedback:
         return torch.from_numpy(self.residual[group])
 
 
+def _as_rows(codec: Chunked, arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """View the arrays of a group with one row for each chunk."""
+    return {name: arrays[name].view(-1, columns) for name, (_, columns) in codec.arrays.items()}
+
+
 ELEMENTWISE = (Bf16, Fp16, Int8, Int4, E3m0)
-"""Codecs whose payloads are the same on every device."""
-BLOCK = 1 << 22
-"""Elements that are encoded at a time: enough for a GPU, and little beside a model."""
+"""Codecs whose payloads are the same on every device, because each element is rounded by itself.
+
+`huffman2`, `huffman3` and `topk` encode on the host: a GPU adds up a chunk, and breaks ties, in another order.
+"""
+DEVICE_BLOCK = 1 << 22
+"""Number of elements that are encoded at a time: enough for a GPU, and few compared with a model."""
 
 
 class Elements(Protocol):
-    """A group's elements on the device."""
+    """Elements of a group on the device."""
 
     size: int
 
     def block(self, part: slice) -> torch.Tensor:
-        """Return some of them, 1-D, which aren't written to."""
+        """Return a range of elements, 1-D, which must not be written to."""
         ...
 
 
 class DeviceFeedback:
-    """Encoder of one fragment's parameters on their device, with error feedback as `Feedback`.
+    """Encoder of one fragment's parameters on their device, so that payloads are copied to the host instead of weights.
+
+    Payloads are those of `Feedback` to the bit, except for the bits of NaNs.
 
     Args:
-        codec: one of `ELEMENTWISE`.
-        decay: part of what was left out that is made up for in the next round; 0: nothing is.
-        room: function that makes memory of the host which the device copies into, from size and dtype.
-        block: elements that are encoded at a time, a multiple of the codec's chunk.
+        codec: codec of a class in `ELEMENTWISE`.
+        decay: part of the encoding error that is made up for in the next round; 0: none of it.
+        allocate: function of size and dtype that allocates memory of the host, into which the device copies.
+        block: number of elements that are encoded at a time, a multiple of the codec's chunk.
 
     """
 
     def __init__(
-        self, codec: Chunked, decay: float, room: Callable[[int, torch.dtype], torch.Tensor], block: int = BLOCK
+        self,
+        codec: Chunked,
+        decay: float,
+        allocate: Callable[[int, torch.dtype], torch.Tensor],
+        block: int = DEVICE_BLOCK,
     ) -> None:
         self._codec = codec
         self._decay = decay
-        self._room = room
+        self._allocate = allocate
         self._block = block
-        self._rooms: dict[str, torch.Tensor] = {}
-        """Arrays of the payload, which are written anew in each round."""
+        self._host_arrays: dict[str, torch.Tensor] = {}
+        """Arrays of the payload by name, which are overwritten in each round."""
         self.residual: dict[str, torch.Tensor] = {}
         """Encoding error so far, by group, on the device; empty before the first round, and without feedback."""
 
@@ -126,53 +141,58 @@ class DeviceFeedback:
             wait: function that waits for all copies to the host.
 
         Returns:
-            Arrays of these groups for the payload, which the next call overwrites, and how good they are.
+            Arrays of these groups for the payload, which the next call overwrites, and their quality.
 
         """
-        sums: list[torch.Tensor] = []
+        block_sums: list[torch.Tensor] = []
         payload: dict[str, torch.Tensor] = {}
         for group, elements in values.items():
-            forms = self._codec.form({group: elements.size})
-            rooms = {name: self._room_of(name, form.size, form.dtype) for name, form in forms.items()}
-            out = {name: rooms[f"{group}/{name}"].view(-1, n) for name, (_, n) in self._codec.arrays.items()}
-            sums += [self._encode_block(group, elements, theta[group], part, out) for part in self._parts(elements)]
-            payload |= rooms
-        total = torch.stack(sums).sum(0).tolist() if sums else [0.0] * 4
+            arrays: dict[str, torch.Tensor] = {}
+            for key, form in self._codec.form({group: elements.size}).items():
+                payload[key] = self._host_array(key, form.size, form.dtype)
+                arrays[key.removeprefix(f"{group}/")] = payload[key]
+            out = _as_rows(self._codec, arrays)
+            for part in blocks(elements.size, self._block):
+                block_sums.append(self._encode_block(group, elements, theta[group], part, out))
+        quality = Quality()
+        if block_sums:
+            sums = torch.stack(block_sums).sum(0)
+            quality = Quality(*sums.tolist())
         wait()
-        if not math.isfinite(total[-1]):
-            self.residual.clear()  # One damaged result is rejected; those after it need not be.
-        return {name: room.numpy() for name, room in payload.items()}, Quality(*total)
+        if not math.isfinite(quality.difference):
+            self.residual.clear()  # A damaged result is rejected, and must not damage the next ones.
+        return {key: array.numpy() for key, array in payload.items()}, quality
 
-    def _parts(self, elements: Elements) -> list[slice]:
-        return list(blocks(elements.size, self._block))
-
-    def _room_of(self, name: str, size: int, dtype: str) -> torch.Tensor:
-        if name not in self._rooms:
-            self._rooms[name] = self._room(size, getattr(torch, dtype))
-        return self._rooms[name]
+    def _host_array(self, key: str, size: int, dtype: str) -> torch.Tensor:
+        if key not in self._host_arrays:
+            self._host_arrays[key] = self._allocate(size, getattr(torch, dtype))
+        return self._host_arrays[key]
 
     def _encode_block(
         self, group: str, elements: Elements, theta: torch.Tensor, part: slice, out: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
         """Encode a block; return the sums of `Quality`, on the device."""
         codec = self._codec
-        target = (elements.block(part) - theta[part]).float()
+        delta = elements.block(part) - theta[part]
+        target = delta.float()
         residual = self._residual(group, elements.size, target.device)
         if residual is not None:
             target = torch.add(target, residual[part], alpha=self._decay)
-        padded = torch.nn.functional.pad(target, (0, -len(target) % codec.chunk)).view(-1, codec.chunk)
-        parts = codec.compress(padded)
-        rows = slice(part.start // codec.chunk, part.start // codec.chunk + len(padded))
+        padding = -len(target) % codec.chunk
+        chunks = torch.nn.functional.pad(target, (0, padding)).view(-1, codec.chunk)
+        parts = codec.compress(chunks)
+        first = part.start // codec.chunk
         for name, array in parts.items():
-            out[name][rows].copy_(array, non_blocking=True)
-        decoded = codec.expand(parts).view(-1)[: len(target)]
+            out[name][first : first + len(chunks)].copy_(array, non_blocking=True)
+        decoded = codec.expand(parts).view(-1)
+        decoded = decoded[: len(target)]
         difference = target - decoded
         if residual is not None:
             residual[part] = difference
-        one = target.double()
-        other = decoded.double()
-        lost = difference.double()
-        return torch.stack([one.dot(one), other.dot(other), one.dot(other), lost.dot(lost)])
+        target = target.double()
+        decoded = decoded.double()
+        difference = difference.double()
+        return torch.stack([target.dot(target), decoded.dot(decoded), target.dot(decoded), difference.dot(difference)])
 
     def _residual(self, group: str, size: int, device: torch.device) -> torch.Tensor | None:
         if not self._decay:
@@ -188,44 +208,45 @@ def encodes_on_device(codec: Chunked | None) -> bool:
 
 
 def advance(codec: Chunked, theta: Flat, payload: Flat, out: Flat | None = None) -> Flat:
-    """Add a decoded difference to weights, block by block.
+    """Add a decoded difference to weights, block by block. Sender and receivers get the same bits.
 
     Args:
-        codec: what it was encoded by.
-        theta: the weights that it is a difference to, never written to.
-        payload: the difference; buffers are there as they are.
-        out: arrays to write to; None: make some.
+        codec: codec of the payload.
+        theta: the weights before, never written to.
+        payload: the encoded difference, and buffers unencoded.
+        out: arrays to write to; None: allocate new arrays.
 
     """
-    result: Flat = {group: np.empty_like(array) for group, array in theta.items()} if out is None else out
+    if out is None:
+        out = {group: np.empty_like(array) for group, array in theta.items()}
     before = tensors(theta)
-    coded = tensors(payload)
-    after = tensors(result)
+    encoded = tensors(payload)
+    after = tensors(out)
     for group, old in before.items():
         if is_trained(group):
             for part in blocks(len(old)):
-                torch.add(old[part], codec.decode(coded, group, part), out=after[group][part])
+                torch.add(old[part], codec.decode(encoded, group, part), out=after[group][part])
         else:
-            after[group].copy_(coded[group])
-    return result
+            after[group].copy_(encoded[group])
+    return out
 
 
-def publish(codec: Chunked, decay: float, theta: Flat, new: Flat, left_out: Flat) -> tuple[Flat, Flat]:
-    """Encode a step of the weights, and set them to the weights that its decoding gives.
+def publish(codec: Chunked, decay: float, theta: Flat, new: Flat, residual: Flat) -> tuple[Flat, Flat]:
+    """Encode a step of the global weights, and set the new weights to what receivers decode.
 
     Args:
-        codec: what it is encoded by.
-        decay: part of what was left out before that is made up for.
+        codec: codec of the payload.
+        decay: part of the residual that is made up for.
         theta: the weights before the step, which all workers have.
-        new: the weights after it; overwritten by the weights that all workers will have.
-        left_out: what was left out so far, by group; never written to.
+        new: the weights after the step; overwritten by the weights that all workers will have.
+        residual: encoding error so far, by group; never written to.
 
     Returns:
-        The payload, whose buffers share memory with the new weights, and what is left out now.
+        The payload, whose buffers share memory with the new weights, and the new residual.
 
     """
     sender = Feedback(codec, decay)
-    sender.residual = {group: array.copy() for group, array in left_out.items()}
+    sender.residual = {group: array.copy() for group, array in residual.items()}
     payload, _ = sender.encode(new, theta)
     advance(codec, theta, payload, out=new)
     return payload, sender.residual

@@ -1,6 +1,6 @@
-"""Passes over large arrays that numba compiles; results are to the bit those of torch, which does it where numba can't.
+"""Passes over large arrays that numba compiles, or torch computes if numba can't; results are the same to the bit.
 
-What is compiled is kept beside its source, so only the first process on a machine waits for it.
+Numba keeps compiled code beside its source, so only the first process on a machine waits for it.
 """
 
 from hypha_ray.kernels.passes import SMALL, Averaged, copy, is_worth_it, load_ahead, nesterov, portions

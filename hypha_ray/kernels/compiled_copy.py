@@ -1,4 +1,4 @@
-"""Copies by stores that the processor doesn't keep in its caches (non-temporal ones), of 64 bytes each."""
+"""Copies by non-temporal stores of 64 bytes, which the processor doesn't keep in its caches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypha_ray.kernels.passes import LANES
 
 @njit(types.void(types.uint64, types.uint64, types.intp), nogil=True, cache=True)
 def copy(source: int, out: int, size: int) -> None:
-    """Copy so many 4-byte elements from one address to another."""
+    """Copy `size` elements of 4 bytes from one address to another."""
     here = carray(pointer(out), (size,), np.float32)
     there = carray(pointer(source), (size,), np.float32)
     head = int(-out % np.uint64(64)) // 4

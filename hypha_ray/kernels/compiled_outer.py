@@ -1,4 +1,4 @@
-"""A mean and Nesterov's step on it in one loop: each array is read from memory once, and only results are written.
+"""Mean of weights and Nesterov's step on it in one loop: memory is read once, and only results are written.
 
 Results are bit-identical to those of torch, which rounds product and sum at once (FMA) in `lerp`
 and in `add` with `alpha`.
@@ -16,10 +16,12 @@ from hypha_ray.kernels.lanes import fma, load, pointer, splat, store, total
 from hypha_ray.kernels.passes import LANES, SMALL
 
 _ROW = 128 * LANES
-"""Values of which squares are summed up in fp32."""
+"""Number of values whose squares are summed up in fp32."""
 _LINE = np.uint64(4 * LANES)
-_ADDRESSES, _TABLE = types.Array(types.u8, 1, "C", readonly=True), types.Array(types.f4, 2, "C", readonly=True)
-_RATES, _SQUARES = types.Array(types.f4, 1, "C", readonly=True), types.Array(types.f8, 1, "C")
+_ADDRESSES = types.Array(types.u8, 1, "C", readonly=True)
+_TABLE = types.Array(types.f4, 2, "C", readonly=True)
+_RATES = types.Array(types.f4, 1, "C", readonly=True)
+_SQUARES = types.Array(types.f8, 1, "C")
 _Array = Any
 
 

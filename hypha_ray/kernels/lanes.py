@@ -1,7 +1,7 @@
-"""Values of a processor's vector registers as a type that numba compiles: `LANES` float32 at a time.
+"""Vectors of `LANES` float32 values as a type that numba compiles to vector registers.
 
-``+``, ``-`` and ``*`` are lane by lane and rounded each. Nothing is reordered, so results are those of a loop over
-single values, which LLVM doesn't always make such instructions of.
+``+``, ``-`` and ``*`` compute lane by lane, and each is rounded. Nothing is reordered, so results are those of a loop
+over single values, which LLVM doesn't always vectorize.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def total(_: Any, lanes: Any) -> Any:
 
 @intrinsic
 def load(_: Any, address: Any) -> Any:
-    """Return what lies at an address, a multiple of 4."""
+    """Return the values at an address, a multiple of 4."""
     return _LANES(types.uint64), lambda _, builder, __, values: builder.load(_at(builder, values[0]), align=4)
 
 
@@ -104,7 +104,7 @@ def store(_: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def stream(_: Any, address: Any, value: Any) -> Any:
-    """Write to an address, a multiple of 64, what the processor shan't keep in its caches (non-temporally)."""
+    """Write to an address, a multiple of 64, past the processor's caches (non-temporally)."""
 
     def generate(context: Any, builder: Any, _: Any, values: Any) -> Any:
         stored = builder.store(values[1], _at(builder, values[0]), align=64)
@@ -116,7 +116,7 @@ def stream(_: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def fence(_: Any) -> Any:
-    """Nothing after this is seen before what is stored above."""
+    """Fence: earlier stores become visible before later ones."""
 
     def generate(context: Any, builder: Any, _: Any, __: Any) -> Any:
         builder.fence("seq_cst")
@@ -127,7 +127,7 @@ def fence(_: Any) -> Any:
 
 @intrinsic
 def pointer(_: Any, address: Any) -> Any:
-    """Return an address as what `carray` takes."""
+    """Return an address as a pointer for `carray`."""
     return types.voidptr(types.uint64), lambda _, builder, __, values: builder.inttoptr(values[0], cgutils.voidptr_t)
 
 

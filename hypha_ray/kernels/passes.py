@@ -17,27 +17,27 @@ import torch
 from torch.nn.functional import pad
 
 LANES = 16
-"""Float32 values that are loaded, worked on and stored at a time: 64 bytes, a line of the caches."""
+"""Number of float32 values that are loaded, worked on and stored at a time: 64 bytes, a line of the caches."""
 LEAST = {"copy": 1 << 18, "outer": 1 << 20}
-"""Elements from which on it is worth it. What is smaller to copy stays in the caches, and may be wanted there."""
+"""Number of elements from which a compiled pass is faster. Smaller copies stay in the caches for their readers."""
 
 
 def is_worth_it(name: str, elements: int) -> bool:
-    """Whether arrays of so many elements are large enough for a module, and it can be had."""
+    """Whether a compiled pass is available, and arrays of this size are large enough for it."""
     return elements >= LEAST[name] and compiled(name) is not None
 
 
 @cache
 def compiled(name: str) -> ModuleType | None:
-    """A module beside this one, `compiled_` and the name; None where numba can't compile it."""
+    """Import the module ``compiled_NAME`` beside this one; None if numba can't compile it."""
     try:
         return import_module(f"hypha_ray.kernels.compiled_{name}")
-    except Exception:  # It isn't there, doesn't know this processor, or finds no folder to keep what it compiles.
+    except Exception:  # Numba is missing, doesn't know this processor, or finds no folder for its cache.
         return None
 
 
 def load_ahead(name: str, elements: int) -> None:
-    """Load such a module for arrays of so many elements, beside whatever else goes on: compiling takes seconds."""
+    """Load a compiled pass in a thread, if arrays of this size are large enough for it: compiling takes seconds."""
     if elements >= LEAST[name]:
         Thread(target=compiled, args=(name,), name=f"loads {name}", daemon=True).start()
 
@@ -49,12 +49,12 @@ def copy(source: torch.Tensor, out: torch.Tensor) -> None:
     once. Without that two processes can copy at the same time as fast as one alone.
 
     Args:
-        source: of any shape, never written to.
-        out: of the same shape.
+        source: tensor of any shape, never written to.
+        out: tensor of the same shape.
 
     """
-    plain = (one.dtype == torch.float32 and one.is_cpu and one.is_contiguous() for one in (source, out))
-    if source.shape == out.shape and all(plain) and is_worth_it("copy", out.numel()):
+    plain = source.shape == out.shape and _is_plain(source) and _is_plain(out)
+    if plain and is_worth_it("copy", out.numel()):
         numba = compiled("copy")
         assert numba is not None
         numba.copy(source.data_ptr(), out.data_ptr(), out.numel())
@@ -62,74 +62,95 @@ def copy(source: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(source)
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a contiguous float32 array of the host."""
+    return tensor.dtype == torch.float32 and tensor.is_cpu and tensor.is_contiguous()
+
+
 SMALL = 1e-24
-"""A sum of squares from which on fp32 loses nothing that counts."""
+"""Smallest sum of squares that is accurate in fp32: below, squares underflow."""
 _Table = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 
 def portions(shares: Sequence[float]) -> _Table:
-    """Arguments of `torch.lerp` for values, each with its share in the mean so far.
+    """Return arguments of `torch.lerp` for a running mean of values.
+
+    Args:
+        shares: share of each value in the mean of the values up to it.
 
     Returns:
-        Shape (values, 2): the weight that is ½ or more, of the value or else of the mean, less 1; and whether it is
-        the value's.
+        Shape (values, 2): the larger weight of value and mean, less 1; and 1 if that is the value's, otherwise 0.
 
     """
-    greater = np.array([max(share, 1 - share) for share in shares], np.float32)
-    forward = np.array([share >= 0.5 for share in shares], np.float32)
-    return np.stack([greater - np.float32(1), forward], 1)
+    larger = np.array([max(share, 1 - share) for share in shares], np.float32)
+    is_of_value = np.array([share >= 0.5 for share in shares], np.float32)
+    weights = larger - np.float32(1)
+    return np.stack([weights, is_of_value], 1)
 
 
 class Averaged(NamedTuple):
-    """Weights of several workers, and what becomes of θ: 1-D fp32 tensors of equal size."""
+    """Inputs and outputs of the fused outer step: 1-D fp32 tensors of equal size."""
 
     values: Sequence[torch.Tensor]
+    """Weights of each worker."""
     portions: _Table
-    """As the function of that name gives them."""
+    """Weights of the mean, from `portions`."""
     theta: torch.Tensor
     velocity: torch.Tensor
     new: torch.Tensor | None
-    """Destination of new θ; None: it isn't wanted."""
+    """Destination of the new θ; None: it isn't computed."""
     new_velocity: torch.Tensor | None
+    """Destination of the new momentum; None: it isn't written."""
 
     def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Averaged:
-        """Return the same with all tensors changed."""
-        values = [change(value) for value in self.values]
-        results = (self.new, self.new_velocity)
-        changed = (None if result is None else change(result) for result in results)
-        return Averaged(values, self.portions, change(self.theta), change(self.velocity), *changed)
+        """Return inputs and outputs with a function applied to each tensor."""
+        return Averaged(
+            values=[change(value) for value in self.values],
+            portions=self.portions,
+            theta=change(self.theta),
+            velocity=change(self.velocity),
+            new=None if self.new is None else change(self.new),
+            new_velocity=None if self.new_velocity is None else change(self.new_velocity),
+        )
 
 
 def nesterov(eta: float, mu: float, block: Averaged) -> list[float]:
-    """Take Nesterov's step v ← μv + Δ̄; θ ← θ + η(μv + Δ̄), where Δ̄ is the mean of the workers' weights without θ.
+    """Take Nesterov's step v ← μv + Δ̄; θ ← θ + η(μv + Δ̄), where Δ̄ is the mean of the workers' weights less θ.
 
     Returns:
-        Squared L2 norms: of each worker's weights without θ, and of θ's change.
+        Squared L2 norms of each worker's delta (its weights less θ), and of θ's change.
 
     """
-    left = len(block.theta) % LANES
-    whole = len(block.theta) - left
+    remainder = len(block.theta) % LANES
+    whole = len(block.theta) - remainder
     squares = np.zeros(len(block.values) + 1)
     _take_step(eta, mu, block.each(lambda tensor: tensor[:whole]), squares)
-    if left:
-        padded = block.each(lambda tensor: pad(tensor[whole:], (0, LANES - left)))
+    if remainder:
+        padding = (0, LANES - remainder)
+        padded = block.each(lambda tensor: pad(tensor[whole:], padding))
         _take_step(eta, mu, padded, squares)
-        for out, result in ((block.new, padded.new), (block.new_velocity, padded.new_velocity)):
-            if out is not None and result is not None:
-                out[whole:] = result[:left]
-    found: list[float] = squares.tolist()
-    return found
+        if block.new is not None and padded.new is not None:
+            block.new[whole:] = padded.new[:remainder]
+        if block.new_velocity is not None and padded.new_velocity is not None:
+            block.new_velocity[whole:] = padded.new_velocity[:remainder]
+    norms: list[float] = squares.tolist()
+    return norms
 
 
 def _take_step(eta: float, mu: float, block: Averaged, squares: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
-    """Take the step with a multiple of `LANES` values, and add squared norms."""
+    """Take the step with a multiple of `LANES` values, and add squared norms to `squares`."""
     numba = compiled("outer")
     assert numba is not None
-    state = (block.theta, block.velocity)
-    outs = (block.new, block.new_velocity)
-    values, old, new = (_addresses(tensors) for tensors in (block.values, state, outs))
-    numba.nesterov(values, block.portions, old, np.array([eta, mu], np.float32), new, len(block.theta), squares)
+    values = _addresses(block.values)
+    state = _addresses((block.theta, block.velocity))
+    outs = _addresses((block.new, block.new_velocity))
+    rates = np.array([eta, mu], np.float32)
+    numba.nesterov(values, block.portions, state, rates, outs, len(block.theta), squares)
 
 
 def _addresses(tensors: Sequence[torch.Tensor | None]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    return np.array([0 if tensor is None else tensor.data_ptr() for tensor in tensors], np.uint64)
+    """Return the addresses of tensors; 0 for None."""
+    addresses: list[int] = []
+    for tensor in tensors:
+        addresses.append(0 if tensor is None else tensor.data_ptr())
+    return np.array(addresses, np.uint64)

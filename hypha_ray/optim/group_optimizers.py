@@ -9,11 +9,11 @@ import torch
 
 
 class GroupOptimizer(torch.optim.Optimizer):
-    """An optimizer whose step is given by what it does to a group."""
+    """Base class of optimizers that are given by the step of a group."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Make one step on the gradients that are there; a closure isn't called."""
+        """Make one step on all parameters that have a gradient; a closure isn't called."""
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if parameters:
@@ -26,10 +26,10 @@ class GroupOptimizer(torch.optim.Optimizer):
 class FleetAdamW(GroupOptimizer):
     """AdamW with steps as long as on the mean gradient of K workers.
 
-    Where gradients are mostly noise, Adam's second moment is mostly the noise's variance σ². That of the mean of K
-    gradients is a K-th, so synchronous training takes longer steps at the same rate. Here v is lessened by
-    (1 − 1/K) σ², with σ² = (v − m²) / (1 − c) by this worker's own averages. c is the part of the noise that is left in
-    m. Never is it less than v/K. With K = 1 this is `torch.optim.AdamW`, and its state has the same names.
+    If gradients are mostly noise, Adam's second moment v is mostly the noise's variance σ². The mean of K gradients has
+    a K-th of that variance, so synchronous training takes longer steps at the same rate. Here v is reduced by
+    (1 − 1/K) σ², but not below v/K. σ² = (v − m²) / (1 − c) by this worker's own averages, where c is the part of the
+    noise that is left in m. With K = 1 this is `torch.optim.AdamW`, and its state has the same names.
 
     Args:
         params: parameters, or groups of them.
@@ -54,22 +54,30 @@ class FleetAdamW(GroupOptimizer):
         super().__init__(params, options)
 
     def _step(self, group: dict[str, Any], parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
-        rate, (first, second), workers = group["lr"], group["betas"], group["workers"]
-        states = [self._state(parameter) for parameter in parameters]
-        means = [one["exp_avg"] for one in states]
-        squares = [one["exp_avg_sq"] for one in states]
-        for state in states:
+        rate = group["lr"]
+        beta1, beta2 = group["betas"]
+        means: list[torch.Tensor] = []
+        squares: list[torch.Tensor] = []
+        mean_corrections: list[float] = []
+        square_corrections: list[float] = []
+        reductions: list[float] = []
+        for parameter in parameters:
+            state = self._state(parameter)
             state["step"] += 1
-        steps = [int(state["step"]) for state in states]
-        torch._foreach_lerp_(means, gradients, 1 - first)
-        torch._foreach_mul_(squares, second)
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - second)
-        unbiased = torch._foreach_div(means, [1 - first**n for n in steps])
-        moment = torch._foreach_div(squares, [1 - second**n for n in steps])
-        least = torch._foreach_div(moment, workers)
-        parts = [(1 - 1 / workers) / (1 - _noise_left(first, n)) if n > 1 else 0.0 for n in steps]
-        torch._foreach_mul_(moment, [1 - part for part in parts])
-        torch._foreach_addcmul_(moment, unbiased, unbiased, parts)
+            steps = int(state["step"])
+            means.append(state["exp_avg"])
+            squares.append(state["exp_avg_sq"])
+            mean_corrections.append(1 - beta1**steps)
+            square_corrections.append(1 - beta2**steps)
+            reductions.append(_reduction(group["workers"], beta1, steps))
+        torch._foreach_lerp_(means, gradients, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
+        unbiased = torch._foreach_div(means, mean_corrections)
+        moment = torch._foreach_div(squares, square_corrections)
+        least = torch._foreach_div(moment, group["workers"])
+        torch._foreach_mul_(moment, [1 - reduction for reduction in reductions])
+        torch._foreach_addcmul_(moment, unbiased, unbiased, reductions)
         torch._foreach_maximum_(moment, least)
         torch._foreach_sqrt_(moment)
         torch._foreach_add_(moment, group["eps"])
@@ -80,10 +88,18 @@ class FleetAdamW(GroupOptimizer):
         state: dict[str, Any] = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
         return state
 
 
+def _reduction(workers: int, beta1: float, steps: int) -> float:
+    """Return the factor of v − m² by which v is reduced: (1 − 1/K) / (1 − c); 0 in the first step, where c is 1."""
+    if steps <= 1:
+        return 0.0
+    return (1 - 1 / workers) / (1 - _noise_left(beta1, steps))
+
+
 def _noise_left(decay: float, steps: int) -> float:
-    """Variance of a corrected running average of independent values, over theirs."""
+    """Return the variance of a corrected running average of independent values, relative to their own variance."""
     return (1 - decay) / (1 + decay) * (1 + decay**steps) / (1 - decay**steps)

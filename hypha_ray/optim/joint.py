@@ -23,27 +23,30 @@ class Joint(Inner):
 
     def __init__(self, parts: Sequence[Inner]) -> None:
         self._parts = parts
-        self.optimizers = [optimizer for part in parts for optimizer in part.optimizers]
-        self.parameters = [parameter for part in parts for parameter in part.parameters]
+        self.optimizers = []
+        self.parameters = []
+        for part in parts:
+            self.optimizers += part.optimizers
+            self.parameters += part.parameters
 
     def seek(self, position: float) -> None:
-        """Go to a place in all schedules."""
+        """Set the position in all schedules."""
         for part in self._parts:
             part.seek(position)
 
     def scale(self, factor: float) -> None:
-        """Make the next step with all peak rates times this."""
+        """Make the next step with all peak learning rates times this factor."""
         for part in self._parts:
             part.scale(factor)
 
     def ramp(self, steps: int) -> None:
-        """Let the rates of all parts grow in their next steps."""
+        """Warm all parts up to their scheduled learning rates."""
         for part in self._parts:
             part.ramp(steps)
 
     @property
     def learning_rate(self) -> float:
-        """Rate of the first part's next step."""
+        """Learning rate of the first part's next step."""
         return self._parts[0].learning_rate
 
     def step(self, norm: Tensor | None = None, skipped: Tensor | None = None) -> None:
@@ -55,11 +58,13 @@ class Joint(Inner):
 def critic_settings(job: Job) -> InnerOptimizer:
     """Return the settings of a critic's optimizer."""
     rate = job.rl.critic.learning_rate
-    return job.inner_optimizer if rate is None else job.inner_optimizer.model_copy(update={"learning_rate": rate})
+    if rate is None:
+        return job.inner_optimizer
+    return job.inner_optimizer.model_copy(update={"learning_rate": rate})
 
 
 def trained_optimizer(job: Job, model: nn.Module) -> Inner:
-    """Build the inner optimizer of all that `build_trained` gives.
+    """Build the inner optimizer of all modules from `build_trained`.
 
     Raises:
         ConfigError: any error of `build_optimizer`.
@@ -68,5 +73,6 @@ def trained_optimizer(job: Job, model: nn.Module) -> Inner:
     steps = inner_steps(job)
     if not isinstance(model, ActorCritic):
         return build_optimizer(model, job.inner_optimizer, steps)
-    settings = {model.actor: job.inner_optimizer, model.critic: critic_settings(job)}
-    return Joint([build_optimizer(module, config, steps) for module, config in settings.items()])
+    actor = build_optimizer(model.actor, job.inner_optimizer, steps)
+    critic = build_optimizer(model.critic, critic_settings(job), steps)
+    return Joint([actor, critic])

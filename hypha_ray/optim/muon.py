@@ -12,11 +12,11 @@ from torch import nn
 from hypha_ray.optim.group_optimizers import GroupOptimizer
 
 TOGETHER = 1 << 24
-"""Most elements that are orthogonalized at once: what is more gains nothing by company, and takes memory."""
+"""Largest number of elements that are orthogonalized at once: more take memory, and aren't faster."""
 _A = 3.4445
 _B = -4.7750
 _C = 2.0315
-"""Jordan's quintic: the steepest at zero of those that keep singular values between about 0.7 and 1.2."""
+"""Coefficients of Jordan's quintic, the steepest at zero that keeps singular values between about 0.7 and 1.2."""
 _ITERATIONS = 5
 _LEAST_NORM = 1e-7
 _RMS = 0.2
@@ -25,23 +25,23 @@ LengthRule: TypeAlias = Literal["original", "match_rms_adamw"]
 
 
 class Assembly(Protocol):
-    """Parts of tensors that several processes share, of which each process calls the same methods in the same order."""
+    """Parts of tensors that several processes share; all of these call the same methods in the same order."""
 
     def shape_of(self, piece: torch.Tensor) -> torch.Size:
-        """Return the shape of the whole tensor that a parameter is a part of."""
+        """Return the shape of the whole tensor, by this process's piece of a parameter."""
         ...
 
     def whole(self, part: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
-        """Return the whole of a tensor that each process has a part of, like a parameter."""
+        """Gather a tensor that is divided among the processes as a parameter is."""
         ...
 
     def part(self, whole: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
-        """Return this process's part of a whole tensor, like a parameter."""
+        """Return this process's part of a whole tensor, divided as a parameter is."""
         ...
 
 
 class Undivided:
-    """Tensors that one process has whole."""
+    """Tensors of a single process."""
 
     def shape_of(self, piece: torch.Tensor) -> torch.Size:
         """Return the shape of the parameter."""
@@ -57,21 +57,22 @@ class Undivided:
 
 
 class Muon(GroupOptimizer):
-    """`torch.optim.Muon` (Jordan 2024) with a call for each shape instead of one for each matrix.
+    """`torch.optim.Muon` (Jordan 2024) with one call for all matrices of a shape.
 
-    Small matrices cost what the calls cost, so a step is several times as fast. On CPUs it computes in float32,
+    Calls dominate the time for small matrices, so a step is several times as fast. On CPUs it computes in float32,
     since most have no units for bfloat16. A tensor of three dimensions is a list of matrices, such as experts.
 
-    Each matrix of parts is gathered, and orthogonalized in all processes.
+    Matrices that are divided among processes are gathered, and orthogonalized in all of them.
 
     Args:
-        params: matrices, or groups of them; a group's `sideways` says that rows are inputs, as in GPT-2.
+        params: matrices, or groups of them. If a group's `sideways` is true, rows of its matrices are inputs, as in
+            GPT-2.
         lr: learning rate.
-        momentum: decay of the average of gradients, with Nesterov's look ahead.
-        weight_decay: decoupled.
+        momentum: decay of the average of gradients, with Nesterov's look-ahead.
+        weight_decay: decoupled weight decay.
         length: rule of a step's length, as torch's `adjust_lr_fn`: √max(1, outputs/inputs), or
-            0.2 √max(outputs, inputs), by which rates of AdamW fit (arXiv 2502.16982).
-        assembly: the parts of the matrices that this process has.
+            0.2 √max(outputs, inputs), for which learning rates of AdamW fit (arXiv 2502.16982).
+        assembly: parts of the matrices that this process has; None: it has them whole.
 
     """
 
@@ -97,36 +98,45 @@ class Muon(GroupOptimizer):
         shrink = 1 - group["lr"] * group["weight_decay"]
         if skipped is None:
             torch._foreach_mul_(parameters, shrink)
-        else:  # The average of an average and itself is what it was, to the bit.
-            stays = skipped.bool()
-            gradients = [torch.where(stays, *pair) for pair in zip(averages, gradients, strict=True)]
-            torch._foreach_mul_(parameters, torch.where(stays, 1.0, shrink))
+        else:  # Averaged with itself, an average stays the same to the bit.
+            skips = skipped.bool()
+            gradients = [
+                torch.where(skips, average, gradient) for average, gradient in zip(averages, gradients, strict=True)
+            ]
+            torch._foreach_mul_(parameters, torch.where(skips, 1.0, shrink))
         torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
         ahead = torch._foreach_lerp(gradients, averages, group["momentum"])
-        for members in _alike([self._assembly.shape_of(parameter) for parameter in parameters]):
+        shapes = [self._assembly.shape_of(parameter) for parameter in parameters]
+        for members in _batches_of_shapes(shapes):
             pieces = [parameters[member] for member in members]
             steps = self._orthogonal([ahead[member] for member in members], pieces)
             if skipped is not None:
-                torch._foreach_mul_(steps, (1 - skipped).to(steps[0].dtype))
-            shape = self._assembly.shape_of(pieces[0])
-            torch._foreach_add_(pieces, steps, alpha=-group["lr"] * self._length_of(shape, group["sideways"]))
+                factor = (1 - skipped).to(steps[0].dtype)
+                torch._foreach_mul_(steps, factor)
+            length = self._length_of(shapes[members[0]], group["sideways"])
+            torch._foreach_add_(pieces, steps, alpha=-group["lr"] * length)
 
     def _orthogonal(self, parts: list[torch.Tensor], pieces: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Orthogonalize matrices of which this process has parts, all of one shape."""
-        wholes = [self._assembly.whole(*pair) for pair in zip(parts, pieces, strict=True)]
-        matrices = torch.stack(wholes)
+        """Orthogonalize matrices of one shape, of which this process has parts."""
+        pairs = zip(parts, pieces, strict=True)
+        matrices = torch.stack([self._assembly.whole(part, piece) for part, piece in pairs])
         rows, columns = matrices.shape[-2:]
-        each = matrices.view(-1, rows, columns).split(max(1, TOGETHER // max(1, rows * columns)))
-        turned = torch.cat([orthogonal(some) for some in each]) if len(each) > 1 else orthogonal(each[0])
-        steps = turned.to(pieces[0].dtype).view(matrices.shape).unbind()
-        return [self._assembly.part(*pair) for pair in zip(steps, pieces, strict=True)]
+        most = max(1, TOGETHER // max(1, rows * columns))
+        batches = matrices.view(-1, rows, columns).split(most)
+        if len(batches) == 1:
+            orthogonalized = orthogonal(batches[0])
+        else:
+            orthogonalized = torch.cat([orthogonal(batch) for batch in batches])
+        steps = orthogonalized.to(pieces[0].dtype).view(matrices.shape)
+        return [self._assembly.part(step, piece) for step, piece in zip(steps.unbind(), pieces, strict=True)]
 
     def _length_of(self, shape: Sequence[int], sideways: bool) -> float:
-        """Return the length of a matrix's step, in learning rates."""
+        """Return the length of a matrix's step, as a multiple of the learning rate."""
         rows, columns = shape[-2:]
         if self._length == "match_rms_adamw":
             return _RMS * math.sqrt(max(rows, columns))
-        return math.sqrt(max(1.0, columns / rows if sideways else rows / columns))
+        outputs, inputs = (columns, rows) if sideways else (rows, columns)
+        return math.sqrt(max(1.0, outputs / inputs))
 
     def _average(self, parameter: torch.Tensor) -> torch.Tensor:
         state: dict[str, torch.Tensor] = self.state[parameter]
@@ -136,46 +146,49 @@ class Muon(GroupOptimizer):
 
 
 def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
-    """Matrices of shape (count, rows, columns), all singular values near 1 and their vectors as they were.
+    """Orthogonalize matrices of shape (count, rows, columns): singular values become about 1, their vectors stay.
 
     Five Newton-Schulz iterations, in bfloat16 on GPUs and in float32 elsewhere.
     """
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if tall else matrices
     x = x.to(torch.bfloat16 if x.is_cuda else torch.float32)
-    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=_LEAST_NORM)
+    norms = torch.linalg.matrix_norm(x, keepdim=True)
+    x = x / norms.clamp(min=_LEAST_NORM)
     for _ in range(_ITERATIONS):
         gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C), x, beta=_A)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C)
+        x = torch.baddbmm(x, polynomial, x, beta=_A)
     return x.mT if tall else x
 
 
-def _alike(shapes: Iterable[torch.Size]) -> Iterator[list[int]]:
-    """Indices of matrices that are orthogonalized together: of one shape, and not too much at once."""
-    found: dict[torch.Size, list[list[int]]] = {}
+def _batches_of_shapes(shapes: Iterable[torch.Size]) -> Iterator[list[int]]:
+    """Return indices of matrices that are orthogonalized together: of one shape, at most `TOGETHER` elements."""
+    batches_by_shape: dict[torch.Size, list[list[int]]] = {}
     for index, shape in enumerate(shapes):
-        companies = found.setdefault(shape, [[]])
-        if companies[-1] and (len(companies[-1]) + 1) * shape.numel() > TOGETHER:
-            companies.append([])
-        companies[-1].append(index)
-    for companies in found.values():
-        yield from companies
+        batches = batches_by_shape.setdefault(shape, [[]])
+        size = len(batches[-1]) + 1
+        if size > 1 and size * shape.numel() > TOGETHER:
+            batches.append([])
+        batches[-1].append(index)
+    for batches in batches_by_shape.values():
+        yield from batches
 
 
 MATRICES = "matrices"
 """Kind of the parameters that Muon takes."""
 _TRANSPOSED = {"Llama4TextExperts"}
-"""Classes whose experts have inputs for rows, and don't say so."""
+"""Classes whose experts have inputs for rows, without an attribute that tells."""
 
 
 def muon_weights(model: nn.Module) -> dict[int, bool]:
     """Find the weights that Muon takes, as its author advises (Jordan 2024).
 
     They are the matrices of a model's body that are neither embeddings nor its head. A tensor of three dimensions has
-    one for each expert. AdamW gets the rest.
+    one for each expert. AdamW takes all other parameters.
 
     Returns:
-        By the id of a parameter, whether rows of its matrices are inputs.
+        Whether rows of a parameter's matrices are inputs, by the id of the parameter.
 
     """
     from transformers.pytorch_utils import Conv1D
@@ -185,9 +198,11 @@ def muon_weights(model: nn.Module) -> dict[int, bool]:
     sideways_by_id: dict[int, bool] = {}
     for module in body.modules():
         experts = list(_experts(module))
-        if experts:  # What else is there are biases, of two dimensions.
-            sideways = bool(getattr(module, "is_transposed", type(module).__name__ in _TRANSPOSED))
-            sideways_by_id |= {id(parameter): sideways for parameter in experts}
+        if experts:  # The module's other parameters are biases, of two dimensions.
+            transposed = type(module).__name__ in _TRANSPOSED
+            sideways = bool(getattr(module, "is_transposed", transposed))
+            for parameter in experts:
+                sideways_by_id[id(parameter)] = sideways
             continue
         for parameter in module.parameters(recurse=False):
             if parameter.ndim == 2 and id(parameter) not in tables:
@@ -197,11 +212,15 @@ def muon_weights(model: nn.Module) -> dict[int, bool]:
 
 def _tables(model: Any, body: nn.Module) -> set[int]:
     """Return the ids of the parameters of embeddings and head."""
-    outer = [module for module in body.modules() if isinstance(module, nn.Embedding)]
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    if head is not None:
-        outer.append(head)
-    return {id(parameter) for module in outer for parameter in module.parameters()}
+    modules = [module for module in body.modules() if isinstance(module, nn.Embedding)]
+    if hasattr(model, "get_output_embeddings"):
+        head = model.get_output_embeddings()
+        if head is not None:
+            modules.append(head)
+    ids: set[int] = set()
+    for module in modules:
+        ids.update(map(id, module.parameters()))
+    return ids
 
 
 def _experts(module: nn.Module) -> Iterator[nn.Parameter]:
@@ -215,17 +234,19 @@ def _experts(module: nn.Module) -> Iterator[nn.Parameter]:
 def shares(model: nn.Module) -> dict[str, int]:
     """Count the trained parameters of a model by kind; Muon takes the matrices, and AdamW the others."""
     body: Any = getattr(model, "base_model", model)
-    taken = muon_weights(model)
+    matrices = muon_weights(model)
     tables = _tables(model, body)
     counts = dict.fromkeys((MATRICES, "embeddings and head", "vectors", "other tensors"), 0)
     for parameter in model.parameters():
         if not parameter.requires_grad:
             continue
-        if id(parameter) in taken:
+        if id(parameter) in matrices:
             kind = MATRICES
         elif id(parameter) in tables:
             kind = "embeddings and head"
+        elif parameter.ndim < 2:
+            kind = "vectors"
         else:
-            kind = "vectors" if parameter.ndim < 2 else "other tensors"
+            kind = "other tensors"
         counts[kind] += parameter.numel()
     return {kind: count for kind, count in counts.items() if count}

@@ -12,7 +12,7 @@ import torch
 from hypha_ray.plugins import create, find, options_of
 
 _STEPS = 10
-"""Steps of the schedule that is tried."""
+"""Length of a trial of a schedule, in steps."""
 
 
 def build_own(
@@ -22,34 +22,36 @@ def build_own(
 
     Args:
         name: name of the class.
-        options: the job's own options of it, which are keyword arguments.
+        options: options of the job file for this class, which become keyword arguments.
         parameters: parameters to step on.
-        table: settings by torch's names, of which the class gets those that it takes.
+        table: settings by torch's names; the constructor gets those that it takes.
 
     Raises:
-        ConfigError: the class can't be had, or an option is wrong.
+        ConfigError: the class can't be loaded, or an option is wrong.
 
     """
-    kind = find("inner_optimizers", name)
-    own = options_of("inner_optimizers", name, kind, options)
-    takes = inspect.signature(kind).parameters
-    settings = {key: value for key, value in table.items() if key in takes}
-    built: torch.optim.Optimizer = kind(parameters, **settings, **({} if own is None else own.model_dump()))
-    return built
+    optimizer_type = find("inner_optimizers", name)
+    arguments = inspect.signature(optimizer_type).parameters
+    settings = {key: value for key, value in table.items() if key in arguments}
+    checked = options_of("inner_optimizers", name, optimizer_type, options)
+    own_options = {} if checked is None else checked.model_dump()
+    optimizer: torch.optim.Optimizer = optimizer_type(parameters, **settings, **own_options)
+    return optimizer
 
 
 def try_optimizer(name: str, options: Mapping[str, Any] | None) -> None:
-    """Take two steps with a parameter.
+    """Try a user's optimizer for two steps.
 
     Raises:
-        ValueError: the class is no optimizer of torch, or the parameter is finite no longer.
+        ValueError: the class is no optimizer of torch, or the parameter becomes infinite or NaN.
 
     """
     parameter = torch.nn.Parameter(torch.ones(2, 3))
     table = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "momentum": 0.0, "weight_decay": 0.0}
     optimizer = build_own(name, options, [parameter], table)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ValueError(f"a {type(optimizer).__name__}, which isn't derived from torch.optim.Optimizer")
+        class_name = type(optimizer).__name__
+        raise ValueError(f"a {class_name}, which isn't derived from torch.optim.Optimizer")
     if any("lr" not in group for group in optimizer.param_groups):
         raise ValueError('a group of parameters without "lr", which schedules set')
     for _ in range(2):
@@ -60,10 +62,10 @@ def try_optimizer(name: str, options: Mapping[str, Any] | None) -> None:
 
 
 def own_factor(name: str, options: Mapping[str, Any] | None, total: int, warmup: int) -> Any:
-    """Function of the step that gives the factor of the peak learning rate, by a user's schedule.
+    """Return a function of the step for the factor of the peak learning rate, by a user's schedule.
 
     Raises:
-        ConfigError: the schedule can't be had.
+        ConfigError: the schedule can't be loaded.
 
     """
     schedule = create("schedules", name, options)
@@ -78,10 +80,10 @@ def own_factor(name: str, options: Mapping[str, Any] | None, total: int, warmup:
 
 
 def try_schedule(name: str, options: Mapping[str, Any] | None) -> None:
-    """Compute the factors of a few steps.
+    """Try a user's schedule for a few steps.
 
     Raises:
-        ValueError: one is negative, or isn't finite.
+        ValueError: a factor is negative, or isn't finite.
 
     """
     factor = own_factor(name, options, _STEPS, 2)

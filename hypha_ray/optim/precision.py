@@ -22,10 +22,10 @@ _STEPS = "loss_scale_steps"
 
 
 class LossScale:
-    """`torch.amp.GradScaler` (Micikevicius et al., arXiv 1710.03740), with no number that the host has to wait for.
+    """`torch.amp.GradScaler` (Micikevicius et al., arXiv 1710.03740), without a number that the host has to wait for.
 
-    The loss is multiplied by the scale. Gradients that overflow by it are left out, and the scale is halved; it is
-    doubled after some steps without.
+    The loss is multiplied by the scale. If gradients overflow, the step is skipped and the scale is halved. After
+    `INTERVAL` steps without an overflow it is doubled.
 
     Args:
         device: device of the gradients.
@@ -36,19 +36,20 @@ class LossScale:
         self.scale = torch.full((), INITIAL, device=device)
         """Factor of the next loss, a scalar on the device."""
         self._steps = torch.zeros((), dtype=torch.int32, device=device)
-        """Steps since the scale was changed."""
+        """Number of steps since the scale was changed."""
         self.interval = INTERVAL
 
     def unscale(self, parameters: Iterable[Tensor], times: int = 1) -> None:
-        """Divide gradients by the scale, and multiply them by this."""
-        inverse = (self.scale.double().reciprocal() * times).float()
+        """Divide gradients by the scale, and multiply them by `times`."""
+        inverse = self.scale.double().reciprocal()
+        factor = (inverse * times).float()
         ignored = torch.zeros((), device=self.scale.device)
         groups: dict[torch.dtype, list[Tensor]] = {}
         for parameter in parameters:
             if parameter.grad is not None:
                 groups.setdefault(parameter.grad.dtype, []).append(parameter.grad)
         for gradients in groups.values():
-            torch._amp_foreach_non_finite_check_and_unscale_(gradients, ignored, inverse)
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, ignored, factor)
 
     def update(self, overflows: Tensor) -> None:
         """Change the scale after a gradient.
@@ -70,76 +71,88 @@ class LossScale:
             self.scale.copy_(scale)
 
     def state(self) -> Flat:
-        """Copy what a successor needs."""
-        return {name: tensor.reshape(1).cpu().numpy().copy() for name, tensor in self._tensors().items()}
+        """Copy the state that a successor needs."""
+        state: Flat = {}
+        for name, tensor in self._tensors().items():
+            array = tensor.reshape(1).cpu().numpy()
+            state[name] = array.copy()
+        return state
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go on from what `state` gave; what isn't there stays as it is."""
+        """Go on from a result of `state`; a tensor that it lacks stays as it is."""
         for name, tensor in self._tensors().items():
             if name in state:
-                tensor.copy_(torch.from_numpy(np.array(state[name])).reshape(()))
+                array = np.array(state[name])
+                tensor.copy_(torch.from_numpy(array).reshape(()))
 
     def _tensors(self) -> dict[str, Tensor]:
         return {_SCALE: self.scale, _STEPS: self._steps}
 
 
 TOGETHER = 1 << 20
-"""Most elements that are widened at once: what is more gains nothing by company, and takes memory."""
-_LEFT_OUT = 16
-"""Bits of a float32 that bfloat16 lacks."""
+"""Largest number of elements that are widened at once: more take memory, and aren't faster."""
+_DROPPED_BITS = 16
+"""Number of a float32's bits that bfloat16 lacks."""
 
 
 def rounded(values: torch.Tensor) -> torch.Tensor:
-    """Round float32 values to bfloat16 at random, by torch's generator of their device.
+    """Round float32 values to bfloat16 at random, so that weights lose no small step on average.
 
-    Values of bfloat16 stay as they are, and so do infinities.
+    Stochastic rounding (Zamirai et al., arXiv 2010.06192): a value between two neighbours becomes one of them, and the
+    mean of the results is the value. By the nearest neighbour most steps would be lost, since bfloat16 has 8 bits of
+    mantissa. Values of bfloat16 and infinities don't change. The noise comes from torch's generator of their device.
     """
     bits = values.view(torch.int32)
-    noise = torch.randint_like(bits, 1 << _LEFT_OUT)
-    return noise.add_(bits).bitwise_and_(-1 << _LEFT_OUT).view(torch.float32).to(torch.bfloat16)
+    noise = torch.randint_like(bits, 1 << _DROPPED_BITS)
+    rounded_bits = noise.add_(bits).bitwise_and_(-1 << _DROPPED_BITS)
+    return rounded_bits.view(torch.float32).to(torch.bfloat16)
 
 
 def step_rounded(optimizer: torch.optim.Optimizer) -> None:
     """Make an optimizer's step, which computes in float32 if parameters are of bfloat16.
 
-    Their running averages are of bfloat16, too, and rounded in the same way. Gradients are left as they are.
+    Running averages of such parameters are of bfloat16, too, and rounded in the same way. Gradients don't change.
     """
-    found = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
-    gradients = [parameter.grad for parameter in found]
-    for parameter in found:
-        parameter.grad = None
-    for members in _companies(found):
-        with _widened(optimizer, [found[place] for place in members], [gradients[place] for place in members]):
+    parameters: list[torch.Tensor] = []
+    gradients: list[torch.Tensor] = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameters.append(parameter)
+                gradients.append(parameter.grad)
+                parameter.grad = None
+    for members in _batches(parameters):
+        with _widened(optimizer, parameters[members], gradients[members]):
             optimizer.step()
-    for parameter, gradient in zip(found, gradients, strict=True):
+    for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
 
 
-def _companies(parameters: list[torch.Tensor]) -> Iterator[list[int]]:
-    """Places of parameters that are stepped on together, in order."""
-    members = list[int]()
+def _batches(parameters: list[torch.Tensor]) -> Iterator[slice]:
+    """Cut parameters into ranges that are stepped on together, in order."""
+    start = 0
     size = 0
-    for place, parameter in enumerate(parameters):
-        if members and size + parameter.numel() > TOGETHER:
-            yield members
-            members = []
+    for index, parameter in enumerate(parameters):
+        if index > start and size + parameter.numel() > TOGETHER:
+            yield slice(start, index)
+            start = index
             size = 0
-        members.append(place)
         size += parameter.numel()
-    if members:
-        yield members
+    if parameters:
+        yield slice(start, len(parameters))
 
 
 @contextmanager
 def _widened(
     optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], gradients: list[torch.Tensor]
 ) -> Iterator[None]:
-    """Context in which these parameters alone have gradients, and those of bfloat16 are widened with all they have."""
-    narrow = [(one, one.data) for one in parameters if one.dtype == torch.bfloat16]
+    """Context in which only these parameters have gradients, and bfloat16 parameters and their averages are float32."""
+    narrow = [(parameter, parameter.data) for parameter in parameters if parameter.dtype == torch.bfloat16]
     for parameter, weights in narrow:
         parameter.data = weights.float()
-        averages = optimizer.state[parameter]
-        averages.update({name: one.float() for name, one in averages.items() if _is_like(one, weights)})
+        state = optimizer.state[parameter]
+        for name in _averages(state, weights.shape, torch.bfloat16):
+            state[name] = state[name].float()
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient.to(parameter.dtype)
     yield
@@ -148,10 +161,15 @@ def _widened(
     for parameter, weights in narrow:
         weights.copy_(rounded(parameter.data))
         parameter.data = weights
-        averages = optimizer.state[parameter]
-        averages.update({name: rounded(one) for name, one in averages.items() if _is_like(one, weights, torch.float32)})
+        state = optimizer.state[parameter]
+        for name in _averages(state, weights.shape, torch.float32):
+            state[name] = rounded(state[name])
 
 
-def _is_like(value: object, weights: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> bool:
-    """Return whether a value of the state is a tensor as large as the weights; counters and scales aren't."""
-    return isinstance(value, torch.Tensor) and value.dtype == dtype and value.shape == weights.shape != ()
+def _averages(state: Mapping[str, object], shape: torch.Size, dtype: torch.dtype) -> list[str]:
+    """Return the names of tensors in a parameter's state that have its shape; counters and scales have none."""
+    names: list[str] = []
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor) and value.dtype == dtype and value.shape == shape != ():
+            names.append(name)
+    return names

@@ -1,7 +1,6 @@
 """Learning rates over inner steps and over rounds, by the names that a job file uses.
 
-The curves are transformers'. A round may have more inner steps than planned, so past its last step a curve stays where
-it ended.
+The curves are transformers'. A round may have more inner steps than planned, so past its last step a curve is constant.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ def build_schedule(
     """Build a schedule; its `step` is called after each inner step.
 
     Args:
-        optimizer: whose learning rates, as they are now, are the peak.
-        config: schedule, warm-up and decay; its `total_steps` comes before the argument.
+        optimizer: optimizer whose present learning rates are the peak.
+        config: schedule, warm-up and decay; its `total_steps` takes precedence over the argument.
         total_steps: inner steps that the run is planned to have; None: unknown.
 
     Raises:
@@ -57,32 +56,35 @@ def build_schedule(
 
             schedule = LambdaLR(optimizer, own_factor(own, config.schedule_options, total, warmup))
     if config.schedule != "constant":
-        schedule.lr_lambdas = [_held(curve, warmup, total, config.min_lr_rate) for curve in schedule.lr_lambdas]
+        schedule.lr_lambdas = [_bounded(curve, warmup, total, config.min_lr_rate) for curve in schedule.lr_lambdas]
     return schedule
 
 
 def steps_before(job: Job, round: float) -> float:
-    """Steps in all rounds before one, of a worker if all are equally fast: what schedules count in."""
+    """Return the nominal optimizer steps before a round, as if all workers had the same speed: the time of schedules."""
     if job.sync.traits.sends_gradients:
         return round
-    short = min(round, job.rounds.warmup_rounds)
-    steps = -(-job.rounds.samples_between_updates // (job.num_workers * job.rounds.max_batch_size))
-    return short + (round - short) * steps
+    warmup_rounds = min(round, job.rounds.warmup_rounds)  # They have one step each.
+    samples_of_step = job.num_workers * job.rounds.max_batch_size
+    steps_of_round = -(-job.rounds.samples_between_updates // samples_of_step)
+    return warmup_rounds + (round - warmup_rounds) * steps_of_round
 
 
 def inner_steps(job: Job) -> int:
-    """Length of the schedule: steps of the whole run, unless the job file says otherwise."""
-    return job.inner_optimizer.total_steps or int(steps_before(job, job.rounds.update_rounds))
+    """Return the length of the schedule: steps of the whole run, unless the job file sets another number."""
+    if job.inner_optimizer.total_steps:
+        return job.inner_optimizer.total_steps
+    return int(steps_before(job, job.rounds.update_rounds))
 
 
 def position(job: Job, plan: Plan, done: float) -> float:
-    """Step of the schedule when that part of a plan is done."""
+    """Return the step of the schedule when a fraction `done` of a plan's samples is trained on."""
     first, last = plan.progress or (plan.round, plan.round + 1)
     return steps_before(job, first + (last - first) * done)
 
 
 def rates(job: Job, plan: Plan) -> tuple[float, float]:
-    """Learning rates at the beginning and at the end of a plan."""
+    """Return the learning rates at the beginning and at the end of a plan."""
     config = job.inner_optimizer
     if config.schedule == "constant":
         return config.learning_rate, config.learning_rate
@@ -91,22 +93,26 @@ def rates(job: Job, plan: Plan) -> tuple[float, float]:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate)
     curves = build_schedule(optimizer, config, inner_steps(job)).lr_lambdas
     (curve,) = cast("list[Callable[[float], float]]", curves)
-    first, last = (config.learning_rate * curve(position(job, plan, done)) for done in (0, 1))
+    first = config.learning_rate * curve(position(job, plan, 0))
+    last = config.learning_rate * curve(position(job, plan, 1))
     return first, last
 
 
 def outer_rate(outer: OuterOptimizer, round: int, rounds: int) -> float:
-    """η of a round, of so many: from `learning_rate` in the first one to `final_learning_rate` in the last one."""
-    part = min(1.0, round / max(1, rounds - 1))
+    """Return η of a round: `learning_rate` in the first of `rounds` rounds, `final_learning_rate` in the last."""
+    progress = min(1.0, round / max(1, rounds - 1))
     match outer.schedule:
         case "constant":
             return outer.learning_rate
         case "linear":
-            bend = part
+            weight = progress
         case "cosine":
-            bend = (1 - math.cos(math.pi * part)) / 2
-    final = outer.learning_rate / 7 if outer.final_learning_rate is None else outer.final_learning_rate
-    return outer.learning_rate + bend * (final - outer.learning_rate)
+            cosine = math.cos(math.pi * progress)
+            weight = (1 - cosine) / 2
+    final = outer.final_learning_rate
+    if final is None:
+        final = outer.learning_rate / 7
+    return outer.learning_rate + weight * (final - outer.learning_rate)
 
 
 def check_schedule(config: InnerOptimizer, total_steps: int | None = None) -> None:
@@ -127,22 +133,26 @@ def check_schedule(config: InnerOptimizer, total_steps: int | None = None) -> No
         return
     if total is None:
         raise ConfigError("OPT003", f"inner_optimizer.schedule {name!r} needs total_steps", fix="set total_steps")
-    needed = warmup + (_decay_steps(config, total) if name == "wsd" else 0)
+    needed = warmup
+    if name == "wsd":
+        needed += _decay_steps(config, total)
     if needed > total:
-        what = "inner_optimizer.schedule: warm-up and decay take longer than the run"
+        problem = "inner_optimizer.schedule: warm-up and decay take longer than the run"
         fix = "lower warmup_steps or decay_steps, or raise total_steps"
-        raise ConfigError("OPT004", what, f"{needed} steps", f"at most {total}, the total_steps", fix)
+        raise ConfigError("OPT004", problem, f"{needed} steps", f"at most {total}, the total_steps", fix)
 
 
 def _decay_steps(config: InnerOptimizer, total: int) -> int:
     return config.decay_steps or max(1, total // 5)
 
 
-def _held(curve: Callable[[int], float], warmup: int, last: int, floor: float) -> Callable[[int], float]:
-    """Return a curve that falls to `floor` once it is warmed up, and stays what it is at step `last`."""
+def _bounded(curve: Callable[[int], float], warmup: int, last: int, floor: float) -> Callable[[int], float]:
+    """Return a curve that falls to `floor` instead of 0 after the warm-up, and is constant from step `last`."""
 
-    def held(step: int) -> float:
+    def bounded(step: int) -> float:
         factor = curve(min(step, last))
-        return factor if step < warmup else floor + (1 - floor) * factor
+        if step < warmup:
+            return factor
+        return floor + (1 - floor) * factor
 
-    return held
+    return bounded

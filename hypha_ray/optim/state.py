@@ -24,55 +24,66 @@ from hypha_ray.types import Flat, Layout, Samples
 
 def export_state(inner: Inner) -> Flat:
     """Copy the state of all optimizers into fresh arrays."""
-    return {
-        f"{number}/{index}/{name}": array_of(tensor, copy=True)
-        for number, optimizer in enumerate(inner.optimizers)
-        for index, values in optimizer.state_dict()["state"].items()
-        for name, tensor in values.items()
-        if tensor is not None
-    }
+    arrays: Flat = {}
+    for number, optimizer in enumerate(inner.optimizers):
+        for index, tensors in optimizer.state_dict()["state"].items():
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    arrays[f"{number}/{index}/{name}"] = array_of(tensor, copy=True)
+    return arrays
 
 
 def load_state(inner: Inner, arrays: Mapping[str, Array]) -> None:
-    """Go on from what `export_state` gave; the arrays are copied. Learning rates and decays stay as they are.
+    """Copy the result of `export_state` into the optimizers. Learning rates and decays don't change.
 
     Raises:
         CheckpointError: the state is that of another model or another optimizer; nothing is changed then.
 
     """
-    parameters = [[p for group in one.param_groups for p in group["params"]] for one in inner.optimizers]
-    states: list[dict[int, dict[str, torch.Tensor]]] = [{} for _ in inner.optimizers]
+    parameters = [_parameters(optimizer) for optimizer in inner.optimizers]
+    states = [dict[int, dict[str, torch.Tensor]]() for _ in inner.optimizers]
     for key, array in arrays.items():
         number, index, name = key.split("/")
         try:
             tensor = _tensor(array, parameters[int(number)][int(index)])
         except (IndexError, ValueError) as error:
-            what = "the inner state doesn't fit the model and inner_optimizer"
-            raise CheckpointError("OPT005", what, f"{key} of shape {array.shape}") from error
-        states[int(number)].setdefault(int(index), {})[name] = tensor
+            problem = "the inner state doesn't fit the model and inner_optimizer"
+            raise CheckpointError("OPT005", problem, f"{key} of shape {array.shape}") from error
+        tensors = states[int(number)].setdefault(int(index), {})
+        tensors[name] = tensor
     for optimizer, state in zip(inner.optimizers, states, strict=True):
         put_state(optimizer, state)
 
 
 def put_state(optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str, torch.Tensor]]) -> None:
-    """Give an optimizer its state by the numbers of its parameters, each tensor in the dtype that it has.
+    """Set an optimizer's state by the indices of its parameters; all tensors keep their dtypes.
 
-    Torch casts what is floating to the dtype of its parameter, and a running product of bfloat16 is another number.
+    Torch would cast floats to the dtype of their parameter, which changes the value of a running product.
     """
     groups: Any = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = _parameters(optimizer)
     for index, tensors in state.items():
-        kept = optimizer.state[parameters[index]]
+        loaded = optimizer.state[parameters[index]]
         for name, tensor in tensors.items():
-            if kept[name].dtype != tensor.dtype:
-                kept[name] = tensor.to(kept[name].device)
+            if loaded[name].dtype != tensor.dtype:
+                loaded[name] = tensor.to(loaded[name].device)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    """Return an optimizer's parameters in the order of torch's indices."""
+    parameters: list[torch.nn.Parameter] = []
+    for group in optimizer.param_groups:
+        parameters += group["params"]
+    return parameters
 
 
 def _tensor(array: Array, parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Return a tensor of its own, in memory as its parameter if it has that one's shape.
+    """Copy an array of a parameter's state into a tensor, with the parameter's memory format if shapes are equal.
 
-    Counters are scalars, and Adafactor has rows and columns: what is none of these has another parameter's shape.
+    Raises:
+        ValueError: the array is neither of the parameter's shape, nor a scalar, nor a row or column as in Adafactor.
+
     """
     sizes = zip(reversed(array.shape), reversed(parameter.shape), strict=False)
     if array.ndim > parameter.ndim or any(size not in (1, full) for size, full in sizes):
@@ -84,7 +95,7 @@ def _tensor(array: Array, parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 class WholeModel:
-    """Base class of trainers whose process has all weights and all of the optimizer's state."""
+    """Base class of trainers that have all weights and the whole state of the optimizer in their process."""
 
     model: torch.nn.Module
     optimizer: Inner
@@ -110,7 +121,7 @@ class WholeModel:
         return export_state(self.optimizer)
 
     def load_optimizer_state(self, state: Mapping[str, Array]) -> None:
-        """Go on from what `optimizer_state` gave.
+        """Copy a result of `optimizer_state` into the optimizer.
 
         Raises:
             CheckpointError: as `load_state`.

@@ -20,7 +20,7 @@ from hypha_ray.types import Sums
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Result of a batch, whose tensors are on the device and aren't waited for."""
+    """Result of a batch, with tensors on the device that aren't waited for."""
 
     loss: torch.Tensor
     """Mean loss over the scored positions."""
@@ -39,11 +39,11 @@ class Step:
     revived: tuple[int, ...] = ()
     """Numbers of the model workers that have died and were replaced since the batch before."""
     problems: tuple[str, ...] = ()
-    """Lines for the user about what failed beside the training, which went on."""
+    """Lines for the user about failures that didn't stop the training."""
 
 
 class PendingStep(Protocol):
-    """Step that has been begun."""
+    """Step that was begun."""
 
     @property
     def ready(self) -> bool:
@@ -51,7 +51,7 @@ class PendingStep(Protocol):
         ...
 
     def result(self) -> Step:
-        """Return what has come of the step, its tensors on the CPU if it was read; the first call may do work."""
+        """Return the result of the step, with tensors on the CPU if it was read; the first call may do work."""
         ...
 
 
@@ -87,7 +87,7 @@ class Reading(Protocol):
 
 
 class CudaReading:
-    """Copy of a few numbers into pinned memory, behind all that the device had to do when it was asked for.
+    """Copy of a few numbers into pinned memory, after all earlier work of the device.
 
     Args:
         figures: tensor of one dimension on the device.
@@ -102,17 +102,17 @@ class CudaReading:
 
     @property
     def arrived(self) -> bool:
-        """Whether the device has come to the copy."""
+        """Whether the device has done the copy."""
         return bool(self._event.query())
 
     def numbers(self) -> Tensor:
-        """Return the numbers, once the device has come to the copy."""
+        """Return the numbers, once the device has done the copy."""
         self._event.synchronize()
         return self._numbers
 
 
 def reading_from(device: torch.device) -> Callable[[Tensor], Reading] | None:
-    """Return what reads numbers from a device without a wait; None if a read waits for nothing, as on a CPU."""
+    """Return a function that begins to read numbers from a device; None if a read waits for nothing, as on a CPU."""
     return CudaReading if device.type == "cuda" else None
 
 
@@ -121,7 +121,7 @@ class ReadStep:
 
     Args:
         reading: the figures.
-        finish: makes the result of the figures.
+        finish: function of the figures that makes the result.
 
     """
 

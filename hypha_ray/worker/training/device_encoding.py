@@ -16,7 +16,7 @@ import torch
 
 from hypha_ray.codec import Encoder, Quality, difference_codec, sends_differences
 from hypha_ray.codec.blocks import blocks
-from hypha_ray.codec.feedback import BLOCK, DeviceFeedback, encodes_on_device
+from hypha_ray.codec.feedback import DEVICE_BLOCK, DeviceFeedback, encodes_on_device
 from hypha_ray.config import Job
 from hypha_ray.model.environment import free_gpu_bytes
 from hypha_ray.model.layout import LiveGroup, live_tensors, source_of
@@ -114,7 +114,7 @@ class DeviceEncoding:
 
     def _copy_live(self, fragment: int, group: str, out: torch.Tensor) -> None:
         live = LiveGroup(self._trainer.model, self._layout, fragment, group)
-        for part in blocks(live.size, BLOCK):
+        for part in blocks(live.size, DEVICE_BLOCK):
             out[part] = live.block(part)
 
     def _encoder(self, fragment: int) -> DeviceFeedback:
