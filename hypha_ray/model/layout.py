@@ -37,15 +37,18 @@ def contiguous(sizes: Mapping[str, int], fragments: int) -> dict[str, int]:
 
     """
     _check(fragments, len(sizes), "its trained tensors")
-    counts = list(sizes.values())
-    ends = list(accumulate(counts))
+    ends = list(accumulate(sizes.values()))
+    starts = [0, *ends]
     cuts = [0]
     for part in range(1, fragments):
         goal = ends[-1] * part / fragments
-        after = bisect_left(ends, goal)
-        near = after + 1 if ends[after] - goal <= goal - (ends[after] - counts[after]) else after
-        cuts.append(min(max(near, cuts[-1] + 1), len(counts) - (fragments - part)))
-    return {name: bisect_right(cuts, item) - 1 for item, name in enumerate(sizes)}
+        index = bisect_left(ends, goal)  # The goal lies within this parameter; the cut is before or after it.
+        if ends[index] - goal <= goal - starts[index]:
+            index += 1
+        earliest = cuts[-1] + 1
+        latest = len(ends) - (fragments - part)
+        cuts.append(min(max(index, earliest), latest))
+    return {name: bisect_right(cuts, index) - 1 for index, name in enumerate(sizes)}
 
 
 def strided(sizes: Mapping[str, int], fragments: int) -> dict[str, int]:
@@ -62,14 +65,24 @@ def strided(sizes: Mapping[str, int], fragments: int) -> dict[str, int]:
         ConfigError: there are fewer layers than fragments.
 
     """
-    layers = {name: int(found[1]) for name in sizes if (found := re.search(r"(?:^|\.)(\d+)\.", name))}
-    _check(fragments, len(set(layers.values())), "its layers")
-    rank = {layer: index for index, layer in enumerate(sorted(set(layers.values())))}
-    fragment_of = {name: rank[layer] % fragments for name, layer in layers.items()}
-    filled = [sum(sizes[name] for name in layers if fragment_of[name] == part) for part in range(fragments)]
-    for name in sorted(sizes.keys() - layers.keys(), key=lambda one: (-sizes[one], one)):
-        fragment_of[name] = smallest = filled.index(min(filled))
-        filled[smallest] += sizes[name]
+    layer_of: dict[str, int] = {}
+    for name in sizes:
+        match = re.search(r"(?:^|\.)(\d+)\.", name)
+        if match:
+            layer_of[name] = int(match[1])
+    layers = sorted(set(layer_of.values()))
+    _check(fragments, len(layers), "its layers")
+    fragment_of: dict[str, int] = {}
+    fragment_bytes = [0] * fragments
+    for name, layer in layer_of.items():
+        fragment = layers.index(layer) % fragments
+        fragment_of[name] = fragment
+        fragment_bytes[fragment] += sizes[name]
+    outside = sizes.keys() - layer_of.keys()
+    for name in sorted(outside, key=lambda name: (-sizes[name], name)):
+        smallest = fragment_bytes.index(min(fragment_bytes))
+        fragment_of[name] = smallest
+        fragment_bytes[smallest] += sizes[name]
     return fragment_of
 
 
@@ -113,19 +126,22 @@ def layout_of(model: torch.nn.Module, fragments: int = 1, partition: str = "cont
     """
     tensors, tied = _untie(model)
     groups = {name: _group(name, tensor) for name, tensor in tensors.items()}
-    parameters = [name for name, group in groups.items() if is_trained(group)]
-    sizes = {name: tensors[name].numel() * np.dtype(dtype_of(groups[name])).itemsize for name in parameters}
-    fragment_of = (strided if partition == "strided" else contiguous)(sizes, fragments)
-    used: dict[tuple[int, str], int] = {}
+    sizes: dict[str, int] = {}
+    for name, group in groups.items():
+        if is_trained(group):
+            dtype = np.dtype(dtype_of(group))
+            sizes[name] = tensors[name].numel() * dtype.itemsize
+    divide = strided if partition == "strided" else contiguous
+    fragment_of = divide(sizes, fragments)
+    ends: dict[tuple[int, str], int] = {}
     entries = []
     for name, tensor in tensors.items():
         fragment = fragment_of.get(name, 0)
         group = groups[name]
         size = tensor.numel()
-        offset = used.get((fragment, group), 0)
-        used[fragment, group] = offset + size
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        entries.append(Entry(name, dtype, tuple(tensor.shape), fragment, group, offset, size))
+        offset = ends.get((fragment, group), 0)
+        ends[fragment, group] = offset + size
+        entries.append(Entry(name, _dtype_name(tensor), tuple(tensor.shape), fragment, group, offset, size))
     return Layout(tuple(entries), tied, fragments, _frozen_sha256(model))
 
 
@@ -146,14 +162,18 @@ def gather(
 
     """
     on_gpu = any(tensor.is_cuda for _, tensor in live_tensors(model, layout, fragment))
-    flat = out if out is not None else pinned(layout, fragment) if on_gpu else empty(layout, fragment)
-    check(layout, fragment, flat)
+    if out is None:
+        out = pinned(layout, fragment) if on_gpu else empty(layout, fragment)
+    check(layout, fragment, out)
     for entry, tensor in live_tensors(model, layout, fragment):
-        source = _gradient(tensor) if gradients and isinstance(tensor, torch.nn.Parameter) else tensor.detach()
-        torch.from_numpy(view(entry, flat)).copy_(source, non_blocking=True)
+        source = tensor.detach()
+        if gradients and isinstance(tensor, torch.nn.Parameter):
+            source = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+        target = torch.from_numpy(view(entry, out))
+        target.copy_(source, non_blocking=True)
     if on_gpu:
         torch.cuda.synchronize()
-    return flat
+    return out
 
 
 def scatter(
@@ -217,16 +237,19 @@ def _frozen_sha256(model: torch.nn.Module) -> str | None:
     """Return the fingerprint of the weights below an adapter; None without an adapter, and on the meta device."""
     if not hasattr(model, "peft_config"):
         return None
-    if (known := getattr(model, "base_sha256", None)) is not None:  # Of quantized weights, before they were.
-        return str(known)
+    fingerprint = getattr(model, "base_sha256", None)
+    if fingerprint is not None:  # That of weights before they were quantized.
+        return str(fingerprint)
     sha256 = hashlib.sha256()
     for name, parameter in model.named_parameters():
         if parameter.requires_grad or _REPLACED in name:
             continue
         if parameter.is_meta:
             return None
-        sha256.update(repr((name, str(parameter.dtype), tuple(parameter.shape))).encode())
-        sha256.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        description = repr((name, str(parameter.dtype), tuple(parameter.shape)))
+        sha256.update(description.encode())
+        weights = parameter.detach().cpu().contiguous()
+        sha256.update(weights.view(torch.uint8).numpy().data)
     return sha256.hexdigest()
 
 
@@ -253,27 +276,34 @@ def _group(name: str, tensor: torch.Tensor) -> str:
     kind = "parameters" if isinstance(tensor, torch.nn.Parameter) else "buffers"
     if tensor.is_complex():
         raise ConfigError("MODEL009", f"tensor {name} can't be sent", str(tensor.dtype), "real numbers")
+    if tensor.dtype == torch.float64:
+        return f"{kind}/float64"
     if tensor.is_floating_point():
-        return f"{kind}/{'float64' if tensor.dtype == torch.float64 else 'float32'}"
-    return f"{kind}/{'uint8' if tensor.dtype == torch.bool else str(tensor.dtype).removeprefix('torch.')}"
+        return f"{kind}/float32"
+    if tensor.dtype == torch.bool:
+        return f"{kind}/uint8"
+    return f"{kind}/{_dtype_name(tensor)}"
+
+
+def _dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def pinned(layout: Layout, fragment: int) -> Flat:
     """Return arrays like `empty` in page-locked memory, into which a GPU copies several times faster."""
-    return {
-        group: torch.empty(size, dtype=getattr(torch, dtype_of(group)), pin_memory=True).numpy()
-        for group, size in layout.groups(fragment).items()
-    }
+    flat: Flat = {}
+    for group, size in layout.groups(fragment).items():
+        dtype: torch.dtype = getattr(torch, dtype_of(group))
+        flat[group] = torch.empty(size, dtype=dtype, pin_memory=True).numpy()
+    return flat
 
 
 def live_tensors(model: torch.nn.Module, layout: Layout, fragment: int) -> Iterator[tuple[Entry, torch.Tensor]]:
     """Return a fragment's entries with the model's tensors."""
     tensors: dict[str, torch.Tensor] = dict(model.named_parameters()) | dict(model.named_buffers())
-    return ((entry, tensors[entry.name]) for entry in layout.entries if entry.fragment == fragment)
-
-
-def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    for entry in layout.entries:
+        if entry.fragment == fragment:
+            yield entry, tensors[entry.name]
 
 
 class _Window:
@@ -298,7 +328,9 @@ def array_of(tensor: torch.Tensor, copy: bool = False) -> Array:
         copy: whether the array has memory of its own even if the tensor is on the CPU.
 
     """
-    bits = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).detach()
+    bits = tensor.detach()
+    if tensor.dtype == torch.bfloat16:
+        bits = bits.view(torch.uint16)
     if bits.is_cuda:
         host = torch.empty(bits.shape, dtype=bits.dtype, pin_memory=True).copy_(bits)
     else:
@@ -310,7 +342,9 @@ def array_of(tensor: torch.Tensor, copy: bool = False) -> Array:
 def tensor_of(array: Array) -> torch.Tensor:
     """Return the tensor that `array_of` was given, over the array's memory, to copy from."""
     tensor = source_of(array)
-    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
+    if tensor.dtype == torch.uint16:
+        return tensor.view(torch.bfloat16)
+    return tensor
 
 
 class LiveGroup:
@@ -327,8 +361,11 @@ class LiveGroup:
     def __init__(self, model: torch.nn.Module, layout: Layout, fragment: int, group: str) -> None:
         pairs = [pair for pair in live_tensors(model, layout, fragment) if pair[0].group == group]
         pairs.sort(key=lambda pair: pair[0].offset)
-        self._tensors = [tensor.detach().reshape(-1) for _, tensor in pairs]
-        self._starts = [entry.offset for entry, _ in pairs]
+        self._tensors: list[torch.Tensor] = []
+        self._starts: list[int] = []
+        for entry, tensor in pairs:
+            self._tensors.append(tensor.detach().reshape(-1))
+            self._starts.append(entry.offset)
         self.size = layout.groups(fragment)[group]
         """Number of elements."""
 
@@ -339,5 +376,6 @@ class LiveGroup:
             start = self._starts[index]
             if start >= part.stop:
                 break
-            pieces.append(self._tensors[index][max(0, part.start - start) : part.stop - start])
+            begin = max(0, part.start - start)
+            pieces.append(self._tensors[index][begin : part.stop - start])
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

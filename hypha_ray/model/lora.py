@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -50,7 +50,8 @@ def has_adapter(model: Model) -> bool:
 
 def needs_whole(model: Model) -> bool:
     """Return whether a job's repository has to have all weights: a new head would stay random below an adapter."""
-    return has_adapter(model) and not trains_head(find_task(model.type))
+    task = find_task(model.type)
+    return has_adapter(model) and not trains_head(task)
 
 
 def trains_head(task: Task) -> bool:
@@ -65,7 +66,9 @@ def adapted(network: PreTrainedModel, model: Model, seed: int, *, weights: bool 
         HyphaError: any error of `attach_adapter`.
 
     """
-    return attach_adapter(network, model, seed, weights=weights) if has_adapter(model) else network
+    if not has_adapter(model):
+        return network
+    return attach_adapter(network, model, seed, weights=weights)
 
 
 def attach_adapter(network: PreTrainedModel, model: Model, seed: int, *, weights: bool = True) -> PreTrainedModel:
@@ -87,20 +90,27 @@ def attach_adapter(network: PreTrainedModel, model: Model, seed: int, *, weights
     """
     _, folder = base_of(model)
     if folder is not None and model.lora.rank is not None:
-        what = f"{model.repository} is an adapter, which has a rank of its own"
+        problem = f"{model.repository} is an adapter, which has a rank of its own"
+        got = f"model.lora.rank = {model.lora.rank}"
         fix = "leave [model.lora] out to go on training it, or give its base model for a new one"
-        raise ConfigError("MODEL019", what, f"model.lora.rank = {model.lora.rank}", "no [model.lora]", fix)
+        raise ConfigError("MODEL019", problem, got, "no [model.lora]", fix)
     _refuse_statistics(network)
-    config = _new_config(network, model) if folder is None else _saved_config(folder)
+    if folder is None:
+        source = "[model.lora]"
+        config = _new_config(network, model)
+    else:
+        source = str(model.repository)
+        config = _saved_config(folder)
     from peft import LoraModel
     from peft.tuners.tuners_utils import cast_adapter_dtype
 
-    names = "[model.lora]" if folder is None else str(model.repository)
-    targets = [] if isinstance(config.target_modules, str) else config.target_modules or ()
-    _refuse_tied(network, [*targets, *(config.modules_to_save or ())])
-    with seeded(seed), _silent(), errors_as(ConfigError, "MODEL019", f"{names} can't be attached to the model"):
+    trained_modules = list(config.modules_to_save or ())
+    if not isinstance(config.target_modules, str):
+        trained_modules = [*(config.target_modules or ()), *trained_modules]
+    _refuse_tied(network, trained_modules)
+    with seeded(seed), _silent(), errors_as(ConfigError, "MODEL019", f"{source} can't be attached to the model"):
         LoraModel(network, config, _NAME)
-        cast_adapter_dtype(network, _NAME)  # An adapter below weights of 16 bits is of 32.
+        cast_adapter_dtype(network, _NAME)  # An adapter of 16-bit weights is float32.
     if folder is not None and weights:
         _load(network, folder)
     return network.train()
@@ -110,9 +120,9 @@ def merge_adapter(network: Any) -> Any:
     """Add an adapter to its base model's weights, in place; the network is a plain model of transformers again."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    done: tuple[str, ...] = ()
+    merged: tuple[str, ...] = ()
     for name, module in list(network.named_modules()):
-        if name.startswith(done):  # Layers of adapters may be nested, as those of experts are.
+        if name.startswith(merged):  # Layers of adapters may be nested, as those of experts are.
             continue
         if hasattr(module, "unload_and_optionally_merge_module"):
             plain = module.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
@@ -123,7 +133,7 @@ def merge_adapter(network: Any) -> Any:
             continue
         parent, _, last = name.rpartition(".")
         setattr(network.get_submodule(parent), last, plain)
-        done = (*done, f"{name}.")
+        merged = (*merged, f"{name}.")
     del network.peft_config
     return network
 
@@ -144,10 +154,13 @@ def save_adapter(network: Any, model: Model, folder: Path, final: Path | None = 
 
     config: LoraConfig = network.peft_config[_NAME]
     base, _ = base_of(model)
+    config.base_model_name_or_path = base.repository
     path = Path(str(base.repository)).expanduser()
-    beside = path.is_dir() and os.path.relpath(path.resolve(), (final or folder).resolve())
-    config.base_model_name_or_path = beside or base.repository
-    config.revision, config.task_type = base.revision, _TASKS.get(find_task(model.type).name)
+    if path.is_dir():
+        adapter_folder = final or folder
+        config.base_model_name_or_path = os.path.relpath(path.resolve(), adapter_folder.resolve())
+    config.revision = base.revision
+    config.task_type = _TASKS.get(find_task(model.type).name)
     config.save_pretrained(folder)
     tensors = get_peft_model_state_dict(network, save_embedding_layers=False)
     save_file({_PREFIX + name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
@@ -165,7 +178,9 @@ def _new_config(network: PreTrainedModel, model: Model) -> LoraConfig:
     lora = model.lora
     rank = model.lora.rank
     assert rank is not None
-    heads = _heads(network) if trains_head(find_task(model.type)) else []
+    saved_modules = set(lora.modules_to_save)
+    if trains_head(find_task(model.type)):
+        saved_modules.update(_heads(network))
     _check_names(network, "targets", [name for name in lora.targets if name != "all-linear"])
     _check_names(network, "modules_to_save", lora.modules_to_save)
     return LoraConfig(
@@ -173,7 +188,7 @@ def _new_config(network: PreTrainedModel, model: Model) -> LoraConfig:
         lora_alpha=2 * rank if lora.alpha is None else lora.alpha,
         lora_dropout=lora.dropout,
         target_modules="all-linear" if "all-linear" in lora.targets else lora.targets,
-        modules_to_save=sorted({*heads, *lora.modules_to_save}) or None,
+        modules_to_save=sorted(saved_modules) or None,
         use_dora=lora.dora,
         use_rslora=lora.rslora,
     )
@@ -181,46 +196,63 @@ def _new_config(network: PreTrainedModel, model: Model) -> LoraConfig:
 
 def _heads(network: PreTrainedModel) -> list[str]:
     """Return the names of the head's outermost modules."""
-    names = {name for name, _ in network.named_parameters() if is_of_head(network, name)}
-    return sorted({_outermost(network, name) for name in names})
+    head_parameters: list[str] = []
+    body_parameters: list[str] = []
+    for name, _ in network.named_parameters():
+        if is_of_head(network, name):
+            head_parameters.append(name)
+        else:
+            body_parameters.append(name)
+    return sorted({_outermost(name, body_parameters) for name in head_parameters})
 
 
-def _outermost(network: PreTrainedModel, name: str) -> str:
-    """Return the name of the outermost module that has a parameter and nothing of the base model."""
-    parts = name.split(".")[:-1]
-    others = [other for other, _ in network.named_parameters() if not is_of_head(network, other)]
-    prefixes = (".".join(parts[:size]) for size in range(1, len(parts) + 1))
-    return next(one for one in prefixes if not any(other.startswith(f"{one}.") for other in others))
+def _outermost(parameter: str, body_parameters: list[str]) -> str:
+    """Return the name of the outermost module that has a parameter and none of the base model's."""
+    parts = parameter.split(".")[:-1]
+    for size in range(1, len(parts) + 1):
+        module = ".".join(parts[:size])
+        if not any(name.startswith(f"{module}.") for name in body_parameters):
+            return module
+    return ".".join(parts)
 
 
-def _check_names(network: PreTrainedModel, key: str, wanted: list[str]) -> None:
-    """Refuse names that are no module's: PEFT passes over some of them."""
+def _is_named(module: str, name: str) -> bool:
+    """Return whether a name of the job file means a module: its whole name, or the end of it."""
+    return module == name or module.endswith(f".{name}")
+
+
+def _check_names(network: PreTrainedModel, key: str, names: list[str]) -> None:
+    """Refuse names that are no module's: PEFT ignores some of them."""
     modules = [name for name, _ in network.named_modules() if name]
-    for name in wanted:
-        if not any(module == name or module.endswith(f".{name}") for module in modules):
-            leaves = sorted({module.rpartition(".")[2] for module in modules} - set(map(str, range(1000))))
-            allowed = "such as " + ", ".join(leaves[:12])
+    for name in names:
+        if not any(_is_named(module, name) for module in modules):
+            leaves = {module.rpartition(".")[2] for module in modules}
+            examples = sorted(leaf for leaf in leaves if not leaf.isdigit())
+            allowed = "such as " + ", ".join(examples[:12])
             raise ConfigError("MODEL019", f"model.lora.{key} names no module of the model", repr(name), allowed)
 
 
 def _refuse_tied(network: PreTrainedModel, names: list[str]) -> None:
-    """Refuse to adapt a module whose weights another one shares: merged, that one would change, too."""
-    places: dict[int, list[str]] = {}
+    """Refuse to adapt a module whose weights another one shares: merging would change the other one, too."""
+    modules_by_parameter: dict[int, list[str]] = {}
     for name, parameter in network.named_parameters(remove_duplicate=False):
-        places.setdefault(id(parameter), []).append(name.rpartition(".")[0])
-    for modules in places.values():
+        module = name.rpartition(".")[0]
+        modules_by_parameter.setdefault(id(parameter), []).append(module)
+    for modules in modules_by_parameter.values():
+        if len(modules) == 1:
+            continue
         for name in names:
-            if len(modules) > 1 and any(module == name or module.endswith(f".{name}") for module in modules):
-                what = f"an adapter can't train a module whose weights are tied: {' and '.join(modules)}"
-                raise ConfigError("MODEL019", what, repr(name), "modules with weights of their own")
+            if any(_is_named(module, name) for module in modules):
+                problem = f"an adapter can't train a module whose weights are tied: {' and '.join(modules)}"
+                raise ConfigError("MODEL019", problem, repr(name), "modules with weights of their own")
 
 
 def _refuse_statistics(network: PreTrainedModel) -> None:
     """Refuse batch statistics, which go on changing below a frozen model and are no part of an adapter."""
     for name, module in network.named_modules():
         if getattr(module, "track_running_stats", False):
-            what = f"an adapter can't be trained on {type(network).__name__}, which has batch statistics"
-            raise ConfigError("MODEL019", what, name, fix="leave [model.lora] out, and train all weights")
+            problem = f"an adapter can't be trained on {type(network).__name__}, which has batch statistics"
+            raise ConfigError("MODEL019", problem, name, fix="leave [model.lora] out, and train all weights")
 
 
 def _saved_config(folder: Path) -> LoraConfig:
@@ -235,13 +267,14 @@ def _saved_config(folder: Path) -> LoraConfig:
 
     with _silent(), errors_as(CheckpointError, "MODEL006", f"{folder / CONFIGURATION} can't be used"):
         config = PeftConfig.from_pretrained(str(folder))
-    if not isinstance(config, LoraConfig) or _untrainable(config):
-        got = _untrainable(config) if isinstance(config, LoraConfig) else str(config.peft_type)
+    unsupported = _untrainable(config) if isinstance(config, LoraConfig) else str(config.peft_type)
+    if unsupported:
         fix = "merge it into its base model (peft: merge_and_unload()), and give the folder where that is saved"
-        raise ConfigError("MODEL019", f"adapter {folder} isn't of a kind that can be trained", got, "LORA", fix)
+        raise ConfigError("MODEL019", f"adapter {folder} isn't of a kind that can be trained", unsupported, "LORA", fix)
     if not (folder / WEIGHTS).is_file():
-        found = ", ".join(sorted(file.name for file in folder.glob("adapter_model.*"))) or "no weights"
-        raise CheckpointError("SEC003", f"adapter {folder} has no safetensors weights", found, WEIGHTS)
+        files = sorted(file.name for file in folder.glob("adapter_model.*"))
+        got = ", ".join(files) or "no weights"
+        raise CheckpointError("SEC003", f"adapter {folder} has no safetensors weights", got, WEIGHTS)
     config.inference_mode = False
     return config
 
@@ -250,21 +283,25 @@ def _untrainable(config: LoraConfig) -> str:
     """Return the setting of an adapter that can't be trained or merged here; empty if there is none."""
     if config.init_lora_weights not in (True, False, "gaussian"):
         return str(config.init_lora_weights)
-    return "lora_bias" if config.lora_bias else ""  # PEFT merges none into a layer without a bias.
+    if config.lora_bias:  # PEFT can't merge it into a layer without a bias.
+        return "lora_bias"
+    return ""
 
 
 def _load(network: PreTrainedModel, folder: Path) -> None:
-    """Load an adapter's weights; exactly those that the network has."""
+    """Load an adapter's weights, and refuse missing and unknown ones."""
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
     try:
-        tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
+        saved = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise CheckpointError("MODEL006", f"{folder / WEIGHTS} can't be loaded", str(error)) from None
-    own = get_peft_model_state_dict(network, save_embedding_layers=False)
-    wanted, found = ({name: tuple(one.shape) for name, one in part.items()} for part in (own, tensors))
-    if wanted != found:
-        wrong = sorted(dict(wanted.items() ^ found.items()))
+    tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in saved.items()}
+    expected_shapes = _shapes(get_peft_model_state_dict(network, save_embedding_layers=False))
+    shapes = _shapes(tensors)
+    if shapes != expected_shapes:
+        differences = dict(expected_shapes.items() ^ shapes.items())
+        wrong = sorted(differences)
         got = f"{len(wrong)} tensors are missing, unknown or of another shape ({', '.join(wrong[:3])})"
         fix = "copy the whole folder, and check that base_model_name_or_path is the model that it was made for"
         raise CheckpointError("MODEL006", f"weights of adapter {folder} aren't those of its model", got, fix=fix)
@@ -272,9 +309,13 @@ def _load(network: PreTrainedModel, folder: Path) -> None:
         set_peft_model_state_dict(network, tensors)
 
 
+def _shapes(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Silence PEFT's remarks, such as one about GPT-2's transposed matrices, of which it takes care."""
+    """Silence PEFT's remarks, such as one about GPT-2's transposed matrices, which it handles."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

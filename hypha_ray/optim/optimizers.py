@@ -1,4 +1,4 @@
-"""Optimizers, which step on a worker's own gradients in DiLoCo, and on the mean of all workers' in synchronous training.
+"""Optimizers: they step on a worker's own gradients in DiLoCo, on the mean of all workers' in synchronous training.
 
 A worker's optimizer keeps its state from round to round; see `state` for its export.
 """
@@ -27,7 +27,7 @@ Parameters = list[torch.nn.Parameter]
 EIGHT_BITS = "adamw8bit"
 _LEAST_IN_EIGHT_BITS = 4096
 _BLOCK = 256
-"""Sizes in bitsandbytes: elements of the smallest tensor whose averages have 8 bits, and elements that share a scale."""
+"""Sizes in bitsandbytes: elements of the smallest tensor with averages of 8 bits, and elements that share a scale."""
 _FUSED = (torch.optim.Adam, torch.optim.SGD)
 """Classes that compute in one kernel on request; AdamW always does."""
 _UNFIT = {"optimizer", "lbfgs", "sparseadam"}
@@ -87,7 +87,7 @@ class Inner:
     def seek(self, position: float) -> None:
         """Set the position in the schedule, in inner steps from its start, for the next `step`.
 
-        The schedule's `step` isn't used: before the optimizer's first step, as in a worker that joins late, torch warns.
+        The schedule's `step` isn't used: before the optimizer's first step, as in a worker that joins, torch warns.
         """
         for optimizer, schedule in zip(self.optimizers, self._schedules, strict=True):
             schedule.last_epoch = position  # type: ignore[assignment] # the curves take fractions too
@@ -161,7 +161,7 @@ class Inner:
 
 @contextmanager
 def _skipping(optimizer: Any, skipped: torch.Tensor | None) -> Iterator[None]:
-    """Context in which a step is skipped if `skipped` is 1, by the attributes that `torch.amp` sets for this purpose."""
+    """Context in which a step is skipped if `skipped` is 1, by the attributes that `torch.amp` sets for that."""
     if skipped is None:
         yield
         return

@@ -61,7 +61,7 @@ def build_schedule(
 
 
 def steps_before(job: Job, round: float) -> float:
-    """Return the nominal optimizer steps before a round, as if all workers had the same speed: the time of schedules."""
+    """Return the nominal steps before a round, as if all workers had the same speed. Schedules use them as time."""
     if job.sync.traits.sends_gradients:
         return round
     warmup_rounds = min(round, job.rounds.warmup_rounds)  # They have one step each.

@@ -1,6 +1,6 @@
 """Check that a model's logits are those of a plain linear head, so that its loss may be fused with the head.
 
-Some models scale, cap or shift logits behind their head, or feed it with something else. A small copy tells.
+Some models scale, cap or shift logits behind their head, or feed it with something else. A small copy shows that.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from hypha_ray.errors import ConfigError
+from hypha_ray.errors import ConfigError, reason_of
 from hypha_ray.model.checks.loss_check import choose_samples
 from hypha_ray.model.checks.small_copies import Build, check_on_copy
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
@@ -29,8 +29,10 @@ def head_of(task: Task, network: Any) -> torch.nn.Linear:
 
     """
     head = network.get_output_embeddings() if task.labels == "shifted" else None
+    if head is None:
+        raise _refused(network, task.name)
     if type(head) is not torch.nn.Linear:
-        raise _refused(network, f"{task.name} with {type(head).__name__}" if head is not None else task.name)
+        raise _refused(network, f"{task.name} with {type(head).__name__}")
     return head
 
 
@@ -69,13 +71,13 @@ def _check(task: Task, network: Any, samples: Samples) -> None:
         try:
             with passing_on(head):
                 hidden = forward(task, network, inputs).logits
-            found = head(hidden)
-        except Exception as error:  # The model does something with logits that hidden states don't bear.
-            raise _refused(network, f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]) from error
-    if found.shape != expected.shape or (found - expected).abs().max() > _CLOSE * expected.abs().max():
+            logits = head(hidden)
+        except Exception as error:  # The model computes something with logits that fails with hidden states.
+            raise _refused(network, reason_of(error)) from error
+    if logits.shape != expected.shape or (logits - expected).abs().max() > _CLOSE * expected.abs().max():
         raise _refused(network, "logits that aren't those of its head")
 
 
-def _refused(network: Any, why: str) -> ConfigError:
-    what = f"worker.fused_loss: {type(network).__name__} has no loss that can be fused with its head"
-    return ConfigError("MODEL020", what, why, "logits of a linear layer", "leave it out")
+def _refused(network: Any, reason: str) -> ConfigError:
+    problem = f"worker.fused_loss: {type(network).__name__} has no loss that can be fused with its head"
+    return ConfigError("MODEL020", problem, reason, "logits of a linear layer", "leave it out")

@@ -104,49 +104,68 @@ def _check_against_own(task: Task, network: Any, inputs: dict[str, Any], ours: L
     """Compare a loss computed from logits with the model's own, which may lack the shift of labels."""
     if task.own_loss is not None:
         return
+    logits = getattr(ours.output, "logits", None)
     if task.labels == "shifted" and "labels" in inputs:
-        plain = token_cross_entropy(ours.output.logits[:, -inputs["labels"].shape[1] :], inputs["labels"])
-        found = _own_loss(task, network, inputs)
-        expected = [float(ours.trained), float(ours.trained - ours.reported + plain)]
-    elif task.perplexity and isinstance(getattr(ours.output, "logits", None), torch.Tensor):
-        logits = ours.output.logits
-        if logits.shape[:-1] != inputs["labels"].shape:
+        labels = inputs["labels"]
+        unshifted = token_cross_entropy(ours.output.logits[:, -labels.shape[1] :], labels)
+        loss = _own_loss(task, network, inputs)
+        if loss is None:
             return
-        found = float(ours.reported)
-        expected = [float(token_cross_entropy(logits, inputs["labels"]))]
+        expected = float(ours.trained)
+        without_shift = float(ours.trained - ours.reported + unshifted)
+        is_right = _close(loss, expected) or _close(loss, without_shift)
+    elif task.perplexity and isinstance(logits, torch.Tensor):
+        labels = inputs["labels"]
+        if logits.shape[:-1] != labels.shape:
+            return
+        loss = float(ours.reported)
+        expected = float(token_cross_entropy(logits, labels))
+        is_right = _close(loss, expected)
     else:
         return
-    if found is not None and not any(_close(found, one) for one in expected):
-        raise _wrong_loss(network, task, f"{found:.6g} where the cross entropy of its tokens is {expected[0]:.6g}")
+    if not is_right:
+        raise _wrong_loss(network, task, f"{loss:.6g} where the cross entropy of its tokens is {expected:.6g}")
 
 
 def _check_apart(task: Task, network: Any, samples: Samples, inputs: dict[str, Any]) -> None:
-    """Compare two packed sequences with each of them by itself, if positions of the samples begin anew."""
+    """Compare two packed sequences with each of them by itself, if the samples are packed."""
     positions = samples.arrays.get("position_ids")
     if positions is None or "attention_mask" in samples.arrays or not (positions[:, 1:] == 0).any():
         return
-    ids = inputs["input_ids"][:1]
-    half = ids.shape[1] // 2
-    count = torch.arange(half, device=ids.device)[None]
-    found = math.inf
+    difference = math.inf
     if "position_ids" in inputs:
-        both = {"input_ids": ids[:, : 2 * half], "position_ids": torch.cat([count, count], dim=1)}
-        parts = [{"input_ids": part, "position_ids": count} for part in (ids[:, :half], ids[:, half : 2 * half])]
-        alone = torch.cat([forward(task, network, part).logits for part in parts], dim=1)
-        found = float((forward(task, network, both).logits - alone).abs().max() / alone.abs().max())
-    if found > _LEAK:
-        what = f"{type(network).__name__} doesn't keep the packed sequences of a sample apart"
+        difference = _packing_difference(task, network, inputs["input_ids"][:1])
+    if difference > _LEAK:
+        problem = f"{type(network).__name__} doesn't keep the packed sequences of a sample apart"
         fix = "prepare the dataset without --pack, or choose another model"
-        raise ConfigError("MODEL020", what, f"logits that differ by {found:.1g}", f"up to {_LEAK:g}", fix)
+        raise ConfigError("MODEL020", problem, f"logits that differ by {difference:.1g}", f"up to {_LEAK:g}", fix)
+
+
+def _packing_difference(task: Task, network: Any, ids: torch.Tensor) -> float:
+    """Return the relative difference of logits between two packed halves of tokens [1, T] and each half by itself."""
+    half = ids.shape[1] // 2
+    positions = torch.arange(half, device=ids.device)[None]
+    separate: list[torch.Tensor] = []
+    for part in ids[:, : 2 * half].split(half, dim=1):
+        output = forward(task, network, {"input_ids": part, "position_ids": positions})
+        separate.append(output.logits)
+    alone = torch.cat(separate, dim=1)
+    packed_positions = torch.cat([positions, positions], dim=1)
+    packed = forward(task, network, {"input_ids": ids[:, : 2 * half], "position_ids": packed_positions})
+    difference = (packed.logits - alone).abs()
+    return float(difference.max() / alone.abs().max())
 
 
 def _check_additive(task: Task, network: Any, samples: Samples, whole: float) -> None:
     """Compare the loss of all samples together with the losses of single samples."""
     parts = 0.0
     for index in range(len(samples)):
-        inputs = _inputs(task, samples.part(slice(index, index + 1)), network)
-        if count := task.count(inputs):
-            parts += float(compute_losses(task, network, inputs).reported) * count
+        sample = samples.part(slice(index, index + 1))
+        inputs = _inputs(task, sample, network)
+        count = task.count(inputs)
+        if count:
+            loss = compute_losses(task, network, inputs).reported
+            parts += float(loss) * count
     if not _close(parts, whole, _ADDITIVE):
         raise _wrong_loss(
             network, task, f"{whole:.6g} for {len(samples)} samples together, {parts:.6g} for each by itself"
@@ -154,65 +173,92 @@ def _check_additive(task: Task, network: Any, samples: Samples, whole: float) ->
 
 
 def _check_causal(task: Task, network: Any, inputs: dict[str, Any], output: Any) -> None:
-    """Change a token that is predicted: if logits before it change, they have seen it; those behind have to."""
+    """Change a token that is predicted: logits before it must not change, logits behind it must."""
     name = "input_ids" if task.labels == "shifted" else "labels"
     tokens = inputs.get(name)
     labels = inputs.get("labels")
     if tokens is None or labels is None or tokens.shape != labels.shape or tokens.ndim != 2 or tokens.shape[1] < 2:
         return
-    first = getattr(output, "logits", None)
-    if not isinstance(first, torch.Tensor) or first.ndim != 3:
+    logits = getattr(output, "logits", None)
+    if not isinstance(logits, torch.Tensor) or logits.ndim != 3:
         return
-    width = tokens.shape[1]
     changed = tokens.clone()
-    places = []
+    positions: list[int] = []
     for row, scored in enumerate(labels != task.ignored):
-        found = [place for place in scored.nonzero().flatten().tolist() if place]
-        if task.labels == "positions":  # mBART begins with the last label, which is the language.
-            found = found[:-1]
-        place = found[len(found) // 2] if found else 0
-        places.append(place)
-        if place:
-            changed[row, place] = _another(tokens[row], place, first.shape[-1])
-    others = compute_losses(task, network, inputs | {name: changed}).output.logits
-    made_of_labels = task.perplexity and name == "labels" and "decoder_input_ids" not in inputs
-    noise = 1e-6 * float(first.abs().max())
-    moved = (first.float() - others.float()).abs().amax(-1)[:, -width:]
-    for row, place in enumerate(places):
-        before = place if task.labels == "shifted" else place + 1
-        if place and float(moved[row, :before].max()) > _LEAK * float(moved[row].max()) + noise:
-            raise ConfigError(
-                "MODEL016",
-                f"{type(network).__name__} sees the tokens that it has to predict in {task.name}",
-                f"token {place} changes the predictions before it",
-                "a model that sees only earlier tokens",
-                "set is_decoder = true in the model's configuration if it has that key, or choose another model.type",
-            )
-        if place and made_of_labels and float(moved[row].max()) <= noise:
-            what = f"{type(network).__name__} doesn't see the tokens before those that it has to predict in {task.name}"
-            fix = "give slices decoder_input_ids, or choose another model"
-            raise ConfigError("MODEL016", what, "predictions that are the same after another token", fix=fix)
+        position = _middle_position(task, scored)
+        positions.append(position)
+        if position:
+            changed[row, position] = _another_token(tokens[row], position, logits.shape[-1])
+    new_logits = compute_losses(task, network, inputs | {name: changed}).output.logits
+    differences = (logits.float() - new_logits.float()).abs()
+    changes = differences.amax(-1)[:, -tokens.shape[1] :]
+    noise = 1e-6 * float(logits.abs().max())
+    reads_labels = task.perplexity and name == "labels" and "decoder_input_ids" not in inputs
+    for row, position in enumerate(positions):
+        if not position:
+            continue
+        end = position if task.labels == "shifted" else position + 1
+        change_before = float(changes[row, :end].max())
+        largest_change = float(changes[row].max())
+        if change_before > _LEAK * largest_change + noise:
+            raise _sees_labels(network, task, position)
+        if reads_labels and largest_change <= noise:
+            raise _sees_no_tokens(network, task)
+
+
+def _middle_position(task: Task, scored: torch.Tensor) -> int:
+    """Return the middle one of the scored positions of a sample, [T], except for the first; 0 without any."""
+    positions = [position for position in scored.nonzero().flatten().tolist() if position]
+    if task.labels == "positions":  # mBART begins with the last label, which is the language.
+        positions = positions[:-1]
+    if not positions:
+        return 0
+    return int(positions[len(positions) // 2])
+
+
+def _sees_labels(network: Any, task: Task, position: int) -> ConfigError:
+    return ConfigError(
+        "MODEL016",
+        f"{type(network).__name__} sees the tokens that it has to predict in {task.name}",
+        f"token {position} changes the predictions before it",
+        "a model that sees only earlier tokens",
+        "set is_decoder = true in the model's configuration if it has that key, or choose another model.type",
+    )
+
+
+def _sees_no_tokens(network: Any, task: Task) -> ConfigError:
+    class_name = type(network).__name__
+    problem = f"{class_name} doesn't see the tokens before those that it has to predict in {task.name}"
+    fix = "give slices decoder_input_ids, or choose another model"
+    return ConfigError("MODEL016", problem, "predictions that are the same after another token", fix=fix)
 
 
 def choose_samples(task: Task, samples: Samples) -> Samples:
-    """Return a few samples that differ as much as possible in the size of what is scored, with sequences cut."""
+    """Return a few samples whose numbers of scores differ as much as possible, with sequences cut."""
     short = _cut(task, samples)
-    made = [_make_inputs(task, short.part(slice(i, i + 1))) for i in range(min(len(short), 32))]
-    sizes = {
-        index: (count, _filled(task, inputs)) for index, inputs in enumerate(made) if (count := task.count(inputs))
-    }
+    sizes: dict[int, tuple[int, int]] = {}
+    for index in range(min(len(short), 32)):
+        inputs = _make_inputs(task, short.part(slice(index, index + 1)))
+        count = task.count(inputs)
+        if count:
+            sizes[index] = (count, _filled(task, inputs))
     order = sorted(sizes, key=lambda index: sizes[index]) or [0]
-    few = sorted(list(dict.fromkeys([order[0], order[-1], order[len(order) // 2], *order]))[:SAMPLES])
-    return Samples({name: array[few] for name, array in short.arrays.items()}, short.keys[few])
+    smallest, median, largest = order[0], order[len(order) // 2], order[-1]
+    preferred = list(dict.fromkeys([smallest, largest, median, *order]))
+    few = sorted(preferred[:SAMPLES])
+    arrays = {name: array[few] for name, array in short.arrays.items()}
+    return Samples(arrays, short.keys[few])
 
 
 def _filled(task: Task, inputs: dict[str, Any]) -> int:
     """Return the number of entries of a sample's mask and labels that aren't padding."""
-    mask = inputs.get("attention_mask")
-    labels = inputs.get("labels")
-    return sum(
-        int(part.sum()) for part in (mask, None if labels is None else labels != task.ignored) if part is not None
-    )
+    count = 0
+    if inputs.get("attention_mask") is not None:
+        count += int(inputs["attention_mask"].sum())
+    if inputs.get("labels") is not None:
+        scored = inputs["labels"] != task.ignored
+        count += int(scored.sum())
+    return count
 
 
 def _cut(task: Task, samples: Samples) -> Samples:
@@ -221,13 +267,15 @@ def _cut(task: Task, samples: Samples) -> Samples:
     labels = samples.arrays.get("labels")
     if task.modality != "text" or not task.perplexity or ids is None or ids.ndim != 2:
         return samples
-    length = ids.shape[1]
-    scored = (labels != task.ignored).any(0).nonzero()[0] if labels is not None and labels.ndim == 2 else []
-    last = max(TOKENS, int(scored[0]) + TOKENS // 2 if len(scored) else 0)
-    arrays = {
-        name: array[:, :last] if array.ndim >= 2 and (array.shape[1] == length or name == "labels") else array
-        for name, array in samples.arrays.items()
-    }
+    end = TOKENS
+    if labels is not None and labels.ndim == 2:
+        scored = (labels != task.ignored).any(0)
+        if scored.any():
+            end = max(TOKENS, int(scored.argmax()) + TOKENS // 2)
+    arrays = dict(samples.arrays)
+    for name, array in samples.arrays.items():
+        if array.ndim >= 2 and (array.shape[1] == ids.shape[1] or name == "labels"):
+            arrays[name] = array[:, :end]
     return Samples(arrays, samples.keys)
 
 
@@ -248,16 +296,20 @@ def _own_loss(task: Task, network: Any, inputs: dict[str, Any]) -> float | None:
         return None
 
 
-def _another(row: torch.Tensor, place: int, vocabulary: int) -> int:
-    """Return another token for a place, from the same sample if it has one."""
-    others = [token for token in row.tolist() if token >= 0 and token != row[place]]
-    return int(others[len(others) // 2]) if others else (int(row[place]) + 1) % vocabulary
+def _another_token(row: torch.Tensor, position: int, vocabulary: int) -> int:
+    """Return another token for a position, from the same sample if it has one."""
+    present = int(row[position])
+    different = [token for token in row.tolist() if token >= 0 and token != present]
+    if not different:
+        return (present + 1) % vocabulary
+    return int(different[len(different) // 2])
 
 
-def _close(one: float, other: float, tolerance: float = _CLOSE) -> bool:
-    if not (math.isfinite(one) and math.isfinite(other)):
+def _close(loss: float, expected: float, tolerance: float = _CLOSE) -> bool:
+    if not (math.isfinite(loss) and math.isfinite(expected)):
         return True  # A sample that overflows and a diverged model tell nothing about the loss.
-    return abs(one - other) <= tolerance * max(abs(one), abs(other)) + 1e-6
+    scale = max(abs(loss), abs(expected))
+    return abs(loss - expected) <= tolerance * scale + 1e-6
 
 
 @contextmanager
@@ -295,13 +347,18 @@ def check_padding(task: Task, network: Any, samples: Samples) -> None:
         return
     token = network.config.get_text_config().pad_token_id
     padding = ids[mask == 0]
-    if (wrong := padding[padding != token]).size:
-        what = f"{type(network).__name__} classifies by the last token before padding, and takes another for padding"
+    wrong = padding[padding != token]
+    if wrong.size:
+        class_name = type(network).__name__
+        problem = f"{class_name} classifies by the last token before padding, and takes another for padding"
         fix = f"set pad_token_id = {wrong[0]} in the model's configuration, or prepare the dataset by its tokenizer"
-        raise ConfigError("MODEL018", what, f"pad_token_id {token}", f"{wrong[0]}, as in the dataset", fix)
+        raise ConfigError("MODEL018", problem, f"pad_token_id {token}", f"{wrong[0]}, as in the dataset", fix)
 
 
 def reads(network: Any, key: str) -> bool:
     """Return whether the model's forward reads a key of its configuration."""
-    steps = [getattr(type(network), name, None) for name in ("forward", "_shift_right")]
-    return any(key in inspect.getsource(inspect.unwrap(step)) for step in steps if step is not None)
+    for name in ("forward", "_shift_right"):
+        method = getattr(type(network), name, None)
+        if method is not None and key in inspect.getsource(inspect.unwrap(method)):
+            return True
+    return False

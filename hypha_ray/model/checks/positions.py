@@ -30,10 +30,14 @@ def max_positions(model: torch.nn.Module, *, decoder: bool) -> int | None:
 
     """
     config = getattr(model, "config", None)
-    two = bool(getattr(config, "is_encoder_decoder", False))
-    if decoder and not two:
+    is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
+    if decoder and not is_encoder_decoder:
         return None
-    sizes = [size for name, size in _tables(model) if not two or decoder == ("decoder" in name.split("."))]
+    sizes: list[int] = []
+    for name, size in _tables(model):
+        is_of_decoder = "decoder" in name.split(".")
+        if not is_encoder_decoder or decoder == is_of_decoder:
+            sizes.append(size)
     return min(sizes, default=None)
 
 
@@ -59,12 +63,12 @@ def require_positions(
     for name, limit in limits:
         *_, longest = shapes.get(name) or (0,)
         if limit is not None and longest + response > limit:
-            what = f"the sequences of dataset {dataset!r} are too long for the model"
+            problem = f"the sequences of dataset {dataset!r} are too long for the model"
             fix = "prepare the dataset with a shorter --seq-len, or give the model more positions"
             if response:
-                what = f"{what} with a response of {response} tokens"
+                problem = f"{problem} with a response of {response} tokens"
                 fix = f"allow shorter responses, {fix}"
-            raise DataError("DATA024", what, f"{longest + response} tokens", f"up to {limit}", fix)
+            raise DataError("DATA024", problem, f"{longest + response} tokens", f"up to {limit}", fix)
 
 
 def _tables(model: torch.nn.Module) -> Iterator[tuple[str, int]]:
@@ -72,8 +76,10 @@ def _tables(model: torch.nn.Module) -> Iterator[tuple[str, int]]:
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Embedding) and _TABLE.search(name) and not _OF_IMAGES.search(name):
             offset = getattr(module, "offset", None)
-            if not isinstance(offset, int):  # RoBERTa's positions begin behind that of padding.
-                offset = 0 if module.padding_idx is None else module.padding_idx + 1
+            if not isinstance(offset, int):
+                offset = 0
+                if module.padding_idx is not None:  # RoBERTa's positions begin behind that of padding.
+                    offset = module.padding_idx + 1
             yield name, module.num_embeddings - offset
     for name, buffer in model.named_buffers():
         if name.endswith("embed_positions") and buffer.ndim == 2 and not _OF_IMAGES.search(name):
@@ -94,4 +100,5 @@ def token_counts(arrays: Mapping[str, npt.NDArray[np.generic]]) -> npt.NDArray[n
         real = (positions > 0).astype(np.int64) + (positions == 1)
     else:
         real = np.ones(tokens.shape, np.int64)
-    return np.asarray(real.reshape(len(tokens), -1).sum(axis=1), np.int64)
+    by_sample = real.reshape(len(tokens), -1)
+    return np.asarray(by_sample.sum(axis=1), np.int64)

@@ -11,12 +11,11 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 
-from hypha_ray.errors import ConfigError, HyphaError
+from hypha_ray.errors import ConfigError, HyphaError, reason_of
 from hypha_ray.heavy_imports import uncollected
 
 _LAYERS = frozenset(
@@ -49,7 +48,8 @@ _MAMBA = (
     ("mamba_n_heads", "mamba_d_head", "mamba_expand", "mamba_n_groups"),
 )
 """Mamba-2's number of heads, width of a head, ratio of the inner width to the layers', and number of groups."""
-_SIZES_KEPT = 64
+_SMALL_WIDTH = 64
+"""Width of a narrow copy's feed-forward layers."""
 
 
 class _Plan(NamedTuple):
@@ -80,50 +80,66 @@ def small_copies(config: Any) -> Iterator[Any]:
     """Return ever larger copies of a configuration; some of them may make no model."""
     for plan in _PLANS:
         small = copy.deepcopy(config)
-        for part in (small, *(getattr(small, name, None) for name in getattr(type(small), "sub_configs", {}))):
-            if part is not None and hasattr(part, "__dict__"):
+        _shrink(small, plan)
+        for name in getattr(type(small), "sub_configs", {}):
+            part = getattr(small, name, None)
+            if hasattr(part, "__dict__"):
                 _shrink(part, plan)
         yield small
 
 
-def _shrink(part: Any, plan: _Plan) -> None:
-    sizes = {name: value for name, value in vars(part).items() if type(value) is int and value > 0}
+def _shrink(config: Any, plan: _Plan) -> None:
+    """Reduce layers and experts of a configuration, and its widths if the plan does."""
+    sizes = {name: value for name, value in vars(config).items() if type(value) is int and value > 0}
     layers = {name: value for name, value in sizes.items() if name in _LAYERS}
-    for name, value in list(vars(part).items()):
+    for name, value in list(vars(config).items()):
         if name in layers:
-            setattr(part, name, min(value, plan.layers))
+            setattr(config, name, min(value, plan.layers))
         elif isinstance(value, list | tuple) and len(value) > plan.layers and len(value) in layers.values():
-            setattr(part, name, _some(value, plan.layers))
+            setattr(config, name, _select_layers(value, plan.layers))
         elif name in _EXPERTS and plan.experts and name in sizes:
-            setattr(part, name, min(value, plan.experts))
+            setattr(config, name, min(value, plan.experts))
     if plan.head or plan.own_width:
-        _narrow(part, sizes, plan)
+        _narrow(config, sizes, plan)
 
 
-def _narrow(part: Any, sizes: dict[str, int], plan: _Plan) -> None:
+def _narrow(config: Any, sizes: dict[str, int], plan: _Plan) -> None:
+    """Reduce the widths of a configuration, and its heads if the plan does."""
     heads = {name: value for name, value in sizes.items() if name in _HEADS}
-    fewer = max(1, math.gcd(*heads.values()) // 2) if plan.heads else 1
-    width = math.lcm(*heads.values()) // fewer * (plan.head or 0) if heads else _SIZES_KEPT
+    divisor = max(1, math.gcd(*heads.values()) // 2) if plan.heads else 1
+    width = _SMALL_WIDTH
+    if heads:
+        most_heads = math.lcm(*heads.values()) // divisor
+        width = most_heads * (plan.head or 0)
+    if plan.own_width:
+        width = 2 * _SMALL_WIDTH
     for name, value in sizes.items():
         if name in heads:
-            setattr(part, name, value // fewer)
+            setattr(config, name, value // divisor)
         elif name in _HIDDEN:
-            setattr(part, name, min(value, 2 * _SIZES_KEPT if plan.own_width else width))
+            setattr(config, name, min(value, width))
         elif name in _INNER:
-            setattr(part, name, min(value, _SIZES_KEPT))
+            setattr(config, name, min(value, _SMALL_WIDTH))
         elif name == "head_dim" and plan.head:
-            setattr(part, name, min(value, plan.head))
+            setattr(config, name, min(value, plan.head))
     for count, head, factor, groups in _MAMBA:
-        if {count, head, factor, groups} <= vars(part).keys() and "mamba_d_ssm" not in vars(part):
-            setattr(part, count, getattr(part, factor) * part.hidden_size // getattr(part, head))
-            setattr(part, groups, 1)
+        if {count, head, factor, groups} <= vars(config).keys() and "mamba_d_ssm" not in vars(config):
+            inner_width = getattr(config, factor) * config.hidden_size
+            setattr(config, count, inner_width // getattr(config, head))
+            setattr(config, groups, 1)
 
 
-def _some(kinds: Any, count: int) -> Any:
+def _select_layers(kinds: Any, count: int) -> Any:
     """Return `count` entries of a list with one for each layer, every kind of layer among them if possible."""
-    first = [index for index, kind in enumerate(kinds) if kind not in kinds[:index]]
-    kept = sorted((first + [index for index in range(len(kinds)) if index not in first])[:count])
-    return type(kinds)(kinds[index] for index in kept)
+    first_of_kinds: list[int] = []
+    repeated: list[int] = []
+    for index, kind in enumerate(kinds):
+        if kind in kinds[:index]:
+            repeated.append(index)
+        else:
+            first_of_kinds.append(index)
+    selected = sorted((first_of_kinds + repeated)[:count])
+    return type(kinds)(kinds[index] for index in selected)
 
 
 BUDGET = 500_000_000
@@ -150,8 +166,7 @@ def check_on_copy(check: Callable[[Any], None], config: Any, build: Build, param
         ConfigError: whatever the check raises, or MODEL017, the model can't be run on the samples.
 
     """
-    copies = iter(()) if parameters <= SMALL else small_copies(config)
-    for candidate in chain(copies, [config] if parameters <= BUDGET else []):
+    for candidate in _candidates(config, parameters):
         with _silent():
             try:
                 check(_build(candidate, build))
@@ -165,25 +180,36 @@ def check_on_copy(check: Callable[[Any], None], config: Any, build: Build, param
     return False
 
 
+def _candidates(config: Any, parameters: int) -> Iterator[Any]:
+    """Return the configurations to try: copies of a large model, then its own unless that is too large to build."""
+    if parameters > SMALL:
+        yield from small_copies(config)
+    if parameters <= BUDGET:
+        yield config
+
+
 def _build(config: Any, build: Build) -> Any:
     """Build a model with random weights only: the zeros that some families begin with would hide every difference."""
     with torch.device("meta"):
-        size = sum(parameter.numel() for parameter in build(config).parameters())
+        sketch = build(config)
+    size = sum(parameter.numel() for parameter in sketch.parameters())
     if size > BUDGET:
         raise ValueError(f"{size} parameters")
     with torch.random.fork_rng(devices=[]), uncollected():
         torch.manual_seed(0)
-        network = build(config).float().eval()
+        network = build(config)
+        network = network.float().eval()
         with torch.no_grad():
             for parameter in network.parameters():
                 if parameter.ndim > 1:
-                    parameter.add_(torch.randn_like(parameter), alpha=parameter[0].numel() ** -0.5)
+                    inputs = parameter[0].numel()
+                    parameter.add_(torch.randn_like(parameter), alpha=inputs**-0.5)
     return network
 
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Silence transformers' remarks about a copy that the user never asked for."""
+    """Silence transformers' remarks about a copy, which the user doesn't know."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -195,10 +221,9 @@ def _silent() -> Iterator[None]:
 
 def unusable(failure: Exception) -> ConfigError:
     """Return the error for a model that fails on the dataset's samples."""
-    line = f"{type(failure).__name__}: {' '.join(str(failure).split())}"[:300]
     return ConfigError(
         "MODEL017",
         "the model can't be run on samples of the dataset",
-        line,
+        reason_of(failure),
         fix="choose another model or model.type, or prepare the dataset for this one",
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +54,11 @@ class LoadingReport:
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> LoadingReport:
         """Make a report from the result of `from_pretrained(output_loading_info=True)`."""
-        wrong = sorted((name, tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"])
-        return cls(frozenset(info["missing_keys"]), frozenset(info["unexpected_keys"]), tuple(wrong))
+        mismatched: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
+        for name, file_shape, model_shape in info["mismatched_keys"]:
+            mismatched.append((name, tuple(file_shape), tuple(model_shape)))
+        mismatched.sort()
+        return cls(frozenset(info["missing_keys"]), frozenset(info["unexpected_keys"]), tuple(mismatched))
 
 
 def meta_tensors(folder: Path, repository: str) -> dict[str, torch.Tensor]:
@@ -74,9 +77,9 @@ def meta_tensors(folder: Path, repository: str) -> dict[str, torch.Tensor]:
                     dtype = _DTYPES.get(part.get_dtype(), torch.uint8)
                     tensors[name] = torch.empty(part.get_shape(), device="meta", dtype=dtype)
         except (OSError, SafetensorError) as error:
-            what = f"weights of {repository} can't be loaded"
+            problem = f"weights of {repository} can't be loaded"
             got = f"{file.name}: {error}"
-            raise CheckpointError("MODEL006", what, got, fix="copy the file afresh") from None
+            raise CheckpointError("MODEL006", problem, got, fix="copy the file afresh") from None
     return tensors
 
 
@@ -89,23 +92,24 @@ def weight_files(folder: Path, repository: str) -> list[Path]:
     """
     if (folder / WHOLE).is_file():
         return [folder / WHOLE]
-    what = f"weights of {repository} can't be loaded"
+    problem = f"weights of {repository} can't be loaded"
+    fix = "copy the whole folder that save_pretrained() wrote"
     index = folder / INDEX
-    there = sorted(file.name for file in folder.glob("*.safetensors"))
     if not index.is_file():
         refuse_adapter(folder, repository)
-        got = _some(there) or "no *.safetensors"
-        fix = "copy the whole folder that save_pretrained() wrote"
-        raise CheckpointError("MODEL006", what, got, f"{WHOLE}, or {INDEX} and its files", fix)
+        present = sorted(file.name for file in folder.glob("*.safetensors"))
+        got = _first_names(present) or "no *.safetensors"
+        raise CheckpointError("MODEL006", problem, got, f"{WHOLE}, or {INDEX} and its files", fix)
     try:
-        wanted = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        content = json.loads(index.read_text(encoding="utf-8"))
+        names = sorted(set(content["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError("MODEL006", what, f"{INDEX}: {error!r}", fix="copy the file afresh") from None
-    absent = [name for name in wanted if not (folder / name).is_file()]
-    if absent or not wanted:
-        got = f"{len(absent)} of {len(wanted)} files of {INDEX} aren't there: {_some(absent)}"
-        raise CheckpointError("MODEL006", what, got, fix="copy the whole folder that save_pretrained() wrote")
-    return [folder / name for name in wanted]
+        raise CheckpointError("MODEL006", problem, f"{INDEX}: {error!r}", fix="copy the file afresh") from None
+    absent = [name for name in names if not (folder / name).is_file()]
+    if absent or not names:
+        got = f"{len(absent)} of {len(names)} files of {INDEX} aren't there: {_first_names(absent)}"
+        raise CheckpointError("MODEL006", problem, got, fix=fix)
+    return [folder / name for name in names]
 
 
 def is_whole(folder: Path) -> bool:
@@ -123,8 +127,9 @@ def refuse_adapter(folder: Path, repository: str) -> None:
         CheckpointError: the folder has an adapter only.
 
     """
-    whole = any((folder / name).is_file() for name in (WHOLE, INDEX))
-    if not whole and ((folder / ADAPTER).is_file() or (folder / "adapter_model.safetensors").is_file()):
+    has_model = (folder / WHOLE).is_file() or (folder / INDEX).is_file()
+    has_adapter = (folder / ADAPTER).is_file() or (folder / "adapter_model.safetensors").is_file()
+    if has_adapter and not has_model:
         raise CheckpointError(
             "MODEL006",
             f"{repository} holds an adapter without its model",
@@ -175,20 +180,30 @@ def require_fit(
         CheckpointError: any other tensor is missing, unknown or of another shape.
 
     """
-    saved = getattr(network.config, "architectures", None) or ()
-    others = bool(saved) and type(network).__name__ not in saved
-    wrong = {name for name, _, _ in loaded.mismatched}
-    gone = {name for name in loaded.missing if not _BUFFER.search(name)} | wrong
-    may_be_new = (gone - wrong if others or not saved else set()) | (gone if relabelled else set())
-    head = set() if whole else {name for name in may_be_new if is_of_head(network, name, gone)}
-    if not (others or relabelled):
-        head -= _damaged_head(network, head, gone)
+    architectures = getattr(network.config, "architectures", None) or ()
+    other_architecture = bool(architectures) and type(network).__name__ not in architectures
+    mismatched = {name for name, _, _ in loaded.mismatched}
+    missing = {name for name in loaded.missing if not _BUFFER.search(name)} | mismatched
+    new_head: set[str] = set()
+    if not whole:
+        may_be_new: set[str] = set()
+        if relabelled:
+            may_be_new = missing
+        elif other_architecture or not architectures:
+            may_be_new = missing - mismatched
+        new_head = {name for name in may_be_new if is_of_head(network, name, missing)}
+    if not (other_architecture or relabelled):
+        new_head -= _damaged_head(network, new_head, missing)
+    missing_body = missing - new_head
     dropped = {name for name in loaded.unknown if not _is_buffer(name, shapes)}
-    needed = {name for name in dropped if _is_needed(network, name, others)}
-    if gone - head or needed:
-        raise _misfit(repository, loaded, gone - head, needed | (dropped if gone - head else set()))
-    new_head = _note(repository, "lack the head, which begins with random numbers", head)
-    return [*new_head, *_note(repository, "are more than this model has; left out", dropped)]
+    unknown = {name for name in dropped if _is_needed(network, name, other_architecture)}
+    if missing_body:
+        raise _misfit(repository, loaded, missing_body, dropped)
+    if unknown:
+        raise _misfit(repository, loaded, missing_body, unknown)
+    notes = _note(repository, "lack the head, which begins with random numbers", new_head)
+    notes += _note(repository, "are more than this model has; left out", dropped)
+    return notes
 
 
 @contextmanager
@@ -213,42 +228,52 @@ def _says_nothing(_: logging.LogRecord) -> bool:
     return False
 
 
-def _damaged_head(network: PreTrainedModel, head: set[str], gone: set[str]) -> set[str]:
+def _damaged_head(network: PreTrainedModel, head: set[str], missing: set[str]) -> set[str]:
     """Return a head's tensors whose module is partly in the files: the head is damaged, not new."""
-    there = {_module(name) for name in network.state_dict().keys() - gone}
-    return {name for name in head if _module(name) in there}
+    loaded = network.state_dict().keys() - missing
+    loaded_modules = {_module(name) for name in loaded}
+    return {name for name in head if _module(name) in loaded_modules}
 
 
-def is_of_head(network: PreTrainedModel, name: str, gone: Set[str] = frozenset()) -> bool:
-    """Return whether a tensor belongs to the head, not to the base model."""
+def is_of_head(network: PreTrainedModel, name: str, missing: Set[str] = frozenset()) -> bool:
+    """Return whether a tensor belongs to the head, not to the base model.
+
+    If the base model has no prefix, a missing tensor is of the head if all tensors of its outermost module are missing.
+    """
     if _POOLER.search(name):
         return True
     prefix = network.base_model_prefix
     if prefix and hasattr(network, prefix):
         return not name.startswith(f"{prefix}.")
-    part = name.partition(".")[0]
-    others = (other for other in network.state_dict() if other.partition(".")[0] == part)
-    return not _is_headless(network) and set(others) <= gone
+    if _is_headless(network):
+        return False
+    for tensor in network.state_dict():
+        if _outermost_module(tensor) == _outermost_module(name) and tensor not in missing:
+            return False
+    return True
 
 
-def _is_needed(network: PreTrainedModel, name: str, others: bool) -> bool:
+def _is_needed(network: PreTrainedModel, name: str, other_architecture: bool) -> bool:
     """Return whether an unknown tensor belongs to the base model, or to a module of the model's head.
 
     Args:
         network: model.
         name: name of the tensor.
-        others: the file's head is for another task.
+        other_architecture: the file's head is for another task.
 
     """
     if _POOLER.search(name):
         return False
     prefix = network.base_model_prefix
-    first = name.partition(".")[0]
-    trunk = network.base_model
-    parts = {child for child, _ in trunk.named_children()}
-    if (prefix and first == prefix) or (first in parts and (trunk is not network or _is_headless(network))):
+    outermost = _outermost_module(name)
+    if prefix and outermost == prefix:
         return True
-    return not others and _module(name) in {module for module, _ in network.named_modules() if module}
+    base = network.base_model
+    has_body = base is not network or _is_headless(network)
+    if has_body and outermost in dict(base.named_children()):
+        return True
+    module = _module(name)
+    return bool(module) and not other_architecture and module in dict(network.named_modules())
 
 
 def _is_headless(network: PreTrainedModel) -> bool:
@@ -258,44 +283,58 @@ def _is_headless(network: PreTrainedModel) -> bool:
 
 def _is_buffer(name: str, shapes: Stored) -> bool:
     """Return whether a tensor is a buffer of older files, such as the causal mask `attn.bias`."""
-    return bool(_BUFFER.search(name)) or (name.endswith(".bias") and len(shapes.get(name, ())) > 2)
+    if _BUFFER.search(name):
+        return True
+    dimensions = len(shapes.get(name, ()))
+    return name.endswith(".bias") and dimensions > 2
 
 
 def _module(name: str) -> str:
     return name.rpartition(".")[0]
 
 
+def _outermost_module(name: str) -> str:
+    return name.partition(".")[0]
+
+
 def _misfit(repository: str, loaded: LoadingReport, missing: set[str], unknown: set[str]) -> CheckpointError:
-    shapes = {name: f"{name} {list(found)} for {list(wanted)}" for name, found, wanted in loaded.mismatched}
-    kinds = {
-        "missing": sorted(missing - shapes.keys()),
-        "unknown": sorted(unknown),
-        "of another shape": [text for name, text in shapes.items() if name in missing],
-    }
-    got = "; ".join(f"{len(names)} {kind} ({_some(names)})" for kind, names in kinds.items() if names)
-    return CheckpointError(
-        "MODEL006", f"weights of {repository} aren't those of its model", got, fix=_advice(missing, unknown)
-    )
+    mismatched: list[str] = []
+    lacking = set(missing)
+    for name, file_shape, model_shape in loaded.mismatched:
+        if name in missing:
+            mismatched.append(f"{name} {list(file_shape)} for {list(model_shape)}")
+            lacking.remove(name)
+    kinds = {"missing": sorted(lacking), "unknown": sorted(unknown), "of another shape": mismatched}
+    counts: list[str] = []
+    for kind, names in kinds.items():
+        if names:
+            counts.append(f"{len(names)} {kind} ({_first_names(names)})")
+    problem = f"weights of {repository} aren't those of its model"
+    return CheckpointError("MODEL006", problem, "; ".join(counts), fix=_advice(missing, unknown))
 
 
 def _advice(missing: set[str], unknown: set[str]) -> str:
     """Return advice: a prefix of all names, for example, comes from a wrapper that was saved."""
     for name in sorted(unknown):
-        for wanted in missing:
-            if name.endswith(f".{wanted}"):
-                prefix = name.removesuffix(wanted)
+        for missing_name in missing:
+            if name.endswith(f".{missing_name}"):
+                prefix = name.removesuffix(missing_name)
                 return f"take the prefix {prefix!r} off all names, or save the model inside its wrapper instead"
     if unknown and not missing:
         return "mend config.json, which describes a smaller model than the file has"
     return "copy the whole folder that save_pretrained() wrote, with config.json and weights of one model"
 
 
-def _note(repository: str, what: str, names: set[str]) -> list[str]:
-    return [f"weights of {repository} {what} ({_some(sorted(names))})"] if names else []
+def _note(repository: str, statement: str, names: set[str]) -> list[str]:
+    """Return a note about tensors of a repository; none if there are no tensors."""
+    if not names:
+        return []
+    examples = _first_names(sorted(names))
+    return [f"weights of {repository} {statement} ({examples})"]
 
 
-def _some(names: Iterable[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     """Return the first few names and the number of further ones."""
-    names = list(names)
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    text = ", ".join(names[:_SHOWN])
+    more = len(names) - _SHOWN
+    return f"{text} and {more} more" if more > 0 else text
