@@ -14,15 +14,15 @@ _MMAP_THRESHOLD = -3
 """Names of options in ``malloc.h``."""
 _KEPT_BYTES = 1 << 30
 _LARGE_BYTES = 1 << 25
-"""Freed memory that is kept at most, and the size from which a block is always given back."""
+"""Largest amount of freed memory that is kept, and the size from which a block is always given back."""
 
 
 _lease: dict[str, float] = {}
-"""Amounts of this process's lease, of which only GPUs are told; empty outside of leases, where the machine decides."""
+"""Number of GPUs in this process's lease, under `gpus`; empty without a lease, when the machine decides."""
 
 
 def use_gpus(leased: float) -> None:
-    """Let `device_of` go by the GPUs that this process has leased.
+    """Let `device_of` choose by the GPUs that this process has leased.
 
     Ray hides no GPU from a process that has leased none: it would use one that others pay for.
     """
@@ -31,16 +31,18 @@ def use_gpus(leased: float) -> None:
 
 def device_of(wish: str) -> torch.device:
     """Return the device that `worker.device` names; with `auto` a GPU if one is leased, or is there without leases."""
-    if wish == "auto":
-        wish = "cuda" if _lease.get("gpus") != 0 and torch.cuda.is_available() else "cpu"
-    return torch.device(wish)
+    if wish != "auto":
+        return torch.device(wish)
+    uses_gpu = _lease.get("gpus") != 0 and torch.cuda.is_available()
+    return torch.device("cuda" if uses_gpu else "cpu")
 
 
 def free_gpu_bytes(device: torch.device) -> int:
-    """Return the memory of a GPU that torch hasn't reserved and may: what is free, within the part that is leased."""
-    free, total = torch.cuda.mem_get_info(device)
-    part = min(1.0, _lease.get("gpus", 1.0))
-    return min(free, int(part * total) - torch.cuda.memory_reserved(device))
+    """Return the bytes of a GPU's memory that torch may still reserve: free memory, within the leased part."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    leased_part = min(1.0, _lease.get("gpus", 1.0))
+    leased_bytes = int(leased_part * total_bytes)
+    return min(free_bytes, leased_bytes - torch.cuda.memory_reserved(device))
 
 
 def compute_reproducibly(device: torch.device) -> None:
@@ -73,20 +75,22 @@ def take_peak_memory(device: torch.device) -> int | None:
 
 
 def use_threads(threads: int) -> None:
-    """Let torch compute with so many threads, and keep what a step has freed for the next one.
+    """Let torch compute with this number of threads, and keep memory that a step has freed for the next one.
 
-    The C library gives much of it back after each step otherwise, and has to be given the same pages again: with small
-    models that takes some percent of a step. Blocks of 32 MiB or more, its limit, are still given back.
+    Otherwise the C library returns much of it to the system after each step and has to request the same pages again: with
+    small models that takes some percent of a step. Blocks of 32 MiB or more, its limit, are still given back.
     """
     torch.set_num_threads(threads)
-    if (set_option := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:  # glibc
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:  # The C library is glibc.
         set_option(_TRIM_THRESHOLD, _KEPT_BYTES)
         set_option(_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def seed_all(*entropy: int) -> None:
-    """Let all that a model draws depend on these numbers alone from here on: some draw from numpy or Python."""
-    seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+    """Seed all generators that models draw from: those of torch, numpy and Python."""
+    sequence = np.random.SeedSequence(entropy)
+    seed = int(sequence.generate_state(1)[0])
     torch.manual_seed(seed)
-    np.random.seed(seed)  # the generator that models use
+    np.random.seed(seed)
     random.seed(seed)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, TypeAlias
+from itertools import count
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from hypha_ray.figures import figures_of
 from hypha_ray.model.flat import Array
 from hypha_ray.model.losses import compute_losses
 from hypha_ray.model.metrics.metric import Metrics, batch_sums, figures_by_name
-from hypha_ray.model.tasks.task import Batch, SampleKeys, Task
+from hypha_ray.model.tasks.task import Batch, SampleKeys, Task, batch_size
 from hypha_ray.types import Samples, Sums, added
 
 MASKING_SEED = 0
@@ -52,9 +53,10 @@ def evaluate(
     device = torch.device(device)
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     correct = torch.zeros((), dtype=torch.int64, device=device)
-    count = labels = 0
-    own = Sums()
-    classes = task.classifies
+    score_count = 0
+    label_count = 0
+    metric_sums = Sums()
+    has_accuracy = task.classifies
     training = model.training
     model.eval()
     try:
@@ -62,25 +64,31 @@ def evaluate(
             for inputs, scored, labelled in _scored_inputs(task, batches, device):
                 reported, _, output = compute_losses(task, model, inputs, None if metrics else head)
                 loss_sum += reported.double() * scored
-                count += scored
-                labels += labelled
-                own = added([own, batch_sums(metrics or {}, task, output, inputs)])
-                hits = _hits(output, inputs, task) if classes else None
-                classes = hits is not None
-                correct += 0 if hits is None else hits
+                score_count += scored
+                label_count += labelled
+                metric_sums = added([metric_sums, batch_sums(metrics or {}, task, output, inputs)])
+                hits = _hits(output, inputs, task) if has_accuracy else None
+                if hits is None:
+                    has_accuracy = False
+                else:
+                    correct += hits
     finally:
         model.train(training)
-    sums = {"val_loss": (loss_sum.item(), float(count))}
-    return (sums | {"accuracy": (float(correct), float(labels))} if classes else sums) | own
+    sums: Sums = {"val_loss": (loss_sum.item(), float(score_count))}
+    if has_accuracy:
+        sums["accuracy"] = (float(correct), float(label_count))
+    return sums | metric_sums
 
 
 def _scored_inputs(task: Task, batches: Iterable[Evaluated], device: torch.device) -> Iterator[tuple[Batch, int, int]]:
     """Return inputs on the device of batches with something to score, and the numbers of scores and of labels."""
-    for tensors, keys in _known(batches):
+    for tensors, keys in _with_keys(batches):
         inputs = task.inputs(tensors, keys, MASKING_SEED)
-        if scored := task.count(inputs):
+        scored = task.count(inputs)
+        if scored:
             labelled = scored if task.own_loss is None else task.labelled(inputs)
-            yield {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}, scored, labelled
+            inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}
+            yield inputs, scored, labelled
 
 
 def batches_of(
@@ -94,17 +102,19 @@ def batches_of(
         indices: index of each slice, by which tokens are masked; None: slices are numbered from 0.
 
     """
-    numbers = iter(indices) if indices is not None else None
-    for place, arrays in enumerate(slices):
-        index = place if numbers is None else next(numbers)
-        for start in range(0, max(map(len, arrays.values()), default=0), size):
+    slice_indices = count() if indices is None else iter(indices)
+    for arrays in slices:
+        index = next(slice_indices)
+        samples = max(map(len, arrays.values()), default=0)
+        for start in range(0, samples, size):
             part = {name: np.array(array[start : start + size]) for name, array in arrays.items()}
-            yield Samples(part, _keys(index, start, len(next(iter(part.values())))))
+            yield Samples(part, _keys(index, start, batch_size(part)))
 
 
 def scored_in_evaluation(task: Task, samples: Samples) -> int:
     """Return the number of positions of samples that `evaluate` scores."""
-    return task.count(task.inputs(tensors_of(samples), _without_epoch(samples.keys), MASKING_SEED))
+    inputs = task.inputs(tensors_of(samples), _without_epoch(samples.keys), MASKING_SEED)
+    return task.count(inputs)
 
 
 def tensors_of(samples: Samples) -> dict[str, torch.Tensor]:
@@ -114,38 +124,45 @@ def tensors_of(samples: Samples) -> dict[str, torch.Tensor]:
 
 def metrics_of(task: Task, sums: Sums, metrics: Metrics | None = None) -> dict[str, float | None]:
     """Return mean loss, perplexity or accuracy if the task has one, metrics, and the number of scores."""
-    return {**figures_of(sums, task.perplexity, figures_by_name(metrics or {})), task.unit: int(sums["val_loss"][1])}
+    figures = figures_of(sums, task.perplexity, figures_by_name(metrics or {}))
+    _, scored = sums["val_loss"]
+    return {**figures, task.unit: int(scored)}
 
 
 def _without_gradients(model: torch.nn.Module) -> AbstractContextManager[None]:
-    """Return a context without gradients. FSDP2 gathers weights into memory that is used again in training."""
-    context: Any = torch.no_grad() if hasattr(model, "unshard") else torch.inference_mode()
-    found: AbstractContextManager[None] = context
-    return found
+    """Return a context without gradients.
+
+    FSDP2 gathers weights into memory that training uses again, which inference mode would spoil.
+    """
+    if hasattr(model, "unshard"):
+        return cast("AbstractContextManager[None]", torch.no_grad())
+    return cast("AbstractContextManager[None]", torch.inference_mode())
 
 
-def _known(batches: Iterable[Evaluated]) -> Iterator[tuple[Batch, SampleKeys]]:
+def _with_keys(batches: Iterable[Evaluated]) -> Iterator[tuple[Batch, SampleKeys]]:
     """Return each batch's tensors and the keys of its samples."""
-    seen = 0
+    start = 0
     for batch in batches:
         if isinstance(batch, Samples):
             yield tensors_of(batch), _without_epoch(batch.keys)
         else:
-            size = len(next(iter(batch.values())))
-            yield batch, _keys(0, seen, size)
-            seen += size
+            size = batch_size(batch)
+            yield batch, _keys(0, start, size)
+            start += size
 
 
 def _keys(index: int, start: int, size: int) -> SampleKeys:
     """Return the keys of consecutive samples of a slice."""
     keys = np.zeros((size, 3), np.int64)
-    keys[:, 1], keys[:, 2] = index, np.arange(start, start + size)
+    keys[:, 1] = index
+    keys[:, 2] = np.arange(start, start + size)
     return keys
 
 
 def _without_epoch(keys: SampleKeys) -> SampleKeys:
-    found: SampleKeys = keys * np.array([0, 1, 1], np.int64)
-    return found
+    keys = keys.copy()
+    keys[:, 0] = 0
+    return keys
 
 
 def _hits(output: Any, inputs: Batch, task: Task) -> torch.Tensor | None:
@@ -158,5 +175,7 @@ def _hits(output: Any, inputs: Batch, task: Task) -> torch.Tensor | None:
         labels = labels.squeeze(-1)  # One class of each sample in a column, which losses take as well.
     if logits.shape[:-1] != labels.shape:
         return None
-    hits: torch.Tensor = ((logits.argmax(-1) == labels) & (labels != task.ignored)).sum()
+    is_right = logits.argmax(-1) == labels
+    is_scored = labels != task.ignored
+    hits: torch.Tensor = (is_right & is_scored).sum()
     return hits

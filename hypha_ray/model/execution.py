@@ -45,18 +45,18 @@ def check_execution(network: PreTrainedModel, worker: Worker) -> None:
     """
     name = type(network).__name__
     if worker.gradient_checkpointing and not network.supports_gradient_checkpointing:
-        what = f"worker.gradient_checkpointing: {name} can't compute its activations again"
-        raise ConfigError("MODEL020", what, fix="leave it out, and set rounds.accumulation to save memory")
-    known = {
+        problem = f"worker.gradient_checkpointing: {name} can't compute its activations again"
+        raise ConfigError("MODEL020", problem, fix="leave it out, and set rounds.accumulation to save memory")
+    implementations = {
         "sdpa": network._supports_sdpa,
         "flex_attention": network._supports_flex_attn,
         "flash_attention_2": network._supports_flash_attn,
         "flash_attention_3": network._supports_flash_attn,
     }
-    if not known.get(worker.attention, True):
-        allowed = ", ".join(["eager", *(one for one, supported in known.items() if supported)])
-        what = f"worker.attention: {name} lacks this implementation"
-        raise ConfigError("MODEL020", what, str(worker.attention), allowed)
+    if not implementations.get(worker.attention, True):
+        supported = [implementation for implementation, is_supported in implementations.items() if is_supported]
+        problem = f"worker.attention: {name} lacks this implementation"
+        raise ConfigError("MODEL020", problem, str(worker.attention), ", ".join(["eager", *supported]))
 
 
 def set_execution(network: PreTrainedModel, worker: Worker) -> None:
@@ -95,7 +95,11 @@ def known_mask(inputs: Mapping[str, Tensor]) -> Iterator[None]:
         return
     shape = mask.shape
     shows_all = bool(mask.all())
-    module.fast_all = lambda tensor: shows_all if tensor.shape == shape else ask(tensor)
+
+    def fast_all(tensor: Tensor) -> Any:
+        return shows_all if tensor.shape == shape else ask(tensor)
+
+    module.fast_all = fast_all
     try:
         yield
     finally:

@@ -24,7 +24,8 @@ def empty(layout: Layout, fragment: int) -> Flat:
 
 def view(entry: Entry, flat: Mapping[str, Array]) -> Array:
     """Return a tensor, in its shape, as a view of its fragment's arrays."""
-    return flat[entry.group][entry.offset : entry.offset + entry.size].reshape(entry.shape)
+    end = entry.offset + entry.size
+    return flat[entry.group][entry.offset : end].reshape(entry.shape)
 
 
 def views(layout: Layout, flats: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
@@ -60,23 +61,24 @@ def pack(layout: Layout, fragment: int, tensors: Mapping[str, Array]) -> Flat:
 
 def check(layout: Layout, fragment: int, flat: Mapping[str, Array]) -> None:
     """Raise `CheckpointError` unless the arrays have the groups, dtypes and sizes of a fragment."""
-    wanted = {group: (dtype_of(group), (size,)) for group, size in layout.groups(fragment).items()}
-    found = {group: (array.dtype.name, array.shape) for group, array in flat.items()}
-    if found != wanted:
-        raise CheckpointError(
-            "MODEL010", f"weights of fragment {fragment} don't fit the model", str(found), str(wanted)
-        )
+    expected = {group: (dtype_of(group), (size,)) for group, size in layout.groups(fragment).items()}
+    got = {group: (array.dtype.name, array.shape) for group, array in flat.items()}
+    if got != expected:
+        problem = f"weights of fragment {fragment} don't fit the model"
+        raise CheckpointError("MODEL010", problem, str(got), str(expected))
 
 
 def check_names(layout: Layout, tensors: Mapping[str, Array]) -> None:
     """Raise `CheckpointError` unless the tensors have the layout's names and shapes."""
-    wanted = {entry.name: entry.shape for entry in layout.entries}
-    wrong = [name for name, shape in wanted.items() if name in tensors and tensors[name].shape != shape]
-    missing = wanted.keys() - tensors.keys()
-    foreign = tensors.keys() - wanted.keys()
-    if missing or foreign or wrong:
-        lists = {"missing": sorted(missing), "unknown": sorted(foreign), "of another shape": wrong}
-        found = "; ".join(f"{len(names)} {kind} ({', '.join(names[:3])})" for kind, names in lists.items() if names)
-        raise CheckpointError(
-            "MODEL010", "weights don't fit the model", found, fix="use the job file that they were made with"
-        )
+    shapes = {entry.name: entry.shape for entry in layout.entries}
+    mismatched = [name for name, shape in shapes.items() if name in tensors and tensors[name].shape != shape]
+    missing = sorted(shapes.keys() - tensors.keys())
+    unknown = sorted(tensors.keys() - shapes.keys())
+    problems: list[str] = []
+    for kind, names in (("missing", missing), ("unknown", unknown), ("of another shape", mismatched)):
+        if names:
+            examples = ", ".join(names[:3])
+            problems.append(f"{len(names)} {kind} ({examples})")
+    if problems:
+        fix = "use the job file that they were made with"
+        raise CheckpointError("MODEL010", "weights don't fit the model", "; ".join(problems), fix=fix)

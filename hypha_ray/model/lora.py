@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +21,7 @@ from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.model.loading.build import seeded
 from hypha_ray.model.loading.configuration import errors_as
 from hypha_ray.model.loading.hub import CONFIGURATION, base_of
-from hypha_ray.model.loading.weights import is_of_head
+from hypha_ray.model.loading.weights import is_of_head, tensor_shapes
 from hypha_ray.model.tasks.table import find_task
 from hypha_ray.model.tasks.task import Task
 
@@ -297,8 +297,8 @@ def _load(network: PreTrainedModel, folder: Path) -> None:
     except (OSError, SafetensorError) as error:
         raise CheckpointError("MODEL006", f"{folder / WEIGHTS} can't be loaded", str(error)) from None
     tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in saved.items()}
-    expected_shapes = _shapes(get_peft_model_state_dict(network, save_embedding_layers=False))
-    shapes = _shapes(tensors)
+    expected_shapes = tensor_shapes(get_peft_model_state_dict(network, save_embedding_layers=False))
+    shapes = tensor_shapes(tensors)
     if shapes != expected_shapes:
         differences = dict(expected_shapes.items() ^ shapes.items())
         wrong = sorted(differences)
@@ -307,10 +307,6 @@ def _load(network: PreTrainedModel, folder: Path) -> None:
         raise CheckpointError("MODEL006", f"weights of adapter {folder} aren't those of its model", got, fix=fix)
     with _silent():
         set_peft_model_state_dict(network, tensors)
-
-
-def _shapes(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from hypha_ray.config.automatic import CHUNK
 from hypha_ray.config.schema import Model
 from hypha_ray.config.strategy import StrategyTraits
 from hypha_ray.errors import ConfigError, reason_of
-from hypha_ray.model.tasks.task import IGNORE_INDEX, Batch, Task
+from hypha_ray.model.tasks.task import IGNORE_INDEX, Batch, Task, batch_size
 from hypha_ray.plugins import create
 
 _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
@@ -63,19 +63,27 @@ def compute_losses(task: Task, model: torch.nn.Module, inputs: Batch, head: torc
         return _own_losses(task, model, inputs)
     if task.labels == "shifted" and "labels" in inputs:
         with nullcontext() if head is None else passing_on(head):
-            output = forward(task, model, {name: tensor for name, tensor in inputs.items() if name != "labels"})
+            output = forward(task, model, _without_labels(inputs))
         reported = shifted_cross_entropy(_logits(output), inputs["labels"], head)
         return Losses(reported, reported + router_loss(model, output), output)
     output = forward(task, model, inputs)
-    trained = loss_of(output) / (task.count(inputs) if task.summed else 1)
+    divisor = task.count(inputs) if task.summed else 1
+    trained = loss_of(output) / divisor
     return Losses(_plain(output, inputs, trained), trained, output)
 
 
+def _without_labels(inputs: Batch) -> Batch:
+    return {name: tensor for name, tensor in inputs.items() if name != "labels"}
+
+
 def _own_losses(task: Task, model: torch.nn.Module, inputs: Batch) -> Losses:
-    """Return the mean of the losses of samples that a job brings; a decoder needs no labels for its output."""
-    decodes = task.labels == "shifted"
-    output = forward(task, model, {name: tensor for name, tensor in inputs.items() if name != "labels" or not decodes})
-    loss = sample_losses(task, output, inputs).float().mean()
+    """Return the mean of the losses of samples that a job brings."""
+    model_inputs = inputs
+    if task.labels == "shifted":  # A decoder's output doesn't depend on labels.
+        model_inputs = _without_labels(inputs)
+    output = forward(task, model, model_inputs)
+    losses = sample_losses(task, output, inputs).float()
+    loss = losses.mean()
     return Losses(loss, loss, output)
 
 
@@ -96,7 +104,9 @@ def require_mean(task: Task, traits: StrategyTraits) -> None:
 
 def forward(task: Task, model: torch.nn.Module, inputs: Batch) -> Any:
     """Run a model without a key/value cache: only generation reads one, and some models fail to fill it."""
-    return model(**inputs, use_cache=False) if task.caches else model(**inputs)
+    if task.caches:
+        return model(**inputs, use_cache=False)
+    return model(**inputs)
 
 
 @contextmanager
@@ -124,15 +134,19 @@ def shifted_cross_entropy(
     if logits.ndim != 3 or logits.shape[1] < labels.shape[1]:
         raise missing_loss(f"logits {list(logits.shape)} for labels {list(labels.shape)}")
     following = pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)  # Cutting the logits instead would copy them.
-    scored = logits[:, -labels.shape[1] :]
+    length = labels.shape[1]
+    scored = logits[:, -length:]
     if head is None:
         return token_cross_entropy(scored, following)
-    return fused_cross_entropy(scored.flatten(0, 1), head, following.to(scored.device).flatten())
+    following = following.to(scored.device)
+    return fused_cross_entropy(scored.flatten(0, 1), head, following.flatten())
 
 
 def token_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the mean cross entropy of each label given the logits at its own position."""
-    return cross_entropy(logits.float().flatten(0, -2), labels.to(logits.device).flatten(), ignore_index=IGNORE_INDEX)
+    rows = logits.float().flatten(0, -2)
+    classes = labels.to(logits.device).flatten()
+    return cross_entropy(rows, classes, ignore_index=IGNORE_INDEX)
 
 
 def fused_cross_entropy(hidden: torch.Tensor, head: torch.nn.Linear, labels: torch.Tensor) -> torch.Tensor:
@@ -156,19 +170,23 @@ def fused_cross_entropy(hidden: torch.Tensor, head: torch.nn.Linear, labels: tor
 
 
 class _Fused(torch.autograd.Function):
-    """Head and cross entropy, with gradients that wait for the loss's own."""
+    """Head and cross entropy. Gradients are computed in the forward pass, and scaled in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> torch.Tensor:
-        """Compute chunk by chunk, with matrices of the dtype that is given and all else in float32."""
-        hidden, weight, bias, labels, dtype, learns = given
+    def forward(ctx: Any, *arguments: Any) -> torch.Tensor:
+        """Compute chunk by chunk, with matrices of the given dtype and all else in float32.
+
+        Arguments are hidden states, weight and bias of the head, labels, the dtype, and whether gradients are enabled.
+        """
+        hidden, weight, bias, labels, dtype, learns = arguments
         scored = labels != IGNORE_INDEX
-        chosen = labels.masked_fill(~scored, 0)[:, None]
+        classes = labels.masked_fill(~scored, 0)[:, None]
         shares = (scored / scored.sum())[:, None]
-        needed = zip(given[:3], ctx.needs_input_grad, strict=False)
-        of_hidden, of_weight, of_bias = gradients = [
-            torch.zeros_like(one, dtype=torch.float32) if needs and learns else None for one, needs in needed
-        ]
+        gradients: list[torch.Tensor | None] = [None, None, None]
+        for index, needs_gradient in enumerate(ctx.needs_input_grad[:3]):
+            if needs_gradient and learns:
+                gradients[index] = torch.zeros_like(arguments[index], dtype=torch.float32)
+        hidden_gradient, weight_gradient, bias_gradient = gradients
         matrix = weight.to(dtype)
         shift = None if bias is None else bias.to(dtype)
         loss = torch.zeros((), device=hidden.device)
@@ -177,34 +195,41 @@ class _Fused(torch.autograd.Function):
             part = slice(start, start + rows)
             states = hidden[part].to(dtype)
             logits = linear(states, matrix, shift).float()
-            loss += _loss_and_slope(logits, chosen[part], shares[part])
-            slope = logits.to(dtype)
-            if of_hidden is not None:
-                of_hidden[part] = slope @ matrix
-            if of_weight is not None:
-                of_weight.addmm_(slope.T, states) if dtype == torch.float32 else of_weight.add_(slope.T @ states)
-            if of_bias is not None:
-                of_bias += logits.sum(0)
-        pairs = zip(gradients, given, strict=False)
-        ctx.gradients = [None if one is None else one.to(like.dtype) for one, like in pairs]
+            loss += _loss_and_gradient(logits, classes[part], shares[part])
+            logits_gradient = logits.to(dtype)
+            if hidden_gradient is not None:
+                hidden_gradient[part] = logits_gradient @ matrix
+            if weight_gradient is not None and dtype == torch.float32:
+                weight_gradient.addmm_(logits_gradient.T, states)
+            elif weight_gradient is not None:
+                weight_gradient.add_(logits_gradient.T @ states)
+            if bias_gradient is not None:
+                bias_gradient += logits.sum(0)
+        ctx.gradients = []
+        for gradient, argument in zip(gradients, arguments, strict=False):
+            ctx.gradients.append(None if gradient is None else gradient.to(argument.dtype))
         return loss
 
     @staticmethod
     def backward(ctx: Any, *factors: torch.Tensor) -> Any:
-        """Scale the gradients, which are used up by that."""
+        """Scale the gradients in place; they can't be used again."""
         gradients = ctx.gradients
         ctx.gradients = None
-        return (*(None if one is None else one.mul_(factors[0]) for one in gradients), None, None, None)
+        for gradient in gradients:
+            if gradient is not None:
+                gradient.mul_(factors[0])
+        return (*gradients, None, None, None)
 
 
-def _loss_and_slope(logits: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-    """Return the loss of logits, whose gradient is left in their place."""
+def _loss_and_gradient(logits: torch.Tensor, classes: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    """Return the loss of logits, which are overwritten by their gradient."""
     logits -= logits.amax(-1, keepdim=True)
-    picked = logits.gather(1, chosen)
+    class_logits = logits.gather(1, classes)
     total = logits.exp_().sum(-1, keepdim=True)
-    loss = ((total.log() - picked) * shares).sum()
+    losses = (total.log() - class_logits) * shares
+    loss = losses.sum()
     logits *= shares / total
-    logits.scatter_add_(1, chosen, -shares)
+    logits.scatter_add_(1, classes, -shares)
     return loss
 
 
@@ -214,11 +239,13 @@ def router_loss(model: torch.nn.Module, output: Any) -> torch.Tensor | float:
     if not isinstance(loss, torch.Tensor):
         return 0.0
     config: Any = model.config
-    for where in (model, config, config.get_text_config()):
+    for owner in (model, config, config.get_text_config()):
         for name in _COEFFICIENTS:
-            if isinstance(coefficient := getattr(where, name, None), float | int):
+            coefficient = getattr(owner, name, None)
+            if isinstance(coefficient, float | int):
                 return coefficient * loss
-    raise missing_loss(f"{type(model).__name__} has an auxiliary loss, but no known coefficient for it")
+    class_name = type(model).__name__
+    raise missing_loss(f"{class_name} has an auxiliary loss, but no known coefficient for it")
 
 
 def loss_of(output: Any) -> torch.Tensor:
@@ -253,8 +280,9 @@ def _logits(output: Any) -> torch.Tensor:
 
 def _plain(output: Any, inputs: Batch, trained: torch.Tensor) -> torch.Tensor:
     """Return the loss without auxiliary terms, which a few sequence-to-sequence models add to it."""
-    names = [name for name in getattr(output, "keys", dict)() if name.endswith(("aux_loss", "z_loss"))]
-    if not names or "labels" not in inputs:
+    names = getattr(output, "keys", dict)()
+    has_auxiliary_loss = any(name.endswith(("aux_loss", "z_loss")) for name in names)
+    if not has_auxiliary_loss or "labels" not in inputs:
         return trained
     return token_cross_entropy(_logits(output), inputs["labels"])
 
@@ -263,14 +291,17 @@ def with_own_loss(task: Task, model: Model) -> Task:
     """Return a task with the loss that a job brings; the task itself if it brings none.
 
     Raises:
-        ConfigError: the loss can't be had.
+        ConfigError: the loss can't be loaded.
 
     """
-    return task if model.loss is None else task.scored_by(create("model_losses", model.loss, model.loss_options))
+    if model.loss is None:
+        return task
+    loss = create("model_losses", model.loss, model.loss_options)
+    return task.scored_by(loss)
 
 
 def sample_losses(task: Task, output: Any, inputs: Batch) -> torch.Tensor:
-    """Return the losses of samples, if they have the form that the contract wants.
+    """Return the losses of samples, checked against the contract.
 
     Args:
         task: task with a loss of its own.
@@ -282,7 +313,8 @@ def sample_losses(task: Task, output: Any, inputs: Batch) -> torch.Tensor:
 
     """
     assert task.own_loss is not None
-    allowed = f"a loss of each sample, [{len(next(iter(inputs.values())))}]"
+    samples = batch_size(inputs)
+    allowed = f"a loss of each sample, [{samples}]"
     try:
         losses = task.own_loss(output, inputs)
     except torch.OutOfMemoryError:
@@ -291,7 +323,7 @@ def sample_losses(task: Task, output: Any, inputs: Batch) -> torch.Tensor:
         raise _refused(reason_of(error), allowed) from error
     if not isinstance(losses, torch.Tensor):
         raise _refused(type(losses).__name__, allowed)
-    if losses.shape != (len(next(iter(inputs.values()))),):
+    if losses.shape != (samples,):
         raise _refused(str(list(losses.shape)), allowed)
     if torch.is_grad_enabled() and not losses.requires_grad:
         raise _refused("losses without a gradient", "losses computed from the output")

@@ -28,7 +28,7 @@ from hypha_ray.model.flat import Array
 from hypha_ray.model.layout import layout_of, load
 from hypha_ray.model.loading.build import build_model, infer_task, task_of
 from hypha_ray.model.loading.folders import read_config
-from hypha_ray.model.loading.hub import TASK, base_of, fetch
+from hypha_ray.model.loading.hub import TASK, base_of, fetch, hub_token
 from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.loading.weights import meta_tensors
 from hypha_ray.model.lora import attach_adapter, has_adapter, merge_adapter, needs_whole, save_adapter
@@ -73,12 +73,13 @@ def export(
         HyphaError: the model can't be built.
 
     """
-    job = job.model_copy(update={"model": job.model.model_copy(update={"quantization": None})})
+    unquantized = job.model.model_copy(update={"quantization": None})
+    job = job.model_copy(update={"model": unquantized})
     trained = build_trained(job)
-    wanted = job.checkpoint.export_dtype or original_dtype(job.model)
+    dtype_name = job.checkpoint.export_dtype or original_dtype(job.model)
     adapted = has_adapter(job.model)
-    if wanted is not None and not adapted:
-        trained = trained.to(getattr(torch, wanted))
+    if dtype_name is not None and not adapted:
+        trained = trained.to(getattr(torch, dtype_name))
     load(trained, layout_of(trained), tensors)
     network = exported(trained)
     settle_generation(network, preprocessor)
@@ -88,7 +89,8 @@ def export(
             new = Path(scratch) / "new"
             if adapted:
                 _save_adapter(network, job.model, preprocessor, new / ADAPTER, directory / ADAPTER)
-                network = merge_adapter(network.float()).to(getattr(torch, wanted or "float32"))
+                network = merge_adapter(network.float())
+                network = network.to(getattr(torch, dtype_name or "float32"))
             _save(network, job.model, preprocessor, new)
             if compatible is not None:
                 make_compatible(new)
@@ -110,14 +112,16 @@ def open_saved(folder: Path, task_name: str | None = None) -> tuple[PreTrainedMo
 
     """
     fetch(str(folder.absolute()), None, None)
-    model = Model(repository=str(folder), **_task(folder, task_name))
+    model = Model(repository=str(folder), **_read_task(folder, task_name))
     adapted = has_adapter(model)
     network = build_model(model, seed=0, whole=not adapted or needs_whole(model))
     if adapted:
         merge_adapter(attach_adapter(network, model, seed=0))
     network = network.eval()
-    masks = find_task(model.type).labels == "masked"
-    return network, task_of(model, network, load_special_tokens(Preprocessor(), None, model) if masks else None)
+    tokenizer = None
+    if find_task(model.type).labels == "masked":
+        tokenizer = load_special_tokens(Preprocessor(), None, model)
+    return network, task_of(model, network, tokenizer)
 
 
 def original_dtype(model: Model) -> str | None:
@@ -125,17 +129,20 @@ def original_dtype(model: Model) -> str | None:
     model, _ = base_of(model)
     if not model.repository:
         return None
-    token = model.token.get_secret_value() if model.token else None
-    folder = fetch(model.repository, model.revision, token, weights=True)
+    folder = fetch(model.repository, model.revision, hub_token(model), weights=True)
     settings = read_config(folder)
-    named = str(settings.get("dtype") or settings.get("torch_dtype") or "").removeprefix("torch.")
-    if named in _DTYPES:
-        return named
+    setting = settings.get("dtype") or settings.get("torch_dtype") or ""
+    dtype_name = str(setting).removeprefix("torch.")
+    if dtype_name in _DTYPES:
+        return dtype_name
     sizes: Counter[str] = Counter()
     for tensor in meta_tensors(folder, model.repository).values():
-        sizes[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
-    floats = [name for name, _ in sizes.most_common() if name in _DTYPES]
-    return floats[0] if floats else None
+        dtype_name = str(tensor.dtype).removeprefix("torch.")
+        if dtype_name in _DTYPES:
+            sizes[dtype_name] += tensor.numel()
+    for dtype_name, _ in sizes.most_common(1):
+        return dtype_name
+    return None
 
 
 def _replace(directory: Path, new: Path, old: Path) -> None:
@@ -149,107 +156,121 @@ def _save(network: PreTrainedModel, model: Model, preprocessor: Any | None, fold
     """Write a whole model with its task, and tokenizer or image processor."""
     disable_progress_bar()  # It would show one for a single file.
     network.save_pretrained(folder)
-    _note_task(folder, model)
+    _write_task(folder, model, {})
     if preprocessor is not None:
         preprocessor.save_pretrained(folder)
-        forget_place(folder)
+        remove_source(folder)
 
 
 def _save_adapter(network: PreTrainedModel, model: Model, preprocessor: Any | None, folder: Path, final: Path) -> None:
     """Write an adapter with its task, and with names and kind of its classes, which the base model doesn't know."""
     folder.mkdir(parents=True)
     save_adapter(network, model, folder, final)
-    labels = {name: value for name in _LABELS if (value := getattr(network.config, name)) is not None}
-    _note_task(folder, model, {"labels": labels} if model.config else {})
+    keys: dict[str, Any] = {}
+    if model.config:
+        labels = {name: getattr(network.config, name) for name in _LABELS}
+        keys["labels"] = {name: value for name, value in labels.items() if value is not None}
+    _write_task(folder, model, keys)
     if network.can_generate():
         network.generation_config.save_pretrained(folder)
     if preprocessor is not None:
         preprocessor.save_pretrained(folder)
-        forget_place(folder)
+        remove_source(folder)
 
 
-def _note_task(folder: Path, model: Model, further: Mapping[str, Any] | None = None) -> None:
-    """Write a model's task into its folder, and the tensors it was fed if the job names them."""
-    names = model.input_names
-    content = {"type": find_task(model.type).name, **({} if names is None else {"input_names": list(names)})}
-    content |= further or {}
+def _write_task(folder: Path, model: Model, keys: Mapping[str, Any]) -> None:
+    """Write a model's task into its folder, its tensors if the job names them, and further keys."""
+    content: dict[str, Any] = {"type": find_task(model.type).name}
+    if model.input_names is not None:
+        content["input_names"] = list(model.input_names)
+    content |= keys
     (folder / TASK).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def _task(folder: Path, task_name: str | None) -> dict[str, Any]:
-    """Return the keys of `[model]` that give a saved model's task."""
-    noted = None
+def _read_task(folder: Path, task_name: str | None) -> dict[str, Any]:
+    """Return the keys of `[model]` for a saved model's task: as in its folder, unless another task is named."""
+    content = None
     with suppress(OSError, ValueError):
-        noted = json.loads((folder / TASK).read_text(encoding="utf-8"))
-    if not isinstance(noted, dict) or noted.get("type") not in TASKS:
+        content = json.loads((folder / TASK).read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or content.get("type") not in TASKS:
         base, _ = base_of(Model(repository=str(folder)))
-        return {"type": task_name or infer_task(fetch(str(base.repository), base.revision, None)).name}
-    if task_name is not None and find_task(task_name).name != noted["type"]:
+        base_folder = fetch(str(base.repository), base.revision, None)
+        return {"type": task_name or infer_task(base_folder).name}
+    if task_name is not None and find_task(task_name).name != content["type"]:
         return {"type": task_name}
-    return {name: noted[name] for name in ("type", "input_names") if name in noted}
+    return {name: content[name] for name in ("type", "input_names") if name in content}
 
 
 OLDEST: Final = 4
 """Oldest release of transformers that a folder can be written for."""
-_OF_THE_PLACE: Final = ("is_local", "local_files_only", "name_or_path")
-"""Keys of a tokenizer's settings that tell where it was loaded from."""
+_SOURCE_KEYS: Final = ("is_local", "local_files_only", "name_or_path")
+"""Keys of a tokenizer's settings with the source that it was loaded from."""
 _ROTARY: Final = ("rope_theta", "partial_rotary_factor")
-"""Settings of positions that stand at the top in release 4."""
+"""Settings of rotary positions that are top-level keys in release 4."""
 
 
-def forget_place(folder: Path) -> None:
-    """Remove from a saved tokenizer's settings where it was loaded from."""
+def remove_source(folder: Path) -> None:
+    """Remove the source of a saved tokenizer from its settings."""
     file = folder / "tokenizer_config.json"
     if file.is_file():
         settings = _read(file)
-        _write(file, {name: value for name, value in settings.items() if name not in _OF_THE_PLACE})
+        _write(file, {name: value for name, value in settings.items() if name not in _SOURCE_KEYS})
 
 
 def make_compatible(folder: Path) -> None:
-    """Rewrite the settings in a model's folder, and in its adapter's, so that transformers 4 reads them rightly.
+    """Rewrite the settings in a model's folder, and in its adapter's, so that transformers 4 reads them correctly.
 
     Keys of release 5 that are harmless stay, so release 5 reads the folder as before.
     """
-    for file in (path for path in (folder, *folder.iterdir()) if path.is_dir()):
-        if (file / "config.json").is_file():
-            _write(file / "config.json", _older_config(_read(file / "config.json")))
-        if (file / "tokenizer_config.json").is_file():
-            _write(file / "tokenizer_config.json", _older_tokenizer(_read(file / "tokenizer_config.json")))
+    for path in (folder, *folder.iterdir()):
+        config_file = path / "config.json"
+        if config_file.is_file():
+            _write(config_file, _older_config(_read(config_file)))
+        tokenizer_file = path / "tokenizer_config.json"
+        if tokenizer_file.is_file():
+            _write(tokenizer_file, _older_tokenizer(_read(tokenizer_file)))
 
 
 def _older_config(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration, and those within it, with the names of release 4 besides."""
-    found = {name: _older_config(value) if _is_config(name, value) else value for name, value in settings.items()}
-    if "dtype" in found:
-        found["torch_dtype"] = found["dtype"]
-    rope = found.get("rope_parameters")
+    """Return a configuration, and those within it, with the keys of release 4 added."""
+    older: dict[str, Any] = {}
+    for name, value in settings.items():
+        is_config = name.endswith("_config") and isinstance(value, Mapping)
+        older[name] = _older_config(value) if is_config else value
+    if "dtype" in older:
+        older["torch_dtype"] = older["dtype"]
+    rope = older.get("rope_parameters")
     if isinstance(rope, Mapping):
-        kinds = {name: value for name, value in rope.items() if isinstance(value, Mapping)}
-        found |= _older_rope(kinds.get("full_attention", rope))
-        if "sliding_attention" in kinds and "rope_theta" in kinds["sliding_attention"]:
-            found["rope_local_base_freq"] = kinds["sliding_attention"]["rope_theta"]
-    return found
-
-
-def _is_config(name: str, value: Any) -> bool:
-    return name.endswith("_config") and isinstance(value, Mapping)
+        rope_by_attention = {name: value for name, value in rope.items() if isinstance(value, Mapping)}
+        older |= _older_rope(rope_by_attention.get("full_attention", rope))
+        sliding = rope_by_attention.get("sliding_attention", {})
+        if "rope_theta" in sliding:
+            older["rope_local_base_freq"] = sliding["rope_theta"]
+    return older
 
 
 def _older_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of rotary positions under their names of release 4."""
-    found = {name: rope[name] for name in _ROTARY if name in rope}
-    rest = {name: value for name, value in rope.items() if name not in _ROTARY}
-    found["rope_scaling"] = None if rest.get("rope_type", "default") == "default" else rest
-    return found
+    older: dict[str, Any] = {}
+    scaling: dict[str, Any] = {}
+    for name, value in rope.items():
+        if name not in _ROTARY:
+            scaling[name] = value
+    for name in _ROTARY:
+        if name in rope:
+            older[name] = rope[name]
+    older["rope_scaling"] = None if scaling.get("rope_type", "default") == "default" else scaling
+    return older
 
 
 def _older_tokenizer(settings: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: value for name, value in settings.items() if name not in (*_OF_THE_PLACE, "backend")}
-    if found.get("tokenizer_class") == "TokenizersBackend":
-        found["tokenizer_class"] = "PreTrainedTokenizerFast"
-    if isinstance(extra := found.get("extra_special_tokens"), list):
-        del found["extra_special_tokens"]
-        found["additional_special_tokens"] = extra
+    older = {name: value for name, value in settings.items() if name not in (*_SOURCE_KEYS, "backend")}
+    if older.get("tokenizer_class") == "TokenizersBackend":
+        older["tokenizer_class"] = "PreTrainedTokenizerFast"
+    special_tokens = older.get("extra_special_tokens")
+    if isinstance(special_tokens, list):
+        del older["extra_special_tokens"]
+        older["additional_special_tokens"] = special_tokens
     return found
 
 

@@ -51,9 +51,9 @@ def built_by_factory(model: Model) -> PreTrainedModel:
     with errors_as(ConfigError, "MODEL004", f"no model can be built by model.factory {model.factory}"):
         network = factory(dict(model.factory_options or {}))
     if not isinstance(network, PreTrainedModel):
-        what = f"model.factory {model.factory} builds no model that from_pretrained could load"
+        problem = f"model.factory {model.factory} builds no model that from_pretrained could load"
         fix = "derive the model from PreTrainedModel, and its settings from PretrainedConfig"
-        raise ConfigError("MODEL026", what, type(network).__name__, "a transformers.PreTrainedModel", fix)
+        raise ConfigError("MODEL026", problem, type(network).__name__, "a transformers.PreTrainedModel", fix)
     return network
 
 
@@ -68,21 +68,24 @@ def check_factory(model: Model, network: PreTrainedModel) -> None:
         ConfigError: MODEL026.
 
     """
-    what = f"model.factory {model.factory}: from_pretrained couldn't load what the run saves"
-    with torch.device("meta"), errors_as(ConfigError, "MODEL026", what):
-        config = type(network.config).from_dict(json.loads(network.config.to_json_string(use_diff=False)))
-        again = type(network)(config)
+    problem = f"model.factory {model.factory}: from_pretrained couldn't load what the run saves"
+    with torch.device("meta"), errors_as(ConfigError, "MODEL026", problem):
+        saved_config = json.loads(network.config.to_json_string(use_diff=False))
+        config = type(network.config).from_dict(saved_config)
+        rebuilt = type(network)(config)
     shapes = _shapes(network)
-    others = _shapes(again)
-    different = [name for name in shapes | others if shapes.get(name) != others.get(name)]
+    rebuilt_shapes = _shapes(rebuilt)
+    different = [name for name in shapes | rebuilt_shapes if shapes.get(name) != rebuilt_shapes.get(name)]
     if different:
-        got = f"other tensors by its configuration: {', '.join(different[:_SHOWN])}"
+        names = ", ".join(different[:_SHOWN])
+        got = f"other tensors by its configuration: {names}"
+        allowed = f"{type(network).__name__}(config) with the same tensors"
         fix = "build all of the model in its constructor, from its configuration alone"
-        raise ConfigError("MODEL026", what, got, f"{type(network).__name__}(config) with the same tensors", fix)
+        raise ConfigError("MODEL026", problem, got, allowed, fix)
 
 
 def _shapes(network: torch.nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    return tensor_shapes(network.state_dict())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,7 +141,8 @@ def build_model(model: Model, seed: int, *, whole: bool = False, device: torch.d
         if folder is None:
             with errors_as(ConfigError, "MODEL004", "no model can be built from model.config"):
                 return auto_class(task).from_config(config, trust_remote_code=False).train()
-        return _pretrained(base_of(model)[0], task, folder, config, whole, device or torch.device("cpu")).train()
+        base, _ = base_of(model)
+        return _pretrained(base, task, folder, config, whole, device or torch.device("cpu")).train()
 
 
 def _pretrained(
@@ -147,7 +151,7 @@ def _pretrained(
     """Load a repository's weights and refuse missing and unknown ones."""
     repository = str(model.repository)
     with errors_as(CheckpointError, "MODEL006", f"weights of {repository} can't be loaded"), quiet():
-        shapes = {name: tuple(tensor.shape) for name, tensor in meta_tensors(folder, repository).items()}
+        shapes = tensor_shapes(meta_tensors(folder, repository))
         network, info = auto_class(task).from_pretrained(
             folder,
             config=config,
@@ -181,13 +185,15 @@ def compare_weights(model: Model, *, whole: bool = False) -> list[str]:
         return []
     local = Path(model.repository).expanduser().is_dir()
     folder, config = configuration_of(model, task, weights=local)
-    if folder is None or getattr(config, "transformers_weights", None) or not (local or is_whole(folder)):
+    if folder is None or getattr(config, "transformers_weights", None):
+        return []
+    if not local and not is_whole(folder):
         return []
     tensors = meta_tensors(folder, model.repository)
     with errors_as(CheckpointError, "MODEL006", f"weights of {model.repository} can't be loaded"):
         network = skeleton(model)
         loaded = simulate_loading(network, tensors)
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    shapes = tensor_shapes(tensors)
     return require_fit(network, loaded, shapes, model.repository, whole=whole, relabelled=sets_labels(model))
 
 
@@ -229,7 +235,9 @@ def describe(model: PreTrainedModel, task: Task) -> Facts:
     """Describe a model, with or without weights."""
     config = model.config
     text = model.config.get_text_config()
-    size = getattr(config, "image_size", None)
+    image_size = getattr(config, "image_size", None)
+    if isinstance(image_size, int):
+        image_size = (image_size, image_size)
     return Facts(
         task=task.name,
         architecture=type(model).__name__,
@@ -237,22 +245,25 @@ def describe(model: PreTrainedModel, task: Task) -> Facts:
         vocab_size=getattr(text, "vocab_size", None),
         positions=max_positions(model, decoder=False),
         num_labels=_classes(config, task),
-        image_size=(size, size) if isinstance(size, int) else tuple(size) if size else None,
+        image_size=tuple(image_size) if image_size else None,
         channels=getattr(config, "num_channels", None),
     )
 
 
 def _classes(config: PretrainedConfig, task: Task) -> int | None:
     """Return the number of classes that a model scores; None if it has none, or one for each choice of a sample."""
-    if task.name in OWN_CLASSES:
-        return 2 if task.name == "next-sentence-prediction" else None
-    return config.num_labels if task.classifies else None
+    if task.name == "next-sentence-prediction":
+        return 2
+    if task.name in OWN_CLASSES or not task.classifies:
+        return None
+    return config.num_labels
 
 
 def task_of(model: Model, network: PreTrainedModel, tokenizer: Any | None = None) -> Task:
     """Return the job's task, completed for a model with the mask token of tokenizer or configuration."""
     task = find_task(model.type, model.input_names)
-    return with_own_loss(resolve_task(task, network, tokenizer, explicit=model.input_names is not None), model)
+    resolved = resolve_task(task, network, tokenizer, explicit=model.input_names is not None)
+    return with_own_loss(resolved, model)
 
 
 def infer_task(folder: Path) -> Task:
@@ -266,10 +277,12 @@ def infer_task(folder: Path) -> Task:
     settings = read_config(folder)
     architecture = next(iter(settings.get("architectures") or ()), None)
     for task in TASKS.values():
-        names = auto_class(task)._model_mapping._model_mapping.get(settings.get("model_type"), ())
-        # BART's class is one of both tasks.
-        translates = task.name == "masked-lm" and settings.get("is_encoder_decoder")
-        if architecture in ([names] if isinstance(names, str) else names) and not translates:
+        if task.name == "masked-lm" and settings.get("is_encoder_decoder"):
+            continue  # BART's class is of two tasks; it is taken for seq2seq-lm.
+        classes = auto_class(task)._model_mapping._model_mapping.get(settings.get("model_type"), ())
+        if isinstance(classes, str):
+            classes = [classes]
+        if architecture in classes:
             return task
     raise ConfigError(
         "MODEL001",

@@ -20,9 +20,9 @@ import transformers
 
 from hypha_ray.config.keys import BESIDE_REPOSITORY, LABELS, TOKENS
 from hypha_ray.config.schema import Model
-from hypha_ray.errors import AuthenticationError, CapacityError, CheckpointError, ConfigError, HyphaError
+from hypha_ray.errors import AuthenticationError, CapacityError, CheckpointError, ConfigError, HyphaError, reason_of
 from hypha_ray.model.loading.folders import read_config
-from hypha_ray.model.loading.hub import REMOTE_CODE_VARIABLE, base_of, fetch, remote_code_allowed
+from hypha_ray.model.loading.hub import REMOTE_CODE_VARIABLE, base_of, fetch, hub_token, remote_code_allowed
 from hypha_ray.model.loading.weights import refuse_adapter
 from hypha_ray.model.tasks.table import TASKS, UNTRAINABLE
 from hypha_ray.model.tasks.task import Task
@@ -52,29 +52,28 @@ def configuration_of(model: Model, task: Task, *, weights: bool) -> tuple[Path |
         CheckpointError: the repository's configuration is damaged.
 
     """
-    given = model.config or {}
-    whole = not given.keys() <= BESIDE_REPOSITORY
-    if bool(model.repository) == (whole if model.repository else model.config is not None):
-        raise ConfigError(
-            "MODEL002",
-            "a model comes from model.repository or from [model.config]",
-            "both" if model.repository else "neither",
-            "one of them",
-        )
+    settings = model.config or {}
     if not model.repository:
-        config = _new_configuration(given)
+        if model.config is None:
+            raise _source_error("neither")
+        config = _new_configuration(settings)
         _check_class(task, config, "[model.config]", trusted=False)
         return None, config
+    if not settings.keys() <= BESIDE_REPOSITORY:
+        raise _source_error("both")
     model, _ = base_of(model)
     repository = str(model.repository)
     trusted = remote_code_allowed(model.trust_remote_code)
-    given = model.config or {}
-    token = model.token.get_secret_value() if model.token else None
-    folder = fetch(repository, model.revision, token, weights=weights, code=trusted)
+    folder = fetch(repository, model.revision, hub_token(model), weights=weights, code=trusted)
     refuse_adapter(folder, repository)
-    config = _saved_configuration(folder, repository, trusted, given)
+    config = _saved_configuration(folder, repository, trusted, model.config or {})
     _check_class(task, config, repository, trusted)
     return folder, config
+
+
+def _source_error(got: str) -> ConfigError:
+    problem = "a model comes from model.repository or from [model.config]"
+    return ConfigError("MODEL002", problem, got, "one of them")
 
 
 def sets_labels(model: Model) -> bool:
@@ -84,40 +83,46 @@ def sets_labels(model: Model) -> bool:
 
 def _new_configuration(settings: dict[str, Any]) -> PretrainedConfig:
     """Make a configuration from `[model.config]`."""
-    model_type = settings.get("model_type")
-    rest = {k: v for k, v in settings.items() if k != "model_type"}
+    keys = dict(settings)
+    model_type = keys.pop("model_type", None)
     if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
         raise _unknown_model_type("model.config.model_type", model_type)
     with errors_as(ConfigError, "MODEL004", f"[model.config] is no {model_type} configuration"):
-        config = transformers.AutoConfig.for_model(model_type, **rest)
-        known = _known_keys(config)
-    unknown = [key for key in rest if key not in known and key in vars(config)]
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], sorted(known), n=1, cutoff=0)[0]
-        raise ConfigError(
-            "MODEL004", f"unknown key model.config.{unknown[0]} of a {model_type} model", fix=f"did you mean {near!r}?"
-        )
+        config = transformers.AutoConfig.for_model(model_type, **keys)
+        model_keys = _keys_of(config)
+    for key in keys:
+        if key not in model_keys and key in vars(config):
+            nearest = difflib.get_close_matches(key, sorted(model_keys), n=1, cutoff=0)[0]
+            problem = f"unknown key model.config.{key} of a {model_type} model"
+            raise ConfigError("MODEL004", problem, fix=f"did you mean {nearest!r}?")
     return config
 
 
-def _known_keys(config: PretrainedConfig) -> set[str]:
+def _keys_of(config: PretrainedConfig) -> set[str]:
     """Return the keys that a configuration's class or model reads; transformers would ignore any other."""
-    fields = {field.name for field in dataclasses.fields(config)}
+    keys = {field.name for field in dataclasses.fields(config)}
     try:
-        attributes = set(vars(type(config)()))
+        keys.update(vars(type(config)()))
     except Exception:  # A few classes have no defaults; then every key is accepted.
-        attributes = set(vars(config))
-    return fields | attributes | set(config.attribute_map) | _COMMON | _read_by_the_model(config)
+        keys.update(vars(config))
+    keys.update(config.attribute_map, _COMMON, _read_by_the_model(config))
+    return keys
 
 
 def _read_by_the_model(config: PretrainedConfig) -> set[str]:
     """Return the keys that a model's code reads from its configuration, such as T5's `decoder_start_token_id`."""
-    folder = Path(str(sys.modules[type(config).__module__].__file__)).parent
-    code = "".join(file.read_text(encoding="utf-8") for file in folder.glob("modeling_*.py"))
-    return {found[1] or found[2] for found in _READ.finditer(code)}
+    module = sys.modules[type(config).__module__]
+    folder = Path(str(module.__file__)).parent
+    keys: set[str] = set()
+    for file in folder.glob("modeling_*.py"):
+        for match in _READ.finditer(file.read_text(encoding="utf-8")):
+            keys.add(match[1] or match[2])
+    return keys
 
 
-def _saved_configuration(folder: Path, repository: str, trusted: bool, given: dict[str, Any]) -> PretrainedConfig:
+def _saved_configuration(
+    folder: Path, repository: str, trusted: bool, job_settings: dict[str, Any]
+) -> PretrainedConfig:
     """Read a repository's configuration, and override its labels, special tokens and dtype by the job's.
 
     Whatever dtype the weights were saved in, they are trained in float32 unless the job names another one.
@@ -129,20 +134,21 @@ def _saved_configuration(folder: Path, repository: str, trusted: bool, given: di
         raise _unknown_model_type(f"model_type in {folder / 'config.json'}", settings.get("model_type"))
     with errors_as(CheckpointError, "MODEL005", f"configuration of {repository} can't be used"):
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
-    further = {key: value for key, value in given.items() if key != "dtype"}
-    if further:
-        what = f"labels or special tokens of [model.config] can't be used for {repository}"
-        with errors_as(ConfigError, "MODEL004", what):
-            config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusted, **further)
-    config.dtype = _dtype(given.get("dtype", "float32"))
+    overrides = dict(job_settings)
+    dtype = overrides.pop("dtype", "float32")
+    if overrides:
+        problem = f"labels or special tokens of [model.config] can't be used for {repository}"
+        with errors_as(ConfigError, "MODEL004", problem):
+            config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusted, **overrides)
+    config.dtype = _dtype(dtype)
     return config
 
 
 def _dtype(name: object) -> torch.dtype:
     if name not in DTYPES:
         raise ConfigError("MODEL004", "model.config.dtype is unknown", repr(name), ", ".join(DTYPES))
-    found: torch.dtype = getattr(torch, str(name))
-    return found
+    dtype: torch.dtype = getattr(torch, str(name))
+    return dtype
 
 
 def auto_class(task: Task) -> Any:
@@ -163,33 +169,34 @@ def auto_class(task: Task) -> Any:
     return auto
 
 
-def _check_class(task: Task, config: PretrainedConfig, where: str, trusted: bool) -> None:
+def _check_class(task: Task, config: PretrainedConfig, source: str, trusted: bool) -> None:
     """Refuse a configuration for which the task's Auto class has no model."""
     if type(config) in auto_class(task)._model_mapping:
         return
-    if task.auto_class in (getattr(config, "auto_map", None) or {}) and where != "[model.config]":
+    custom_classes = getattr(config, "auto_map", None) or {}
+    if task.auto_class in custom_classes and source != "[model.config]":
         if trusted:
             return
-        raise _untrusted(where)
-    fitting = sorted(
-        {t.name for t in TASKS.values() if type(config) in auto_class(t)._model_mapping} - UNTRAINABLE.keys()
-    )
-    raise ConfigError(
-        "HUB004",
-        f"model.type doesn't fit the {config.model_type} model of {where}",
-        task.name,
-        ", ".join(fitting) or "none",
-    )
+        raise _untrusted(source)
+    fitting: set[str] = set()
+    for candidate in TASKS.values():
+        if candidate.name not in UNTRAINABLE and type(config) in auto_class(candidate)._model_mapping:
+            fitting.add(candidate.name)
+    problem = f"model.type doesn't fit the {config.model_type} model of {source}"
+    raise ConfigError("HUB004", problem, task.name, ", ".join(sorted(fitting)) or "none")
 
 
-def _unknown_model_type(where: str, model_type: object) -> ConfigError:
-    near = difflib.get_close_matches(str(model_type), transformers.CONFIG_MAPPING, n=1, cutoff=0)[0]
+def _unknown_model_type(source: str, model_type: object) -> ConfigError:
+    fix = "name one"
+    if model_type:
+        nearest = difflib.get_close_matches(str(model_type), transformers.CONFIG_MAPPING, n=1, cutoff=0)[0]
+        fix = f"did you mean {nearest!r}?"
     return ConfigError(
         "MODEL003",
-        f"{where} is not a model of transformers {transformers.__version__}",
+        f"{source} is not a model of transformers {transformers.__version__}",
         repr(model_type),
         "such as gpt2, llama, vit, resnet",
-        f"did you mean {near!r}?" if model_type else "name one",
+        fix,
     )
 
 
@@ -202,23 +209,19 @@ def _untrusted(repository: str) -> AuthenticationError:
 
 
 @contextmanager
-def errors_as(kind: type[HyphaError], code: str, what: str) -> Iterator[None]:
+def errors_as(error_type: type[HyphaError], code: str, problem: str) -> Iterator[None]:
     """Turn any exception of a library into one of our errors.
 
-    Model classes check their values by all means, from assertions to KeyErrors, so nothing narrower would do.
+    Model classes raise anything for a wrong value, from AssertionError to KeyError, so every exception is caught.
     """
     try:
         yield
     except HyphaError:
         raise
     except ImportError as error:
-        raise ConfigError("MODEL008", f"{what}: a package is missing", _line(error), fix="install it") from error
+        missing = f"{problem}: a package is missing"
+        raise ConfigError("MODEL008", missing, reason_of(error), fix="install it") from error
     except Exception as error:
         if isinstance(error, MemoryError) or "allocate memory" in str(error):
-            raise CapacityError("MODEL014", f"{what}: too little memory", _line(error)) from error
-        raise kind(code, what, _line(error)) from error
-
-
-def _line(error: Exception) -> str:
-    """Return an exception as one short line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+            raise CapacityError("MODEL014", f"{problem}: too little memory", reason_of(error)) from error
+        raise error_type(code, problem, reason_of(error)) from error

@@ -51,17 +51,29 @@ def fetch(
     """
     folder = local_folder(repository)
     if folder is None:
-        patterns = _SETTINGS + (_WEIGHTS if weights else []) + (_CODE if code else [])
+        patterns = list(_SETTINGS)
+        if weights:
+            patterns += _WEIGHTS
+        if code:
+            patterns += _CODE
         folder = _download(repository, revision, token, patterns)
     if weights and not any(folder.glob("*.safetensors")):
+        pickled = sorted(file.name for file in folder.glob("*.bin"))
         raise CheckpointError(
             "SEC003",
             f"model repository {repository} has no safetensors weights",
-            ", ".join(sorted(file.name for file in folder.glob("*.bin"))),
+            ", ".join(pickled),
             "*.safetensors; pickled weights could run code",
             "convert them with save_pretrained(), or choose another revision",
         )
     return folder
+
+
+def hub_token(model: Model) -> str | None:
+    """Return the hub token of a job's model; None: `HF_TOKEN` of the environment."""
+    if not model.token:
+        return None
+    return model.token.get_secret_value()
 
 
 def remote_code_allowed(trust_remote_code: bool) -> bool:
@@ -94,7 +106,9 @@ def _hub_errors(repository: str, revision: str | None) -> Iterator[None]:
 
 def _refusal(repository: str, error: Exception) -> ConfigError | AuthenticationError | HubError:
     """Return our error for a hub that refuses, or that doesn't answer."""
-    answer = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else error
+    answer: BaseException | None = error
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        answer = error.__cause__
     status = answer.response.status_code if isinstance(answer, errors.HfHubHTTPError) else None
     if status in (401, 403):
         return AuthenticationError(
@@ -112,10 +126,10 @@ def _refusal(repository: str, error: Exception) -> ConfigError | AuthenticationE
 
 def _unreachable(repository: str, error: Exception) -> HubError:
     """Return our error for a hub that doesn't answer, or that isn't asked because of `HF_HUB_OFFLINE`."""
-    why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else first_line(error)
+    reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else first_line(error)
     return HubError(
         "HUB003",
-        f"{repository} is neither a local folder nor whole in the cache, and can't be fetched: offline ({why})",
+        f"{repository} is neither a local folder nor whole in the cache, and can't be fetched: offline ({reason})",
         fix=f"check the network and HF_HUB_OFFLINE, or fill the cache {constants.HF_HUB_CACHE}",
     )
 
@@ -128,56 +142,62 @@ TASK: Final = "task.json"
 def base_of(model: Model) -> tuple[Model, Path | None]:
     """Return a model's table with the base model as its repository, and the folder of the adapter.
 
-    An adapter that this package saved knows the names of its labels, which stand in for those of the job file.
+    An adapter that this package saved has the names of its labels, which are defaults for those of the job file.
 
     Returns:
         The table as it is and None, unless the repository is an adapter.
 
     Raises:
-        HyphaError: the repository can't be had, or the adapter names no base model.
+        HyphaError: the repository can't be fetched, or the adapter names no base model.
 
     """
     if not model.repository:
         return model, None
-    token = model.token.get_secret_value() if model.token else None
+    token = hub_token(model)
     folder = fetch(model.repository, model.revision, token)
     if not (folder / CONFIGURATION).is_file() or (folder / "config.json").is_file():
         return model, None
     settings = _read(folder / CONFIGURATION)
     base = settings.get("base_model_name_or_path")
+    revision = settings.get("revision")
     if not base or not isinstance(base, str):
-        what = f"adapter {model.repository} doesn't name its base model"
+        problem = f"adapter {model.repository} doesn't name its base model"
         fix = f"set base_model_name_or_path in its {CONFIGURATION} to the model that it was made for"
-        raise CheckpointError("MODEL006", what, repr(base), "a folder or hub id", fix)
-    labels = _read(folder / TASK).get("labels") if (folder / TASK).is_file() else None
-    config = {**(labels or {}), **(model.config or {})} or None
-    place = _place_of(base, folder)
-    _require_base(place, settings.get("revision"), token, folder / CONFIGURATION)
-    found = {"repository": place, "revision": settings.get("revision"), "config": config}
-    return model.model_copy(update=found), folder
+        raise CheckpointError("MODEL006", problem, repr(base), "a folder or hub id", fix)
+    config: dict[str, Any] = {}
+    if (folder / TASK).is_file():
+        config.update(_read(folder / TASK).get("labels") or {})
+    config.update(model.config or {})
+    repository = _base_repository(base, folder)
+    _require_base(repository, revision, token, folder / CONFIGURATION)
+    base_keys = {"repository": repository, "revision": revision, "config": config or None}
+    return model.model_copy(update=base_keys), folder
 
 
-def _place_of(base: str, folder: Path) -> str:
-    """Return the place of a base model: a relative path begins at the adapter's folder, else at the current one."""
+def _base_repository(base: str, folder: Path) -> str:
+    """Return the repository of a base model: a path relative to the adapter's folder, or the name itself."""
     beside = folder / Path(base).expanduser()
-    return str(beside.resolve()) if beside.is_dir() else base
+    if beside.is_dir():
+        return str(beside.resolve())
+    return base
 
 
 def _require_base(base: str, revision: str | None, token: str | None, file: Path) -> None:
-    """Refuse an adapter whose base model can't be had, and say where the adapter names it."""
+    """Refuse an adapter whose base model can't be fetched, and name the key of the adapter's file."""
     try:
         fetch(base, revision, token)
     except HyphaError as error:
-        what = f"{error.what}, which is the base model by base_model_name_or_path in {file}"
+        problem = f"{error.what}, which is the base model by base_model_name_or_path in {file}"
         fix = f"set base_model_name_or_path in {CONFIGURATION} to the base model's folder or hub id; {error.fix}"
-        raise type(error)(error.code, what, error.got, error.allowed, fix.removesuffix("; ")) from None
+        raise type(error)(error.code, problem, error.got, error.allowed, fix.removesuffix("; ")) from None
 
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        settings = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError("MODEL006", f"{file} can't be read", str(error), fix="copy the folder afresh") from None
-    if not isinstance(found, dict):
-        raise CheckpointError("MODEL006", f"{file} is no description of an adapter", type(found).__name__, "an object")
-    return found
+    if not isinstance(settings, dict):
+        got = type(settings).__name__
+        raise CheckpointError("MODEL006", f"{file} is no description of an adapter", got, "an object")
+    return settings

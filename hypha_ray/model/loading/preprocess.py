@@ -9,7 +9,7 @@ from transformers import AutoProcessor
 
 from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.errors import CheckpointError, reason_of
-from hypha_ray.model.loading.hub import base_of, fetch, remote_code_allowed
+from hypha_ray.model.loading.hub import base_of, fetch, hub_token, remote_code_allowed
 from hypha_ray.model.tasks.task import SpecialTokens
 
 _FILES = ("processor_config.json", "tokenizer_config.json", "tokenizer.json", "preprocessor_config.json")
@@ -18,8 +18,8 @@ _FILES = ("processor_config.json", "tokenizer_config.json", "tokenizer.json", "p
 def load_preprocessor(preprocessor: Preprocessor, dataset: Path | None, model: Model) -> Any | None:
     """Load a job's tokenizer or image processor.
 
-    It is that of `preprocessor.repository`, otherwise that of the dataset, otherwise that of the model's repository.
-    For an adapter without one, it is that of the base model.
+    It comes from `preprocessor.repository`, otherwise from the dataset, otherwise from the model's repository, or for an
+    adapter without one from its base model.
 
     Args:
         preprocessor: table of the job file.
@@ -34,14 +34,20 @@ def load_preprocessor(preprocessor: Preprocessor, dataset: Path | None, model: M
         HyphaError: a hub refuses or can't be reached.
 
     """
-    token = model.token.get_secret_value() if model.token else None
+    token = hub_token(model)
     trusted = remote_code_allowed(model.trust_remote_code)
     if preprocessor.repository:
         return _load(fetch(preprocessor.repository, preprocessor.revision, token, code=trusted), trusted)
-    if dataset is not None and (beside := next(filter(_has_one, _folders(dataset)), None)):
-        return _load(beside, trusted=False)
-    for table in (model, base_of(model)[0]) if model.repository else ():
-        if _has_one(folder := fetch(str(table.repository), table.revision, token, code=trusted)):
+    if dataset is not None:
+        for folder in _folders(dataset):
+            if _has_preprocessor(folder):
+                return _load(folder, trusted=False)
+    if not model.repository:
+        return None
+    base, _ = base_of(model)
+    for table in (model, base):
+        folder = fetch(str(table.repository), table.revision, token, code=trusted)
+        if _has_preprocessor(folder):
             return _load(folder, trusted)
     return None
 
@@ -53,19 +59,22 @@ def load_special_tokens(preprocessor: Preprocessor, dataset: Path | None, model:
         HyphaError: any error of `load_preprocessor`.
 
     """
-    found = load_preprocessor(preprocessor, dataset, model)
-    tokenizer: Any = getattr(found, "tokenizer", found)
+    loaded = load_preprocessor(preprocessor, dataset, model)
+    tokenizer: Any = getattr(loaded, "tokenizer", loaded)
     if not hasattr(tokenizer, "all_special_ids"):
         return None
     return SpecialTokens(getattr(tokenizer, "mask_token_id", None), tuple(tokenizer.all_special_ids))
 
 
 def _folders(dataset: Path) -> list[Path]:
-    """Return a dataset's folder and its subfolders; nothing on a machine without the dataset."""
-    return [dataset, *sorted(child for child in dataset.iterdir() if child.is_dir())] if dataset.is_dir() else []
+    """Return a dataset's folder and its subfolders; none on a machine without the dataset."""
+    if not dataset.is_dir():
+        return []
+    subfolders = sorted(child for child in dataset.iterdir() if child.is_dir())
+    return [dataset, *subfolders]
 
 
-def _has_one(folder: Path) -> bool:
+def _has_preprocessor(folder: Path) -> bool:
     return any((folder / file).is_file() for file in _FILES)
 
 

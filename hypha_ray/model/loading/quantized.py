@@ -24,9 +24,9 @@ def check_quantization() -> None:
 
     """
     if importlib.util.find_spec("bitsandbytes") is None:
-        what = "model.quantization needs bitsandbytes"
-        fix = "pip install 'hypha_ray[quantized]' on each machine"
-        raise ConfigError("MODEL008", what, "it isn't installed", fix=f"{fix}, or leave it out")
+        problem = "model.quantization needs bitsandbytes"
+        fix = "pip install 'hypha_ray[quantized]' on each machine, or leave it out"
+        raise ConfigError("MODEL008", problem, "it isn't installed", fix=fix)
 
 
 def loading_options(model: Model, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
@@ -46,25 +46,30 @@ def loading_options(model: Model, dtype: torch.dtype, device: torch.device) -> d
     check_quantization()
     from transformers import BitsAndBytesConfig
 
-    nf4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # It warns in each step of int8 that it casts its input.
-    config = BitsAndBytesConfig(**(nf4 if model.quantization == "nf4" else {"load_in_8bit": True}))
+    if model.quantization == "nf4":
+        config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
+    else:
+        config = BitsAndBytesConfig(load_in_8bit=True)
     return {"quantization_config": config, "device_map": {"": str(device)}}
 
 
 def fingerprint(model: Model, folder: Path) -> str:
     """Return the SHA-256 of a repository's weights as they are in its files, and of their form.
 
-    Quantized weights themselves may depend on the device that has quantized them, in their last bits.
+    The last bits of quantized weights may depend on the device that has quantized them.
     """
-    sha256 = hashlib.sha256(repr(model.quantization).encode())
-    places = dict[str, Path]()
+    form = repr(model.quantization)
+    sha256 = hashlib.sha256(form.encode())
+    file_of = dict[str, Path]()
     for file in weight_files(folder, str(model.repository)):
         with safe_open(file, "pt") as content:
-            places |= dict.fromkeys(content.keys(), file)
-    for name, file in sorted(places.items()):
+            file_of |= dict.fromkeys(content.keys(), file)
+    for name, file in sorted(file_of.items()):
         with safe_open(file, "pt") as content:
             tensor = content.get_tensor(name)
-        sha256.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
-        sha256.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+        description = repr((name, str(tensor.dtype), tuple(tensor.shape)))
+        sha256.update(description.encode())
+        values = tensor.contiguous().flatten()
+        sha256.update(values.view(torch.uint8).numpy().data)
     return sha256.hexdigest()

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.loading.hub import fetch
+from hypha_ray.model.loading.hub import fetch, hub_token
 from hypha_ray.model.tasks.task import SpecialTokens
 from hypha_ray.types import TokenRules
 
@@ -57,64 +57,70 @@ def pack(tokenizer: Any) -> PackedTokenizer:
     """Pack a tokenizer with all its files."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
-        files = tuple((path.name, path.read_bytes()) for path in sorted(Path(folder).iterdir()) if path.is_file())
+        paths = sorted(path for path in Path(folder).iterdir() if path.is_file())
+        files = tuple((path.name, path.read_bytes()) for path in paths)
     return PackedTokenizer(getattr(tokenizer, "mask_token_id", None), tuple(tokenizer.all_special_ids), files)
 
 
 RULES: Final = "token_rules"
 """Key of ``tokenizer_config.json``; transformers keeps keys that it doesn't know."""
 _TEXTS = ("a", "A", "0", "1", "=", " ")
-"""Texts of which one at least has tokens, by which it is seen which others a tokenizer puts around a text."""
+"""Texts of which at least one has tokens, to find the special tokens that a tokenizer puts around a text."""
 
 
 def rules_of(tokenizer: Any) -> TokenRules | None:
     """Return the decisions that a tokenizer carries; None if it carries none."""
-    return _parsed(getattr(tokenizer, "init_kwargs", {}).get(RULES))
+    settings = getattr(tokenizer, "init_kwargs", {})
+    return _parse_rules(settings.get(RULES))
 
 
 def saved_rules(model: Model) -> TokenRules | None:
     """Return the decisions that travel with the tokenizer of a model's repository; None without any.
 
     Raises:
-        HyphaError: the repository can't be had.
+        HyphaError: the repository can't be fetched.
 
     """
     if not model.repository:
         return None
-    token = model.token.get_secret_value() if model.token else None
-    file = fetch(model.repository, model.revision, token) / "tokenizer_config.json"
+    file = fetch(model.repository, model.revision, hub_token(model)) / "tokenizer_config.json"
     try:
         settings = json.loads(file.read_bytes())
     except (OSError, ValueError):
         return None
-    return _parsed(settings.get(RULES)) if isinstance(settings, dict) else None
+    if not isinstance(settings, dict):
+        return None
+    return _parse_rules(settings.get(RULES))
 
 
 def obey(tokenizer: Any, rules: TokenRules, *, translates: bool = False) -> None:
-    """Let a tokenizer carry decisions, and put the tokens around a text that training has had around it.
+    """Store decisions in a tokenizer, and let it put the same special tokens around texts as in training.
 
     Args:
-        tokenizer: the tokenizer; one that is written in Python stays as it is, apart from the decisions.
-        rules: the decisions. Without a template nothing but `begin` is put before a text. With one, which writes what
-            begins a chat itself, other texts begin as the tokenizer begins them.
-        translates: it is that of an encoder and a decoder, whose sources end in an end token.
+        tokenizer: the tokenizer; one that is written in Python only stores the decisions.
+        rules: the decisions. Without a chat template, only the tokens `begin` come before a text. A template writes the
+            beginning of a chat itself; then other texts begin with the tokenizer's own special tokens.
+        translates: the tokenizer is that of an encoder-decoder, whose sources end with an end token.
 
     """
-    before, behind = _around(tokenizer)
+    before, behind = _special_tokens(tokenizer)
+    end = end_of(tokenizer)
     if not translates:
         behind = []
-    elif (end := end_of(tokenizer)) is not None and end not in behind:
+    elif end is not None and end not in behind:
         behind = [*behind, end]
     if not translates and (rules.begin or rules.template_sha256 is None):
         before = list(rules.begin)
-    _frame(tokenizer, before, behind)
+    _set_special_tokens(tokenizer, before, behind)
     tokenizer.init_kwargs[RULES] = asdict(rules)
 
 
 def end_of(tokenizer: Any) -> int | None:
-    """Return the token by which a tokenizer ends a text; None without any."""
+    """Return the token by which a tokenizer ends a text; None if it has none."""
     end = getattr(tokenizer, "eos_token_id", None)
-    return getattr(tokenizer, "sep_token_id", None) if end is None else end
+    if end is None:
+        end = getattr(tokenizer, "sep_token_id", None)
+    return end
 
 
 def named_ends(model: Any, tokenizer: Any) -> list[int]:
@@ -123,53 +129,65 @@ def named_ends(model: Any, tokenizer: Any) -> list[int]:
     Each is named once; a model may have no row for one of them.
     """
     settings = getattr(model, "generation_config", None)
+    ends = getattr(settings, "eos_token_id", None)
+    ends = list(ends) if isinstance(ends, list) else [ends]
+    ends.append(getattr(tokenizer, "eos_token_id", None))
     rules = rules_of(tokenizer)
-    own = getattr(settings, "eos_token_id", None)
-    found = [*own] if isinstance(own, list) else [own]
-    found += [getattr(tokenizer, "eos_token_id", None), *(() if rules is None else rules.ends)]
-    return list(dict.fromkeys(one for one in found if one is not None))
+    if rules is not None:
+        ends += rules.ends
+    return list(dict.fromkeys(end for end in ends if end is not None))
 
 
 def prompt_ids(tokenizer: Any, text: str, *, translates: bool) -> list[int]:
-    """Return a text's ids as a prompt: what begins a text is before it, and nothing that ends one is behind it.
+    """Return a text's ids as a prompt, with the special tokens before a text and without those behind it.
 
-    A source for translation ends as it does in prepared pairs: in the end token, and what the tokenizer puts behind it.
+    A source for translation ends as in prepared pairs: with the special tokens behind a text, and an end token.
     """
     ids = list(tokenizer(text)["input_ids"])
-    end = end_of(tokenizer)
+    _, behind = _special_tokens(tokenizer)
     if translates:
-        return [*ids, end] if ids and end is not None and end not in _around(tokenizer)[1] else ids
-    _, behind = _around(tokenizer)
-    return ids[: -len(behind)] if behind and ids[-len(behind) :] == behind else ids
+        end = end_of(tokenizer)
+        if ids and end is not None and end not in behind:
+            ids.append(end)
+        return ids
+    if behind and ids[-len(behind) :] == behind:
+        ids = ids[: -len(behind)]
+    return ids
 
 
-def _around(tokenizer: Any) -> tuple[list[int], list[int]]:
+def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
     """Return the ids that a tokenizer puts before and behind a text."""
     for text in _TEXTS:
-        bare, whole = (list(tokenizer(text, add_special_tokens=each)["input_ids"]) for each in (False, True))
-        for start in range(len(whole) - len(bare) + 1 if bare else 0):
-            if whole[start : start + len(bare)] == bare:
-                return whole[:start], whole[start + len(bare) :]
+        bare = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        whole = list(tokenizer(text, add_special_tokens=True)["input_ids"])
+        if not bare:
+            continue
+        for start in range(len(whole) - len(bare) + 1):
+            end = start + len(bare)
+            if whole[start:end] == bare:
+                return whole[:start], whole[end:]
     return [], []
 
 
-def _frame(tokenizer: Any, before: Sequence[int], behind: Sequence[int]) -> None:
+def _set_special_tokens(tokenizer: Any, before: Sequence[int], behind: Sequence[int]) -> None:
     """Let a tokenizer put these ids around each text, from now on and when it is saved and loaded again."""
-    if not tokenizer.is_fast or _around(tokenizer) == ([*before], [*behind]):
+    if not tokenizer.is_fast or _special_tokens(tokenizer) == ([*before], [*behind]):
         return
     from tokenizers.processors import TemplateProcessing
 
-    first, last = ([tokenizer.convert_ids_to_tokens(one) for one in ids] for ids in (before, behind))
-    names = {tokenizer.convert_ids_to_tokens(one): one for one in (*before, *behind)}
+    first = [tokenizer.convert_ids_to_tokens(token) for token in before]
+    last = [tokenizer.convert_ids_to_tokens(token) for token in behind]
+    ids_by_name = dict(zip([*first, *last], [*before, *behind], strict=True))
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=[*first, "$A", *last],
         pair=[*first, "$A", *last, "$B:1", *last],
-        special_tokens=list(names.items()),
+        special_tokens=list(ids_by_name.items()),
     )
 
 
-def _parsed(table: Any) -> TokenRules | None:
+def _parse_rules(table: Any) -> TokenRules | None:
     if not isinstance(table, Mapping):
         return None
-    begin, ends = (tuple(int(one) for one in table.get(name, ())) for name in ("begin", "ends"))
+    begin = tuple(int(token) for token in table.get("begin", ()))
+    ends = tuple(int(token) for token in table.get("ends", ()))
     return TokenRules(begin, ends, table.get("vocab_size"), table.get("template_sha256"))

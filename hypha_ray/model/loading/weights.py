@@ -83,6 +83,11 @@ def meta_tensors(folder: Path, repository: str) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def tensor_shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tensors by name."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
 def weight_files(folder: Path, repository: str) -> list[Path]:
     """Return the files that transformers reads.
 

@@ -23,6 +23,12 @@ class MacroF1:
 
     def figure(self, sums: Mapping[str, float]) -> float:
         """Return the mean over classes; NaN without one."""
-        classes = [name.removeprefix("both/") for name in sums if name.startswith("both/")]
-        scores = [2 * sums.get(f"right/{label}", 0.0) / sums[f"both/{label}"] for label in classes]
-        return sum(scores) / len(scores) if scores else float("nan")
+        scores: list[float] = []
+        for name, both in sums.items():
+            if name.startswith("both/"):
+                label = name.removeprefix("both/")
+                right = sums.get(f"right/{label}", 0.0)
+                scores.append(2 * right / both)
+        if not scores:
+            return float("nan")
+        return sum(scores) / len(scores)

@@ -52,7 +52,7 @@ def metrics_named(names: Sequence[str]) -> dict[str, Metric]:
         names: value of `model.metrics`.
 
     Raises:
-        ConfigError: one can't be had.
+        ConfigError: a metric can't be loaded.
 
     """
     return {metric_figure(name): create("metrics", name) for name in names}
@@ -73,11 +73,11 @@ def batch_sums(metrics: Metrics, task: Task, output: Any, inputs: Batch) -> Sums
     if not metrics:
         return {}
     logits, labels = scored_pairs(task, output, inputs)
-    return {
-        f"{figure}/{name}": (value, 1.0)
-        for figure, metric in metrics.items()
-        for name, value in _sums(figure, metric, logits, labels).items()
-    }
+    sums: Sums = {}
+    for figure, metric in metrics.items():
+        for name, value in _sums(figure, metric, logits, labels).items():
+            sums[f"{figure}/{name}"] = (value, 1.0)
+    return sums
 
 
 def scored_pairs(task: Task, output: Any, inputs: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,7 +99,8 @@ def scored_pairs(task: Task, output: Any, inputs: Batch) -> tuple[torch.Tensor, 
     if labels.shape == (*logits.shape[:-1], 1) and logits.shape[-1] > 1:
         labels = labels.squeeze(-1)
     if labels.shape != logits.shape[:-1]:
-        raise _without_pairs(task, f"logits {list(logits.shape)} for labels {list(labels.shape)}")
+        got = f"logits {list(logits.shape)} for labels {list(labels.shape)}"
+        raise _without_pairs(task, got)
     scored = labels != task.ignored
     return logits[scored].float(), labels[scored]
 
@@ -131,8 +132,9 @@ def _check(metrics: Metrics, logits: torch.Tensor, labels: torch.Tensor) -> None
     for figure, metric in metrics.items():
         whole = _sums(figure, metric, logits, labels)
         if middle:
-            parts = [_sums(figure, metric, logits[rows], labels[rows]) for rows in (slice(middle), slice(middle, None))]
-            _require_additive(figure, whole, parts)
+            first = _sums(figure, metric, logits[:middle], labels[:middle])
+            second = _sums(figure, metric, logits[middle:], labels[middle:])
+            _require_additive(figure, whole, (first, second))
         try:
             value = metric.figure(whole)
         except Exception as error:  # Code of users may raise anything.
@@ -151,10 +153,10 @@ def _require_additive(figure: str, whole: Mapping[str, float], parts: Sequence[M
 
 def _sums(figure: str, metric: Metric, logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
     try:
-        sums = {str(name): float(value) for name, value in metric.sums(logits, labels).items()}
+        sums = metric.sums(logits, labels)
+        return {str(name): float(value) for name, value in sums.items()}
     except Exception as error:  # Code of users may raise anything.
         raise _failed(figure, "sums", error) from error
-    return sums
 
 
 def _failed(figure: str, method: str, error: Exception) -> ConfigError:
@@ -163,10 +165,11 @@ def _failed(figure: str, method: str, error: Exception) -> ConfigError:
 
 
 def _refused(figure: str, got: str, allowed: str) -> ConfigError:
+    name = figure.removeprefix(METRIC)
     fix = "see the contract of metrics in docs/plugins-training.md"
-    return ConfigError("MODEL024", f"model.metrics: {figure.removeprefix(METRIC)} fails", got, allowed, fix)
+    return ConfigError("MODEL024", f"model.metrics: {name} fails", got, allowed, fix)
 
 
 def _without_pairs(task: Task, got: str) -> ConfigError:
-    what = f"model.metrics: a {task.name} model has no logits for each label"
-    return ConfigError("MODEL024", what, got, "logits of classes or numbers", "leave model.metrics out")
+    problem = f"model.metrics: a {task.name} model has no logits for each label"
+    return ConfigError("MODEL024", problem, got, "logits of classes or numbers", "leave model.metrics out")

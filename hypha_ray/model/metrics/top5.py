@@ -14,10 +14,14 @@ class Top5:
 
     def sums(self, logits: torch.Tensor, labels: torch.Tensor) -> Mapping[str, float]:
         """Count labels that are among the first classes, and all labels."""
-        best = logits.topk(min(_CLASSES, logits.shape[-1]), -1).indices
-        right = (best == labels[..., None]).any(-1)
+        classes = min(_CLASSES, logits.shape[-1])
+        best = logits.topk(classes, -1).indices
+        matches = best == labels[..., None]
+        right = matches.any(-1)
         return {"right": float(right.sum()), "all": float(right.numel())}
 
     def figure(self, sums: Mapping[str, float]) -> float:
         """Return the share; NaN without a label."""
-        return sums["right"] / sums["all"] if sums.get("all") else float("nan")
+        if not sums.get("all"):
+            return float("nan")
+        return sums["right"] / sums["all"]

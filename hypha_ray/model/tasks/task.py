@@ -61,12 +61,13 @@ def masking_of(config: Any, preprocessor: Any | None) -> Masking | None:
     text = config.get_text_config()
     tokenizer = getattr(preprocessor, "tokenizer", preprocessor)
     mask_id = getattr(tokenizer, "mask_token_id", None)
-    special = tuple(getattr(tokenizer, "all_special_ids", ()))
+    special_ids = tuple(getattr(tokenizer, "all_special_ids", ()))
     if mask_id is None:
         mask_id = getattr(text, "mask_token_id", None)
-        special = tuple(sorted({mask_id, *_ids(text)} - {None})) if mask_id is not None else ()
-    if mask_id is None:
-        return None
+        if mask_id is None:
+            return None
+        distinct_ids = {mask_id, *_special_ids(text)} - {None}
+        special_ids = tuple(sorted(distinct_ids))
     if not 0 <= mask_id < text.vocab_size:
         raise ConfigError(
             "MODEL007",
@@ -75,7 +76,7 @@ def masking_of(config: Any, preprocessor: Any | None) -> Masking | None:
             f"0 … {text.vocab_size - 1}",
             "use the model's own tokenizer, or give the model a larger vocab_size",
         )
-    return Masking(mask_id, text.vocab_size, special)
+    return Masking(mask_id, text.vocab_size, special_ids)
 
 
 def missing_mask_token(name: str) -> ConfigError:
@@ -105,20 +106,29 @@ def mask_tokens(
         Ids after masking, and a mask of the chosen tokens.
 
     """
-    draws = np.stack([np.random.default_rng([seed, *key]).random((3, *tokens.shape[1:])) for key in keys.tolist()])
-    score = np.where(fixed, 2.0, draws[:, 0])
-    least = score.reshape(len(score), -1).min(axis=1).reshape(-1, *[1] * (score.ndim - 1))
-    chosen = (score <= np.maximum(least, MASKED_FRACTION)) & ~fixed
-    random_ids = (draws[:, 2] * masking.vocab_size).astype(tokens.dtype)
-    changed = np.where(draws[:, 1] < 0.8, tokens.dtype.type(masking.mask_id), random_ids)
-    return np.where(chosen & (draws[:, 1] < 0.9), changed, tokens), chosen
+    draws: list[npt.NDArray[np.float64]] = []
+    for key in keys.tolist():
+        generator = np.random.default_rng([seed, *key])
+        draws.append(generator.random((3, *tokens.shape[1:])))
+    choice, kind, replacement = np.stack(draws, axis=1)
+    score = np.where(fixed, 2.0, choice)
+    token_axes = tuple(range(1, score.ndim))
+    lowest = score.min(axis=token_axes, keepdims=True)
+    chosen = (score <= np.maximum(lowest, MASKED_FRACTION)) & ~fixed
+    random_ids = (replacement * masking.vocab_size).astype(tokens.dtype)
+    mask_id = tokens.dtype.type(masking.mask_id)
+    changed = np.where(kind < 0.8, mask_id, random_ids)
+    return np.where(chosen & (kind < 0.9), changed, tokens), chosen
 
 
-def _ids(config: Any) -> Iterable[int]:
+def _special_ids(config: Any) -> Iterable[int]:
     """Return the special tokens in a configuration, which may be several for one purpose."""
     for name in _SPECIAL:
         value = getattr(config, name, None)
-        yield from [value] if isinstance(value, int) else value or ()
+        if isinstance(value, int):
+            yield value
+        elif value:
+            yield from value
 
 
 Batch: TypeAlias = Mapping[str, Any]
@@ -199,11 +209,10 @@ class Task:
         """
         inputs = {keyword: tensor for _, keyword, tensor in self.fed(batch)}
         ids = inputs.get("input_ids")
-        if "labels" in inputs or ids is None:
-            pass
-        elif self.labels == "shifted":
+        lacks_labels = "labels" not in inputs and ids is not None
+        if lacks_labels and self.labels == "shifted":
             inputs["labels"] = _without_padding(ids, batch)
-        elif self.labels == "masked":
+        elif lacks_labels and self.labels == "masked":
             inputs["input_ids"], inputs["labels"] = self._mask(ids, batch, keys, seed)
         if self.labels == "spans":
             _ignore_outside(inputs)
@@ -218,38 +227,50 @@ class Task:
         """
         for name, keyword in self.tensors:
             if name not in batch and keyword not in batch and keyword not in self.optional:
-                raise self._lacks(name, batch)
-        found = [(name if name in batch else keyword, keyword) for name, keyword in self.tensors]
-        known = {name for name, _ in found} | {keyword for _, keyword in found}
-        further = [(name, name) for name in batch if name in self.accepts - known and self._labelled(name, batch)]
-        pairs = [(name, keyword) for name, keyword in (*found, *further) if name in batch]
-        return [(name, keyword, self._typed(keyword, batch[name])) for name, keyword in pairs]
+                raise self._missing_tensor(name, batch)
+        pairs: list[tuple[str, str]] = []
+        for name, keyword in self.tensors:
+            pairs.append((name if name in batch else keyword, keyword))
+        listed = {name for pair in pairs for name in pair}
+        for name in batch:
+            if name in self.accepts and name not in listed and self._takes_labels(name, batch):
+                pairs.append((name, name))
+        return [(name, keyword, self._typed(keyword, batch[name])) for name, keyword in pairs if name in batch]
 
     def count(self, inputs: Batch) -> int:
         """Return the number of scores in the loss."""
-        return self.labelled(inputs) if self.own_loss is None else len(next(iter(inputs.values())))
+        if self.own_loss is not None:
+            return batch_size(inputs)
+        return self.labelled(inputs)
 
     def labelled(self, inputs: Batch) -> int:
         """Return the number of labels that aren't ignored, which is that of scores in the task's own loss."""
         labels = inputs.get("labels")
         match self.labels:
             case "spans" if "start_positions" in inputs:
-                return int((inputs["start_positions"] < OUTSIDE).sum())
+                scored = inputs["start_positions"] < OUTSIDE
             case "patches" if "bool_masked_pos" in inputs:
-                return int(inputs["bool_masked_pos"].sum())
+                scored = inputs["bool_masked_pos"]
             case "frames" if labels is not None:
-                return int((labels != self.ignored).any(-1).sum())
-        if labels is None or labels.is_floating_point() or (self.labels == "samples" and labels.ndim != 1):
-            return len(next(iter(inputs.values())))
-        scored = labels[..., 1:] if self.labels == "shifted" else labels
-        return int((scored != self.ignored).sum())
+                scored = (labels != self.ignored).any(-1)
+            case _ if labels is None or labels.is_floating_point():
+                return batch_size(inputs)
+            case "samples" if labels.ndim != 1:
+                return batch_size(inputs)
+            case "shifted":
+                scored = labels[..., 1:] != self.ignored
+            case _:
+                scored = labels != self.ignored
+        return int(scored.sum())
 
     @property
     def unit(self) -> str:
-        """Name of what is scored, in the plural."""
-        return _UNITS.get(self.labels, self.labels) if self.own_loss is None else "samples"
+        """Name of the scored units, in the plural."""
+        if self.own_loss is not None:
+            return "samples"
+        return _UNITS.get(self.labels, self.labels)
 
-    def _labelled(self, name: str, batch: Batch) -> bool:
+    def _takes_labels(self, name: str, batch: Batch) -> bool:
         """Return False for labels that aren't the task's: a language model has one label for each token."""
         ids = batch.get("input_ids")
         if name != "labels" or self.labels not in ("shifted", "masked") or ids is None:
@@ -262,10 +283,12 @@ class Task:
             return tensor.bool()
         if tensor.is_floating_point() or keyword in _NUMBERS or (keyword == "labels" and self.measures):
             return tensor.float()
-        kind = str(tensor.dtype)
-        return tensor if kind == "torch.bool" or (keyword, kind) == ("input_ids", "torch.int32") else tensor.long()
+        dtype = str(tensor.dtype)
+        if dtype == "torch.bool" or (keyword == "input_ids" and dtype == "torch.int32"):
+            return tensor
+        return tensor.long()
 
-    def _lacks(self, name: str, batch: Batch) -> DataError:
+    def _missing_tensor(self, name: str, batch: Batch) -> DataError:
         return DataError(
             "DATA050",
             f"slices lack the tensor {name!r}, which {self.name} models are fed",
@@ -279,23 +302,36 @@ class Task:
         labels = _without_padding(ids, batch)
         tokens = ids.numpy()
         if keys is None:
-            keys = np.stack([np.zeros(len(ids), np.int64)] * 2 + [np.arange(len(ids))], axis=1)
-        fixed = (labels == IGNORE_INDEX).numpy() | np.isin(tokens, self.masking.special_ids)
+            keys = np.zeros((len(ids), 3), np.int64)
+            keys[:, 2] = np.arange(len(ids))
+        padding = (labels == IGNORE_INDEX).numpy()
+        fixed = padding | np.isin(tokens, self.masking.special_ids)
         hidden, chosen = mask_tokens(tokens, fixed, self.masking, keys, seed)
-        return ids.new_tensor(hidden), labels.masked_fill(labels.new_tensor(~chosen).bool(), IGNORE_INDEX)
+        unscored = labels.new_tensor(~chosen).bool()
+        return ids.new_tensor(hidden), labels.masked_fill(unscored, IGNORE_INDEX)
+
+
+def batch_size(batch: Batch) -> int:
+    """Return the number of samples of a batch."""
+    return len(next(iter(batch.values())))
 
 
 def _without_padding(ids: Any, batch: Batch) -> Any:
     """Return tokens as labels, without padding. The slice's mask marks padding even if the model takes no mask."""
+    labels = ids.long()
     mask = batch.get("attention_mask")
-    return ids.long() if mask is None or mask.shape != ids.shape else ids.long().masked_fill(mask == 0, IGNORE_INDEX)
+    if mask is None or mask.shape != ids.shape:
+        return labels
+    return labels.masked_fill(mask == 0, IGNORE_INDEX)
 
 
 def _ignore_outside(inputs: dict[str, Any]) -> None:
     """Ignore spans with an end outside of the sequence, as answers have that were cut off."""
-    ends = [name for name in ("start_positions", "end_positions") if name in inputs]
-    if "input_ids" in inputs and len(ends) == 2:
-        length = inputs["input_ids"].shape[-1]
-        outside = (inputs[ends[0]] >= length) | (inputs[ends[1]] >= length)
-        for name in ends:
-            inputs[name] = inputs[name].masked_fill(outside, OUTSIDE)
+    if not {"input_ids", "start_positions", "end_positions"} <= inputs.keys():
+        return
+    length = inputs["input_ids"].shape[-1]
+    starts = inputs["start_positions"]
+    ends = inputs["end_positions"]
+    outside = (starts >= length) | (ends >= length)
+    inputs["start_positions"] = starts.masked_fill(outside, OUTSIDE)
+    inputs["end_positions"] = ends.masked_fill(outside, OUTSIDE)
