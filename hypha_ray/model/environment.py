@@ -77,7 +77,7 @@ def take_peak_memory(device: torch.device) -> int | None:
 def use_threads(threads: int) -> None:
     """Let torch compute with this number of threads, and keep memory that a step has freed for the next one.
 
-    Otherwise the C library returns much of it to the system after each step and has to request the same pages again: with
+    Otherwise the C library returns much of it to the system after each step, and requests the same pages again. With
     small models that takes some percent of a step. Blocks of 32 MiB or more, its limit, are still given back.
     """
     torch.set_num_threads(threads)

@@ -271,7 +271,7 @@ def _older_tokenizer(settings: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(special_tokens, list):
         del older["extra_special_tokens"]
         older["additional_special_tokens"] = special_tokens
-    return found
+    return older
 
 
 def _read(file: Path) -> dict[str, Any]:

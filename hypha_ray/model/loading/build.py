@@ -22,7 +22,15 @@ from hypha_ray.model.loading.configuration import auto_class, configuration_of, 
 from hypha_ray.model.loading.folders import read_config
 from hypha_ray.model.loading.hub import base_of, remote_code_allowed
 from hypha_ray.model.loading.quantized import fingerprint, loading_options
-from hypha_ray.model.loading.weights import LoadingReport, is_whole, meta_tensors, quiet, require_fit, simulate_loading
+from hypha_ray.model.loading.weights import (
+    LoadingReport,
+    is_whole,
+    meta_tensors,
+    quiet,
+    require_fit,
+    simulate_loading,
+    tensor_shapes,
+)
 from hypha_ray.model.losses import with_own_loss
 from hypha_ray.model.tasks.resolve import OWN_CLASSES, resolve_task
 from hypha_ray.model.tasks.table import TASKS, find_task

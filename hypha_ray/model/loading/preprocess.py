@@ -18,8 +18,8 @@ _FILES = ("processor_config.json", "tokenizer_config.json", "tokenizer.json", "p
 def load_preprocessor(preprocessor: Preprocessor, dataset: Path | None, model: Model) -> Any | None:
     """Load a job's tokenizer or image processor.
 
-    It comes from `preprocessor.repository`, otherwise from the dataset, otherwise from the model's repository, or for an
-    adapter without one from its base model.
+    It comes from `preprocessor.repository`, otherwise from the dataset, otherwise from the model's repository. For an
+    adapter without one it comes from the base model.
 
     Args:
         preprocessor: table of the job file.
