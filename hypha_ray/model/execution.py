@@ -108,7 +108,7 @@ def known_mask(inputs: Mapping[str, Tensor]) -> Iterator[None]:
 
 _COMPILERS: Final = ("cc", "gcc", "clang")
 _TRIED_TOKENS: Final = 16
-"""Tokens of a sequence that a loss is tried on."""
+"""Number of tokens of a sequence on which the fused loss is tried."""
 
 
 def settled(job: Job) -> Job:
@@ -122,32 +122,34 @@ def settled(job: Job) -> Job:
 
 
 def device_facts(device: torch.device) -> DeviceFacts:
-    """Return what settings depend on of a device of this machine."""
+    """Return the facts about a device of this machine that settings depend on."""
     if device.type != "cuda":
         return DeviceFacts(device.type)
-    known = torch.version.hip is None
-    capability = torch.cuda.get_device_capability(device) if known else None
+    capability = None
+    if torch.version.hip is None:
+        capability = torch.cuda.get_device_capability(device)
     return DeviceFacts("cuda", torch.cuda.get_device_name(device), capability, can_compile())
 
 
 def can_compile() -> bool:
     """Whether torch.compile can build kernels here: it takes Triton, a C compiler and Python's headers."""
-    compiler = os.environ.get("CC") or next(filter(shutil.which, _COMPILERS), None)
+    has_compiler = bool(os.environ.get("CC")) or any(map(shutil.which, _COMPILERS))
+    has_triton = importlib.util.find_spec("triton") is not None
     headers = Path(sysconfig.get_path("include"), "Python.h")
-    return importlib.util.find_spec("triton") is not None and compiler is not None and headers.is_file()
+    return has_triton and has_compiler and headers.is_file()
 
 
 def model_facts(job: Job, network: PreTrainedModel) -> ModelFacts:
-    """Return what settings depend on of a job's model, which may be on torch's meta device."""
+    """Return the facts about a job's model, which may be on torch's meta device, that settings depend on."""
     config = network.config.get_text_config()
-    floats = [parameter for parameter in network.parameters() if parameter.is_floating_point()]
+    narrow = any(parameter.is_floating_point() and parameter.element_size() == 2 for parameter in network.parameters())
     return ModelFacts(
         task=find_task(job.model.type).name,
         parameters=_parameters(network),
         layers=_number(config, "num_hidden_layers"),
         features=_number(config, "hidden_size"),
         vocabulary=_number(config, "vocab_size"),
-        narrow=any(parameter.element_size() == 2 for parameter in floats),
+        narrow=narrow,
         foreign=not type(network).__module__.startswith("transformers."),
         routed=is_routed(config),
         adapted=has_adapter(job.model),
@@ -157,9 +159,9 @@ def model_facts(job: Job, network: PreTrainedModel) -> ModelFacts:
 
 
 def is_routed(config: Any) -> bool:
-    """Whether a configuration has experts, of which tokens take some."""
-    numbers = (value for name, value in config.to_dict().items() if "expert" in name)
-    return any(isinstance(value, int) and value > 1 for value in numbers)
+    """Whether a configuration has several experts."""
+    settings: dict[str, Any] = config.to_dict()
+    return any("expert" in name and isinstance(value, int) and value > 1 for name, value in settings.items())
 
 
 def _parameters(network: PreTrainedModel) -> int:
@@ -172,12 +174,12 @@ def _number(config: Any, name: str) -> int | None:
 
 
 def _fuses(job: Job, network: PreTrainedModel) -> bool:
-    """Whether a language model's loss can be fused with its head, tried on a small copy as before a start."""
+    """Whether a language model's loss can be fused with its head, tried on a small copy of the model."""
     vocabulary = _number(network.config.get_text_config(), "vocab_size")
     if find_task(job.model.type).name != "causal-lm" or job.model.input_names is not None or not vocabulary:
         return False
-    ids = np.arange(2 * _TRIED_TOKENS, dtype=np.int64).reshape(2, -1) % vocabulary
-    samples = Samples({"input_ids": ids}, np.zeros((2, 3), np.int64))
+    ids = np.arange(2 * _TRIED_TOKENS, dtype=np.int64) % vocabulary
+    samples = Samples({"input_ids": ids.reshape(2, -1)}, np.zeros((2, 3), np.int64))
     try:
         task = task_of(job.model, network)
         head_of(task, network)

@@ -1,6 +1,6 @@
-"""Identity of what a run is trained with, beside its samples: weights, tokenizers and users' own code, by hash.
+"""Identity of a run's inputs beside its samples: hashes of weights, tokenizers and users' own code.
 
-A run keeps it from its first start on. Every process that starts later, on whichever machine, holds its own to that.
+A run stores it at its first start. Every process that starts later, on any machine, compares its own files with it.
 """
 
 from __future__ import annotations
@@ -18,90 +18,98 @@ from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.config.tables.rewards import RewardModel
 from hypha_ray.errors import CheckpointError, HyphaError
 from hypha_ray.files import files_hash, with_imports
-from hypha_ray.model.loading.hub import base_of, fetch
+from hypha_ray.model.loading.hub import base_of, fetch, hub_token
 
 IDENTITY = "identity.json"
-"""File in a run directory with the hashes, by the key of the job file that names each thing."""
+"""File in a run directory with the hashes, by the keys of the job file that name the inputs."""
 _REPLACEABLE = ("rl.reward.", "trainer ")
 """Beginnings of the keys that a resumed run may change, as it may change other rewards."""
 _WHOLE_BYTES = 1 << 26
 """Size up to which a file is read as a whole."""
 _SPOTS = 256
 _SPOT_BYTES = 4096
-"""Number of places of a larger file that are read, and the size of each: training changes weights everywhere."""
+"""Number of samples of a larger file that are read, and the size of each: training changes weights everywhere."""
 _SNAPSHOTS = "snapshots"
 """Folder of a hub's cache that has a folder for each commit."""
 _SUFFIXES = frozenset({".json", ".safetensors", ".jinja", ".txt", ".model", ".py"})
 """Endings of the files of a repository that are ever read."""
 
 
-def pinned(job: Job, known: Mapping[str, str]) -> Job:
-    """The job with the commit of each hub repository as its revision, resolved when the run begins and never again.
+def pinned(job: Job, stored: Mapping[str, str]) -> Job:
+    """Return the job with the commit of each hub repository as its revision, resolved when the run begins.
 
     Args:
         job: the job file.
-        known: identity that the run began with; empty at its beginning.
+        stored: identity that the run began with; empty at its beginning.
 
     Raises:
         HyphaError: a hub refuses or can't be reached.
 
     """
-    token = None if job.model.token is None else job.model.token.get_secret_value()
+    token = hub_token(job.model)
     tables: dict[str, Model | Preprocessor | RewardModel] = {
         "model": job.model,
         "preprocessor": job.preprocessor,
         "rl.reward.model": job.rl.reward.model,
     }
-    commits: dict[str, str] = {}
+    pinned_tables: dict[str, Model | Preprocessor | RewardModel] = {}
     for name, table in tables.items():
-        if table.repository and not _is_local(table.repository):
-            commit = known.get(f"{name}.revision") or _commit(table.repository, table.revision, token)
-            commits |= {name: commit} if commit else {}
-    updates = {name: tables[name].model_copy(update={"revision": commit}) for name, commit in commits.items()}
-    judge = updates.pop("rl.reward.model", job.rl.reward.model)
-    rl = job.rl.model_copy(update={"reward": job.rl.reward.model_copy(update={"model": judge})})
-    return job.model_copy(update={**updates, "rl": rl})
+        if not table.repository or _is_local(table.repository):
+            continue
+        commit = stored.get(f"{name}.revision") or _commit(table.repository, table.revision, token)
+        if commit:
+            pinned_tables[name] = table.model_copy(update={"revision": commit})
+    reward_model = pinned_tables.pop("rl.reward.model", job.rl.reward.model)
+    reward = job.rl.reward.model_copy(update={"model": reward_model})
+    rl = job.rl.model_copy(update={"reward": reward})
+    return job.model_copy(update={**pinned_tables, "rl": rl})
 
 
 def identity_of(job: Job) -> dict[str, str]:
-    """Hash of each thing that a job names and that is on this machine, by its key; of a hub's repository the commit."""
-    return dict(_parts(job))
+    """Return the hash of each input of a job on this machine, by its key; the commit of a hub's repository."""
+    return dict(_inputs(job))
 
 
-def require_same(job: Job, known: Mapping[str, str]) -> None:
-    """Refuse to train with something else than the run began with.
+def require_same(job: Job, stored: Mapping[str, str]) -> None:
+    """Refuse to train with other inputs than the run began with.
 
     Raises:
-        CheckpointError: CKPT007, something has changed, or is another one on this machine.
+        CheckpointError: CKPT007, an input has changed, or differs on this machine.
 
     """
-    changed = changes(identity_of(job), known)
+    changed = changes(identity_of(job), stored)
     if changed:
         raise other(changed)
 
 
-def changes(here: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
-    """Keys of what is another thing here; what either side lacks isn't compared."""
-    return [key for key, value in here.items() if known.get(key, value) != value]
+def changes(present: Mapping[str, str], stored: Mapping[str, str]) -> list[str]:
+    """Return the keys of inputs that differ from the stored ones; keys that either side lacks aren't compared."""
+    return [key for key, value in present.items() if stored.get(key, value) != value]
 
 
 def is_replaceable(key: str) -> bool:
-    """Whether a resumed run may go on with another thing under a key, as it may with another value of the setting."""
-    path = tuple(key.partition(" ")[0].split("."))
-    names_member = (setting := key_at(path)) is not None and setting.family is not None
-    return key.startswith(_REPLACEABLE) or (names_member and not defines_training(path))
+    """Whether a resumed run may go on with another input under a key, as with another value of the setting."""
+    if key.startswith(_REPLACEABLE):
+        return True
+    name, _, _ = key.partition(" ")
+    path = tuple(name.split("."))
+    setting = key_at(path)
+    names_member = setting is not None and setting.family is not None
+    return names_member and not defines_training(path)
 
 
 def other(changed: list[str]) -> CheckpointError:
-    """Error that things of these keys aren't those that the run began with."""
-    what = f"{', '.join(changed)}: the content has changed since the run began, or is another one on this machine"
+    """Return the error that the inputs of these keys aren't those that the run began with."""
+    keys = ", ".join(changed)
+    problem = f"{keys}: the content has changed since the run began, or is another one on this machine"
     fix = "put back what was there, the same on each machine, or choose another run.name"
     if all(map(is_replaceable, changed)):
         fix = f"{fix}; --resume goes on with it as it is now"
-    return CheckpointError("CKPT007", what, fix=fix)
+    return CheckpointError("CKPT007", problem, fix=fix)
 
 
-def _parts(job: Job) -> Iterator[tuple[str, str]]:
+def _inputs(job: Job) -> Iterator[tuple[str, str]]:
+    """Return key and hash of each input."""
     yield from _of_repository("model", job.model.repository, job.model.revision)
     base = _base(job.model)
     if base != job.model.repository:
@@ -111,20 +119,23 @@ def _parts(job: Job) -> Iterator[tuple[str, str]]:
         judge = job.rl.reward.model
         yield from _of_repository("rl.reward.model", judge.repository, judge.revision)
     yield from source_hashes(job).items()
-    for command in sorted({group.command for group in job.worker_groups if group.command}):
-        if (digest := _script_hash(command)) is not None:
+    commands = {group.command for group in job.worker_groups if group.command}
+    for command in sorted(commands):
+        digest = _script_hash(command)
+        if digest is not None:
             yield f"trainer {command!r}", digest
 
 
 def _of_repository(table: str, repository: str | None, revision: str | None) -> Iterator[tuple[str, str]]:
     if repository and _is_local(repository):
-        yield f"{table}.repository", folder_hash(Path(repository).expanduser())
+        folder = Path(repository).expanduser()
+        yield f"{table}.repository", folder_hash(folder)
     elif repository and revision:
         yield f"{table}.revision", revision
 
 
 def _base(model: Model) -> str | None:
-    """Repository of the model below an adapter; that of the model if it is none, or can't be looked at."""
+    """Return the repository of an adapter's base model; the model's own if it is no adapter, or can't be read."""
     try:
         return base_of(model)[0].repository
     except (HyphaError, OSError):
@@ -136,40 +147,53 @@ def _is_local(repository: str) -> bool:
 
 
 def _commit(repository: str, revision: str | None, token: str | None) -> str | None:
-    """Commit of a hub's repository that a branch or tag stands for now; None if the cache doesn't tell."""
+    """Return the commit that a branch or tag of a hub's repository stands for now; None if the cache doesn't tell."""
     folder = fetch(repository, revision, token)
-    return folder.name if folder.parent.name == _SNAPSHOTS else None
+    if folder.parent.name != _SNAPSHOTS:
+        return None
+    return folder.name
 
 
 def folder_hash(folder: Path) -> str:
-    """Hash of names, sizes and contents of a model's or tokenizer's files; of large files it has samples and the head.
+    """Hash names, sizes and contents of a model's or tokenizer's files; large files by their head and samples.
 
-    It depends on no time or path, so it is the same for copies on other machines.
+    The hash depends on no time or path, so it is the same for copies on other machines.
     """
     sha256 = hashlib.sha256()
-    for file in sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES and file.is_file()):
+    for file in sorted(folder.iterdir()):
+        if file.suffix not in _SUFFIXES or not file.is_file():
+            continue
         size = file.stat().st_size
-        sha256.update(repr((file.name, size)).encode())
+        description = repr((file.name, size))
+        sha256.update(description.encode())
         with file.open("rb") as content:
-            for start, length in _spots(size):
+            for start, length in _hashed_parts(size):
                 content.seek(start)
                 sha256.update(content.read(length))
     return sha256.hexdigest()
 
 
-def _spots(size: int) -> list[tuple[int, int]]:
-    """Begin and length of the parts of a file that are read: all of a small one, otherwise the head and samples."""
+def _hashed_parts(size: int) -> Iterator[tuple[int, int]]:
+    """Return start and length of the parts of a file that are read: all of a small one, otherwise head and samples."""
     if size <= _WHOLE_BYTES:
-        return [(0, size)]
+        yield 0, size
+        return
+    yield 0, 1 << 20
     step = (size - _SPOT_BYTES) / (_SPOTS - 1)
-    return [(0, 1 << 20), *((int(number * step), _SPOT_BYTES) for number in range(_SPOTS))]
+    for number in range(_SPOTS):
+        yield int(number * step), _SPOT_BYTES
 
 
 def _script_hash(command: str) -> str | None:
-    """Hash of the files that a command line names, with the modules beside them; None if it names none."""
+    """Hash the files that a command line names, with the modules beside them; None if it names none."""
     try:
         words = shlex.split(command)
     except ValueError:
         return None
-    files = {file for word in words[1:] if Path(word).is_file() for file in with_imports(Path(word))}
-    return files_hash(files) if files else None
+    files: set[Path] = set()
+    for word in words[1:]:
+        if Path(word).is_file():
+            files.update(with_imports(Path(word)))
+    if not files:
+        return None
+    return files_hash(files)

@@ -26,7 +26,7 @@ _ALIGNED_BYTES = 256
 
 
 class Sent(Protocol):
-    """Moment in the order of a device's work."""
+    """Point in the order of a device's work, such as an event."""
 
     def synchronize(self) -> None:
         """Wait until all work before it is done."""
@@ -37,7 +37,7 @@ class Transfers(Protocol):
     """Transfers to a device, which go on beside the host and in the order of their calls."""
 
     def buffer(self, size: int) -> torch.Tensor:
-        """Return memory to send from, uint8 of that many bytes."""
+        """Return memory to send from: `size` bytes, as uint8."""
         ...
 
     def send(self, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -45,7 +45,7 @@ class Transfers(Protocol):
         ...
 
     def mark(self) -> Sent:
-        """Return the moment after all transfers so far."""
+        """Return the point after all transfers so far."""
         ...
 
 
@@ -90,48 +90,50 @@ class Staging:
         self._size = chunk_bytes
         self._buffers = [transfers.buffer(chunk_bytes) for _ in range(buffers)]
         self._sent: list[Sent | None] = [None] * buffers
-        """Moments after which each buffer is free; None for one that was never sent."""
+        """Points after which each buffer is free; None for a buffer that was never sent."""
         self._turn = 0
         self._used = 0
-        """Buffer that is filled at present, and the number of its bytes that are in use."""
+        """Index of the buffer that is filled now, and the number of its bytes that are in use."""
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy as ``target.copy_(source)``. Of `source` all is read when this returns; `target` is written later.
+        """Copy as ``target.copy_(source)``. All of `source` is read when this returns; `target` is written later.
 
-        What is rounded to the target's dtype is so on the host, so that fewer bytes cross.
+        Values are converted to the target's dtype on the host, so that fewer bytes are sent.
 
         Args:
             source: contiguous, in any memory of the host.
             target: contiguous, on the device, of the same shape.
 
         """
-        values = source.view(-1)
-        places = target.view(-1)
-        done = 0
-        for room in self._rooms(len(values), target.dtype):
-            part = slice(done, done + len(room))
-            room.copy_(values[part])
-            self._transfers.send(room, places[part])
-            done += len(room)
+        source_values = source.view(-1)
+        target_values = target.view(-1)
+        start = 0
+        for chunk in self._free_chunks(len(source_values), target.dtype):
+            part = slice(start, start + len(chunk))
+            chunk.copy_(source_values[part])
+            self._transfers.send(chunk, target_values[part])
+            start += len(chunk)
 
-    def _rooms(self, elements: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-        """Return parts of buffers that have room for so many elements in all, each once it is free."""
+    def _free_chunks(self, elements: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+        """Return parts of buffers for this number of elements in all, each as soon as it is free."""
         while elements:
             begin = -(-self._used // _ALIGNED_BYTES) * _ALIGNED_BYTES
             fitting = min(elements, (self._size - begin) // dtype.itemsize)
             if fitting <= 0:
-                self._pass_on()
+                self._advance()
                 continue
             self._used = begin + fitting * dtype.itemsize
             elements -= fitting
-            yield self._buffers[self._turn][begin : self._used].view(dtype)
+            buffer = self._buffers[self._turn]
+            yield buffer[begin : self._used].view(dtype)
 
-    def _pass_on(self) -> None:
-        """Go on to the next buffer; wait until what was sent from it last has arrived."""
+    def _advance(self) -> None:
+        """Go on to the next buffer, and wait until its last transfer has ended."""
         self._sent[self._turn] = self._transfers.mark()
         self._turn = (self._turn + 1) % len(self._buffers)
         self._used = 0
-        if (sent := self._sent[self._turn]) is not None:
+        sent = self._sent[self._turn]
+        if sent is not None:
             sent.synchronize()
 
 

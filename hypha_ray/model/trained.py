@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -77,7 +77,12 @@ def build_trained(job: Job, device: torch.device | None = None) -> Any:
     """
     seed = job.run.seed
     whole = needs_whole(job.model)
-    return _with_critic(job, lambda: adapted(build_model(job.model, seed, whole=whole, device=device), job.model, seed))
+
+    def build() -> PreTrainedModel:
+        network = build_model(job.model, seed, whole=whole, device=device)
+        return adapted(network, job.model, seed)
+
+    return _with_critic(job, build)
 
 
 def sketch_trained(job: Job) -> Any:
@@ -87,13 +92,21 @@ def sketch_trained(job: Job) -> Any:
         HyphaError: any error of `skeleton`.
 
     """
-    return _with_critic(job, lambda: adapted(skeleton(job.model), job.model, job.run.seed, weights=False))
+
+    def build() -> PreTrainedModel:
+        return adapted(skeleton(job.model), job.model, job.run.seed, weights=False)
+
+    return _with_critic(job, build)
 
 
 def exported(trained: Any) -> PreTrainedModel:
-    """Return the part of the trained modules that users want in the end."""
-    return trained.actor if isinstance(trained, ActorCritic) else trained
+    """Return the part of the trained modules that is exported: the model without a critic."""
+    if isinstance(trained, ActorCritic):
+        return trained.actor
+    return cast("PreTrainedModel", trained)
 
 
 def _with_critic(job: Job, build: Callable[[], PreTrainedModel]) -> Any:
-    return ActorCritic(build(), build()) if job.rl.has_critic else build()
+    if job.rl.has_critic:
+        return ActorCritic(build(), build())
+    return build()

@@ -41,7 +41,9 @@ class Vocabulary:
 
     def unknown(self, rows: int) -> list[int]:
         """Return the ids of a model with that many rows that stand for nothing."""
-        return [*self.gaps, *range(rows if self.size is None else self.size, rows)]
+        if self.size is None:
+            return list(self.gaps)
+        return [*self.gaps, *range(self.size, rows)]
 
 
 EVERY_ROW: Final = Vocabulary()
@@ -50,12 +52,17 @@ EVERY_ROW: Final = Vocabulary()
 
 def vocabulary_of(tokenizer: Any) -> Vocabulary:
     """Return the vocabulary of a tokenizer; all rows of a model count if the tokenizer doesn't list its tokens."""
-    listed = getattr(tokenizer, "get_vocab", None)
-    ids = set(listed().values()) if listed is not None else set()
+    get_vocab = getattr(tokenizer, "get_vocab", None)
+    if get_vocab is None:
+        return EVERY_ROW
+    ids = set(get_vocab().values())
     if not ids:
         return EVERY_ROW
     size = max(ids) + 1
-    return Vocabulary(size, tuple(sorted(set(range(size)) - ids)) if len(ids) < size else ())
+    if len(ids) >= size:
+        return Vocabulary(size)
+    gaps = set(range(size)) - ids
+    return Vocabulary(size, tuple(sorted(gaps)))
 
 
 def settle_generation(network: PreTrainedModel, preprocessor: Any | None) -> list[int]:
@@ -74,11 +81,14 @@ def settle_generation(network: PreTrainedModel, preprocessor: Any | None) -> lis
     if settings is None or not network.can_generate() or not hasattr(tokenizer, "get_vocab"):
         return []
     rows = network.config.get_text_config().vocab_size
-    ends = [one for one in named_ends(network, tokenizer) if one < rows]
-    settings.eos_token_id = ends if len(ends) > 1 else next(iter(ends), None)
-    unknown = vocabulary_of(tokenizer).unknown(rows)
-    own = settings.suppress_tokens or []
-    if max(own, default=None) == rows - 1:
-        own = []  # They were written by an earlier export, whose tokenizer may have had fewer tokens.
-    settings.suppress_tokens = sorted({*own, *unknown}) or None
+    ends = [end for end in named_ends(network, tokenizer) if end < rows]
+    if len(ends) > 1:
+        settings.eos_token_id = ends
+    else:
+        settings.eos_token_id = ends[0] if ends else None
+    suppressed = set(settings.suppress_tokens or ())
+    if max(suppressed, default=None) == rows - 1:
+        suppressed = set()  # They were written by an earlier export, whose tokenizer may have had fewer tokens.
+    suppressed.update(vocabulary_of(tokenizer).unknown(rows))
+    settings.suppress_tokens = sorted(suppressed) or None
     return ends

@@ -1,4 +1,4 @@
-"""A language model that writes answers to prompts, or turns of a conversation, as a stream."""
+"""Answers of a language model to prompts, or its turns of a conversation, printed as they are generated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNLIMITED = 1 << 30
 
 
 class Writer:
-    """Writes by a saved model.
+    """Generator of answers by a saved model.
 
     Args:
         folder: folder of the model, with its tokenizer.
@@ -42,17 +42,21 @@ class Writer:
         self._tokenizer = tokenizer_of(load_preprocessor(Preprocessor(), None, Model(repository=str(folder))))
         self._network: Any = network.to(device_of("auto"))
         self._ends = settle_generation(network, self._tokenizer)
-        self._system, self._turns = system, list[dict[str, str]]()
+        self._translates: bool = network.config.is_encoder_decoder
+        self._system = system
+        self._turns: list[dict[str, str]] = []
         self.chats = not raw and getattr(self._tokenizer, "chat_template", None) is not None
         self.forget()
         torch.manual_seed(seed)
 
     def forget(self) -> None:
         """Begin a new conversation."""
-        self._turns = [] if self._system is None else [{"role": "system", "content": self._system}]
+        self._turns = []
+        if self._system is not None:
+            self._turns.append({"role": "system", "content": self._system})
 
     def write(self, prompt: str, *, max_new_tokens: int, temperature: float, top_p: float) -> str:
-        """Print an answer as it is generated, and return it; of a conversation it is the next turn.
+        """Print an answer as it is generated, and return it; in a conversation it is the next turn.
 
         Args:
             prompt: text to answer, or to go on from.
@@ -64,52 +68,62 @@ class Writer:
             ConfigError: GEN003, the model has too few positions for the prompt.
 
         """
-        ids = self._encoded(prompt)
-        room = self._room(ids.shape[1])
-        sampling = {"temperature": temperature, "top_p": top_p, "top_k": 0} if temperature else {}
+        ids = self._encode(prompt)
+        sampling: dict[str, float] = {}
+        if temperature:
+            sampling = {"temperature": temperature, "top_p": top_p, "top_k": 0}
         output = self._network.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             streamer=_Printer(self._tokenizer, self._ends),
-            max_new_tokens=min(max_new_tokens, room),
+            max_new_tokens=min(max_new_tokens, self._positions_left(ids.shape[1])),
             do_sample=temperature > 0,
             num_beams=1,  # A stream takes no beams, with which many models for translation were saved.
             num_return_sequences=1,
             pad_token_id=self._tokenizer.pad_token_id or 0,
             **sampling,
         )
-        written = output[0] if self._network.config.is_encoder_decoder else output[0, ids.shape[1] :]
-        answer = str(self._tokenizer.decode(self._kept(written), skip_special_tokens=True))
+        answer_ids = output[0]
+        if not self._translates:  # A decoder's output begins with the prompt.
+            answer_ids = answer_ids[ids.shape[1] :]
+        answer = str(self._tokenizer.decode(self._without_end(answer_ids), skip_special_tokens=True))
         if self.chats:
             self._turns += [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
         return answer
 
-    def _encoded(self, prompt: str) -> torch.Tensor:
+    def _encode(self, prompt: str) -> torch.Tensor:
         """Return token ids [1, tokens], as prepared data has them."""
+        ids: list[int] = []
         if self.chats:
             turns = [*self._turns, {"role": "user", "content": prompt}]
             text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
             ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        else:
-            translates = self._network.config.is_encoder_decoder
-            ids = prompt_ids(self._tokenizer, prompt, translates=translates) if prompt or not translates else []
+        elif prompt or not self._translates:
+            ids = prompt_ids(self._tokenizer, prompt, translates=self._translates)
         if not ids:
             raise ConfigError("GEN003", "the prompt is empty", repr(prompt), fix="give at least one character")
         return torch.tensor([ids], device=self._network.device)
 
-    def _room(self, tokens: int) -> int:
-        """Return the number of positions that are left for an answer; a decoder beside an encoder has its own."""
-        apart = self._network.config.is_encoder_decoder
-        limits = [max_positions(self._network, decoder=decoder) for decoder in (False, apart)]
-        read, written = (_UNLIMITED if limit is None else limit for limit in limits)
-        most = read if apart else read - 1
-        if tokens > most:
-            raise ConfigError("GEN003", "the conversation is too long for the model", f"{tokens} tokens", f"{most}")
-        return written if apart else written - tokens
+    def _positions_left(self, tokens: int) -> int:
+        """Return the number of positions for an answer to a prompt; the decoder of an encoder-decoder has its own."""
+        positions = self._positions(decoder=False)
+        longest_prompt = positions if self._translates else positions - 1
+        if tokens > longest_prompt:
+            problem = "the conversation is too long for the model"
+            raise ConfigError("GEN003", problem, f"{tokens} tokens", f"{longest_prompt}")
+        if self._translates:
+            return self._positions(decoder=True)
+        return positions - tokens
 
-    def _kept(self, ids: torch.Tensor) -> torch.Tensor:
+    def _positions(self, *, decoder: bool) -> int:
+        limit = max_positions(self._network, decoder=decoder)
+        return _UNLIMITED if limit is None else limit
+
+    def _without_end(self, ids: torch.Tensor) -> torch.Tensor:
         """Return an answer's ids without the token that ended it, which may be no special one."""
-        return ids[: len(ids) - int(len(ids) > 0 and int(ids[-1]) in self._ends)]
+        if len(ids) and int(ids[-1]) in self._ends:
+            return ids[:-1]
+        return ids
 
 
 class _Printer:
@@ -126,10 +140,10 @@ class _Printer:
         self._ends = ends
 
     def put(self, value: Any) -> None:
-        """Print what is certain of the text so far; the prompt comes first, and isn't printed."""
+        """Print new text as far as it is final; the prompt comes first, and isn't printed."""
         if self._printer.next_tokens_are_prompt or int(value.flatten()[-1]) not in self._ends:
             self._printer.put(value)
 
     def end(self) -> None:
-        """Print the rest."""
+        """Print the last text."""
         self._printer.end()

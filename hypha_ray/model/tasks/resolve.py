@@ -60,20 +60,29 @@ def resolve_task(task: Task, network: Any, preprocessor: Any | None, explicit: b
 
 def parameters(network: Any) -> frozenset[str]:
     """Return the names of a forward's parameters."""
-    return frozenset(inspect.signature(network.forward).parameters) - {"self", "args", "kwargs"}
+    signature = inspect.signature(network.forward)
+    return frozenset(signature.parameters) - {"self", "args", "kwargs"}
 
 
 def _caches(network: Any) -> bool:
     """Return whether a forward takes `use_cache`, itself or to pass on to its base model."""
-    named = inspect.signature(network.forward).parameters
-    return "use_cache" in named or ("kwargs" in named and "use_cache" in parameters(network.base_model))
+    arguments = inspect.signature(network.forward).parameters
+    if "use_cache" in arguments:
+        return True
+    return "kwargs" in arguments and "use_cache" in parameters(network.base_model)
 
 
 def _pairs(task: Task, takes: frozenset[str]) -> tuple[tuple[str, str], ...]:
     """Return the tensors that the model takes, with its keywords; all of them if its forward names none."""
-    found = []
+    pairs: list[tuple[str, str]] = []
     for name, keyword in task.tensors:
-        known = [one for one in (keyword, *_ALTERNATIVES.get(keyword, ())) if one in takes]
-        found += [(name, one) for one in known[:1]]
-    labels = [pair for pair in task.tensors if pair[1] == "labels" and pair not in found]
-    return (*found, *labels) if found else task.tensors
+        for alternative in (keyword, *_ALTERNATIVES.get(keyword, ())):
+            if alternative in takes:
+                pairs.append((name, alternative))
+                break
+    if not pairs:
+        return task.tensors
+    for pair in task.tensors:
+        if pair[1] == "labels" and pair not in pairs:
+            pairs.append(pair)
+    return tuple(pairs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -140,20 +141,21 @@ def find_task(name: str, input_names: Sequence[str] | None = None) -> Task:
         ConfigError: there is no such task; the error names the nearest one.
 
     """
-    key = name.strip().lower().replace("_", "-").replace(" ", "-")
+    key = re.sub("[_ ]", "-", name.strip().lower())
     if key not in TASKS:
-        near = difflib.get_close_matches(key, TASKS, n=1, cutoff=0)[0]
+        nearest = difflib.get_close_matches(key, TASKS, n=1, cutoff=0)[0]
         raise ConfigError(
             "MODEL001",
             "model.type is unknown",
             repr(name),
             f"{len(_TABLE)} tasks, see docs/configuration.md",
-            fix=f"did you mean {near!r}?",
+            fix=f"did you mean {nearest!r}?",
         )
     task = TASKS[key]
     if input_names is None:
         return task
-    return replace(task, tensors=tuple((given, given) for given in input_names), optional=frozenset())
+    tensors = tuple((input_name, input_name) for input_name in input_names)
+    return replace(task, tensors=tensors, optional=frozenset())
 
 
 def require_trainable(task: Task) -> None:
@@ -163,11 +165,15 @@ def require_trainable(task: Task) -> None:
         ConfigError: workers can't train the task.
 
     """
-    if task.name in UNTRAINABLE:
-        others = [one.name for one in _TABLE if one.modality == task.modality and one.name not in UNTRAINABLE]
-        raise ConfigError(
-            "MODEL012",
-            f"{task.name} models can't be trained or scored: {UNTRAINABLE[task.name]}",
-            allowed=f"for {task.modality}: {', '.join(others)}",
-            fix="choose another model.type, or train it outside of Ray by bridge.commands",
-        )
+    if task.name not in UNTRAINABLE:
+        return
+    trainable: list[str] = []
+    for candidate in _TABLE:
+        if candidate.modality == task.modality and candidate.name not in UNTRAINABLE:
+            trainable.append(candidate.name)
+    raise ConfigError(
+        "MODEL012",
+        f"{task.name} models can't be trained or scored: {UNTRAINABLE[task.name]}",
+        allowed=f"for {task.modality}: {', '.join(trainable)}",
+        fix="choose another model.type, or train it outside of Ray by bridge.commands",
+    )
