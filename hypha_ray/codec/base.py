@@ -85,14 +85,14 @@ class Quality:
         return self.product / math.sqrt(self.target * self.decoded)
 
 
-def _dot(left: torch.Tensor, right: torch.Tensor) -> float:
+def _dot(first: torch.Tensor, second: torch.Tensor) -> float:
     """Return the product of two vectors, in float64 if overflow or underflow may have spoilt it in float32."""
     from hypha_ray.kernels import SMALL  # With it comes torch, which not every importer needs.
 
-    product = float(left.dot(right))
+    product = float(first.dot(second))
     if SMALL < abs(product) < math.inf:
         return product
-    return float(left.double().dot(right.double()))
+    return float(first.double().dot(second.double()))
 
 
 class Encoder(Protocol):

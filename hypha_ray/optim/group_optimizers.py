@@ -15,9 +15,14 @@ class GroupOptimizer(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Make one step on all parameters that have a gradient; a closure isn't called."""
         for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            parameters: list[torch.Tensor] = []
+            gradients: list[torch.Tensor] = []
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameters.append(parameter)
+                    gradients.append(parameter.grad)
             if parameters:
-                self._step(group, parameters, [parameter.grad for parameter in parameters])
+                self._step(group, parameters, gradients)
 
     @abstractmethod
     def _step(self, group: dict[str, Any], parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> None: ...

@@ -212,14 +212,14 @@ def muon_weights(model: nn.Module) -> dict[int, bool]:
 
 def _tables(model: Any, body: nn.Module) -> set[int]:
     """Return the ids of the parameters of embeddings and head."""
-    modules = [module for module in body.modules() if isinstance(module, nn.Embedding)]
+    ids: set[int] = set()
+    for module in body.modules():
+        if isinstance(module, nn.Embedding):
+            ids.update(map(id, module.parameters()))
     if hasattr(model, "get_output_embeddings"):
         head = model.get_output_embeddings()
         if head is not None:
-            modules.append(head)
-    ids: set[int] = set()
-    for module in modules:
-        ids.update(map(id, module.parameters()))
+            ids.update(map(id, head.parameters()))
     return ids
 
 

@@ -76,7 +76,10 @@ class Inner:
     @property
     def rates(self) -> list[list[float]]:
         """Learning rates of the next step, without a ramp, of each group of parameters of each optimizer."""
-        return [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in self.optimizers]
+        rates: list[list[float]] = []
+        for optimizer in self.optimizers:
+            rates.append([float(group["lr"]) for group in optimizer.param_groups])
+        return rates
 
     def set_rates(self, rates: Sequence[Sequence[float]]) -> None:
         """Make the next step with these learning rates, a result of `rates`."""
