@@ -18,7 +18,7 @@ The training loss is their mean. A sample counts 1, whatever its length, so the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -280,7 +280,7 @@ def _logits(output: Any) -> torch.Tensor:
 
 def _plain(output: Any, inputs: Batch, trained: torch.Tensor) -> torch.Tensor:
     """Return the loss without auxiliary terms, which a few sequence-to-sequence models add to it."""
-    names = getattr(output, "keys", dict)()
+    names: Iterable[str] = getattr(output, "keys", dict)()
     has_auxiliary_loss = any(name.endswith(("aux_loss", "z_loss")) for name in names)
     if not has_auxiliary_loss or "labels" not in inputs:
         return trained

@@ -264,7 +264,8 @@ def _classes(config: PretrainedConfig, task: Task) -> int | None:
         return 2
     if task.name in OWN_CLASSES or not task.classifies:
         return None
-    return config.num_labels
+    num_labels: int = config.num_labels
+    return num_labels
 
 
 def task_of(model: Model, network: PreTrainedModel, tokenizer: Any | None = None) -> Task:
