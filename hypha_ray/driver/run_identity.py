@@ -13,7 +13,7 @@ from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.mixture import DATASET, RunDataset, described
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.errors import CheckpointError
-from hypha_ray.model.identity import IDENTITY, changes, folder_hash, identity_of, is_replaceable, other, pinned
+from hypha_ray.model.identity import IDENTITY, changed_error, changes, folder_hash, identity_of, is_replaceable, pinned
 from hypha_ray.scheduler.rounds.signs import Patience
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.directory import RunDirectory
@@ -69,7 +69,7 @@ def with_identity(job: Job, directory: RunDirectory, source: DataSource, resume:
     changed = changes(hashes, first_hashes)
     refused = [key for key in changed if not (resume and is_replaceable(key))]
     if refused:
-        raise other(refused)
+        raise changed_error(refused)
     print_notes([f"{key} has changed; it is taken as it is here" for key in changed])
     return job.beginning_with({**first_hashes, **hashes})
 

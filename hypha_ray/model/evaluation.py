@@ -86,7 +86,7 @@ def _scored_inputs(task: Task, batches: Iterable[Evaluated], device: torch.devic
         inputs = task.inputs(tensors, keys, MASKING_SEED)
         scored = task.count(inputs)
         if scored:
-            labelled = scored if task.own_loss is None else task.labelled(inputs)
+            labelled = scored if task.own_loss is None else task.label_count(inputs)
             inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}
             yield inputs, scored, labelled
 

@@ -111,7 +111,7 @@ _TRIED_TOKENS: Final = 16
 """Number of tokens of a sequence on which the fused loss is tried."""
 
 
-def settled(job: Job) -> Job:
+def resolved_job(job: Job) -> Job:
     """Return the job with the settings that this process is to compute with; none of them is ``auto``."""
     if not automatic(job):
         return job

@@ -79,7 +79,7 @@ def require_same(job: Job, stored: Mapping[str, str]) -> None:
     """
     changed = changes(identity_of(job), stored)
     if changed:
-        raise other(changed)
+        raise changed_error(changed)
 
 
 def changes(present: Mapping[str, str], stored: Mapping[str, str]) -> list[str]:
@@ -98,7 +98,7 @@ def is_replaceable(key: str) -> bool:
     return names_member and not defines_training(path)
 
 
-def other(changed: list[str]) -> CheckpointError:
+def changed_error(changed: list[str]) -> CheckpointError:
     """Return the error that the inputs of these keys aren't those that the run began with."""
     keys = ", ".join(changed)
     problem = f"{keys}: the content has changed since the run began, or is another one on this machine"

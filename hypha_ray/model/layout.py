@@ -20,7 +20,7 @@ import torch
 
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.flat import Array, check, check_names, empty, pack, view, views
-from hypha_ray.model.staging import copy_in, moved
+from hypha_ray.model.staging import copy_in, to_device
 from hypha_ray.types import Entry, Flat, Layout
 from hypha_ray.types.layout import dtype_of, is_trained
 
@@ -197,7 +197,7 @@ def scatter(
         for entry, tensor in live_tensors(model, layout, fragment):
             source = source_of(view(entry, flat))
             if mixing and is_trained(entry.group):
-                source = torch.lerp(moved(source, tensor.device), tensor.to(source.dtype), mixing)
+                source = torch.lerp(to_device(source, tensor.device), tensor.to(source.dtype), mixing)
             copy_in(source, tensor)
 
 

@@ -59,7 +59,7 @@ def trains_head(task: Task) -> bool:
     return not task.perplexity
 
 
-def adapted(network: PreTrainedModel, model: Model, seed: int, *, weights: bool = True) -> PreTrainedModel:
+def with_adapter(network: PreTrainedModel, model: Model, seed: int, *, weights: bool = True) -> PreTrainedModel:
     """Return the network with a job's adapter attached, if the job trains one.
 
     Raises:

@@ -62,7 +62,7 @@ def compute_losses(task: Task, model: torch.nn.Module, inputs: Batch, head: torc
     if task.own_loss is not None:
         return _own_losses(task, model, inputs)
     if task.labels == "shifted" and "labels" in inputs:
-        with nullcontext() if head is None else passing_on(head):
+        with nullcontext() if head is None else bypassed_head(head):
             output = forward(task, model, _without_labels(inputs))
         reported = shifted_cross_entropy(_logits(output), inputs["labels"], head)
         return Losses(reported, reported + router_loss(model, output), output)
@@ -110,7 +110,7 @@ def forward(task: Task, model: torch.nn.Module, inputs: Batch) -> Any:
 
 
 @contextmanager
-def passing_on(head: torch.nn.Linear) -> Iterator[None]:
+def bypassed_head(head: torch.nn.Linear) -> Iterator[None]:
     """Context in which a model's head passes hidden states on, so that they stand in the place of logits."""
     head.forward = lambda input: input  # type: ignore[method-assign]
     try:

@@ -151,7 +151,7 @@ def copy_in(source: torch.Tensor, target: torch.Tensor) -> None:
         copy(source, target)
 
 
-def moved(source: torch.Tensor, device: torch.device) -> torch.Tensor:
+def to_device(source: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a tensor of the host on a device, as ``source.to(device)``."""
     if device.type != "cuda":
         return source.to(device)

@@ -10,7 +10,7 @@ import torch
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.loading.build import build_model, skeleton
-from hypha_ray.model.lora import adapted, needs_whole
+from hypha_ray.model.lora import needs_whole, with_adapter
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +80,7 @@ def build_trained(job: Job, device: torch.device | None = None) -> Any:
 
     def build() -> PreTrainedModel:
         network = build_model(job.model, seed, whole=whole, device=device)
-        return adapted(network, job.model, seed)
+        return with_adapter(network, job.model, seed)
 
     return _with_critic(job, build)
 
@@ -94,7 +94,7 @@ def sketch_trained(job: Job) -> Any:
     """
 
     def build() -> PreTrainedModel:
-        return adapted(skeleton(job.model), job.model, job.run.seed, weights=False)
+        return with_adapter(skeleton(job.model), job.model, job.run.seed, weights=False)
 
     return _with_critic(job, build)
 

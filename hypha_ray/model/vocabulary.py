@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from hypha_ray.model.loading.tokenizer import named_ends
+from hypha_ray.model.loading.tokenizer import all_end_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -81,7 +81,7 @@ def settle_generation(network: PreTrainedModel, preprocessor: Any | None) -> lis
     if settings is None or not network.can_generate() or not hasattr(tokenizer, "get_vocab"):
         return []
     rows = network.config.get_text_config().vocab_size
-    ends = [end for end in named_ends(network, tokenizer) if end < rows]
+    ends = [end for end in all_end_tokens(network, tokenizer) if end < rows]
     if len(ends) > 1:
         settings.eos_token_id = ends
     else:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.loading.tokenizer import named_ends
+from hypha_ray.model.loading.tokenizer import all_end_tokens
 from hypha_ray.model.vocabulary import EVERY_ROW, Vocabulary, vocabulary_of
 from hypha_ray.rl.engines.native import Responses, accepted, generate, positions
 from hypha_ray.rl.engines.sampling import Sampling
@@ -28,7 +28,7 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     """
     rows = model.config.get_text_config().vocab_size
     vocabulary = vocabulary_of(tokenizer)
-    found = frozenset(one for one in named_ends(model, tokenizer) if one < rows and one in vocabulary)
+    found = frozenset(one for one in all_end_tokens(model, tokenizer) if one < rows and one in vocabulary)
     if not found:
         fix = "name a tokenizer with an end token in preprocessor.repository, or set eos_token_id in [model.config]"
         raise ConfigError("RL004", "neither tokenizer nor model has a token that ends a response", fix=fix)

@@ -242,11 +242,11 @@ class ParameterServer:
         """
         if self._has_checked:
             return
-        from hypha_ray.model.identity import changes, other
+        from hypha_ray.model.identity import changed_error, changes
 
         changed = changes(source_hashes(self._job), self._job.begun_with)
         if changed:
-            raise other(changed)
+            raise changed_error(changed)
         self._has_checked = True
 
     @ray.method(concurrency_group="intake")

@@ -62,7 +62,7 @@ class TrainWorker:
                 use_gpus,
                 use_threads,
             )
-            from hypha_ray.model.execution import settled
+            from hypha_ray.model.execution import resolved_job
             from hypha_ray.model.identity import require_same
             from hypha_ray.worker.batch_size import largest_batch
             from hypha_ray.worker.training.loop import TrainingLoop
@@ -70,7 +70,7 @@ class TrainWorker:
         use_threads(max(1, int(job.group_of(source.worker).cpu / job.processes_of(source.worker))))
         use_gpus(job.group_of(source.worker).gpu)
         require_same(job, job.begun_with)
-        job = settled(job)
+        job = resolved_job(job)
         batch_size = None
         if self._samples is not None:
             batch_size = largest_batch(job, source.worker, self._specials, self._samples, inbox.check)

@@ -12,7 +12,7 @@ from hypha_ray.data.manifest import Manifest
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.model.loading.hub import fetch
 from hypha_ray.model.loading.preprocess import load_preprocessor
-from hypha_ray.model.loading.tokenizer import end_of, obey, saved_rules
+from hypha_ray.model.loading.tokenizer import apply_rules, end_token, saved_rules
 from hypha_ray.model.tasks.table import find_task
 from hypha_ray.types import TokenRules
 
@@ -43,7 +43,7 @@ def preprocessor_for(preprocessor: Preprocessor, model: Model, source: DataSourc
     if task_name in _WRITES and hasattr(tokenizer, "init_kwargs"):
         rules = _rules(model, source, tokenizer)
         if rules:
-            obey(tokenizer, rules, translates=_WRITES[task_name])
+            apply_rules(tokenizer, rules, translates=_WRITES[task_name])
     return loaded
 
 
@@ -66,7 +66,7 @@ def _rules(model: Model, source: DataSource, tokenizer: Any) -> TokenRules | Non
     dataset_rules = source.manifest.tokens
     model_rules = inherited(model, source)
     if dataset_rules is None and is_silent(source.manifest):
-        end = end_of(tokenizer)
+        end = end_token(tokenizer)
         dataset_rules = TokenRules(ends=() if end is None else (end,))
     if dataset_rules is None or model_rules is None:
         return dataset_rules or model_rules

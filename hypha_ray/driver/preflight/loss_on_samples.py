@@ -10,7 +10,7 @@ import numpy as np
 from hypha_ray.driver.datasets.data_source import samples_at
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.errors import DataError
-from hypha_ray.model.checks.fused_check import check_fused_on_copy, head_of, untried
+from hypha_ray.model.checks.fused_check import check_fused_on_copy, head_of, no_copy_error
 from hypha_ray.model.checks.loss_check import check_loss_on_copy, check_metrics_of
 from hypha_ray.model.checks.small_copies import check_on_copy
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
@@ -111,7 +111,7 @@ def _unused_tensors(case: Case, task: Task, samples: Samples) -> list[str]:
     """Return a note for each tensor of the dataset that the model isn't fed, unless the job chooses tensors."""
     if case.job.model.input_names is not None:
         return []
-    used = {name for name, _, _ in task.fed(tensors_of(samples))}
+    used = {name for name, _, _ in task.model_tensors(tensors_of(samples))}
     if "attention_mask" not in task.accepts:
         used.add("attention_mask")  # It still marks the scored tokens.
     architecture = type(case.network).__name__
@@ -135,7 +135,7 @@ def check_fused_loss(case: Case) -> None:
     task, samples = scored_samples(case)
     build = partial(random_model, job.model, case.task)
     if not check_fused_on_copy(task, samples, case.network.config, build, case.facts.parameters):
-        raise untried(case.network)
+        raise no_copy_error(case.network)
 
 
 def check_sharding(case: Case) -> None:

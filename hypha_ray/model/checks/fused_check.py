@@ -13,7 +13,7 @@ from hypha_ray.errors import ConfigError, reason_of
 from hypha_ray.model.checks.loss_check import choose_samples
 from hypha_ray.model.checks.small_copies import Build, check_on_copy
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
-from hypha_ray.model.losses import forward, passing_on
+from hypha_ray.model.losses import bypassed_head, forward
 from hypha_ray.model.tasks.task import Task
 from hypha_ray.types import Samples
 
@@ -56,7 +56,7 @@ def check_fused_on_copy(task: Task, samples: Samples, config: Any, build: Build,
     return check_on_copy(lambda network: _check(task, network, samples), config, build, parameters)
 
 
-def untried(network: Any) -> ConfigError:
+def no_copy_error(network: Any) -> ConfigError:
     """Return the error for a model of which no copy could be made."""
     return _refused(network, "no small copy of it could be made to try that")
 
@@ -69,7 +69,7 @@ def _check(task: Task, network: Any, samples: Samples) -> None:
     with torch.inference_mode():
         expected = forward(task, network, inputs).logits
         try:
-            with passing_on(head):
+            with bypassed_head(head):
                 hidden = forward(task, network, inputs).logits
             logits = head(hidden)
         except Exception as error:  # The model computes something with logits that fails with hidden states.

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from hypha_ray.errors import ConfigError, HyphaError
-from hypha_ray.model.checks.small_copies import Build, check_on_copy, unusable
+from hypha_ray.model.checks.small_copies import Build, check_on_copy, unusable_error
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.losses import Losses, compute_losses, forward, loss_of, token_cross_entropy
 from hypha_ray.model.metrics.metric import Metrics, check_metrics
@@ -70,7 +70,7 @@ def check_loss_of(task: Task, network: Any, samples: Samples) -> None:
     except HyphaError:
         raise
     except Exception as error:  # Models raise anything.
-        raise unusable(error) from error
+        raise unusable_error(error) from error
 
 
 def check_metrics_of(metrics: Metrics, task: Task, samples: Samples, network: Any) -> None:

@@ -174,7 +174,7 @@ def check_on_copy(check: Callable[[Any], None], config: Any, build: Build, param
                 raise
             except Exception as error:  # The next one is more like the model itself.
                 if candidate is config:
-                    raise unusable(error) from error
+                    raise unusable_error(error) from error
             else:
                 return True
     return False
@@ -219,7 +219,7 @@ def _silent() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def unusable(failure: Exception) -> ConfigError:
+def unusable_error(failure: Exception) -> ConfigError:
     """Return the error for a model that fails on the dataset's samples."""
     return ConfigError(
         "MODEL017",

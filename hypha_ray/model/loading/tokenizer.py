@@ -93,7 +93,7 @@ def saved_rules(model: Model) -> TokenRules | None:
     return _parse_rules(settings.get(RULES))
 
 
-def obey(tokenizer: Any, rules: TokenRules, *, translates: bool = False) -> None:
+def apply_rules(tokenizer: Any, rules: TokenRules, *, translates: bool = False) -> None:
     """Store decisions in a tokenizer, and let it put the same special tokens around texts as in training.
 
     Args:
@@ -104,7 +104,7 @@ def obey(tokenizer: Any, rules: TokenRules, *, translates: bool = False) -> None
 
     """
     before, behind = _special_tokens(tokenizer)
-    end = end_of(tokenizer)
+    end = end_token(tokenizer)
     if not translates:
         behind = []
     elif end is not None and end not in behind:
@@ -115,7 +115,7 @@ def obey(tokenizer: Any, rules: TokenRules, *, translates: bool = False) -> None
     tokenizer.init_kwargs[RULES] = asdict(rules)
 
 
-def end_of(tokenizer: Any) -> int | None:
+def end_token(tokenizer: Any) -> int | None:
     """Return the token by which a tokenizer ends a text; None if it has none."""
     end = getattr(tokenizer, "eos_token_id", None)
     if end is None:
@@ -123,7 +123,7 @@ def end_of(tokenizer: Any) -> int | None:
     return end
 
 
-def named_ends(model: Any, tokenizer: Any) -> list[int]:
+def all_end_tokens(model: Any, tokenizer: Any) -> list[int]:
     """Return the tokens that end a text or an answer: of a model's generation settings, of its tokenizer, by its rules.
 
     Each is named once; a model may have no row for one of them.
@@ -146,7 +146,7 @@ def prompt_ids(tokenizer: Any, text: str, *, translates: bool) -> list[int]:
     ids = list(tokenizer(text)["input_ids"])
     _, behind = _special_tokens(tokenizer)
     if translates:
-        end = end_of(tokenizer)
+        end = end_token(tokenizer)
         if ids and end is not None and end not in behind:
             ids.append(end)
         return ids

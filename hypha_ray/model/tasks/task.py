@@ -207,7 +207,7 @@ class Task:
             ConfigError: a masked language model has no mask token.
 
         """
-        inputs = {keyword: tensor for _, keyword, tensor in self.fed(batch)}
+        inputs = {keyword: tensor for _, keyword, tensor in self.model_tensors(batch)}
         ids = inputs.get("input_ids")
         lacks_labels = "labels" not in inputs and ids is not None
         if lacks_labels and self.labels == "shifted":
@@ -218,7 +218,7 @@ class Task:
             _ignore_outside(inputs)
         return inputs
 
-    def fed(self, batch: Batch) -> list[tuple[str, str, Any]]:
+    def model_tensors(self, batch: Batch) -> list[tuple[str, str, Any]]:
         """Return the tensors that the model is fed: name in the slice, keyword of the model, and tensor.
 
         Raises:
@@ -241,9 +241,9 @@ class Task:
         """Return the number of scores in the loss."""
         if self.own_loss is not None:
             return batch_size(inputs)
-        return self.labelled(inputs)
+        return self.label_count(inputs)
 
-    def labelled(self, inputs: Batch) -> int:
+    def label_count(self, inputs: Batch) -> int:
         """Return the number of labels that aren't ignored, which is that of scores in the task's own loss."""
         labels = inputs.get("labels")
         match self.labels:

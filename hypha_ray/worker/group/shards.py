@@ -28,7 +28,7 @@ from hypha_ray.errors import CheckpointError
 from hypha_ray.kernels import copy
 from hypha_ray.model.flat import Array
 from hypha_ray.model.layout import array_of, empty, live_tensors, pinned, source_of, view
-from hypha_ray.model.staging import copy_in, moved
+from hypha_ray.model.staging import copy_in, to_device
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.state import put_state
 from hypha_ray.types import Flat, Layout
@@ -255,7 +255,7 @@ class Shards:
     def _part(self, source: Tensor | None, like: DTensor, dtype: torch.dtype) -> Tensor:
         """Return this process's part of a tensor that the first process has."""
         device = like.device
-        whole = torch.empty(like.shape, dtype=dtype, device=device) if source is None else moved(source, device)
+        whole = torch.empty(like.shape, dtype=dtype, device=device) if source is None else to_device(source, device)
         return distribute_tensor(whole, self._mesh, like.placements, src_data_rank=0).to_local()
 
 

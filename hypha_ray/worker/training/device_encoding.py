@@ -20,7 +20,7 @@ from hypha_ray.codec.feedback import DEVICE_BLOCK, DeviceFeedback, encodes_on_de
 from hypha_ray.config import Job
 from hypha_ray.model.environment import free_gpu_bytes
 from hypha_ray.model.layout import LiveGroup, live_tensors, source_of
-from hypha_ray.model.staging import copy_in, moved
+from hypha_ray.model.staging import copy_in, to_device
 from hypha_ray.optim.state import WholeModel
 from hypha_ray.types import Flat, Layout
 from hypha_ray.types.layout import dtype_of, is_trained
@@ -124,7 +124,7 @@ class DeviceEncoding:
             assert codec is not None
             encoder = DeviceFeedback(codec, self._decay, self._room)
             for group, left_out in self._host[fragment].residual.items():
-                encoder.residual[group] = moved(source_of(left_out), self._trainer.device)
+                encoder.residual[group] = to_device(source_of(left_out), self._trainer.device)
             self._encoders[fragment] = encoder
             self._host[fragment].residual.clear()
         return self._encoders[fragment]

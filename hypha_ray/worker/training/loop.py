@@ -15,7 +15,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.exchange_schedule import fragments_of_round, version_due
 from hypha_ray.failpoints import failpoint
 from hypha_ray.model.environment import take_peak_memory
-from hypha_ray.model.execution import settled
+from hypha_ray.model.execution import resolved_job
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.tasks.task import SpecialTokens
 from hypha_ray.optim.schedules import position
@@ -90,7 +90,7 @@ class TrainingLoop:
         specials: SpecialTokens | None = None,
         batch_size: int | None = None,
     ) -> None:
-        job = settled(job)
+        job = resolved_job(job)
         self._job = job
         self._source = source
         self._batch_size = batch_size

@@ -18,7 +18,7 @@ from hypha_ray.model.checks.loss_check import check_loss_on_copy
 from hypha_ray.model.checks.positions import token_counts
 from hypha_ray.model.environment import compute_reproducibly, device_of, seed_all
 from hypha_ray.model.evaluation import evaluate, tensors_of
-from hypha_ray.model.execution import known_mask, set_execution, settled
+from hypha_ray.model.execution import known_mask, resolved_job, set_execution
 from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.losses import Losses, require_mean
@@ -56,7 +56,7 @@ class SupervisedTrainer(WholeModel):
     """
 
     def __init__(self, job: Job, specials: SpecialTokens | None = None, mesh: DeviceMesh | None = None) -> None:
-        job = settled(job)
+        job = resolved_job(job)
         self._accumulation = job.rounds.accumulation
         self._reduction: Reduction = Alone()
         self._leaves_out = job.dataset.allow_quarantine

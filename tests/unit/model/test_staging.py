@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypha_ray.model.staging import Staging, moved
+from hypha_ray.model.staging import Staging, to_device
 
 CHUNK = 1024
 
@@ -96,4 +96,4 @@ def test_small_tensors_share_a_buffer() -> None:
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5)])
 def test_a_tensor_moves_to_the_cpu_as_it_is(shape: tuple[int, ...]) -> None:
     source = torch.randn(shape)
-    assert torch.equal(moved(source, torch.device("cpu")), source)
+    assert torch.equal(to_device(source, torch.device("cpu")), source)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from hypha_ray.config.schema import Job, Model
 from hypha_ray.model.layout import gather, layout_of, views
-from hypha_ray.model.loading.tokenizer import obey, pack, prompt_ids, rules_of, saved_rules
+from hypha_ray.model.loading.tokenizer import apply_rules, pack, prompt_ids, rules_of, saved_rules
 from hypha_ray.model.saved_model import ADAPTER, export
 from hypha_ray.model.trained import build_trained
 from hypha_ray.model.writer import Writer
@@ -42,7 +42,7 @@ def test_saved_tokenizer_puts_the_begin_before_a_prompt_and_nothing_behind_it(na
     tokenizer = getattr(tokenizers, name)()
     bare = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
     for rules in (TokenRules(begin_of(tokenizer), (5, 6), 7), TokenRules()):
-        obey(tokenizer, rules)
+        apply_rules(tokenizer, rules)
         for other in (tokenizer, saved(tokenizer, tmp_path / "one"), pack(tokenizer).load()):
             assert other(TEXT)["input_ids"] == [*rules.begin, *bare] == prompt_ids(other, TEXT, translates=False)
             assert other.decode(bare) == tokenizer.decode(bare)
@@ -53,7 +53,7 @@ def test_texts_beside_a_template_begin_as_the_tokenizer_begins_them() -> None:
     tokenizer = tokenizers.llama3()
     before = tokenizer(TEXT)["input_ids"]
 
-    obey(tokenizer, TokenRules((), (3,), template_sha256="0" * 64))
+    apply_rules(tokenizer, TokenRules((), (3,), template_sha256="0" * 64))
 
     assert tokenizer(TEXT)["input_ids"] == before
 
@@ -63,7 +63,7 @@ def test_sources_of_translations_end_in_an_end_token(name: str, tmp_path: Path) 
     tokenizer = getattr(tokenizers, name)()
     begin, bare = begin_of(tokenizer), tokenizer(TEXT, add_special_tokens=False)["input_ids"]
 
-    obey(tokenizer, TokenRules(begin, (tokenizer.eos_token_id,)), translates=True)
+    apply_rules(tokenizer, TokenRules(begin, (tokenizer.eos_token_id,)), translates=True)
 
     loaded, wanted = saved(tokenizer, tmp_path), [*begin, *bare, tokenizer.eos_token_id]
     assert loaded(TEXT)["input_ids"] == wanted == prompt_ids(loaded, TEXT, translates=True)
@@ -96,7 +96,7 @@ def job_of(model: dict[str, Any]) -> Job:
 def test_saved_folder_ends_where_answers_end_and_knows_no_further_ids(tmp_path: Path) -> None:
     tokenizer = tokenizers.chatml()
     turn, rows = tokenizer.convert_tokens_to_ids("<|im_end|>"), len(tokenizer) + 3
-    obey(tokenizer, TokenRules((), (turn,), len(tokenizer)))
+    apply_rules(tokenizer, TokenRules((), (turn,), len(tokenizer)))
 
     folder = exported_by(job_of({"config": tiny(tokenizer, rows)}), tokenizer, tmp_path / "model")
 
@@ -114,7 +114,7 @@ def test_saved_adapter_tells_where_answers_end(tmp_path: Path) -> None:
     tokenizer = tokenizers.chatml()
     turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
     LlamaForCausalLM(LlamaConfig(**tiny(tokenizer))).save_pretrained(tmp_path / "base")
-    obey(tokenizer, TokenRules((), (turn,)))
+    apply_rules(tokenizer, TokenRules((), (turn,)))
 
     job = job_of({"repository": str(tmp_path / "base"), "lora": {"rank": 2}})
     folder = exported_by(job, tokenizer, tmp_path / "model")
@@ -135,7 +135,7 @@ def saying(folder: Path, tokenizer: Any, chain: list[int], rules: TokenRules) ->
         network.lm_head.weight.zero_()
         for before, after in pairwise(chain):
             network.lm_head.weight[after] = network.model.embed_tokens.weight[before]
-    obey(tokenizer, rules)
+    apply_rules(tokenizer, rules)
     network.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -11,7 +11,7 @@ import torch
 
 from hypha_ray.config.automatic import OFF, DeviceFacts, chosen_job, settings_of
 from hypha_ray.config.schema import Job
-from hypha_ray.model.execution import model_facts, settled
+from hypha_ray.model.execution import model_facts, resolved_job
 from hypha_ray.model.loading.build import skeleton, task_of
 from hypha_ray.model.losses import Losses
 from hypha_ray.types import Samples
@@ -74,7 +74,7 @@ def test_facts_of_a_model_are_those_of_its_configuration() -> None:
 
 
 def test_without_a_gpu_a_worker_computes_as_it_always_did() -> None:
-    job = settled(job_of(LLAMA))
+    job = resolved_job(job_of(LLAMA))
     assert settings_of(job) == OFF and set(job.reasons.values()) == {"no GPU"}
     default, plain = SupervisedTrainer(job_of(LLAMA)), SupervisedTrainer(job_of(LLAMA, **OFF))
     assert torch.equal(default.step(batch()).loss, plain.step(batch()).loss)

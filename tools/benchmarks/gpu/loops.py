@@ -13,7 +13,7 @@ from benchmarks.gpu.size import Size, now_s
 from hypha_ray.config import Job
 from hypha_ray.config.automatic import settings_of
 from hypha_ray.model.environment import use_gpus
-from hypha_ray.model.execution import settled
+from hypha_ray.model.execution import resolved_job
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.trained import build_trained
 from hypha_ray.types import Delta, Evaluated, Flat, FragmentUpdate, Plan, Source, Span, WeightsVersion
@@ -50,7 +50,7 @@ def train(size: Size, job: Job, ids: npt.NDArray[np.int64]) -> Trained:
     """Train as a worker does, in two rounds without an exchange, of which the second one is timed; then evaluate."""
     size.forget()
     use_gpus(1.0 if size.device == "cuda" else 0.0)
-    job = settled(job)
+    job = resolved_job(job)
     sides = Sides(size, job, ids)
     TrainingLoop(job, SOURCE, sides.batch_source, sides.inbox, sides.hear).run()
     first, timed = sides.deltas
@@ -114,7 +114,7 @@ class Sides:
 def plain(size: Size, job: Job, ids: npt.NDArray[np.int64]) -> float:
     """Return the seconds of a step of a plain loop with fused AdamW, the job's settings, and no wait in a step."""
     size.forget()
-    job = settled(job)
+    job = resolved_job(job)
     model = build_trained(job).to(size.device).train()
     if job.worker.attention != "none":
         model.set_attn_implementation(job.worker.attention)
