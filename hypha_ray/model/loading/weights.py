@@ -308,7 +308,7 @@ def _misfit(repository: str, loaded: LoadingReport, missing: set[str], unknown: 
     for name, file_shape, model_shape in loaded.mismatched:
         if name in missing:
             mismatched.append(f"{name} {list(file_shape)} for {list(model_shape)}")
-            lacking.remove(name)
+            lacking.discard(name)
     kinds = {"missing": sorted(lacking), "unknown": sorted(unknown), "of another shape": mismatched}
     counts: list[str] = []
     for kind, names in kinds.items():
