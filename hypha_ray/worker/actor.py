@@ -67,8 +67,10 @@ class TrainWorker:
             from hypha_ray.worker.batch_size import largest_batch
             from hypha_ray.worker.training.loop import TrainingLoop
 
-        use_threads(max(1, int(job.group_of(source.worker).cpu / job.processes_of(source.worker))))
-        use_gpus(job.group_of(source.worker).gpu)
+        group = job.group_of(source.worker)
+        process_cpus = group.cpu / job.processes_of(source.worker)
+        use_threads(max(1, int(process_cpus)))
+        use_gpus(group.gpu)
         require_same(job, job.begun_with)
         job = resolved_job(job)
         batch_size = None
@@ -78,16 +80,16 @@ class TrainWorker:
 
     @ray.method(num_returns="streaming")
     def run(self, to: Source) -> Iterator[Item]:
-        """All that the worker says under one scheduler."""
+        """Stream the worker's events and payloads under one scheduler."""
         if to == self._incarnation.source:
             yield from self._incarnation.run()
 
     @ray.method(concurrency_group="control")
     def reset(self, source: Source) -> bool:
         """Drop everything, and be ready to `run` as `source` for another scheduler; False if the worker is leaving."""
-        before = self._incarnation
-        self._incarnation = Incarnation(self._job, source, self._loop, self._incarnation)
-        before.abandon()
+        predecessor = self._incarnation
+        self._incarnation = Incarnation(self._job, source, self._loop, predecessor)
+        predecessor.abandon()
         return not self._leaving.locked()
 
     @ray.method(concurrency_group="control")
@@ -126,7 +128,7 @@ class TrainWorker:
 
     @ray.method(concurrency_group="control")
     def pid(self) -> int:
-        """The process, for tests that kill it."""
+        """Number of the process, for tests that kill it."""
         return os.getpid()
 
 

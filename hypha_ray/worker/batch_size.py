@@ -1,6 +1,6 @@
-"""Largest batch that fits into a worker's lease, found by trials in processes of their own, and kept on disk.
+"""Largest batch that fits into a worker's lease, found by trials in processes of their own, and saved on disk.
 
-A size fits if two steps of it fit. It is searched by bisection, `rounds.max_batch_size` first. Bounds are kept after
+A size fits if two steps of it fit. It is searched by bisection, `rounds.max_batch_size` first. Bounds are saved after
 each trial, so that the next start of the same model with an equal lease needs none.
 """
 
@@ -37,7 +37,7 @@ from hypha_ray.types import Samples
 from hypha_ray.worker.training.batch_trial import NO_MEMORY, TOO_LARGE, Trial, resident_bytes
 
 POLL_S = 0.02
-GPU_PART = 0.95
+USABLE_GPU_PART = 0.95
 """Part of a lease's GPU memory that a trial may take; the rest is for other sequences of allocations."""
 FOLDER = "batch_sizes"
 
@@ -49,27 +49,29 @@ class Bounds:
     fits: int = 0
     fails: int | None = None
 
-    def next(self, most: int) -> int | None:
-        """Size to try next; None: the largest one up to `most` is known."""
-        if self.fits >= most:
+    def next_trial(self, limit: int) -> int | None:
+        """Size to try next; None: the largest one up to `limit` is known."""
+        if self.fits >= limit:
             return None
-        if self.fails is None or self.fails > most:
-            return most
-        return (self.fits + self.fails) // 2 if self.fails - self.fits > 1 else None
+        if self.fails is None or self.fails > limit:
+            return limit
+        if self.fails - self.fits == 1:
+            return None
+        return (self.fits + self.fails) // 2
 
 
 class Outcome(IntEnum):
     """Result of a trial."""
 
     INTERRUPTED = 0
-    """It ended for want of memory that others have, such as by the kernel; it says nothing of the size."""
+    """Other processes had the memory that it lacked, or the kernel ended it: the size is neither too large nor fits."""
     FITS = 1
     TOO_LARGE = 2
     """It exceeded the worker's own limit."""
 
 
 class TrialProcesses:
-    """Runs trials, each in a process of its own, forked from one that is started by the first and loads the libraries.
+    """Runs trials, each in a process of its own. All are forked from a server process, which loads the libraries.
 
     Args:
         most_bytes: physical memory of a trial beyond which it is ended; None: it is not looked at.
@@ -100,37 +102,43 @@ class TrialProcesses:
         code = self._exit_code(trial)
         if code is None or code in (NO_MEMORY, -signal.SIGKILL):
             return Outcome.INTERRUPTED
-        if code in (0, TOO_LARGE):
-            return Outcome.FITS if code == 0 else Outcome.TOO_LARGE
+        if code == 0:
+            return Outcome.FITS
+        if code == TOO_LARGE:
+            return Outcome.TOO_LARGE
         self._errors.seek(0)
-        last_line = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+        errors = self._errors.read().decode(errors="replace")
+        last_line = errors.strip().rpartition("\n")[2]
         fix = "set worker.probe_batch_size = false, and a fitting rounds.max_batch_size"
         raise ConfigError("TRN003", f"the trial of a batch of {trial.size} samples failed", last_line, fix=fix)
 
     def _exit_code(self, trial: Trial) -> int | None:
-        """Exit code of a trial, `TOO_LARGE` if it was ended for its memory; None: something ended all processes."""
+        """Exit code of a trial, `TOO_LARGE` if it was ended for its memory; None if the server has ended, too."""
         if self._server is None:
-            self._server = self._started()
+            self._server = self._start_server()
         assert self._server.stdin is not None
         with suppress(BrokenPipeError):  # Its answers end then, too.
             self._server.stdin.write(pickle.dumps(trial))
             self._server.stdin.flush()
-        process = self._answer(None)
-        code = None if process is None else self._answer(process)
+        process = self._read_number(None)
+        code = None
+        if process is not None:
+            code = self._read_number(process)
         if code is None:
             self._end()
         return code
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    def _start_server(self) -> subprocess.Popen[bytes]:
+        python_path = os.pathsep.join(filter(None, sys.path))
+        environment = os.environ | {"PYTHONPATH": python_path}
         command = [sys.executable, "-m", "hypha_ray.worker.training.batch_trial"]
         pipe = subprocess.PIPE
         return subprocess.Popen(
             command, env=environment, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True
         )
 
-    def _answer(self, process: int | None) -> int | None:
-        """Number in the next line; None if there comes none. Meanwhile the memory of a trial's process is watched."""
+    def _read_number(self, process: int | None) -> int | None:
+        """Read the number in the server's next line; None at its end. Watches the memory of a trial meanwhile."""
         assert self._server is not None and self._server.stdout is not None
         is_too_large = False
         while not select.select([self._server.stdout], [], [], POLL_S)[0]:
@@ -142,7 +150,9 @@ class TrialProcesses:
         line = self._server.stdout.readline()
         if not line:
             return None
-        return TOO_LARGE if is_too_large else int(line)
+        if is_too_large:
+            return TOO_LARGE
+        return int(line)
 
     def _end(self) -> None:
         """End all processes."""
@@ -165,8 +175,8 @@ def largest_batch(
 ) -> int:
     """Find the largest batch of a worker, `rounds.max_batch_size` at most.
 
-    Only what a trial says of the worker's own limit is kept. A trial that others' memory has ended bounds this start
-    alone, and the next one tries again.
+    A trial that lacked memory because of other processes bounds this start alone. It isn't saved, so the next start
+    tries that size again.
 
     Args:
         job: the job file.
@@ -181,42 +191,51 @@ def largest_batch(
 
     """
     group = job.group_of(worker)
-    most = job.rounds.max_batch_size
+    limit = job.rounds.max_batch_size
     kind, lease_bytes = _device(job, group)
     file = home() / FOLDER / f"{_key(job, samples, kind, lease_bytes)}.json"
-    kept = bounds = _read(file)
-    with TrialProcesses(lease_bytes if kind == "cpu" else None, check) as trials:
-        while (size := bounds.next(most)) is not None:
-            own = resident_bytes() + job.worker.prefetch_mb * 1_000_000
-            part = GPU_PART * min(1.0, group.gpu) if kind != "cpu" else 1.0
-            limits = (lease_bytes - own, part, max(1, int(group.cpu)))
-            outcome = trials.outcome(Trial(_on(job, kind), specials, samples, size, *limits))
+    saved_bounds = bounds = _read(file)
+    if kind == "cpu":
+        process_limit_bytes = lease_bytes
+        gpu_part = 1.0
+    else:
+        process_limit_bytes = None
+        gpu_part = USABLE_GPU_PART * min(1.0, group.gpu)
+    threads = max(1, int(group.cpu))
+    with TrialProcesses(process_limit_bytes, check) as trials:
+        while (size := bounds.next_trial(limit)) is not None:
+            worker_bytes = resident_bytes() + job.worker.prefetch_mb * 1_000_000
+            trial_job = _job_on_device(job, kind)
+            trial = Trial(trial_job, specials, samples, size, lease_bytes - worker_bytes, gpu_part, threads)
+            outcome = trials.outcome(trial)
             if outcome == Outcome.FITS:
                 bounds = Bounds(size, bounds.fails)
-                kept = Bounds(size, kept.fails)
+                saved_bounds = Bounds(size, saved_bounds.fails)
             else:
                 bounds = Bounds(bounds.fits, size)
-                kept = bounds if outcome == Outcome.TOO_LARGE else kept
-            _write(file, kept)
+                if outcome == Outcome.TOO_LARGE:
+                    saved_bounds = bounds
+            _write(file, saved_bounds)
     if not bounds.fits:
-        raise _no_room(f"{lease_bytes / 1e9:g} GB on {kind}", file, known=kept.fails == 1)
-    return min(most, bounds.fits)
+        raise _batch_too_large(f"{lease_bytes / 1e9:g} GB on {kind}", file, exceeds_lease=saved_bounds.fails == 1)
+    return min(limit, bounds.fits)
 
 
-def _no_room(lease: str, file: Path, known: bool) -> HyphaError:
-    """Error that not even one sample fits; unless it is `known` to exceed the lease, others have the memory."""
-    if not known:
-        what = "a batch of one sample finds no memory: other processes have it, or the kernel ended each trial"
-        return CapacityError("TRN004", what, lease, fix="end what else runs on that machine, then submit again")
-    what = "a batch of one sample doesn't fit into a worker's lease"
+def _batch_too_large(lease: str, file: Path, exceeds_lease: bool) -> HyphaError:
+    """Error that not even one sample fits: it exceeds the lease, or other processes have the memory."""
+    if not exceeds_lease:
+        problem = "a batch of one sample finds no memory: other processes have it, or the kernel ended each trial"
+        return CapacityError("TRN004", problem, lease, fix="end what else runs on that machine, then submit again")
+    problem = "a batch of one sample doesn't fit into a worker's lease"
     fix = f"give workers more memory, or train a smaller model; to try this again, delete {file}"
-    return ConfigError("TRN003", what, lease, fix=fix)
+    return ConfigError("TRN003", problem, lease, fix=fix)
 
 
-def _on(job: Job, kind: str) -> Job:
+def _job_on_device(job: Job, kind: str) -> Job:
     """The job with the device of this process as that of a trial, which has no lease of its own."""
     device = "cpu" if kind == "cpu" else "cuda"
-    return job.model_copy(update={"worker": job.worker.model_copy(update={"device": device})})
+    worker = job.worker.model_copy(update={"device": device})
+    return job.model_copy(update={"worker": worker})
 
 
 def _device(job: Job, group: WorkerGroup) -> tuple[str, float]:
@@ -232,26 +251,32 @@ def _key(job: Job, samples: Samples, kind: str, lease_bytes: float) -> str:
     model = job.model.model_dump(mode="json", exclude={"token"})
     if job.model.repository and (folder := Path(job.model.repository).expanduser()).is_dir():
         model["repository"] = folder_hash(folder)  # Another model may lie under the same path later.
-    shapes = {name: [*array.shape[1:], str(array.dtype)] for name, array in sorted(samples.arrays.items())}
+    shapes = {}
+    for name, array in sorted(samples.arrays.items()):
+        shapes[name] = [*array.shape[1:], str(array.dtype)]
     versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
     training = [job.worker.model_dump(mode="json"), job.rounds.accumulation, job.inner_optimizer.name]
-    told = json.dumps([model, training, shapes, versions, kind, lease_bytes], sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    text = json.dumps([model, training, shapes, versions, kind, lease_bytes], sort_keys=True)
+    sha256 = hashlib.sha256(text.encode())
+    return sha256.hexdigest()[:16]
 
 
 def _read(file: Path) -> Bounds:
-    """Bounds kept by earlier trials; none if they can't be read."""
+    """Bounds saved by earlier trials; those before any trial if the file can't be read."""
     try:
-        known = json.loads(file.read_text(encoding="utf-8"))
-        return Bounds(int(known["fits"]), None if known["fails"] is None else int(known["fails"]))
+        fields = json.loads(file.read_text(encoding="utf-8"))
+        fits = int(fields["fits"])
+        fails = fields["fails"]
+        return Bounds(fits, None if fails is None else int(fails))
     except (OSError, ValueError, KeyError, TypeError):
         return Bounds()
 
 
 def _write(file: Path, bounds: Bounds) -> None:
-    """Keep bounds, if the disk takes them: otherwise the next start tries again."""
+    """Save bounds. If that fails, the next start makes its trials again."""
     temporary = file.with_suffix(f".{os.getpid()}")
+    text = json.dumps(asdict(bounds))
     with suppress(OSError):
         make_folder(file.parent)
-        write_file(temporary, json.dumps(asdict(bounds)).encode())
+        write_file(temporary, text.encode())
         publish(temporary, file)

@@ -22,14 +22,14 @@ log = logging.getLogger(__name__)
 Item: TypeAlias = Event | Flat
 """Items of the stream."""
 Emit: TypeAlias = Callable[[Item], None]
-"""Takes what an inner loop says; must not block."""
+"""Function that takes the events of an inner loop; it must not block."""
 
 
 class Loop(Protocol):
     """Loop that trains."""
 
     def run(self) -> None:
-        """Train until the final plan, or until the worker has left; raises `Closed` when it is stopped before."""
+        """Train until the final plan, or until the worker has left; raises `Closed` when it is stopped predecessor."""
 
 
 MakeLoop: TypeAlias = Callable[[Job, Source, BatchSource, Inbox, Emit], Loop]
@@ -37,7 +37,7 @@ MakeLoop: TypeAlias = Callable[[Job, Source, BatchSource, Inbox, Emit], Loop]
 NOT_REPRODUCIBLE = " does not have a deterministic implementation"
 """Words of torch's error after the name of an operation."""
 PULSES = 4
-"""Signs of life in the time of a lease, from a worker with nothing else to say."""
+"""Number of signs of life in the time of a lease, from a worker without other events."""
 
 
 class Incarnation:
@@ -47,11 +47,11 @@ class Incarnation:
         job: the job file.
         source: number and incarnation of the worker, for as long as this lasts.
         loop: makes the inner loop, on its thread.
-        before: the incarnation whose inner loop has to be over before that of this one begins.
+        predecessor: the incarnation whose inner loop has to be over predecessor that of this one begins.
 
     """
 
-    def __init__(self, job: Job, source: Source, loop: MakeLoop, before: Incarnation | None = None) -> None:
+    def __init__(self, job: Job, source: Source, loop: MakeLoop, predecessor: Incarnation | None = None) -> None:
         self._job = job
         self.source = source
         self._loop = loop
@@ -60,13 +60,14 @@ class Incarnation:
         self._out: SimpleQueue[Item | tuple[Item, ...] | Exception | None] = SimpleQueue()
         self._parcel: tuple[Item, ...] = ()
         """A delta whose parts aren't all there."""
-        self._before = None if before is None else before.last
+        self._earlier_thread = predecessor.last_thread if predecessor is not None else None
         self._thread = threading.Thread(target=self._train, name="inner-loop", daemon=True)
 
     @property
-    def last(self) -> threading.Thread | None:
-        """The latest inner loop that was started, in this incarnation or before it."""
-        return self._before if self._thread.ident is None else self._thread
+    def last_thread(self) -> threading.Thread | None:
+        """The latest inner loop that was started, in this incarnation or predecessor it."""
+        has_started = self._thread.ident is not None
+        return self._thread if has_started else self._earlier_thread
 
     def run(self) -> Iterator[Item]:
         """Start the inner loop, and stream its events until its end, with signs of life in between."""
@@ -78,23 +79,23 @@ class Incarnation:
                 yield item
 
     def leave(self, reason: str) -> None:
-        """End the inner loop after its batch; what is done is handed over, then the stream ends with `Left`.
+        """End the inner loop after its batch. It hands over its partial result, then the stream ends with `Left`.
 
         Safe in a signal handler: nothing here waits for the thread that is interrupted.
         """
         self._out.put(Leaving(self.source, reason))
-        self._end(Retired)
+        self._interrupt(Retired)
 
     def stop(self) -> None:
         """End the inner loop after its batch, and the stream with it; nothing is handed over."""
-        self._end(Closed)
+        self._interrupt(Closed)
 
     def abandon(self) -> None:
         """Stop; the stream has no reader any more, so it ends at once."""
-        self._end(Closed)
+        self._interrupt(Closed)
         self._out.put(None)
 
-    def _end(self, why: type[Closed]) -> None:
+    def _interrupt(self, why: type[Closed]) -> None:
         self.inbox.close(why)
         self.batch_source.close(why)
 
@@ -124,7 +125,7 @@ class Incarnation:
             self._parcel = ()
 
     def _deliver(self, parcel: tuple[Item, ...]) -> Iterator[Item]:
-        """A delta, its parts, and a last item that confirms them as complete."""
+        """A delta, its parts, and a last_thread item that confirms them as complete."""
         delta, *parts = parcel
         yield delta
         failpoint("worker.mid_delta", self.source.worker)
@@ -135,8 +136,8 @@ class Incarnation:
     def _train(self) -> None:
         try:
             failpoint("worker.start", self.source.worker)
-            if self._before is not None:
-                self._before.join()
+            if self._earlier_thread is not None:
+                self._earlier_thread.join()
             self._loop(self._job, self.source, self.batch_source, self.inbox, self._emit).run()
         except Closed:
             log.info("stopped")
@@ -144,16 +145,21 @@ class Incarnation:
             self._out.put(Failed(self.source, error))
         except Exception as error:
             log.exception("the inner loop broke")
-            refusal = _refusal(error)
-            self._out.put(error if refusal is None else Failed(self.source, refusal))
+            config_error = _as_config_error(error)
+            if config_error is not None:
+                self._out.put(Failed(self.source, config_error))
+            else:
+                self._out.put(error)
         self._out.put(None)
 
 
-def _refusal(error: Exception) -> ConfigError | None:
+def _as_config_error(error: Exception) -> ConfigError | None:
     """Error of a job in replay mode whose model needs an operation that isn't reproducible; None for other errors."""
-    operation, found, _ = str(error).partition(NOT_REPRODUCIBLE)
-    if not found:
+    text = str(error)
+    if NOT_REPRODUCIBLE not in text:
         return None
-    named = operation.rpartition("\n")[2].rpartition(": ")[2].strip()
-    what = f"run.mode = \"replay\" can't be kept on this device: {named} isn't reproducible there"
-    return ConfigError("TRN005", what, fix='train on CPUs, choose another model, or leave run.mode at "elastic"')
+    text_before = text.partition(NOT_REPRODUCIBLE)[0]
+    line = text_before.rpartition("\n")[2]
+    operation = line.rpartition(": ")[2].strip()
+    problem = f"run.mode = \"replay\" can't be kept on this device: {operation} isn't reproducible there"
+    return ConfigError("TRN005", problem, fix='train on CPUs, choose another model, or leave run.mode at "elastic"')

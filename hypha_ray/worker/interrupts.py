@@ -1,4 +1,4 @@
-"""Waits of the inner loop for the control thread, and their interruption."""
+"""Waits of the inner loop for the control thread, which may interrupt them."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class Interruptible:
 
     def __init__(self) -> None:
         self._changed = Condition()
-        self._away: type[Closed] | None = None
+        self._interruption: type[Closed] | None = None
 
     def close(self, why: type[Closed] = Closed) -> None:
-        """Interrupt this wait of the reader and all later ones; the first reason counts."""
+        """Interrupt this wait of the reader and all later ones with `why`; the first call decides."""
         with self._changed:
-            self._away = self._away or why
+            self._interruption = self._interruption or why
             self._changed.notify_all()
 
     def check(self) -> None:
         """Raise `Closed` or `Retired` if the reader has been interrupted."""
-        if self._away is not None:
-            raise self._away
+        if self._interruption is not None:
+            raise self._interruption
 
-    def _wait(self, ready: Callable[[], bool]) -> None:
-        """Wait, with the lock held, for something to be ready, or for an interruption."""
-        self._changed.wait_for(lambda: self._away is not None or ready())
+    def _wait(self, is_ready: Callable[[], bool]) -> None:
+        """Wait, with the lock held, for something to be is_ready, or for an interruption."""
+        self._changed.wait_for(lambda: self._interruption is not None or is_ready())
         self.check()

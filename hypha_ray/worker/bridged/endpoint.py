@@ -1,4 +1,4 @@
-"""Endpoints for trainers from elsewhere: addresses and tokens of a run, on the node of its scheduler."""
+"""Endpoints for trainers that dial in: addresses and tokens of a run, on the node of its scheduler."""
 
 from __future__ import annotations
 
@@ -16,35 +16,41 @@ FOLDER = "bridge"
 """Folder of the run directory: token and address of each worker whose trainer dials in."""
 
 
-def address(job: Job, worker: int) -> str:
-    """The address of a worker's trainer: that of the job, and the ports after it for the others."""
+def address_of(job: Job, worker: int) -> str:
+    """Address for a worker's trainer: that of the job for the first one, and the following ports for others."""
     host, port = split(job.bridge.listen, encrypted=job.bridge.certificate is not None)
-    before = sum(job.group_of(number).dials_in for number in range(worker))
-    shown = f"[{host}]" if ":" in host else host
-    return f"{shown}:{port + before if port else 0}"
+    if ":" in host:
+        host = f"[{host}]"
+    if port:
+        port += sum(job.group_of(number).dials_in for number in range(worker))
+    return f"{host}:{port}"
 
 
-def listening(job: Job, worker: int) -> Listener:
-    """Await a worker's trainer, and write down where: a free port stays the same, for a trainer that dials again.
+def listen_for_trainer(job: Job, worker: int) -> Listener:
+    """Listen for a worker's trainer, and write the address to a file.
+
+    A port that was chosen freely is used again, for a trainer that reconnects.
 
     Raises:
         ConfigError: SEC001 or SEC005 trainers may not dial in like that.
         ClusterError: NET001 the address can't be had.
 
     """
-    token = kept_token(job, worker)
+    token = token_of(job, worker)
     path = _folder(job) / f"worker-{worker}.address"
-    wanted = address(job, worker)
-    found = None
-    host, _, port = wanted.rpartition(":")
+    address = address_of(job, worker)
+    host, _, port = address.rpartition(":")
+    listener = None
     if port == "0" and path.exists():
-        before = path.read_text(encoding="utf-8").strip().rpartition(":")[2]
-        with contextlib.suppress(HyphaError):  # Another process has it by now.
-            found = Listener(f"{host}:{before}", token, job.lease_s, tls(job))
-    found = found or Listener(wanted, token, job.lease_s, tls(job))
+        earlier_address = path.read_text(encoding="utf-8").strip()
+        earlier_port = earlier_address.rpartition(":")[2]
+        with contextlib.suppress(HyphaError):  # Another process has the port by now.
+            listener = Listener(f"{host}:{earlier_port}", token, job.lease_s, tls(job))
+    if listener is None:
+        listener = Listener(address, token, job.lease_s, tls(job))
     with open(path, "w", encoding="utf-8", opener=opener) as file:
-        file.write(found.address + "\n")
-    return found
+        file.write(listener.address + "\n")
+    return listener
 
 
 def tls(job: Job) -> ssl.SSLContext | None:
@@ -59,30 +65,33 @@ def tls(job: Job) -> ssl.SSLContext | None:
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
-        what = "the bridge has a certificate or a key, but not both"
+        problem = "the bridge has a certificate or a key, but not both"
         fix = "give bridge.certificate and bridge.key"
-        raise ConfigError("CFG012", what, fix=fix)
+        raise ConfigError("CFG012", problem, fix=fix)
     return server_tls(Path(certificate), Path(key))
 
 
-def kept_token(job: Job, worker: int) -> bytes:
-    """The token of a worker's trainer, which is made once in a run."""
+def token_of(job: Job, worker: int) -> bytes:
+    """Token of a worker's trainer; a run makes it once."""
     path = _folder(job) / f"worker-{worker}.token"
-    return read_token(path) if path.exists() else make_token(path)
+    if path.exists():
+        return read_token(path)
+    return make_token(path)
 
 
 def check(job: Job) -> None:
-    """Refuse what can't be listened on, before anything starts.
+    """Refuse an address that can't be listened on, before anything starts.
 
     Raises:
         ConfigError: CFG020 not an address, SEC001 it needs a certificate, CFG012 or SEC005 that can't be used.
 
     """
-    if any(group.dials_in for group in job.worker_groups):
-        if job.bridge.listen.startswith(UNIX):
-            raise ConfigError("CFG020", "bridge.listen is no address to dial", job.bridge.listen, "host:port")
-        split(job.bridge.listen, encrypted=job.bridge.certificate is not None)
-        tls(job)
+    if not any(group.dials_in for group in job.worker_groups):
+        return
+    if job.bridge.listen.startswith(UNIX):
+        raise ConfigError("CFG020", "bridge.listen is no address to dial", job.bridge.listen, "host:port")
+    split(job.bridge.listen, encrypted=job.bridge.certificate is not None)
+    tls(job)
 
 
 def _folder(job: Job) -> Path:

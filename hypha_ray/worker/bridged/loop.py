@@ -37,8 +37,8 @@ LEAVE_S = 30.0
 _POLL_S = 0.2
 
 
-class Gone(Closed):
-    """The trainer has ended, or the connection to it."""
+class Disconnected(Closed):
+    """The trainer or its connection has ended."""
 
 
 class BridgedLoop:
@@ -70,12 +70,12 @@ class BridgedLoop:
         self._inbox = inbox
         self._emit = emit
         self._changed = threading.Condition()
-        self._heard: dict[str, Any] = {}
+        self._messages: dict[str, Any] = {}
         """The newest message of each kind."""
-        self._why: Exception | None = None
-        """Reason of the trainer's end."""
-        self._leaving = False
-        """The trainer was told to leave."""
+        self._end_reason: Exception | None = None
+        """Reason of the trainer's end; None while it is connected."""
+        self._told_to_leave = False
+        """Whether the trainer was told to leave."""
 
     def run(self) -> None:
         """Relay until the final plan, or until the worker has left; raises `Closed` when it is stopped before.
@@ -93,99 +93,106 @@ class BridgedLoop:
             self._inbound = Inbound(self._source, directory, encoders(self._job.sync), figures=figures_of(self._job.rl))
             self._channel.attach(directory, self._inbound.admit)
             self._channel.live()
-            listening = threading.Thread(target=self._listen, name="bridge-hearing", daemon=True)
+            listening = threading.Thread(target=self._receive, name="bridge-hearing", daemon=True)
             listening.start()
             try:
-                self._work_or_leave()
+                self._relay_or_leave()
                 process.end()
                 listening.join(END_S)  # The side that hangs up first may drop what the other hasn't read yet.
             finally:
                 self._channel.close()
                 listening.join()
-        except (Gone, HyphaError) as error:  # Nothing that a trainer does to its directory may end the run.
-            closed = isinstance(error, Gone) or error.code.startswith("FRM")  # The other thread knows why.
-            raise TrainerGone(f"the trainer is gone: {self._why if closed and self._why else error}") from None
+        except (Disconnected, HyphaError) as error:  # Nothing that a trainer does to its directory may end the run.
+            is_closed = isinstance(error, Disconnected) or error.code.startswith("FRM")
+            reason: Exception = error
+            if is_closed and self._end_reason:  # The receiving thread knows why.
+                reason = self._end_reason
+            raise TrainerGone(f"the trainer is gone: {reason}") from None
         finally:
             process.close()
 
-    def _work_or_leave(self) -> None:
+    def _relay_or_leave(self) -> None:
         try:
-            self._work()
+            self._relay_work()
         except Retired:
-            self._retire()
+            self._let_trainer_leave()
 
-    def _work(self) -> None:
+    def _relay_work(self) -> None:
         self._outbound.job(JOB_FILE)
         ready = self._await("ready")
         self._inbound.layout = layout = self._inbox.layout()
         self._emit(Ready(self._source, layout.sha256(), ready.device, ready.parameters))
-        while self._round():
+        while self._relay_round():
             pass
         failpoint("worker.before_done", self._source.worker)
         self._channel.say("done")
 
-    def _round(self) -> bool:
-        """Tell of one round, and of all corrections of its plan; False after the final plan."""
+    def _relay_round(self) -> bool:
+        """Send one round's weights and plan, and all corrections of the plan; False after the final plan."""
         number, _, weights = self._inbox.weights()
         layout = self._inbox.layout()
-        flats = [weights[fragment] for fragment in range(layout.fragments)]
-        theta = named(layout, flats)
-        proof = None if self._inbound.proven else digest(theta)
-        self._inbound.begin(number, flats if sends_differences(self._job.sync) else (), proof)
-        self._outbound.parameters(number, theta)
+        theta = [weights[fragment] for fragment in range(layout.fragments)]
+        tensors = named(layout, theta)
+        theta_sha256 = None if self._inbound.proven else digest(tensors)
+        reference = theta if sends_differences(self._job.sync) else []
+        self._inbound.begin(number, reference, theta_sha256)
+        self._outbound.parameters(number, tensors)
         plan: Plan | None = self._inbox.plan(number)
         while plan is not None and plan.round == number:
-            assignment = self._outbound.assignment(plan, rates(self._job, plan), self._job.sync.traits.sends_gradients)
+            learning_rates = rates(self._job, plan)
+            sends_gradients = self._job.sync.traits.sends_gradients
+            assignment = self._outbound.assignment(plan, learning_rates, sends_gradients)
             self._inbound.assigned(plan, with_responses(self._job.rl, self._outbound.contents))
             self._channel.say("assignment", assignment)
             if plan.final:
-                for last in ("merged", "evaluation") if plan.evaluate else ("merged",):
-                    self._await(last, lambda message: message.round == number)
+                self._await("merged", lambda message: message.round == number)
+                if plan.evaluate:
+                    self._await("evaluation", lambda message: message.round == number)
                 return False
             plan = self._inbox.correction(plan)
         return True
 
-    def _retire(self) -> None:
-        """Let the trainer hand over what it has."""
-        self._leaving = True
+    def _let_trainer_leave(self) -> None:
+        """Tell the trainer to leave, and wait until it has handed over its result."""
+        self._told_to_leave = True
         self._channel.say("leave", pb.Leave(reason="the machine goes away"))
         deadline = time.monotonic() + LEAVE_S
         with self._changed:
-            while "left" not in self._heard:
-                if self._why is not None or not self._changed.wait(deadline - time.monotonic()):
-                    raise Gone
+            while "left" not in self._messages:
+                if self._end_reason is not None or not self._changed.wait(deadline - time.monotonic()):
+                    raise Disconnected
         self._emit(Left(self._source))
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         try:
-            while "left" not in self._heard:
+            while "left" not in self._messages:
                 content, message = self._channel.hear()
-                if content == "left" and not self._leaving:
+                if content == "left" and not self._told_to_leave:
                     raise BridgeError("FRM008", "the trainer has left, though it wasn't told to")
                 for item in self._inbound.of(content, message):
                     self._emit(item)
                 with self._changed:
-                    self._heard[content] = message
+                    self._messages[content] = message
                     self._changed.notify_all()
         except HyphaError as error:
             self._channel.refuse(error)
-            self._gone(error)
+            self._disconnect(error)
         except Exception as error:
             log.exception("an external trainer can't be understood")
-            self._gone(error)
+            self._disconnect(error)
 
-    def _gone(self, error: Exception) -> None:
-        """Call the other thread away."""
+    def _disconnect(self, error: Exception) -> None:
+        """Interrupt the sending thread, for this reason."""
         with self._changed:
-            self._why = error
+            self._end_reason = error
             self._changed.notify_all()
-        self._inbox.close(Gone)
-        self._batch_source.close(Gone)
+        self._inbox.close(Disconnected)
+        self._batch_source.close(Disconnected)
 
-    def _await(self, content: str, meant: Callable[[Any], bool] = lambda _: True) -> Any:
-        """A message of a kind; waits for it, unless this worker is called away."""
+    def _await(self, content: str, is_expected: Callable[[Any], bool] = lambda _: True) -> Any:
+        """Wait for an expected message of a kind, unless this worker is interrupted."""
         with self._changed:
-            while (message := self._heard.get(content)) is None or not meant(message):
+            while (message := self._messages.get(content)) is None or not is_expected(message):
                 self._changed.wait(_POLL_S)
                 self._inbox.check()
             return message

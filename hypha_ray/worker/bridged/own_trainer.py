@@ -17,19 +17,24 @@ from hypha_ray.types import Samples
 from hypha_ray.worker.training.trainer import Strategy, Trainer, strategy, trainer_of
 
 
-def job_of(told: dict[str, Any], device: str) -> Job:
-    """The job as it is sent to a trainer; learning rates come with every assignment."""
-    inner = {**told["inner_optimizer"], "schedule": "constant", "warmup_steps": 0, "decay_steps": None}
-    worker = {"device": device, **OFF}  # Settings of [worker] are those of workers in Ray, and aren't sent.
-    tables = {"run": {"seed": told["seed"]}, "worker": worker, "sync": {"strategy": told["strategy"]}}
-    return Job.model_validate({"model": told["model"], "inner_optimizer": inner, **tables})
+def job_of(definition: dict[str, Any], device: str) -> Job:
+    """Build the job from its definition, as sent to a trainer; learning rates come with every assignment."""
+    optimizer = {**definition["inner_optimizer"], "schedule": "constant", "warmup_steps": 0, "decay_steps": None}
+    tables = {
+        "model": definition["model"],
+        "inner_optimizer": optimizer,
+        "run": {"seed": definition["seed"]},
+        "worker": {"device": device, **OFF},  # Settings of [worker] are those of workers in Ray, and aren't sent.
+        "sync": {"strategy": definition["strategy"]},
+    }
+    return Job.model_validate(tables)
 
 
-def train(trainer: client.Trainer, device: str) -> None:
+def train(connection: client.Trainer, device: str) -> None:
     """Take part in a job until its training is completed.
 
     Args:
-        trainer: the connection.
+        connection: connection to the driver.
         device: ``cpu``, ``cuda`` or ``auto``.
 
     Raises:
@@ -37,40 +42,54 @@ def train(trainer: client.Trainer, device: str) -> None:
             gone.
 
     """
-    if "rl" in trainer.job:  # Its reward functions and servers are programs, and no program comes over the bridge.
+    definition = connection.job
+    if "rl" in definition:  # Its reward functions and servers are programs, and no program comes over the bridge.
         fix = "connect a trainer of your own, such as examples/grpo_trainer.py"
-        raise ConfigError("RL025", "jobs/worker.py doesn't train by rewards", trainer.job["rl"]["algorithm"], fix=fix)
-    job = job_of(trainer.job, device)
-    told = trainer.job.get("special_tokens")
-    specials = told and SpecialTokens(told["mask_token_id"], tuple(told["all_special_ids"]))
-    own = trainer_of(job, trainer.job["worker"], specials)
-    trainer.ready(str(own.device), own.parameters)
-    chosen = strategy(job, own)
-    peak = job.inner_optimizer.learning_rate
+        raise ConfigError("RL025", "jobs/worker.py doesn't train by rewards", definition["rl"]["algorithm"], fix=fix)
+    job = job_of(definition, device)
+    specials = None
+    tokens = definition.get("special_tokens")
+    if tokens:
+        specials = SpecialTokens(tokens["mask_token_id"], tuple(tokens["all_special_ids"]))
+    worker = definition["worker"]
+    trainer = trainer_of(job, worker, specials)
+    connection.ready(str(trainer.device), trainer.parameters)
+    inner_strategy = strategy(job, trainer)
+    peak_rate = job.inner_optimizer.learning_rate
     try:
-        for count, work in enumerate(trainer.rounds()):
-            own.seed(job.run.seed, work.number, trainer.job["worker"])
-            _go_through(work, own, chosen, peak, first=count == 0)
+        for count, current_round in enumerate(connection.rounds()):
+            trainer.seed(job.run.seed, current_round.number, worker)
+            _train_round(current_round, trainer, inner_strategy, peak_rate, is_first=count == 0)
     finally:
-        own.close()
+        trainer.close()
 
 
-def _go_through(work: Round, own: Trainer, chosen: Strategy, peak: float, *, first: bool) -> None:
-    layout = layout_of(own.model)
+def _train_round(
+    current_round: Round, trainer: Trainer, inner_strategy: Strategy, peak_rate: float, *, is_first: bool
+) -> None:
+    layout = layout_of(trainer.model)
     began = time.monotonic()
-    load(own.model, layout, work.parameters())
-    own.merged(work.number)
-    work.merged(time.monotonic() - began)
-    if work.evaluates:
-        sums = own.evaluate(Samples(arrays, work.keys) for arrays in work.evaluation())
-        (loss_sum, count), accuracy = sums["val_loss"], sums.get("accuracy")
-        work.evaluated(loss_sum, int(count), None if accuracy is None else int(accuracy[0]))
-    chosen.begin()
-    for place, batch in enumerate(work.batches()):
-        samples = Samples(batch, work.keys)
-        if first and place == 0:
-            own.check_loss(samples)  # The driver checks no losses of trainers outside of Ray.
-        own.optimizer.scale(work.learning_rate / peak)
-        result = chosen.train(samples)
-        work.step(float(result.loss), scored=result.scored, gradient_norm=float(result.norm))
-    work.hand_over(named(layout, [chosen.result(layout, 0)]))
+    load(trainer.model, layout, current_round.parameters())
+    trainer.merged(current_round.number)
+    current_round.merged(time.monotonic() - began)
+    if current_round.evaluates:
+        _evaluate(current_round, trainer)
+    inner_strategy.begin()
+    for number, batch in enumerate(current_round.batches()):
+        samples = Samples(batch, current_round.keys)
+        if is_first and number == 0:
+            trainer.check_loss(samples)  # The driver checks no losses of trainers outside of Ray.
+        trainer.optimizer.scale(current_round.learning_rate / peak_rate)
+        step = inner_strategy.train(samples)
+        current_round.step(float(step.loss), scored=step.scored, gradient_norm=float(step.norm))
+    result = inner_strategy.result(layout, 0)
+    current_round.hand_over(named(layout, [result]))
+
+
+def _evaluate(current_round: Round, trainer: Trainer) -> None:
+    sums = trainer.evaluate(Samples(arrays, current_round.keys) for arrays in current_round.evaluation())
+    loss_sum, count = sums["val_loss"]
+    correct = None
+    if "accuracy" in sums:
+        correct = int(sums["accuracy"][0])
+    current_round.evaluated(loss_sum, int(count), correct)

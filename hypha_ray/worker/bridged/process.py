@@ -29,7 +29,7 @@ from hypha_ray.model.identity import require_same
 from hypha_ray.model.loading.tokenizer import PackedTokenizer
 from hypha_ray.model.tasks.task import SpecialTokens
 from hypha_ray.texts import redacted_tree
-from hypha_ray.worker.bridged.endpoint import listening
+from hypha_ray.worker.bridged.endpoint import listen_for_trainer
 from hypha_ray.worker.bridged.round_report import told_of_policies
 
 MAX_BYTES = 16 << 20
@@ -127,7 +127,7 @@ class TrainerProcess:
                 json.dumps(definition(job, worker, specials), indent=2), encoding="utf-8"
             )
             if job.group_of(worker).dials_in:
-                self._listener = listening(job, worker)
+                self._listener = listen_for_trainer(job, worker)
             else:
                 token = make_token(self.directory / TOKEN_FILE)
                 self._listener = Listener(f"{UNIX}{self.directory / SOCKET_FILE}", token, job.lease_s)

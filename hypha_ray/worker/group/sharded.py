@@ -34,7 +34,7 @@ from hypha_ray.types import Flat, Layout, Samples, Sums, added
 from hypha_ray.worker.group.collectives import Collectives, find_store, open_store, parts_of, require_equal
 from hypha_ray.worker.group.shards import Shards, SumsOverShards, Told, connect, disconnect, is_broken
 from hypha_ray.worker.interrupts import ProcessLostError
-from hypha_ray.worker.training.supervised import SupervisedTrainer, micro_batches
+from hypha_ray.worker.training.supervised import Backup, SupervisedTrainer, micro_batches
 
 Order: TypeAlias = tuple[Any, ...]
 """Name of a method of `Follower`, and its arguments."""
@@ -91,13 +91,13 @@ class Follower:
         """Forget the gradients."""
         self._trainer.optimizer.zero_grad()
 
-    def keep(self) -> None:
-        """Keep the gradients and buffers that are there."""
-        self._kept = self._trainer.kept()
+    def back_up(self) -> None:
+        """Copy gradients and buffers before a batch."""
+        self._backup = self._trainer.back_up()
 
-    def put_back(self) -> None:
-        """Go back to the gradients and buffers that were kept."""
-        self._trainer.put_back(self._kept)
+    def undo_batch(self) -> None:
+        """Restore gradients and buffers to those before the batch."""
+        self._trainer.undo_batch(self._backup)
 
     def add_parts(self, parts: Sequence[Samples], idle: int, summed: bool) -> None:
         """Add the gradient of this process's micro-batches."""
@@ -262,15 +262,15 @@ class ShardedTrainer(SupervisedTrainer):
         self._team.close()
         disconnect()
 
-    def kept(self) -> Any:
+    def back_up(self) -> Backup:
         """Copy gradients and buffers, here and in the others."""
-        self._order("keep")
-        return super().kept()
+        self._order("back_up")
+        return super().back_up()
 
-    def put_back(self, kept: Any) -> None:
+    def undo_batch(self, backup: Backup) -> None:
         """Undo a batch, here and in the others."""
-        self._order("put_back")
-        super().put_back(kept)
+        self._order("undo_batch")
+        super().undo_batch(backup)
 
     def _shares(self, batch: Samples, pieces: int, count: Callable[[Samples], int]) -> list[Share] | None:
         """Cut a batch into micro-batches of each process, equally many; None if nothing in it is scored."""

@@ -78,11 +78,11 @@ class GroupTrainer(SupervisedTrainer):
         super().update_scale(figures)
         self._stale = True
 
-    def damaged(self, batch: Samples) -> npt.NDArray[np.bool_]:
+    def find_damaged(self, batch: Samples) -> npt.NDArray[np.bool_]:
         """Return which samples have no finite gradient by themselves, with losses that no process scales."""
         self._stale = True
         try:
-            return super().damaged(batch)
+            return super().find_damaged(batch)
         finally:
             self._stale = True
 

@@ -2,9 +2,9 @@
 
     python -m hypha_ray.worker.training.batch_trial < pickled `Trial`s
 
-It loads the libraries once, and forks a process for each trial: memory that runs out ends that one, and no worker. For
-each trial it prints a line with the process's id and, when that has ended, one with its exit code: 0 if the steps fit,
-otherwise `TOO_LARGE` or `NO_MEMORY`, −n if signal n has ended it, another one after an error.
+The program loads the libraries once, and forks a process for each trial, so that memory that runs out ends no worker.
+For each trial it prints a line with the process's id and, after its end, a line with its exit code: 0 if the steps
+fit, `TOO_LARGE` or `NO_MEMORY` if they don't, −n after signal n, another one after an error.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from hypha_ray.worker.training.supervised import SupervisedTrainer
 
 TOO_LARGE = 3
 NO_MEMORY = 4
-"""Exit codes: beyond the worker's own limit, and for want of memory that others have."""
+"""Exit codes: memory beyond the worker's own limit, and memory that other processes have."""
 COPIES = 3
-"""Copies of the trained weights that a worker keeps besides: new global weights, its result, and that encoded."""
+"""Further copies of the trained weights in a worker: new global weights, its result, and the encoded result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,9 @@ class Trial:
 
 def resident_bytes(name: str = "VmRSS", process: int | str = "self") -> int:
     """Physical memory of a process; with ``VmHWM``, the most that it has had. 0 after its end."""
-    found = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text(encoding="utf-8"))
-    return 0 if found is None else int(found[1]) * 1024
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    match = re.search(rf"{name}:\s+(\d+) kB", status)
+    return 0 if match is None else int(match[1]) * 1024
 
 
 def result(trial: Trial) -> int:
@@ -81,29 +82,32 @@ def result(trial: Trial) -> int:
         for _ in range(2):
             trainer.step(batch)
     except torch.OutOfMemoryError:
-        return _blame(trial.gpu_part, *torch.cuda.mem_get_info(), torch.cuda.memory_reserved())
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        return _out_of_memory_code(trial.gpu_part, free_bytes, total_bytes, torch.cuda.memory_reserved())
     except MemoryError:
         return NO_MEMORY
     except RuntimeError as error:
         if "can't allocate memory" not in str(error):
             raise
         return NO_MEMORY
-    trained = (one for one in trainer.model.parameters() if one.requires_grad)
-    copies = COPIES * sum(one.numel() * one.element_size() for one in trained)
-    fits = trainer.device.type == "cuda" or resident_bytes("VmHWM") - before + copies <= trial.limit_bytes
-    return 0 if fits else TOO_LARGE
+    if trainer.device.type == "cuda":
+        return 0
+    trained_bytes = sum(weights.nbytes for weights in trainer.model.parameters() if weights.requires_grad)
+    needed_bytes = resident_bytes("VmHWM") - before + COPIES * trained_bytes
+    return 0 if needed_bytes <= trial.limit_bytes else TOO_LARGE
 
 
-def _blame(part: float, free_bytes: int, total_bytes: int, own_bytes: int) -> int:
-    """Exit code for a GPU whose memory ran out: by this process's own part of it, or by what others have."""
-    others = total_bytes - free_bytes - own_bytes
-    return TOO_LARGE if others <= (1 - part) * total_bytes else NO_MEMORY
+def _out_of_memory_code(part: float, free_bytes: int, total_bytes: int, own_bytes: int) -> int:
+    """Exit code after a GPU's memory ran out: the batch is too large, or other processes use more than their part."""
+    used_by_others = total_bytes - free_bytes - own_bytes
+    return TOO_LARGE if used_by_others <= (1 - part) * total_bytes else NO_MEMORY
 
 
 def repeated(samples: Samples, size: int) -> Samples:
-    """As many samples as asked for, of these in turn."""
+    """Repeat samples in turn until there are `size` of them."""
     rows = np.arange(size) % len(samples)
-    return Samples({name: array[rows] for name, array in samples.arrays.items()}, samples.keys[rows])
+    arrays = {name: array[rows] for name, array in samples.arrays.items()}
+    return Samples(arrays, samples.keys[rows])
 
 
 def main() -> None:

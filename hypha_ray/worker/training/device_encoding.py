@@ -1,7 +1,7 @@
 """Payloads that are encoded on a worker's GPU: a byte or less of each element crosses to the host instead of four.
 
-θ stays on the GPU for that, as a copy beside the weights, and so does what payloads have left out: 4 and 4 bytes of
-each parameter. The memory that a step takes is known after the first round alone, which is encoded on the host.
+For that the GPU keeps a copy of θ beside the weights, and the residuals of the codec: 8 bytes for each parameter. The
+first round is encoded on the host, because only after it the memory that a step takes is known.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hypha_ray.worker.training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 _SPARE_BYTES = 1 << 30
-"""Memory of a GPU that is left free beside θ and what was left out."""
+"""Memory of a GPU that is left free beside θ and residuals."""
 
 
 class DeviceEncoding:
@@ -38,10 +38,10 @@ class DeviceEncoding:
     Args:
         trainer: trainer of the model.
         layout: places of its tensors.
-        encoders: encoders on the host, by fragment, which make payloads until this can.
+        encoders: encoders on the host, by fragment, for payloads that aren't encoded on the device.
         codec: name of the codec, one of `codec.on_device.ELEMENTWISE`.
-        decay: part of what was left out that is made up for.
-        free_bytes: function that tells the device's free memory.
+        decay: factor of the residuals in error feedback.
+        free_bytes: function that returns the device's free memory.
 
     """
 
@@ -56,7 +56,7 @@ class DeviceEncoding:
     ) -> None:
         self._trainer = trainer
         self._layout = layout
-        self._host = encoders
+        self._host_encoders = encoders
         self._codec = codec
         self._decay = decay
         self._free_bytes = free_bytes
@@ -74,20 +74,20 @@ class DeviceEncoding:
             return
         try:
             for fragment, flat in fragments.items():
-                kept = self._theta.setdefault(fragment, {})
+                theta = self._theta.setdefault(fragment, {})
                 for group in filter(is_trained, flat):
-                    if group not in kept:
+                    if group not in theta:
                         dtype = getattr(torch, dtype_of(group))
-                        kept[group] = torch.empty(len(flat[group]), dtype=dtype, device=self._trainer.device)
+                        theta[group] = torch.empty(len(flat[group]), dtype=dtype, device=self._trainer.device)
                     if mixed:
-                        copy_in(source_of(flat[group]), kept[group])
+                        copy_in(source_of(flat[group]), theta[group])
                     else:
-                        self._copy_live(fragment, group, kept[group])
+                        self._copy_from_model(fragment, group, theta[group])
         except torch.OutOfMemoryError:
-            self._give_up()
+            self._encode_on_host()
 
     def payload(self, fragment: int) -> tuple[Flat, Quality] | None:
-        """Return a fragment's payload and how good it is; None: it has to be encoded on the host.
+        """Encode a fragment; return its payload and quality, None if it has to be encoded on the host.
 
         The arrays are written anew for the next payload of the fragment.
         """
@@ -95,71 +95,85 @@ class DeviceEncoding:
             self._enabled = self._free_bytes() >= self._needed_bytes() + _SPARE_BYTES
         if not self._enabled or fragment not in self._theta:
             return None
-        groups = [group for group in self._layout.groups(fragment) if is_trained(group)]
-        values = {group: LiveGroup(self._trainer.model, self._layout, fragment, group) for group in groups}
+        values = {}
+        for group in filter(is_trained, self._layout.groups(fragment)):
+            values[group] = LiveGroup(self._trainer.model, self._layout, fragment, group)
         try:
             buffers = self._copy_buffers(fragment)
             arrays, quality = self._encoder(fragment).encode(values, self._theta[fragment], self._wait)
         except torch.OutOfMemoryError:
-            if fragment in self._encoders:
-                self._encoders[fragment].residual.clear()  # Of some blocks it is that of a payload that isn't sent.
-            self._give_up()
+            encoder = self._encoders.get(fragment)
+            if encoder is not None:
+                encoder.residual.clear()  # Some blocks of it belong to a payload that isn't sent.
+            self._encode_on_host()
             return None
         return arrays | buffers, quality
 
     def forget(self) -> None:
-        """Forget what payloads have left out."""
+        """Clear the residuals of all fragments."""
         for encoder in self._encoders.values():
             encoder.residual.clear()
 
-    def _copy_live(self, fragment: int, group: str, out: torch.Tensor) -> None:
+    def _copy_from_model(self, fragment: int, group: str, out: torch.Tensor) -> None:
         live = LiveGroup(self._trainer.model, self._layout, fragment, group)
         for part in blocks(live.size, DEVICE_BLOCK):
             out[part] = live.block(part)
 
     def _encoder(self, fragment: int) -> DeviceFeedback:
-        """Return a fragment's encoder, which begins with what the one on the host has left out."""
-        if fragment not in self._encoders:
-            codec = difference_codec(self._codec)
-            assert codec is not None
-            encoder = DeviceFeedback(codec, self._decay, self._room)
-            for group, left_out in self._host[fragment].residual.items():
-                encoder.residual[group] = to_device(source_of(left_out), self._trainer.device)
-            self._encoders[fragment] = encoder
-            self._host[fragment].residual.clear()
-        return self._encoders[fragment]
+        """Return a fragment's encoder; a new one takes over the residuals of the one on the host."""
+        encoder = self._encoders.get(fragment)
+        if encoder is not None:
+            return encoder
+        codec = difference_codec(self._codec)
+        assert codec is not None
+        encoder = DeviceFeedback(codec, self._decay, self._empty_on_host)
+        host_encoder = self._host_encoders[fragment]
+        for group, residual in host_encoder.residual.items():
+            encoder.residual[group] = to_device(source_of(residual), self._trainer.device)
+        self._encoders[fragment] = encoder
+        host_encoder.residual.clear()
+        return encoder
 
     def _copy_buffers(self, fragment: int) -> Flat:
-        """Begin to copy what isn't trained to the host; return the arrays."""
-        kept = self._buffers.setdefault(fragment, {})
+        """Begin to copy buffers, which aren't trained, to the host; return their arrays."""
+        copies = self._buffers.setdefault(fragment, {})
         for group, size in self._layout.groups(fragment).items():
-            if not is_trained(group) and group not in kept:
-                kept[group] = self._room(size, getattr(torch, dtype_of(group)))
+            if not is_trained(group) and group not in copies:
+                copies[group] = self._empty_on_host(size, getattr(torch, dtype_of(group)))
         for entry, tensor in live_tensors(self._trainer.model, self._layout, fragment):
             if not is_trained(entry.group):
-                room = kept[entry.group][entry.offset : entry.offset + entry.size]
-                room.copy_(tensor.reshape(-1), non_blocking=True)
-        return {group: room.numpy() for group, room in kept.items()}
+                target = copies[entry.group][entry.offset : entry.offset + entry.size]
+                target.copy_(tensor.reshape(-1), non_blocking=True)
+        return {group: copy.numpy() for group, copy in copies.items()}
 
-    def _room(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(size, dtype=dtype, pin_memory=self._trainer.device.type == "cuda")
+    def _empty_on_host(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        is_pinned = self._trainer.device.type == "cuda"
+        return torch.empty(size, dtype=dtype, pin_memory=is_pinned)
 
     def _wait(self) -> None:
         if self._trainer.device.type == "cuda":
             torch.cuda.synchronize(self._trainer.device)
 
     def _needed_bytes(self) -> int:
-        trained = [entry for entry in self._layout.entries if is_trained(entry.group)]
-        theta = sum(entry.size * np.dtype(dtype_of(entry.group)).itemsize for entry in trained)
-        return theta + (4 * sum(entry.size for entry in trained) if self._decay else 0)
+        """Memory of a GPU that θ and residuals take."""
+        needed_bytes = 0
+        for entry in self._layout.entries:
+            if not is_trained(entry.group):
+                continue
+            dtype = np.dtype(dtype_of(entry.group))
+            needed_bytes += entry.size * dtype.itemsize
+            if self._decay:
+                needed_bytes += 4 * entry.size  # Residuals have 32 bits.
+        return needed_bytes
 
-    def _give_up(self) -> None:
-        """Encode on the host from here on, and go on there with what was left out."""
+    def _encode_on_host(self) -> None:
+        """Encode on the host from here on, and move the residuals there."""
         log.warning("the GPU has too little memory left for encoding; results are encoded on the host")
         self._enabled = False
         for fragment, encoder in self._encoders.items():
-            residual = {group: left_out.cpu().numpy() for group, left_out in encoder.residual.items()}
-            self._host[fragment].residual.update(residual)
+            host_residuals = self._host_encoders[fragment].residual
+            for group, residual in encoder.residual.items():
+                host_residuals[group] = residual.cpu().numpy()
         self._theta.clear()
         self._encoders.clear()
         self._buffers.clear()
@@ -169,15 +183,17 @@ def device_encoding(job: Job, trainer: Trainer, layout: Layout, encoders: list[E
     """Return the encoding on a worker's GPU; None if its results are encoded on the host.
 
     The host encodes results of a model that is on the CPU, is sharded or has weights of 16 bits. It encodes gradients,
-    and in replay mode all results: there a successor takes over what a payload has left out.
+    too, and in replay mode all results, because there a successor takes over the residuals.
     """
     codec = job.sync.codec
     device = trainer.device
-    gathers: Any = type(trainer).gather
-    whole = gathers is WholeModel.gather
-    wide = all(entry.dtype == dtype_of(entry.group) for entry in layout.entries if is_trained(entry.group))
-    if device.type != "cuda" or not whole or not wide or job.run.mode == "replay" or not sends_differences(job.sync):
+    gather: Any = type(trainer).gather
+    is_whole = gather is WholeModel.gather
+    if device.type != "cuda" or not is_whole or job.run.mode == "replay" or not sends_differences(job.sync):
         return None
+    for entry in layout.entries:
+        if is_trained(entry.group) and entry.dtype != dtype_of(entry.group):
+            return None
     if codec == "fp32" or not encodes_on_device(difference_codec(codec)):
         return None
     free_bytes = partial(free_gpu_bytes, device)

@@ -1,10 +1,10 @@
-"""The inner loop: merge the global weights, evaluate, train on the plan's spans, hand over the result. Never an RPC."""
+"""The inner loop: merge the global weights, evaluate, train on the plan's spans, hand over the result. No RPC."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -48,21 +48,21 @@ from hypha_ray.worker.training.local_state import LocalWeights, export_inner_sta
 from hypha_ray.worker.training.meter import Meter, peak_operations, token_operations
 from hypha_ray.worker.training.trainer import strategy, trainer_of
 
-LONGEST_VAIN = 10
-"""Batches in a row without a finite gradient after which a worker gives up."""
-MOST_PENDING = 4
-"""Steps that may have been begun before the result of an earlier one is waited for."""
+MAX_SKIPPED_BATCHES = 10
+"""Batches in a row without a finite gradient, after which a worker gives up."""
+MAX_PENDING_STEPS = 4
+"""Steps that may be under way before the loop waits for the result of the oldest one."""
 
 
-class Begun(NamedTuple):
-    """Step of a round that has been begun."""
+class PendingBatch(NamedTuple):
+    """Batch whose step has been begun."""
 
     round: int
     meter: Meter
-    work: str
-    """Name of its samples."""
+    text: str
+    """Description of its samples, for signs of life."""
     samples: int
-    rate: float
+    learning_rate: float
     step: PendingStep
 
 
@@ -105,54 +105,60 @@ class TrainingLoop:
         self._strategy = strategy(job, self._trainer)
         self._layout = layout_of(self._model, job.sync.fragments, job.sync.partition)
         self._encoders = encoders(job.sync)
-        self._relative = sends_differences(job.sync)
+        self._sends_differences = sends_differences(job.sync)
         self._device_encoding = device_encoding(job, self._trainer, self._layout, self._encoders)
         self._results: dict[int, Flat] = {}
-        """Arrays that results were made in, by fragment."""
+        """Arrays of the last results, by fragment; they are written again in the next round."""
         self._replay = job.run.mode == "replay"
-        self._bequeaths = self._replay and (self._strategy.has_state or job.sync.codec != "fp32")
-        self._proved = False
-        """The scheduler knows by their hash that the first weights were the right ones."""
-        self._tampers = any(spec.startswith("worker.payload") for spec in job.testing.failpoints)
-        keeps = self._tampers or self._relative or job.sync.overlaps
-        self._weights = LocalWeights(self._trainer, self._layout, job.sync.mixing, keeps)
-        self._begun: Meter | None = None
-        """Meter of a round that was begun before its plan and its weights were there."""
+        self._sends_inner_state = self._replay and (self._strategy.has_state or job.sync.codec != "fp32")
+        self._weights_proved = False
+        """Whether the scheduler has the hash of the first weights, which proves them right."""
+        has_payload_failpoint = any(spec.startswith("worker.payload") for spec in job.testing.failpoints)
+        keeps_theta = has_payload_failpoint or self._sends_differences or job.sync.overlaps
+        self._weights = LocalWeights(self._trainer, self._layout, job.sync.mixing, keeps_theta)
+        self._meter_ahead: Meter | None = None
+        """Meter of the round that was begun before its plan and weights arrived; None if none was."""
         self._rejections = 0
-        """Rejected deltas that the inner state has been reset for."""
-        self._pending: deque[Begun] = deque()
-        """Steps that have been begun and whose results aren't taken in, the oldest one first."""
-        self._vain = 0
-        """Batches in a row that were skipped for want of a finite gradient."""
-        self._told: set[str] = set()
-        """Lines that the user was told."""
-        self._next = 0
-        """The earliest round that may be trained."""
+        """Number of rejected deltas after which the inner state was reset."""
+        self._pending: deque[PendingBatch] = deque()
+        """Batches whose results haven't been collected, the oldest one first."""
+        self._skipped_batches = 0
+        """Number of batches in a row without a finite gradient, which were skipped."""
+        self._warned_lines: set[str] = set()
+        """Warnings that were sent to the user."""
+        self._next_round = 0
+        """Number of the earliest round that may be trained."""
         self._throttle = Throttle(job, source.worker)
 
     def run(self) -> None:
         """Train until the final plan, or until the worker has left; raises `Closed` when it is stopped before."""
         try:
             self._inbox.check()
-            built = self._layout.sha256(), str(self._trainer.device), self._trainer.parameters
-            self._emit(Ready(self._source, *built, self._batch_size, *settings_told(self._job)))
-            while self._round():
+            self._report_ready()
+            while self._train_round():
                 pass
         except Retired:
             self._emit(Left(self._source))
         finally:
             self._trainer.close()
 
-    def _round(self) -> bool:
+    def _report_ready(self) -> None:
+        layout_hash = self._layout.sha256()
+        device = str(self._trainer.device)
+        settings, reasons = settings_told(self._job)
+        parameters = self._trainer.parameters
+        self._emit(Ready(self._source, layout_hash, device, parameters, self._batch_size, settings, reasons))
+
+    def _train_round(self) -> bool:
         """Go through one round, idle or not; False after the final plan."""
-        begun = self._go_to_next()
-        evaluated = False
-        self._begin_anew_if_rejected(begun)
-        plan: Plan | None = begun
-        while plan is not None and plan.round == begun.round:
-            if plan.evaluate and not evaluated:
+        first_plan = self._await_next_round()
+        is_evaluated = False
+        self._reset_if_rejected(first_plan)
+        plan: Plan | None = first_plan
+        while plan is not None and plan.round == first_plan.round:
+            if plan.evaluate and not is_evaluated:
                 self._evaluate(plan)
-                evaluated = True
+                is_evaluated = True
             if plan.final:
                 return False
             if plan.spans:
@@ -161,8 +167,8 @@ class TrainingLoop:
             plan = self._inbox.correction(plan)
         return True
 
-    def _begin_anew_if_rejected(self, plan: Plan) -> None:
-        """Forget the optimizer's state and what payloads have left out, if what came of them was rejected."""
+    def _reset_if_rejected(self, plan: Plan) -> None:
+        """After a rejected delta, reset the optimizer's state and the codec's residuals."""
         if plan.rejections > self._rejections:
             self._rejections = plan.rejections
             self._optimizer.reset()
@@ -171,28 +177,32 @@ class TrainingLoop:
             if self._device_encoding is not None:
                 self._device_encoding.forget()
 
-    def _go_to_next(self) -> Plan:
-        """Wait for the next round's plan, and merge the weights that are due in it."""
-        asked = time.monotonic()
-        plan = self._inbox.plan(self._next)
-        self._next = plan.round + 1
-        while self._inbox.lacks(due := version_due(self._job, plan.round)):
-            self._merge(due, asked)
-            asked = time.monotonic()
+    def _await_next_round(self) -> Plan:
+        """Wait for the next round's plan, and merge the weights that are needed in it."""
+        wait_began = time.monotonic()
+        plan = self._inbox.plan(self._next_round)
+        self._next_round = plan.round + 1
+        needed_version = version_due(self._job, plan.round)
+        while self._inbox.lacks(needed_version):
+            self._merge_weights(needed_version, wait_began)
+            wait_began = time.monotonic()
         return plan
 
-    def _merge(self, due: WeightsVersion, asked: float) -> None:
-        """Copy newer weights into the live parameters, on the way to the version that is due; waits since `asked`."""
-        arrived = self._inbox.weights(due)
-        began = time.monotonic()
-        mixed = self._weights.merge(arrived, mixes=arrived.version > self._job.rounds.warmup_rounds)
+    def _merge_weights(self, needed_version: WeightsVersion, wait_began: float) -> None:
+        """Copy newer weights into the live parameters: those of the needed version, or of one before it."""
+        arrived = self._inbox.weights(needed_version)
+        wait_s = time.monotonic() - wait_began
+        is_warmup = arrived.version <= self._job.rounds.warmup_rounds
+        mixed = self._weights.merge(arrived, mixes=not is_warmup)
         if self._device_encoding is not None:
             self._device_encoding.take(arrived.fragments, mixed)
         self._trainer.merged(arrived.version)
-        theta = [flat for _, flat in sorted(arrived.fragments.items())]
-        sha256 = None if self._proved else digest(named(self._layout, theta))
-        self._emit(Merged(self._source, arrived.version, sha256, began - asked if self._proved else None))
-        self._proved = True
+        if self._weights_proved:
+            self._emit(Merged(self._source, arrived.version, None, wait_s))
+            return
+        theta = [arrived.fragments[fragment] for fragment in sorted(arrived.fragments)]
+        self._emit(Merged(self._source, arrived.version, digest(named(self._layout, theta)), None))
+        self._weights_proved = True
 
     def _evaluate(self, plan: Plan) -> None:
         began = time.monotonic()
@@ -208,141 +218,152 @@ class TrainingLoop:
             yield self._batch_source.batch(plan.evaluate, start, size, shuffled=False)
 
     def _train(self, plan: Plan) -> None:
-        """One round's steps. The plan may be corrected meanwhile; if the fleet has moved on, the round is dropped.
+        """Take one round's steps. The plan may be corrected meanwhile; if the fleet has moved on, the round is dropped.
 
-        A worker that is leaving hands over what it has done, but for replay mode: there a successor does all of it.
+        A worker that is leaving hands over its partial result, except in replay mode, where its successor repeats the
+        round.
         """
         number = plan.round
         longest = plan
-        self._restore(plan)
-        meter = self._begun
-        self._begun = None
+        self._restore_inner_state(plan)
+        meter = self._meter_ahead
+        self._meter_ahead = None
         if meter is None or meter.round != number:
-            meter = self._begin(number)
+            meter = self._begin_round(number)
         try:
-            while (plan := self._inbox.plan(number)).round == number and meter.begun < plan.samples:
-                longest = max(longest, plan, key=lambda one: one.samples)
-                self._batch(plan, meter)
-            self._take_in_results()
+            plan = self._inbox.plan(number)
+            while plan.round == number and meter.begun < plan.samples:
+                if plan.samples > longest.samples:
+                    longest = plan
+                self._train_batch(plan, meter)
+                plan = self._inbox.plan(number)
+            self._collect_results()
         except Retired:
             if meter.begun and not self._replay:
                 self._hand_over(longest, meter)
             raise
         if plan.round == number:
             self._hand_over(longest, meter)
-            self._go_ahead(plan)
+            self._train_ahead(plan)
 
-    def _begin(self, number: int) -> Meter:
-        """Begin a round. So that it can be repeated, nothing random in it depends on what was before."""
+    def _begin_round(self, number: int) -> Meter:
+        """Begin a round, with random numbers that don't depend on earlier ones: so it can be repeated."""
         self._trainer.seed(self._job.run.seed, number, self._source.worker)
         self._strategy.begin()
         return Meter(self._source, number, self._job.report_interval_s)
 
-    def _go_ahead(self, plan: Plan) -> None:
-        """Train on what is the next round's in any case, until the result of the one that was handed over is due."""
+    def _train_ahead(self, plan: Plan) -> None:
+        """Overlap: train on the next round's samples until the result of the last hand-over is needed."""
         if not plan.ahead:
             return
-        self._begun = meter = self._begin(plan.round + 1)
+        self._meter_ahead = meter = self._begin_round(plan.round + 1)
         ahead = replace(plan, round=plan.round + 1, spans=plan.ahead)
         while meter.begun < ahead.samples:
             self._inbox.check()
-            self._batch(ahead, meter, plan.samples)
-        self._take_in_results()
+            self._train_batch(ahead, meter, plan.samples)
+        self._collect_results()
         meter.pause()
 
-    def _restore(self, plan: Plan) -> None:
-        """Take the predecessor's optimizer state over, where the plan asks for that."""
-        if plan.restores and (state := self._inbox.state()) is not None:
+    def _restore_inner_state(self, plan: Plan) -> None:
+        """Continue with the predecessor's inner state, if the plan says so."""
+        if not plan.restores:
+            return
+        state = self._inbox.state()
+        if state is not None:
             import_inner_state(self._trainer, self._encoders, state)
 
-    def _batch(self, plan: Plan, meter: Meter, round_samples: int | None = None) -> None:
-        """Train on the plan's next batch; the round has so many samples, if not just the plan's."""
-        done = meter.begun
-        of = round_samples or plan.samples
-        size = min(plan.batch_size, plan.samples - done)
+    def _train_batch(self, plan: Plan, meter: Meter, round_samples: int | None = None) -> None:
+        """Train on the plan's next batch; `round_samples` is the size of the round, None: the plan's."""
+        start = meter.begun
+        size = min(plan.batch_size, plan.samples - start)
         with meter.waiting():
-            batch = self._batch_source.batch(plan.spans, done, size)
-            upcoming = self._batch_source.upcoming(plan.spans, done + size, plan.batch_size, waits=self._replay)
+            batch = self._batch_source.batch(plan.spans, start, size)
+            upcoming = self._batch_source.upcoming(plan.spans, start + size, plan.batch_size, waits=self._replay)
             self._trainer.announce(upcoming)
         began = time.monotonic()
         # All workers go through the schedule together, by parts of the round: a fast one isn't ahead.
-        self._optimizer.seek(position(self._job, plan, done / of))
-        rate = self._optimizer.learning_rate  # That of this step: the optimizer goes on to the next one by itself.
+        self._optimizer.seek(position(self._job, plan, start / (round_samples or plan.samples)))
+        learning_rate = self._optimizer.learning_rate  # Read before the step, which advances the schedule.
         self._weights.mark_changed()
-        with working(work := _named(batch)):
+        text = _describe_samples(batch)
+        with working(text):
             step = self._strategy.begin_step(batch)
             if self._throttle.slows:
                 step.result()
         self._throttle.wait(time.monotonic() - began)
         meter.begun += size
-        self._pending.append(Begun(plan.round, meter, work, size, rate, step))
-        self._take_in_results(MOST_PENDING)
+        self._pending.append(PendingBatch(plan.round, meter, text, size, learning_rate, step))
+        self._collect_results(MAX_PENDING_STEPS)
         failpoint("worker.step", self._source.worker)
 
-    def _take_in_results(self, most: int = 0) -> None:
-        """Take in the results of steps that are there, and wait for those of all steps but so many."""
-        while self._pending and (len(self._pending) > most or self._pending[0].step.ready):
-            begun = self._pending.popleft()
-            with working(begun.work):
-                result = begun.step.result()
-            self._take_in(begun, result)
+    def _collect_results(self, most_pending: int = 0) -> None:
+        """Record the results that are ready, and wait for others until at most `most_pending` steps are left."""
+        while self._pending and (len(self._pending) > most_pending or self._pending[0].step.ready):
+            batch = self._pending.popleft()
+            with working(batch.text):
+                result = batch.step.result()
+            self._record_result(batch, result)
 
-    def _take_in(self, begun: Begun, result: Step) -> None:
-        """Count a step and its result, and tell what there is to tell of it."""
-        number = begun.round
-        meter = begun.meter
-        meter.step(result, begun.samples, begun.rate)
-        self._see_to_damage(number, result)
+    def _record_result(self, batch: PendingBatch, result: Step) -> None:
+        """Count a batch and its result, and emit the events that follow from it."""
+        number = batch.round
+        meter = batch.meter
+        meter.step(result, batch.samples, batch.learning_rate)
+        self._report_damage(number, result)
         if result.shown and meter.batches == 1:
             self._emit(RolloutReport(self._source, number, result.shown))
         if result.revived:
             self._emit(ModelWorkersRevived(self._source, number, result.revived))
-        self._tell(number, result.problems)
-        if meter.due and meter is not self._begun:
+        self._warn_user(number, result.problems)
+        if meter.due and meter is not self._meter_ahead:
             self._emit(meter.report())
 
-    def _tell(self, number: int, problems: tuple[str, ...]) -> None:
-        """Tell the user of what failed beside the training; each line once."""
-        new = tuple(line for line in dict.fromkeys(problems) if line not in self._told)
-        self._told.update(new)
-        if new:
-            self._emit(WorkerWarned(self._source, number, new))
+    def _warn_user(self, number: int, problems: tuple[str, ...]) -> None:
+        """Warn the user of problems beside the training, of each one once."""
+        new_lines: list[str] = []
+        for line in problems:
+            if line not in self._warned_lines:
+                self._warned_lines.add(line)
+                new_lines.append(line)
+        if new_lines:
+            self._emit(WorkerWarned(self._source, number, tuple(new_lines)))
 
-    def _see_to_damage(self, number: int, result: Step) -> None:
-        """Name samples that were left out; too many batches in a row end the run.
+    def _report_damage(self, number: int, result: Step) -> None:
+        """Report samples that were left out; too many skipped batches in a row end the run.
 
         Raises:
             ConfigError: TRN002.
 
         """
         if result.scored:
-            self._vain = 0
+            self._skipped_batches = 0
         if not len(result.bad):
             return
         samples = tuple((int(index), int(sample)) for _, index, sample in result.bad)
         self._emit(Damaged(self._source, number, samples, whole=not result.scored))
-        self._vain += not result.scored
-        if self._vain >= LONGEST_VAIN:
-            what = f"{self._vain} batches in a row had no finite gradient: training diverged, or the data is damaged"
-            named = ", ".join(f"sample {sample} of slice {index}" for index, sample in samples[:3])
+        if not result.scored:
+            self._skipped_batches += 1
+        if self._skipped_batches >= MAX_SKIPPED_BATCHES:
+            count = self._skipped_batches
+            problem = f"{count} batches in a row had no finite gradient: training diverged, or the data is damaged"
+            names = ", ".join(f"sample {sample} of slice {index}" for index, sample in samples[:3])
             fix = "lower inner_optimizer.learning_rate; or set dataset.allow_quarantine to leave single samples out"
-            raise ConfigError("TRN002", what, named, fix=fix)
+            raise ConfigError("TRN002", problem, names, fix=fix)
 
     def _hand_over(self, plan: Plan, meter: Meter) -> None:
-        """Emit the last report, the delta, and what belongs to it."""
-        self._take_in_results()
+        """Emit the last report, the delta, its payloads, and the inner state if a successor needs it."""
+        self._collect_results()
         if meter.pending:
             self._emit(meter.report())
         failpoint("worker.before_delta", self._source.worker)
         train_s = meter.train_s
         fragments = fragments_of_round(self._job, plan.round)
-        theta = [self._weights.theta[fragment] for fragment in fragments] if self._weights.theta else []
         payloads: list[Flat] = []
         quality = Quality()
         for fragment in fragments:
-            payload, own_quality = self._payload(fragment)
+            payload, fragment_quality = self._encode_result(fragment)
             payloads.append(payload)
-            quality += own_quality
+            quality += fragment_quality
         delta = Delta(
             source=self._source,
             round=plan.round,
@@ -356,35 +377,50 @@ class TrainingLoop:
             payload_bytes=sum(payload_bytes(payload) for payload in payloads),
             train_s=train_s,
             data_wait_s=meter.data_wait_s,
-            inner_state=self._bequeaths,
+            inner_state=self._sends_inner_state,
             quality=(quality.error, quality.cosine),
             sums=meter.sums,
             token_operations=self._token_operations,
             peak_operations=self._peak_operations,
             peak_memory_bytes=take_peak_memory(self._trainer.device),
         )
-        parts = [*payloads, *([export_inner_state(self._trainer, self._encoders)] if self._bequeaths else [])]
-        action = failpoint("worker.payload", self._source.worker)
-        items: list[Delta | Flat] = [delta, *parts] if action is None else corrupted(action, delta, parts, theta)
-        for item in items:
+        parts = payloads
+        if self._sends_inner_state:
+            parts = [*payloads, export_inner_state(self._trainer, self._encoders)]
+        for item in self._with_payload_fault(delta, parts, fragments):
             self._emit(item)
 
-    def _payload(self, fragment: int) -> tuple[Flat, Quality]:
+    def _with_payload_fault(self, delta: Delta, parts: list[Flat], fragments: Sequence[int]) -> Sequence[Delta | Flat]:
+        """Return the items to send: the delta and its parts, damaged if the failpoint for that fires."""
+        action = failpoint("worker.payload", self._source.worker)
+        if action is None:
+            return [delta, *parts]
+        theta = [self._weights.theta[fragment] for fragment in fragments]
+        return corrupted(action, delta, parts, theta)
+
+    def _encode_result(self, fragment: int) -> tuple[Flat, Quality]:
         """Encode a fragment's result, on the model's device if that is possible.
 
-        Its arrays of the last time are free: that result couldn't have been merged before they were read.
+        The arrays of the last result are free, because new weights arrive only after that result was read.
         """
-        if self._device_encoding is not None and (made := self._device_encoding.payload(fragment)) is not None:
-            return made
+        if self._device_encoding is not None:
+            encoded = self._device_encoding.payload(fragment)
+            if encoded is not None:
+                return encoded
         result = self._strategy.result(self._layout, fragment, self._results.get(fragment))
-        self._results[fragment] = self._weights.complete(fragment, result) if self._strategy.has_state else result
-        theta = self._weights.theta[fragment] if self._relative and self._weights.theta else None
-        return self._encoders[fragment].encode(self._results[fragment], theta)
+        if self._strategy.has_state:
+            result = self._weights.complete(fragment, result)
+        self._results[fragment] = result
+        theta = None
+        if self._sends_differences and self._weights.theta:
+            theta = self._weights.theta[fragment]
+        return self._encoders[fragment].encode(result, theta)
 
 
-def _named(batch: Samples) -> str:
+def _describe_samples(batch: Samples) -> str:
     """Name the samples of a batch by its first and last one."""
     if not len(batch.keys):
         return ""
-    (_, first_slice, first), (_, last_slice, last) = batch.keys[0], batch.keys[-1]
+    _, first_slice, first = batch.keys[0]
+    _, last_slice, last = batch.keys[-1]
     return f"samples {first} of slice {first_slice} to {last} of slice {last_slice}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -40,8 +41,12 @@ if TYPE_CHECKING:
     from hypha_ray.worker.group.shards import Shards
 
 
-Kept: TypeAlias = tuple[list[torch.Tensor | None], list[torch.Tensor]]
-"""Gradients and buffers before a batch."""
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """Copies of gradients and buffers, made before a batch."""
+
+    gradients: list[torch.Tensor | None]
+    buffers: list[torch.Tensor]
 
 
 class SupervisedTrainer(WholeModel):
@@ -59,7 +64,7 @@ class SupervisedTrainer(WholeModel):
         job = resolved_job(job)
         self._accumulation = job.rounds.accumulation
         self._reduction: Reduction = Alone()
-        self._leaves_out = job.dataset.allow_quarantine
+        self._allows_quarantine = job.dataset.allow_quarantine
         self.device = device_of(job.worker.device)
         if job.run.mode == "replay":
             compute_reproducibly(self.device)
@@ -74,25 +79,31 @@ class SupervisedTrainer(WholeModel):
         self._masking_seed = job.run.seed
         require_mean(self._task, job.sync.traits)
         self._metrics = metrics_named(job.model.metrics)
-        self.shards = None if mesh is None else _sharded(self.model, mesh)
-        trained = self.model if self.shards is None else self.shards.pieces
+        self.shards: Shards | None = None
+        trained: torch.nn.Module = self.model
+        if mesh is not None:
+            self.shards = _shard(self.model, mesh)
+            trained = self.shards.pieces
         inner = job.inner_optimizer
         fuses = job.run.mode != "replay"
         self.optimizer = build_optimizer(self.model, inner, inner_steps(job), job.num_workers, self.shards, fuses)
         self._build_copy = partial(random_model, job.model, self._task)
         # Copies of weights in 16 bits would outlive the shards' weights, which are freed.
         self._computation = Computation(job, self._task, self.model, keeps_copies=self.shards is None)
-        self.loss_scale = LossScale(self.device) if self._computation.autocast == torch.float16 else None
-        saved = self.model.state_dict().keys()
-        self._buffers = [buffer for name, buffer in self.model.named_buffers() if name in saved]
-        self._trained = [one for one in trained.parameters() if one.requires_grad]
+        self.loss_scale: LossScale | None = None
+        if self._computation.autocast == torch.float16:
+            self.loss_scale = LossScale(self.device)
+        saved_names = self.model.state_dict().keys()
+        self._buffers = [buffer for name, buffer in self.model.named_buffers() if name in saved_names]
+        self._trained = [parameter for parameter in trained.parameters() if parameter.requires_grad]
         self._statistics = [buffer for buffer in self._buffers if buffer.is_floating_point()]
-        self._copies = InputCopies(self.device)
-        goes_on = mesh is None and job.run.mode != "replay" and self.optimizer.skips
-        self._reading = reading_from(self.device) if goes_on else None
+        self._input_copies = InputCopies(self.device)
+        runs_ahead = mesh is None and job.run.mode != "replay" and self.optimizer.skips
+        self._read_figures = reading_from(self.device) if runs_ahead else None
+        """Reader of a step's figures, behind which the host begins further steps; None: each step is waited for."""
         is_decoder = self._task.labels == "shifted"
         is_compiled = job.worker.compile is True
-        self._tells_masks = self._reading is not None and is_decoder and not is_compiled
+        self._passes_masks = self._read_figures is not None and is_decoder and not is_compiled
 
     @property
     def parameters(self) -> int:
@@ -102,11 +113,13 @@ class SupervisedTrainer(WholeModel):
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Trained parameters, saved buffers and the scale of losses: all that training changes."""
-        scales = [] if self.loss_scale is None else [self.loss_scale.scale]
-        return [*self._trained, *self._buffers, *scales]
+        tensors = [*self._trained, *self._buffers]
+        if self.loss_scale is not None:
+            tensors.append(self.loss_scale.scale)
+        return tensors
 
     def join(self, reduction: Reduction) -> None:
-        """Share batches with other processes from here on, over which `reduction` sums up."""
+        """Share batches with other processes from here on; `reduction` sums over them."""
         self._reduction = reduction
 
     def check_loss(self, batch: Samples) -> None:
@@ -119,7 +132,7 @@ class SupervisedTrainer(WholeModel):
         check_loss_on_copy(self._task, batch, copy.deepcopy(self.model.config), self._build_copy, self.parameters)
 
     def seed(self, *entropy: int) -> None:
-        """Let all that a model draws depend on these numbers alone from here on: some draw from numpy or Python."""
+        """Seed all random numbers that a model may draw, those of numpy and Python included."""
         seed_all(*entropy)
 
     def step(self, batch: Samples) -> Step:
@@ -134,36 +147,38 @@ class SupervisedTrainer(WholeModel):
         return result
 
     def begin_step(self, batch: Samples) -> PendingStep:
-        """Begin one inner step, as `step`; on a GPU it is left out there, and the host learns of it later.
+        """Begin one inner step, as `step`. A GPU skips a step without a finite gradient by itself.
 
-        So its damaged samples are looked for, and others of its batch trained on, when later steps have been begun.
+        The host learns of that after it has begun later steps. Only then it looks for the damaged samples, and trains
+        on the batch's other ones.
         """
-        if self._reading is None:
+        if self._read_figures is None:
             return FinishedStep(self.step(batch))
         self.optimizer.zero_grad()
         buffers = [buffer.clone() for buffer in self._buffers]
-        result = self._completed(self.add_gradient(batch, summed=False), batch)
+        result = self._with_tokens_and_problems(self.add_gradient(batch, summed=False), batch)
         if result.scored == 0:
             return FinishedStep(result)
         figures = self._figures(result)
         rates = self.optimizer.rates
-        finite = figures.isfinite().all()
-        self.optimizer.step(result.norm, finite.logical_not().float())
+        is_finite = figures.isfinite().all()
+        skipped = is_finite.logical_not().float()
+        self.optimizer.step(result.norm, skipped)
         self.update_scale(figures)
         for buffer, before in zip(self._buffers, buffers, strict=True):
-            buffer.copy_(torch.where(finite, buffer, before))
+            buffer.copy_(torch.where(is_finite, buffer, before))
 
         def finish(numbers: torch.Tensor) -> Step:
             if numbers.isfinite().all():
                 return replace(result, loss=numbers[0], norm=numbers[1])
-            if self._overflows(numbers):
-                return replace(self._nothing(), tokens=result.tokens)
+            if self._is_overflow(numbers):
+                return replace(self._skipped(), tokens=result.tokens)
             return self.step_without_damage(batch, rates)
 
-        return ReadStep(self._reading(figures), finish)
+        return ReadStep(self._read_figures(figures), finish)
 
     def step_without_damage(self, batch: Samples, rates: Sequence[Sequence[float]]) -> Step:
-        """Name the damaged samples of a batch whose step was left out; take a step on the others if the job says so.
+        """Find the damaged samples of a batch whose step was skipped; take a step on the others if the job says so.
 
         Args:
             batch: samples of slices.
@@ -171,7 +186,8 @@ class SupervisedTrainer(WholeModel):
 
         """
         self.optimizer.zero_grad()
-        result = self._completed(self._without_damage(batch, self.kept(), summed=False), batch)
+        result = self._add_undamaged(batch, self.back_up(), summed=False)
+        result = self._with_tokens_and_problems(result, batch)
         if result.scored:
             self.optimizer.set_rates(rates)
             self.optimizer.step(result.norm)
@@ -180,23 +196,22 @@ class SupervisedTrainer(WholeModel):
     def backward(self, batch: Samples, summed: bool = False) -> Step:
         """Add a batch's gradient to the gradients that are there, if it is finite.
 
-        With `dataset.allow_quarantine` samples without a finite gradient are left out, and the others count; or else
-        the whole batch is left out. Batch statistics are put back, too.
+        With `dataset.allow_quarantine` samples without a finite gradient are left out, and the others count. Otherwise
+        the whole batch is left out. Batch statistics are restored, too.
 
         Args:
             batch: samples of slices.
-            summed: the gradient is that of the sum over scored positions, not of the mean.
+            summed: whether to add the gradient of the sum over scored positions instead of the mean.
 
         """
-        return self._completed(self._finite(batch, summed), batch)
+        return self._with_tokens_and_problems(self._add_finite_gradient(batch, summed), batch)
 
-    def _completed(self, result: Step, batch: Samples) -> Step:
-        """Return a step with the number of its tokens, and with what failed beside it."""
+    def _with_tokens_and_problems(self, result: Step, batch: Samples) -> Step:
         return replace(result, tokens=_tokens(batch.arrays), problems=self._computation.problems)
 
-    def _finite(self, batch: Samples, summed: bool) -> Step:
-        """Add the finite gradients of a batch; its tokens aren't counted yet."""
-        kept = self.kept()
+    def _add_finite_gradient(self, batch: Samples, summed: bool) -> Step:
+        """Add a batch's gradient if it is finite, or that of its undamaged samples; tokens aren't counted yet."""
+        backup = self.back_up()
         result = self.add_gradient(batch, summed)
         if result.scored == 0:
             return result
@@ -204,51 +219,53 @@ class SupervisedTrainer(WholeModel):
         self.update_scale(figures)
         if figures.isfinite().all():
             return result
-        self.put_back(kept)
-        if self._overflows(figures):
-            return self._nothing()
-        return self._without_damage(batch, kept, summed)
+        self.undo_batch(backup)
+        if self._is_overflow(figures):
+            return self._skipped()
+        return self._add_undamaged(batch, backup, summed)
 
-    def _without_damage(self, batch: Samples, kept: Kept, summed: bool) -> Step:
-        """Add the gradient of a batch's other samples, if damaged ones are left out; otherwise add nothing."""
-        damaged = self.damaged(batch)
-        self.put_back(kept)
-        if self._leaves_out and not damaged.all():
-            others = self.add_gradient(batch.part(~damaged), summed)
-            if self._is_finite(others):
-                return replace(others, bad=batch.keys[damaged])
-            self.put_back(kept)
-        return self._nothing(batch.keys[damaged])
+    def _add_undamaged(self, batch: Samples, backup: Backup, summed: bool) -> Step:
+        """Add the gradient of a batch's undamaged samples if the job allows it; otherwise skip the batch."""
+        damaged = self.find_damaged(batch)
+        self.undo_batch(backup)
+        if self._allows_quarantine and not damaged.all():
+            result = self.add_gradient(batch.part(~damaged), summed)
+            if self._is_finite(result):
+                return replace(result, bad=batch.keys[damaged])
+            self.undo_batch(backup)
+        return self._skipped(batch.keys[damaged])
 
     def add_gradient(self, batch: Samples, summed: bool) -> Step:
-        """Add a batch's gradient. Micro-batches count by their scored positions, so that they change nothing.
+        """Add a batch's gradient. Micro-batches are weighted by their scored positions, so the result is the batch's.
 
-        The gradient is that of what is trained on, with the losses of routers; the loss is the one that is reported.
-        A model whose own loss is a sum is trained on the sum. Parts of a batch in other processes count alike.
+        The gradient is that of the trained loss, which includes those of routers; the returned loss is the reported
+        one. A model whose own loss is a sum is trained on the sum. Parts in other processes are weighted alike.
         """
         return self.add_parts(micro_batches(batch, self._accumulation), summed)
 
     def add_parts(self, parts: Sequence[Samples], summed: bool, idle: int = 0) -> Step:
-        """Add the gradient of micro-batches, of which the last `idle` ones count nothing.
+        """Add the gradient of micro-batches, of which the last `idle` ones have no weight.
 
         Those are run all the same, because all processes of a sharded model have to run equally many.
         """
-        made = [self._inputs(part) for part in parts]
-        counts = [self._task.count(inputs) for inputs in made[: len(made) - idle]] + [0] * idle
+        all_inputs = [self._inputs(part) for part in parts]
+        busy = len(all_inputs) - idle
+        counts = [self._task.count(inputs) for inputs in all_inputs[:busy]] + [0] * idle
         summed |= self._task.summed
         scored = self._reduction.total(sum(counts))
         total = torch.zeros((), device=self.device)
         sums = summed and self.loss_scale is None  # The sum of many losses would overflow.
-        earlier = self._set_aside()
-        for inputs, count in zip(made, counts, strict=True):
+        earlier_gradients = self._detach_gradients()
+        for inputs, count in zip(all_inputs, counts, strict=True):
             if count or idle:
-                found = self._forward(inputs)
-                self._scaled(found.trained * (count if sums else count / scored)).backward()
-                total += found.reported.detach() * (count / scored)
+                losses = self._forward(inputs)
+                weight = count if sums else count / scored
+                self._scale_loss(losses.trained * weight).backward()
+                total += losses.reported.detach() * (count / scored)
         self._reduction.add_up(self._trained, total)
         if self.loss_scale is not None:
             self.loss_scale.unscale(self._trained, scored if summed else 1)
-            _add(self._trained, earlier)
+            _add_gradients(self._trained, earlier_gradients)
         return Step(total, scored, self._reduction.norm(self.optimizer))
 
     def count(self, part: Samples) -> int:
@@ -256,12 +273,10 @@ class SupervisedTrainer(WholeModel):
         return self._task.count(self._inputs(part))
 
     def evaluate(self, batches: Iterable[Samples]) -> Sums:
-        """The model's loss, and what it got right, over these batches."""
-        computation = self._computation
-        autocast = computation.autocast
-        head = computation.head
-        metrics = self._metrics
-        return evaluate(self.model, self._task, batches, self.device, autocast, head, metrics)
+        """Sums of the model's loss and metrics over these batches."""
+        autocast = self._computation.autocast
+        head = self._computation.head
+        return evaluate(self.model, self._task, batches, self.device, autocast, head, self._metrics)
 
     def announce(self, upcoming: Iterator[Samples]) -> None:
         """Do nothing: a step depends on its own batch."""
@@ -271,10 +286,12 @@ class SupervisedTrainer(WholeModel):
 
     def state(self) -> Flat:
         """Return the scale of losses, if they are scaled."""
-        return {} if self.loss_scale is None else self.loss_scale.state()
+        if self.loss_scale is None:
+            return {}
+        return self.loss_scale.state()
 
     def restore(self, state: Flat) -> None:
-        """Go on with the scale of losses that `state` gave."""
+        """Continue with the scale of losses that `state` returned."""
         if self.loss_scale is not None:
             self.loss_scale.restore(state)
 
@@ -283,101 +300,122 @@ class SupervisedTrainer(WholeModel):
 
     def _is_finite(self, result: Step) -> bool:
         """Tell whether loss, gradient and batch statistics are finite; this waits for the device."""
-        return bool(self._figures(result).isfinite().all())
+        figures = self._figures(result)
+        return bool(figures.isfinite().all())
 
     def _figures(self, result: Step) -> torch.Tensor:
-        """Return loss, norm of the gradient, that of batch statistics if there are any, and the scale of losses, too.
+        """Figures of a step that are all finite if it is good.
 
-        All of them are finite in a good step.
+        They are the loss, the norm of the gradient, that of batch statistics and the scale of losses, if there are any.
         """
         figures = [result.loss, result.norm]
         if self._statistics:
-            figures.append(torch.nn.utils.get_total_norm(self._statistics))
+            statistics_norm = torch.nn.utils.get_total_norm(self._statistics)
+            figures.append(statistics_norm)
         if self.loss_scale is not None:
             figures.append(self.loss_scale.scale)
         return torch.stack(figures)
 
-    def _overflows(self, figures: torch.Tensor) -> bool:
-        """Whether figures that aren't all finite are such for the scale of losses, which is halved then.
+    def _is_overflow(self, figures: torch.Tensor) -> bool:
+        """Whether a gradient isn't finite because of the scale of losses, which is halved then.
 
-        At a scale of 1 it isn't that: the gradient itself can't be had.
+        At a scale of 1 the reason is another one: the gradient itself isn't finite.
         """
-        if self.loss_scale is None:
+        if self.loss_scale is None or figures[-1] <= 1:
             return False
-        others = torch.cat([figures[:1], figures[2:]])
-        return bool(others.isfinite().all()) and bool(figures[-1] > 1)
+        without_norm = torch.cat([figures[:1], figures[2:]])
+        return bool(without_norm.isfinite().all())
 
     def update_scale(self, figures: torch.Tensor) -> None:
         """Change the scale of losses by the figures of a gradient."""
         if self.loss_scale is not None:
-            self.loss_scale.update(figures.isfinite().all().logical_not().float())
+            is_finite = figures.isfinite().all()
+            self.loss_scale.update(is_finite.logical_not().float())
 
-    def _nothing(self, bad: npt.NDArray[np.int64] | None = None) -> Step:
+    def _skipped(self, bad: npt.NDArray[np.int64] | None = None) -> Step:
         """Return the result of a batch that has changed nothing, with the keys of its damaged samples."""
         zero = torch.zeros((), device=self.device)
-        return Step(zero, 0, zero) if bad is None else Step(zero, 0, zero, bad=bad)
+        skipped = Step(zero, 0, zero)
+        return skipped if bad is None else replace(skipped, bad=bad)
 
-    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return a loss times the scale of losses, if there is one."""
-        return loss if self.loss_scale is None else loss * self.loss_scale.scale
+    def _scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """Multiply a loss by the scale of losses, if there is one."""
+        if self.loss_scale is None:
+            return loss
+        return loss * self.loss_scale.scale
 
-    def _set_aside(self) -> list[torch.Tensor | None]:
-        """Remove and return the gradients that are there, if those to come are scaled."""
+    def _detach_gradients(self) -> list[torch.Tensor | None]:
+        """Remove and return the gradients of earlier batches, if the next ones are scaled."""
         if self.loss_scale is None:
             return []
         gradients = [parameter.grad for parameter in self._trained]
         self.optimizer.zero_grad()
         return gradients
 
-    def damaged(self, batch: Samples) -> npt.NDArray[np.bool_]:
-        """Return which samples have no finite gradient by themselves; all of them, if each one has."""
-        found = np.zeros(len(batch), np.bool_)
+    def find_damaged(self, batch: Samples) -> npt.NDArray[np.bool_]:
+        """Return which samples have no finite gradient by themselves; if none is such, all are reported."""
+        damaged = np.zeros(len(batch), np.bool_)
         self.model.eval()
         try:
-            with nullcontext() if self.loss_scale is None else self.loss_scale.without():
+            with self._unscaled():
                 for index in range(len(batch)):
                     self.optimizer.zero_grad()
-                    alone = self.add_gradient(batch.part(slice(index, index + 1)), summed=False)
-                    found[index] = alone.scored > 0 and not self._is_finite(alone)
+                    result = self.add_gradient(batch.part(slice(index, index + 1)), summed=False)
+                    damaged[index] = result.scored > 0 and not self._is_finite(result)
         finally:
             self.model.train()
-        return found if found.any() else ~found
+        if not damaged.any():
+            damaged[:] = True
+        return damaged
 
-    def kept(self) -> Kept:
-        """Copy the gradients that were gathered so far, and the buffers."""
-        gradients = [None if one.grad is None else one.grad.clone() for one in self._trained]
-        return gradients, [buffer.clone() for buffer in self._buffers]
+    def _unscaled(self) -> AbstractContextManager[None]:
+        """Context in which losses aren't scaled."""
+        if self.loss_scale is None:
+            return nullcontext()
+        return self.loss_scale.without()
 
-    def put_back(self, kept: Kept) -> None:
-        """Undo a batch."""
-        gradients, buffers = kept
-        for parameter, gradient in zip(self._trained, gradients, strict=True):
-            parameter.grad = None if gradient is None else gradient.clone()
-        for buffer, before in zip(self._buffers, buffers, strict=True):
-            buffer.copy_(before)
+    def back_up(self) -> Backup:
+        """Copy the gradients that were added so far, and the buffers."""
+        gradients = [_clone(parameter.grad) for parameter in self._trained]
+        return Backup(gradients, [buffer.clone() for buffer in self._buffers])
+
+    def undo_batch(self, backup: Backup) -> None:
+        """Restore gradients and buffers to those before a batch."""
+        for parameter, gradient in zip(self._trained, backup.gradients, strict=True):
+            parameter.grad = _clone(gradient)
+        for buffer, saved in zip(self._buffers, backup.buffers, strict=True):
+            buffer.copy_(saved)
 
     def _inputs(self, part: Samples) -> dict[str, torch.Tensor]:
         return self._task.inputs(tensors_of(part), part.keys, self._masking_seed)
 
     def _forward(self, inputs: dict[str, torch.Tensor]) -> Losses:
-        with known_mask(inputs) if self._tells_masks else nullcontext():
-            return self._computation(self._copies.of(inputs), self.device)
+        with known_mask(inputs) if self._passes_masks else nullcontext():
+            return self._computation(self._input_copies.of(inputs), self.device)
 
 
 def micro_batches(batch: Samples, parts: int) -> list[Samples]:
     """Cut a batch into that many micro-batches, or fewer if it has fewer samples."""
-    size = max(1, -(-len(batch) // parts))
+    size = max(1, math.ceil(len(batch) / parts))
     return [batch.part(slice(start, start + size)) for start in range(0, len(batch), size)]
 
 
-def _add(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
+def _clone(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    return None if gradient is None else gradient.clone()
+
+
+def _add_gradients(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
     """Add earlier gradients to those of parameters."""
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        if gradient is not None:
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        if gradient is None:
+            continue
+        if parameter.grad is None:
+            parameter.grad = gradient
+        else:
+            parameter.grad = parameter.grad + gradient
 
 
-def _sharded(model: torch.nn.Module, mesh: DeviceMesh) -> Shards:
+def _shard(model: torch.nn.Module, mesh: DeviceMesh) -> Shards:
     from hypha_ray.worker.group.shards import Shards  # Most workers need none of it.
 
     return Shards(model, mesh)

@@ -17,7 +17,7 @@ from hypha_ray.store.directory import RunDirectory, lock_store, quarantine
 from hypha_ray.store.mirror import Mirror, fetch
 from hypha_ray.telemetry.plots import draw
 from hypha_ray.telemetry.sinks.base import build
-from hypha_ray.worker.bridged.endpoint import listening
+from hypha_ray.worker.bridged.endpoint import listen_for_trainer
 from hypha_ray.worker.bridged.process import trainer_log
 from tests.support.store_bench import LAYOUT, ask, flats
 from tests.unit.telemetry.test_plots import a_round
@@ -62,7 +62,7 @@ def write_a_run(parent: Path, mirror: Path) -> Path:
         bridge = {"commands": [""], "listen": "127.0.0.1:0"}
         run = {"name": "r", "dir": str(parent)}
         job = Job.model_validate({"run": run, "resources": {"num_workers": 1}, "bridge": bridge})
-        listening(job, 0).close()
+        listen_for_trainer(job, 0).close()
         log = trainer_log(job, 0)
         assert log is not None
         log.close()

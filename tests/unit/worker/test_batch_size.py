@@ -22,7 +22,7 @@ from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Samples
 from hypha_ray.worker.batch_size import Bounds, largest_batch
 from hypha_ray.worker.interrupts import Closed
-from hypha_ray.worker.training.batch_trial import NO_MEMORY, TOO_LARGE, _blame
+from hypha_ray.worker.training.batch_trial import NO_MEMORY, TOO_LARGE, _out_of_memory_code
 from tests.support.worker_bench import CONFIG
 
 SAMPLES = Samples(
@@ -33,7 +33,7 @@ SAMPLES = Samples(
 def search(bounds: Bounds, most: int, threshold: int) -> tuple[Bounds, int]:
     """All trials where sizes up to the threshold fit."""
     trials = 0
-    while (size := bounds.next(most)) is not None:
+    while (size := bounds.next_trial(most)) is not None:
         bounds = replace(bounds, fits=size) if size <= threshold else replace(bounds, fails=size)
         trials += 1
     return bounds, trials
@@ -137,8 +137,8 @@ def test_trials_that_something_else_kills_are_no_limit_of_the_model(
 
 
 def test_memory_of_a_gpu_runs_out_by_the_own_part_or_by_that_of_others() -> None:
-    assert _blame(0.5, free_bytes=40, total_bytes=100, own_bytes=50) == TOO_LARGE
-    assert _blame(0.5, free_bytes=1, total_bytes=100, own_bytes=20) == NO_MEMORY
+    assert _out_of_memory_code(0.5, free_bytes=40, total_bytes=100, own_bytes=50) == TOO_LARGE
+    assert _out_of_memory_code(0.5, free_bytes=1, total_bytes=100, own_bytes=20) == NO_MEMORY
 
 
 def test_bounds_of_a_model_are_not_those_of_another_one_in_its_folder(

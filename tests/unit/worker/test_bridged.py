@@ -190,7 +190,7 @@ def test_trainer_that_has_to_leave_hands_over_what_it_has() -> None:
     bench = Bench("slow")
 
     def leave(event: Any) -> None:
-        if isinstance(event, Report) and not bench.inbox._away:
+        if isinstance(event, Report) and not bench.inbox._interruption:
             bench.close(Retired)
 
     bench.on_event = leave

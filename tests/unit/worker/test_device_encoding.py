@@ -119,7 +119,7 @@ def test_memory_that_runs_out_later_leaves_the_rest_to_the_host(monkeypatch: pyt
     for number in range(4):
         fragments = {each: gather(both.trainer.model, layout, each) for each in range(FRAGMENTS)}
         if number == 2:
-            monkeypatch.setattr(DeviceEncoding, "_copy_live", run_out)
+            monkeypatch.setattr(DeviceEncoding, "_copy_from_model", run_out)
         both.device.take(fragments, mixed=False)
         both.trainer.train(number)
         for fragment, theta in fragments.items():

@@ -12,7 +12,7 @@ import pytest
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
 from hypha_ray.market.requirements import needs, worker_needs
-from hypha_ray.worker.bridged.endpoint import address, check, kept_token, listening, tls
+from hypha_ray.worker.bridged.endpoint import address_of, check, listen_for_trainer, tls, token_of
 
 
 def job(tmp_path: Path, *commands: str, **bridge: Any) -> Job:
@@ -25,9 +25,9 @@ def test_places_that_wait_have_ports_one_after_the_other(tmp_path: Path) -> None
     one = job(tmp_path, "", "python x.py", " ", listen="127.0.0.1:6000")
     assert [one.group_of(worker).bridged for worker in range(4)] == [False, True, True, True]
     assert [one.group_of(worker).dials_in for worker in range(4)] == [False, True, False, True]
-    assert address(one, 1) == "127.0.0.1:6000" and address(one, 3) == "127.0.0.1:6001"
+    assert address_of(one, 1) == "127.0.0.1:6000" and address_of(one, 3) == "127.0.0.1:6001"
     free = job(tmp_path, "", "", listen="[::1]:0")
-    assert address(free, 2) == address(free, 3) == "[::1]:0"
+    assert address_of(free, 2) == address_of(free, 3) == "[::1]:0"
 
 
 def test_place_that_waits_needs_nothing_of_the_cluster(tmp_path: Path) -> None:
@@ -38,25 +38,25 @@ def test_place_that_waits_needs_nothing_of_the_cluster(tmp_path: Path) -> None:
 
 def test_token_of_a_place_stays_the_same_and_is_its_owners_alone(tmp_path: Path) -> None:
     one = job(tmp_path, "")
-    assert kept_token(one, 3) == kept_token(one, 3)
+    assert token_of(one, 3) == token_of(one, 3)
     assert stat.S_IMODE((tmp_path / "run/bridge").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "run/bridge/worker-3.token").stat().st_mode) == 0o600
 
 
 def test_free_port_of_a_place_stays_the_same_until_somebody_else_has_it(tmp_path: Path) -> None:
     one, file = job(tmp_path, ""), tmp_path / "run/bridge/worker-3.address"
-    first = listening(one, 3)
+    first = listen_for_trainer(one, 3)
     trainer = socket.create_connection(("127.0.0.1", int(first.address.rpartition(":")[2])))
     first.close()
-    again = listening(one, 3)
+    again = listen_for_trainer(one, 3)
     assert again.address == first.address == file.read_text().strip()
-    other = listening(one, 3)
+    other = listen_for_trainer(one, 3)
     assert other.address != first.address and other.address == file.read_text().strip()
     trainer.close()
     again.close()
     other.close()
     file.write_text("nothing\n")
-    last = listening(one, 3)
+    last = listen_for_trainer(one, 3)
     assert last.address == file.read_text().strip()
     last.close()
 

@@ -15,7 +15,7 @@ from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.types import Damaged, Delta, Report
 from hypha_ray.worker.inbox import order
-from hypha_ray.worker.training.loop import MOST_PENDING
+from hypha_ray.worker.training.loop import MAX_PENDING_STEPS
 from tests.support.slow_device import use_slow_device
 from tests.support.worker_bench import Bench, plan_of
 from tests.unit.worker.test_damage import BAD, RESNET, VIT, bench_of, places
@@ -62,7 +62,7 @@ def test_damage_is_told_a_bounded_number_of_steps_later(monkeypatch: pytest.Monk
     bench = bench_of(VIT, np.nan, (4,), inner_optimizer=ADAMW)
     bench.on_event = lambda event: told.append(device.begun) if isinstance(event, Damaged) else None
     bench.run(plan_of(40, batch=4))
-    assert told == [2 + MOST_PENDING]
+    assert told == [2 + MAX_PENDING_STEPS]
 
 
 def test_others_of_a_damaged_batch_are_trained_on_once_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
