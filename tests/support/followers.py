@@ -40,7 +40,7 @@ class Forks:
             child.start()
             theirs.close()
 
-    def alike(self, *arguments: Any) -> list[tuple[Any, ...]]:
+    def same_for_all(self, *arguments: Any) -> list[tuple[Any, ...]]:
         return [arguments] * len(self._pipes)
 
     def call(self, name: str, each: Sequence[tuple[Any, ...]]) -> None:

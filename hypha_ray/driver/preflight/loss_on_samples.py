@@ -148,9 +148,9 @@ def check_sharding(case: Case) -> None:
     job = case.job
     if job.worker.sharding == "none" or all(job.processes_in(group) == 1 for group in job.worker_groups):
         return
-    from hypha_ray.worker.group.sharding_check import check_sharding_on_copy, refused  # Few jobs need it.
+    from hypha_ray.worker.group.sharding_check import check_sharding_on_copy, sharding_error  # Few jobs need it.
 
     task, samples = scored_samples(case)
     build = partial(random_model, job.model, case.task)
     if not check_sharding_on_copy(job.worker, task, samples, case.network.config, build, case.facts.parameters):
-        raise refused(case.network, "no small copy of it could be made to try that")
+        raise sharding_error(case.network, "no small copy of it could be made to try that")

@@ -23,14 +23,14 @@ from hypha_ray.model.tasks.task import SpecialTokens
 from hypha_ray.types import Samples, Sums
 from hypha_ray.worker.interrupts import ProcessLostError
 
-PARTING_S = 10.0
-"""Longest wait for the errors of other processes, in seconds, after one of them has failed."""
-TELLING_S = 1.0
-"""Seconds after its error that a process lives, so that the first one is told."""
+ERROR_WAIT_S = 10.0
+"""Longest wait in seconds for the errors of other processes, after one has failed."""
+END_DELAY_S = 1.0
+"""Seconds that a process lives on after its error, so that the error reaches the first process."""
 
 
 class Member:
-    """One process of a worker, as a Ray actor. SIGTERM is the first process's to answer.
+    """One process of a worker, as a Ray actor. It leaves SIGTERM to the first process.
 
     Args:
         job: the job file.
@@ -41,7 +41,7 @@ class Member:
     """
 
     def __init__(self, job: Job, specials: SpecialTokens | None, worker: int, rank: int) -> None:
-        _begin(job)
+        _prepare_process(job)
         self._job = job
         self._specials = specials
         self._worker = worker
@@ -78,37 +78,38 @@ class Member:
         """Let random numbers depend on these, and on the number of this process."""
         self._trainer.seed(*entropy, self._rank)
 
-    def add_gradient(self, part: Samples, stale: bool, summed: bool) -> None:
+    def add_gradient(self, part: Samples, has_stale_weights: bool, summed: bool) -> None:
         """Compute the gradient of a part of a batch, and add it to those of the others."""
-        with self._taking_part(stale):
+        with self._taking_part(has_stale_weights):
             failpoint("worker.process", self._worker)
             part = _copied(part)
             self._trainer.optimizer.zero_grad()
             self._trainer.add_gradient(part, summed)
 
-    def evaluate(self, part: Samples, stale: bool) -> Sums:
+    def evaluate(self, part: Samples, has_stale_weights: bool) -> Sums:
         """Return figures of a part of a batch."""
-        with self._taking_part(stale):
-            return self._trainer.evaluate([_copied(part)] if len(part) else [])
+        with self._taking_part(has_stale_weights):
+            batches = [_copied(part)] if len(part) else []
+            return self._trainer.evaluate(batches)
 
     @contextmanager
-    def _taking_part(self, stale: bool) -> Iterator[None]:
-        """Context with the first process's weights; after an error the others don't wait for this one.
+    def _taking_part(self, has_stale_weights: bool) -> Iterator[None]:
+        """Context with the first process's weights; after an error the others don't wait for this process.
 
-        It ends once it has told its error, by which all of its connections break.
+        It closes its connections, and ends after its error has reached the first process.
         """
         try:
-            if stale:
+            if has_stale_weights:
                 self._collectives.copy_out(self._trainer.tensors)
             yield
         except BaseException:
             self._collectives.close()
-            _end_soon()
+            _end_after_delay()
             raise
 
 
 class ShardedMember:
-    """One process of a worker whose model is sharded, as a Ray actor. SIGTERM is the first process's to answer.
+    """One process of a worker whose model is sharded, as a Ray actor. It leaves SIGTERM to the first process.
 
     Args:
         job: the job file.
@@ -119,7 +120,7 @@ class ShardedMember:
     """
 
     def __init__(self, job: Job, specials: SpecialTokens | None, worker: int, rank: int) -> None:
-        _begin(job)
+        _prepare_process(job)
         self._arguments = job, specials, worker, rank
 
     def begin(self) -> None:
@@ -140,7 +141,7 @@ class ShardedMember:
         self._follower.join()
 
     def perform(self, orders: Sequence[tuple[Any, ...]]) -> Any:
-        """Carry out orders, as `Follower.perform`; after an error this process ends once it has told it.
+        """Carry out orders, as `Follower.perform`; after an error this process ends.
 
         Raises:
             ProcessLostError: another process has died or is silent.
@@ -151,14 +152,14 @@ class ShardedMember:
         try:
             return self._follower.perform(orders)
         except BaseException as error:
-            _end_soon()
+            _end_after_delay()
             if isinstance(error, RuntimeError) and is_broken(error):
                 raise ProcessLostError(f"a process of this worker has died or is silent: {error}") from None
             raise
 
 
 class Members:
-    """All processes of a worker but the first, as seen by that one.
+    """All processes of a worker but the first, which calls them.
 
     Args:
         job: the job file.
@@ -175,7 +176,7 @@ class Members:
         self._actors = [start_child(kind, job, specials, worker, rank) for rank in range(1, self.processes)]
         self._replies: list[Any] = []
 
-    def alike(self, *arguments: Any) -> list[tuple[Any, ...]]:
+    def same_for_all(self, *arguments: Any) -> list[tuple[Any, ...]]:
         """Return the same arguments for each of them."""
         return [arguments] * len(self._actors)
 
@@ -189,13 +190,13 @@ class Members:
         """
         self.replies()
         pairs = zip(self._actors, each, strict=True)
-        self._replies = [getattr(actor, name).remote(*own) for actor, own in pairs]
+        self._replies = [getattr(actor, name).remote(*arguments) for actor, arguments in pairs]
 
     def replies(self, limit_s: float | None = None) -> list[Any]:
         """Wait for the results of the latest call, and forget them.
 
         Args:
-            limit_s: longest wait for the next result; None: that of a silent process.
+            limit_s: longest wait for the next result; None: the time after which a process counts as silent.
 
         Raises:
             ProcessLostError: one of the processes has died or is silent.
@@ -206,16 +207,20 @@ class Members:
         self._replies = []
         waiting = list(refs)
         errors = list[Exception]()
-        limit_s = self._deadline_s if limit_s is None else limit_s
+        if limit_s is None:
+            limit_s = self._deadline_s
         while waiting:
             ready, waiting = ray.wait(waiting, timeout=limit_s)
             if not ready:
                 break
-            if (error := _error(ready[0])) is not None:
+            error = _error_of(ready[0])
+            if error is not None:
                 errors.append(error)
-                limit_s = min(limit_s, PARTING_S)
+                limit_s = min(limit_s, ERROR_WAIT_S)
         if errors:
-            raise min(errors, key=lambda error: isinstance(error, ProcessLostError))
+            raise min(
+                errors, key=lambda error: isinstance(error, ProcessLostError)
+            )  # Another error is the cause of a lost process.
         if waiting:
             raise ProcessLostError(f"{len(waiting)} processes of this worker are silent for {limit_s:g} s")
         return [ray.get(ref) for ref in refs]
@@ -226,29 +231,31 @@ class Members:
             ray.kill(actor)
 
 
-def _begin(job: Job) -> None:
+def _prepare_process(job: Job) -> None:
     """Arm failpoints, and leave SIGTERM to the first process."""
     arm(job.testing.failpoints, job.testing.failpoint_log)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _end_soon() -> None:
+def _end_after_delay() -> None:
     """End this process, once an error has gone to the first one."""
-    threading.Timer(TELLING_S, os._exit, (1,)).start()
+    threading.Timer(END_DELAY_S, os._exit, (1,)).start()
 
 
 def _copied(part: Samples) -> Samples:
     """Copy samples, because Ray's arrays are read-only, of which torch makes no tensors."""
-    return Samples({name: np.array(array) for name, array in part.arrays.items()}, part.keys)
+    arrays = {name: np.array(array) for name, array in part.arrays.items()}
+    return Samples(arrays, part.keys)
 
 
-def _error(ref: Any) -> Exception | None:
+def _error_of(ref: Any) -> Exception | None:
     """Error of a call that is over; None if it has a result."""
     try:
         ray.get(ref)
     except RayActorError as error:
-        return ProcessLostError(f"a process of this worker has died: {str(error).partition(chr(10))[0]}")
+        first_line = str(error).partition("\n")[0]
+        return ProcessLostError(f"a process of this worker has died: {first_line}")
     except RayTaskError as error:
         cause = error.cause
         return cause if isinstance(cause, Exception) else error

@@ -157,7 +157,7 @@ class Team(Protocol):
     processes: int
     """Number of processes of the worker, with the first."""
 
-    def alike(self, *arguments: Any) -> list[tuple[Any, ...]]:
+    def same_for_all(self, *arguments: Any) -> list[tuple[Any, ...]]:
         """Return the same arguments for each of them."""
 
     def call(self, name: str, each: Sequence[tuple[Any, ...]]) -> None:
@@ -190,12 +190,12 @@ class ShardedTrainer(SupervisedTrainer):
             store, port = open_store()
             device = device_of(job.worker.device)
             limit_s = job.worker.stall_s
-            team.call("begin", team.alike())
-            team.call("build", team.alike(port))
+            team.call("begin", team.same_for_all())
+            team.call("build", team.same_for_all(port))
             super().__init__(job, specials, connect(store, 0, team.processes, device, limit_s))
             built = layout_of(self.model, job.sync.fragments, job.sync.partition).sha256()
             require_equal(built, team.replies())
-            team.call("join", team.alike())
+            team.call("join", team.same_for_all())
             self.join(SumsOverShards(Collectives(store, 0, team.processes, device, limit_s)))
             self.optimizer = Leading(self.optimizer, job, self._order)
         except BaseException:
@@ -233,20 +233,20 @@ class ShardedTrainer(SupervisedTrainer):
         assert self.shards is not None
         if out is not None:
             check(layout, fragment, out)
-        with self._together("gather", self._team.alike(fragment, gradients)):
+        with self._together("gather", self._team.same_for_all(fragment, gradients)):
             return self.shards.gather(layout, fragment, out, gradients)
 
     def scatter(self, layout: Layout, fragment: int, flat: Groups, mixing: float = 0.0) -> None:
         """Copy a fragment's arrays into all shards."""
         assert self.shards is not None
         check(layout, fragment, flat)
-        with self._together("scatter", self._team.alike(fragment, mixing)):
+        with self._together("scatter", self._team.same_for_all(fragment, mixing)):
             self.shards.scatter(layout, fragment, flat, mixing)
 
     def optimizer_state(self) -> Flat:
         """Copy the state of all shards, in the form that it has in one process."""
         assert self.shards is not None
-        with self._together("export_state", self._team.alike()):
+        with self._together("export_state", self._team.same_for_all()):
             return self.shards.export_state(self.optimizer)
 
     def load_optimizer_state(self, state: Mapping[str, Array]) -> None:
@@ -254,7 +254,7 @@ class ShardedTrainer(SupervisedTrainer):
         assert self.shards is not None
         self.shards.require_fit(self.optimizer, state)
         told = self.shards.told(state)
-        with self._together("load_state", self._team.alike(told)):
+        with self._together("load_state", self._team.same_for_all(told)):
             self.shards.load_state(self.optimizer, told, state)
 
     def close(self) -> None:
@@ -291,7 +291,7 @@ class ShardedTrainer(SupervisedTrainer):
         if now:
             orders = self._orders
             self._orders = []
-            self._team.call("perform", self._team.alike(orders))
+            self._team.call("perform", self._team.same_for_all(orders))
 
     @contextmanager
     def _together(self, name: str, each: Sequence[tuple[Any, ...]]) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """Check that a model has the same gradient when its blocks are sharded, on a small copy and in one process.
 
-FSDP2 gathers weights in hooks of modules. A model that goes past the hooks, or changes an output in place, may break
-under it or compute something else; so each is tried.
+FSDP2 gathers weights in hooks of modules. A model that bypasses the hooks, or changes an output in place, may fail or
+compute something else; so each model is tried.
 """
 
 from __future__ import annotations
@@ -50,34 +50,37 @@ def check_sharding_on_copy(
     return check_on_copy(lambda network: _check(worker, task, network, samples), config, build, parameters)
 
 
-def refused(network: Any, why: str) -> ConfigError:
+def sharding_error(network: Any, why: str) -> ConfigError:
     """Return the error for a model that mayn't be sharded."""
-    what = f'worker.sharding = "full": {type(network).__name__.removeprefix("FSDP")} can\'t be shared out to processes'
-    return ConfigError("MODEL023", what, why, fix="leave worker.sharding out, or choose another model")
+    name = type(network).__name__.removeprefix("FSDP")
+    problem = f'worker.sharding = "full": {name} can\'t be shared out to processes'
+    return ConfigError("MODEL023", problem, why, fix="leave worker.sharding out, or choose another model")
 
 
 def _check(worker: Worker, task: Task, network: Any, samples: Samples) -> None:
-    if (why := _varying(network)) is not None:
-        raise refused(network, why)
+    reason = _reason_not_to_shard(network)
+    if reason is not None:
+        raise sharding_error(network, reason)
     set_execution(network, worker)
-    network.train(worker.gradient_checkpointing)  # Which is for training alone.
-    few = choose_samples(task, samples)
-    inputs = task.inputs(tensors_of(few), few.keys, MASKING_SEED)
+    network.train(worker.gradient_checkpointing)  # Checkpointing needs the training mode.
+    few_samples = choose_samples(task, samples)
+    inputs = task.inputs(tensors_of(few_samples), few_samples.keys, MASKING_SEED)
     buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
     names = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
     _backward(task, network, inputs)
-    changed = [name for name, buffer in network.named_buffers() if not torch.equal(buffer, buffers[name])]
-    if changed:
-        raise refused(network, f"each process would have its own {changed[0]}, which a forward pass changes")
-    whole = [one.grad for one in network.parameters() if one.requires_grad]
+    for name, buffer in network.named_buffers():
+        if not torch.equal(buffer, buffers[name]):
+            raise sharding_error(network, f"each process would have its own {name}, which a forward pass changes")
+    gradients = [parameter.grad for parameter in network.parameters() if parameter.requires_grad]
     network.zero_grad()
-    for name, expected, found in zip(names, whole, _sharded(task, network, inputs), strict=True):
-        if not _equal(expected, found):
-            raise refused(network, f"the gradient of {name} is another one")
+    sharded_gradients = _sharded_gradients(task, network, inputs)
+    for name, gradient, sharded_gradient in zip(names, gradients, sharded_gradients, strict=True):
+        if not _is_close(gradient, sharded_gradient):
+            raise sharding_error(network, f"the gradient of {name} is another one")
 
 
-def _varying(network: Any) -> str | None:
-    """Return why processes would use different parameters in a step, which FSDP2 can't sum up; None if they don't."""
+def _reason_not_to_shard(network: Any) -> str | None:
+    """Reason why processes would use different parameters in a step, which FSDP2 can't sum; None without one."""
     for name, value in vars(network.config).items():
         if name.endswith("layerdrop") and value:
             return f"{name} = {value} skips other blocks in each process"
@@ -87,15 +90,16 @@ def _varying(network: Any) -> str | None:
     return None
 
 
-def _sharded(task: Task, network: Any, inputs: Batch) -> list[torch.Tensor | None]:
+def _sharded_gradients(task: Task, network: Any, inputs: Batch) -> list[torch.Tensor | None]:
     """Return the gradients of a model that is sharded over this process alone."""
     mesh = connect(HashStore(), 0, 1, torch.device("cpu"), _CONNECT_S)
     try:
         shards = Shards(network, mesh)
         _backward(task, network, inputs)
         return [piece.grad for piece in shards.pieces]
-    except Exception as error:  # FSDP2, or the model under it.
-        raise refused(network, f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]) from error
+    except Exception as error:  # FSDP2 and models raise anything.
+        text = " ".join(str(error).split())
+        raise sharding_error(network, f"{type(error).__name__}: {text}"[:300]) from error
     finally:
         disconnect()
 
@@ -106,8 +110,10 @@ def _backward(task: Task, network: Any, inputs: Batch) -> None:
         compute_losses(task, network, inputs).trained.backward()
 
 
-def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    scale = float(one.abs().max()) if one.numel() else 0.0
-    return torch.allclose(one, other, rtol=0, atol=_CLOSE * scale)
+def _is_close(gradient: torch.Tensor | None, sharded_gradient: torch.Tensor | None) -> bool:
+    if gradient is None or sharded_gradient is None:
+        return gradient is sharded_gradient
+    largest = 0.0
+    if gradient.numel():
+        largest = float(gradient.abs().max())
+    return torch.allclose(gradient, sharded_gradient, rtol=0, atol=_CLOSE * largest)

@@ -4,8 +4,8 @@
             ├── part 1 ──► gradient ─┼─ sum ──► clip, optimizer step ──► new weights to all processes
             └── part 2 ──► gradient ─┘
 
-Weights, the optimizer's state and all else that is exchanged or saved are here. So other processes have nothing to
-lose, and codecs, fragments, strategies and replay go as in a worker of one process.
+Weights, the optimizer's state and everything that is exchanged or saved are in the first process. So codecs,
+fragments, strategies and replay work as in a worker of one process.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class GroupTrainer(SupervisedTrainer):
 
     def __init__(self, job: Job, specials: SpecialTokens | None, members: Team) -> None:
         self._members = members
-        self._stale = True
+        self._has_stale_members = True
         """Whether other processes may have other weights than this one."""
         try:
-            self._members.call("build", self._members.alike())
+            self._members.call("build", self._members.same_for_all())
             super().__init__(job, specials)
             self._collectives = self._connect(job)
             self.join(self._collectives)
@@ -58,56 +58,56 @@ class GroupTrainer(SupervisedTrainer):
     def step(self, batch: Samples) -> Step:
         """Take one inner step on the gradient of all parts."""
         result = super().step(batch)
-        self._stale = True
+        self._has_stale_members = True
         return result
 
     def begin_step(self, batch: Samples) -> PendingStep:
         """Begin one inner step on the gradient of all parts."""
         pending = super().begin_step(batch)
-        self._stale = True
+        self._has_stale_members = True
         return pending
 
     def step_without_damage(self, batch: Samples, rates: Sequence[Sequence[float]]) -> Step:
-        """Take a step on what is left of a batch, in all processes."""
+        """Take a step on the undamaged samples of a batch, in all processes."""
         result = super().step_without_damage(batch, rates)
-        self._stale = True
+        self._has_stale_members = True
         return result
 
     def update_scale(self, figures: Tensor) -> None:
         """Change the scale of losses, in all processes."""
         super().update_scale(figures)
-        self._stale = True
+        self._has_stale_members = True
 
     def find_damaged(self, batch: Samples) -> npt.NDArray[np.bool_]:
-        """Return which samples have no finite gradient by themselves, with losses that no process scales."""
-        self._stale = True
+        """Return which samples have no finite gradient by themselves; no process scales its losses meanwhile."""
+        self._has_stale_members = True
         try:
             return super().find_damaged(batch)
         finally:
-            self._stale = True
+            self._has_stale_members = True
 
     def add_gradient(self, batch: Samples, summed: bool) -> Step:
         """Add the gradient of a batch, of which each process computes that of its part."""
-        own, *others = parts_of(batch, self._members.processes)
-        with self._together("add_gradient", others, summed):
-            return super().add_gradient(own, summed)
+        first_part, *other_parts = parts_of(batch, self._members.processes)
+        with self._together("add_gradient", other_parts, summed):
+            return super().add_gradient(first_part, summed)
 
     def evaluate(self, batches: Iterable[Samples]) -> Sums:
-        """Return the model's loss, and what it got right, as sums over the parts of all processes."""
-        found: list[Sums] = []
-        self._stale = True  # The global weights may be in the model for this evaluation alone.
-        own = super().evaluate(self._ownparts_of(batches, found))
-        self._stale = True
-        return added([own, *found])
+        """Return sums of the model's loss and metrics over the parts of all processes."""
+        member_sums: list[Sums] = []
+        self._has_stale_members = True  # The global weights may be in the model for this evaluation alone.
+        first_sums = super().evaluate(self._first_parts(batches, member_sums))
+        self._has_stale_members = True
+        return added([first_sums, *member_sums])
 
     def seed(self, *entropy: int) -> None:
         """Let random numbers depend on these alone; each process has its own."""
         super().seed(*entropy)
-        self._members.call("seed", self._members.alike(entropy))
+        self._members.call("seed", self._members.same_for_all(entropy))
 
     def merged(self, version: int) -> None:
-        """Let other processes have the merged weights before their next part."""
-        self._stale = True
+        """Mark the weights of other processes as stale, so that they get the merged ones."""
+        self._has_stale_members = True
 
     def close(self) -> None:
         """End the other processes."""
@@ -124,16 +124,16 @@ class GroupTrainer(SupervisedTrainer):
         built = layout_of(self.model).sha256()
         require_equal(built, self._members.replies())
         store, port = open_store()
-        self._members.call("join", self._members.alike(port))
+        self._members.call("join", self._members.same_for_all(port))
         return Collectives(store, 0, self._members.processes, self.device, job.worker.stall_s)
 
-    def _ownparts_of(self, batches: Iterable[Samples], found: list[Sums]) -> Iterator[Samples]:
-        """Return this process's part of each batch, while others evaluate theirs, whose sums are added to `found`."""
+    def _first_parts(self, batches: Iterable[Samples], member_sums: list[Sums]) -> Iterator[Samples]:
+        """Yield the first part of each batch, while others evaluate theirs; their sums go to `member_sums`."""
         for batch in batches:
-            own, *others = parts_of(batch, self._members.processes)
-            with self._together("evaluate", others):
-                yield own
-            found += self._members.replies()
+            first_part, *other_parts = parts_of(batch, self._members.processes)
+            with self._together("evaluate", other_parts):
+                yield first_part
+            member_sums += self._members.replies()
 
     @contextmanager
     def _together(self, name: str, parts: list[Samples], *arguments: Any) -> Iterator[None]:
@@ -144,11 +144,11 @@ class GroupTrainer(SupervisedTrainer):
             HyphaError: whatever one of them raises.
 
         """
-        stale = self._stale
-        self._stale = False
-        self._members.call(name, [(part, stale, *arguments) for part in parts])
+        has_stale_weights = self._has_stale_members
+        self._has_stale_members = False
+        self._members.call(name, [(part, has_stale_weights, *arguments) for part in parts])
         try:
-            if stale:
+            if has_stale_weights:
                 self._collectives.copy_out(self.tensors)
             yield
         except ProcessLostError:
