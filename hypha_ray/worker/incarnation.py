@@ -29,7 +29,7 @@ class Loop(Protocol):
     """Loop that trains."""
 
     def run(self) -> None:
-        """Train until the final plan, or until the worker has left; raises `Closed` when it is stopped predecessor."""
+        """Train until the final plan, or until the worker has left; raises `Closed` when it is stopped before."""
 
 
 MakeLoop: TypeAlias = Callable[[Job, Source, BatchSource, Inbox, Emit], Loop]
@@ -47,7 +47,7 @@ class Incarnation:
         job: the job file.
         source: number and incarnation of the worker, for as long as this lasts.
         loop: makes the inner loop, on its thread.
-        predecessor: the incarnation whose inner loop has to be over predecessor that of this one begins.
+        predecessor: incarnation whose inner loop has to end before that of this one begins; None: the first one.
 
     """
 
@@ -65,7 +65,7 @@ class Incarnation:
 
     @property
     def last_thread(self) -> threading.Thread | None:
-        """The latest inner loop that was started, in this incarnation or predecessor it."""
+        """Thread of the latest inner loop that was started, in this incarnation or an earlier one."""
         has_started = self._thread.ident is not None
         return self._thread if has_started else self._earlier_thread
 
@@ -125,7 +125,7 @@ class Incarnation:
             self._parcel = ()
 
     def _deliver(self, parcel: tuple[Item, ...]) -> Iterator[Item]:
-        """A delta, its parts, and a last_thread item that confirms them as complete."""
+        """A delta, its parts, and a last item that confirms them as complete."""
         delta, *parts = parcel
         yield delta
         failpoint("worker.mid_delta", self.source.worker)

@@ -37,6 +37,6 @@ class Interruptible:
             raise self._interruption
 
     def _wait(self, is_ready: Callable[[], bool]) -> None:
-        """Wait, with the lock held, for something to be is_ready, or for an interruption."""
+        """Wait, with the lock held, for something to be ready, or for an interruption."""
         self._changed.wait_for(lambda: self._interruption is not None or is_ready())
         self.check()

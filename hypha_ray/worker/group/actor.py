@@ -140,8 +140,8 @@ class ShardedMember:
         """Take part in sums from here on."""
         self._follower.join()
 
-    def perform(self, orders: Sequence[tuple[Any, ...]]) -> Any:
-        """Carry out orders, as `Follower.perform`; after an error this process ends.
+    def perform(self, calls: Sequence[tuple[Any, ...]]) -> Any:
+        """Carry out calls, as `Follower.perform`; after an error this process ends.
 
         Raises:
             ProcessLostError: another process has died or is silent.
@@ -150,7 +150,7 @@ class ShardedMember:
         from hypha_ray.worker.group.shards import is_broken
 
         try:
-            return self._follower.perform(orders)
+            return self._follower.perform(calls)
         except BaseException as error:
             _end_after_delay()
             if isinstance(error, RuntimeError) and is_broken(error):

@@ -22,23 +22,23 @@ from hypha_ray.types import Samples
 from hypha_ray.worker.interrupts import ProcessLostError
 
 
-def parts_of(batch: Samples, count: int) -> list[Samples]:
-    """Cut a batch into that many parts, of which the first ones may be larger by a sample, and the last ones empty."""
-    whole, rest = divmod(len(batch), count)
-    ends = [number * whole + min(number, rest) for number in range(count + 1)]
-    return [batch.part(slice(start, stop)) for start, stop in pairwise(ends)]
+def split_batch(batch: Samples, count: int) -> list[Samples]:
+    """Split a batch into `count` parts; the first ones may be larger by a sample, and the last ones empty."""
+    size, larger_parts = divmod(len(batch), count)
+    bounds = [number * size + min(number, larger_parts) for number in range(count + 1)]
+    return [batch.part(slice(start, stop)) for start, stop in pairwise(bounds)]
 
 
-def require_equal(built: str, others: Iterable[str]) -> None:
+def require_equal(fingerprint: str, fingerprints: Iterable[str]) -> None:
     """Refuse processes whose models have other fingerprints than this one's.
 
     Raises:
         ConfigError: MODEL022.
 
     """
-    if any(other != built for other in others):
-        what = "the processes of a worker have built different models from the same job file"
-        raise ConfigError("MODEL022", what, fix="name a model whose weights don't change, by model.revision")
+    if set(fingerprints) - {fingerprint}:
+        problem = "the processes of a worker have built different models from the same job file"
+        raise ConfigError("MODEL022", problem, fix="name a model whose weights don't change, by model.revision")
 
 
 _HOST = "127.0.0.1"
@@ -65,53 +65,67 @@ class Collectives:
         self._rank = rank
         self._device = device
         limit = timedelta(seconds=deadline_s)
-        with _told():
-            self._counts: Any = gloo(PrefixStore("counts", store), rank, size, limit)
-            self._tensors: Any = _nccl(store, rank, size, limit) if device.type == "cuda" else self._counts
+        with _raising_process_lost():
+            self._counts: Any = loopback_gloo(PrefixStore("counts", store), rank, size, limit)
+            self._tensors: Any = self._counts
+            if device.type == "cuda":
+                self._tensors = _nccl(store, rank, size, limit)
 
     def total(self, count: int) -> int:
         """Return the sum of a number that each process has."""
-        found = torch.tensor([count], dtype=torch.int64)
-        with _told():
-            self._counts.allreduce([found]).wait()
-        return int(found)
+        total = torch.tensor([count], dtype=torch.int64)
+        with _raising_process_lost():
+            self._counts.allreduce([total]).wait()
+        return int(total)
 
     def add_up(self, parameters: Sequence[Tensor], loss: Tensor) -> None:
-        """Sum gradients and loss up in process 0; a parameter has no gradient if it has none in any process."""
-        there = torch.tensor([one.grad is not None for one in parameters], dtype=torch.int64)
-        with _told():
-            self._counts.allreduce([there]).wait()
-        used = [one for one, processes in zip(parameters, there.tolist(), strict=True) if processes]
-        for one in used:
-            if one.grad is None:
-                one.grad = torch.zeros_like(one)
-        gradients = [one.grad for one in used if one.grad is not None]
-        self._each([*gradients, loss], lambda flat: self._tensors.reduce(flat, root=0), self._rank == 0)
+        """Sum gradients and loss in process 0; a parameter has no gradient if it has none in any process."""
+        gradient_counts = torch.tensor([weights.grad is not None for weights in parameters], dtype=torch.int64)
+        with _raising_process_lost():
+            self._counts.allreduce([gradient_counts]).wait()
+        sums: list[Tensor] = []
+        for weights, gradient_count in zip(parameters, gradient_counts.tolist(), strict=True):
+            if not gradient_count:
+                continue
+            if weights.grad is None:
+                weights.grad = torch.zeros_like(weights)
+            sums.append(weights.grad)
+        sums.append(loss)
+        self._run_in_buckets(sums, lambda flat: self._tensors.reduce(flat, root=0), self._rank == 0)
 
     def norm(self, optimizer: Inner) -> Tensor:
-        """Return the norm of the gradients in process 0; others have no use for theirs."""
-        return optimizer.norm() if self._rank == 0 else torch.zeros((), device=self._device)
+        """Return the norm of the gradients in process 0, and 0 in others, which don't use it."""
+        if self._rank == 0:
+            return optimizer.norm()
+        return torch.zeros((), device=self._device)
 
     def copy_out(self, tensors: Sequence[Tensor]) -> None:
         """Copy the tensors of process 0 to the others."""
-        plain = [one.view(torch.uint8) if one.dtype == torch.bool else one for one in tensors]
-        self._each(plain, lambda flat: self._tensors.broadcast(flat, root=0), self._rank > 0)
+        numbers: list[Tensor] = []
+        for tensor in tensors:
+            is_bool = tensor.dtype == torch.bool  # Backends don't know it.
+            numbers.append(tensor.view(torch.uint8) if is_bool else tensor)
+        self._run_in_buckets(numbers, lambda flat: self._tensors.broadcast(flat, root=0), self._rank > 0)
 
     def close(self) -> None:
         """End all connections, by which other processes learn that this one takes no part any more."""
         self._counts = self._tensors = None
 
     @torch.no_grad()
-    def _each(self, tensors: Sequence[Tensor], collective: Callable[[Tensor], Any], takes: bool) -> None:
-        """Make a collective of all tensors, small ones together, and take over its result if that is wanted."""
+    def _run_in_buckets(self, tensors: Sequence[Tensor], collective: Callable[[Tensor], Any], receives: bool) -> None:
+        """Run a collective on all tensors, small ones together; copy the result back if this process receives it."""
         for bucket in _buckets(tensors):
-            direct = len(bucket) == 1 and bucket[0].is_contiguous()
-            flat = bucket[0].view(-1) if direct else torch.cat([one.reshape(-1) for one in bucket])
-            with _told():
+            is_flat = len(bucket) == 1 and bucket[0].is_contiguous()
+            flat = bucket[0].view(-1) if is_flat else torch.cat([tensor.reshape(-1) for tensor in bucket])
+            with _raising_process_lost():
                 collective(flat).wait()
-            if takes and not direct:
-                for one, part in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
-                    one.copy_(part.view_as(one))
+            if not receives or is_flat:
+                continue
+            start = 0
+            for tensor in bucket:
+                stop = start + tensor.numel()
+                tensor.copy_(flat[start:stop].view_as(tensor))
+                start = stop
 
 
 def open_store() -> tuple[TCPStore, int]:
@@ -127,15 +141,15 @@ def find_store(port: int, deadline_s: float) -> TCPStore:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Context in which an error of torch means that another process is gone."""
+def _raising_process_lost() -> Iterator[None]:
+    """Context in which an error of torch counts as the loss of another process."""
     try:
         yield
     except RuntimeError as error:
         raise ProcessLostError(f"a process of this worker has died or is silent: {error}") from None
 
 
-def gloo(store: Store, rank: int, size: int, limit: timedelta) -> ProcessGroupGloo:
+def loopback_gloo(store: Store, rank: int, size: int, limit: timedelta) -> ProcessGroupGloo:
     """Make a group of gloo that listens on the loopback interface alone."""
     kind: Any = ProcessGroupGloo
     options = kind._Options()
@@ -153,17 +167,16 @@ def _nccl(store: Store, rank: int, size: int, limit: timedelta) -> Any:
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Cut tensors into lists of one dtype that are small enough to be copied together."""
+    """Group tensors into lists of one dtype, each small enough to be copied together."""
     bucket: list[Tensor] = []
-    room = 0
-    for one in sorted(tensors, key=lambda tensor: str(tensor.dtype)):
-        size = one.numel() * one.element_size()
-        if bucket and (one.dtype != bucket[0].dtype or size > room):
+    free_bytes = 0
+    for tensor in sorted(tensors, key=lambda tensor: str(tensor.dtype)):
+        if bucket and (tensor.dtype != bucket[0].dtype or tensor.nbytes > free_bytes):
             yield bucket
             bucket = []
         if not bucket:
-            room = _BUCKET_BYTES
-        bucket.append(one)
-        room -= size
+            free_bytes = _BUCKET_BYTES
+        bucket.append(tensor)
+        free_bytes -= tensor.nbytes
     if bucket:
         yield bucket

@@ -4,9 +4,9 @@
             ├── part 1 ──► process 1 ─┼─ summed up in the process ┼─► clip, step on its shards
             └── part 2 ──► process 2 ─┘  that has the shard       └─► clip, step on its shards
 
-Whatever is exchanged or saved is gathered in the first process and has its usual form. All processes have to make the
-same collectives, so each runs equally many micro-batches: one that lacks some runs another's once more, which counts
-nothing there.
+Whatever is exchanged or saved is gathered in the first process and has its usual form. All processes have to run the
+same collectives, so each runs equally many micro-batches. A process that lacks some runs another's once more, with no
+weight.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -31,17 +32,17 @@ from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.step import Step
 from hypha_ray.types import Flat, Layout, Samples, Sums, added
-from hypha_ray.worker.group.collectives import Collectives, find_store, open_store, parts_of, require_equal
-from hypha_ray.worker.group.shards import Shards, SumsOverShards, Told, connect, disconnect, is_broken
+from hypha_ray.worker.group.collectives import Collectives, find_store, open_store, require_equal, split_batch
+from hypha_ray.worker.group.shards import Shards, SharedState, SumsOverShards, connect, disconnect, is_broken
 from hypha_ray.worker.interrupts import ProcessLostError
 from hypha_ray.worker.training.supervised import Backup, SupervisedTrainer, micro_batches
 
-Order: TypeAlias = tuple[Any, ...]
+Call: TypeAlias = tuple[Any, ...]
 """Name of a method of `Follower`, and its arguments."""
 
 
 class Follower:
-    """Trainer of a process that has shards, and no part in any decision.
+    """Trainer of a process that has shards; it only carries out the calls of the first process.
 
     Args:
         job: the job file.
@@ -76,12 +77,13 @@ class Follower:
         """Take part in sums from here on, once all processes have built the model."""
         self._trainer.join(SumsOverShards(self._sums_of()))
 
-    def perform(self, orders: Sequence[Order]) -> Any:
-        """Carry out orders one after the other; return the result of the last one."""
-        found = None
-        for name, *arguments in orders:
-            found = getattr(self, name)(*arguments)
-        return found
+    def perform(self, calls: Sequence[Call]) -> Any:
+        """Carry out calls one after the other; return the result of the last one."""
+        result = None
+        for name, *arguments in calls:
+            method = getattr(self, name)
+            result = method(*arguments)
+        return result
 
     def seed(self, entropy: tuple[int, ...]) -> None:
         """Let random numbers depend on these, and on the number of this process."""
@@ -102,7 +104,9 @@ class Follower:
     def add_parts(self, parts: Sequence[Samples], idle: int, summed: bool) -> None:
         """Add the gradient of this process's micro-batches."""
         failpoint("worker.process", self._worker)
-        self._norm = self._trainer.add_parts([_copied(part) for part in parts], summed, idle).norm
+        copies = [_copied(part) for part in parts]
+        step = self._trainer.add_parts(copies, summed, idle)
+        self._norm = step.norm
 
     def step(self, rates: Sequence[Sequence[float]]) -> None:
         """Take a step with these learning rates, one for each group of parameters of each optimizer."""
@@ -114,12 +118,14 @@ class Follower:
         self._trainer.optimizer.reset()
 
     def evaluate(self, parts: Sequence[Samples], idle: int) -> Sums | None:
-        """Return figures of samples; None if they don't count here."""
+        """Evaluate samples; return the sums of their figures, None if they have no weight here."""
         sums = self._trainer.evaluate([_copied(part) for part in parts])
-        return None if idle else sums
+        if idle:
+            return None
+        return sums
 
     def gather(self, fragment: int, gradients: bool) -> None:
-        """Have a part in the copy of a fragment out of the model."""
+        """Take part in copying a fragment out of the model."""
         self._shards.gather(self._layout, fragment, gradients=gradients)
 
     def scatter(self, fragment: int, mixing: float) -> None:
@@ -127,12 +133,12 @@ class Follower:
         self._shards.scatter(self._layout, fragment, mixing=mixing)
 
     def export_state(self) -> None:
-        """Have a part in the copy of the optimizer's state."""
+        """Take part in copying the optimizer's state."""
         self._shards.export_state(self._trainer.optimizer)
 
-    def load_state(self, told: Mapping[str, Told]) -> None:
+    def load_state(self, shared: Mapping[str, SharedState]) -> None:
         """Receive this process's part of an optimizer's state."""
-        self._shards.load_state(self._trainer.optimizer, told)
+        self._shards.load_state(self._trainer.optimizer, shared)
 
     @property
     def _shards(self) -> Shards:
@@ -142,12 +148,13 @@ class Follower:
 
 def _copied(part: Samples) -> Samples:
     """Copy samples, because arrays of other processes are read-only, of which torch makes no tensors."""
-    return Samples({name: np.array(array) for name, array in part.arrays.items()}, part.keys)
+    arrays = {name: np.array(array) for name, array in part.arrays.items()}
+    return Samples(arrays, part.keys)
 
 
 Share = tuple[list[Samples], int]
-"""Micro-batches of a process, and the number of the last ones that count nothing."""
-LAST_WORDS_S = 10.0
+"""Micro-batches of a process, and the number of the last ones that have no weight."""
+ERROR_WAIT_S = 10.0
 """Longest wait for the errors of other processes, in seconds, after a collective has failed."""
 
 
@@ -184,8 +191,9 @@ class ShardedTrainer(SupervisedTrainer):
     """
 
     def __init__(self, job: Job, specials: SpecialTokens | None, team: Team) -> None:
-        self._team, self._orders = team, list[Order]()
-        """Orders that are sent with the next one whose result matters."""
+        self._team = team
+        self._calls: list[Call] = []
+        """Calls that are sent with the next one whose result matters."""
         try:
             store, port = open_store()
             device = device_of(job.worker.device)
@@ -193,11 +201,11 @@ class ShardedTrainer(SupervisedTrainer):
             team.call("begin", team.same_for_all())
             team.call("build", team.same_for_all(port))
             super().__init__(job, specials, connect(store, 0, team.processes, device, limit_s))
-            built = layout_of(self.model, job.sync.fragments, job.sync.partition).sha256()
-            require_equal(built, team.replies())
+            layout = layout_of(self.model, job.sync.fragments, job.sync.partition)
+            require_equal(layout.sha256(), team.replies())
             team.call("join", team.same_for_all())
             self.join(SumsOverShards(Collectives(store, 0, team.processes, device, limit_s)))
-            self.optimizer = Leading(self.optimizer, job, self._order)
+            self.optimizer = LeadingOptimizer(self.optimizer, job, self._call_others)
         except BaseException:
             self.close()
             raise
@@ -205,57 +213,64 @@ class ShardedTrainer(SupervisedTrainer):
     def seed(self, *entropy: int) -> None:
         """Let random numbers depend on these alone; each process has its own."""
         super().seed(*entropy)
-        self._order("seed", entropy)
+        self._call_others("seed", entropy)
 
     def add_gradient(self, batch: Samples, summed: bool) -> Step:
         """Add the gradient of a batch, of which each process computes that of its part."""
-        shares = self._shares(batch, self._accumulation, self.count)
+        shares = self._split_equally(batch, self._accumulation, self.count)
         if shares is None:
             return Step(torch.zeros((), device=self.device), 0, torch.zeros((), device=self.device))
-        (own, idle), *others = shares
-        with self._together("add_parts", [(*share, summed) for share in others]):
-            return self.add_parts(own, summed, idle)
+        (parts, idle), *other_shares = shares
+        with self._with_others("add_parts", [(*share, summed) for share in other_shares]):
+            return self.add_parts(parts, summed, idle)
 
     def evaluate(self, batches: Iterable[Samples]) -> Sums:
-        """Return the model's loss, and what it got right, as sums over the parts of all processes."""
-        found: list[Sums] = []
+        """Return sums of the model's loss and metrics over the parts of all processes."""
+        all_sums: list[Sums] = []
         for batch in batches:
-            if (shares := self._shares(batch, 1, self._scored)) is None:
+            shares = self._split_equally(batch, 1, self._count_scored)
+            if shares is None:
                 continue
-            (own, idle), *others = shares
-            with self._together("evaluate", others):
-                sums = super().evaluate(own)
-                found += [one for one in [None if idle else sums, *self._team.replies()] if one is not None]
-        return added(found) if found else super().evaluate([])
+            (parts, idle), *other_shares = shares
+            with self._with_others("evaluate", other_shares):
+                sums = super().evaluate(parts)
+                if not idle:
+                    all_sums.append(sums)
+                for member_sums in self._team.replies():
+                    if member_sums is not None:
+                        all_sums.append(member_sums)
+        if not all_sums:
+            return super().evaluate([])
+        return added(all_sums)
 
     def gather(self, layout: Layout, fragment: int, out: Flat | None = None, gradients: bool = False) -> Flat:
         """Copy a fragment of weights or gradients out of all shards."""
         assert self.shards is not None
         if out is not None:
             check(layout, fragment, out)
-        with self._together("gather", self._team.same_for_all(fragment, gradients)):
+        with self._with_others("gather", self._team.same_for_all(fragment, gradients)):
             return self.shards.gather(layout, fragment, out, gradients)
 
     def scatter(self, layout: Layout, fragment: int, flat: Groups, mixing: float = 0.0) -> None:
         """Copy a fragment's arrays into all shards."""
         assert self.shards is not None
         check(layout, fragment, flat)
-        with self._together("scatter", self._team.same_for_all(fragment, mixing)):
+        with self._with_others("scatter", self._team.same_for_all(fragment, mixing)):
             self.shards.scatter(layout, fragment, flat, mixing)
 
     def optimizer_state(self) -> Flat:
-        """Copy the state of all shards, in the form that it has in one process."""
+        """Copy the state of all shards, in the same form as in a worker of one process."""
         assert self.shards is not None
-        with self._together("export_state", self._team.same_for_all()):
+        with self._with_others("export_state", self._team.same_for_all()):
             return self.shards.export_state(self.optimizer)
 
     def load_optimizer_state(self, state: Mapping[str, Array]) -> None:
-        """Go on from what `optimizer_state` gave."""
+        """Continue with a state that `optimizer_state` returned."""
         assert self.shards is not None
         self.shards.require_fit(self.optimizer, state)
-        told = self.shards.told(state)
-        with self._together("load_state", self._team.same_for_all(told)):
-            self.shards.load_state(self.optimizer, told, state)
+        shared = self.shards.shared_state(state)
+        with self._with_others("load_state", self._team.same_for_all(shared)):
+            self.shards.load_state(self.optimizer, shared, state)
 
     def close(self) -> None:
         """End the other processes."""
@@ -264,88 +279,100 @@ class ShardedTrainer(SupervisedTrainer):
 
     def back_up(self) -> Backup:
         """Copy gradients and buffers, here and in the others."""
-        self._order("back_up")
+        self._call_others("back_up")
         return super().back_up()
 
     def undo_batch(self, backup: Backup) -> None:
         """Undo a batch, here and in the others."""
-        self._order("undo_batch")
+        self._call_others("undo_batch")
         super().undo_batch(backup)
 
-    def _shares(self, batch: Samples, pieces: int, count: Callable[[Samples], int]) -> list[Share] | None:
-        """Cut a batch into micro-batches of each process, equally many; None if nothing in it is scored."""
-        parts = parts_of(batch, self._team.processes)
-        scored = [[one for one in micro_batches(part, pieces) if count(one)] for part in parts]
-        most = max(map(len, scored))
+    def _split_equally(self, batch: Samples, pieces: int, count: Callable[[Samples], int]) -> list[Share] | None:
+        """Split a batch into equally many micro-batches for each process; None if nothing in it is scored."""
+        scored_parts: list[list[Samples]] = []
+        for part in split_batch(batch, self._team.processes):
+            scored_parts.append([micro_batch for micro_batch in micro_batches(part, pieces) if count(micro_batch)])
+        most = max(len(parts) for parts in scored_parts)
         if not most:
             return None
-        filler = min((one for own in scored for one in own), key=len)
-        return [([*own, *[filler] * (most - len(own))], most - len(own)) for own in scored]
+        filler = min(chain.from_iterable(scored_parts), key=len)
+        shares: list[Share] = []
+        for parts in scored_parts:
+            idle = most - len(parts)
+            shares.append((parts + [filler] * idle, idle))
+        return shares
 
-    def _scored(self, part: Samples) -> int:
+    def _count_scored(self, part: Samples) -> int:
         return scored_in_evaluation(self._task, part)
 
-    def _order(self, name: str, *arguments: Any, now: bool = False) -> None:
-        """Give an order to all others, which they carry out before the next one that is sent; or send it at once."""
-        self._orders.append((name, *arguments))
+    def _call_others(self, name: str, *arguments: Any, now: bool = False) -> None:
+        """Add a call for all others, which is sent with the next one; `now` sends it at once."""
+        self._calls.append((name, *arguments))
         if now:
-            orders = self._orders
-            self._orders = []
-            self._team.call("perform", self._team.same_for_all(orders))
+            calls = self._calls
+            self._calls = []
+            self._team.call("perform", self._team.same_for_all(calls))
 
     @contextmanager
-    def _together(self, name: str, each: Sequence[tuple[Any, ...]]) -> Iterator[None]:
-        """Context in which others carry out an order, each with its own arguments, and this process its part.
+    def _with_others(self, name: str, arguments_of_each: Sequence[tuple[Any, ...]]) -> Iterator[None]:
+        """Context in which others carry out a call, each with its own arguments, and this process its part.
 
         Raises:
             ProcessLostError: one of them has died or is silent.
             HyphaError: whatever one of them raises.
 
         """
-        orders = self._orders
-        self._orders = []
-        self._team.call("perform", [([*orders, (name, *own)],) for own in each])
+        earlier_calls = self._calls
+        self._calls = []
+        calls_of_each: list[tuple[list[Call]]] = []
+        for arguments in arguments_of_each:
+            calls_of_each.append(([*earlier_calls, (name, *arguments)],))
+        self._team.call("perform", calls_of_each)
         try:
             yield
         except Exception as error:
-            raise self._reason(error) from error
+            raise self._root_cause(error) from error
 
-    def _reason(self, error: Exception) -> Exception:
-        """Return the error that was the reason for one here: another process may have broken before."""
+    def _root_cause(self, error: Exception) -> Exception:
+        """Return the error that caused one here: another process may have failed before."""
         try:
-            self._team.replies(LAST_WORDS_S)
+            self._team.replies(ERROR_WAIT_S)
         except ProcessLostError as lost:
-            return lost if is_broken(error) else error
-        except Exception as reason:
-            return reason
-        return ProcessLostError(str(error)) if is_broken(error) else error
+            if is_broken(error):
+                return lost
+            return error
+        except Exception as cause:
+            return cause
+        if is_broken(error):
+            return ProcessLostError(str(error))
+        return error
 
 
-class Leading(Inner):
-    """Optimizer of the first process's shards, which tells the others of each of its steps.
+class LeadingOptimizer(Inner):
+    """Optimizer of the first process's shards, which sends each of its calls to the other processes.
 
     Args:
         inner: optimizer of the shards.
         job: the job file.
-        order: gives an order to the others.
+        call_others: function that calls a method of all other processes.
 
     """
 
-    def __init__(self, inner: Inner, job: Job, order: Callable[..., None]) -> None:
+    def __init__(self, inner: Inner, job: Job, call_others: Callable[..., None]) -> None:
         super().__init__(inner.optimizers, job.inner_optimizer, inner_steps(job))
-        self._order = order
+        self._call_others = call_others
 
     def zero_grad(self) -> None:
         """Forget the gradients, everywhere."""
-        self._order("zero_grad")
+        self._call_others("zero_grad")
         super().zero_grad()
 
     def reset(self) -> None:
         """Forget all state, everywhere."""
-        self._order("reset")
+        self._call_others("reset")
         super().reset()
 
     def step(self, norm: Tensor | None = None, skipped: Tensor | None = None) -> None:
         """Take a step in all processes, by the norm of the whole gradient."""
-        self._order("step", self.rates, now=True)
+        self._call_others("step", self.rates, now=True)
         super().step(norm, skipped)

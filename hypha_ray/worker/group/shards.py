@@ -33,7 +33,7 @@ from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.state import put_state
 from hypha_ray.types import Flat, Layout
 from hypha_ray.types.layout import dtype_of, is_trained
-from hypha_ray.worker.group.collectives import Collectives, gloo
+from hypha_ray.worker.group.collectives import Collectives, loopback_gloo
 from hypha_ray.worker.interrupts import ProcessLostError
 
 _LOOPBACK = "loopback"
@@ -52,10 +52,11 @@ def connect(store: Store, rank: int, size: int, device: torch.device, deadline_s
 
     """
     if _LOOPBACK not in Backend.backend_list:
-        Backend.register_backend(_LOOPBACK, _made, extended_api=True, devices=["cpu"])
+        Backend.register_backend(_LOOPBACK, _make_loopback, extended_api=True, devices=["cpu"])
     backend = "nccl" if device.type == "cuda" else _LOOPBACK
+    shards_store = PrefixStore("shards", store)
     limit = timedelta(seconds=deadline_s)
-    dist.init_process_group(backend, store=PrefixStore("shards", store), rank=rank, world_size=size, timeout=limit)
+    dist.init_process_group(backend, store=shards_store, rank=rank, world_size=size, timeout=limit)
     group: Any = dist.group.WORLD
     return DeviceMesh.from_group(group, device.type)
 
@@ -67,7 +68,7 @@ def disconnect() -> None:
 
 
 def is_broken(error: Exception) -> bool:
-    """Whether an error says no more than that another process is gone or silent."""
+    """Whether an error only means that another process is gone or silent."""
     return isinstance(error, ProcessLostError | dist.DistError) or (
         isinstance(error, RuntimeError) and "/gloo/" in str(error)
     )
@@ -99,19 +100,19 @@ class SumsOverShards:
         return squared.sqrt()
 
 
-def _made(options: Any, _: Any) -> Any:
-    return gloo(options.store, options.group_rank, options.group_size, options.timeout)
+def _make_loopback(options: Any, _: Any) -> Any:
+    return loopback_gloo(options.store, options.group_rank, options.group_size, options.timeout)
 
 
-Told = Array | str
-"""State that other processes are told of: a scalar itself, or the dtype of a tensor that is cut into shards."""
+SharedState = Array | str
+"""State that the first process sends to the others: a scalar itself, or the dtype of a tensor that is sharded."""
 
 
 class Shards:
     """A model's shards in this process, as plain tensors on which an optimizer steps.
 
-    Each element is in one process alone, so optimizers that treat elements by themselves step as on whole tensors.
-    Muon gathers its matrices.
+    Each element is in one process alone, so elementwise optimizers step as on whole tensors. Muon gathers its
+    matrices.
 
     Args:
         model: model, on the CPU; its parameters become sharded ones, on the mesh's device.
@@ -120,8 +121,10 @@ class Shards:
     """
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh) -> None:
-        self._model, self._mesh, self._first = model, mesh, mesh.get_rank() == 0
-        # Its advice: we change no output in place, and models that do are found out by `sharding_check`.
+        self._model = model
+        self._mesh = mesh
+        self._is_first = mesh.get_rank() == 0
+        # It warns of outputs that are changed in place, which `sharding_check` refuses.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
         for module in [*blocks_of(model), model]:
             sharded = fully_shard(module, mesh=mesh, reshard_after_forward=True)
@@ -129,15 +132,17 @@ class Shards:
             sharded.set_force_sum_reduction_for_comms(True)
         self.pieces = nn.ParameterList()
         """This process's shard of each trained parameter; its gradient is complete after a backward pass."""
-        self._wholes: dict[Tensor, DTensor] = {}
+        self._parameter_of: dict[Tensor, DTensor] = {}
         self._piece_of: dict[Tensor, Tensor] = {}
         for parameter in model.parameters():
             if parameter.requires_grad:
-                whole: Any = parameter
-                piece = nn.Parameter(whole.detach().to_local())
+                sharded_parameter: Any = parameter
+                local_weights = sharded_parameter.detach().to_local()
+                piece = nn.Parameter(local_weights)
                 self.pieces.append(piece)
-                self._wholes[piece], self._piece_of[parameter] = whole, piece
-                parameter.register_post_accumulate_grad_hook(partial(_take_gradient, piece))
+                self._parameter_of[piece] = sharded_parameter
+                self._piece_of[parameter] = piece
+                parameter.register_post_accumulate_grad_hook(partial(_move_gradient, piece))
 
     def piece_of(self, parameter: Tensor) -> Tensor:
         """Return this process's shard of a trained parameter."""
@@ -145,25 +150,29 @@ class Shards:
 
     def shape_of(self, piece: Tensor) -> torch.Size:
         """Return the shape of the parameter that a shard is of."""
-        return self._wholes[piece].shape
+        return self._parameter_of[piece].shape
 
     @torch.no_grad()
     def gather(self, layout: Layout, fragment: int, out: Flat | None = None, gradients: bool = False) -> Flat:
         """Copy a fragment out of the model, as `model.layout.gather`; only the first process gets it."""
+        is_on_gpu = self._mesh.device_type == "cuda"
         flat: Flat = {}
-        if self._first:
-            fresh = pinned if self._mesh.device_type == "cuda" else empty
-            flat = fresh(layout, fragment) if out is None else out
+        if self._is_first and out is not None:
+            flat = out
+        elif self._is_first:
+            flat = pinned(layout, fragment) if is_on_gpu else empty(layout, fragment)
         for entry, tensor in live_tensors(self._model, layout, fragment):
             whole = tensor.detach()
             if gradients and tensor in self._piece_of:
                 piece = self._piece_of[tensor]
-                whole = self.whole(torch.zeros_like(piece) if piece.grad is None else piece.grad, piece)
+                gradient = torch.zeros_like(piece) if piece.grad is None else piece.grad
+                whole = self.whole(gradient, piece)
             elif isinstance(whole, DTensor):
                 whole = whole.full_tensor()
-            if self._first:
-                torch.from_numpy(view(entry, flat)).copy_(whole, non_blocking=True)
-        if self._mesh.device_type == "cuda":
+            if self._is_first:
+                target = torch.from_numpy(view(entry, flat))
+                target.copy_(whole, non_blocking=True)
+        if is_on_gpu:
             torch.cuda.synchronize()
         return flat
 
@@ -175,25 +184,26 @@ class Shards:
         for entry, tensor in live_tensors(self._model, layout, fragment):
             source = None if flat is None else source_of(view(entry, flat))
             if isinstance(tensor, DTensor):
-                own = tensor.to_local()
-                part = self._part(source, tensor, getattr(torch, dtype_of(entry.group)))
+                local_weights = tensor.to_local()
+                part = self._receive_part(source, tensor, getattr(torch, dtype_of(entry.group)))
                 if mixing and is_trained(entry.group):
-                    part = torch.lerp(part, own.to(part.dtype), mixing)
-                copy(part, own)
-            else:
-                if source is not None:
-                    copy_in(source, tensor)
-                dist.broadcast(tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor, 0)
+                    part = torch.lerp(part, local_weights.to(part.dtype), mixing)
+                copy(part, local_weights)
+                continue
+            if source is not None:
+                copy_in(source, tensor)
+            is_bool = tensor.dtype == torch.bool  # Backends don't know it.
+            dist.broadcast(tensor.view(torch.uint8) if is_bool else tensor, 0)
 
     @torch.no_grad()
     def export_state(self, inner: Inner) -> Flat:
         """Return an optimizer's state as `optim.state.export_state`; only the first process gets it."""
-        found: Flat = {}
-        for key, piece, tensor in self._states(inner):
+        arrays: Flat = {}
+        for key, piece, tensor in self._state_tensors(inner):
             whole = self.whole(tensor, piece) if tensor.ndim else tensor
-            if self._first:
-                found[key] = array_of(whole, copy=True)
-        return found
+            if self._is_first:
+                arrays[key] = array_of(whole, copy=True)
+        return arrays
 
     def require_fit(self, inner: Inner, arrays: Mapping[str, Array]) -> None:
         """Refuse a state of another model or optimizer.
@@ -204,36 +214,48 @@ class Shards:
         """
         pieces = _pieces_of(inner)
         for key, array in arrays.items():
-            number, index, _ = key.split("/")
-            fits = int(number) < len(pieces) and int(index) < len(pieces[int(number)])
-            if not fits or array.shape not in ((), self._wholes[pieces[int(number)][int(index)]].shape):
-                what = "the inner state doesn't fit the model and inner_optimizer"
-                raise CheckpointError("OPT005", what, f"{key} of shape {array.shape}")
+            optimizer, index, _ = _parse_key(key)
+            fits = optimizer < len(pieces) and index < len(pieces[optimizer])
+            if not fits or array.shape not in ((), self.shape_of(pieces[optimizer][index])):
+                problem = "the inner state doesn't fit the model and inner_optimizer"
+                raise CheckpointError("OPT005", problem, f"{key} of shape {array.shape}")
 
-    def told(self, arrays: Mapping[str, Array]) -> dict[str, Told]:
-        """Return what other processes have to know of a state that the first one loads."""
-        names = {key: "bfloat16" if array.dtype == np.uint16 else array.dtype.name for key, array in arrays.items()}
-        return {key: names[key] if array.ndim else np.array(array) for key, array in arrays.items()}
+    def shared_state(self, arrays: Mapping[str, Array]) -> dict[str, SharedState]:
+        """Return the part of a state that the other processes need when the first one loads it."""
+        shared: dict[str, SharedState] = {}
+        for key, array in arrays.items():
+            if array.ndim == 0:
+                shared[key] = np.array(array)
+            elif array.dtype == np.uint16:
+                shared[key] = "bfloat16"
+            else:
+                shared[key] = array.dtype.name
+        return shared
 
     @torch.no_grad()
-    def load_state(self, inner: Inner, told: Mapping[str, Told], arrays: Mapping[str, Array] | None = None) -> None:
-        """Go on from a state that the first process has; the others know of it what `told` gave."""
+    def load_state(
+        self, inner: Inner, shared: Mapping[str, SharedState], arrays: Mapping[str, Array] | None = None
+    ) -> None:
+        """Load an optimizer's state; all processes have `shared_state` of it, and the first one its arrays."""
         pieces = _pieces_of(inner)
         states: list[dict[int, dict[str, Tensor]]] = [{} for _ in inner.optimizers]
-        for key, kind in told.items():
-            number, index, name = key.split("/")
-            if isinstance(kind, str):
-                dtype = getattr(torch, kind)
-                source = None if arrays is None else torch.from_numpy(np.array(arrays[key])).view(dtype)
-                tensor = self._part(source, self._wholes[pieces[int(number)][int(index)]], dtype)
+        for key, shared_value in shared.items():
+            optimizer, index, name = _parse_key(key)
+            if isinstance(shared_value, str):
+                dtype = getattr(torch, shared_value)
+                source = None
+                if arrays is not None:
+                    source = torch.from_numpy(np.array(arrays[key])).view(dtype)
+                parameter = self._parameter_of[pieces[optimizer][index]]
+                tensor = self._receive_part(source, parameter, dtype)
             else:
-                tensor = torch.from_numpy(np.array(kind))
-            states[int(number)].setdefault(int(index), {})[name] = tensor
-        for optimizer, state in zip(inner.optimizers, states, strict=True):
-            put_state(optimizer, state)
+                tensor = torch.from_numpy(np.array(shared_value))
+            states[optimizer].setdefault(index, {})[name] = tensor
+        for inner_optimizer, state in zip(inner.optimizers, states, strict=True):
+            put_state(inner_optimizer, state)
 
-    def _states(self, inner: Inner) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Return each tensor of an optimizer's state, with its key and the shard that it is of."""
+    def _state_tensors(self, inner: Inner) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield each tensor of an optimizer's state, with its key and its shard."""
         for number, (optimizer, pieces) in enumerate(zip(inner.optimizers, _pieces_of(inner), strict=True)):
             for index, piece in enumerate(pieces):
                 for name, tensor in optimizer.state.get(piece, {}).items():
@@ -242,45 +264,68 @@ class Shards:
 
     def whole(self, part: Tensor, piece: Tensor) -> Tensor:
         """Gather a tensor of which each process has a part like its shard of a parameter."""
-        like = self._wholes[piece]
+        like = self._parameter_of[piece]
         shape: dict[str, Any] = {"shape": like.shape, "stride": like.stride()}
-        found: Tensor = DTensor.from_local(part, self._mesh, like.placements, run_check=False, **shape).full_tensor()
-        return found
+        sharded = DTensor.from_local(part, self._mesh, like.placements, run_check=False, **shape)
+        return sharded.full_tensor()
 
     def part(self, whole: Tensor, piece: Tensor) -> Tensor:
         """Return this process's part of a tensor like a parameter, which all processes have whole."""
-        like = self._wholes[piece]
+        like = self._parameter_of[piece]
         return distribute_tensor(whole, self._mesh, like.placements, src_data_rank=None).to_local()
 
-    def _part(self, source: Tensor | None, like: DTensor, dtype: torch.dtype) -> Tensor:
+    def _receive_part(self, source: Tensor | None, like: DTensor, dtype: torch.dtype) -> Tensor:
         """Return this process's part of a tensor that the first process has."""
-        device = like.device
-        whole = torch.empty(like.shape, dtype=dtype, device=device) if source is None else to_device(source, device)
+        if source is None:
+            whole = torch.empty(like.shape, dtype=dtype, device=like.device)
+        else:
+            whole = to_device(source, like.device)
         return distribute_tensor(whole, self._mesh, like.placements, src_data_rank=0).to_local()
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """Return a model's repeated blocks: the members of its outermost lists of modules."""
-    found: dict[int, nn.Module] = {}
+    blocks: dict[int, nn.Module] = {}
     for child in model.children():
-        blocks = _members(child) if isinstance(child, nn.ModuleList) else blocks_of(child)
-        found |= {id(block): block for block in blocks if any(True for _ in block.parameters())}
-    return list(found.values())
+        child_blocks = _blocks_in_list(child) if isinstance(child, nn.ModuleList) else blocks_of(child)
+        for block in child_blocks:
+            has_parameters = next(block.parameters(), None) is not None
+            if has_parameters:
+                blocks[id(block)] = block  # A shared block is one block.
+    return list(blocks.values())
 
 
-def _members(modules: nn.ModuleList) -> list[nn.Module]:
+def _blocks_in_list(modules: nn.ModuleList) -> list[nn.Module]:
     """Return the members of a list, and those of lists in it: a list is no block, because it isn't called."""
-    return [block for one in modules for block in (_members(one) if isinstance(one, nn.ModuleList) else [one])]
+    blocks: list[nn.Module] = []
+    for module in modules:
+        if isinstance(module, nn.ModuleList):
+            blocks += _blocks_in_list(module)
+        else:
+            blocks.append(module)
+    return blocks
 
 
 def _pieces_of(inner: Inner) -> list[list[Tensor]]:
     """Return the shards that each optimizer steps on, in the order of its state."""
-    return [[piece for group in one.param_groups for piece in group["params"]] for one in inner.optimizers]
+    pieces: list[list[Tensor]] = []
+    for optimizer in inner.optimizers:
+        pieces.append([piece for group in optimizer.param_groups for piece in group["params"]])
+    return pieces
 
 
-def _take_gradient(piece: nn.Parameter, parameter: Any) -> None:
+def _parse_key(key: str) -> tuple[int, int, str]:
+    """Split the key of a state's tensor: number of the optimizer, index of the shard, and name."""
+    optimizer, index, name = key.split("/")
+    return int(optimizer), int(index), name
+
+
+def _move_gradient(piece: nn.Parameter, parameter: Any) -> None:
     """Move a gradient that was summed over all processes to the shard that an optimizer knows."""
     piece.data = parameter.detach().to_local()  # FSDP2 may move a shard once, in the first forward pass.
     gradient = parameter.grad.to_local()
     parameter.grad = None
-    piece.grad = gradient if piece.grad is None else piece.grad.add_(gradient)
+    if piece.grad is None:
+        piece.grad = gradient
+    else:
+        piece.grad.add_(gradient)

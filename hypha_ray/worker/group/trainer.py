@@ -24,7 +24,7 @@ from hypha_ray.model.tasks.task import SpecialTokens
 from hypha_ray.optim.step import PendingStep, Step
 from hypha_ray.types import Samples, Sums, added
 from hypha_ray.worker.group.actor import Members, ShardedMember
-from hypha_ray.worker.group.collectives import Collectives, open_store, parts_of, require_equal
+from hypha_ray.worker.group.collectives import Collectives, open_store, require_equal, split_batch
 from hypha_ray.worker.interrupts import ProcessLostError
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 
@@ -88,7 +88,7 @@ class GroupTrainer(SupervisedTrainer):
 
     def add_gradient(self, batch: Samples, summed: bool) -> Step:
         """Add the gradient of a batch, of which each process computes that of its part."""
-        first_part, *other_parts = parts_of(batch, self._members.processes)
+        first_part, *other_parts = split_batch(batch, self._members.processes)
         with self._together("add_gradient", other_parts, summed):
             return super().add_gradient(first_part, summed)
 
@@ -130,7 +130,7 @@ class GroupTrainer(SupervisedTrainer):
     def _first_parts(self, batches: Iterable[Samples], member_sums: list[Sums]) -> Iterator[Samples]:
         """Yield the first part of each batch, while others evaluate theirs; their sums go to `member_sums`."""
         for batch in batches:
-            first_part, *other_parts = parts_of(batch, self._members.processes)
+            first_part, *other_parts = split_batch(batch, self._members.processes)
             with self._together("evaluate", other_parts):
                 yield first_part
             member_sums += self._members.replies()
