@@ -14,10 +14,10 @@ from hypha_ray.worker.interrupts import Interruptible
 
 
 class DifferenceDecoder:
-    """Turns differences into weights.
+    """Decoder of global weights that are sent as differences to the previous ones.
 
     Args:
-        name: the codec's.
+        name: name of the codec.
         options: the codec's own options.
 
     """
@@ -26,9 +26,9 @@ class DifferenceDecoder:
         self._codec = difference_codec(name, options)
         self._theta: dict[int, Flat] = {}
         self._spare: dict[int, Flat] = {}
-        """Arrays of the round before the last: the last one's may still be read."""
+        """Arrays of the round before the last, which are written again; those of the last one may still be read."""
 
-    def take(self, piece: FragmentUpdate, weights: Flat) -> Flat:
+    def decode(self, piece: FragmentUpdate, weights: Flat) -> Flat:
         """Weights of a fragment: those received, or the previous ones with the received difference."""
         fragment = piece.fragment
         if self._codec is None:
@@ -39,17 +39,18 @@ class DifferenceDecoder:
             return weights
         from hypha_ray.codec.feedback import advance
 
-        before = self._theta[fragment]
-        new = advance(self._codec, before, weights, self._spare.get(fragment))
-        self._theta[fragment] = new
-        if all(array.flags.writeable for array in before.values()):  # They aren't the object store's.
-            self._spare[fragment] = before
-        return new
+        previous = self._theta[fragment]
+        theta = advance(self._codec, previous, weights, self._spare.get(fragment))
+        self._theta[fragment] = theta
+        if all(array.flags.writeable for array in previous.values()):  # Arrays of the object store are read-only.
+            self._spare[fragment] = previous
+        return theta
 
 
-def order(seed: int, epoch: int, slice_index: int, samples: int) -> npt.NDArray[np.int64]:
-    """The order in which an epoch goes through a slice: the same on every machine."""
-    return np.random.default_rng([seed, epoch, slice_index]).permutation(samples)
+def epoch_order(seed: int, epoch: int, slice_index: int, samples: int) -> npt.NDArray[np.int64]:
+    """Random order of a slice's samples in an epoch: the same on every machine."""
+    rng = np.random.default_rng([seed, epoch, slice_index])
+    return rng.permutation(samples)
 
 
 class BatchSource(Interruptible):
@@ -79,38 +80,40 @@ class BatchSource(Interruptible):
     def batch(self, spans: Sequence[Span], start: int, size: int, shuffled: bool = True) -> Samples:
         """Samples ``start … start + size - 1`` of the spans taken together; waits for slices on their way.
 
-        Shuffled spans count in their epoch's order, others in the order of the file.
+        Shuffled spans have the order of their epoch, others that of the file.
         """
-        return joined([self._rows(span, shuffled) for span in window(spans, start, start + size)])
+        parts = [self._read_span(span, shuffled) for span in window(spans, start, start + size)]
+        return joined(parts)
 
     def upcoming(self, spans: Sequence[Span], start: int, size: int, waits: bool) -> Iterator[Samples]:
-        """Batches from ``start`` on, up to the last one; without waiting, up to the first whose slices aren't there."""
+        """Yield batches from ``start`` on; without waiting, up to the first one whose slices haven't arrived."""
         samples = sum(span.samples for span in spans)
         for first in range(start, samples, size):
-            part = window(spans, first, min(first + size, samples))
+            batch_spans = window(spans, first, min(first + size, samples))
             with self._changed:
-                if not waits and not all(span.slice in self._slices for span in part):
+                if not waits and not all(span.slice in self._slices for span in batch_spans):
                     return
-                rows = [self._rows(span, shuffled=True) for span in part]
-            yield joined(rows)
+                parts = [self._read_span(span, shuffled=True) for span in batch_spans]
+            yield joined(parts)
 
-    def _rows(self, span: Span, shuffled: bool) -> Samples:
+    def _read_span(self, span: Span, shuffled: bool) -> Samples:
         arrays = self._slice(span.slice)
         if not shuffled:
-            taken = {name: np.array(array[span.start : span.stop]) for name, array in arrays.items()}
-            return Samples(taken, _keys(span, np.arange(span.start, span.stop)))
+            copies = {name: np.array(array[span.start : span.stop]) for name, array in arrays.items()}
+            return Samples(copies, _keys(span, np.arange(span.start, span.stop)))
         key = (span.epoch, span.slice)
         if key not in self._orders:
             self._forget_orders(span)
-            self._orders[key] = order(self._seed, *key, len(next(iter(arrays.values()))))
+            first_array = next(iter(arrays.values()))
+            self._orders[key] = epoch_order(self._seed, span.epoch, span.slice, len(first_array))
         rows = self._orders[key][span.start : span.stop]
         return Samples({name: array[rows] for name, array in arrays.items()}, _keys(span, rows))
 
     def _forget_orders(self, span: Span) -> None:
         """Drop a slice's orders of earlier epochs, which would otherwise accumulate."""
-        old = [key for key in self._orders if key[1] == span.slice and key[0] < span.epoch - 1]
-        for key in old:
-            del self._orders[key]
+        for epoch, slice_index in list(self._orders):
+            if slice_index == span.slice and epoch < span.epoch - 1:
+                del self._orders[epoch, slice_index]
 
     def _slice(self, index: int) -> Arrays:
         with self._changed:
@@ -121,16 +124,20 @@ class BatchSource(Interruptible):
 def _keys(span: Span, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the keys of these rows of a span's slice."""
     keys = np.empty((len(rows), 3), np.int64)
-    keys[:, 0], keys[:, 1], keys[:, 2] = span.epoch, span.slice, rows
+    keys[:, 0] = span.epoch
+    keys[:, 1] = span.slice
+    keys[:, 2] = rows
     return keys
 
 
-class Arrived(NamedTuple):
-    """New global weights by fragment: all of them, or the changed ones."""
+class NewWeights(NamedTuple):
+    """New global weights that the inner loop takes."""
 
     version: WeightsVersion
     whole: bool
+    """Whether they are all fragments; otherwise the changed ones."""
     fragments: dict[int, Flat]
+    """Weights by fragment."""
 
 
 class Inbox(Interruptible):
@@ -144,9 +151,9 @@ class Inbox(Interruptible):
 
     def __init__(self, downward: str = "fp32", options: Mapping[str, Any] | None = None) -> None:
         super().__init__()
-        self._held = DifferenceDecoder(downward, options)
+        self._decoder = DifferenceDecoder(downward, options)
         self._plan: Plan | None = None
-        self._weights: dict[WeightsVersion, dict[int, tuple[FragmentUpdate, Flat]]] = {}
+        self._fragments: dict[WeightsVersion, dict[int, tuple[FragmentUpdate, Flat]]] = {}
         self._state: Flat | None = None
         self._layout: Layout | None = None
         self._restored = False
@@ -156,7 +163,7 @@ class Inbox(Interruptible):
     def assign(self, plan: Plan) -> bool:
         """Store a plan, unless a newer one is there; returns whether it is the newest."""
         with self._changed:
-            if self._plan is not None and _order(plan) <= _order(self._plan):
+            if self._plan is not None and _plan_key(plan) <= _plan_key(self._plan):
                 return False
             self._plan = plan
             self._changed.notify_all()
@@ -166,7 +173,7 @@ class Inbox(Interruptible):
         """Store a fragment of new weights, unless the inner loop has them."""
         with self._changed:
             if self.lacks(piece.version):
-                self._weights.setdefault(piece.version, {})[piece.fragment] = piece, weights
+                self._fragments.setdefault(piece.version, {})[piece.fragment] = piece, weights
                 self._changed.notify_all()
 
     def lacks(self, version: WeightsVersion) -> bool:
@@ -201,32 +208,38 @@ class Inbox(Interruptible):
             return self._plan
 
     def correction(self, idle: Plan) -> Plan | None:
-        """The newer version of a plan that gives nothing to do; None once a later round's is there. Waits."""
+        """Wait for a newer version of an idle plan; None once the plan of a later round is there."""
         with self._changed:
-            self._wait(lambda: self._plan is not None and _order(self._plan) > _order(idle))
+            self._wait(lambda: self._plan is not None and _plan_key(self._plan) > _plan_key(idle))
             assert self._plan is not None
-            return self._plan if self._plan.round == idle.round else None
+            if self._plan.round != idle.round:
+                return None
+            return self._plan
 
-    def weights(self, due: WeightsVersion | None = None) -> Arrived:
-        """The weights to take next, once all of their fragments are there.
+    def weights(self, latest: WeightsVersion | None = None) -> NewWeights:
+        """Wait for the weights to take next, until all of their fragments are there.
 
-        A worker without the previous weights takes whole ones, and so does one for which newer whole ones are there.
+        They are the changes to the previous weights, unless the worker lacks those, or newer whole weights are there.
 
         Args:
-            due: newest version that is wanted, unless there are only newer ones; None: the newest there is.
+            latest: newest version to take, unless there are only newer ones; None: the newest there is.
 
         """
         with self._changed:
-            self._wait(lambda: self._following(due) is not None)
-            version = self.version = self._following(due)
+            self._wait(lambda: self._next_version(latest) is not None)
+            version = self.version = self._next_version(latest)
             assert version is not None
-            pieces = self._weights[version]
-            self._weights = {later: parts for later, parts in self._weights.items() if later > version}
-        flats = {fragment: self._held.take(piece, flat) for fragment, (piece, flat) in pieces.items()}
-        return Arrived(version, all(piece.whole for piece, _ in pieces.values()), flats)
+            fragments = self._fragments[version]
+            self._fragments = {later: parts for later, parts in self._fragments.items() if later > version}
+        is_whole = True
+        theta: dict[int, Flat] = {}
+        for fragment, (piece, flat) in fragments.items():
+            theta[fragment] = self._decoder.decode(piece, flat)
+            is_whole = is_whole and piece.whole
+        return NewWeights(version, is_whole, theta)
 
     def state(self) -> Flat | None:
-        """The predecessor's inner state, which is given out once, then None; waits for it."""
+        """Wait for the predecessor's inner state; it is returned once, then None."""
         with self._changed:
             self._wait(lambda: self._restored or self._state is not None)
             state = self._state
@@ -234,18 +247,26 @@ class Inbox(Interruptible):
             self._restored = True
             return state
 
-    def _following(self, due: WeightsVersion | None) -> WeightsVersion | None:
+    def _next_version(self, latest: WeightsVersion | None) -> WeightsVersion | None:
         """Version of the weights to take next; None while they aren't there."""
-        pieces = {version: [piece for piece, _ in those.values()] for version, those in self._weights.items()}
-        complete = {version: those for version, those in pieces.items() if len(those) == those[0].of}
-        whole = [version for version, those in complete.items() if those[0].whole]
-        wanted = [version for version in whole if due is None or version <= due]
-        following = None if self.version is None else WeightsVersion(self.version + 1)
-        if not wanted and following in complete:
-            return following
-        return max(wanted or whole, default=None)
+        following_version = None if self.version is None else self.version + 1
+        has_following = False
+        whole_versions: list[WeightsVersion] = []
+        for version, fragments in self._fragments.items():
+            piece, _ = next(iter(fragments.values()))
+            if len(fragments) < piece.of:
+                continue
+            if version == following_version:
+                has_following = True
+            if piece.whole:
+                whole_versions.append(version)
+        early_versions = [version for version in whole_versions if latest is None or version <= latest]
+        if has_following and not early_versions:
+            assert following_version is not None
+            return WeightsVersion(following_version)
+        return max(early_versions or whole_versions, default=None)
 
 
-def _order(plan: Plan) -> tuple[int, int]:
-    """By which the newer one of two plans is known."""
+def _plan_key(plan: Plan) -> tuple[int, int]:
+    """Sort key of plans, the newest one last."""
     return plan.round, plan.version

@@ -23,7 +23,7 @@ from hypha_ray.model.loading.preprocess import load_preprocessor
 from hypha_ray.model.loading.tokenizer import tokenizer_of
 from hypha_ray.rl.island import Island
 from hypha_ray.types import Samples, Span
-from hypha_ray.worker.inbox import order
+from hypha_ray.worker.inbox import epoch_order
 from tests.support.faults import events
 from tests.support.jobs import Outcome, run_job
 from tests.support.plain import final_weights, furthest, samples_of, train_plainly
@@ -156,7 +156,7 @@ def prompts_of(problems: Path, spans: Sequence[Span]) -> Samples:
     keys = []
     for span in spans:
         size = next(info.samples for info in load_dataset(problems).slices if info.index == span.slice)
-        rows = order(0, span.epoch, span.slice, size)[span.start : span.stop]
+        rows = epoch_order(0, span.epoch, span.slice, size)[span.start : span.stop]
         keys += [[span.epoch, span.slice, row] for row in rows]
     return Samples(samples_of(problems, spans), np.array(keys))
 

@@ -16,7 +16,6 @@ from hypha_ray.data.slices import read_slice
 from hypha_ray.model.trained import build_trained
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.types import Span
-from hypha_ray.worker.inbox import order
 from tests.support.jobs import Outcome
 
 Batch = dict[str, npt.NDArray[np.generic]]
@@ -29,7 +28,7 @@ def samples_of(dataset: Path, spans: Sequence[Span], seed: int = 0) -> Batch:
     parts = []
     for span in spans:
         arrays = read_slice(dataset, infos[span.slice], manifest)
-        rows = order(seed, span.epoch, span.slice, len(next(iter(arrays.values()))))[span.start : span.stop]
+        rows = epoch_order(seed, span.epoch, span.slice, len(next(iter(arrays.values()))))[span.start : span.stop]
         parts.append({name: array[rows] for name, array in arrays.items()})
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 

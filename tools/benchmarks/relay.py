@@ -23,7 +23,7 @@ from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.slices import read_slice
 from hypha_ray.driver.ray_cluster import connected
-from hypha_ray.worker.bridged.process import definition
+from hypha_ray.worker.bridged.process import job_definition
 
 TURNS = 3
 TRAINER = Path(__file__).parents[2] / "examples" / "torch_trainer.py"
@@ -51,7 +51,7 @@ def _alone(job: Job, dataset: Path) -> float:
     """Tokens/s of the trainer without a job, in a process of its own."""
     os.environ["OMP_NUM_THREADS"] = "1"  # As Ray has it for the trainer of a worker with one CPU.
     ours, theirs = get_context("spawn").Pipe()
-    process = get_context("spawn").Process(target=_train, args=(theirs, definition(job, 0), dataset, job.rounds))
+    process = get_context("spawn").Process(target=_train, args=(theirs, job_definition(job, 0), dataset, job.rounds))
     process.start()
     tokens_per_s: float = ours.recv()
     process.join()

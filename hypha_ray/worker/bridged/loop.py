@@ -25,7 +25,7 @@ from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Left, Plan, Ready, Source
 from hypha_ray.worker.bridged.messages import Inbound, Outbound
 from hypha_ray.worker.bridged.process import END_S, JOB_FILE, TrainerGone, TrainerProcess
-from hypha_ray.worker.bridged.round_report import figures_of, with_responses
+from hypha_ray.worker.bridged.round_report import figure_bounds, with_responses
 from hypha_ray.worker.inbox import BatchSource, Inbox
 from hypha_ray.worker.incarnation import Emit
 from hypha_ray.worker.interrupts import Closed, Retired
@@ -90,7 +90,9 @@ class BridgedLoop:
             self._channel = process.connect(self._inbox.check)
             directory = process.work
             self._outbound = Outbound(self._channel, directory, self._batch_source)
-            self._inbound = Inbound(self._source, directory, encoders(self._job.sync), figures=figures_of(self._job.rl))
+            self._inbound = Inbound(
+                self._source, directory, encoders(self._job.sync), figures=figure_bounds(self._job.rl)
+            )
             self._channel.attach(directory, self._inbound.admit)
             self._channel.live()
             listening = threading.Thread(target=self._receive, name="bridge-hearing", daemon=True)
@@ -142,7 +144,7 @@ class BridgedLoop:
             learning_rates = rates(self._job, plan)
             sends_gradients = self._job.sync.traits.sends_gradients
             assignment = self._outbound.assignment(plan, learning_rates, sends_gradients)
-            self._inbound.assigned(plan, with_responses(self._job.rl, self._outbound.contents))
+            self._inbound.assigned(plan, with_responses(self._job.rl, self._outbound.sample_limits))
             self._channel.say("assignment", assignment)
             if plan.final:
                 self._await("merged", lambda message: message.round == number)
@@ -169,7 +171,7 @@ class BridgedLoop:
                 content, message = self._channel.hear()
                 if content == "left" and not self._told_to_leave:
                     raise BridgeError("FRM008", "the trainer has left, though it wasn't told to")
-                for item in self._inbound.of(content, message):
+                for item in self._inbound.events_of(content, message):
                     self._emit(item)
                 with self._changed:
                     self._messages[content] = message

@@ -32,7 +32,7 @@ from hypha_ray.types import (
     window,
 )
 from hypha_ray.types.layout import dtype_of
-from hypha_ray.worker.bridged.round_report import UNKNOWN, Bounds, Contents, Told, contents_of
+from hypha_ray.worker.bridged.round_report import UNLIMITED, Bounds, RoundReport, SampleLimits, limits_of
 from hypha_ray.worker.inbox import BatchSource
 
 
@@ -50,28 +50,32 @@ class Outbound:
         self._channel = channel
         self._directory = directory
         self._batch_source = batch_source
-        self._files: list[tuple[int, str]] = []
-        """With the rounds that they are for."""
+        self._written_files: list[tuple[int, str]] = []
+        """Written files, each with the number of its round."""
         self._slices: dict[tuple[Span, bool], pb.Slice] = {}
-        """Files given in this round, by span and whether it is shuffled."""
-        self.contents = Contents()
-        """Largest contents of a sample: tokens and scored positions."""
+        """Files of this round's samples, by span and whether it is shuffled."""
+        self.sample_limits = SampleLimits()
+        """Limits for each sample that was sent."""
 
     def job(self, path: str) -> None:
         """Send the job's definition, which is a file in the work directory."""
         if not self._channel.shares_files:
             self._channel.send_file(path)
-        self._channel.say("job", pb.JobDefinition(path=path, content=self._directory.content(path)))
+        content = self._directory.content(path)
+        self._channel.say("job", pb.JobDefinition(path=path, content=content))
 
     def parameters(self, number: int, weights: Mapping[str, npt.NDArray[Any]]) -> None:
         """Begin a round with these weights; removes the files of the round before the last."""
-        for old, path in self._files:
-            if old < number - 1:
+        files: list[tuple[int, str]] = []
+        for file_round, path in self._written_files:
+            if file_round < number - 1:
                 self._directory.unlink(path)
-        self._files = [(old, path) for old, path in self._files if old >= number - 1]
+            else:
+                files.append((file_round, path))
+        self._written_files = files
         self._slices.clear()
         path = f"parameters/round_{number:06d}.safetensors"
-        content = self._give(number, path, weights)
+        content = self._write_file(number, path, weights)
         update = pb.WeightUpdate(model_path=path)
         self._channel.say("parameters", pb.Parameters(round=number, update=update, content=content))
 
@@ -88,33 +92,38 @@ class Outbound:
             round=plan.round,
             version=plan.version,
             batch_size=plan.batch_size,
-            train=[self._slice(plan.round, span, shuffled=True) for span in plan.spans],
-            evaluate=[self._slice(plan.round, span, shuffled=False) for span in plan.evaluate],
+            train=[self._slice_message(plan.round, span, shuffled=True) for span in plan.spans],
+            evaluate=[self._slice_message(plan.round, span, shuffled=False) for span in plan.evaluate],
             gradient=gradient,
             learning_rate=rates[0],
             last_learning_rate=rates[1],
         )
 
-    def _slice(self, number: int, span: Span, shuffled: bool) -> pb.Slice:
-        """File with the samples of a span; written only once in a round."""
+    def _slice_message(self, number: int, span: Span, shuffled: bool) -> pb.Slice:
+        """Message about the file with a span's samples, which is written only once in a round."""
         key = span, shuffled
-        if key not in self._slices:
-            kind = "train" if shuffled else "evaluate"
-            path = f"slices/{kind}_{number}_{span.epoch}_{span.slice}_{span.start}_{span.stop}.safetensors"
-            samples = self._batch_source.batch((span,), 0, span.samples, shuffled)
-            self.contents = self.contents.joined(contents_of(samples.arrays))
-            indices = " ".join(map(str, samples.keys[:, 2].tolist()))
-            notes = {"epoch": str(span.epoch), "slice": str(span.slice), "indices": indices}
-            content = self._give(number, path, samples.arrays, notes)
-            self._slices[key] = pb.Slice(path=path, samples=span.samples, content=content)
+        if key in self._slices:
+            return self._slices[key]
+        kind = "train" if shuffled else "evaluate"
+        path = f"slices/{kind}_{number}_{span.epoch}_{span.slice}_{span.start}_{span.stop}.safetensors"
+        samples = self._batch_source.batch((span,), 0, span.samples, shuffled)
+        self.sample_limits = self.sample_limits.combined(limits_of(samples.arrays))
+        indices = samples.keys[:, 2].tolist()
+        notes = {
+            "epoch": str(span.epoch),
+            "slice": str(span.slice),
+            "indices": " ".join(map(str, indices)),
+        }
+        content = self._write_file(number, path, samples.arrays, notes)
+        self._slices[key] = pb.Slice(path=path, samples=span.samples, content=content)
         return self._slices[key]
 
-    def _give(
+    def _write_file(
         self, number: int, path: str, arrays: Mapping[str, npt.NDArray[Any]], notes: Mapping[str, str] | None = None
     ) -> pb.Content:
         content = self._directory.write(path, chunks(arrays, notes))
         if self._channel.shares_files:
-            self._files.append((number, path))
+            self._written_files.append((number, path))
         else:
             self._channel.send_file(path)
             self._directory.unlink(path)
@@ -123,24 +132,24 @@ class Outbound:
 
 FOLDER = "updates/"
 """Folder of a trainer's files."""
-SLACK_BYTES = 1 << 20
-"""Room for the header of a file, beside its tensors."""
+HEADER_BYTES = 1 << 20
+"""Most bytes of a file's header, beside its tensors."""
 MAX_FILES = 8
-"""Files of a trainer in a round: of them one is wanted, and the newest one is kept."""
+"""Most files that a trainer may send in a round, of which only the newest one is kept."""
 
-ABOUT_A_ROUND = frozenset({"merged", "metrics", "evaluation", "update"})
+ROUND_MESSAGES = frozenset({"merged", "metrics", "evaluation", "update"})
 """Kinds of messages about a round."""
 
 
 class Inbound:
-    """Makes events of messages. One thread begins rounds, another one hears of them.
+    """Turns a trainer's messages into events. One thread begins rounds, another one receives messages about them.
 
     Args:
         source: number and incarnation of the worker.
-        directory: where the trainer's files are.
-        encoders: what payloads are encoded by, one for each fragment.
+        directory: work directory, in which the trainer's files are.
+        encoders: encoders of payloads, one for each fragment.
         now: a monotonic clock, in seconds.
-        figures: bounds of the figures of an evaluation by reinforcement learning; None: it is by the loss.
+        figures: bounds of an evaluation's figures in reinforcement learning; None: it is evaluated by the loss.
 
     """
 
@@ -161,82 +170,86 @@ class Inbound:
         """Layout of the tensors; nothing is accepted before it is known."""
         self.proven = False
         """Whether the trainer has shown which weights it began with."""
-        self._round: Told | None = None
+        self._round: RoundReport | None = None
         """Present round; None before the first."""
-        self._files = 0
-        """That the trainer has sent in this round."""
-        self._newest: str | None = None
-        """The last of them, until it is read."""
+        self._file_count = 0
+        """Number of files that the trainer has sent in this round."""
+        self._pending_file: str | None = None
+        """Path of the newest file; None if there is none that wasn't read."""
 
     def begin(self, number: int, theta: Sequence[Flat] = (), theta_sha256: str | None = None) -> None:
-        """A round begins.
+        """Begin a round.
 
         Args:
-            number: of the round.
-            theta: the weights, if payloads are to be made of the difference to them.
-            theta_sha256: hash of them, if the trainer's first merge is to prove that it has them.
+            number: number of the round.
+            theta: the weights by fragment, if payloads are encoded as differences to them.
+            theta_sha256: hash of the weights, if the trainer's first merge has to prove that it has them.
 
         """
-        self._round = Told(number, self._now, theta, theta_sha256, self._now())
-        self._files = 0
+        self._round = RoundReport(number, self._now, theta, theta_sha256, self._now())
+        self._file_count = 0
 
-    def assigned(self, plan: Plan, contents: Contents = UNKNOWN) -> None:
-        """The trainer is about to be told of a plan; no sample of it has more contents than these."""
+    def assigned(self, plan: Plan, sample_limits: SampleLimits = UNLIMITED) -> None:
+        """Record that a plan is about to be sent, whose samples have these limits."""
         assert self._round is not None
-        self._round.assign(plan, contents)
+        self._round.assign(plan, sample_limits)
 
     def admit(self, path: str, size: int) -> None:
-        """Refuse a file that is no update, is larger than the model, or comes after too many; the one before it goes.
+        """Check an update file: its folder, size, and the number of files. Deletes the previous file.
 
         Raises:
             BridgeError: PATH009.
 
         """
         self._check_file(path, size)
-        if self._files >= MAX_FILES:
+        if self._file_count >= MAX_FILES:
             raise BridgeError("PATH009", f"{path} is one too many", allowed=f"{MAX_FILES} files in a round")
-        self._files += 1
-        self._forget()
-        self._newest = path
+        self._file_count += 1
+        self._delete_pending_file()
+        self._pending_file = path
 
-    def of(self, content: str, message: Any) -> Iterator[Event | Flat]:
-        """The events that a message stands for; a delta is followed by its payloads.
+    def events_of(self, content: str, message: Any) -> Iterator[Event | Flat]:
+        """Yield the events of a message; a delta is followed by its payloads.
 
-        A message about an earlier round is too late, and one that comes twice says nothing new: they are passed over.
+        Messages about an earlier round come too late, and repeated ones have nothing new: both are ignored.
 
         Raises:
-            BridgeError: MSG005 a figure can't be, by what was assigned and by our clock; PATH… or DLT… the update
-                can't be taken.
+            BridgeError: MSG005 a figure is impossible, by the assigned work or by our clock; PATH… or DLT… the update
+                can't be read.
 
         """
-        if content not in ABOUT_A_ROUND:
+        if content not in ROUND_MESSAGES:
             return
-        if (told := self._round) is None:
+        report = self._round
+        if report is None:
             raise BridgeError("MSG005", f"{content} before the first round")
         match content:
-            case "merged" if told.current("merge", message.round) and not told.merged:
-                told.merge(message)
+            case "merged" if report.is_current("merge", message.round) and not report.merged:
+                report.merge(message)
                 self.proven = True
-                yield Merged(self._source, WeightsVersion(message.round), told.theta_sha256)
-            case "metrics" if told.current("metrics", message.local_round) and message.data_processed:
-                yield self._report(message, told)
-            case "evaluation" if told.current("evaluation", message.round) and not told.evaluated:
-                told.evaluate(message, self._figures)
-                yield Evaluated(self._source, message.round, self._sums(message), self._now() - told.began)
-            case "update" if told.current("update", message.round) and not told.handed_over:
-                yield from self._delta(message, told)
+                yield Merged(self._source, WeightsVersion(message.round), report.theta_sha256)
+            case "metrics" if report.is_current("metrics", message.local_round) and message.data_processed:
+                yield self._report(message, report)
+            case "evaluation" if report.is_current("evaluation", message.round) and not report.evaluated:
+                report.evaluate(message, self._figures)
+                seconds = self._now() - report.began
+                yield Evaluated(self._source, message.round, self._sums(message), seconds)
+            case "update" if report.is_current("update", message.round) and not report.handed_over:
+                yield from self._delta(message, report)
             case "update":
-                self._forget()
+                self._delete_pending_file()
                 if message.update.model_path.startswith(FOLDER):
                     self._directory.unlink(message.update.model_path)
 
-    def _report(self, message: pb.MetricSet, told: Told) -> Report:
+    def _report(self, message: pb.MetricSet, report: RoundReport) -> Report:
         items = message.items
         samples = message.data_processed
-        first = int(told.samples == 0)
-        tokens = told.tokens(items.get("tokens"), samples)
-        batches, scored = told.report(samples, items)
-        timed = batches - first if "seconds" in items else 0  # The first batch of a round is slower than the others.
+        is_first = report.samples == 0
+        tokens = report.tokens(items.get("tokens"), samples)
+        batches, scored = report.report(samples, items)
+        timed_batches = 0
+        if "seconds" in items:
+            timed_batches = batches - int(is_first)  # The first batch of a round is slower than the others.
         return Report(
             source=self._source,
             round=message.local_round,
@@ -245,28 +258,28 @@ class Inbound:
             tokens=tokens,
             scored=scored if "loss" in items else 0,
             loss_sum=items.get("loss", 0.0) * scored,
-            seconds=items.get("seconds", 0.0) * timed / batches,
-            timed_batches=timed,
+            seconds=items.get("seconds", 0.0) * timed_batches / batches,
+            timed_batches=timed_batches,
             data_wait_s=items.get("data_wait_s", 0.0),
             learning_rate=items.get("learning_rate", 0.0),
             gradient_norm=items.get("gradient_norm"),
         )
 
-    def _delta(self, message: pb.Update, told: Told) -> Iterator[Event | Flat]:
-        tokens = told.tokens(message.tokens or None, message.samples)
-        told.hand_over(message)
-        assert told.plan is not None and self.layout is not None
-        train_s = told.train_s
-        data_wait_s = told.data_wait_s
+    def _delta(self, message: pb.Update, report: RoundReport) -> Iterator[Event | Flat]:
+        tokens = report.tokens(message.tokens or None, message.samples)
+        report.hand_over(message)
+        assert report.plan is not None and self.layout is not None
+        train_s = report.train_s
+        data_wait_s = report.data_wait_s
         tensors = self._read(message.update.model_path, message.content, self.layout)
-        payloads, quality = encoded(self._encoders, flattened(self.layout, tensors), told.theta)
+        payloads, quality = encoded(self._encoders, flattened(self.layout, tensors), report.theta)
         yield Delta(
             source=self._source,
-            round=told.number,
-            spans=window(told.plan.spans, 0, message.samples),
+            round=report.number,
+            spans=window(report.plan.spans, 0, message.samples),
             samples=message.samples,
             tokens=tokens,
-            scored=told.scored,
+            scored=report.scored,
             batches=message.batches,
             loss=message.loss,
             fragments=len(payloads),
@@ -278,35 +291,43 @@ class Inbound:
         yield from payloads
 
     def _read(self, path: str, content: pb.Content, layout: Layout) -> dict[str, Any]:
-        """The tensors of an update, from a copy that no other process changes."""
+        """Read the tensors of an update, from a copy that no other process changes."""
         self._check_file(path, content.size)
         expected = {entry.name: (dtype_of(entry.group), entry.shape) for entry in layout.entries}
         with private_folder(SPOOL) as folder:
             copy = folder / "update"
             self._directory.copy(path, content, copy)
             self._directory.unlink(path)
-            self._forget()
+            self._delete_pending_file()
             return read(copy, expected)
 
     def _check_file(self, path: str, size: int) -> None:
         if not path.startswith(FOLDER):
             raise BridgeError("PATH009", f"{path} isn't welcome", allowed=f"a file in {FOLDER}")
-        limit = 0 if self.layout is None else int(self.layout.bytes() * 1.01) + SLACK_BYTES
+        limit = 0
+        if self.layout is not None:
+            limit = int(self.layout.bytes() * 1.01) + HEADER_BYTES
         if size > limit:
             raise BridgeError("PATH009", f"{path} is too large", got=f"{size} bytes", allowed=f"up to {limit}")
 
     def _sums(self, message: pb.Evaluation) -> Sums:
         """Figures of a trainer's evaluation."""
+        sums: dict[str, tuple[float, float]] = {}
         if self._figures is not None:
-            given = message.figures
-            return {name: (given[name].total, given[name].weight) for name in self._figures if name in given}
+            for name in self._figures:
+                if name in message.figures:
+                    figure = message.figures[name]
+                    sums[name] = (figure.total, figure.weight)
+            return sums
         count = float(message.count)
-        sums = {"val_loss": (message.loss_sum, count)}
-        return sums | {"accuracy": (float(message.correct), count)} if message.HasField("correct") else sums
+        sums["val_loss"] = (message.loss_sum, count)
+        if message.HasField("correct"):
+            sums["accuracy"] = (float(message.correct), count)
+        return sums
 
-    def _forget(self) -> None:
+    def _delete_pending_file(self) -> None:
         """Remove the file that the trainer has sent last."""
-        path = self._newest
-        self._newest = None
+        path = self._pending_file
+        self._pending_file = None
         if path is not None:
             self._directory.unlink(path)

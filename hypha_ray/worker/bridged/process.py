@@ -30,19 +30,19 @@ from hypha_ray.model.loading.tokenizer import PackedTokenizer
 from hypha_ray.model.tasks.task import SpecialTokens
 from hypha_ray.texts import redacted_tree
 from hypha_ray.worker.bridged.endpoint import listen_for_trainer
-from hypha_ray.worker.bridged.round_report import told_of_policies
+from hypha_ray.worker.bridged.round_report import rl_definition
 
 MAX_BYTES = 16 << 20
-"""Most output of one process. A log that is longer makes room for a new one, and is kept until that one is, too."""
-_PART = 1 << 16
-_CUT = b"\n[what else it prints is left out]\n"
+"""Most output of one process. A longer log is renamed, and kept until the next one is as long, too."""
+_READ_BYTES = 1 << 16
+_CUT_NOTE = b"\n[what else it prints is left out]\n"
 
 
-class Printed:
-    """A pipe that is read to its end, and whose first bytes go to a file.
+class TrainerOutput:
+    """A pipe for the output of a trainer; its first bytes go to a file.
 
     Args:
-        file: where to; None: this process's standard error.
+        file: the file; None: this process's standard error.
 
     """
 
@@ -50,7 +50,7 @@ class Printed:
         self._file = file
         self._source, target = os.pipe()
         self.target = os.fdopen(target, "wb", buffering=0)
-        """File that the process prints to; it is closed here once the process has it."""
+        """File that the trainer prints to; this process closes it after the start."""
         self._thread = threading.Thread(target=self._copy, name="bridge-printed", daemon=True)
         self._thread.start()
 
@@ -60,14 +60,18 @@ class Printed:
         self._thread.join(seconds)
 
     def _copy(self) -> None:
-        room = MAX_BYTES
+        free_bytes = MAX_BYTES
         with os.fdopen(self._source, "rb", buffering=0) as source, self._file or contextlib.nullcontext():
-            while part := source.read(_PART):
-                if room > 0:
-                    self._keep(part[:room] + (_CUT if len(part) > room else b""))
-                    room -= len(part)
+            while part := source.read(_READ_BYTES):
+                if free_bytes <= 0:
+                    continue
+                if len(part) > free_bytes:
+                    self._write(part[:free_bytes] + _CUT_NOTE)
+                else:
+                    self._write(part)
+                free_bytes -= len(part)
 
-    def _keep(self, part: bytes) -> None:
+    def _write(self, part: bytes) -> None:
         with contextlib.suppress(OSError, ValueError):  # A full disk, or no standard error: it is only a log.
             file = self._file or sys.stderr.buffer
             file.write(part)
@@ -119,22 +123,22 @@ class TrainerProcess:
         self.work = WorkDirectory(self.directory)
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: Listener | None = None
-        self._printed: Printed | None = None
+        self._output: TrainerOutput | None = None
         try:
             for folder in FOLDERS:
                 (self.directory / folder).mkdir()
             (self.directory / JOB_FILE).write_text(
-                json.dumps(definition(job, worker, specials), indent=2), encoding="utf-8"
+                json.dumps(job_definition(job, worker, specials), indent=2), encoding="utf-8"
             )
             if job.group_of(worker).dials_in:
                 self._listener = listen_for_trainer(job, worker)
             else:
                 token = make_token(self.directory / TOKEN_FILE)
-                self._listener = Listener(f"{UNIX}{self.directory / SOCKET_FILE}", token, job.lease_s)
-                words = command(job, worker)
+                self._listener = Listener(self._socket_address(), token, job.lease_s)
+                words = command_words(job, worker)
                 require_same(job, job.begun_with)
-                self._printed = Printed(trainer_log(job, worker))
-                self._process = _started(words, self._places(), self._printed.target, _command_key(job))
+                self._output = TrainerOutput(trainer_log(job, worker))
+                self._process = _start_program(words, self._variables(), self._output.target, _command_key(job))
         except BaseException:
             self.close()
             raise
@@ -173,23 +177,28 @@ class TrainerProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        if self._printed is not None:
-            self._printed.wait(END_S)
+        if self._output is not None:
+            self._output.wait(END_S)
         if self._listener is not None:
             self._listener.close()
         self.work.close()
         self._scratch.close()
 
-    def _places(self) -> dict[str, str]:
+    def _variables(self) -> dict[str, str]:
+        job_file = self.directory / JOB_FILE
+        token_file = self.directory / TOKEN_FILE
         return {
-            "SOCKET": f"{UNIX}{self.directory / SOCKET_FILE}",
+            "SOCKET": self._socket_address(),
             "WORK_DIR": str(self.directory),
-            "JOB": str(self.directory / JOB_FILE),
-            "TOKEN_FILE": str(self.directory / TOKEN_FILE),
+            "JOB": str(job_file),
+            "TOKEN_FILE": str(token_file),
         }
 
+    def _socket_address(self) -> str:
+        return f"{UNIX}{self.directory / SOCKET_FILE}"
 
-def command(job: Job, worker: int) -> list[str]:
+
+def command_words(job: Job, worker: int) -> list[str]:
     """The command line of an external trainer, taken apart as a shell would; there is no shell."""
     line = job.group_of(worker).command or ""
     key = _command_key(job)
@@ -205,15 +214,15 @@ def command(job: Job, worker: int) -> list[str]:
     return words
 
 
-def definition(job: Job, worker: int, specials: SpecialTokens | None = None) -> dict[str, Any]:
-    """Job as a trainer is told it; see docs/bridge.md."""
-    own: dict[str, Any] = {}
+def job_definition(job: Job, worker: int, specials: SpecialTokens | None = None) -> dict[str, Any]:
+    """Definition of the job for a trainer; see docs/bridge.md."""
+    kind_fields: dict[str, Any] = {}
     if isinstance(specials, PackedTokenizer):
-        own = told_of_policies(job.rl, specials)
+        kind_fields = rl_definition(job.rl, specials)
     elif specials is not None:
-        own = {"special_tokens": asdict(specials)}
+        kind_fields = {"special_tokens": asdict(specials)}
     return {
-        **own,
+        **kind_fields,
         "run": job.run.name,
         "worker": worker,
         "seed": job.run.seed,
@@ -229,21 +238,27 @@ def _command_key(job: Job) -> str:
     return "command of [[workers]]" if job.workers else "bridge.commands"
 
 
-def _started(words: list[str], places: Mapping[str, str], log: IO[bytes] | None, key: str) -> subprocess.Popen[bytes]:
-    """Start a program in a process group of its own; where the system can, it ends it with this thread."""
-    for name, value in places.items():
-        words = [word.replace(f"{{{name}}}", value) for word in words]
+def _start_program(
+    words: list[str], variables: Mapping[str, str], log: IO[bytes] | None, key: str
+) -> subprocess.Popen[bytes]:
+    """Start a program in a process group of its own; if the system can, it ends the program with this thread."""
+    for name, value in variables.items():
+        placeholder = f"{{{name}}}"
+        words = [word.replace(placeholder, value) for word in words]
     program = shutil.which(words[0])
     if program is None:
         fix = f"mend {key}; the program has to be on every node that may get a worker"
         raise ConfigError("CFG009", f"{key}: there is no such program", got=words[0], fix=fix)
-    told = {f"HYPHA_BRIDGE_{name}": value for name, value in places.items() if name != "JOB"}
+    environment = handed_on(os.environ)
+    for name, value in variables.items():
+        if name != "JOB":
+            environment[f"HYPHA_BRIDGE_{name}"] = value
     guard = shutil.which("setpriv")
-    guarded = [guard, "--pdeathsig", "KILL", "--"] if guard else []
+    guard_words = [guard, "--pdeathsig", "KILL", "--"] if guard else []
     try:
         return subprocess.Popen(
-            [*guarded, program, *words[1:]],
-            env=handed_on(os.environ) | told,
+            [*guard_words, program, *words[1:]],
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log or sys.stderr,
             stderr=subprocess.STDOUT if log else sys.stderr,

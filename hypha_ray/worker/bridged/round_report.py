@@ -20,106 +20,119 @@ from hypha_ray.model.loading.tokenizer import PackedTokenizer
 from hypha_ray.texts import redacted_tree
 from hypha_ray.types import Arrays, Flat, Plan
 
-SLACK = 1.01
-"""Ratio by which the trainer's clock may be the faster one."""
-SLACK_S = 1.0
-"""Further seconds that its figures may be above ours."""
+CLOCK_RATIO = 1.01
+"""Largest ratio of the trainer's clock to ours."""
+CLOCK_SLACK_S = 1.0
+"""Further seconds by which the trainer's times may exceed ours."""
 NOT_NEGATIVE = {"seconds", "data_wait_s", "learning_rate", "gradient_norm"}
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
-    """The most that a sample has: tokens, 0 for data without them, and positions that a loss may be a mean over."""
+class SampleLimits:
+    """Upper bounds for one sample: its tokens (0 if not text) and its scored positions."""
 
     tokens: int = 0
     positions: int = 1
 
-    def joined(self, other: Contents) -> Contents:
-        """The most of both."""
-        return Contents(max(self.tokens, other.tokens), max(self.positions, other.positions))
+    def combined(self, limits: SampleLimits) -> SampleLimits:
+        """The larger one of each bound."""
+        return SampleLimits(max(self.tokens, limits.tokens), max(self.positions, limits.positions))
 
 
-UNKNOWN = Contents(2**31, 2**31)
+UNLIMITED = SampleLimits(2**31, 2**31)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds of a figure of an evaluation."""
+    """Bounds of a figure in an evaluation."""
 
     weight: float
-    """Greatest weight that a sample adds."""
+    """Largest weight of one sample."""
     least: float = -LARGEST
-    """Least mean."""
+    """Smallest mean."""
     most: float = LARGEST
-    """Greatest mean."""
+    """Largest mean."""
 
 
-def contents_of(arrays: Arrays) -> Contents:
-    """The contents of a sample of these."""
-    sizes = {name: array.size // len(array) for name, array in arrays.items()}
-    tokens = sizes.get("input_ids", 0)
-    scored = (size for name, size in sizes.items() if "labels" in name or "mask" in name)
-    return Contents(tokens, max(1, tokens, *scored))
+def limits_of(arrays: Arrays) -> SampleLimits:
+    """Limits for each sample of these arrays, whose first axis counts samples."""
+    tokens = 0
+    positions = 1
+    for name, array in arrays.items():
+        size = array.size // len(array)
+        if name == "input_ids":
+            tokens = size
+        if name == "input_ids" or "labels" in name or "mask" in name:
+            positions = max(positions, size)
+    return SampleLimits(tokens, positions)
 
 
 @dataclass(slots=True)
-class Told:
-    """A round as it was sent to the trainer, and as the trainer reports it. Times are in seconds, monotonic."""
+class RoundReport:
+    """One round: its work as it was sent to a trainer, and its results as the trainer reports them.
+
+    Times are in seconds of a monotonic clock.
+    """
 
     number: int
     now: Callable[[], float]
     theta: Sequence[Flat] = ()
-    """The weights that it begins with, if payloads are made of the difference to them."""
+    """Weights at its beginning, by fragment; empty if payloads aren't encoded as differences to them."""
     theta_sha256: str | None = None
-    """Hash of them, if the trainer's first merge is to prove that it has them."""
+    """Hash of the weights, which the trainer's first merge proves; None for later merges."""
     began: float = 0.0
     plan: Plan | None = None
-    """The longest one; a shorter one may have come after it."""
-    contents: Contents = Contents()
-    """Largest contents of a sample: tokens and scored positions."""
+    """The longest plan, which a shorter one may have corrected; None before the first."""
+    sample_limits: SampleLimits = SampleLimits()
+    """Limits for each sample of the plan."""
     samples: int = 0
-    """In reports, as are those below. Scored positions are samples, where a trainer doesn't count them."""
+    """Number of reported samples."""
     batches: int = 0
+    """Number of reported batches."""
     scored: int = 0
+    """Number of reported scored positions; samples, if the trainer doesn't count positions."""
     seconds: float = 0.0
     waited_s: float = 0.0
     ready_at: float = 0.0
-    """Time at which it had samples to train on, and nothing to evaluate any more."""
+    """Time from which the trainer had samples, and no evaluation to do."""
     reported_at: float | None = None
     merged: bool = False
     evaluated: bool = False
     handed_over: bool = False
 
-    def current(self, what: str, number: int) -> bool:
-        """Whether a message is of this round; one of an earlier round is too late, and passed over.
+    def is_current(self, kind: str, number: int) -> bool:
+        """Whether a message of this kind is of this round; one of an earlier round is too late, and ignored.
 
         Raises:
             BridgeError: MSG005 its round hasn't begun.
 
         """
-        _limit(f"round of the {what}", number, 0, self.number)
+        _check_range(f"round of the {kind}", number, 0, self.number)
         return number == self.number
 
-    def assign(self, plan: Plan, contents: Contents) -> None:
+    def assign(self, plan: Plan, sample_limits: SampleLimits) -> None:
         """Record that a plan is about to be sent."""
         if self.plan is None or not self.plan.spans:
             self.ready_at = self.now()
-        self.plan = max(self.plan or plan, plan, key=lambda one: one.samples)
-        self.contents = contents
+        if self.plan is None or plan.samples > self.plan.samples:
+            self.plan = plan
+        self.sample_limits = sample_limits
 
     def merge(self, message: pb.Merged) -> None:
         """Record that the trainer has the weights."""
-        _limit("seconds of the merge", message.seconds, 0, self._passed_s())
+        _check_range("seconds of the merge", message.seconds, 0, self._passed_s())
         self.merged = True
 
     def evaluate(self, message: pb.Evaluation, figures: Mapping[str, Bounds] | None = None) -> None:
-        """Record an evaluation; `figures` bounds those that count."""
-        samples = 0 if self.plan is None else sum(span.samples for span in self.plan.evaluate)
-        _limit("positions that were evaluated", message.count, 0, samples * self.contents.positions)
+        """Record an evaluation; `figures` has the bounds of its figures."""
+        samples = 0
+        if self.plan is not None:
+            samples = sum(span.samples for span in self.plan.evaluate)
+        _check_range("positions that were evaluated", message.count, 0, samples * self.sample_limits.positions)
         for name, bounds in (figures or {}).items():
             figure = message.figures[name] if name in message.figures else pb.Figure()
-            _limit(f"weight of {name}", figure.weight, 0, samples * bounds.weight)
-            _limit(f"total of {name}", figure.total, bounds.least * figure.weight, bounds.most * figure.weight)
+            _check_range(f"weight of {name}", figure.weight, 0, samples * bounds.weight)
+            _check_range(f"total of {name}", figure.total, bounds.least * figure.weight, bounds.most * figure.weight)
         self.evaluated = True
         if self.reported_at is None:
             self.ready_at = self.now()
@@ -128,88 +141,109 @@ class Told:
         """Record progress; returns its numbers of batches and of scored positions."""
         batches = items.get("batches", 1.0)
         scored = items.get("scored", samples)
-        self._work(self.samples + samples, self.batches + int(batches))
-        _limit("batches", batches, 1, samples)
-        _limit("scored positions", scored, 0, samples * self.contents.positions)
+        reported_samples = self.samples + samples
+        reported_batches = self.batches + int(batches)
+        self._check_work(reported_samples, reported_batches)
+        _check_range("batches", batches, 1, samples)
+        _check_range("scored positions", scored, 0, samples * self.sample_limits.positions)
         for name in NOT_NEGATIVE & items.keys():
-            _limit(f"metric {name}", items[name], 0, LARGEST)
+            _check_range(f"metric {name}", items[name], 0, LARGEST)
         seconds = self.seconds + items.get("seconds", 0.0)
         waited_s = self.waited_s + items.get("data_wait_s", 0.0)
-        _limit("seconds of all batches", seconds, 0, self._passed_s())
-        _limit("seconds of all waits for data", waited_s, 0, self._passed_s())
-        self.samples = self.samples + samples
-        self.batches = self.batches + int(batches)
-        self.seconds, self.waited_s, self.reported_at = seconds, waited_s, self.now()
+        _check_range("seconds of all batches", seconds, 0, self._passed_s())
+        _check_range("seconds of all waits for data", waited_s, 0, self._passed_s())
+        self.samples = reported_samples
+        self.batches = reported_batches
+        self.seconds = seconds
+        self.waited_s = waited_s
+        self.reported_at = self.now()
         self.scored += int(scored)
         return int(batches), int(scored)
 
     def tokens(self, tokens: float | None, samples: int) -> int | None:
-        """Refuse more tokens than so many samples can have; returns their number, or None for data without tokens."""
-        _limit("tokens", tokens or 0, 0, samples * max(1, self.contents.tokens))
-        return None if tokens is None or not self.contents.tokens else int(tokens)
+        """Refuse more tokens than the samples can have; returns their number, or None for data without tokens."""
+        tokens_of_sample = self.sample_limits.tokens
+        _check_range("tokens", tokens or 0, 0, samples * max(1, tokens_of_sample))
+        if tokens is None or not tokens_of_sample:
+            return None
+        return int(tokens)
 
     def hand_over(self, message: pb.Update) -> None:
         """Record that the result has arrived."""
-        self._work(message.samples, message.batches)
-        _limit("batches", message.batches, 1, message.samples)
-        self.scored += max(0, message.samples - self.samples)  # Of what no report was about.
+        self._check_work(message.samples, message.batches)
+        _check_range("batches", message.batches, 1, message.samples)
+        self.scored += max(0, message.samples - self.samples)  # Samples that weren't reported count as scored.
         self.handed_over = True
 
     @property
     def train_s(self) -> float:
         """Time of training, measured here."""
-        return max((self.reported_at or self.now()) - self.ready_at, 1e-6)
+        end = self.reported_at or self.now()
+        return max(end - self.ready_at, 1e-6)
 
     @property
     def data_wait_s(self) -> float:
-        """Part of that time in which the trainer reports to have waited for data."""
+        """Part of the training time in which the trainer waited for data, by its reports."""
         return min(self.waited_s, self.train_s)
 
-    def _work(self, samples: int, batches: int) -> None:
-        """Refuse more work than was assigned; a batch may end where a slice does."""
-        most, spans = (self.plan.samples, len(self.plan.spans)) if self.plan is not None else (0, 0)
-        _limit(f"samples of round {self.number + 1}", samples, 0, most)
-        _limit(f"batches of round {self.number + 1}", batches, 0, 0 if self.plan is None else self.plan.batches + spans)
+    def _check_work(self, samples: int, batches: int) -> None:
+        """Refuse more work than was assigned; each slice may end with a short batch."""
+        most_samples = 0
+        most_batches = 0
+        if self.plan is not None:
+            most_samples = self.plan.samples
+            most_batches = self.plan.batches + len(self.plan.spans)
+        shown_round = self.number + 1
+        _check_range(f"samples of round {shown_round}", samples, 0, most_samples)
+        _check_range(f"batches of round {shown_round}", batches, 0, most_batches)
 
     def _passed_s(self) -> float:
-        return (self.now() - self.began) * SLACK + SLACK_S
+        """Longest time since the beginning of the round that the trainer's clock may show."""
+        passed_s = self.now() - self.began
+        return passed_s * CLOCK_RATIO + CLOCK_SLACK_S
 
 
-def _limit(what: str, value: float, least: float, most: float) -> None:
+def _check_range(name: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:
         allowed = f"{least} to {most}" if least else f"up to {most}"
-        raise BridgeError("MSG005", what, got=str(value), allowed=allowed)
+        raise BridgeError("MSG005", name, got=str(value), allowed=allowed)
 
 
-def told_of_policies(rl: RL, tokenizer: PackedTokenizer) -> dict[str, Any]:
-    """Return the parts of a job's definition that trainers of policies need: the table, and the tokenizer's files."""
+def rl_definition(rl: RL, tokenizer: PackedTokenizer) -> dict[str, Any]:
+    """Parts of a job's definition for reinforcement learning: the table ``rl`` and the tokenizer's files."""
     table = rl.model_dump(mode="json", exclude={"generation": {"server"}, "reward": {"judge"}})
     files = {name: b64encode(content).decode() for name, content in tokenizer.files}
     return {"rl": redacted_tree(table), "tokenizer": files}
 
 
-def figures_of(rl: RL) -> Mapping[str, Bounds] | None:
-    """Return the figures that evaluations have, with their bounds; None without reinforcement learning.
+def figure_bounds(rl: RL) -> Mapping[str, Bounds] | None:
+    """Bounds of the figures in evaluations, by name; None without reinforcement learning.
 
-    A reward model tells no right response, so where it is the first function, there is no share of them.
+    If each task's first reward function is a reward model, there is no ``pass@k``, because it calls no response right.
     """
     if rl.algorithm is None:
         return None
     samples = float(rl.evaluation.samples)
-    found = {
+    bounds = {
         "reward": Bounds(samples),
         "response_tokens": Bounds(samples, 0.0, float(rl.generation.max_response_tokens)),
         "truncated": Bounds(samples, 0.0, 1.0),
     }
-    first = {name for functions in (rl.reward.functions, *rl.reward.by_task.values()) for name in functions[:1]}
-    if first <= {MODEL}:
-        return found
-    return found | {f"pass@{count}": Bounds(1.0, 0.0, 1.0) for count in (1, rl.evaluation.samples)}
+    first_functions: set[str] = set()
+    for functions in (rl.reward.functions, *rl.reward.by_task.values()):
+        first_functions.update(functions[:1])
+    if first_functions <= {MODEL}:
+        return bounds
+    for count in (1, rl.evaluation.samples):
+        bounds[f"pass@{count}"] = Bounds(1.0, 0.0, 1.0)
+    return bounds
 
 
-def with_responses(rl: RL, prompt: Contents) -> Contents:
-    """Return the contents of a sample with its responses, which a loss is a mean over; of other jobs they stay."""
+def with_responses(rl: RL, prompt: SampleLimits) -> SampleLimits:
+    """Limits for a prompt with its group of responses; without reinforcement learning those of the sample itself."""
     if rl.algorithm is None:
         return prompt
-    longest = rl.generation.max_response_tokens
-    return Contents(rl.group_size * (prompt.tokens + longest), max(prompt.positions, rl.group_size * longest))
+    response_tokens = rl.generation.max_response_tokens
+    tokens = rl.group_size * (prompt.tokens + response_tokens)
+    positions = max(prompt.positions, rl.group_size * response_tokens)
+    return SampleLimits(tokens, positions)

@@ -34,8 +34,8 @@ class Reduction(Protocol):
         ...
 
 
-class Alone:
-    """Sums of the only process: nothing is to be done."""
+class SingleProcess:
+    """Sums in a worker of one process."""
 
     def total(self, count: int) -> int:
         """Return the number itself."""
@@ -63,7 +63,7 @@ class InputCopies:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def of(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def to_device(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return tensors on the device, which may be used on its current stream."""
         if self._stream is None:
             return {name: tensor.to(self._device) for name, tensor in inputs.items()}
@@ -89,8 +89,8 @@ _MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Computation:
     """Computes the losses of a trainer's batches.
 
-    Settings that were chosen automatically are on trial with the first batch: if that fails, they are left off from
-    then on, and `problems` says so. Running out of memory is no such failure.
+    Settings that were chosen automatically are on trial with the first batch. If it fails, they are disabled, and
+    `problems` has a line about that. Running out of memory is no such failure.
 
     Args:
         job: the job file, with settings in the place of ``auto``.
@@ -107,53 +107,63 @@ class Computation:
         self._task = task
         self._model = model
         self._keeps_copies = keeps_copies
-        self.head = head_of(task, model) if job.worker.fused_loss is True else None
+        self.head: Any = None
         """Layer that the loss is fused with; None: it isn't fused."""
+        if job.worker.fused_loss is True:
+            self.head = head_of(task, model)
         self.autocast = _MIXED.get(job.worker.autocast)
         """Dtype of mixed precision; None: full precision."""
         self.problems: tuple[str, ...] = ()
-        """Lines for the user about settings that were left off."""
-        self._tried = {name for name in job.reasons if getattr(job.worker, name) != OFF[name]} - {"attention"}
-        self._compute = self._function(job.worker.compile is True)
+        """Lines for the user about settings that were disabled."""
+        self._settings_on_trial: set[str] = set()
+        for name in job.reasons:
+            is_enabled = getattr(job.worker, name) != OFF[name]
+            if is_enabled and name != "attention":
+                self._settings_on_trial.add(name)
+        self._compute = self._choose_function(job.worker.compile is True)
 
     def __call__(self, inputs: Mapping[str, torch.Tensor], device: torch.device) -> Losses:
         """Return the losses of a batch on its device."""
-        tried = self._tried
-        self._tried = set()
-        if not tried:
-            return self._losses(inputs, device)
+        on_trial = self._settings_on_trial
+        self._settings_on_trial = set()
+        if not on_trial:
+            return self._compute_losses(inputs, device)
         try:
-            return self._losses(inputs, device)
+            return self._compute_losses(inputs, device)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # Compilers and kernels raise anything.
             log.exception("the settings that were chosen don't work")
-            self._leave_off(tried, error)
-            return self._losses(inputs, device)
+            self._disable(on_trial, error)
+            return self._compute_losses(inputs, device)
 
-    def _losses(self, inputs: Mapping[str, torch.Tensor], device: torch.device) -> Losses:
+    def _compute_losses(self, inputs: Mapping[str, torch.Tensor], device: torch.device) -> Losses:
         mixes = self.autocast is not None
         with torch.autocast(device.type, self.autocast, enabled=mixes, cache_enabled=self._keeps_copies):
             return self._compute(inputs)
 
-    def _leave_off(self, tried: set[str], error: Exception) -> None:
-        """Go on without settings that were chosen automatically."""
-        self.autocast = None if "autocast" in tried else self.autocast
-        self.head = None if "fused_loss" in tried else self.head
-        self._compute = self._function(isinstance(self._compute, CompiledByShape) and "compile" not in tried)
-        names = ", ".join(f"worker.{name}" for name in sorted(tried))
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+    def _disable(self, on_trial: set[str], error: Exception) -> None:
+        """Disable settings that were chosen automatically, after an error."""
+        if "autocast" in on_trial:
+            self.autocast = None
+        if "fused_loss" in on_trial:
+            self.head = None
+        is_compiled = isinstance(self._compute, CompiledByShape)
+        self._compute = self._choose_function(is_compiled and "compile" not in on_trial)
+        names = ", ".join(f"worker.{name}" for name in sorted(on_trial))
+        text = " ".join(str(error).split())
+        reason = f"{type(error).__name__}: {text}"[:200]
         self.problems = (f"{names} = auto: what was chosen doesn't work here, and is left off ({reason})",)
 
-    def _function(self, compiles: bool) -> Compute:
+    def _choose_function(self, compiles: bool) -> Compute:
         compute = partial(compute_losses, self._task, self._model, head=self.head)
         return CompiledByShape(compute) if compiles else compute
 
 
 class CompiledByShape:
-    """A compiled function, for batches of the shapes that are usual; other ones go through the plain function.
+    """A compiled function for batches of frequent shapes; others are computed by the plain function.
 
-    Each shape is compiled by itself, because code for any number of samples is slower, and each takes some ten seconds.
+    Code for any number of samples is slower, so each shape is compiled by itself, which takes some ten seconds.
 
     Args:
         compute: function to compile.
@@ -163,17 +173,23 @@ class CompiledByShape:
 
     def __init__(self, compute: Compute, compiler: Callable[[Compute], Compute] | None = None) -> None:
         self._plain = compute
-        self._compiled: Compute = torch.compile(compute, dynamic=False) if compiler is None else compiler(compute)
-        self._usual: set[Shapes] = set()
+        if compiler is None:
+            compiler = partial(torch.compile, dynamic=False)
+        self._compiled: Compute = compiler(compute)
+        self._admitted: set[Shapes] = set()
         self._latest: Shapes | None = None
         self._in_a_row = 0
-        """Batches of the latest shape, one after the other."""
+        """Number of batches of the latest shape, one after the other."""
 
     def __call__(self, inputs: Mapping[str, torch.Tensor]) -> Losses:
         """Return the losses of a batch."""
         shapes = tuple((name, tuple(tensor.shape)) for name, tensor in sorted(inputs.items()))
-        self._in_a_row = self._in_a_row + 1 if shapes == self._latest else 1
-        self._latest = shapes
-        if not self._usual or self._in_a_row >= ADMITTED_AFTER:
-            self._usual.add(shapes)
-        return self._compiled(inputs) if shapes in self._usual else self._plain(inputs)
+        if shapes != self._latest:
+            self._latest = shapes
+            self._in_a_row = 0
+        self._in_a_row += 1
+        if not self._admitted or self._in_a_row >= ADMITTED_AFTER:
+            self._admitted.add(shapes)
+        if shapes in self._admitted:
+            return self._compiled(inputs)
+        return self._plain(inputs)

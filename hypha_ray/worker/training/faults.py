@@ -30,7 +30,9 @@ class Throttle:
         slowdown = job.testing.slowdown
         times = job.testing.batch_times_s
         self._slowdown = slowdown[worker] if worker < len(slowdown) else 1.0
-        self._least_s = times[worker] if worker < len(times) else job.testing.batch_s or 0.0
+        self._least_s = job.testing.batch_s or 0.0
+        if worker < len(times):
+            self._least_s = times[worker]
 
     @property
     def slows(self) -> bool:
@@ -39,7 +41,8 @@ class Throttle:
 
     def wait(self, step_s: float) -> None:
         """Wait after a step of this time for as long as the slower machine would."""
-        if (wait_s := max((self._slowdown - 1) * step_s, self._least_s - step_s)) > 0:
+        wait_s = max((self._slowdown - 1) * step_s, self._least_s - step_s)
+        if wait_s > 0:
             time.sleep(wait_s)
 
 
@@ -61,8 +64,12 @@ def corrupted(action: str, delta: Delta, parts: Sequence[Flat], theta: Sequence[
         return [delta, *parts, delta, *parts]
     if action == "stale":
         return [replace(delta, round=delta.round - 1), *parts, delta, *parts]
-    payloads = [_damaged(action, *pair) for pair in zip(parts[: len(theta)], theta, strict=True)]
-    return [delta, *payloads, *parts[len(theta) :]]
+    payloads = parts[: len(theta)]
+    items: list[Delta | Flat] = [delta]
+    for payload, theta_of_fragment in zip(payloads, theta, strict=True):
+        items.append(_damaged(action, payload, theta_of_fragment))
+    items.extend(parts[len(theta) :])
+    return items
 
 
 def _damaged(action: str, payload: Flat, theta: Flat) -> Flat:

@@ -12,133 +12,146 @@ from hypha_ray.kernels import load_ahead
 from hypha_ray.model.flat import Groups
 from hypha_ray.types import Flat, Layout
 from hypha_ray.types.layout import is_trained
-from hypha_ray.worker.inbox import Arrived
+from hypha_ray.worker.inbox import NewWeights
 from hypha_ray.worker.training.trainer import Trainer
 
-_LEFT_OUT = "left-out/"
+_RESIDUALS = "left-out/"
 _TRAINER = "trainer/"
 
 
 def export_inner_state(trainer: Trainer, encoders: Sequence[Encoder]) -> Flat:
-    """State of the optimizer, under ``trainer/`` the trainer's own, and under ``left-out/fragment/group`` residuals."""
-    residuals = enumerate(one.residual for one in encoders)
-    left_out = {f"{_LEFT_OUT}{n}/{group}": array.copy() for n, one in residuals for group, array in one.items()}
-    own = {_TRAINER + name: array for name, array in trainer.state().items()}
-    return trainer.optimizer_state() | own | left_out
+    """Copy the optimizer's state, the trainer's own as ``trainer/…``, and residuals as ``left-out/fragment/group``."""
+    state = trainer.optimizer_state()
+    for name, array in trainer.state().items():
+        state[_TRAINER + name] = array
+    for fragment, encoder in enumerate(encoders):
+        for group, array in encoder.residual.items():
+            state[f"{_RESIDUALS}{fragment}/{group}"] = array.copy()
+    return state
 
 
 def import_inner_state(trainer: Trainer, encoders: Sequence[Encoder], state: Flat) -> None:
-    """Go on from what `export_inner_state` gave; the arrays are copied.
+    """Continue with a state that `export_inner_state` returned; the arrays are copied.
 
     Raises:
         CheckpointError: as `load_state`.
 
     """
-    own = _part(state, _TRAINER)
-    left_out = _part(state, _LEFT_OUT)
-    trainer.load_optimizer_state({n: array for n, array in state.items() if not n.startswith((_TRAINER, _LEFT_OUT))})
-    trainer.restore(own)
-    for name, array in left_out.items():
+    optimizer_state: Flat = {}
+    trainer_state: Flat = {}
+    residuals: Flat = {}
+    for name, array in state.items():
+        if name.startswith(_TRAINER):
+            trainer_state[name.removeprefix(_TRAINER)] = array
+        elif name.startswith(_RESIDUALS):
+            residuals[name.removeprefix(_RESIDUALS)] = array
+        else:
+            optimizer_state[name] = array
+    trainer.load_optimizer_state(optimizer_state)
+    trainer.restore(trainer_state)
+    for name, array in residuals.items():
         fragment, group = name.split("/", 1)
         encoders[int(fragment)].residual[group] = np.array(array)
 
 
-def _part(state: Flat, prefix: str) -> Flat:
-    return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
-
-
-_NARROW = frozenset({"bfloat16", "float16"})
+_16_BIT = frozenset({"bfloat16", "float16"})
 
 
 class LocalWeights:
     """The weights that a worker trains.
 
-    Global weights are of 32 bits. A model of 16 begins with them rounded, and what it hands over is what they were and
-    what it has learned: rounding is no delta.
+    Global weights have 32 bits. A model of 16 bits begins with rounded ones. Its rounding error is added to its result,
+    so that it doesn't count as a change.
 
     Args:
-        trainer: trainer of the model that holds them.
-        layout: where its tensors lie in flat arrays.
-        mixing: part α of its own weights that is kept in w ← θ + α(w − θ), where new θ comes for a part of them.
-        keeps: whether `theta` will be asked for.
+        trainer: trainer of the model.
+        layout: places of the model's tensors in flat arrays.
+        mixing: weight α of local weights in w ← θ + α(w − θ), if new θ of some fragments arrives.
+        keeps_theta: whether `theta` is needed.
 
     """
 
-    def __init__(self, trainer: Trainer, layout: Layout, mixing: float, keeps: bool) -> None:
+    def __init__(self, trainer: Trainer, layout: Layout, mixing: float, keeps_theta: bool) -> None:
         self._trainer = trainer
         self._layout = layout
         self._mixing = mixing
-        self._keeps = keeps
+        self._keeps_theta = keeps_theta
         load_ahead("copy", max((entry.size for entry in layout.entries), default=0))
         self.theta: dict[int, Flat] = {}
-        """Newest global weights by fragment, as they came."""
-        self._own = False
+        """Newest global weights by fragment; empty unless they are kept."""
+        self._is_local = False
         """Whether the live weights differ from the global ones."""
-        self._narrow = any(entry.dtype in _NARROW for entry in layout.entries)
-        self._rest: dict[int, Flat] = {}
+        self._is_16_bit = any(entry.dtype in _16_BIT for entry in layout.entries)
+        self._rounding_errors: dict[int, Flat] = {}
         """Rounding error of 16-bit weights when they were last written, by fragment."""
 
-    def merge(self, arrived: Arrived, mixes: bool = True) -> bool:
-        """Take new global weights θ over: all there are, or new ones, which are mixed if so (arXiv 2501.18512).
+    def merge(self, new_weights: NewWeights, mixes: bool = True) -> bool:
+        """Merge new global weights θ into the live weights w.
 
-        Mixed, the live weights become θ + α(w − θ).
+        All fragments replace w. If only some are new, w becomes θ + α(w − θ) there if `mixes` (arXiv 2501.18512).
 
         Returns:
             Whether they were mixed.
 
         """
-        mixing = self._mixing if mixes and not arrived.whole else 0.0
-        for fragment, flat in arrived.fragments.items():
-            if mixing and self._narrow:
+        mixing = 0.0
+        if mixes and not new_weights.whole:
+            mixing = self._mixing
+        for fragment, flat in new_weights.fragments.items():
+            if mixing and self._is_16_bit:
                 self._write(fragment, self._mixed(fragment, flat, mixing))
             else:
                 self._write(fragment, flat, mixing)
-        self._own = (self._own and len(arrived.fragments) < self._layout.fragments) or mixing > 0
-        if self._keeps:
-            self.theta |= arrived.fragments
+        replaces_all = len(new_weights.fragments) == self._layout.fragments
+        self._is_local = mixing > 0 or (self._is_local and not replaces_all)
+        if self._keeps_theta:
+            self.theta |= new_weights.fragments
         return mixing > 0
 
     def _mixed(self, fragment: int, theta: Groups, mixing: float) -> Groups:
-        """Global weights mixed with a worker's own in 32 bits: θ + α(w − θ)."""
-        own: Groups = self.complete(fragment, self._trainer.gather(self._layout, fragment))
-        trained = {group: own[group] - theta[group] for group in theta if is_trained(group)}
-        return {**theta, **{group: theta[group] + mixing * change for group, change in trained.items()}}
+        """Global weights mixed with local ones in 32 bits: θ + α(w − θ)."""
+        local: Groups = self.add_rounding_error(fragment, self._trainer.gather(self._layout, fragment))
+        mixed = dict(theta)
+        for group in filter(is_trained, theta):
+            change = local[group] - theta[group]
+            mixed[group] = theta[group] + mixing * change
+        return mixed
 
     def _write(self, fragment: int, flat: Groups, mixing: float = 0.0) -> None:
-        """Copy a fragment into the model, and keep what 16-bit weights can't hold of it."""
+        """Copy a fragment into the model, and keep the rounding error of 16-bit weights."""
         self._trainer.scatter(self._layout, fragment, flat, mixing)
-        if self._narrow:
-            held = self._trainer.gather(self._layout, fragment, self._rest.get(fragment))
-            for group in filter(_is_float, held):
-                np.subtract(flat[group], held[group], out=held[group])
-            self._rest[fragment] = held
+        if self._is_16_bit:
+            rounded = self._trainer.gather(self._layout, fragment, self._rounding_errors.get(fragment))
+            for group in filter(_is_float, rounded):
+                np.subtract(flat[group], rounded[group], out=rounded[group])
+            self._rounding_errors[fragment] = rounded
 
-    def complete(self, fragment: int, own: Flat) -> Flat:
+    def add_rounding_error(self, fragment: int, weights: Flat) -> Flat:
         """Add, in place, the rounding error of a fragment's weights, so that it doesn't count as a change."""
-        for group, rest in self._rest.get(fragment, {}).items():
+        for group, error in self._rounding_errors.get(fragment, {}).items():
             if _is_float(group):
-                np.add(own[group], rest, out=own[group])
-        return own
+                np.add(weights[group], error, out=weights[group])
+        return weights
 
     def mark_changed(self) -> None:
-        """Note that a step is about to change the live weights."""
-        self._own = True
+        """Mark the live weights as changed by a step."""
+        self._is_local = True
 
     @contextmanager
-    def global_weights(self) -> Iterator[None]:
+    def with_global_weights(self) -> Iterator[None]:
         """Context with the global weights in the model."""
-        if not self._own:
+        if not self._is_local:
             yield
             return
         fragments = range(self._layout.fragments)
-        own = [self._trainer.gather(self._layout, fragment) for fragment in fragments]
+        local = [self._trainer.gather(self._layout, fragment) for fragment in fragments]
         for fragment in fragments:
             self._trainer.scatter(self._layout, fragment, self.theta[fragment])
         try:
             yield
         finally:
             for fragment in fragments:
-                self._trainer.scatter(self._layout, fragment, own[fragment])
+                self._trainer.scatter(self._layout, fragment, local[fragment])
 
 
 def _is_float(group: str) -> bool:

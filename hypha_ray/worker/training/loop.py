@@ -190,23 +190,23 @@ class TrainingLoop:
 
     def _merge_weights(self, needed_version: WeightsVersion, wait_began: float) -> None:
         """Copy newer weights into the live parameters: those of the needed version, or of one before it."""
-        arrived = self._inbox.weights(needed_version)
+        new_weights = self._inbox.weights(needed_version)
         wait_s = time.monotonic() - wait_began
-        is_warmup = arrived.version <= self._job.rounds.warmup_rounds
-        mixed = self._weights.merge(arrived, mixes=not is_warmup)
+        is_warmup = new_weights.version <= self._job.rounds.warmup_rounds
+        mixed = self._weights.merge(new_weights, mixes=not is_warmup)
         if self._device_encoding is not None:
-            self._device_encoding.take(arrived.fragments, mixed)
-        self._trainer.merged(arrived.version)
+            self._device_encoding.take(new_weights.fragments, mixed)
+        self._trainer.merged(new_weights.version)
         if self._weights_proved:
-            self._emit(Merged(self._source, arrived.version, None, wait_s))
+            self._emit(Merged(self._source, new_weights.version, None, wait_s))
             return
-        theta = [arrived.fragments[fragment] for fragment in sorted(arrived.fragments)]
-        self._emit(Merged(self._source, arrived.version, digest(named(self._layout, theta)), None))
+        theta = [new_weights.fragments[fragment] for fragment in sorted(new_weights.fragments)]
+        self._emit(Merged(self._source, new_weights.version, digest(named(self._layout, theta)), None))
         self._weights_proved = True
 
     def _evaluate(self, plan: Plan) -> None:
         began = time.monotonic()
-        with self._weights.global_weights():
+        with self._weights.with_global_weights():
             sums = self._trainer.evaluate(self._validation(plan))
         seconds = time.monotonic() - began
         self._emit(Evaluated(self._source, plan.round, sums, seconds))
@@ -409,7 +409,7 @@ class TrainingLoop:
                 return encoded
         result = self._strategy.result(self._layout, fragment, self._results.get(fragment))
         if self._strategy.has_state:
-            result = self._weights.complete(fragment, result)
+            result = self._weights.add_rounding_error(fragment, result)
         self._results[fragment] = result
         theta = None
         if self._sends_differences and self._weights.theta:

@@ -56,7 +56,9 @@ def peak_operations(group: WorkerGroup, device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     card = find_card(torch.cuda.get_device_name(device))
-    return None if card is None or not group.gpu else card.tflops * 1e12 * group.gpu
+    if card is None or not group.gpu:
+        return None
+    return card.tflops * 1e12 * group.gpu
 
 
 @dataclass(slots=True)
@@ -140,7 +142,9 @@ class Meter:
     @property
     def loss(self) -> float | None:
         """Mean loss of the round's reported positions; None if nothing was scored."""
-        return self._loss_sum / self.scored if self.scored else None
+        if not self.scored:
+            return None
+        return self._loss_sum / self.scored
 
     def report(self) -> Report:
         """Figures of the results since the last report."""

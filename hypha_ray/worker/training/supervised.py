@@ -33,7 +33,7 @@ from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.state import WholeModel
 from hypha_ray.optim.step import FinishedStep, PendingStep, ReadStep, Step, reading_from
 from hypha_ray.types import Arrays, Flat, Samples, Sums
-from hypha_ray.worker.training.computation import Alone, Computation, InputCopies, Reduction
+from hypha_ray.worker.training.computation import Computation, InputCopies, Reduction, SingleProcess
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -63,7 +63,7 @@ class SupervisedTrainer(WholeModel):
     def __init__(self, job: Job, specials: SpecialTokens | None = None, mesh: DeviceMesh | None = None) -> None:
         job = resolved_job(job)
         self._accumulation = job.rounds.accumulation
-        self._reduction: Reduction = Alone()
+        self._reduction: Reduction = SingleProcess()
         self._allows_quarantine = job.dataset.allow_quarantine
         self.device = device_of(job.worker.device)
         if job.run.mode == "replay":
@@ -391,7 +391,7 @@ class SupervisedTrainer(WholeModel):
 
     def _forward(self, inputs: dict[str, torch.Tensor]) -> Losses:
         with known_mask(inputs) if self._passes_masks else nullcontext():
-            return self._computation(self._input_copies.of(inputs), self.device)
+            return self._computation(self._input_copies.to_device(inputs), self.device)
 
 
 def micro_batches(batch: Samples, parts: int) -> list[Samples]:

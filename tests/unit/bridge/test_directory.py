@@ -125,7 +125,7 @@ def take_in(host: Host, directory: WorkDirectory, shares_files: bool) -> None:
             file.write(draft.read_bytes())
     message = pb.Update(round=3, content=content_of(draft), samples=8, batches=2)
     message.update.model_path = "updates/update"
-    assert isinstance(next(iter(results.of("update", message))), Delta)
+    assert isinstance(next(iter(results.events_of("update", message))), Delta)
 
 
 @pytest.mark.parametrize("shares_files", [True, False])
@@ -223,7 +223,7 @@ def test_update_is_removed_once_it_is_read_and_one_that_comes_too_late_as_well(t
         content = directory.write("updates/x", chunks(WEIGHTS))
         message = pb.Update(round=number, content=content, samples=8, batches=2)
         message.update.model_path = "updates/x"
-        assert [type(item) for item in results.of("update", message)] == kinds
+        assert [type(item) for item in results.events_of("update", message)] == kinds
         assert list((host.work / "updates").iterdir()) == []
 
 

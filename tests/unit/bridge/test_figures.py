@@ -30,14 +30,14 @@ from hypha_ray.scheduler.planning.planner import Pace, plan
 from hypha_ray.store.tensorfile import chunks
 from hypha_ray.types import Delta, Entry, Evaluated, Layout, Merged, Plan, Report, Source, Span
 from hypha_ray.worker.bridged.messages import Inbound
-from hypha_ray.worker.bridged.process import definition
-from hypha_ray.worker.bridged.round_report import Contents, contents_of, figures_of
+from hypha_ray.worker.bridged.process import job_definition
+from hypha_ray.worker.bridged.round_report import SampleLimits, figure_bounds, limits_of
 from tests.support.fleet import Fleet, job_of, slices_of
 from tests.support.rl import tokenizer
 
 SOURCE = Source("virtual", 1, 1)
 PLAN = Plan(3, 0, (Span(0, 0, 0, 32),), 8, (Span(0, 1, 0, 10),))
-TEXT = Contents(tokens=16, positions=16)
+TEXT = SampleLimits(tokens=16, positions=16)
 LAYOUT = Layout((Entry("w", "float32", (4,), 0, "parameters/float32", 0, 4),))
 FINITE = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False),
@@ -57,7 +57,7 @@ class Clock:
         return self.now
 
 
-def results_of(clock: Clock, directory: Any = None, contents: Contents = TEXT) -> Inbound:
+def results_of(clock: Clock, directory: Any = None, contents: SampleLimits = TEXT) -> Inbound:
     found = Inbound(SOURCE, directory, encoders(job_of().sync), clock)
     found.layout = LAYOUT
     found.begin(3)
@@ -68,7 +68,7 @@ def results_of(clock: Clock, directory: Any = None, contents: Contents = TEXT) -
 def report(results: Inbound, samples: int, **items: float) -> list[Any]:
     message = pb.MetricSet(items=items, data_processed=samples, local_round=3)
     check("metrics", message)
-    return list(results.of("metrics", message))
+    return list(results.events_of("metrics", message))
 
 
 # ── what is taken, and what isn't ─────────────────────────────────────────────────────────────────────────────────────
@@ -130,28 +130,28 @@ def test_report_is_what_was_said_and_first_batch_is_not_timed() -> None:
 
 def test_data_without_tokens_has_none_whatever_a_trainer_says() -> None:
     clock = Clock()
-    images = contents_of({"images": np.zeros((8, 3, 4, 4), np.float32), "labels": np.zeros(8, np.int64)})
-    assert images == Contents(tokens=0, positions=1)
+    images = limits_of({"images": np.zeros((8, 3, 4, 4), np.float32), "labels": np.zeros(8, np.int64)})
+    assert images == SampleLimits(tokens=0, positions=1)
     (said,) = report(results_of(clock, contents=images), 8, loss=1.0, tokens=8)
     assert said.tokens is None and said.scored == 8
-    patches = contents_of({"images": np.zeros((8, 1, 8, 8), np.float32), "masks": np.zeros((8, 4), bool)})
-    assert patches == Contents(0, 4)
-    text = contents_of({"input_ids": np.zeros((8, 16), np.int32), "labels": np.zeros((8, 20), np.int32)})
-    assert text == Contents(tokens=16, positions=20)
+    patches = limits_of({"images": np.zeros((8, 1, 8, 8), np.float32), "masks": np.zeros((8, 4), bool)})
+    assert patches == SampleLimits(0, 4)
+    text = limits_of({"input_ids": np.zeros((8, 16), np.int32), "labels": np.zeros((8, 20), np.int32)})
+    assert text == SampleLimits(tokens=16, positions=20)
 
 
 def test_words_of_other_rounds_and_repeated_ones_have_no_effect() -> None:
     results = results_of(Clock())
     merged, evaluation = pb.Merged(round=3, seconds=0.5), pb.Evaluation(round=3, loss_sum=9.0, count=10)
-    assert [type(one) for one in results.of("merged", merged)] == [Merged]
-    assert [type(one) for one in results.of("evaluation", evaluation)] == [Evaluated]
+    assert [type(one) for one in results.events_of("merged", merged)] == [Merged]
+    assert [type(one) for one in results.events_of("evaluation", evaluation)] == [Evaluated]
     for again in (("merged", merged), ("evaluation", evaluation), ("metrics", pb.MetricSet(local_round=3))):
-        assert list(results.of(*again)) == []
+        assert list(results.events_of(*again)) == []
     for early in ("merged", pb.Merged(round=2)), ("metrics", pb.MetricSet(local_round=2, data_processed=8)):
-        assert list(results.of(*early)) == []
+        assert list(results.events_of(*early)) == []
     for late in ("merged", pb.Merged(round=4)), ("metrics", pb.MetricSet(local_round=4, data_processed=8)):
         with pytest.raises(BridgeError, match=r"MSG005.*round of the m"):
-            list(results.of(*late))
+            list(results.events_of(*late))
 
 
 @pytest.mark.parametrize(("count", "loss_sum", "code"), [(161, 1.0, "MSG005"), (10, 1e300, "MSG003")])
@@ -161,13 +161,13 @@ def test_evaluation_of_more_than_was_given_or_beyond_all_losses_is_refused(
     with pytest.raises(BridgeError, match=code):
         message = pb.Evaluation(round=3, loss_sum=loss_sum, count=count)
         check("evaluation", message)
-        list(results_of(Clock()).of("evaluation", message))
+        list(results_of(Clock()).events_of("evaluation", message))
 
 
 def policy_results(**reward: Any) -> Inbound:
     """Results of a trainer of policies, each of whose 10 validation prompts has 2 responses of up to 5 tokens."""
     tables = {"group_size": 4, "generation": {"max_response_tokens": 5}, "evaluation": {"samples": 2}, "reward": reward}
-    figures = figures_of(RL.model_validate({"algorithm": "grpo", **tables}))
+    figures = figure_bounds(RL.model_validate({"algorithm": "grpo", **tables}))
     found = Inbound(SOURCE, None, encoders(job_of().sync), Clock(), figures)  # type: ignore[arg-type]
     found.layout = LAYOUT
     found.begin(3)
@@ -179,7 +179,7 @@ def judged(**figures: tuple[float, float]) -> list[Any]:
     given = {name: pb.Figure(total=total, weight=weight) for name, (total, weight) in figures.items()}
     message = pb.Evaluation(round=3, figures=given)
     check("evaluation", message)
-    return list(policy_results().of("evaluation", message))
+    return list(policy_results().events_of("evaluation", message))
 
 
 def test_evaluation_of_a_policy_has_its_figures_and_no_loss() -> None:
@@ -195,7 +195,7 @@ def test_evaluation_of_a_policy_has_its_figures_and_no_loss() -> None:
 def test_evaluation_of_a_policy_by_a_reward_model_has_no_share_of_right_responses(first: str, shared: bool) -> None:
     functions = [first, *({"model", "exact"} - {first})]
     message = pb.Evaluation(round=3, figures={"pass@1": pb.Figure(total=3.0, weight=10.0)})
-    (event,) = policy_results(functions=functions, model={"repository": "a/b"}).of("evaluation", message)
+    (event,) = policy_results(functions=functions, model={"repository": "a/b"}).events_of("evaluation", message)
     assert event.sums == ({"pass@1": (3.0, 10.0)} if shared else {})
 
 
@@ -221,7 +221,7 @@ def test_figures_of_a_policy_that_cannot_be_are_refused(figures: dict[str, Any],
 def test_a_trainer_of_policies_is_told_of_the_algorithm_and_the_tokenizer_but_of_no_servers() -> None:
     tables = {"generation": {"server": {"command": "x {port}"}}, "reward": {"judge": {"key_variable": "KEY"}}}
     job = Job.model_validate({"rl": {"algorithm": "grpo", "group_size": 4, **tables}})
-    told = json.loads(json.dumps(definition(job, 1, pack(tokenizer()))))
+    told = json.loads(json.dumps(job_definition(job, 1, pack(tokenizer()))))
 
     assert told["rl"]["group_size"] == 4
     assert "server" not in told["rl"]["generation"] and "judge" not in told["rl"]["reward"]
@@ -239,7 +239,7 @@ def test_update_of_what_cannot_be_is_refused(fields: dict[str, Any]) -> None:
     message.content.CopyFrom(pb.Content(size=1, sha256=b"5" * 32))
     with pytest.raises(BridgeError, match=r"MSG00[35]"):
         check("update", message)
-        list(results_of(Clock()).of("update", message))
+        list(results_of(Clock()).events_of("update", message))
 
 
 def test_times_of_a_delta_are_those_of_our_clock(tmp_path: Path) -> None:
@@ -247,14 +247,14 @@ def test_times_of_a_delta_are_those_of_our_clock(tmp_path: Path) -> None:
     directory, clock = WorkDirectory(tmp_path), Clock()
     results = results_of(clock, directory)
     clock.now += 4
-    list(results.of("merged", pb.Merged(round=3)))
-    list(results.of("evaluation", pb.Evaluation(round=3, loss_sum=9.0, count=10)))
+    list(results.events_of("merged", pb.Merged(round=3)))
+    list(results.events_of("evaluation", pb.Evaluation(round=3, loss_sum=9.0, count=10)))
     clock.now += 2.5
     report(results, 8, loss=1.0, scored=100, seconds=1e-12, data_wait_s=3.0)
     clock.now += 100
     content = directory.write("updates/x", chunks({"w": np.ones(4, np.float32)}))
     message = pb.Update(round=3, update=pb.WeightUpdate(model_path="updates/x"), content=content, samples=16, batches=2)
-    delta = next(iter(results.of("update", message)))
+    delta = next(iter(results.events_of("update", message)))
     assert isinstance(delta, Delta)
     assert (delta.train_s, delta.data_wait_s) == (2.5, 2.5)
     assert (delta.scored, delta.tokens) == (100 + 8, None), "eight samples were in no report"
@@ -352,7 +352,7 @@ class Outsider:
         try:
             message = self._message(kind, first, second, worker.plan.round)
             check(kind, message)
-            for event in self._results.of(kind, message):
+            for event in self._results.events_of(kind, message):
                 if not isinstance(event, dict):
                     self._fleet.tell(event)
         except BridgeError:

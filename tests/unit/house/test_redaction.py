@@ -20,7 +20,7 @@ from hypha_ray.store.mirror import Mirror, fetch
 from hypha_ray.telemetry.sinks.aim import local
 from hypha_ray.telemetry.sinks.base import build
 from hypha_ray.texts import is_redacted, redacted, redacted_tree, secrets_of
-from hypha_ray.worker.bridged.process import definition
+from hypha_ray.worker.bridged.process import job_definition
 
 MIRROR = "sftp://me:s3cr3t@backup/runs"
 HIDDEN = "sftp://me:***@backup/runs"
@@ -86,7 +86,7 @@ def test_job_is_written_without_them_whatever_key_they_are_in(tmp_path: Path) ->
     assert job.checkpoint.mirror == MIRROR
     text = resolved_toml(job)
     assert "s3cr3t" not in text and tomllib.loads(text)["checkpoint"]["mirror"] == HIDDEN
-    assert "s3cr3t" not in json.dumps(definition(job.model_copy(update={"resources": job.resources}), 0))
+    assert "s3cr3t" not in json.dumps(job_definition(job.model_copy(update={"resources": job.resources}), 0))
     (tmp_path / "again.toml").write_text(text)
     assert differences(job, load(["@", str(tmp_path / "again.toml")]).job) == (), (
         "the same command goes on with the run"

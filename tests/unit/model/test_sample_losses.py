@@ -17,7 +17,7 @@ from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.model.losses import compute_losses, with_own_loss
 from hypha_ray.types import Delta, Samples
-from hypha_ray.worker.inbox import order
+from hypha_ray.worker.inbox import epoch_order
 from tests.support.worker_bench import CONFIG, Bench, plan_of
 from tests.unit.model.test_evaluation import VIT, images, ready
 
@@ -79,7 +79,7 @@ def bench_of(**tables: dict[str, Any]) -> Bench:
 @pytest.mark.parametrize("accumulation", [1, 5])
 def test_gradient_is_that_of_the_mean_over_samples_however_they_are_cut(accumulation: int) -> None:
     bench = bench_of(rounds={"accumulation": accumulation})
-    rows = order(0, 0, 0, 64)[:32]
+    rows = epoch_order(0, 0, 0, 64)[:32]
     ids = torch.from_numpy(bench.slice["input_ids"][rows].astype(np.int64))
     mask = torch.from_numpy(bench.slice["attention_mask"][rows].astype(np.int64))
     model = build_model(bench.job.model, 0)

@@ -8,7 +8,7 @@ from threading import Thread
 import numpy as np
 
 from hypha_ray.types import Span, window
-from hypha_ray.worker.inbox import BatchSource, order
+from hypha_ray.worker.inbox import BatchSource, epoch_order
 
 
 def slice_of(index: int, samples: int) -> dict[str, np.ndarray]:
@@ -23,8 +23,8 @@ def test_batches_of_spans_cover_each_sample_once_in_the_epochs_order() -> None:
         batch_source.put(index, slice_of(index, samples))
     spans = (Span(2, 0, 4, 10), Span(2, 1, 0, 6))
     rows = np.concatenate([batch_source.batch(spans, start, 4).arrays["input_ids"] for start in range(0, 12, 4)])
-    expected = [slice_of(0, 10)["input_ids"][i] for i in order(7, 2, 0, 10)[4:]]
-    expected += [slice_of(1, 6)["input_ids"][i] for i in order(7, 2, 1, 6)]
+    expected = [slice_of(0, 10)["input_ids"][i] for i in epoch_order(7, 2, 0, 10)[4:]]
+    expected += [slice_of(1, 6)["input_ids"][i] for i in epoch_order(7, 2, 1, 6)]
     assert np.array_equal(rows, np.array(expected))
 
 
@@ -51,9 +51,9 @@ def test_batch_is_a_writable_copy() -> None:
 
 
 def test_order_differs_between_epochs_and_slices_but_not_between_calls() -> None:
-    assert not np.array_equal(order(0, 0, 0, 50), order(0, 1, 0, 50))
-    assert not np.array_equal(order(0, 0, 0, 50), order(0, 0, 1, 50))
-    assert np.array_equal(order(3, 2, 1, 50), order(3, 2, 1, 50))
+    assert not np.array_equal(epoch_order(0, 0, 0, 50), epoch_order(0, 1, 0, 50))
+    assert not np.array_equal(epoch_order(0, 0, 0, 50), epoch_order(0, 0, 1, 50))
+    assert np.array_equal(epoch_order(3, 2, 1, 50), epoch_order(3, 2, 1, 50))
 
 
 def test_waiting_for_a_slice_ends_when_it_comes() -> None:
@@ -83,6 +83,6 @@ def test_slice_that_stays_for_many_epochs_takes_no_more_memory() -> None:
     for epoch in range(40):
         for index, samples in ((0, 10), (1, 6)):
             rows = batch_source.batch((Span(epoch, index, 0, samples),), 0, samples).arrays["input_ids"]
-            assert np.array_equal(rows, slice_of(index, samples)["input_ids"][order(7, epoch, index, samples)])
+            assert np.array_equal(rows, slice_of(index, samples)["input_ids"][epoch_order(7, epoch, index, samples)])
         sizes.append(len(gc.get_referents(batch_source._orders)))
     assert max(sizes[2:]) == sizes[2]

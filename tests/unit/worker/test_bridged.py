@@ -35,7 +35,7 @@ from hypha_ray.types import (
 from hypha_ray.worker.bridged import process
 from hypha_ray.worker.bridged.loop import BridgedLoop
 from hypha_ray.worker.bridged.process import TrainerGone
-from hypha_ray.worker.inbox import BatchSource, Inbox, order
+from hypha_ray.worker.inbox import BatchSource, Inbox, epoch_order
 from hypha_ray.worker.interrupts import Closed, Retired
 
 SOURCE = Source("test", 0, 7)
@@ -116,7 +116,7 @@ def test_trainer_is_one_worker_among_others_and_nothing_is_unpickled(monkeypatch
     (delta,) = bench.of(Delta)
     assert (delta.samples, delta.batches, delta.tokens, delta.fragments) == (30, 4, None, 1)
     assert delta.spans == (Span(0, 0, 0, 20), Span(0, 0, 30, 40))
-    samples = order(0, 0, 0, SAMPLES)
+    samples = epoch_order(0, 0, 0, SAMPLES)
     assert delta.loss == pytest.approx(np.concatenate([samples[:20], samples[30:40]]).mean())
     assert sum(report.samples for report in bench.of(Report)) == 30
     assert bench.of(Report)[0].timed_batches == 0

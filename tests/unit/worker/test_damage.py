@@ -12,7 +12,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Damaged, Delta, FragmentUpdate, Plan, Span
-from hypha_ray.worker.inbox import order
+from hypha_ray.worker.inbox import epoch_order
 from tests.support.worker_bench import Bench, plan_of
 
 PARAMETERS, BUFFERS = "parameters/float32", "buffers/float32"
@@ -39,7 +39,7 @@ def images(value: float, places: tuple[int, ...] = (BAD,)) -> dict[str, np.ndarr
         "labels": draws.integers(0, 2, 64),
     }
     for place in places:
-        arrays["images"][order(0, 0, 0, 64)[place], 0, 0, 0] = value
+        arrays["images"][epoch_order(0, 0, 0, 64)[place], 0, 0, 0] = value
     return arrays
 
 
@@ -52,7 +52,7 @@ def bench_of(config: dict[str, Any], value: float, places: tuple[int, ...] = (BA
 def by_hand(bench: Bench, batches: list[list[int]]) -> dict[str, np.ndarray]:
     """Weights and statistics after plain steps on these batches of places in the epoch."""
     model = build_model(bench.job.model, 0)
-    optimizer, rows = torch.optim.SGD(model.parameters(), 0.1), order(0, 0, 0, 64)
+    optimizer, rows = torch.optim.SGD(model.parameters(), 0.1), epoch_order(0, 0, 0, 64)
     for places in batches:
         chosen = rows[places]
         pixels, labels = (torch.from_numpy(bench.slice[name][chosen]) for name in ("images", "labels"))
@@ -72,7 +72,7 @@ def places(start: int, *without: int) -> list[int]:
 def test_batch_with_a_damaged_sample_is_skipped_and_the_sample_named(config: dict[str, Any], value: float) -> None:
     bench = bench_of(config, value).run(plan_of(24))
     (event,), delta = bench.of(Damaged), bench.of(Delta)[0]
-    assert (event.samples, event.whole) == (((0, order(0, 0, 0, 64)[BAD]),), True)
+    assert (event.samples, event.whole) == (((0, epoch_order(0, 0, 0, 64)[BAD]),), True)
     assert (delta.samples, delta.scored, delta.batches) == (24, 16, 3)
     wanted, found = by_hand(bench, [places(0), places(16)]), bench.of(dict)[0]
     assert all(np.abs(found[group] - wanted[group]).max() < 1e-6 for group in wanted)
@@ -81,7 +81,7 @@ def test_batch_with_a_damaged_sample_is_skipped_and_the_sample_named(config: dic
 def test_batch_whose_statistics_overflow_is_skipped_though_its_loss_is_finite() -> None:
     bench = bench_of(RESNET, 3e38).run(plan_of(24))
     (event,), wanted, found = bench.of(Damaged), by_hand(bench, [places(0), places(16)]), bench.of(dict)[0]
-    assert (0, order(0, 0, 0, 64)[BAD]) in event.samples and event.whole
+    assert (0, epoch_order(0, 0, 0, 64)[BAD]) in event.samples and event.whole
     assert all(np.abs(found[group] - wanted[group]).max() < 1e-6 for group in wanted)
 
 
@@ -89,7 +89,7 @@ def test_batch_whose_statistics_overflow_is_skipped_though_its_loss_is_finite() 
 def test_quarantine_leaves_the_sample_out_and_trains_on_the_others(config: dict[str, Any]) -> None:
     bench = bench_of(config, np.nan, dataset={"allow_quarantine": True}).run(plan_of(24))
     (event,), delta = bench.of(Damaged), bench.of(Delta)[0]
-    assert (event.samples, event.whole) == (((0, order(0, 0, 0, 64)[BAD]),), False)
+    assert (event.samples, event.whole) == (((0, epoch_order(0, 0, 0, 64)[BAD]),), False)
     assert (delta.samples, delta.scored) == (24, 23)
     wanted, found = by_hand(bench, [places(0), places(8, BAD), places(16)]), bench.of(dict)[0]
     assert all(np.abs(found[group] - wanted[group]).max() < 1e-6 for group in wanted)
@@ -97,7 +97,7 @@ def test_quarantine_leaves_the_sample_out_and_trains_on_the_others(config: dict[
 
 def test_mean_gradient_has_no_part_of_a_damaged_batch() -> None:
     bench = bench_of(VIT, np.nan, sync={"strategy": "sync"}).run(plan_of(24))
-    model, rows = build_model(bench.job.model, 0), order(0, 0, 0, 64)[places(0) + places(16)]
+    model, rows = build_model(bench.job.model, 0), epoch_order(0, 0, 0, 64)[places(0) + places(16)]
     pixels, labels = (torch.from_numpy(bench.slice[name][rows]) for name in ("images", "labels"))
     model(pixel_values=pixels, labels=labels).loss.backward()
     assert np.abs(bench.weights - gather(model, layout_of(model), 0, gradients=True)[PARAMETERS]).max() < 1e-6

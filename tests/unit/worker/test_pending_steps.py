@@ -14,7 +14,7 @@ from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.types import Damaged, Delta, Report
-from hypha_ray.worker.inbox import order
+from hypha_ray.worker.inbox import epoch_order
 from hypha_ray.worker.training.loop import MAX_PENDING_STEPS
 from tests.support.slow_device import use_slow_device
 from tests.support.worker_bench import Bench, plan_of
@@ -70,9 +70,9 @@ def test_others_of_a_damaged_batch_are_trained_on_once_it_is_known(monkeypatch: 
     bench = bench_of(RESNET, np.nan, inner_optimizer=ADAMW, dataset={"allow_quarantine": True})
     bench.run(plan_of(24))
     (event,), delta = bench.of(Damaged), bench.of(Delta)[0]
-    assert (event.samples, event.whole) == (((0, order(0, 0, 0, 64)[BAD]),), False)
+    assert (event.samples, event.whole) == (((0, epoch_order(0, 0, 0, 64)[BAD]),), False)
     assert (delta.samples, delta.scored) == (24, 23)
-    model, rows = build_model(bench.job.model, 0).train(), order(0, 0, 0, 64)
+    model, rows = build_model(bench.job.model, 0).train(), epoch_order(0, 0, 0, 64)
     optimizer = build_optimizer(model, bench.job.inner_optimizer, 3)
     for chosen in (places(0), places(16), places(8, BAD)):
         pixels, labels = (torch.from_numpy(bench.slice[name][rows[chosen]]) for name in ("images", "labels"))

@@ -12,7 +12,7 @@ from hypha_ray.model.loading.build import build_model
 from hypha_ray.scheduler.rounds.metrics import step_record, weight
 from hypha_ray.server.merge import mean
 from hypha_ray.types import Arrays, Delta, Plan, Report, Span
-from hypha_ray.worker.inbox import order
+from hypha_ray.worker.inbox import epoch_order
 from tests.support.worker_bench import Bench, plan_of
 
 GROUP = "parameters/float32"
@@ -29,7 +29,7 @@ def bench_of(batch: int, plan: Plan, **tables: dict[str, object]) -> Bench:
 
 def by_hand(bench: Bench, samples: range) -> tuple[np.ndarray, float, int]:
     """Gradient and loss of these samples of the epoch as one batch, in plain torch, and the number of labels."""
-    rows = order(0, 0, 0, 64)[samples.start : samples.stop]
+    rows = epoch_order(0, 0, 0, 64)[samples.start : samples.stop]
     ids = torch.from_numpy(bench.slice["input_ids"][rows].astype(np.int64))
     mask = torch.from_numpy(bench.slice["attention_mask"][rows].astype(np.int64))
     model = build_model(bench.job.model, 0)
@@ -76,7 +76,7 @@ def test_reports_have_the_loss_over_scored_positions_and_tokens_without_padding(
     _, loss, scored = by_hand(bench, range(32))
     reports, delta = bench.of(Report), bench.of(Delta)[0]
     assert sum(report.loss_sum for report in reports) / scored == pytest.approx(loss, rel=1e-6)
-    rows = order(0, 0, 0, 64)[:32]
+    rows = epoch_order(0, 0, 0, 64)[:32]
     tokens = int(LENGTHS[rows].sum())
     assert sum(report.scored for report in reports) == scored
     assert sum(report.tokens for report in reports) == delta.tokens == tokens < 32 * 16

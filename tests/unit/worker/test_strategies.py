@@ -13,7 +13,7 @@ from hypha_ray.codec.blocks import blocks, tensors
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Delta, FragmentUpdate, Report
-from hypha_ray.worker.inbox import order
+from hypha_ray.worker.inbox import epoch_order
 from hypha_ray.worker.training.local_state import export_inner_state, import_inner_state
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 from tests.support.worker_bench import Bench, plan_of
@@ -25,7 +25,7 @@ GROUP = "parameters/float32"
 def by_hand(bench: Bench, samples: int) -> np.ndarray[Any, Any]:
     """The gradient of the mean loss over the first samples of the round."""
     model = build_model(bench.job.model, 0)
-    ids = torch.from_numpy(bench.slice["input_ids"][order(0, 0, 0, 64)[:samples]].astype(np.int64))
+    ids = torch.from_numpy(bench.slice["input_ids"][epoch_order(0, 0, 0, 64)[:samples]].astype(np.int64))
     model(input_ids=ids, labels=ids).loss.backward()
     return gather(model, layout_of(model), 0, gradients=True)[GROUP]
 
