@@ -26,7 +26,7 @@ from typing import Any
 from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.bridge.programs import TRAINER, Scratch, sweep
-from hypha_ray.bridge.round import Line, Round
+from hypha_ray.bridge.round import DriverConnection, Round
 from hypha_ray.bridge.transport.access import client_tls, dial, read_token
 from hypha_ray.bridge.transport.channel import Channel
 from hypha_ray.errors import ConfigError
@@ -57,10 +57,11 @@ class Trainer:
         self._scratch = scratch
         self._directory = WorkDirectory(directory)
         channel.attach(self._directory, lambda path, size: None)
-        self._line = Line(channel, self._directory)
-        channel.live()
-        message = self._line.wait(lambda: self._line.job)
-        self.job: dict[str, Any] = json.loads(self._line.file(message.path, message.content).read_bytes())
+        self._driver = DriverConnection(channel, self._directory)
+        channel.send_signs_of_life()
+        message = self._driver.wait(lambda: self._driver.job)
+        job_file = self._driver.file(message.path, message.content)
+        self.job: dict[str, Any] = json.loads(job_file.read_bytes())
         """Definition of the job; see docs/bridge.md."""
 
     @classmethod
@@ -92,7 +93,8 @@ class Trainer:
         work_dir = work_dir or os.environ.get("HYPHA_BRIDGE_WORK_DIR")
         authority = authority or os.environ.get("HYPHA_BRIDGE_CA_FILE")
         token = read_token(Path(token_file))
-        channel = Channel(dial(address, client_tls(Path(authority)) if authority else None), "trainer", token)
+        tls = client_tls(Path(authority)) if authority else None
+        channel = Channel(dial(address, tls), "trainer", token)
         channel.greet(name, shares_files=work_dir is not None)
         scratch = None
         try:
@@ -110,7 +112,7 @@ class Trainer:
 
     def ready(self, device: str, parameters: int) -> None:
         """Report that the model is built."""
-        self._line.say("ready", pb.Ready(device=device, parameters=parameters))
+        self._driver.send("ready", pb.Ready(device=device, parameters=parameters))
 
     def rounds(self) -> Iterator[Round]:
         """Yield the rounds of this trainer, each when its parameters have arrived; ends with the training.
@@ -119,17 +121,17 @@ class Trainer:
             BridgeError: the driver is gone.
 
         """
-        line = self._line
+        driver = self._driver
         after = None
-        while (message := line.next_parameters(after)) is not None:
+        while (message := driver.next_parameters(after)) is not None:
             after = message.round
-            yield Round(line, self._directory, message, self.job["report_every_s"])
-        if line.leaving:
-            line.say("left")
+            yield Round(driver, self._directory, message, self.job["report_every_s"])
+        if driver.leaving:
+            driver.send("left")
 
     def close(self) -> None:
         """Close the connection; may be called twice."""
-        self._line.close()
+        self._driver.close()
         if self._scratch is not None:
             self._scratch.close()
 
@@ -143,6 +145,6 @@ class Trainer:
 def _given(value: Any, variable: str) -> Any:
     value = value or os.environ.get(variable)
     if not value:
-        what = f"no {ENVIRONMENT[variable]}"
-        raise ConfigError("CFG021", what, fix=f"set {variable}, or let a job start this program")
+        problem = f"no {ENVIRONMENT[variable]}"
+        raise ConfigError("CFG021", problem, fix=f"set {variable}, or let a job start this program")
     return value

@@ -23,11 +23,12 @@ from hypha_ray.errors import BridgeError, TryAgainError
 
 MAX_PATH = 512
 """Most bytes in a path."""
-_STEP = 1 << 20
+_CHUNK_BYTES = 1 << 20
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _ALLOWED = "a relative path of plain names with / between them, at most 512 bytes"
 
 
-def parts(path: str) -> list[str]:
+def split_path(path: str) -> list[str]:
     """The components of a path.
 
     Raises:
@@ -81,16 +82,18 @@ class WorkDirectory:
             TryAgainError: the copy can't be written.
 
         """
-        with self.open(path, expected.size) as source, _written(to, to.unlink), to.open("xb") as target:
-            found = hashlib.sha256()
+        with self.open(path, expected.size) as source, _writing(to, to.unlink), to.open("xb") as target:
+            sha256 = hashlib.sha256()
             size = 0
-            while chunk := source.read(min(_STEP, expected.size + 1 - size)):
-                found.update(chunk)
+            while chunk := source.read(min(_CHUNK_BYTES, expected.size + 1 - size)):
+                sha256.update(chunk)
                 target.write(chunk)
                 size += len(chunk)
-            if size != expected.size or found.digest() != expected.sha256:
-                got = f"{size} bytes, sha256 {found.hexdigest()[:12]}…"
-                allowed = f"{expected.size} bytes, sha256 {expected.sha256.hex()[:12]}…"
+            if size != expected.size or sha256.digest() != expected.sha256:
+                hex_digest = sha256.hexdigest()
+                expected_digest = expected.sha256.hex()
+                got = f"{size} bytes, sha256 {hex_digest[:12]}…"
+                allowed = f"{expected.size} bytes, sha256 {expected_digest[:12]}…"
                 raise BridgeError("PATH005", f"{path} isn't the announced file", got, allowed)
 
     def content(self, path: str) -> Content:
@@ -101,7 +104,9 @@ class WorkDirectory:
 
         """
         with self.open(path) as file:
-            return Content(size=os.fstat(file.fileno()).st_size, sha256=hashlib.file_digest(file, "sha256").digest())
+            size = os.fstat(file.fileno()).st_size
+            sha256 = hashlib.file_digest(file, "sha256")
+            return Content(size=size, sha256=sha256.digest())
 
     @contextlib.contextmanager
     def open(self, path: str, size: int | None = None) -> Iterator[FileIO]:
@@ -112,10 +117,10 @@ class WorkDirectory:
                 regular file, PATH004 it has another size, PATH006 it doesn't exist.
 
         """
-        *folders, name = parts(path)
+        *folders, name = split_path(path)
         with self._folder(folders, path) as folder:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-            descriptor = _opened(name, flags, folder, path)
+            descriptor = _open(name, flags, folder, path)
         try:
             _check(os.fstat(descriptor), path, size)
         except BaseException:
@@ -133,8 +138,8 @@ class WorkDirectory:
             TryAgainError: PATH010 it can't be written.
 
         """
-        *folders, name = parts(path)
-        with self._folder(folders, path) as folder, _created(name, folder, path) as file:
+        *folders, name = split_path(path)
+        with self._folder(folders, path) as folder, _create(name, folder, path) as file:
             yield file
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Content:
@@ -145,17 +150,17 @@ class WorkDirectory:
             TryAgainError: PATH010 it can't be written.
 
         """
-        *folders, name = parts(path)
-        found = hashlib.sha256()
+        *folders, name = split_path(path)
+        sha256 = hashlib.sha256()
         size = 0
         draft = f".{secrets.token_hex(8)}.part"
-        with self._folder(folders, path) as folder, _created(draft, folder, path) as file:
+        with self._folder(folders, path) as folder, _create(draft, folder, path) as file:
             for chunk in chunks:
-                found.update(chunk)
+                sha256.update(chunk)
                 size += file.write(chunk)
             file.flush()
             os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
-        return Content(size=size, sha256=found.digest())
+        return Content(size=size, sha256=sha256.digest())
 
     def unlink(self, path: str) -> None:
         """Remove a file if it exists.
@@ -164,7 +169,7 @@ class WorkDirectory:
             BridgeError: PATH001, PATH002 as `open`; PATH006 its folder is missing, or it can't be removed.
 
         """
-        *folders, name = parts(path)
+        *folders, name = split_path(path)
         with self._folder(folders, path) as folder:
             try:
                 os.unlink(name, dir_fd=folder)
@@ -179,15 +184,15 @@ class WorkDirectory:
         descriptor = os.dup(self._descriptor)
         try:
             for name in names:
-                below = _opened(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, descriptor, path)
+                subfolder = _open(name, _FOLDER_FLAGS, descriptor, path)
                 os.close(descriptor)
-                descriptor = below
+                descriptor = subfolder
             yield descriptor
         finally:
             os.close(descriptor)
 
 
-def _opened(name: str, flags: int, folder: int, path: str) -> int:
+def _open(name: str, flags: int, folder: int, path: str) -> int:
     try:
         return os.open(name, flags, 0o600, dir_fd=folder)
     except OSError as error:
@@ -206,11 +211,11 @@ def _opened(name: str, flags: int, folder: int, path: str) -> int:
 
 
 @contextlib.contextmanager
-def _created(name: str, folder: int, path: str) -> Iterator[BinaryIO]:
+def _create(name: str, folder: int, path: str) -> Iterator[BinaryIO]:
     """Create a file in an open folder; it is removed if writing fails."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = _opened(name, flags, folder, path)
-    with _written(path, lambda: os.unlink(name, dir_fd=folder)), os.fdopen(descriptor, "wb") as file:
+    descriptor = _open(name, flags, folder, path)
+    with _writing(path, lambda: os.unlink(name, dir_fd=folder)), os.fdopen(descriptor, "wb") as file:
         yield file
 
 
@@ -233,12 +238,17 @@ def _is_link(name: str, folder: int) -> bool:
 
 
 def _kind(mode: int) -> str:
-    kinds = {stat.S_ISDIR: "a directory", stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket"}
-    return next((name for is_one, name in kinds.items() if is_one(mode)), "a device")
+    if stat.S_ISDIR(mode):
+        return "a directory"
+    if stat.S_ISFIFO(mode):
+        return "a FIFO"
+    if stat.S_ISSOCK(mode):
+        return "a socket"
+    return "a device"
 
 
 @contextlib.contextmanager
-def _written(shown: object, remove: Callable[[], None]) -> Iterator[None]:
+def _writing(shown: object, remove: Callable[[], None]) -> Iterator[None]:
     """Remove a new file that can't be completed."""
     try:
         yield
@@ -247,6 +257,6 @@ def _written(shown: object, remove: Callable[[], None]) -> Iterator[None]:
             remove()
         if not isinstance(error, OSError):
             raise
-        what = f"{shown} can't be written"
+        problem = f"{shown} can't be written"
         why = error.strerror or str(error)
-        raise TryAgainError("PATH010", what, why, fix="free some space on the disk") from None
+        raise TryAgainError("PATH010", problem, why, fix="free some space on the disk") from None

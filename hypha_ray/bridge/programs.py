@@ -45,7 +45,8 @@ class Scratch:
     """
 
     def __init__(self, kind: str, parent: str | None = None) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=f"{kind}{os.getpid()}-", dir=parent))
+        prefix = f"{kind}{os.getpid()}-"
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -73,11 +74,11 @@ def sweep(parent: str | None = None) -> None:
     for kind in (PREFIX, SPOOL, TRAINER, WEIGHTS):
         for folder in Path(parent or tempfile.gettempdir()).glob(f"{kind}*"):
             pid = folder.name.removeprefix(kind).partition("-")[0]
-            if pid.isdigit() and not _lives(int(pid)) and _deserted(folder):
+            if pid.isdigit() and not _is_alive(int(pid)) and _is_unused(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _deserted(folder: Path) -> bool:
+def _is_unused(folder: Path) -> bool:
     """Whether a folder is this user's and unlocked; its process may run in another container, invisible here."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -93,7 +94,7 @@ def _deserted(folder: Path) -> bool:
         os.close(descriptor)
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,7 +16,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from hypha_ray.bridge import bridge_pb2 as pb
-from hypha_ray.bridge.paths import WorkDirectory, content_of, parts
+from hypha_ray.bridge.paths import WorkDirectory, content_of, split_path
 from hypha_ray.bridge.transport.channel import Channel
 from hypha_ray.errors import BridgeError, HyphaError
 from hypha_ray.types import Samples, joined
@@ -24,11 +25,11 @@ LAST_WORD_S = 1.0
 """Longest wait in seconds for the last message of a driver that has closed the connection."""
 
 
-class Line:
+class DriverConnection:
     """The connection to the driver: a thread keeps the newest message of each kind.
 
     Args:
-        channel: both sides have greeted each other.
+        channel: an authenticated connection.
         directory: directory of the files that are exchanged.
 
     """
@@ -44,13 +45,13 @@ class Line:
         """Whether the training is completed, or this trainer has to leave."""
         self.leaving = False
         self._error: HyphaError | None = None
-        self._listening = threading.Thread(target=self._listen, name="bridge-line", daemon=True)
-        self._listening.start()
+        self._thread = threading.Thread(target=self._receive, name="bridge-line", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Close the connection, and release the directory when nothing more arrives; may be called twice."""
         self._channel.close()
-        self._listening.join()
+        self._thread.join()
         self._directory.close()
 
     @property
@@ -58,18 +59,18 @@ class Line:
         """Whether the driver has the same work directory."""
         return self._channel.shares_files
 
-    def say(self, content: str, message: Any = None) -> None:
+    def send(self, content: str, message: Any = None) -> None:
         """Send a message; if the driver has closed the connection, raise its reason."""
-        with self._explained():
-            self._channel.say(content, message)
+        with self._explaining_errors():
+            self._channel.send(content, message)
 
     def send_file(self, path: str) -> None:
         """Send a file of the work directory; raises the same errors as `say`."""
-        with self._explained():
+        with self._explaining_errors():
             self._channel.send_file(path)
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explaining_errors(self) -> Iterator[None]:
         """Replace the error of a closed connection by the reason in the driver's last message."""
         try:
             yield
@@ -89,23 +90,25 @@ class Line:
         """
         with self._changed:
             self._changed.wait_for(lambda: condition() or self._error is not None)
-            found = condition()
-            if not found and self._error is not None:
+            value = condition()
+            if not value and self._error is not None:
                 raise self._error
-            return found
+            return value
 
     def next_parameters(self, after: int | None) -> pb.Parameters | None:
         """Wait for the parameters of a round later than `after`, or of any round; None at the end."""
-        self.wait(lambda: self.over(after))
+        self.wait(lambda: self.is_over(after))
         return None if self.ending else self.parameters
 
-    def over(self, round_number: int | None) -> bool:
+    def is_over(self, round_number: int | None) -> bool:
         """Whether the driver no longer waits for a round's result."""
-        return self.ending or self.newer(round_number)
+        return self.ending or self.has_newer(round_number)
 
-    def newer(self, round_number: int | None) -> bool:
+    def has_newer(self, round_number: int | None) -> bool:
         """Whether the parameters of a later round, or for None of any round, have arrived."""
-        return self.parameters is not None and (round_number is None or self.parameters.round > round_number)
+        if self.parameters is None:
+            return False
+        return round_number is None or self.parameters.round > round_number
 
     def file(self, path: str, content: pb.Content) -> Path:
         """Path of a complete file of the driver's.
@@ -114,25 +117,25 @@ class Line:
             BridgeError: PATH001 it isn't in the work directory, PATH004 it has another size.
 
         """
-        found = self._directory.path.joinpath(*parts(path))
-        size = found.stat().st_size
+        file = self._directory.path.joinpath(*split_path(path))
+        size = file.stat().st_size
         if size != content.size:
             raise BridgeError("PATH004", f"{path} has another size", str(size), f"{content.size} bytes")
-        return found
+        return file
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         try:
             while not self.ending or self.leaving:
-                content, message = self._channel.hear()
+                content, message = self._channel.receive()
                 with self._changed:
-                    self._take(content, message)
+                    self._store_message(content, message)
                     self._changed.notify_all()
         except HyphaError as error:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
 
-    def _take(self, content: str, message: Any) -> None:
+    def _store_message(self, content: str, message: Any) -> None:
         match content:
             case "job":
                 self.job = message
@@ -150,6 +153,17 @@ class Line:
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over the steps of a round."""
+
+    samples: int = 0
+    batches: int = 0
+    tokens: int = 0
+    scored: int = 0
+    loss_sum: float = 0.0
+
+
 class Round:
     """One round. It ends early if this trainer has to leave, or if the other workers have gone on without it.
 
@@ -161,29 +175,33 @@ class Round:
 
     """
 
-    def __init__(self, line: Line, directory: WorkDirectory, message: pb.Parameters, report_every_s: float) -> None:
-        self._line = line
+    def __init__(
+        self, driver: DriverConnection, directory: WorkDirectory, message: pb.Parameters, report_every_s: float
+    ) -> None:
+        self._driver = driver
         self._directory = directory
         self._message = message
         self._report_every_s = report_every_s
         self.number: int = message.round
-        self._samples = self._batches = self._tokens = self._scored = 0
-        self._loss_sum = 0.0
+        self._totals = Totals()
         self._batch: Arrays = {}
         self.keys = np.empty((0, 3), np.int64)
         """Samples of the last batch, int64 [N, 3]: epoch, slice, and index in the slice's file."""
         self._files: dict[str, Samples] = {}
-        self._reported = (0, 0.0, 0, 0, 0, time.monotonic())
+        self._reported = Totals()
+        """Totals at the last report."""
+        self._reported_at = time.monotonic()
         self._waited_s = 0.0
 
     def parameters(self) -> Arrays:
         """The weights at the start of the round, by name."""
-        arrays: Arrays = load_file(self._line.file(self._message.update.model_path, self._message.content))
+        file = self._driver.file(self._message.update.model_path, self._message.content)
+        arrays: Arrays = load_file(file)
         return arrays
 
     def merged(self, seconds: float = 0.0) -> None:
         """Report that the model has the round's weights."""
-        self._line.say("merged", pb.Merged(round=self.number, seconds=seconds))
+        self._driver.send("merged", pb.Merged(round=self.number, seconds=seconds))
 
     @property
     def evaluates(self) -> bool:
@@ -195,9 +213,9 @@ class Round:
         """Batches to evaluate the model on."""
         assignment = self._assignment()
         assert assignment is not None
-        for one in assignment.evaluate:
-            samples = self._load(one)
-            for start in range(0, one.samples, assignment.batch_size):
+        for slice_message in assignment.evaluate:
+            samples = self._load(slice_message)
+            for start in range(0, slice_message.samples, assignment.batch_size):
                 batch = samples.part(slice(start, start + assignment.batch_size))
                 self.keys = batch.keys
                 yield batch.arrays
@@ -215,12 +233,16 @@ class Round:
             loss_sum: sum of losses over all samples or tokens.
             count: number of those samples or tokens.
             correct: number of correct predictions of a classifier; None for other models.
-            figures: of reinforcement learning: total and weight of each figure; None for other kinds of training.
+            figures: total and weight of each figure of reinforcement learning; None for other kinds of training.
 
         """
-        given = {name: pb.Figure(total=total, weight=weight) for name, (total, weight) in (figures or {}).items()}
-        message = pb.Evaluation(round=self.number, loss_sum=loss_sum, count=count, correct=correct, figures=given)
-        self._line.say("evaluation", message)
+        figure_messages: dict[str, pb.Figure] = {}
+        for name, (total, weight) in (figures or {}).items():
+            figure_messages[name] = pb.Figure(total=total, weight=weight)
+        message = pb.Evaluation(
+            round=self.number, loss_sum=loss_sum, count=count, correct=correct, figures=figure_messages
+        )
+        self._driver.send("evaluation", message)
 
     @property
     def gradient(self) -> bool:
@@ -234,13 +256,13 @@ class Round:
         assignment = self._assignment()
         if assignment is None:
             return 0.0
-        part = min(1.0, self._samples / max(1, sum(one.samples for one in assignment.train)))
-        return assignment.learning_rate + part * (assignment.last_learning_rate - assignment.learning_rate)
+        progress = min(1.0, self._totals.samples / max(1, _count_samples(assignment)))
+        return assignment.learning_rate + progress * (assignment.last_learning_rate - assignment.learning_rate)
 
     def batches(self) -> Iterator[Arrays]:
         """Yield the batches to train on."""
-        if not self._batches:
-            self._reported = (*self._reported[:5], time.monotonic())
+        if not self._totals.batches:
+            self._reported_at = time.monotonic()
         while (batch := self._next_batch()) is not None:
             self._batch = batch.arrays
             self.keys = batch.keys
@@ -256,14 +278,21 @@ class Round:
             metrics: further figures, such as ``gradient_norm``.
 
         """
-        size = len(next(iter(self._batch.values())))
-        scored = size if scored is None else scored
-        self._batches = self._batches + 1
-        self._samples = self._samples + size
-        self._scored = self._scored + scored
-        self._tokens += _tokens(self._batch) if tokens is None else tokens
-        self._loss_sum += loss * scored
-        if self._batches == 1 or time.monotonic() - self._reported[5] >= self._report_every_s:
+        first_array = next(iter(self._batch.values()))
+        samples = len(first_array)
+        if scored is None:
+            scored = samples
+        if tokens is None:
+            tokens = _count_tokens(self._batch)
+        self._totals = Totals(
+            samples=self._totals.samples + samples,
+            batches=self._totals.batches + 1,
+            tokens=self._totals.tokens + tokens,
+            scored=self._totals.scored + scored,
+            loss_sum=self._totals.loss_sum + loss * scored,
+        )
+        is_due = time.monotonic() - self._reported_at >= self._report_every_s
+        if self._totals.batches == 1 or is_due:
             self._report(metrics)
 
     def hand_over(self, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -271,43 +300,51 @@ class Round:
 
         Nothing is sent if nothing was trained, or if the other workers have gone on.
         """
-        if not self._samples or self._line.newer(self.number):
+        totals = self._totals
+        if not totals.samples or self._driver.has_newer(self.number):
             return
-        if self._samples > self._reported[0]:
+        if totals.samples > self._reported.samples:
             self._report({})
         path = f"updates/round_{self.number:06d}.safetensors"
         file = self._directory.path / path
         save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, file)
         content = content_of(file)
-        if not self._line.shares_files:
-            self._line.send_file(path)
+        if not self._driver.shares_files:
+            self._driver.send_file(path)
             file.unlink()
         message = pb.Update(
             round=self.number,
             update=pb.WeightUpdate(model_path=path),
             content=content,
-            samples=self._samples,
-            tokens=self._tokens,
-            batches=self._batches,
-            loss=self._loss_sum / max(1, self._scored),
+            samples=totals.samples,
+            tokens=totals.tokens,
+            batches=totals.batches,
+            loss=totals.loss_sum / max(1, totals.scored),
         )
-        self._line.say("update", message)
+        self._driver.send("update", message)
 
     def _assignment(self) -> pb.Assignment | None:
         """Wait for this round's newest assignment; None if the round is over."""
-        line = self._line
-        line.wait(
-            lambda: line.over(self.number) or (line.assignment is not None and line.assignment.round >= self.number)
-        )
-        assignment = line.assignment
-        return assignment if assignment is not None and assignment.round == self.number else None
+        driver = self._driver
+
+        def is_decided() -> bool:
+            if driver.is_over(self.number):
+                return True
+            return driver.assignment is not None and driver.assignment.round >= self.number
+
+        driver.wait(is_decided)
+        assignment = driver.assignment
+        if assignment is None or assignment.round != self.number:
+            return None
+        return assignment
 
     def _next_batch(self) -> Samples | None:
         began = time.monotonic()
-        while (assignment := self._assignment()) is not None and not self._line.over(self.number):
-            samples = sum(one.samples for one in assignment.train)
-            if self._samples < samples:
-                batch = self._cut(assignment.train, min(assignment.batch_size, samples - self._samples))
+        while (assignment := self._assignment()) is not None and not self._driver.is_over(self.number):
+            samples = _count_samples(assignment)
+            samples_left = samples - self._totals.samples
+            if samples_left > 0:
+                batch = self._read(assignment.train, min(assignment.batch_size, samples_left))
                 self._waited_s += time.monotonic() - began
                 return batch
             if samples:
@@ -316,56 +353,75 @@ class Round:
         return None
 
     def _await_another(self, idle: pb.Assignment) -> None:
-        self._line.wait(lambda: self._line.over(self.number) or self._line.assignment is not idle)
+        driver = self._driver
+        driver.wait(lambda: driver.is_over(self.number) or driver.assignment is not idle)
 
-    def _cut(self, slices: Sequence[pb.Slice], size: int) -> Samples:
+    def _read(self, slices: Sequence[pb.Slice], size: int) -> Samples:
         """Read the next `size` samples of this round."""
-        found: list[Samples] = []
-        start = self._samples
-        stop = self._samples + size
-        for one in slices:
+        batch: list[Samples] = []
+        start = self._totals.samples
+        stop = start + size
+        for slice_message in slices:
             first = max(start, 0)
-            last = min(stop, one.samples)
+            last = min(stop, slice_message.samples)
             if first < last:
-                found.append(self._load(one).part(slice(first, last)))
-            start = start - one.samples
-            stop = stop - one.samples
-        return joined(found)
+                samples = self._load(slice_message)
+                batch.append(samples.part(slice(first, last)))
+            start = start - slice_message.samples
+            stop = stop - slice_message.samples
+        return joined(batch)
 
-    def _load(self, one: pb.Slice) -> Samples:
-        if one.path not in self._files:
-            with safe_open(self._line.file(one.path, one.content), "numpy") as file:
-                names = list(file.keys())
-                notes = file.metadata() or {}
-                arrays = {name: file.get_tensor(name) for name in names}
-            keys = np.zeros((one.samples, 3), np.int64)
-            keys[:, 0], keys[:, 1] = int(notes.get("epoch", 0)), int(notes.get("slice", 0))
-            keys[:, 2] = notes["indices"].split() if "indices" in notes else np.arange(one.samples)
-            self._files[one.path] = Samples(arrays, keys)
-        return self._files[one.path]
+    def _load(self, slice_message: pb.Slice) -> Samples:
+        path = slice_message.path
+        if path in self._files:
+            return self._files[path]
+        with safe_open(self._driver.file(path, slice_message.content), "numpy") as file:
+            names = list(file.keys())
+            notes = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in names}
+        keys = np.zeros((slice_message.samples, 3), np.int64)
+        keys[:, 0] = int(notes.get("epoch", 0))
+        keys[:, 1] = int(notes.get("slice", 0))
+        if "indices" in notes:
+            keys[:, 2] = notes["indices"].split()
+        else:
+            keys[:, 2] = np.arange(slice_message.samples)
+        self._files[path] = Samples(arrays, keys)
+        return self._files[path]
 
     def _report(self, metrics: Mapping[str, float]) -> None:
         """Send the figures since the last report."""
-        samples, loss_sum, batches, tokens, scored, at = self._reported
+        totals = self._totals
+        reported = self._reported
         now = time.monotonic()
+        scored = totals.scored - reported.scored
         items = {
-            "loss": (self._loss_sum - loss_sum) / max(1, self._scored - scored),
-            "batches": self._batches - batches,
-            "scored": self._scored - scored,
-            **({"tokens": self._tokens - tokens} if self._tokens else {}),
-            "seconds": now - at,
+            "loss": (totals.loss_sum - reported.loss_sum) / max(1, scored),
+            "batches": totals.batches - reported.batches,
+            "scored": scored,
+            "seconds": now - self._reported_at,
             "data_wait_s": self._waited_s,
             "learning_rate": self.learning_rate,
-            **metrics,
         }
-        self._reported = self._samples, self._loss_sum, self._batches, self._tokens, self._scored, now
+        if totals.tokens:
+            items["tokens"] = totals.tokens - reported.tokens
+        items.update(metrics)
+        self._reported = totals
+        self._reported_at = now
         self._waited_s = 0.0
-        message = pb.MetricSet(items=items, data_processed=self._samples - samples, local_round=self.number)
-        self._line.say("metrics", message)
+        samples = totals.samples - reported.samples
+        self._driver.send("metrics", pb.MetricSet(items=items, data_processed=samples, local_round=self.number))
 
 
-def _tokens(batch: Arrays) -> int:
+def _count_samples(assignment: pb.Assignment) -> int:
+    """Number of samples to train on."""
+    return sum(slice_message.samples for slice_message in assignment.train)
+
+
+def _count_tokens(batch: Arrays) -> int:
     """Number of tokens that aren't padding; 0 for data without tokens."""
     if "input_ids" not in batch:
         return 0
-    return int(batch["attention_mask"].sum()) if "attention_mask" in batch else batch["input_ids"].size
+    if "attention_mask" in batch:
+        return int(batch["attention_mask"].sum())
+    return batch["input_ids"].size

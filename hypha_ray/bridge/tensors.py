@@ -29,14 +29,16 @@ def read(path: Path, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> dic
         BridgeError: DLT001 not a safetensors file, DLT002 other tensors, DLT003 another shape, DLT004 another dtype.
 
     """
-    _check_header(path, sum(_HEADER_BYTES + len(name) for name in expected))
+    header_bytes = sum(_HEADER_BYTES + len(name) for name in expected)
+    _check_header(path, header_bytes)
     try:
         with safe_open(path, framework="numpy") as file:
             _check_names(set(file.keys()), set(expected))
             for name, (_, shape) in expected.items():
-                found = tuple(file.get_slice(name).get_shape())
-                if found != shape:
-                    raise BridgeError("DLT003", f"{name} has another shape", got=str(found), allowed=str(shape))
+                tensor = file.get_slice(name)
+                file_shape = tuple(tensor.get_shape())
+                if file_shape != shape:
+                    raise BridgeError("DLT003", f"{name} has another shape", got=str(file_shape), allowed=str(shape))
             tensors = {name: file.get_tensor(name) for name in expected}
     except SafetensorError as error:
         raise BridgeError("DLT001", "not a safetensors file", got=str(error)[:100]) from None
@@ -48,9 +50,9 @@ def read(path: Path, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> dic
     return tensors
 
 
-def _check_header(path: Path, room: int) -> None:
+def _check_header(path: Path, expected_bytes: int) -> None:
     """Check the length of the header before parsing it."""
-    limit = min(MAX_HEADER_BYTES, 4 * room + 1024)
+    limit = min(MAX_HEADER_BYTES, 4 * expected_bytes + 1024)
     with path.open("rb") as file:
         start = file.read(9)
     length = int.from_bytes(start[:8], "little")
@@ -58,7 +60,8 @@ def _check_header(path: Path, room: int) -> None:
         raise BridgeError("DLT001", "not a safetensors file", got=repr(start), allowed=f"a header of {limit} bytes")
 
 
-def _check_names(found: set[str], expected: set[str]) -> None:
-    for names, what in ((expected - found, "is missing"), (found - expected, "is unexpected")):
-        if names:
-            raise BridgeError("DLT002", f"a tensor {what}", got=f"{min(names)[:80]!r} and {len(names) - 1} more")
+def _check_names(names: set[str], expected: set[str]) -> None:
+    for wrong_names, problem in ((expected - names, "is missing"), (names - expected, "is unexpected")):
+        if wrong_names:
+            first_name = min(wrong_names)[:80]
+            raise BridgeError("DLT002", f"a tensor {problem}", got=f"{first_name!r} and {len(wrong_names) - 1} more")

@@ -68,7 +68,7 @@ def announce(trainer: Trainer, number: int) -> None:
         content=pb.Content(size=len(content), sha256=hashlib.sha256(content).digest()),
         **{"samples": 8, "batches": 1, "loss": 1.0, **fields},
     )
-    trainer._channel.say("update", message)
+    trainer._channel.send("update", message)
 
 
 def go_wrong(trainer: Trainer, work: Round, weights: dict[str, Any]) -> None:
@@ -78,12 +78,12 @@ def go_wrong(trainer: Trainer, work: Round, weights: dict[str, Any]) -> None:
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "leave":
-            trainer._channel.say("left")
+            trainer._channel.send("left")
         case "nan":
             work.step(float("nan"))
         case "boast":
             message = pb.MetricSet(items={"loss": 1.0}, data_processed=10_000, local_round=work.number)
-            trainer._channel.say("metrics", message)
+            trainer._channel.send("metrics", message)
         case way if way in TENSORS:
             work.step(1.0)
             work.hand_over(TENSORS[way](weights))

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from hypha_ray.bridge.paths import WorkDirectory
-from hypha_ray.bridge.transport.access import dial, name_of
+from hypha_ray.bridge.transport.access import address_of, dial
 from hypha_ray.bridge.transport.channel import Channel
 from hypha_ray.bridge.transport.frames import MAX_PART, Frames
 from hypha_ray.bridge.transport.listener import Listener
@@ -55,7 +55,7 @@ def bridge() -> dict[str, dict[str, Any]]:
         folder = Path(scratch)
         listener = Listener("127.0.0.1:0", _TOKEN, WAIT_S)
         order, theirs = get_context("spawn").Pipe()
-        arguments = theirs, name_of(listening), listener.address, str(folder / "theirs")
+        arguments = theirs, address_of(listening), listener.address, str(folder / "theirs")
         sender = get_context("spawn").Process(target=_send, args=arguments)
         (folder / "theirs").mkdir()
         sender.start()
@@ -104,7 +104,7 @@ def _framed(stream: socket.socket, memory: bytearray) -> None:
 
 
 def _file(channel: Channel, path: Path) -> None:
-    channel.hear()
+    channel.receive()
     path.unlink()
 
 
@@ -134,4 +134,4 @@ def _send(order: Connection, plain: str, address: str, folder: str) -> None:
                 stream.settimeout(None)
             case _:
                 channel.send_file(_NAME)
-                channel.say("left")
+                channel.send("left")

@@ -62,8 +62,8 @@ def read_token(path: Path) -> bytes:
 
 def prove(token: bytes, side: Side, session: bytes, driver_nonce: bytes, trainer_nonce: bytes) -> bytes:
     """Proof that a side has the token: HMAC-SHA256 of its name and both nonces (RFC 2104)."""
-    said = b"hypha-bridge 1 " + side.encode() + session + driver_nonce + trainer_nonce
-    return hmac.new(token, said, hashlib.sha256).digest()
+    signed = b"hypha-bridge 1 " + side.encode() + session + driver_nonce + trainer_nonce
+    return hmac.new(token, signed, hashlib.sha256).digest()
 
 
 def proves(proof: bytes, expected: bytes) -> bool:
@@ -76,7 +76,7 @@ _BACKLOG = 64
 _FORM = "host:port, [IPv6]:port or unix:PATH"
 
 
-def bound(address: str, encrypted: bool) -> socket.socket:
+def open_listener(address: str, encrypted: bool) -> socket.socket:
     """A socket that listens at an address; only its owner can use one in the file system.
 
     Args:
@@ -100,22 +100,26 @@ def bound(address: str, encrypted: bool) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        what = f"the bridge can't listen on {address}"
-        raise ClusterError("NET001", what, error.strerror or str(error), fix="choose another address") from None
+        problem = f"the bridge can't listen on {address}"
+        raise ClusterError("NET001", problem, error.strerror or str(error), fix="choose another address") from None
 
 
-def released(address: str) -> None:
+def remove_socket_file(address: str) -> None:
     """Remove the file of a closed Unix socket."""
     if address.startswith(UNIX):
-        Path(address.removeprefix(UNIX)).unlink(missing_ok=True)
+        file = Path(address.removeprefix(UNIX))
+        file.unlink(missing_ok=True)
 
 
-def name_of(listening: socket.socket) -> str:
+def address_of(listening: socket.socket) -> str:
     """The address that a socket listens on."""
     name = listening.getsockname()
     if isinstance(name, str):
         return UNIX + name
-    return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+    host, port = name[:2]
+    if ":" in host:
+        host = f"[{host}]"
+    return f"{host}:{port}"
 
 
 def dial(address: str, tls: ssl.SSLContext | None = None, timeout_s: float = 10.0) -> socket.socket:
@@ -141,16 +145,18 @@ def dial(address: str, tls: ssl.SSLContext | None = None, timeout_s: float = 10.
         host, port = split(address, tls is not None)
         stream = socket.create_connection((host, port), timeout_s)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return stream if tls is None else tls.wrap_socket(stream, server_hostname=host)
+        if tls is None:
+            return stream
+        return tls.wrap_socket(stream, server_hostname=host)
     except OSError as error:
         if stream is not None:
             stream.close()
         if isinstance(error, ssl.SSLError):
-            what = f"{address} can't prove its identity"
+            problem = f"{address} can't prove its identity"
             fix = "give its certificate authority"
-            raise BridgeError("NET011", what, error.reason or str(error), fix=fix) from None
-        what = f"no process can be reached at {address}"
-        raise BridgeError("NET010", what, error.strerror or str(error), fix="is the run still active?") from None
+            raise BridgeError("NET011", problem, error.reason or str(error), fix=fix) from None
+        problem = f"no process can be reached at {address}"
+        raise BridgeError("NET010", problem, error.strerror or str(error), fix="is the run still active?") from None
 
 
 def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -169,7 +175,7 @@ def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
     try:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
-        raise _unusable(f"certificate {certificate} with key {key}", error) from None
+        raise _tls_error(f"certificate {certificate} with key {key}", error) from None
     return context
 
 
@@ -191,7 +197,7 @@ def client_tls(authority: Path | None) -> ssl.SSLContext:
         else:
             context.load_verify_locations(authority)
     except (OSError, ssl.SSLError) as error:
-        raise _unusable(f"certificates {authority}", error) from None
+        raise _tls_error(f"certificates {authority}", error) from None
     return context
 
 
@@ -220,5 +226,5 @@ def _is_loopback(host: str) -> bool:
     return host == "localhost"
 
 
-def _unusable(what: str, error: OSError) -> ConfigError:
-    return ConfigError("SEC005", f"{what} can't be used", error.strerror or str(error), "PEM files")
+def _tls_error(files: str, error: OSError) -> ConfigError:
+    return ConfigError("SEC005", f"{files} can't be used", error.strerror or str(error), "PEM files")

@@ -19,11 +19,18 @@ from hypha_ray.errors import AuthenticationError, BridgeError, HyphaError
 
 GREETING_S = 10.0
 """Longest wait in seconds for the other side's next message before it is authenticated."""
-_MESSAGES = {
-    name: getattr(pb, field.message_type.name)
-    for name, field in pb.Envelope.DESCRIPTOR.fields_by_name.items()
-    if field.message_type is not None
-}
+
+
+def _message_classes() -> dict[str, Any]:
+    """Classes of messages by the names of their fields in the envelope."""
+    classes: dict[str, Any] = {}
+    for name, field in pb.Envelope.DESCRIPTOR.fields_by_name.items():
+        if field.message_type is not None:
+            classes[name] = getattr(pb, field.message_type.name)
+    return classes
+
+
+_MESSAGES = _message_classes()
 
 
 class Channel:
@@ -45,7 +52,7 @@ class Channel:
         self._token = token
         self._frames = Frames(stream)
         self._conversation = Conversation(side)
-        self._speaking = threading.Lock()
+        self._sending = threading.Lock()
         self._closed = threading.Event()
         self.peer = ""
         """Name given by the trainer."""
@@ -71,9 +78,9 @@ class Channel:
         """
         with self._closing():
             if self._side == "driver":
-                self._examine(silence_s)
+                self._authenticate_trainer(silence_s)
             else:
-                self._introduce(name, shares_files)
+                self._authenticate_driver(name, shares_files)
 
     def attach(self, directory: WorkDirectory, admit: Callable[[str, int], None]) -> None:
         """Accept files from the other side.
@@ -86,13 +93,13 @@ class Channel:
         self._directory = directory
         self._admit = admit
 
-    def live(self) -> None:
+    def send_signs_of_life(self) -> None:
         """Send signs of life, on a thread that ends with the connection."""
 
         def repeat() -> None:
             with contextlib.suppress(HyphaError):
                 while not self._closed.wait(self.silence_s / 5):
-                    self.say("alive")
+                    self.send("alive")
 
         threading.Thread(target=repeat, name="bridge-life", daemon=True).start()
 
@@ -101,14 +108,14 @@ class Channel:
         with contextlib.suppress(HyphaError), self._closing():
             raise error
 
-    def say(self, content: str, message: Any = None) -> None:
+    def send(self, content: str, message: Any = None) -> None:
         """Send a message; None: an empty message of that kind.
 
         Raises:
             BridgeError: the other side is gone, or doesn't receive.
 
         """
-        with self._closing(hearing=False), self._speaking:
+        with self._closing(receiving=False), self._sending:
             self._write(content, message)
 
     def send_file(self, path: str) -> None:
@@ -119,18 +126,18 @@ class Channel:
 
         """
         assert self._directory is not None
-        with self._closing(hearing=False), self._speaking, self._directory.open(path) as file:
+        with self._closing(receiving=False), self._sending, self._directory.open(path) as file:
             size = os.fstat(file.fileno()).st_size
             self._write("file", pb.File(path=path, size=size))
-            part = memoryview(bytearray(min(MAX_PART, size)))
+            buffer = memoryview(bytearray(min(MAX_PART, size)))
             while size:
-                length = file.readinto(part[: min(len(part), size)])
+                length = file.readinto(buffer[:size])
                 if not length:
                     raise BridgeError("PATH004", f"{path} has become shorter")
-                self._frames.write(part[:length], HEADER_S + length / MIN_RATE)
+                self._frames.write(buffer[:length], HEADER_S + length / MIN_RATE)
                 size -= length
 
-    def hear(self) -> tuple[str, Any]:
+    def receive(self) -> tuple[str, Any]:
         """Receive the other side's next message and its name. Signs of life are skipped; files are stored.
 
         Raises:
@@ -145,7 +152,7 @@ class Channel:
                     case "alive":
                         pass
                     case "file":
-                        self._receive(message.path, message.size)
+                        self._receive_file(message.path, message.size)
                     case _:
                         return content, message
 
@@ -158,21 +165,21 @@ class Channel:
 
     # ── the beginning ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _examine(self, silence_s: float) -> None:
+    def _authenticate_trainer(self, silence_s: float) -> None:
         _, hello = self._read(GREETING_S, MAX_GREETING)
         session = secrets.token_bytes(SESSION)
         nonce = secrets.token_bytes(NONCE)
         self._write("challenge", pb.Challenge(session=session, nonce=nonce))
         _, answer = self._read(GREETING_S, MAX_GREETING)
         if not proves(answer.proof, prove(self._token, "trainer", session, nonce, hello.nonce)):
-            raise _another_token("trainer")
+            raise _token_error("trainer")
         proof = prove(self._token, "driver", session, nonce, hello.nonce)
         self._write("welcome", pb.Welcome(proof=proof, silence_s=silence_s))
         self.peer = hello.name
         self.shares_files = hello.shares_files
         self.silence_s = silence_s
 
-    def _introduce(self, name: str, shares_files: bool) -> None:
+    def _authenticate_driver(self, name: str, shares_files: bool) -> None:
         nonce = secrets.token_bytes(NONCE)
         self._write("hello", pb.Hello(name=name, nonce=nonce, shares_files=shares_files))
         _, challenge = self._read(GREETING_S, MAX_GREETING)
@@ -180,37 +187,40 @@ class Channel:
         self._write("authenticate", pb.Authenticate(proof=proof))
         _, welcome = self._read(GREETING_S, MAX_GREETING)
         if not proves(welcome.proof, prove(self._token, "driver", challenge.session, challenge.nonce, nonce)):
-            raise _another_token("driver")
+            raise _token_error("driver")
         self.shares_files = shares_files
         self.silence_s = welcome.silence_s
 
     # ── frames ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _write(self, content: str, message: Any) -> None:
-        body = self._conversation.wrap(content, _MESSAGES[content]() if message is None else message)
+        if message is None:
+            message = _MESSAGES[content]()
+        body = self._conversation.wrap(content, message)
         self._frames.write(body, self.silence_s)
 
     def _read(self, patience_s: float, limit: int) -> tuple[str, Any]:
         content, message = self._conversation.unwrap(self._frames.read(limit, patience_s))
         if content == "error":
-            kind = AuthenticationError if message.code.startswith("AUTH") else BridgeError
-            raise kind(message.code, f"the {self._conversation.other} says: {message.text}")
+            error_class = AuthenticationError if message.code.startswith("AUTH") else BridgeError
+            other_side = self._conversation.other
+            raise error_class(message.code, f"the {other_side} says: {message.text}")
         return content, message
 
-    def _receive(self, path: str, size: int) -> None:
+    def _receive_file(self, path: str, size: int) -> None:
         """Receive an announced file."""
         if self._directory is None:
             raise BridgeError("PATH008", f"no files are accepted here, such as {path}")
         self._admit(path, size)
         with self._directory.create(path) as file:
-            part = memoryview(bytearray(min(MAX_PART, size)))
+            buffer = memoryview(bytearray(min(MAX_PART, size)))
             while size:
-                length = self._frames.read_into(part[: min(len(part), size)], self.silence_s)
-                file.write(part[:length])
+                length = self._frames.read_into(buffer[:size], self.silence_s)
+                file.write(buffer[:length])
                 size -= length
 
     @contextlib.contextmanager
-    def _closing(self, hearing: bool = True) -> Iterator[None]:
+    def _closing(self, receiving: bool = True) -> Iterator[None]:
         """Close the connection on any error, and send the other side the reason.
 
         If the other side has closed the connection during a send, its last message with the reason is still read.
@@ -218,11 +228,11 @@ class Channel:
         try:
             yield
         except HyphaError as error:
-            if error.code not in ("FRM003", "FRM008") and self._speaking.acquire(timeout=1.0):
+            if error.code not in ("FRM003", "FRM008") and self._sending.acquire(timeout=1.0):
                 with contextlib.suppress(HyphaError):
                     self._write("error", pb.Error(**complaint(error)))
-                self._speaking.release()
-            if hearing or error.code != "FRM008":
+                self._sending.release()
+            if receiving or error.code != "FRM008":
                 self.close()
             raise
         except BaseException:
@@ -230,7 +240,7 @@ class Channel:
             raise
 
 
-def _another_token(side: str) -> AuthenticationError:
+def _token_error(side: str) -> AuthenticationError:
     return AuthenticationError("AUTH002", f"the {side} has another token", fix="give both sides the same one")
 
 

@@ -16,7 +16,7 @@ from google.protobuf.internal import api_implementation
 from google.protobuf.message import DecodeError
 
 from hypha_ray.bridge.bridge_pb2 import Envelope
-from hypha_ray.bridge.paths import parts
+from hypha_ray.bridge.paths import split_path
 from hypha_ray.bridge.transport.access import NONCE, SESSION, Side
 from hypha_ray.errors import BridgeError, HyphaError
 
@@ -66,7 +66,7 @@ def _welcome(message: Any) -> None:
 
 
 def _job(message: Any) -> None:
-    _file(message.path, message.content)
+    _file_reference(message.path, message.content)
 
 
 def _ready(message: Any) -> None:
@@ -76,7 +76,7 @@ def _ready(message: Any) -> None:
 
 def _parameters(message: Any) -> None:
     _at_least("round", message.round, 0)
-    _file(message.update.model_path, message.content)
+    _file_reference(message.update.model_path, message.content)
 
 
 def _merged(message: Any) -> None:
@@ -85,19 +85,19 @@ def _merged(message: Any) -> None:
 
 
 def _metrics(message: Any) -> None:
-    _names("metrics", message.items)
+    _metric_names("metrics", message.items)
     for name, value in message.items.items():
         _figure(f"metric {name}", value)
     _at_least("data_processed", message.data_processed, 0)
     _at_least("local_round", message.local_round, 0)
 
 
-def _names(what: str, named: Collection[str]) -> None:
-    if len(named) > MAX_METRICS:
-        raise BridgeError("MSG002", f"too many {what}", got=str(len(named)), allowed=f"at most {MAX_METRICS}")
-    for name in named:
+def _metric_names(kind: str, names: Collection[str]) -> None:
+    if len(names) > MAX_METRICS:
+        raise BridgeError("MSG002", f"too many {kind}", got=str(len(names)), allowed=f"at most {MAX_METRICS}")
+    for name in names:
         if not _METRIC.fullmatch(name):
-            raise BridgeError("MSG002", f"a name among {what}", repr(name[:140]), "1 to 128 of A-Z a-z 0-9 _ . / - @")
+            raise BridgeError("MSG002", f"a name among {kind}", repr(name[:140]), "1 to 128 of A-Z a-z 0-9 _ . / - @")
 
 
 def _assignment(message: Any) -> None:
@@ -108,9 +108,9 @@ def _assignment(message: Any) -> None:
     for name, slices in (("train", message.train), ("evaluate", message.evaluate)):
         if len(slices) > MAX_SLICES:
             raise BridgeError("MSG004", f"{name}: too many slices", str(len(slices)), f"at most {MAX_SLICES}")
-        for one in slices:
-            _at_least("samples", one.samples, 1)
-            _file(one.path, one.content)
+        for slice_message in slices:
+            _at_least("samples", slice_message.samples, 1)
+            _file_reference(slice_message.path, slice_message.content)
 
 
 def _evaluation(message: Any) -> None:
@@ -118,7 +118,7 @@ def _evaluation(message: Any) -> None:
     _number("loss_sum", message.loss_sum)
     _at_most("loss_sum / count", abs(message.loss_sum) / max(1, message.count))
     _at_most("correct", message.correct, message.count)
-    _names("figures", message.figures)
+    _metric_names("figures", message.figures)
     for name, figure in message.figures.items():
         _not_negative(f"weight of {name}", figure.weight)
         _figure(f"total of {name}", figure.total)
@@ -129,15 +129,15 @@ def _update(message: Any) -> None:
     _at_least("samples", message.samples, 1)
     _at_least("batches", message.batches, 1)
     _figure("loss", message.loss)
-    _file(message.update.model_path, message.content)
+    _file_reference(message.update.model_path, message.content)
 
 
 def _leave(message: Any) -> None:
     _text("reason", message.reason, MAX_TEXT)
 
 
-def _transfer(message: Any) -> None:
-    parts(message.path)
+def _file_header(message: Any) -> None:
+    split_path(message.path)
     _at_least("size", message.size, 1)
 
 
@@ -167,7 +167,7 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "leave": _leave,
     "left": _nothing,
     "done": _nothing,
-    "file": _transfer,
+    "file": _file_header,
     "alive": _nothing,
     "error": _error,
 }
@@ -209,8 +209,8 @@ def _text(name: str, value: str, longest: int) -> None:
         raise BridgeError("MSG004", name, got=repr(value[:80]), allowed=f"at most {longest} printable characters")
 
 
-def _file(path: str, content: Any) -> None:
-    parts(path)
+def _file_reference(path: str, content: Any) -> None:
+    split_path(path)
     _at_least("size", content.size, 1)
     _bytes("sha256", content.sha256, 32)
 
@@ -242,16 +242,16 @@ class Conversation:
         self._side = side
         self.other: Side = "trainer" if side == "driver" else "driver"
         self._opening = list(OPENING.items())
-        self._sent = self._heard = 0
+        self._sent = self._received = 0
         self.session = b""
 
     def wrap(self, content: str, message: Any) -> bytes:
         """The body of a frame with a message from this side."""
         if content != "error":
-            self._step(content, self._side, "MSG010")
+            self._check_turn(content, self._side, "MSG010")
         self._sent += 1
         envelope = Envelope(version=VERSION, sequence=self._sent, session=self.session, **{content: message})
-        self._join(content, message)
+        self._take_session(content, message)
         return bytes(envelope.SerializeToString())
 
     def unwrap(self, body: bytes | memoryview) -> tuple[str, Any]:
@@ -271,21 +271,21 @@ class Conversation:
         content = envelope.WhichOneof("content")
         if content is None:
             raise BridgeError("FRM007", "an empty message, or one of a later version")
-        if envelope.sequence != self._heard + 1:
+        if envelope.sequence != self._received + 1:
             got = str(envelope.sequence)
-            allowed = str(self._heard + 1)
+            allowed = str(self._received + 1)
             raise BridgeError("AUTH003", "a message was repeated or omitted: its sequence number", got, allowed)
         if envelope.session != self.session:
             raise BridgeError("AUTH004", "a message of another session")
         if content != "error":
-            self._step(content, self.other, "AUTH001")
+            self._check_turn(content, self.other, "AUTH001")
         message = getattr(envelope, content)
         check(content, message)
-        self._heard += 1
-        self._join(content, message)
+        self._received += 1
+        self._take_session(content, message)
         return content, message
 
-    def _step(self, content: str, side: Side, code: str) -> None:
+    def _check_turn(self, content: str, side: Side, code: str) -> None:
         """Check that this message is allowed now."""
         if self._opening:
             expected, speaker = self._opening[0]
@@ -295,15 +295,16 @@ class Conversation:
         elif content not in _WORK[side]:
             raise BridgeError(code, f"a {side} doesn't send {content} now")
 
-    def _join(self, content: str, message: Any) -> None:
+    def _take_session(self, content: str, message: Any) -> None:
         if content == "challenge":
             self.session = bytes(message.session)
 
 
 def complaint(error: HyphaError) -> dict[str, str]:
     """The fields of an `Error` message for the other side."""
-    text = "".join(letter if letter.isprintable() else "?" for letter in str(error).partition(": ")[2])
-    return {"code": error.code, "text": text[:1000]}
+    text = str(error).partition(": ")[2]
+    printable = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return {"code": error.code, "text": printable[:1000]}
 
 
 def _parsed(body: bytes | memoryview) -> Envelope:

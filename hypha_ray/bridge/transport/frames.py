@@ -28,9 +28,16 @@ HEADER_S = 5.0
 MIN_RATE = 1 << 16
 """Lowest allowed rate of a body in bytes per second."""
 _HEADER = struct.Struct(">II")
-_STEP = 1 << 18
+_CHECKED_BYTES = 1 << 18
 """Bytes that are checked at once, while they are still in the processor's cache."""
-_OTHERS = {b"GET ": "HTTP", b"POST": "HTTP", b"HEAD": "HTTP", b"PUT ": "HTTP", b"SSH-": "SSH", b"\x16\x03": "TLS"}
+_OTHER_PROTOCOLS = {
+    b"GET ": "HTTP",
+    b"POST": "HTTP",
+    b"HEAD": "HTTP",
+    b"PUT ": "HTTP",
+    b"SSH-": "SSH",
+    b"\x16\x03": "TLS",
+}
 
 
 class Stream(Protocol):
@@ -57,7 +64,7 @@ class Frames:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._header = memoryview(bytearray(_HEADER.size))
-        self._fresh = True
+        self._is_first_frame = True
 
     def read(self, limit: int, patience_s: float) -> memoryview:
         """Read the body of the next frame into new memory.
@@ -71,9 +78,9 @@ class Frames:
                 other side has closed the connection.
 
         """
-        length, checksum = self._head(limit, patience_s)
+        length, checksum = self._read_header(limit, patience_s)
         body = memoryview(bytearray(length))
-        self._body(body, checksum)
+        self._read_body(body, checksum)
         return body
 
     def read_into(self, target: memoryview, patience_s: float) -> int:
@@ -83,8 +90,8 @@ class Frames:
             BridgeError: as `read`.
 
         """
-        length, checksum = self._head(len(target), patience_s)
-        self._body(target[:length], checksum)
+        length, checksum = self._read_header(len(target), patience_s)
+        self._read_body(target[:length], checksum)
         return length
 
     def write(self, body: bytes | memoryview, deadline_s: float) -> None:
@@ -107,40 +114,43 @@ class Frames:
         except OSError as error:
             raise _closed(error.strerror) from None
 
-    def _head(self, limit: int, patience_s: float) -> tuple[int, int]:
+    def _read_header(self, limit: int, patience_s: float) -> tuple[int, int]:
         """Length and checksum of the next body."""
-        first = self._some(self._header[:1], time.monotonic() + patience_s, f"it sent nothing for {patience_s:g} s")
+        first = self._receive_some(
+            self._header[:1], time.monotonic() + patience_s, f"it sent nothing for {patience_s:g} s"
+        )
         if not first:
             raise _closed()
-        self._all(self._header[1:], time.monotonic() + HEADER_S)
+        self._fill(self._header[1:], time.monotonic() + HEADER_S)
         length, checksum = _HEADER.unpack(self._header)
         if not 0 < length <= limit:
             raise self._wrong_length(length, limit)
-        self._fresh = False
+        self._is_first_frame = False
         return length, checksum
 
-    def _body(self, target: memoryview, checksum: int) -> None:
+    def _read_body(self, target: memoryview, checksum: int) -> None:
         deadline = time.monotonic() + HEADER_S + len(target) / MIN_RATE
-        found = 0
-        for start in range(0, len(target), _STEP):
-            part = target[start : start + _STEP]
-            self._all(part, deadline)
-            found = crc32(part, found)
-        if found != checksum:
-            raise BridgeError("FRM004", "a frame is damaged", got=f"{found:08x}", allowed=f"CRC-32 {checksum:08x}")
+        crc = 0
+        for start in range(0, len(target), _CHECKED_BYTES):
+            part = target[start : start + _CHECKED_BYTES]
+            self._fill(part, deadline)
+            crc = crc32(part, crc)
+        if crc != checksum:
+            raise BridgeError("FRM004", "a frame is damaged", got=f"{crc:08x}", allowed=f"CRC-32 {checksum:08x}")
 
-    def _all(self, target: memoryview, deadline: float) -> None:
+    def _fill(self, target: memoryview, deadline: float) -> None:
         """Fill `target`."""
         while target:
-            count = self._some(target, deadline, "a frame arrives too slowly")
+            count = self._receive_some(target, deadline, "a frame arrives too slowly")
             if not count:
                 raise _closed("half a frame")
             target = target[count:]
 
-    def _some(self, target: memoryview, deadline: float, complaint: str) -> int:
+    def _receive_some(self, target: memoryview, deadline: float, complaint: str) -> int:
         """Receive at least one byte; returns the number of bytes, 0 at the end of the stream."""
         try:
-            self._stream.settimeout(max(deadline - time.monotonic(), 1e-3))
+            timeout_s = deadline - time.monotonic()
+            self._stream.settimeout(max(timeout_s, 1e-3))
             return self._stream.recv_into(target)
         except TimeoutError:
             raise BridgeError("FRM003", complaint) from None
@@ -149,10 +159,13 @@ class Frames:
 
     def _wrong_length(self, length: int, limit: int) -> BridgeError:
         start = bytes(self._header)
-        other = next((name for mark, name in _OTHERS.items() if start.startswith(mark)), None)
-        if self._fresh and length > MAX_MESSAGE:
+        if self._is_first_frame and length > MAX_MESSAGE:
+            protocol = repr(start)
+            for first_bytes, name in _OTHER_PROTOCOLS.items():
+                if start.startswith(first_bytes):
+                    protocol = name
             fix = "connect with a client of the bridge, see docs/bridge.md"
-            return BridgeError("FRM001", "this port speaks hypha-bridge 1", got=other or repr(start), fix=fix)
+            return BridgeError("FRM001", "this port speaks hypha-bridge 1", got=protocol, fix=fix)
         return BridgeError("FRM002", "the length of a frame", got=str(length), allowed=f"1 … {limit}")
 
 

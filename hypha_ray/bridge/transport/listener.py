@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from hypha_ray.bridge.transport.access import bound, name_of, released
+from hypha_ray.bridge.transport.access import address_of, open_listener, remove_socket_file
 from hypha_ray.bridge.transport.channel import GREETING_S, Channel
 from hypha_ray.errors import HyphaError
 
@@ -47,8 +47,8 @@ class Listener:
         """Unauthenticated connections, oldest first."""
         self._changing = threading.Lock()
         self._closed = False
-        self._socket = bound(address, tls is not None)
-        self.address = name_of(self._socket)
+        self._socket = open_listener(address, tls is not None)
+        self.address = address_of(self._socket)
         """Address that trainers connect to, with the actual port."""
         threading.Thread(target=self._accept, name="bridge-listener", daemon=True).start()
 
@@ -67,7 +67,7 @@ class Listener:
                 _hang_up(stranger)
         _hang_up(self._socket)
         self._socket.close()
-        released(self.address)
+        remove_socket_file(self.address)
         while not self._admitted.empty():
             self._admitted.get().close()
 
@@ -81,16 +81,16 @@ class Listener:
             with self._changing:
                 if len(self._strangers) >= MAX_STRANGERS:
                     _hang_up(self._strangers[0])
-            threading.Thread(target=self._meet, args=(stream,), name="bridge-stranger", daemon=True).start()
+            threading.Thread(target=self._authenticate, args=(stream,), name="bridge-stranger", daemon=True).start()
             time.sleep(PACE_S)
 
-    def _meet(self, stream: socket.socket) -> None:
+    def _authenticate(self, stream: socket.socket) -> None:
         """Authenticate a connection, or close it."""
         try:
             if self._tls is not None:
                 stream = self._tls.wrap_socket(stream, server_side=True, do_handshake_on_connect=False)
-            with self._known(stream):
-                channel = self._greeted(stream)
+            with self._counted_as_stranger(stream):
+                channel = self._greet(stream)
         except OSError as error:  # TLS, mostly.
             log.info("a connection to the bridge was refused: %s", error)
             stream.close()
@@ -98,7 +98,7 @@ class Listener:
         if channel is not None:
             self._admit(channel)
 
-    def _greeted(self, stream: socket.socket) -> Channel | None:
+    def _greet(self, stream: socket.socket) -> Channel | None:
         """The connection of an authenticated trainer; None if authentication failed."""
         stream.settimeout(GREETING_S)
         if isinstance(stream, ssl.SSLSocket):
@@ -120,7 +120,7 @@ class Listener:
                 self._admitted.put(channel)
 
     @contextlib.contextmanager
-    def _known(self, stream: socket.socket) -> Iterator[None]:
+    def _counted_as_stranger(self, stream: socket.socket) -> Iterator[None]:
         """Count a connection as unauthenticated meanwhile."""
         with self._changing:
             self._strangers.append(stream)

@@ -94,7 +94,7 @@ class BridgedLoop:
                 self._source, directory, encoders(self._job.sync), figures=figure_bounds(self._job.rl)
             )
             self._channel.attach(directory, self._inbound.admit)
-            self._channel.live()
+            self._channel.send_signs_of_life()
             listening = threading.Thread(target=self._receive, name="bridge-hearing", daemon=True)
             listening.start()
             try:
@@ -127,7 +127,7 @@ class BridgedLoop:
         while self._relay_round():
             pass
         failpoint("worker.before_done", self._source.worker)
-        self._channel.say("done")
+        self._channel.send("done")
 
     def _relay_round(self) -> bool:
         """Send one round's weights and plan, and all corrections of the plan; False after the final plan."""
@@ -145,7 +145,7 @@ class BridgedLoop:
             sends_gradients = self._job.sync.traits.sends_gradients
             assignment = self._outbound.assignment(plan, learning_rates, sends_gradients)
             self._inbound.assigned(plan, with_responses(self._job.rl, self._outbound.sample_limits))
-            self._channel.say("assignment", assignment)
+            self._channel.send("assignment", assignment)
             if plan.final:
                 self._await("merged", lambda message: message.round == number)
                 if plan.evaluate:
@@ -157,7 +157,7 @@ class BridgedLoop:
     def _let_trainer_leave(self) -> None:
         """Tell the trainer to leave, and wait until it has handed over its result."""
         self._told_to_leave = True
-        self._channel.say("leave", pb.Leave(reason="the machine goes away"))
+        self._channel.send("leave", pb.Leave(reason="the machine goes away"))
         deadline = time.monotonic() + LEAVE_S
         with self._changed:
             while "left" not in self._messages:
@@ -168,7 +168,7 @@ class BridgedLoop:
     def _receive(self) -> None:
         try:
             while "left" not in self._messages:
-                content, message = self._channel.hear()
+                content, message = self._channel.receive()
                 if content == "left" and not self._told_to_leave:
                     raise BridgeError("FRM008", "the trainer has left, though it wasn't told to")
                 for item in self._inbound.events_of(content, message):

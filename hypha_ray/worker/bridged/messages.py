@@ -62,7 +62,7 @@ class Outbound:
         if not self._channel.shares_files:
             self._channel.send_file(path)
         content = self._directory.content(path)
-        self._channel.say("job", pb.JobDefinition(path=path, content=content))
+        self._channel.send("job", pb.JobDefinition(path=path, content=content))
 
     def parameters(self, number: int, weights: Mapping[str, npt.NDArray[Any]]) -> None:
         """Begin a round with these weights; removes the files of the round before the last."""
@@ -77,7 +77,7 @@ class Outbound:
         path = f"parameters/round_{number:06d}.safetensors"
         content = self._write_file(number, path, weights)
         update = pb.WeightUpdate(model_path=path)
-        self._channel.say("parameters", pb.Parameters(round=number, update=update, content=content))
+        self._channel.send("parameters", pb.Parameters(round=number, update=update, content=content))
 
     def assignment(self, plan: Plan, rates: tuple[float, float], gradient: bool = False) -> pb.Assignment:
         """Return the assignment of a plan, with its samples as files; waits for the samples.

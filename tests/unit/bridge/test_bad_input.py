@@ -273,7 +273,7 @@ def test_trainer_that_breaks_the_protocol_is_told_what_is_wrong(name: str, tmp_p
 def heard(driver: Channel) -> HyphaError:
     with pytest.raises(HyphaError) as caught:
         while True:
-            driver.hear()
+            driver.receive()
     return caught.value
 
 

@@ -36,12 +36,12 @@ def test_driver_learns_who_the_trainer_is_and_trainer_learns_the_limit() -> None
 def test_messages_go_both_ways_in_order(pair: tuple[Channel, Channel]) -> None:
     driver, trainer = pair
     for number in range(5):
-        trainer.say("metrics", pb.MetricSet(items={"loss": 1 / (1 + number)}, data_processed=8, local_round=number))
-        driver.say("parameters", pb.Parameters(round=number, update=pb.WeightUpdate(model_path="a"), content=CONTENT))
+        trainer.send("metrics", pb.MetricSet(items={"loss": 1 / (1 + number)}, data_processed=8, local_round=number))
+        driver.send("parameters", pb.Parameters(round=number, update=pb.WeightUpdate(model_path="a"), content=CONTENT))
     for number in range(5):
-        content, metrics = driver.hear()
+        content, metrics = driver.receive()
         assert (content, metrics.local_round, dict(metrics.items)) == ("metrics", number, {"loss": 1 / (1 + number)})
-        content, parameters = trainer.hear()
+        content, parameters = trainer.receive()
         assert (content, parameters.round, parameters.update.model_path) == ("parameters", number, "a")
 
 
@@ -51,11 +51,11 @@ def test_signs_of_life_are_passed_over_and_keep_a_connection_up() -> None:
         def live() -> None:
             for _ in range(10):
                 time.sleep(0.1)
-                trainer.say("alive")
-            trainer.say("left")
+                trainer.send("alive")
+            trainer.send("left")
 
         threading.Thread(target=live).start()
-        assert driver.hear()[0] == "left"
+        assert driver.receive()[0] == "left"
 
 
 def test_silent_trainer_is_given_up_in_time() -> None:
@@ -63,7 +63,7 @@ def test_silent_trainer_is_given_up_in_time() -> None:
         channels(silence_s=0.3) as (driver, _),
         pytest.raises(BridgeError, match=r"FRM003.*sent nothing for 0.3 s"),
     ):
-        driver.hear()
+        driver.receive()
 
 
 @pytest.mark.parametrize("size", [1, 1000, MAX_PART, 3 * MAX_PART + 17])
@@ -77,10 +77,13 @@ def test_files_go_both_ways_between_messages(size: int, pair: tuple[Channel, Cha
 
     def speak(channel: Channel, side: str, word: str) -> None:
         channel.send_file(f"files/of-{side}")
-        channel.say(word)
+        channel.send(word)
 
     *_, of_driver, of_trainer = together(
-        lambda: speak(driver, "driver", "done"), lambda: speak(trainer, "trainer", "left"), driver.hear, trainer.hear
+        lambda: speak(driver, "driver", "done"),
+        lambda: speak(trainer, "trainer", "left"),
+        driver.receive,
+        trainer.receive,
     )
     assert (of_driver[0], of_trainer[0]) == ("left", "done")
     assert (tmp_path / "trainer/files/of-driver").read_bytes() == content
@@ -96,21 +99,21 @@ def test_file_that_is_not_welcome_is_refused_before_it_comes(pair: tuple[Channel
         folder.mkdir()
         channel.attach(WorkDirectory(folder), admit)
     (tmp_path / "trainer/big").write_bytes(bytes(100_000))
-    heard, _ = together(driver.hear, lambda: trainer.send_file("big"))
+    heard, _ = together(driver.receive, lambda: trainer.send_file("big"))
     assert isinstance(heard, BridgeError) and heard.code == "PATH009"
     with pytest.raises(BridgeError, match=r"PATH009\]: the driver says: big is too large — got 100000, allowed 1000"):
-        trainer.hear()
+        trainer.receive()
     assert list((tmp_path / "driver").iterdir()) == []
 
 
 def test_file_that_ends_early_is_gone(pair: tuple[Channel, Channel], tmp_path: Path) -> None:
     driver, trainer = pair
     driver.attach(WorkDirectory(tmp_path), lambda path, size: None)
-    trainer.say("file", pb.File(path="half", size=1000))
+    trainer.send("file", pb.File(path="half", size=1000))
     trainer._frames.write(b"x" * 400, 1.0)
     trainer.close()
     with pytest.raises(BridgeError, match=r"FRM008"):
-        driver.hear()
+        driver.receive()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -123,11 +126,11 @@ def test_many_threads_may_speak_at_once(pair: tuple[Channel, Channel], tmp_path:
 
     def chatter() -> None:
         for number in range(200):
-            trainer.say("metrics", pb.MetricSet(items={"loss": 1.0}, local_round=number))
+            trainer.send("metrics", pb.MetricSet(items={"loss": 1.0}, local_round=number))
 
     def listen() -> int:
         count = 0
-        while driver.hear()[0] != "left":
+        while driver.receive()[0] != "left":
             count += 1
         return count
 
@@ -139,7 +142,7 @@ def test_many_threads_may_speak_at_once(pair: tuple[Channel, Channel], tmp_path:
     trainer.send_file("file")
     for thread in speaking:
         thread.join()
-    trainer.say("left")
+    trainer.send("left")
     listening.join()
     assert counts == [600]
     assert (tmp_path / "driver/file").read_bytes() == (tmp_path / "trainer/file").read_bytes()
@@ -183,7 +186,7 @@ def test_closing_wakes_a_thread_that_hears(pair: tuple[Channel, Channel]) -> Non
     driver, _ = pair
     threading.Timer(0.1, driver.close).start()
     with pytest.raises(BridgeError, match=r"FRM008"):
-        driver.hear()
+        driver.receive()
     driver.close()
 
 
@@ -192,7 +195,7 @@ def test_speaking_to_one_who_is_gone_says_so(pair: tuple[Channel, Channel]) -> N
     trainer.close()
     with pytest.raises(BridgeError, match=r"FRM008"):
         for _ in range(3):
-            driver.say("alive")
+            driver.send("alive")
 
 
 def test_zero_in_a_map_may_be_left_out_as_some_libraries_do() -> None:

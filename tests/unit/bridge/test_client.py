@@ -55,11 +55,11 @@ class Driver:
         message = pb.Assignment(
             round=number, version=version, batch_size=BATCH, train=train, evaluate=validation, **fields
         )
-        self.channel.say("assignment", message)
+        self.channel.send("assignment", message)
 
     def hear(self, wanted: str) -> Any:
         """The next message, which has to be of that kind."""
-        content, message = self.channel.hear()
+        content, message = self.channel.receive()
         assert content == wanted, message
         return message
 
@@ -67,7 +67,7 @@ class Driver:
         """The next message of that kind, and those before it."""
         before = []
         while True:
-            content, message = self.channel.hear()
+            content, message = self.channel.receive()
             if content == wanted:
                 return message, before
             before.append(message)
@@ -82,7 +82,7 @@ class Driver:
     def _say_with_file(self, content: str, path: str, message: Any) -> None:
         if not self.channel.shares_files:
             self.channel.send_file(path)
-        self.channel.say(content, message(content_of(self.folder / path)))
+        self.channel.send(content, message(content_of(self.folder / path)))
 
 
 @pytest.fixture(params=[True, False], ids=["shared", "sent"])
@@ -132,7 +132,7 @@ def test_round_is_gone_through_as_assigned(both: tuple[Driver, Trainer]) -> None
     driver, trainer = both
     assert trainer.job == JOB
     trainer.ready("cpu", 2)
-    assert driver.hear("ready").parameters == 2
+    assert driver.receive("ready").parameters == 2
     weights = {"w": np.arange(2, dtype=np.float32), "n": np.array([7])}
     driver.parameters(3, weights)
     driver.assign(3, 1, 6, 5, evaluate=6, learning_rate=1.0, last_learning_rate=0.0)
@@ -150,8 +150,8 @@ def test_round_is_gone_through_as_assigned(both: tuple[Driver, Trainer]) -> None
         work.step(float(batch["x"].mean()), gradient_norm=0.1)
     assert rates == pytest.approx([1.0, 7 / 11, 3 / 11])
     work.hand_over({name: array + 1 for name, array in weights.items()})
-    assert driver.hear("merged").seconds == 0.5
-    assert driver.hear("evaluation") == pb.Evaluation(round=3, loss_sum=12.0, count=6, correct=4)
+    assert driver.receive("merged").seconds == 0.5
+    assert driver.receive("evaluation") == pb.Evaluation(round=3, loss_sum=12.0, count=6, correct=4)
     update, metrics = driver.hear_until("update")
     assert (update.round, update.samples, update.tokens, update.batches) == (3, 11, 0, 3)
     assert update.loss == pytest.approx(5.0)
@@ -172,7 +172,7 @@ def test_assignment_that_is_corrected_ends_later_or_earlier(both: tuple[Driver, 
     assert next(batches)["x"].tolist() == [0, 1, 2, 3]
     work.step(1.0)
     driver.assign(0, 2, 8, 3)
-    _until(lambda: work._line.assignment.version == 2)
+    _until(lambda: work._driver.assignment.version == 2)
     assert next(batches)["x"].tolist() == [4, 5, 6, 7]
     work.step(1.0)
     assert next(batches)["x"].tolist() == [8, 9, 10]
@@ -204,29 +204,29 @@ def test_round_that_the_others_have_left_behind_is_dropped(both: tuple[Driver, T
     driver, trainer = both
     rounds, work, batches = begun(driver, trainer)
     driver.parameters(1, {"w": np.zeros(1)})
-    _until(lambda: work._line.newer(0))
+    _until(lambda: work._driver.has_newer(0))
     assert list(batches) == []
     work.hand_over({"w": np.ones(1)})
     assert next(rounds).number == 1
-    driver.channel.say("done")
+    driver.channel.send("done")
     assert list(rounds) == []
     trainer.close()
     with pytest.raises(BridgeError):
         while True:
-            content, _ = driver.channel.hear()
+            content, _ = driver.channel.receive()
             assert content == "metrics"
 
 
 def test_trainer_that_has_to_leave_hands_over_what_it_has(both: tuple[Driver, Trainer]) -> None:
     driver, trainer = both
     rounds, work, batches = begun(driver, trainer)
-    driver.channel.say("leave", pb.Leave(reason="SIGTERM"))
-    _until(lambda: work._line.leaving)
+    driver.channel.send("leave", pb.Leave(reason="SIGTERM"))
+    _until(lambda: work._driver.leaving)
     assert list(batches) == []
     work.hand_over({"w": np.ones(1)})
     assert list(rounds) == []
     assert driver.hear_until("update")[0].samples == BATCH
-    driver.hear("left")
+    driver.receive("left")
 
 
 def test_driver_that_is_gone_is_said(both: tuple[Driver, Trainer]) -> None:
@@ -240,7 +240,7 @@ def test_trainer_lives_while_it_computes(both: tuple[Driver, Trainer]) -> None:
     driver, trainer = both
     driver.channel.silence_s = 1.5
     threading.Timer(2.5, lambda: trainer.ready("cpu", 1)).start()
-    assert driver.hear("ready").device == "cpu"
+    assert driver.receive("ready").device == "cpu"
 
 
 def test_own_folder_is_gone_afterwards(tmp_path: Path, both: tuple[Driver, Trainer]) -> None:

@@ -103,7 +103,7 @@ def hand_out(host: Host, directory: WorkDirectory, shares_files: bool) -> None:
 
         def hear() -> None:
             while True:
-                trainer.hear()
+                trainer.receive()
 
         error, _ = together(give, hear)
         if error is not None:
@@ -211,7 +211,7 @@ def test_trainer_that_sends_file_after_file_has_one_on_the_disk_and_is_stopped(t
                 (theirs.work / "updates" / str(number)).write_bytes(bytes(1000))
                 trainer.send_file(f"updates/{number}")
 
-        _, heard = together(send, driver.hear)
+        _, heard = together(send, driver.receive)
     assert isinstance(heard, BridgeError) and heard.code == "PATH009" and "one too many" in heard.what
     assert [path.name for path in (host.work / "updates").iterdir()] == [str(MAX_FILES - 1)]
 

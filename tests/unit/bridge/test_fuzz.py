@@ -173,8 +173,8 @@ def converse(place: int | None, folder: Path) -> tuple[int, int]:
             driver.greet(silence_s=5.0)
             directory = WorkDirectory(folder / "driver")
             driver.attach(directory, lambda path, size: None)
-            driver.say("parameters", pb.Parameters(update=pb.WeightUpdate(model_path="a"), content=CONTENT))
-            heard = [driver.hear()[0] for _ in range(3)]
+            driver.send("parameters", pb.Parameters(update=pb.WeightUpdate(model_path="a"), content=CONTENT))
+            heard = [driver.receive()[0] for _ in range(3)]
             file = directory.path / "updates" / "x"
             assert file.read_bytes() == b"weights"
             file.unlink()
@@ -185,11 +185,11 @@ def converse(place: int | None, folder: Path) -> tuple[int, int]:
             trainer.greet("test")
             directory = WorkDirectory(folder / "trainer")
             trainer.attach(directory, lambda path, size: None)
-            word, _ = trainer.hear()
-            trainer.say("metrics", OF_TRAINER[2]["metrics"])
+            word, _ = trainer.receive()
+            trainer.send("metrics", OF_TRAINER[2]["metrics"])
             trainer.send_file("updates/x")
-            trainer.say("update", OF_TRAINER[4]["update"])
-            trainer.say("left")
+            trainer.send("update", OF_TRAINER[4]["update"])
+            trainer.send("left")
             directory.close()
             return word
 

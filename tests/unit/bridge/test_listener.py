@@ -62,8 +62,8 @@ def test_trainer_with_the_token_is_admitted(address: str, listening: Listening, 
     if address.startswith("[") and not _has_ipv6():
         address = "127.0.0.1:0"
     driver, trainer = join(listening(address.format(folder=tmp_path)))
-    trainer.say("left")
-    assert driver.hear()[0] == "left"
+    trainer.send("left")
+    assert driver.receive()[0] == "left"
 
 
 def _has_ipv6() -> bool:
@@ -122,8 +122,8 @@ def test_tls_is_spoken_with_whom_the_authority_vouches_for(listening: Listening,
     tls = server_tls(certificates / "certificate.pem", certificates / "key.pem")
     listener = listening("127.0.0.1:0", tls)
     driver, trainer = join(listener, client_tls(certificates / "authority.pem"))
-    trainer.say("left")
-    assert driver.hear()[0] == "left"
+    trainer.send("left")
+    assert driver.receive()[0] == "left"
     with pytest.raises(BridgeError, match=r"NET011.*can't prove its identity"):
         dial(listener.address, client_tls(certificates / "stranger.pem"))
     with pytest.raises(BridgeError, match=r"NET011"):
@@ -158,7 +158,7 @@ def test_closing_hangs_up_on_strangers_and_on_whoever_waits(listening: Listening
     silent.settimeout(5.0)
     assert silent.recv(100) == b""
     with pytest.raises(BridgeError, match=r"FRM008"):
-        waiting.hear()
+        waiting.receive()
 
 
 class Slow(queue.SimpleQueue[Channel]):
@@ -174,8 +174,8 @@ def test_trainer_that_was_admitted_is_no_stranger_who_is_hung_up_on(listening: L
     listener._admitted = Slow()
     driver, trainer = join(listener)
     listener.close()
-    driver.say("done")
-    assert trainer.hear()[0] == "done"
+    driver.send("done")
+    assert trainer.receive()[0] == "done"
 
 
 def test_oldest_strangers_have_to_go_for_new_ones(listening: Listening) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.bridge.bridge_pb2 import Content
-from hypha_ray.bridge.paths import WorkDirectory, parts
+from hypha_ray.bridge.paths import WorkDirectory, split_path
 from hypha_ray.errors import BridgeError, TryAgainError
 
 CONTENT = b"weights" * 1000
@@ -79,14 +79,14 @@ def test_copy_stays_what_it_was_when_the_file_changes(work: WorkDirectory) -> No
 )
 def test_path_that_is_not_a_plain_one_is_refused(path: str, work: WorkDirectory) -> None:
     with pytest.raises(BridgeError, match=r"PATH001"):
-        parts(path)
+        split_path(path)
     with pytest.raises(BridgeError, match=r"PATH001"):
         copy(work, path)
 
 
 @pytest.mark.parametrize("path", ["a", "updates/round_000012.safetensors", "...", "a b", "größe", "n" * 255])
 def test_plain_path_is_taken_apart(path: str) -> None:
-    assert "/".join(parts(path)) == path
+    assert "/".join(split_path(path)) == path
 
 
 def test_links_are_not_followed(work: WorkDirectory) -> None:
