@@ -112,7 +112,7 @@ class Listener:
         return channel
 
     def _admit(self, channel: Channel) -> None:
-        """Put a trainer into the queue, where neither further connections nor `_known` close it."""
+        """Put a trainer into the queue, where neither further connections nor `_counted_as_stranger` close it."""
         with self._changing:
             if self._closed:
                 channel.close()
