@@ -65,7 +65,7 @@ class DriverConnection:
             self._channel.send(content, message)
 
     def send_file(self, path: str) -> None:
-        """Send a file of the work directory; raises the same errors as `say`."""
+        """Send a file of the work directory; raises the same errors as `send`."""
         with self._explaining_errors():
             self._channel.send_file(path)
 

@@ -122,7 +122,7 @@ class Channel:
         """Send a file of the attached work directory to the same path in the other side's.
 
         Raises:
-            BridgeError: as `say`; or it is no longer a regular file.
+            BridgeError: as `send`; or it is no longer a regular file.
 
         """
         assert self._directory is not None

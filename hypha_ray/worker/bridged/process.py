@@ -55,7 +55,7 @@ class TrainerOutput:
         self._thread.start()
 
     def wait(self, seconds: float) -> None:
-        """Wait until no process has the pipe any more; no other process is given it from here on."""
+        """Close this process's end of the pipe, and wait until all others have closed theirs."""
         self.target.close()
         self._thread.join(seconds)
 
@@ -199,7 +199,7 @@ class TrainerProcess:
 
 
 def command_words(job: Job, worker: int) -> list[str]:
-    """The command line of an external trainer, taken apart as a shell would; there is no shell."""
+    """Words of an external trainer's command line, split as by a shell, which isn't used."""
     line = job.group_of(worker).command or ""
     key = _command_key(job)
     try:

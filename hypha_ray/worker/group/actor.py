@@ -244,7 +244,7 @@ def _end_after_delay() -> None:
 
 
 def _copied(part: Samples) -> Samples:
-    """Copy samples, because Ray's arrays are read-only, of which torch makes no tensors."""
+    """Copy samples, because torch makes no tensors of read-only arrays, such as Ray's."""
     arrays = {name: np.array(array) for name, array in part.arrays.items()}
     return Samples(arrays, part.keys)
 

@@ -108,7 +108,7 @@ class Collectives:
         self._run_in_buckets(numbers, lambda flat: self._tensors.broadcast(flat, root=0), self._rank > 0)
 
     def close(self) -> None:
-        """End all connections, by which other processes learn that this one takes no part any more."""
+        """End all connections, so that other processes don't wait for this one."""
         self._counts = self._tensors = None
 
     @torch.no_grad()

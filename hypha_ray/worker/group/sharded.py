@@ -147,7 +147,7 @@ class Follower:
 
 
 def _copied(part: Samples) -> Samples:
-    """Copy samples, because arrays of other processes are read-only, of which torch makes no tensors."""
+    """Copy samples, because torch makes no tensors of read-only arrays, such as those of other processes."""
     arrays = {name: np.array(array) for name, array in part.arrays.items()}
     return Samples(arrays, part.keys)
 
@@ -216,7 +216,7 @@ class ShardedTrainer(SupervisedTrainer):
         self._call_others("seed", entropy)
 
     def add_gradient(self, batch: Samples, summed: bool) -> Step:
-        """Add the gradient of a batch, of which each process computes that of its part."""
+        """Add the gradient of a batch; each process computes it for its part."""
         shares = self._split_equally(batch, self._accumulation, self.count)
         if shares is None:
             return Step(torch.zeros((), device=self.device), 0, torch.zeros((), device=self.device))

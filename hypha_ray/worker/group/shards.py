@@ -41,7 +41,7 @@ _LOOPBACK = "loopback"
 
 
 def connect(store: Store, rank: int, size: int, device: torch.device, deadline_s: float) -> DeviceMesh:
-    """Connect this process to all others of its worker; it has one such group at a time.
+    """Connect this process to all others of its worker; a process can be in one such group at a time.
 
     Args:
         store: store of `open_store` or `find_store`.
@@ -263,7 +263,7 @@ class Shards:
                         yield f"{number}/{index}/{name}", piece, tensor
 
     def whole(self, part: Tensor, piece: Tensor) -> Tensor:
-        """Gather a tensor of which each process has a part like its shard of a parameter."""
+        """Gather a tensor that is sharded like a parameter, such as its gradient."""
         like = self._parameter_of[piece]
         shape: dict[str, Any] = {"shape": like.shape, "stride": like.stride()}
         sharded = DTensor.from_local(part, self._mesh, like.placements, run_check=False, **shape)
@@ -296,7 +296,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def _blocks_in_list(modules: nn.ModuleList) -> list[nn.Module]:
-    """Return the members of a list, and those of lists in it: a list is no block, because it isn't called."""
+    """Return the blocks in a list and in its lists; a list itself is no block, because it isn't called."""
     blocks: list[nn.Module] = []
     for module in modules:
         if isinstance(module, nn.ModuleList):
@@ -321,7 +321,7 @@ def _parse_key(key: str) -> tuple[int, int, str]:
 
 
 def _move_gradient(piece: nn.Parameter, parameter: Any) -> None:
-    """Move a gradient that was summed over all processes to the shard that an optimizer knows."""
+    """Move a parameter's summed gradient to its shard, on which the optimizer steps."""
     piece.data = parameter.detach().to_local()  # FSDP2 may move a shard once, in the first forward pass.
     gradient = parameter.grad.to_local()
     parameter.grad = None

@@ -87,7 +87,7 @@ class GroupTrainer(SupervisedTrainer):
             self._has_stale_members = True
 
     def add_gradient(self, batch: Samples, summed: bool) -> Step:
-        """Add the gradient of a batch, of which each process computes that of its part."""
+        """Add the gradient of a batch; each process computes it for its part."""
         first_part, *other_parts = split_batch(batch, self._members.processes)
         with self._together("add_gradient", other_parts, summed):
             return super().add_gradient(first_part, summed)
@@ -153,7 +153,7 @@ class GroupTrainer(SupervisedTrainer):
             yield
         except ProcessLostError:
             self._collectives.close()
-            self._members.replies()  # One of them may know more: its own error was the reason.
+            self._members.replies()  # It raises the error of a process, if that was the cause.
             raise
 
 

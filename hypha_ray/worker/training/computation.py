@@ -26,7 +26,7 @@ class Reduction(Protocol):
         ...
 
     def add_up(self, parameters: Sequence[Tensor], loss: Tensor) -> None:
-        """Replace gradients and loss by their sums, in the first process; those of others are of no use afterwards."""
+        """Replace gradients and loss by their sums, in the first process; in others they are undefined afterwards."""
         ...
 
     def norm(self, optimizer: Inner) -> Tensor:

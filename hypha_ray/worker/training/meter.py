@@ -63,20 +63,21 @@ def peak_operations(group: WorkerGroup, device: torch.device) -> float | None:
 
 @dataclass(slots=True)
 class Meter:
-    """Adds up steps into reports and round totals, as their results come in."""
+    """Adds up the results of steps into reports and totals of the round."""
 
     source: Source
     round: int
     report_every_s: float
     begun: int = 0
-    """Samples whose steps have been begun."""
+    """Number of samples whose steps have begun."""
     batches: int = 0
+    """Number of batches with results."""
     samples: int = 0
-    """Samples whose steps have results, as all figures here."""
+    """Number of samples with results."""
     tokens: int | None = None
-    """Without padding; None for data without tokens."""
+    """Number of tokens without padding; None for data without tokens."""
     scored: int = 0
-    """Positions that the losses are means over."""
+    """Number of positions that the losses are means over."""
     data_wait_s: float = 0.0
     sums: Sums = field(default_factory=dict)
     """Further figures of the round's reported steps."""
@@ -91,11 +92,11 @@ class Meter:
     _reported_s: float = field(default_factory=time.monotonic)
     _reported: tuple[int, int, int, int, float] = (0, 0, 0, 0, 0.0)
     _timed_from: int = 1
-    """The first batch of a round is slower than the others (cold caches, merge) and isn't timed."""
+    """Number of batches that aren't timed: the first one of a round is slower (cold caches, merge)."""
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around the wait for a batch, with which a step begins."""
+        """Context of the wait for a batch, with which a step begins."""
         began = time.monotonic()
         if self._paused_s is not None:
             self._began_s += began - self._paused_s

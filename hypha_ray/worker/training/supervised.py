@@ -299,7 +299,7 @@ class SupervisedTrainer(WholeModel):
         """Do nothing: only memory is held."""
 
     def _is_finite(self, result: Step) -> bool:
-        """Tell whether loss, gradient and batch statistics are finite; this waits for the device."""
+        """Whether loss, gradient and batch statistics are finite; waits for the device."""
         figures = self._figures(result)
         return bool(figures.isfinite().all())
 

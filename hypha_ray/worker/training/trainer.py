@@ -37,7 +37,7 @@ class Trainer(Protocol):
         ...
 
     def seed(self, *entropy: int) -> None:
-        """Let all random numbers from here on depend on these numbers alone."""
+        """Seed all random number generators."""
         ...
 
     def announce(self, upcoming: Iterator[Samples]) -> None:
@@ -49,7 +49,7 @@ class Trainer(Protocol):
         ...
 
     def begin_step(self, batch: Samples) -> PendingStep:
-        """Begin one inner step, whose result may be known when later ones have been begun."""
+        """Begin one inner step; its result may be known only after later ones have begun."""
         ...
 
     def backward(self, batch: Samples, summed: bool = False) -> Step:
@@ -77,19 +77,19 @@ class Trainer(Protocol):
         ...
 
     def load_optimizer_state(self, state: Mapping[str, Array]) -> None:
-        """Go on from what `optimizer_state` gave."""
+        """Continue with a state that `optimizer_state` returned."""
         ...
 
     def state(self) -> Flat:
-        """Return what a successor needs beside weights and the optimizer's state."""
+        """Return the state that a successor needs beside weights and the optimizer's state."""
         ...
 
     def restore(self, state: Flat) -> None:
-        """Go on from what `state` gave."""
+        """Continue with a state that `state` returned."""
         ...
 
     def close(self) -> None:
-        """Release what training holds beside memory."""
+        """Release all resources but memory, such as processes."""
         ...
 
 
@@ -123,7 +123,7 @@ class Strategy(Protocol):
     """The part of a worker in which strategies differ."""
 
     has_state: bool
-    """A successor needs the optimizer's state to go on from where this worker is."""
+    """Whether a successor needs the optimizer's state to continue."""
 
     def begin(self) -> None:
         """A round begins."""
@@ -134,7 +134,7 @@ class Strategy(Protocol):
         ...
 
     def begin_step(self, batch: Samples) -> PendingStep:
-        """Take a batch in, whose result may be known when later ones have been taken in."""
+        """Begin to train on a batch; its result may be known only after later ones have begun."""
         ...
 
     def result(self, layout: Layout, fragment: int, out: Flat | None = None) -> Flat:
@@ -200,11 +200,11 @@ class MeanGradient:
         return replace(result, norm=result.norm / max(1, self._scored))
 
     def begin_step(self, batch: Samples) -> PendingStep:
-        """Add a batch's gradient, as `train`, once it is known to be finite: sums have nothing to be left out of."""
+        """Add a batch's gradient, as `train`; it is finished, because a sum can't be undone later."""
         return FinishedStep(self.train(batch))
 
     def result(self, layout: Layout, fragment: int, out: Flat | None = None) -> Flat:
-        """The mean gradient in the place of the parameters, zeros where there is none; and the buffers."""
+        """Copy the mean gradient in the place of the parameters, zeros for those without one; and the buffers."""
         flat = self._trainer.gather(layout, fragment, out, gradients=True)
         for group, array in flat.items():
             if is_trained(group):
