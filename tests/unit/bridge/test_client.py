@@ -57,7 +57,7 @@ class Driver:
         )
         self.channel.send("assignment", message)
 
-    def hear(self, wanted: str) -> Any:
+    def receive(self, wanted: str) -> Any:
         """The next message, which has to be of that kind."""
         content, message = self.channel.receive()
         assert content == wanted, message
