@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import platform
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeAlias
 
@@ -21,8 +22,19 @@ log = logging.getLogger(__name__)
 
 Item: TypeAlias = Event | Flat
 """Items of the stream."""
-Emit: TypeAlias = Callable[[Item], None]
-"""Function that takes the events of an inner loop; it must not block."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Result of a round."""
+
+    delta: Delta
+    parts: Sequence[Flat]
+    """Payloads of the delta, and the inner state if the delta has one."""
+
+
+Emit: TypeAlias = Callable[[Event | HandOver], None]
+"""Function that takes events and results of an inner loop; it must not block."""
 
 
 class Loop(Protocol):
@@ -57,9 +69,8 @@ class Incarnation:
         self._loop = loop
         self.batch_source = BatchSource(job.run.seed)
         self.inbox = Inbox(job.sync.downward_codec, job.sync.downward_codec_options)
-        self._out: SimpleQueue[Item | tuple[Item, ...] | Exception | None] = SimpleQueue()
-        self._parcel: tuple[Item, ...] = ()
-        """A delta whose parts aren't all there."""
+        self._out: SimpleQueue[Event | HandOver | Exception | None] = SimpleQueue()
+        """Events, results and the error of the inner loop; None at its end."""
         self._earlier_thread = predecessor.last_thread if predecessor is not None else None
         self._thread = threading.Thread(target=self._train, name="inner-loop", daemon=True)
 
@@ -73,7 +84,7 @@ class Incarnation:
         """Start the inner loop, and stream its events until its end, with signs of life in between."""
         self._thread.start()
         while (item := self._next()) is not None:
-            if isinstance(item, tuple):
+            if isinstance(item, HandOver):
                 yield from self._deliver(item)
             else:
                 yield item
@@ -99,8 +110,8 @@ class Incarnation:
         self.inbox.close(why)
         self.batch_source.close(why)
 
-    def _next(self) -> Item | tuple[Item, ...] | None:
-        """Next event; raises the error that broke the inner loop."""
+    def _next(self) -> Event | HandOver | None:
+        """Next event or result; raises the error that broke the inner loop."""
         try:
             item = self._out.get(timeout=self._job.lease_s / PULSES)
         except Empty:
@@ -110,26 +121,11 @@ class Incarnation:
             raise item
         return item
 
-    def _emit(self, item: Item) -> None:
-        """Queue an event of the inner loop; a delta and its parts as one item, so that they stay together."""
-        match item:
-            case Delta():
-                self._parcel = (item,)
-            case dict():
-                self._parcel += (item,)
-            case _:
-                self._out.put(item)
-        delta = self._parcel[0] if self._parcel else None
-        if isinstance(delta, Delta) and len(self._parcel) == 1 + delta.fragments + delta.inner_state:
-            self._out.put(self._parcel)
-            self._parcel = ()
-
-    def _deliver(self, parcel: tuple[Item, ...]) -> Iterator[Item]:
-        """A delta, its parts, and a last item that confirms them as complete."""
-        delta, *parts = parcel
-        yield delta
+    def _deliver(self, result: HandOver) -> Iterator[Item]:
+        """Yield a delta, its parts, and a last item that confirms them as complete."""
+        yield result.delta
         failpoint("worker.mid_delta", self.source.worker)
-        yield from (part for part in parts)  # A generator: Ray sends into it, which a list's iterator doesn't take.
+        yield from (part for part in result.parts)  # Ray sends into the iterator, which only a generator takes.
         failpoint("worker.after_delta", self.source.worker)
         yield Alive(self.source)
 
@@ -138,7 +134,7 @@ class Incarnation:
             failpoint("worker.start", self.source.worker)
             if self._earlier_thread is not None:
                 self._earlier_thread.join()
-            self._loop(self._job, self.source, self.batch_source, self.inbox, self._emit).run()
+            self._loop(self._job, self.source, self.batch_source, self.inbox, self._out.put).run()
         except Closed:
             log.info("stopped")
         except HyphaError as error:

@@ -15,8 +15,9 @@ from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.server.admission import Received
 from hypha_ray.server.reduce import ReduceSpec, initial_momentum, reduce
-from hypha_ray.types import Delta, Flat, FragmentUpdate, Layout, Plan, Source, Span
+from hypha_ray.types import Flat, FragmentUpdate, Layout, Plan, Source, Span
 from hypha_ray.worker.inbox import BatchSource, Inbox
+from hypha_ray.worker.incarnation import HandOver
 from hypha_ray.worker.training.loop import TrainingLoop
 from tests.support.worker_bench import CONFIG
 
@@ -106,8 +107,8 @@ class Fleet:
         payloads: dict[int, Flat] = {}
         while len(payloads) < REPLICAS:
             replica, item = self.said.get(timeout=60)
-            assert not isinstance(item, Delta) or (item.round, item.fragments) == (number, 1)
-            if isinstance(item, dict):
-                payloads[replica] = {name: array.copy() for name, array in item.items()}
+            if isinstance(item, HandOver):
+                assert (item.delta.round, item.delta.fragments) == (number, 1)
+                payloads[replica] = {name: array.copy() for name, array in item.parts[0].items()}
         state = self.theta[fragment], self._momentum[fragment]
         self.theta[fragment], self._momentum[fragment] = outer_step(self.job, self.layout, number, *state, payloads)

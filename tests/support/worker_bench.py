@@ -13,6 +13,7 @@ from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Flat, FragmentUpdate, Plan, Source, Span
 from hypha_ray.worker.inbox import BatchSource, Inbox
+from hypha_ray.worker.incarnation import HandOver
 from hypha_ray.worker.interrupts import Closed, Retired
 from hypha_ray.worker.training.loop import TrainingLoop
 
@@ -102,6 +103,10 @@ class Bench:
         return flat["parameters/float32"]
 
     def _hear(self, event: Any) -> None:
+        if isinstance(event, HandOver):
+            for item in (event.delta, *event.parts):
+                self._hear(item)
+            return
         if isinstance(event, dict):  # As Ray does: what the stream hands out is a snapshot.
             event = {name: array.copy() for name, array in event.items()}
         self.said.append(event)

@@ -171,8 +171,8 @@ class BridgedLoop:
                 content, message = self._channel.receive()
                 if content == "left" and not self._told_to_leave:
                     raise BridgeError("FRM008", "the trainer has left, though it wasn't told to")
-                for item in self._inbound.events_of(content, message):
-                    self._emit(item)
+                for event in self._inbound.events_of(content, message):
+                    self._emit(event)
                 with self._changed:
                     self._messages[content] = message
                     self._changed.notify_all()

@@ -34,6 +34,7 @@ from hypha_ray.types import (
 from hypha_ray.types.layout import dtype_of
 from hypha_ray.worker.bridged.round_report import UNLIMITED, Bounds, RoundReport, SampleLimits, limits_of
 from hypha_ray.worker.inbox import BatchSource
+from hypha_ray.worker.incarnation import HandOver
 
 
 class Outbound:
@@ -208,8 +209,8 @@ class Inbound:
         self._delete_pending_file()
         self._pending_file = path
 
-    def events_of(self, content: str, message: Any) -> Iterator[Event | Flat]:
-        """Yield the events of a message; a delta is followed by its payloads.
+    def events_of(self, content: str, message: Any) -> Iterator[Event | HandOver]:
+        """Yield the events of a message, or the result that it hands over.
 
         Messages about an earlier round come too late, and repeated ones have nothing new: both are ignored.
 
@@ -235,7 +236,7 @@ class Inbound:
                 seconds = self._now() - report.began
                 yield Evaluated(self._source, message.round, self._sums(message), seconds)
             case "update" if report.is_current("update", message.round) and not report.handed_over:
-                yield from self._delta(message, report)
+                yield self._hand_over(message, report)
             case "update":
                 self._delete_pending_file()
                 if message.update.model_path.startswith(FOLDER):
@@ -265,7 +266,7 @@ class Inbound:
             gradient_norm=items.get("gradient_norm"),
         )
 
-    def _delta(self, message: pb.Update, report: RoundReport) -> Iterator[Event | Flat]:
+    def _hand_over(self, message: pb.Update, report: RoundReport) -> HandOver:
         tokens = report.tokens(message.tokens or None, message.samples)
         report.hand_over(message)
         assert report.plan is not None and self.layout is not None
@@ -273,7 +274,7 @@ class Inbound:
         data_wait_s = report.data_wait_s
         tensors = self._read(message.update.model_path, message.content, self.layout)
         payloads, quality = encoded(self._encoders, flattened(self.layout, tensors), report.theta)
-        yield Delta(
+        delta = Delta(
             source=self._source,
             round=report.number,
             spans=window(report.plan.spans, 0, message.samples),
@@ -288,7 +289,7 @@ class Inbound:
             data_wait_s=data_wait_s,
             quality=(quality.error, quality.cosine),
         )
-        yield from payloads
+        return HandOver(delta, payloads)
 
     def _read(self, path: str, content: pb.Content, layout: Layout) -> dict[str, Any]:
         """Read the tensors of an update, from a copy that no other process changes."""

@@ -10,8 +10,9 @@ import numpy as np
 
 from hypha_ray.config import Job
 from hypha_ray.model.layout import Array
-from hypha_ray.types import Delta, Flat
+from hypha_ray.types import Flat
 from hypha_ray.types.layout import is_trained
+from hypha_ray.worker.incarnation import HandOver
 
 _FACTORS = {"zero": 0.0, "flip": -1.0, "huge": 1e6}
 """Actions that scale w − θ."""
@@ -46,8 +47,8 @@ class Throttle:
             time.sleep(wait_s)
 
 
-def corrupted(action: str, delta: Delta, parts: Sequence[Flat], theta: Sequence[Flat]) -> list[Delta | Flat]:
-    """Return the items of the stream that a worker under this action sends instead of `delta` and `parts`.
+def corrupted(action: str, result: HandOver, theta: Sequence[Flat]) -> list[HandOver]:
+    """Return the results that a worker under this action hands over instead of its own one.
 
     ``repeat`` sends everything twice, ``stale`` first sends it as of the round before. Each other action damages the
     parameters of copies of the payloads: ``nan`` and ``inf`` one value, ``zero``, ``flip`` and ``huge`` (× 10⁶) their
@@ -55,21 +56,21 @@ def corrupted(action: str, delta: Delta, parts: Sequence[Flat], theta: Sequence[
 
     Args:
         action: one of these words.
-        delta: what is announced.
-        parts: payloads of fragment 0, 1, …, and the inner state if the delta has one.
-        theta: the weights that the round began with, by fragment.
+        result: the worker's result.
+        theta: weights at the beginning of the round, for each payload.
 
     """
     if action == "repeat":
-        return [delta, *parts, delta, *parts]
+        return [result, result]
     if action == "stale":
-        return [replace(delta, round=delta.round - 1), *parts, delta, *parts]
-    payloads = parts[: len(theta)]
-    items: list[Delta | Flat] = [delta]
+        earlier_delta = replace(result.delta, round=result.delta.round - 1)
+        return [HandOver(earlier_delta, result.parts), result]
+    payloads = result.parts[: len(theta)]
+    parts: list[Flat] = []
     for payload, theta_of_fragment in zip(payloads, theta, strict=True):
-        items.append(_damaged(action, payload, theta_of_fragment))
-    items.extend(parts[len(theta) :])
-    return items
+        parts.append(_damaged(action, payload, theta_of_fragment))
+    parts.extend(result.parts[len(theta) :])
+    return [HandOver(result.delta, parts)]
 
 
 def _damaged(action: str, payload: Flat, theta: Flat) -> Flat:

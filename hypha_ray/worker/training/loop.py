@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ from hypha_ray.types import (
 )
 from hypha_ray.types.current_work import working
 from hypha_ray.worker.inbox import BatchSource, Inbox
-from hypha_ray.worker.incarnation import Emit
+from hypha_ray.worker.incarnation import Emit, HandOver
 from hypha_ray.worker.interrupts import Retired
 from hypha_ray.worker.training.device_encoding import device_encoding
 from hypha_ray.worker.training.faults import Throttle, corrupted
@@ -387,16 +387,14 @@ class TrainingLoop:
         parts = payloads
         if self._sends_inner_state:
             parts = [*payloads, export_inner_state(self._trainer, self._encoders)]
-        for item in self._with_payload_fault(delta, parts, fragments):
-            self._emit(item)
-
-    def _with_payload_fault(self, delta: Delta, parts: list[Flat], fragments: Sequence[int]) -> Sequence[Delta | Flat]:
-        """Return the items to send: the delta and its parts, damaged if the failpoint for that fires."""
+        result = HandOver(delta, parts)
         action = failpoint("worker.payload", self._source.worker)
         if action is None:
-            return [delta, *parts]
+            self._emit(result)
+            return
         theta = [self._weights.theta[fragment] for fragment in fragments]
-        return corrupted(action, delta, parts, theta)
+        for corrupted_result in corrupted(action, result, theta):
+            self._emit(corrupted_result)
 
     def _encode_result(self, fragment: int) -> tuple[Flat, Quality]:
         """Encode a fragment's result, on the model's device if that is possible.

@@ -22,9 +22,10 @@ from hypha_ray.codec import encoders
 from hypha_ray.config.schema import Sync
 from hypha_ray.errors import BridgeError, TryAgainError
 from hypha_ray.store.tensorfile import chunks, write
-from hypha_ray.types import Delta, Entry, Layout, Plan, Source, Span
+from hypha_ray.types import Entry, Layout, Plan, Source, Span
 from hypha_ray.worker.bridged.messages import MAX_FILES, Inbound, Outbound
 from hypha_ray.worker.inbox import BatchSource
+from hypha_ray.worker.incarnation import HandOver
 from tests.support.bridging import channels, together
 
 FOLDERS = ("parameters", "slices", "updates")
@@ -125,7 +126,7 @@ def take_in(host: Host, directory: WorkDirectory, shares_files: bool) -> None:
             file.write(draft.read_bytes())
     message = pb.Update(round=3, content=content_of(draft), samples=8, batches=2)
     message.update.model_path = "updates/update"
-    assert isinstance(next(iter(results.events_of("update", message))), Delta)
+    assert isinstance(next(iter(results.events_of("update", message))), HandOver)
 
 
 @pytest.mark.parametrize("shares_files", [True, False])
@@ -219,7 +220,7 @@ def test_trainer_that_sends_file_after_file_has_one_on_the_disk_and_is_stopped(t
 def test_update_is_removed_once_it_is_read_and_one_that_comes_too_late_as_well(tmp_path: Path) -> None:
     host = Host(tmp_path)
     results, directory = results_in(host), WorkDirectory(host.work)
-    for number, kinds in ((3, [Delta, dict]), (3, []), (2, [])):
+    for number, kinds in ((3, [HandOver]), (3, []), (2, [])):
         content = directory.write("updates/x", chunks(WEIGHTS))
         message = pb.Update(round=number, content=content, samples=8, batches=2)
         message.update.model_path = "updates/x"

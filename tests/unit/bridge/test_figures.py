@@ -28,10 +28,11 @@ from hypha_ray.scheduler.ledger.epoch import LedgerError
 from hypha_ray.scheduler.ledger.ledger import Ledger
 from hypha_ray.scheduler.planning.planner import Pace, plan
 from hypha_ray.store.tensorfile import chunks
-from hypha_ray.types import Delta, Entry, Evaluated, Layout, Merged, Plan, Report, Source, Span
+from hypha_ray.types import Entry, Evaluated, Layout, Merged, Plan, Report, Source, Span
 from hypha_ray.worker.bridged.messages import Inbound
 from hypha_ray.worker.bridged.process import job_definition
 from hypha_ray.worker.bridged.round_report import SampleLimits, figure_bounds, limits_of
+from hypha_ray.worker.incarnation import HandOver
 from tests.support.fleet import Fleet, job_of, slices_of
 from tests.support.rl import tokenizer
 
@@ -254,8 +255,9 @@ def test_times_of_a_delta_are_those_of_our_clock(tmp_path: Path) -> None:
     clock.now += 100
     content = directory.write("updates/x", chunks({"w": np.ones(4, np.float32)}))
     message = pb.Update(round=3, update=pb.WeightUpdate(model_path="updates/x"), content=content, samples=16, batches=2)
-    delta = next(iter(results.events_of("update", message)))
-    assert isinstance(delta, Delta)
+    result = next(iter(results.events_of("update", message)))
+    assert isinstance(result, HandOver)
+    delta = result.delta
     assert (delta.train_s, delta.data_wait_s) == (2.5, 2.5)
     assert (delta.scored, delta.tokens) == (100 + 8, None), "eight samples were in no report"
 
@@ -353,8 +355,7 @@ class Outsider:
             message = self._message(kind, first, second, worker.plan.round)
             check(kind, message)
             for event in self._results.events_of(kind, message):
-                if not isinstance(event, dict):
-                    self._fleet.tell(event)
+                self._fleet.tell(event.delta if isinstance(event, HandOver) else event)
         except BridgeError:
             self._fleet.kill(1)
 

@@ -36,6 +36,7 @@ from hypha_ray.worker.bridged import process
 from hypha_ray.worker.bridged.loop import BridgedLoop
 from hypha_ray.worker.bridged.process import TrainerGone
 from hypha_ray.worker.inbox import BatchSource, Inbox, epoch_order
+from hypha_ray.worker.incarnation import HandOver
 from hypha_ray.worker.interrupts import Closed, Retired
 
 SOURCE = Source("test", 0, 7)
@@ -87,8 +88,10 @@ class Bench:
         self.batch_source.close(why)
 
     def _hear(self, event: Any) -> None:
-        self.said.append(event)
-        self.on_event(event)
+        items = (event.delta, *event.parts) if isinstance(event, HandOver) else (event,)
+        for item in items:
+            self.said.append(item)
+            self.on_event(item)
 
 
 def test_trainer_is_one_worker_among_others_and_nothing_is_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:

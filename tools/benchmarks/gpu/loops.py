@@ -18,6 +18,7 @@ from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.trained import build_trained
 from hypha_ray.types import Delta, Evaluated, Flat, FragmentUpdate, Plan, Source, Span, WeightsVersion
 from hypha_ray.worker.inbox import BatchSource, Inbox
+from hypha_ray.worker.incarnation import HandOver
 from hypha_ray.worker.training.loop import TrainingLoop
 
 SOURCE = Source("bench", 0, 1)
@@ -88,12 +89,12 @@ class Sides:
     def hear(self, item: Any) -> None:
         """Take an event; weights are answered with the next plan."""
         match item:
-            case Delta():
-                self.deltas.append(item)
+            case HandOver():
+                self.deltas.append(item.delta)
+                (weights,) = item.parts
+                self._answer({name: array.copy() for name, array in weights.items()})
             case Evaluated():
                 self.evaluated.append(item)
-            case dict():
-                self._answer({name: array.copy() for name, array in item.items()})
 
     def _answer(self, weights: Flat) -> None:
         version = len(self.deltas)
