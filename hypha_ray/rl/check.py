@@ -31,41 +31,47 @@ def check_generation(model: Any, rl: RL, tokenizer: Any, prompts: Samples) -> No
             critic, and none can be made of the model. RL026, the model can't generate by continuous batching.
 
     """
-    sampling = replace(training_sampling(rl), samples=1)
-    sampling = replace(sampling, max_tokens=min(_TOKENS, sampling.max_tokens))
+    sampling = training_sampling(rl)
+    tokens = min(_TOKENS, sampling.max_tokens)
     if rl.has_critic:
         _check_critic(model, prompts)
-    ids, mask = (torch.from_numpy(prompts.arrays[name]) for name in ("input_ids", "attention_mask"))
+    ids = torch.from_numpy(prompts.arrays["input_ids"])
+    mask = torch.from_numpy(prompts.arrays["attention_mask"])
     policy = Policy(model, rl.generation.temperature, None, vocabulary_of(tokenizer))
-    sampling = replace(sampling, vocabulary=policy.vocabulary)
+    sampling = replace(sampling, samples=1, max_tokens=tokens, vocabulary=policy.vocabulary)
     ends = end_tokens(model, tokenizer)
     if rl.generation.engine == "continuous":
-        found = ContinuousEngine(0, short=0).generate(model, ids, mask, prompts.keys, sampling, ends)
+        responses = ContinuousEngine(0, short=0).generate(model, ids, mask, prompts.keys, sampling, ends)
     else:
-        found = generate(model, ids, mask, draw(0, prompts.keys, sampling), sampling, ends)
+        responses = generate(model, ids, mask, draw(0, prompts.keys, sampling), sampling, ends)
     for row in range(len(prompts)):
-        alone = _alone(found, row)
-        gap = float((policy.logprobs(alone) - alone.logprobs).abs().max())
-        if not gap <= _CLOSE:
-            what = (
-                f"{type(model).__name__} can't be trained on what it generates: padding or cache change probabilities"
-            )
+        alone = _alone(responses, row)
+        distances = (policy.logprobs(alone) - alone.logprobs).abs()
+        largest = float(distances.max())
+        if not largest <= _CLOSE:
+            name = type(model).__name__
             raise ConfigError(
-                "RL005", what, f"log-probabilities {gap:.2g} apart", f"up to {_CLOSE:g}", "choose another model"
+                "RL005",
+                f"{name} can't be trained on what it generates: padding or cache change probabilities",
+                f"log-probabilities {largest:.2g} apart",
+                f"up to {_CLOSE:g}",
+                "choose another model",
             )
 
 
 @torch.no_grad()
 def _check_critic(model: Any, prompts: Samples) -> None:
     """Value the states of some prompts."""
-    ids, mask = (torch.from_numpy(prompts.arrays[name]).long() for name in ("input_ids", "attention_mask"))
+    ids = torch.from_numpy(prompts.arrays["input_ids"]).long()
+    mask = torch.from_numpy(prompts.arrays["attention_mask"]).long()
     Critic(model)(input_ids=ids, attention_mask=mask, use_cache=False)
 
 
-def _alone(found: Responses, row: int) -> Responses:
+def _alone(responses: Responses, row: int) -> Responses:
     """Return a response without any padding."""
-    kept = found.attention_mask[row].bool()
-    tokens = found.mask[row].bool()
-    ids = found.ids[row][kept][None]
-    logprobs = found.logprobs[row][tokens][None]
-    return Responses(ids, torch.ones_like(ids), torch.ones_like(logprobs), logprobs, found.ended[row : row + 1])
+    all_tokens = responses.attention_mask[row].bool()
+    response_tokens = responses.mask[row].bool()
+    ids = responses.ids[row][all_tokens][None]
+    logprobs = responses.logprobs[row][response_tokens][None]
+    ended = responses.ended[row : row + 1]
+    return Responses(ids, torch.ones_like(ids), torch.ones_like(logprobs), logprobs, ended)

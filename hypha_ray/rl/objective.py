@@ -35,7 +35,7 @@ class Objective:
         """Return the weighted sum of token losses, and the figures of these tokens.
 
         Args:
-            rollout: responses and what is known of them.
+            rollout: responses with advantages and log-probabilities.
             weights: weight of each token, [responses, tokens].
             scores: the trained policy's view of the responses.
 
@@ -55,7 +55,10 @@ class Objective:
             if recipe.kl_place == "loss":
                 loss = loss + rl.kl * divergence
         tokens = float(mask.sum())
-        sums = {name: (float((figure.detach() * mask).sum()), tokens) for name, figure in figures.items()}
+        sums: Sums = {}
+        for name, figure in figures.items():
+            total = (figure.detach() * mask).sum()
+            sums[name] = float(total), tokens
         if rollout.old is None:
             sums |= logprob_gap(old, rollout.responses)
         return (loss * weights).sum(), sums
@@ -75,14 +78,15 @@ class Objective:
         )
 
     def _correction(self, proximal: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
-        """Return the weight of each token for what lies between its sampling and its training."""
+        """Return the importance weight of each token, π_proximal / π_sample with the job's cap."""
         cap = self._rl.behaviour_cap
         if self._rl.is_asynchronous or cap is None:
             return decoupled_weight(proximal, behaviour, cap)
         return truncated_weight(proximal, behaviour, cap)
 
 
-def logprob_gap(own: torch.Tensor, responses: Responses) -> Sums:
-    """Return the figure of how far a policy's log-probabilities are from those that responses were sampled with."""
-    gap = (own - responses.logprobs).abs() * responses.mask
-    return {"logprob_gap": (float(gap.sum()), float(responses.mask.sum()))}
+def logprob_gap(logprobs: torch.Tensor, responses: Responses) -> Sums:
+    """Return the figure of the mean distance between a policy's log-probabilities and those of sampling."""
+    distances = (logprobs - responses.logprobs).abs() * responses.mask
+    tokens = float(responses.mask.sum())
+    return {"logprob_gap": (float(distances.sum()), tokens)}

@@ -22,7 +22,7 @@ Lengths: TypeAlias = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Meta:
-    """Description of samples without their arrays: all that a master knows of them.
+    """Description of samples without their arrays; a master sees nothing else of them.
 
     Raises:
         ValueError: an id is there twice, or a key hasn't lengths for each id.
@@ -68,7 +68,8 @@ class Sample:
         if self.data.keys() != self.meta.lengths.keys():
             raise ValueError(f"keys of the arrays, {sorted(self.data)}, aren't those of the lengths")
         for key, array in self.data.items():
-            if len(array) != (total := sum(self.meta.tokens(key))):
+            total = sum(self.meta.tokens(key))
+            if len(array) != total:
                 raise ValueError(f"{key} has {len(array)} rows, its lengths add up to {total}")
 
     @property
@@ -78,37 +79,46 @@ class Sample:
 
     def select(self, keys: Iterable[str]) -> Sample:
         """Return the same ids with some of the keys."""
-        kept = tuple(keys)
-        lengths = {key: self.meta.lengths[key] for key in kept}
-        return Sample(Meta(self.ids, lengths), {key: self.data[key] for key in kept})
+        lengths: dict[str, Lengths] = {}
+        data: dict[str, Packed] = {}
+        for key in keys:
+            lengths[key] = self.meta.lengths[key]
+            data[key] = self.data[key]
+        return Sample(Meta(self.ids, lengths), data)
 
     def take(self, ids: Sequence[str]) -> Sample:
         """Return some of the ids, in the order given."""
         if tuple(ids) == self.ids:
             return self
-        rows = {name: row for row, name in enumerate(self.ids)}
-        places = [rows[name] for name in ids]
-        lengths = {}
-        data = {}
+        row_of = {name: row for row, name in enumerate(self.ids)}
+        rows = [row_of[name] for name in ids]
+        lengths: dict[str, Lengths] = {}
+        data: dict[str, Packed] = {}
         for key, array in self.data.items():
-            ends = list(accumulate(self.meta.tokens(key), initial=0))
-            lengths[key] = tuple(self.meta.lengths[key][place] for place in places)
-            data[key] = np.concatenate([array[:0], *(array[ends[place] : ends[place + 1]] for place in places)])
+            lengths_of_key = self.meta.lengths[key]
+            bounds = list(accumulate(self.meta.tokens(key), initial=0))
+            parts = [array[bounds[row] : bounds[row + 1]] for row in rows]
+            lengths[key] = tuple(lengths_of_key[row] for row in rows)
+            data[key] = np.concatenate([array[:0], *parts])
         return Sample(Meta(tuple(ids), lengths), data)
 
-    def update(self, other: Sample) -> Sample:
+    def update(self, sample: Sample) -> Sample:
         """Return the samples with the keys of another one, whose ids are the same in any order."""
-        if set(other.ids) != set(self.ids):
+        if set(sample.ids) != set(self.ids):
             raise ValueError("samples can only be given keys of the same ids")
-        added = other.take(self.ids)
-        return Sample(Meta(self.ids, {**self.meta.lengths, **added.meta.lengths}), {**self.data, **added.data})
+        added = sample.take(self.ids)
+        lengths = {**self.meta.lengths, **added.meta.lengths}
+        return Sample(Meta(self.ids, lengths), {**self.data, **added.data})
 
 
 def gather(samples: Sequence[Sample]) -> Sample:
     """Join samples of different ids that have the same keys, in their order."""
     if len(samples) == 1:
         return samples[0]
-    keys = samples[0].data.keys()
-    ids = tuple(name for sample in samples for name in sample.ids)
-    lengths = {key: tuple(group for sample in samples for group in sample.meta.lengths[key]) for key in keys}
-    return Sample(Meta(ids, lengths), {key: np.concatenate([sample.data[key] for sample in samples]) for key in keys})
+    ids = tuple(chain.from_iterable(sample.ids for sample in samples))
+    lengths: dict[str, Lengths] = {}
+    data: dict[str, Packed] = {}
+    for key in samples[0].data:
+        lengths[key] = tuple(chain.from_iterable(sample.meta.lengths[key] for sample in samples))
+        data[key] = np.concatenate([sample.data[key] for sample in samples])
+    return Sample(Meta(ids, lengths), data)

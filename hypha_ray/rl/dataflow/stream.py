@@ -1,4 +1,4 @@
-"""Batches that rollout workers respond to while earlier ones are trained on (AReaL, arXiv:2505.24298).
+"""Batches that rollout workers respond to while earlier batches are trained on (AReaL, arXiv:2505.24298).
 
      step              k                  k+1                 k+2
      rollout workers   batch k+1 ───────► batch k+2 ───────► batch k+3         staleness 1
@@ -29,14 +29,19 @@ class _Batch(Generic[R]):
     post: Post[R]
     pending: Pending
 
+    def wait(self) -> None:
+        """Wait until all workers have answered."""
+        while not self.pending.done:
+            self.post.wait()
+
 
 class StreamDataset(Generic[R]):
-    """Dataset of an asynchronous island. It holds no arrays: what rollout workers make stays where it was made.
+    """Dataset of an asynchronous island. It holds no arrays: samples stay with the rollout workers that made them.
 
     Args:
         transport: way to the model workers.
-        workers: numbers of those that respond.
-        call: call that they answer.
+        workers: numbers of the rollout workers.
+        call: call that rollout workers answer.
         numbers: numbers of requests, shared with all others that send requests by this transport.
         deadline_s: longest time in seconds to wait for a reply.
 
@@ -53,30 +58,31 @@ class StreamDataset(Generic[R]):
         self._ahead: dict[tuple[str, ...], _Batch[R]] = {}
         self._dropped: list[_Batch[R]] = []
 
-    def fetch(self, wanted: Sequence[Sample], version: int) -> tuple[Reply, ...]:
-        """Send out those batches that aren't on their way, and wait for the first one; batches not wanted are dropped.
+    def fetch(self, batches: Sequence[Sample], version: int) -> tuple[Reply, ...]:
+        """Send out the batches that aren't on their way, wait for the first one, and drop all batches but these.
 
         Args:
-            wanted: prompts of the batch that is trained on next, and of those after it.
+            batches: prompts of the batch that is trained on next, and of the batches after it.
             version: version of the weights that batches sent out now are responded with.
 
         Returns:
-            Replies of the workers, whose samples are where they were made.
+            Replies of the workers for the first batch.
 
         Raises:
             WorkerLostError: a worker died.
             ClusterError: a worker didn't answer in time.
 
         """
-        names = [batch.ids for batch in wanted]
+        names = [batch.ids for batch in batches]
         self._drop([ids for ids in self._ahead if ids not in names])
         while self._dropped:  # Workers begin with nothing new before these are done, so that is no time lost.
             self._clear(self._dropped[0])
             del self._dropped[0]
-        for batch in wanted:
+        for batch in batches:
             if batch.ids not in self._ahead:
                 self._ahead[batch.ids] = self._begin(batch, version)
-        first = self._finished(self._ahead[names[0]])
+        first = self._ahead[names[0]]
+        first.wait()
         del self._ahead[names[0]]
         return tuple(sorted(first.pending.replies, key=lambda reply: reply.worker))
 
@@ -86,10 +92,10 @@ class StreamDataset(Generic[R]):
 
     def send_again(self) -> None:
         """Send all unanswered requests again, with the weights of the first time, because a worker was replaced."""
-        for one in (*self._ahead.values(), *self._dropped):
-            if not one.pending.done:
-                one.post = Post(self._transport, self._deadline_s)
-                one.pending = _sent(one.post, one.requests)
+        for batch in (*self._ahead.values(), *self._dropped):
+            if not batch.pending.done:
+                batch.post = Post(self._transport, self._deadline_s)
+                batch.pending = _send(batch.post, batch.requests)
 
     def _drop(self, names: Sequence[tuple[str, ...]]) -> None:
         self._dropped += [self._ahead.pop(ids) for ids in names]
@@ -102,32 +108,29 @@ class StreamDataset(Generic[R]):
         post.request(Request(fetch, "fetch", 0, ids=batch.ids, arguments={"sample": batch}))
         post.wait()
         call = self._call
-        before = (Transfer((Shard(0, fetch),)), Reallocate("actor", self._call.role))
-        parts = [tuple(batch.ids[i] for i in window) for window in windows(len(batch.ids), len(self._workers))]
-        requests = tuple(
-            Request(number, call.op, worker, call.role, part, call.takes, before, arguments={"version": version})
-            for worker, part in zip(self._workers, parts, strict=True)
-            if part
-        )
-        return _Batch(batch.ids, requests, post, _sent(post, requests))
+        before = (Transfer((Shard(0, fetch),)), Reallocate("actor", call.role))
+        requests: list[Request] = []
+        for worker, window in zip(self._workers, windows(len(batch.ids), len(self._workers)), strict=True):
+            ids = batch.ids[window.start : window.stop]
+            if ids:
+                arguments = {"version": version}
+                requests.append(
+                    Request(number, call.op, worker, call.role, ids, call.takes, before, arguments=arguments)
+                )
+        return _Batch(batch.ids, tuple(requests), post, _send(post, requests))
 
-    def _finished(self, one: _Batch[R]) -> _Batch[R]:
-        """Wait until all workers have answered."""
-        while not one.pending.done:
-            one.post.wait()
-        return one
-
-    def _clear(self, one: _Batch[R]) -> None:
-        """Let workers drop a batch, once they are through with it."""
-        post = self._finished(one).post
+    def _clear(self, batch: _Batch[R]) -> None:
+        """Let workers drop a batch when they have answered it."""
+        batch.wait()
         number = next(self._numbers)
-        workers = (0, *(request.worker for request in one.requests))
-        cleared = post.request(*(Request(number, "clear_data_cache", worker, ids=one.ids) for worker in workers))
-        while not cleared.done:
-            post.wait()
+        workers = [0, *(request.worker for request in batch.requests)]
+        requests = [Request(number, "clear_data_cache", worker, ids=batch.ids) for worker in workers]
+        clearing = batch.post.request(*requests)
+        while not clearing.done:
+            batch.post.wait()
 
 
-def _sent(post: Post[R], requests: Sequence[Request]) -> Pending:
+def _send(post: Post[R], requests: Sequence[Request]) -> Pending:
     pending = post.request(*requests)
     post.flush()
     return pending

@@ -1,4 +1,4 @@
-"""Server that a worker starts by a command: its process, its port, and what it prints."""
+"""Server that a worker starts by a command: its process, its port, and its output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CommandServer:
         line: command line, with ``{model}`` and ``{port}``.
         model: folder of the model.
         environment: variables beside those that are handed on.
-        log: file for what it prints; None, or if it can't be opened: a temporary one.
+        log: file for the server's output; a temporary one if it is None or can't be opened.
 
     Raises:
         ConfigError: RL020, there is no such program.
@@ -42,17 +42,21 @@ class CommandServer:
 
     def __init__(self, line: str, model: str, environment: Mapping[str, str], log: Path | None = None) -> None:
         port = _free_port()
-        words = [word.replace("{model}", model).replace("{port}", str(port)) for word in shlex.split(line)]
+        words: list[str] = []
+        for word in shlex.split(line):
+            with_model = word.replace("{model}", model)
+            words.append(with_model.replace("{port}", str(port)))
         self.url = f"http://127.0.0.1:{port}"
         self.answered = False
         """Whether a server of this command has answered once."""
-        self._program, program = words[0], shutil.which(words[0])
+        self._program = words[0]
+        program = shutil.which(self._program)
         if program is None:
             fix = "mend rl.generation.server.command; the program has to be on every node that may get a worker"
-            raise ConfigError(_STARTED, "there is no such program for a server that generates", words[0], fix=fix)
+            raise ConfigError(_STARTED, "there is no such program for a server that generates", self._program, fix=fix)
         self._printed = _opened(log)
         self.log = self._printed.name
-        """File with what the server has printed."""
+        """File with the server's output."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", guard.__name__, program, *words[1:]],
             env={**handed_on(os.environ), **environment},
@@ -70,7 +74,8 @@ class CommandServer:
             Unreachable: it has ended, and one has.
 
         """
-        if (code := self._process.poll()) is None:
+        code = self._process.poll()
+        if code is None:
             return
         if self.answered:
             raise Unreachable(f"the server has ended ({_cause(code)})")
@@ -96,12 +101,15 @@ class CommandServer:
     def _last_line(self) -> str:
         end = self._printed.seek(0, os.SEEK_END)
         self._printed.seek(max(0, end - _LAST_BYTES))
-        lines = self._printed.read().decode(errors="replace").split("\n")
-        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "nothing")
+        text = self._printed.read().decode(errors="replace")
+        for line in reversed(text.split("\n")):
+            if line.strip():
+                return line.strip()[:300]
+        return "nothing"
 
 
 def _opened(log: Path | None) -> IO[bytes]:
-    """Open a file for what a server prints; one that has grown large makes room for a new one."""
+    """Open a file for a server's output; a file that has grown large is put aside."""
     if log is not None:
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -114,16 +122,17 @@ def _opened(log: Path | None) -> IO[bytes]:
 
 
 def _cause(code: int) -> str:
-    """Return what an exit code tells; a shell's and the guard's are 128 and more for signals."""
+    """Return an exit code as text; a shell's and the guard's are 128 and more for signals."""
     number = -code if code < 0 else code - 128
     try:
-        return f"killed by signal {number} ({signal.Signals(number).name})"
+        name = signal.Signals(number).name
     except ValueError:
         return f"exit code {code}"
+    return f"killed by signal {number} ({name})"
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port: int = server.getsockname()[1]
         return port

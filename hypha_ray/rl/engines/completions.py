@@ -1,4 +1,4 @@
-"""Interface of engines that generate in the place of the policy's own loop, and what comes of them."""
+"""Interface of engines that generate in the place of the policy's own loop, and their results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Engine(Protocol):
     name: str
     """Name in messages."""
     remedy: str
-    """Remedy if its log-probabilities are other ones than the policy's."""
+    """Remedy in messages if the engine's log-probabilities differ from the policy's."""
 
     def generate(
         self,
@@ -66,18 +66,18 @@ class Engine(Protocol):
         ...
 
 
-def unfit(response: Completion, known: Container[int]) -> str:
+def unfit(response: Completion, vocabulary: Container[int]) -> str:
     """Return the reason why a model can't have made a response; empty if it can.
 
     Args:
         response: the response.
-        known: ids that it may have.
+        vocabulary: ids that it may have.
 
     """
     if not response.ids or len(response.ids) != len(response.logprobs):
         return f"{len(response.ids)} tokens of a response with {len(response.logprobs)} log-probabilities"
     for token in response.ids:
-        if type(token) is not int or token not in known:
+        if type(token) is not int or token not in vocabulary:
             return f"a response with the token id {_shown(token)}, which model or tokenizer lack"
     for logprob in response.logprobs:
         if type(logprob) not in (int, float) or not -_MOST_LOGPROB <= logprob <= ROUNDING:
@@ -87,30 +87,41 @@ def unfit(response: Completion, known: Container[int]) -> str:
 
 def _shown(value: object) -> str:
     """Return a value of an answer as text of bounded length."""
-    return repr(value)[:40] if not isinstance(value, int) or abs(value) < 10**30 else "of more than 30 digits"
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return "of more than 30 digits"
+    return repr(value)[:40]
 
 
 def responses_of(
-    ids: torch.Tensor, attention_mask: torch.Tensor, found: Sequence[Completion], ends: Collection[int]
+    ids: torch.Tensor, attention_mask: torch.Tensor, completions: Sequence[Completion], ends: Collection[int]
 ) -> Responses:
     """Return responses as tensors, with their prompts before them.
 
     Args:
         ids: prompts padded on the left, [prompts, width].
         attention_mask: mask of their tokens, of the same shape.
-        found: responses, the same number to each prompt and as neighbours.
+        completions: responses, the same number to each prompt and as neighbours.
         ends: ids of tokens that end a response.
 
     """
-    samples = len(found) // len(ids)
-    prompts, masks = (one.long().repeat_interleave(samples, 0) for one in (ids, attention_mask))
-    tokens = torch.full((len(found), max(len(one.ids) for one in found)), min(ends))
+    device = ids.device
+    samples = len(completions) // len(ids)
+    prompts = ids.long().repeat_interleave(samples, 0)
+    prompt_mask = attention_mask.long().repeat_interleave(samples, 0)
+    longest = max(len(completion.ids) for completion in completions)
+    tokens = torch.full((len(completions), longest), min(ends))
     logprobs = torch.zeros(tokens.shape)
     mask = torch.zeros(tokens.shape)
-    for row, one in enumerate(found):
-        count = len(one.ids)
-        tokens[row, :count], logprobs[row, :count] = torch.tensor(one.ids), torch.tensor(one.logprobs)
+    for row, completion in enumerate(completions):
+        count = len(completion.ids)
+        tokens[row, :count] = torch.tensor(completion.ids)
+        logprobs[row, :count] = torch.tensor(completion.logprobs)
         mask[row, :count] = 1
-    tokens, logprobs, mask = (one.to(ids.device) for one in (tokens, logprobs, mask))
-    ended = torch.tensor([one.ids[-1] in ends for one in found], device=ids.device)
-    return Responses(torch.cat([prompts, tokens], 1), torch.cat([masks, mask.long()], 1), mask, logprobs, ended)
+    mask = mask.to(device)
+    return Responses(
+        ids=torch.cat([prompts, tokens.to(device)], 1),
+        attention_mask=torch.cat([prompt_mask, mask.long()], 1),
+        mask=mask,
+        logprobs=logprobs.to(device),
+        ended=torch.tensor([completion.ids[-1] in ends for completion in completions], device=device),
+    )

@@ -73,9 +73,12 @@ class VLLM:
                 "top_k": sampling.top_k or 0,
             },
         )
-        with _Promised():
-            choices = sorted(answer["choices"], key=lambda choice: choice["index"])
-            return [_completion(one["token_ids"], one["logprobs"]["token_logprobs"], None) for one in choices]
+        completions: list[Completion] = []
+        with _RefuseIncomplete():
+            for choice in sorted(answer["choices"], key=lambda choice: choice["index"]):
+                logprobs = choice["logprobs"]["token_logprobs"]
+                completions.append(_completion(choice["token_ids"], logprobs, None))
+        return completions
 
     def load(self, ask: Ask, folder: str, version: str) -> None:
         """Load weights as `Dialect` says; caches of prefixes go with the pause."""
@@ -86,7 +89,7 @@ class VLLM:
 
     def version(self, ask: Ask) -> str | None:
         """Return the version that the server tells."""
-        with _Promised():
+        with _RefuseIncomplete():
             return str(ask("/weight_info")["weight_version"])
 
 
@@ -101,26 +104,24 @@ class SGLang:
         """Make responses as `Dialect` says; seeds count if the server runs with deterministic inference."""
         common = {**_common(sampling, ends), "max_new_tokens": sampling.max_tokens, "top_k": sampling.top_k or -1}
         seeds = range(seed, seed + sampling.samples)
-        answers = ask(
-            "/generate",
-            {
-                "input_ids": [list(prompt)] * sampling.samples,
-                "sampling_params": [{**common, "sampling_seed": each} for each in seeds],
-                "return_logprob": True,
-            },
-        )
-        with _Promised():
-            return [
-                _completion(one["output_ids"], [pair[0] for pair in facts["output_token_logprobs"]], version)
-                for one in answers
-                for facts in [one["meta_info"]]
-                for version in [str(facts["weight_version"])]
-            ]
+        payload = {
+            "input_ids": [list(prompt)] * sampling.samples,
+            "sampling_params": [{**common, "sampling_seed": sampling_seed} for sampling_seed in seeds],
+            "return_logprob": True,
+        }
+        answers = ask("/generate", payload)
+        completions: list[Completion] = []
+        with _RefuseIncomplete():
+            for answer in answers:
+                facts = answer["meta_info"]
+                logprobs = [pair[0] for pair in facts["output_token_logprobs"]]
+                completions.append(_completion(answer["output_ids"], logprobs, str(facts["weight_version"])))
+        return completions
 
     def load(self, ask: Ask, folder: str, version: str) -> None:
         """Load weights as `Dialect` says."""
         answer = ask("/update_weights_from_disk", {"model_path": folder, "weight_version": version})
-        with _Promised():
+        with _RefuseIncomplete():
             if not answer["success"]:
                 raise Refused(f"weights were not loaded: {answer['message']}")
 
@@ -134,7 +135,7 @@ DIALECTS: Final[dict[str, Dialect]] = {"vllm": VLLM(), "sglang": SGLang()}
 
 
 def _common(sampling: Sampling, ends: Sequence[int]) -> dict[str, Any]:
-    """Return settings that both have; a model's own settings of generation would count for those left out."""
+    """Return settings that both dialects have, all of them: a server takes those left out from the model's folder."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -152,12 +153,13 @@ def _completion(ids: Sequence[int], logprobs: Sequence[float], version: str | No
     return Completion(tuple(ids), tuple(logprobs), version)
 
 
-class _Promised:
-    """Context in which an answer is taken apart: a part that is missing is told of as a refusal."""
+class _RefuseIncomplete:
+    """Context in which an answer is read: a missing part raises `Refused`."""
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, ArithmeticError | AttributeError | LookupError | TypeError | ValueError):
-            raise Refused(f"an answer without what is needed ({type(error).__name__}: {error})") from None
+            cause = type(error).__name__
+            raise Refused(f"an answer without what is needed ({cause}: {error})") from None

@@ -39,7 +39,8 @@ def main(words: list[str]) -> int:
             _end(process)
             return 143
     _kill_all(process.pid)
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+    code = process.returncode
+    return code if code >= 0 else 128 - code
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -64,10 +65,12 @@ def _kill_all(group: int) -> None:
 
 
 def _children() -> list[int]:
+    path = Path(f"/proc/self/task/{os.getpid()}/children")
     try:
-        return list(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
-    except FileNotFoundError:  # The kernel doesn't tell of them.
+        text = path.read_text()
+    except FileNotFoundError:  # This kernel doesn't list children.
         return []
+    return [int(number) for number in text.split()]
 
 
 if __name__ == "__main__":

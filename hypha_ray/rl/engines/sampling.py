@@ -38,8 +38,14 @@ def training_sampling(rl: RL) -> Sampling:
 
 def evaluation_sampling(rl: RL) -> Sampling:
     """Settings of responses to validation prompts."""
-    own = rl.evaluation
-    return Sampling(own.samples, rl.generation.max_response_tokens, own.temperature, own.top_p, own.top_k)
+    evaluation = rl.evaluation
+    return Sampling(
+        samples=evaluation.samples,
+        max_tokens=rl.generation.max_response_tokens,
+        temperature=evaluation.temperature,
+        top_p=evaluation.top_p,
+        top_k=evaluation.top_k,
+    )
 
 
 def draw(seed: int, keys: npt.NDArray[np.int64], sampling: Sampling) -> torch.Tensor:
@@ -55,8 +61,12 @@ def draw(seed: int, keys: npt.NDArray[np.int64], sampling: Sampling) -> torch.Te
 
     """
     shape = (sampling.samples, sampling.max_tokens)
-    generators = (np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *key]))) for key in keys.tolist())
-    return torch.from_numpy(np.concatenate([generator.random(shape) for generator in generators]))
+    uniform: list[npt.NDArray[np.float64]] = []
+    for key in keys.tolist():
+        seeds = np.random.SeedSequence([seed, *key])
+        generator = np.random.Generator(np.random.Philox(seeds))
+        uniform.append(generator.random(shape))
+    return torch.from_numpy(np.concatenate(uniform))
 
 
 def choose(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,9 +81,13 @@ def choose(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> t
         Ids, and their log-probabilities at this temperature before any truncation; both [rows].
 
     """
-    scaled = sampling.vocabulary.known(logits / sampling.temperature if sampling.temperature else logits)
+    if sampling.temperature:
+        scaled = sampling.vocabulary.known(logits / sampling.temperature)
+        ids = _drawn(scaled, uniform, sampling)
+    else:
+        scaled = sampling.vocabulary.known(logits)
+        ids = scaled.argmax(-1)
     logprobs = torch.log_softmax(scaled, -1)
-    ids = _drawn(scaled, uniform, sampling) if sampling.temperature else scaled.argmax(-1)
     return ids, logprobs.gather(1, ids[:, None])[:, 0]
 
 
@@ -95,10 +109,14 @@ def _truncated(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     no_ids = torch.empty(0, dtype=torch.long)
     if sampling.top_k is not None:
         logits = TopKLogitsWarper(sampling.top_k)(no_ids, logits)
-    return TopPLogitsWarper(sampling.top_p)(no_ids, logits) if sampling.top_p < 1 else logits
+    if sampling.top_p < 1:
+        logits = TopPLogitsWarper(sampling.top_p)(no_ids, logits)
+    return logits
 
 
 def _invert(logits: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    cumulative = logits.double().softmax(-1).cumsum(-1)
-    places = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
-    return places[:, 0].clamp(max=logits.shape[1] - 1)
+    probabilities = logits.double().softmax(-1)
+    cumulative = probabilities.cumsum(-1)
+    thresholds = uniform[:, None] * cumulative[:, -1:]
+    ids = torch.searchsorted(cumulative, thresholds, right=True)
+    return ids[:, 0].clamp(max=logits.shape[1] - 1)

@@ -46,10 +46,16 @@ def passes(response: Response) -> float | None:
 
 def _program(text: str) -> str:
     """Return the last block of Python, or without one the last block of no language, or all of the text."""
-    blocks = [(language.lower(), block) for _, language, block in _BLOCK.findall(text) if block]
-    marked = [block for language, block in blocks if language in _PYTHON]
-    plain = [block for language, block in blocks if not language]
-    return textwrap.dedent((marked or plain or [text])[-1])
+    program = text
+    program_is_python = False
+    for _, language, block in _BLOCK.findall(text):
+        if not block:
+            continue
+        is_python = language.lower() in _PYTHON
+        if is_python or (not language and not program_is_python):
+            program = block
+            program_is_python = is_python
+    return textwrap.dedent(program)
 
 
 def _verdict(folder: Path) -> bytes:

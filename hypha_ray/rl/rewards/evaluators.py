@@ -18,7 +18,7 @@ from hypha_ray.rl.rewards.reward_process import START_S, RewardProcess
 from hypha_ray.types.current_work import working
 
 _MOST_LOST = 8
-"""Responses of a batch that get no reward for their time limit, and none does, before the others aren't tried."""
+"""Number of lost responses after which the rest of a batch isn't tried, if no response has got a reward."""
 
 log = logging.getLogger(__name__)
 
@@ -52,15 +52,16 @@ class InPlace:
 
     def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
         """Return rewards as `Evaluator` says."""
-        return self._failures.settle(self._names, [self._row(response) for response in responses], responses)
+        rows = [self._row(response) for response in responses]
+        return self._failures.settle(self._names, rows, responses)
 
     def _row(self, response: Response) -> Row:
         with working() as now_at:
-            return self._calls.row(response, lambda name: now_at(_named(name, response)))
+            return self._calls.row(response, lambda name: now_at(_work_text(name, response)))
 
 
 class Processes:
-    """Calls in other processes; one that takes too long, or dies, is replaced, and its response has no reward.
+    """Calls in other processes. A process that takes too long or dies is replaced, and its response has no reward.
 
     Args:
         names: functions of the job.
@@ -87,8 +88,8 @@ class Processes:
         self._start_s = start_s
         self._failures = Failures()
         self._idle: list[RewardProcess] = []
-        self._told: set[str] = set()
-        """Functions whose first loss of a reward has been told."""
+        self._warned: set[str] = set()
+        """Functions whose first lost reward has been logged."""
 
     def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
         """Return rewards as `Evaluator` says."""
@@ -96,9 +97,10 @@ class Processes:
             return self._failures.settle(self._names, self._rows(responses), responses)
 
     def _rows(self, responses: Sequence[Response]) -> list[Row]:
-        rows: list[Row] = [(math.nan,) * len(self._names)] * len(responses)
+        absent: Row = (math.nan,) * len(self._names)
+        rows = [absent] * len(responses)
         waiting = deque(range(len(responses)))
-        busy = dict[RewardProcess, tuple[int, float]]()
+        busy: dict[RewardProcess, tuple[int, float]] = {}  # Row and deadline of each process.
         lost = 0
         while waiting or busy:
             while waiting and len(busy) < self._count:
@@ -106,17 +108,18 @@ class Processes:
                 number = waiting.popleft()
                 process.ask(responses[number])
                 busy[process] = number, time.monotonic() + self._deadline_s
-            limit_s = min(at for _, at in busy.values()) - time.monotonic()
+            next_deadline = min(deadline for _, deadline in busy.values())
+            limit_s = next_deadline - time.monotonic()
             ready, *_ = select.select(list(busy), [], [], max(0.0, limit_s))
-            for process, (number, at) in list(busy.items()):
+            for process, (number, deadline) in list(busy.items()):
                 answer = process.receive() if process in ready else ""
                 if isinstance(answer, tuple):
                     rows[number] = answer
                     self._idle.append(process)
-                elif answer is None or time.monotonic() >= at:
+                elif answer is None or time.monotonic() >= deadline:
                     process.kill()
                     lost += 1
-                    self._tell(process.running, responses[number], died=answer is None)
+                    self._warn_once(process.running, responses[number], died=answer is None)
                 else:
                     continue
                 del busy[process]
@@ -132,14 +135,15 @@ class Processes:
                 return process
         return RewardProcess(self._names, self._tasks, self._start_s)
 
-    def _tell(self, function: str, response: Response, died: bool) -> None:
+    def _warn_once(self, function: str, response: Response, died: bool) -> None:
         """Log the first lost reward of a function."""
-        if function in self._told:
+        if function in self._warned:
             return
-        self._told.add(function)
+        self._warned.add(function)
         reason = "its process died" if died else f"it took longer than {self._deadline_s:g} s"
         text = "reward function %s gave no reward, which is told once: %s; the prompt was %r"
-        log.warning(text, function or " and ".join(self._names), reason, response.prompt[-80:])
+        name = function or " and ".join(self._names)
+        log.warning(text, name, reason, response.prompt[-80:])
 
 
 def check_functions(names: Sequence[str], deadline_s: Deadline) -> None:
@@ -150,22 +154,25 @@ def check_functions(names: Sequence[str], deadline_s: Deadline) -> None:
 
     """
     require_known(names)
-    own = [name for name in names if not is_built_in("rewards", name)]
-    if own and deadline_s == "none":
-        Calls(own, {})
-    elif own:
-        RewardProcess(own, {}).kill()
+    user_functions = [name for name in names if not is_built_in("rewards", name)]
+    if not user_functions:
+        return
+    if deadline_s == "none":
+        Calls(user_functions, {})
+    else:
+        RewardProcess(user_functions, {}).kill()
 
 
-def _named(function: str, response: Response) -> str:
-    return f"reward function {function} on the prompt {response.prompt[-80:]!r}"
+def _work_text(function: str, response: Response) -> str:
+    end_of_prompt = response.prompt[-80:]
+    return f"reward function {function} on the prompt {end_of_prompt!r}"
 
 
 class Together:
-    """Evaluators of some of the functions each.
+    """Several evaluators, each of some of the functions.
 
     Args:
-        parts: evaluators, with the places of their functions among all.
+        parts: evaluators, with the indices of their functions among all functions.
 
     """
 
@@ -175,7 +182,9 @@ class Together:
     def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
         """Return rewards as `Evaluator` says."""
         columns: dict[int, list[float]] = {}
-        for places, evaluator in self._parts:
-            found = evaluator.rewards(responses)
-            columns |= {place: [row[number] for row in found] for number, place in enumerate(places)}
-        return list(zip(*(columns[place] for place in sorted(columns)), strict=True))
+        for indices, evaluator in self._parts:
+            rows = evaluator.rewards(responses)
+            for column, index in enumerate(indices):
+                columns[index] = [row[column] for row in rows]
+        in_order = [columns[index] for index in sorted(columns)]
+        return list(zip(*in_order, strict=True))

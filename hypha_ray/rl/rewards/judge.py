@@ -1,4 +1,4 @@
-"""Reward by a judge: a language model behind an address in the manner of OpenAI, which says a score."""
+"""Reward by a judge: a language model behind an API like that of OpenAI, which answers with a score."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from hypha_ray.texts import HIDDEN
 _WRONG = frozenset({*range(300, 400), 401, 403, 404, 405})
 """Statuses that all requests would get: key, address or model are wrong."""
 _PATTERN_S = 5.0
-"""Longest search for a score in what a judge said."""
-_PLACES = re.compile(r"\{(prompt|response|answer)\}")
+"""Longest search for a score in a judge's text, in seconds."""
+_PLACEHOLDERS = re.compile(r"\{(prompt|response|answer)\}")
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,9 @@ class JudgeCalls:
             raise ConfigError("RWD005", "the judge lacks an address or a model", fix=f"set rl.reward.judge.{missing}")
         self._url = f"{settings.url.rstrip('/')}/chat/completions"
         name = settings.key_variable
-        self._key = None if name is None else os.environ.get(name)
+        self._key: str | None = None
+        if name is not None:
+            self._key = os.environ.get(name)
         if name is not None and not self._key:
             fix = f"set {name} where the job is submitted and on all nodes, or name another variable"
             raise AuthenticationError("RWD006", "the judge's key isn't in the environment", name, fix=fix)
@@ -65,26 +67,36 @@ class JudgeCalls:
             ConfigError: RWD005, the judge refuses all requests.
 
         """
-        judged = [place for place, one in enumerate(responses) if JUDGE in functions_of(one, self._tasks, (JUDGE,))]
+        judged: list[int] = []
+        for index, response in enumerate(responses):
+            if JUDGE in functions_of(response, self._tasks, (JUDGE,)):
+                judged.append(index)
+        rewards = [math.nan] * len(responses)
+        absent = 0
         with ThreadPoolExecutor(min(self._settings.at_once, max(1, len(judged)))) as pool:
-            found = dict(zip(judged, pool.map(self._score, (responses[place] for place in judged)), strict=True))
-        if absent := sum(map(math.isnan, found.values())):
-            log.warning("the judge gave no score for %d of %d responses: %s", absent, len(found), self.trouble)
-        return [(found.get(place, math.nan),) for place in range(len(responses))]
+            scores = pool.map(self._score, [responses[index] for index in judged])
+            for index, score in zip(judged, scores, strict=True):
+                rewards[index] = score
+                absent += math.isnan(score)
+        if absent:
+            log.warning("the judge gave no score for %d of %d responses: %s", absent, len(judged), self.trouble)
+        return [(reward,) for reward in rewards]
 
     def _score(self, response: Response) -> float:
         settings = self._settings
-        parts = {"prompt": response.prompt, "response": response.text, "answer": str(response.data.get("answer", ""))}
-        text = _PLACES.sub(lambda place: parts[place[1]], settings.template)
-        limit = {} if settings.max_tokens is None else {"max_tokens": settings.max_tokens}
-        messages = [{"role": "user", "content": text}]
-        payload = {"model": settings.model, "messages": messages, "temperature": 0.0, **limit}
-        said = self._said(payload)
-        if said is None:
+        answer = response.data.get("answer", "")
+        texts = {"prompt": response.prompt, "response": response.text, "answer": str(answer)}
+        question = _PLACEHOLDERS.sub(lambda match: texts[match[1]], settings.template)
+        messages = [{"role": "user", "content": question}]
+        payload: dict[str, object] = {"model": settings.model, "messages": messages, "temperature": 0.0}
+        if settings.max_tokens is not None:
+            payload["max_tokens"] = settings.max_tokens
+        verdict = self._ask(payload)
+        if verdict is None:
             return math.nan
-        score = self._score_in(said)
+        score = self._score_in(verdict)
         if score is None:
-            self.trouble = f"no score in {said[-100:]!r}"
+            self.trouble = f"no score in {verdict[-100:]!r}"
             return math.nan
         full = settings.full_score
         if score > full:
@@ -92,34 +104,40 @@ class JudgeCalls:
             return math.nan
         return score / full
 
-    def _score_in(self, said: str) -> float | None:
-        """Return the last score in a text; None without one, or if the pattern takes too long to say."""
+    def _score_in(self, text: str) -> float | None:
+        """Return the last score in a text; None without one, or if the search for the pattern takes too long."""
         try:
             # The interpreter is free meanwhile, so that signs of life go out.
-            found = self._pattern.findall(said, timeout=_PATTERN_S, concurrent=True)
+            matches = self._pattern.findall(text, timeout=_PATTERN_S, concurrent=True)
         except TimeoutError:
-            log.warning("rl.reward.judge.pattern takes longer than %g s for %r", _PATTERN_S, said[-100:])
+            log.warning("rl.reward.judge.pattern takes longer than %g s for %r", _PATTERN_S, text[-100:])
             return None
-        scores = [float(text) for text in found if _is_number(text)]
-        return scores[-1] if scores else None
+        for match in reversed(matches):
+            if _is_number(match):
+                return float(match)
+        return None
 
-    def _said(self, payload: Mapping[str, object]) -> str | None:
+    def _ask(self, payload: Mapping[str, object]) -> str | None:
         """Return the judge's text; None after the last attempt failed."""
-        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
+        headers: dict[str, str] = {}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
         pauses = Pauses(self._settings.retries)
         pause_s: float | None = 0.0
         while pause_s is not None:
             time.sleep(pause_s)
             try:
-                return self._text_of(call(self._url, payload, self._settings.deadline_s, headers))
+                answer = call(self._url, payload, self._settings.deadline_s, headers)
+                return self._text_of(answer)
             except (Unreachable, TooLate) as error:
                 self.trouble = self._hidden(str(error))
                 pause_s = pauses.after(error.retry_after_s if isinstance(error, Unreachable) else None)
             except Refused as error:
-                said = self.trouble = self._hidden(str(error))
+                trouble = self._hidden(str(error))
+                self.trouble = trouble
                 if error.status in _WRONG:
                     fix = "mend rl.reward.judge.url, model or key; it has to be the address itself, with no redirect"
-                    raise ConfigError("RWD005", "the judge refuses requests", said, fix=fix) from None
+                    raise ConfigError("RWD005", "the judge refuses requests", trouble, fix=fix) from None
                 return None
         return None
 

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 _COMMANDS = re.compile(r"\\(text|mathrm|mbox)\{[^{}]*\}|\\(?!boxed)[A-Za-z]+")
 """Commands of LaTeX that aren't prose, whatever their names and texts are."""
 _PROSE = re.compile(r"\$|\\[(\[]|\\boxed|####|[A-Za-z]{3}|\d [A-Za-z]+/[A-Za-z]+$")
-"""Signs of an answer that isn't mathematics as a whole: marks of what is, words, and units such as m/s."""
+"""Signs of an answer that isn't mathematics as a whole: marks of formulas, words, and units such as m/s."""
 
 _EXPONENT = re.compile(r"(?<![\w.\\])\d+(?:\.\d+)?[eE][-+]?\d{1,2}(?!\w|\.\d)")
 _MIXED = re.compile(r"(?<![\w.,/^}\\])(\d{1,3}) (\d{1,4})/(\d{1,4})(?![\w/^]|\.\d)")
@@ -37,11 +37,12 @@ def equal(response: Response) -> float | None:
 
     """
     package = _package()
-    wanted = _wanted(package, response.answer)
-    if not wanted:
+    right = _parsed_answer(package, response.answer)
+    if not right:
         raise ValueError(f"no expression in the answer {response.answer[:80]!r}")
     try:
-        return float(package.verify(wanted, _parsed(package, response.text), timeout_seconds=None))
+        answer = _parsed(package, response.text)
+        return float(package.verify(right, answer, timeout_seconds=None))
     except Exception as error:  # The package reads whatever a model writes.
         log.warning("a response has no reward, math-verify fails on it: %s", first_line(error))
         return None
@@ -57,8 +58,8 @@ def warm_up() -> None:
     equal(Response("", "1", (), True, {"answer": "1"}, 1))
 
 
-def _wanted(package: Any, answer: str) -> Any:
-    """Parse a right answer: all of it is mathematics, unless it says itself what is, or it is prose."""
+def _parsed_answer(package: Any, answer: str) -> Any:
+    """Parse a right answer: all of it is mathematics, unless it marks its mathematics itself, or it is prose."""
     texts = [f"${answer}$", answer]
     if _PROSE.search(_COMMANDS.sub("", answer)):
         texts.reverse()
@@ -66,15 +67,18 @@ def _wanted(package: Any, answer: str) -> Any:
 
 
 def _parsed(package: Any, text: str) -> Any:
-    text = _EXPONENT.sub(lambda found: f"{Decimal(found[0]):f}", _MIXED.sub(_improper, text))
+    text = _MIXED.sub(_improper, text)
+    text = _EXPONENT.sub(lambda number: f"{Decimal(number[0]):f}", text)
     kinds = [package.LatexExtractionConfig(boxed_match_priority=0), package.ExprExtractionConfig()]
     return package.parse(text, extraction_config=kinds, parsing_timeout=None)
 
 
-def _improper(found: re.Match[str]) -> str:
+def _improper(number: re.Match[str]) -> str:
     """Write a mixed number as one fraction; leave a fraction of 1 or more that stands behind another number."""
-    whole, above, below = map(int, found.groups())
-    return f"{whole * below + above}/{below}" if above < below else found[0]
+    whole, numerator, denominator = map(int, number.groups())
+    if numerator >= denominator:
+        return number[0]
+    return f"{whole * denominator + numerator}/{denominator}"
 
 
 def _package() -> Any:

@@ -35,7 +35,8 @@ def main(folder: str) -> None:
     os.chdir(Path(folder, "work"))
     _keep_in()
     module = types.ModuleType("__main__")
-    sys.modules["__main__"], sys.argv = module, ["program.py"]
+    sys.modules["__main__"] = module
+    sys.argv = ["program.py"]
     # A program may replace what is built in, so names are bound before it runs.
     translate = compile
     run = exec

@@ -1,4 +1,4 @@
-"""Process between a worker and a response's program: it judges by the program's stops, and cleans up behind it.
+"""Process between a worker and a response's program: it judges by the program's stops, and removes its traces.
 
     python -I -S program_guard.py FOLDER
 
@@ -45,9 +45,9 @@ def _passes(folder: Path, tests: bytes) -> bool:
     """Whether the program gets to its end and then, with the tests there, to the end of these."""
     wake = _wakes()
     until = time.monotonic() + _LIMIT_S
-    nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
+    no_streams = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
     command = [sys.executable, "-I", str(_PROGRAM), str(folder)]
-    process = os.posix_spawn(sys.executable, command, {}, file_actions=nothing, setsid=True)
+    process = os.posix_spawn(sys.executable, command, {}, file_actions=no_streams, setsid=True)
     if not _stops(process, wake, until):
         return False
     with suppress(OSError), (folder / "tests.py").open("xb") as file:
@@ -72,7 +72,8 @@ def _stops(process: int, wake: int, until: float) -> bool:
         changed, status = os.waitpid(process, os.WNOHANG | os.WUNTRACED)
         if changed:
             return os.WIFSTOPPED(status)
-        ready, *_ = select.select([0, wake], [], [], max(0.0, until - time.monotonic()))
+        left_s = max(0.0, until - time.monotonic())
+        ready, *_ = select.select([0, wake], [], [], left_s)
         if not ready or 0 in ready:
             return False
         with suppress(BlockingIOError):
@@ -91,10 +92,12 @@ def _kill_all() -> None:
 
 
 def _children() -> list[int]:
+    path = Path(f"/proc/self/task/{os.getpid()}/children")
     try:
-        return list(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
-    except FileNotFoundError:  # The kernel doesn't tell of them.
+        text = path.read_text()
+    except FileNotFoundError:  # This kernel doesn't list children.
         return []
+    return [int(number) for number in text.split()]
 
 
 def remove(root: int) -> None:

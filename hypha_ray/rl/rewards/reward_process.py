@@ -38,24 +38,27 @@ class RewardProcess:
 
     def __init__(self, names: Sequence[str], tasks: Tasks, start_s: float = START_S) -> None:
         command = [sys.executable, "-P", "-c", f"from {__name__} import _serve; _serve()"]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        from_it, its_output = os.pipe()
-        its_input, to_it = os.pipe()
+        python_path = os.pathsep.join(filter(None, sys.path))
+        environment = {**os.environ, "PYTHONPATH": python_path}
+        answers_end, child_output = os.pipe()
+        child_input, requests_end = os.pipe()
         self._process = subprocess.Popen(
-            command, env=environment, stdin=its_input, stdout=its_output, start_new_session=True
+            command, env=environment, stdin=child_input, stdout=child_output, start_new_session=True
         )
-        os.close(its_input)
-        os.close(its_output)
-        self._answers = Connection(from_it, writable=False)
-        self._requests = Connection(to_it, readable=False)
+        os.close(child_input)
+        os.close(child_output)
+        self._answers = Connection(answers_end, writable=False)
+        self._requests = Connection(requests_end, readable=False)
         self.running = ""
         """Name of the function that was called last; empty before the first."""
         self._send((tuple(names), dict(tasks)))
         if not self._answers.poll(start_s):
             self.kill()
-            what = "reward functions take too long to load"
+            functions = ", ".join(names)
             fix = "see to what their modules do when they are imported"
-            raise ConfigError("RWD004", what, f"{', '.join(names)}: more than {start_s:g} s", fix=fix)
+            raise ConfigError(
+                "RWD004", "reward functions take too long to load", f"{functions}: more than {start_s:g} s", fix=fix
+            )
         if self.receive() is None:
             self.kill()
             raise ConfigError("RWD004", "a process for reward functions ended as it began", ", ".join(names))
@@ -116,8 +119,8 @@ def _serve() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # A function that hangs doesn't outlive its worker.
     requests = Connection(os.dup(0), writable=False)
     answers = Connection(os.dup(1), readable=False)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+    no_input = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(no_input, 0)
     os.dup2(2, 1)
     calls: Calls | None = None
     with suppress(EOFError):

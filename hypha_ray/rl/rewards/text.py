@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from decimal import Decimal, InvalidOperation
 
@@ -15,18 +16,21 @@ _BOX = re.compile(r"\\boxed\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
 
 def exact(response: Response) -> float:
     """Give 1 for the answer and nothing else, ended by the model, otherwise 0."""
-    return float(response.ended and response.text.strip() == response.answer.strip())
+    is_equal = response.text.strip() == response.answer.strip()
+    return float(response.ended and is_equal)
 
 
 def positions(response: Response) -> float:
     """Give the share of the answer's characters that are at their place; the end counts as one more character.
 
-    A small model finds the way to an exact answer by it: a response that is half right gets half of the reward.
+    It leads a small model to exact answers: a response that is half right gets half of the reward.
     """
-    got = response.text.strip()
-    wanted = response.answer.strip()
-    same = sum(a == b for a, b in zip(got, wanted, strict=False))
-    return (same + (response.ended and len(got) == len(wanted))) / (len(wanted) + 1)
+    text = response.text.strip()
+    answer = response.answer.strip()
+    right = sum(map(operator.eq, text, answer))
+    if response.ended and len(text) == len(answer):
+        right += 1
+    return right / (len(answer) + 1)
 
 
 def contains(response: Response) -> float:
@@ -45,27 +49,30 @@ def number(response: Response) -> float:
         ValueError: there is no number in the answer.
 
     """
-    wanted = last_number(response.answer)
-    if wanted is None:
+    right = last_number(response.answer)
+    if right is None:
         raise ValueError(f"no number in the answer {response.answer[:80]!r}")
-    return float(last_number(response.text) == wanted)
+    return float(last_number(response.text) == right)
 
 
 def last_number(text: str) -> Decimal | None:
     """The last decimal number in a text; None without any."""
-    found = _NUMBER.findall(text)
-    if not found:
+    numbers = _NUMBER.findall(text)
+    if not numbers:
         return None
+    digits = numbers[-1].replace(",", "")
     try:
-        return Decimal(found[-1].replace(",", "").replace("−", "-"))
+        return Decimal(digits.replace("−", "-"))
     except InvalidOperation:
         return None
 
 
 def boxed(response: Response) -> float:
     r"""Give 1 if the model ended the response, and it has one ``\boxed{…}`` with something in it, otherwise 0."""
-    found = _BOX.findall(response.text)
-    return float(response.ended and len(found) == 1 and bool(found[0].strip()))
+    contents = _BOX.findall(response.text)
+    if not response.ended or len(contents) != 1:
+        return 0.0
+    return float(bool(contents[0].strip()))
 
 
 def length(response: Response) -> float:
@@ -76,4 +83,5 @@ def length(response: Response) -> float:
     if not response.ended:
         return -1.0
     fifth = response.most_tokens / 5
-    return -max(0.0, len(response.ids) - (response.most_tokens - fifth)) / fifth
+    excess = len(response.ids) - (response.most_tokens - fifth)
+    return -max(0.0, excess) / fifth

@@ -1,4 +1,4 @@
-"""Roles of a job's algorithm, for the worker that trains and for those beside it."""
+"""Roles of a job's algorithm, for the model worker that trains and for the others."""
 
 from __future__ import annotations
 
@@ -41,8 +41,10 @@ def trained_roles(job: Job, model: torch.nn.Module, tokenizer: Any, worker: int)
     alone = job.rl.model_workers == 1
     if evaluates or alone:
         reward = _reward(job, tokenizer)
-        roles |= {"evaluation": Rollouts(actor, reward)} if evaluates else {}
-        roles |= {"reward": reward} if alone else {}
+        if evaluates:
+            roles["evaluation"] = Rollouts(actor, reward)
+        if alone:
+            roles["reward"] = reward
     if isinstance(model, ActorCritic):
         roles["critic"] = Values(job, model.critic, _autocast(job))
     if job.rl.reference != "none" and job.rl.reference_is_trainers:
@@ -51,7 +53,7 @@ def trained_roles(job: Job, model: torch.nn.Module, tokenizer: Any, worker: int)
 
 
 def untrained_roles(job: Job, tokenizer: Any) -> dict[str, Role]:
-    """Return the roles of a worker beside the one that trains.
+    """Return the roles of a model worker that doesn't train.
 
     Raises:
         HyphaError: a model can't be built, or isn't the one that the run began with.
@@ -61,7 +63,8 @@ def untrained_roles(job: Job, tokenizer: Any) -> dict[str, Role]:
     device = device_of(job.worker.device)
     if job.run.mode == "replay":
         compute_reproducibly(device)
-    policy = _policy(job, exported(build_trained(job, device)).to(device).eval(), tokenizer)
+    model = exported(build_trained(job, device))
+    policy = _policy(job, model.to(device).eval(), tokenizer)
     engine = _engine(job, tokenizer, 0)
     generator = Generator(job.rl, job.run.seed, policy, end_tokens(policy.model, tokenizer), engine)
     reward = _reward(job, tokenizer)
@@ -82,7 +85,9 @@ def _engine(job: Job, tokenizer: Any, worker: int) -> Engine | None:
     """Return the engine that generates; None if the policy does itself."""
     match job.rl.generation.engine:
         case "server":
-            log = None if job.run.dir is None else _logs(job) / f"generation-{worker}.log"
+            log: Path | None = None
+            if job.run.dir is not None:
+                log = _logs(job) / f"generation-{worker}.log"
             return ServerEngine(job.rl.generation.server, job.run.seed, worker, tokenizer, log)
         case "continuous":
             return ContinuousEngine(job.run.seed)

@@ -86,4 +86,5 @@ class TrainedRole(Role):
 
 def facts_of(model: torch.nn.Module) -> dict[str, Any]:
     """Return facts of a model."""
-    return {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return {"parameters": parameters}

@@ -33,7 +33,7 @@ _LONGEST_PING_S = 60.0
 log = logging.getLogger(__name__)
 
 
-class _Made(NamedTuple):
+class _Result(NamedTuple):
     """Result of a request."""
 
     ids: frozenset[str]
@@ -110,17 +110,18 @@ class ModelWorkerActor:
                 try:
                     roles = untrained_roles(self._job, self._tokenizer.load())
                 except Exception as error:
-                    self._built.set_exception(reason_of(error))
+                    self._built.set_exception(error_for_user(error))
                 else:
                     self._built.set_result(ModelWorker(self._number, roles, {}))
         return self._built.result()
 
 
-def reason_of(error: Exception) -> HyphaError:
+def error_for_user(error: Exception) -> HyphaError:
     """Return the error of a worker that can't be built as one that a user can act on."""
     if isinstance(error, HyphaError):
         return error
-    line = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+    text = " ".join(str(error).split())
+    line = f"{type(error).__name__}: {text}"[:300]
     if isinstance(error, ImportError):
         return ConfigError("RL028", "a model worker lacks a package", line, fix="install it on all nodes")
     if type(error).__name__ == "OutOfMemoryError":
@@ -147,9 +148,9 @@ class Actors:
         self._actors = {number: self._start(number) for number in range(1, job.rl.model_workers)}
         self._waiting: dict[Reference, Request] = {}
         """Requests to worker 0, in their order; those that compute run when all others are on their way."""
-        self._made: dict[Shard, _Made] = {}
+        self._results: dict[Shard, _Result] = {}
         """Results of requests, until their ids are cleared."""
-        self._put: dict[Shard, Any] = {}
+        self._references: dict[Shard, Any] = {}
         """References to samples of worker 0 that actors were given."""
         self._weights: dict[int, Any] = {}
         """References to weights, by the number of the request that they go with."""
@@ -159,14 +160,15 @@ class Actors:
         if request.name == "clear_data_cache":
             self._forget(request.ids)
         if request.worker == 0:
-            self._waiting[number := next(self._replies)] = request
+            number = next(self._replies)
+            self._waiting[number] = request
             return number
         actor = self._actors[request.worker]
         if request.at_once:
             data, reply = actor.handle_at_once.remote(request)
         else:
             data, reply = actor.handle.remote(request, *self._objects(request))
-        self._made[Shard(request.worker, request.number)] = _Made(frozenset(request.ids), data)
+        self._results[Shard(request.worker, request.number)] = _Result(frozenset(request.ids), data)
         return reply
 
     def receive(self, replies: Sequence[Reference], deadline_s: float) -> tuple[Reference, Reply]:
@@ -179,9 +181,9 @@ class Actors:
 
         """
         if self._waiting:
-            short = (number for number, request in self._waiting.items() if request.at_once)
-            number = next(short, next(iter(self._waiting)))
-            return number, self._handle(self._waiting.pop(number))
+            number = self._next_number()
+            request = self._waiting.pop(number)
+            return number, self._handle(request)
         ready, _ = ray.wait(list(replies), num_returns=1, timeout=deadline_s)
         if not ready:
             raise ClusterError("RL015", "no model worker has answered", f"{deadline_s:g} s of silence")
@@ -197,55 +199,75 @@ class Actors:
         self._waiting = {}
         pings = {actor.ping.remote(): number for number, actor in self._actors.items()}
         answered, silent = ray.wait(list(pings), num_returns=len(pings), timeout=self._ping_s)
-        dead = {pings[ping]: "has died" for ping in answered if not _is_pong(ping)}
-        dead |= {pings[ping]: f"is silent for {self._ping_s:g} s" for ping in silent}
-        for number, reason in sorted(dead.items()):
+        reasons: dict[int, str] = {}
+        for ping in answered:
+            if not _is_pong(ping):
+                reasons[pings[ping]] = "has died"
+        for ping in silent:
+            reasons[pings[ping]] = f"is silent for {self._ping_s:g} s"
+        for number, reason in sorted(reasons.items()):
             log.warning("model worker %d %s and is replaced", number, reason)
             ray.kill(self._actors[number])
             self._actors[number] = self._start(number)
-        return tuple(sorted(dead))
+        return tuple(sorted(reasons))
 
     def close(self) -> None:
         """End all actors."""
         for actor in self._actors.values():
             ray.kill(actor)
 
+    def _next_number(self) -> int:
+        """Return the number of the request that worker 0 answers next: a short one, otherwise the oldest."""
+        for number, request in self._waiting.items():
+            if request.at_once:
+                return number
+        return next(iter(self._waiting))
+
     def _handle(self, request: Request) -> Reply:
-        wanted = [shard for hook in request.before if isinstance(hook, Transfer) for shard in hook.shards]
-        made, reply = self._local.handle(request, *_values([self._made[shard].data for shard in wanted]))
-        if made is not None:
-            self._made[Shard(0, request.number)] = _Made(frozenset(made.ids), made)
+        shards: list[Shard] = []
+        for hook in request.before:
+            if isinstance(hook, Transfer):
+                shards += hook.shards
+        samples = _values([self._results[shard].data for shard in shards])
+        sample, reply = self._local.handle(request, *samples)
+        if sample is not None:
+            self._results[Shard(0, request.number)] = _Result(frozenset(sample.ids), sample)
         return reply
 
     def _forget(self, ids: Collection[str]) -> None:
-        """Drop what was made for these ids alone, and weights that went with it."""
-        self._made = {shard: made for shard, made in self._made.items() if not made.ids.issubset(ids)}
-        self._put = {shard: reference for shard, reference in self._put.items() if shard in self._made}
-        numbers = {shard.request for shard in self._made}
-        self._weights = {number: one for number, one in self._weights.items() if number in numbers}
+        """Drop results for these ids alone, and the references and weights that went with them."""
+        for shard, result in list(self._results.items()):
+            if result.ids.issubset(ids):
+                del self._results[shard]
+                self._references.pop(shard, None)
+        numbers = {shard.request for shard in self._results}
+        for number in self._weights.keys() - numbers:
+            del self._weights[number]
 
     def _objects(self, request: Request) -> list[Any]:
         """Return the objects for an actor's hooks, in the order of the hooks."""
-        found = []
+        objects: list[Any] = []
         for hook in (*request.before, *request.after):
             match hook:
                 case Transfer(shards):
-                    found += [self._reference(shard) for shard in shards]
+                    objects += [self._reference(shard) for shard in shards]
                 case Reallocate(source):
-                    found.append(self._weights_of(source, request.number))
-        return found
+                    objects.append(self._weights_of(source, request.number))
+        return objects
 
     def _reference(self, shard: Shard) -> Any:
         if shard.worker:
-            return self._made[shard].data
-        if shard not in self._put:
-            self._put[shard] = ray.put(self._made[shard].data)
-        return self._put[shard]
+            return self._results[shard].data
+        if shard not in self._references:
+            self._references[shard] = ray.put(self._results[shard].data)
+        return self._references[shard]
 
     def _weights_of(self, role: str, number: int) -> Any:
         """Return a reference to a role's weights, the same for all workers that a request goes to."""
         if number not in self._weights:
-            self._weights[number] = ray.put({name: array_of(one) for name, one in self._local.weights(role).items()})
+            tensors = self._local.weights(role)
+            arrays = {name: array_of(tensor) for name, tensor in tensors.items()}
+            self._weights[number] = ray.put(arrays)
         return self._weights[number]
 
     def _start(self, number: int) -> Any:
@@ -264,21 +286,27 @@ def _is_pong(ping: Any) -> bool:
     return True
 
 
-def _values(made: Sequence[Any]) -> list[Any]:
-    """Return what references stand for, and other values as they are.
+def _values(objects: Sequence[Any]) -> list[Any]:
+    """Return objects with the values of Ray's references in their place.
 
     Raises:
         WorkerLostError: an actor has died.
         HyphaError: whatever a role raises.
 
     """
-    references = [one for one in made if isinstance(one, ray.ObjectRef)]
+    references = [value for value in objects if isinstance(value, ray.ObjectRef)]
+    if not references:  # Ray would be started to get nothing.
+        return list(objects)
     try:
-        found = iter(ray.get(references) if references else ())  # Ray would be started to get nothing.
+        results = iter(ray.get(references))
     except RayActorError as error:
-        raise WorkerLostError("RL016", "a model worker has died", str(error).partition("\n")[0]) from None
+        first_line, *_ = str(error).partition("\n")
+        raise WorkerLostError("RL016", "a model worker has died", first_line) from None
     except RayTaskError as error:
         if isinstance(error.cause, HyphaError):
             raise error.cause from None
         raise
-    return [next(found) if isinstance(one, ray.ObjectRef) else one for one in made]
+    values: list[Any] = []
+    for value in objects:
+        values.append(next(results) if isinstance(value, ray.ObjectRef) else value)
+    return values

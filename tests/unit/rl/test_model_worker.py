@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hypha_ray.errors import AuthenticationError, ConfigError
-from hypha_ray.rl.workers.actor import reason_of
+from hypha_ray.rl.workers.actor import error_for_user
 
 
 @pytest.mark.parametrize(
@@ -19,10 +19,10 @@ from hypha_ray.rl.workers.actor import reason_of
 )
 def test_a_reason_of_other_libraries_is_one_clear_error(error: Exception, told: str) -> None:
     with pytest.raises(ConfigError, match=f"RL028.*{told}") as raised:
-        raise reason_of(error)
+        raise error_for_user(error)
     assert raised.value.exit_code == 2
 
 
 def test_a_reason_of_ours_keeps_its_code() -> None:
     own = AuthenticationError("RWD006", "the judge's key isn't in the environment")
-    assert reason_of(own) is own and own.exit_code == 4
+    assert error_for_user(own) is own and own.exit_code == 4
