@@ -45,8 +45,8 @@ def check_generation(model: Any, rl: RL, tokenizer: Any, prompts: Samples) -> No
     else:
         responses = generate(model, ids, mask, draw(0, prompts.keys, sampling), sampling, ends)
     for row in range(len(prompts)):
-        alone = _alone(responses, row)
-        distances = (policy.logprobs(alone) - alone.logprobs).abs()
+        response = _without_padding(responses, row)
+        distances = (policy.logprobs(response) - response.logprobs).abs()
         largest = float(distances.max())
         if not largest <= _CLOSE:
             name = type(model).__name__
@@ -67,7 +67,7 @@ def _check_critic(model: Any, prompts: Samples) -> None:
     Critic(model)(input_ids=ids, attention_mask=mask, use_cache=False)
 
 
-def _alone(responses: Responses, row: int) -> Responses:
+def _without_padding(responses: Responses, row: int) -> Responses:
     """Return a response without any padding."""
     all_tokens = responses.attention_mask[row].bool()
     response_tokens = responses.mask[row].bool()

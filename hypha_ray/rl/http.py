@@ -59,13 +59,13 @@ class _Background:
 _background = _Background()
 
 
-def _begin_anew() -> None:
+def _forget_loop() -> None:
     """Forget the parent's loop in a forked process, which hasn't its thread."""
     global _background  # noqa: PLW0603
     _background = _Background()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_forget_loop)
 
 
 def wait_for(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -92,10 +92,10 @@ _SHOWN_BYTES = 2000
 
 
 class Unreachable(Exception):
-    """There was no answer, or one that says that there may be one later."""
+    """There was no answer, or one that asks to try again later."""
 
     retry_after_s: float | None = None
-    """Time in seconds after which the other side wants to be asked again; None if it has named none."""
+    """Time in seconds until the next attempt that the other side asks for; None if it asks for none."""
 
 
 class TooLate(Exception):
@@ -106,7 +106,7 @@ class Refused(Exception):
     """The answer is that the request is wrong, or the answer can't be taken: a redirect, too long, or not JSON."""
 
     status: int | None = None
-    """Status of the answer; None if the request was answered well, but not in JSON or at too great a length."""
+    """Status of the answer; None if the request succeeded, but the answer is too long or not JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,18 +145,19 @@ def call(
         Refused: a status that tells of a wrong request, or an answer that is too long, elsewhere, or not JSON.
 
     """
-    body = None if payload is None else json.dumps(payload).encode()
+    body: bytes | None = None
+    if payload is not None:
+        body = json.dumps(payload).encode()
+    all_headers = {"Content-Type": "application/json", **(headers or {})}
     try:
-        request = _Request(
-            URL(url, encoded=url.isascii()), body, {"Content-Type": "application/json", **(headers or {})}
-        )
+        request = _Request(URL(url, encoded=url.isascii()), body, all_headers)
         text = wait_for(_answer(request, timeout_s, most_bytes))
     except TimeoutError:
         raise TooLate(f"no answer in {timeout_s:g} s") from None
     except InvalidURL as error:
         raise Refused(line_of(error, url)) from None
     except ClientConnectorError as error:
-        raise Unreachable(_unconnected(error)) from None
+        raise Unreachable(_connection_problem(error)) from None
     except (ClientError, OSError) as error:
         raise Unreachable(line_of(error, url)) from None
     except ValueError as error:  # An address or a proxy that is none.
@@ -167,8 +168,8 @@ def call(
         raise Refused("an answer that isn't JSON") from None
 
 
-def _unconnected(error: ClientConnectorError) -> str:
-    """Return the reason why there is no connection; asyncio's own text has no word for it."""
+def _connection_problem(error: ClientConnectorError) -> str:
+    """Return the reason why there is no connection, which asyncio's own text lacks."""
     number = error.os_error.errno or 0
     reason = os.strerror(number) if number > 0 else first_line(error.os_error)
     return f"{error.host}:{error.port} can't be reached: {reason}"
@@ -195,20 +196,21 @@ async def _answer(request: _Request, timeout_s: float, most_bytes: int) -> bytes
             ) as answer:
                 if answer.status not in _REDIRECTS:
                     return await _body(answer, request, most_bytes)
-                request = _redirected(request, answer)
+                request = _redirect(request, answer)
     raise Refused(f"more than {_MOST_REDIRECTS} redirects")
 
 
-def _redirected(request: _Request, answer: ClientResponse) -> _Request:
-    """Return the request for the address that an answer names; credentials stay with the origin that they are for.
+def _redirect(request: _Request, answer: ClientResponse) -> _Request:
+    """Return the request for the address of a redirect; credentials aren't sent to another origin.
 
     Raises:
         Refused: the request isn't to be redirected, or not to there.
 
     """
-    target = request.url.join(URL(answer.headers.get("Location", "")))
-    where = redacted(str(target))[:300]
-    refused = Refused(f"status {answer.status}: a redirect to {where}")
+    location = answer.headers.get("Location", "")
+    target = request.url.join(URL(location))
+    shown = redacted(str(target))[:300]
+    refused = Refused(f"status {answer.status}: a redirect to {shown}")
     refused.status = answer.status
     insecure = request.url.scheme == "https" and target.scheme != "https"
     if request.body is not None or insecure or target.scheme not in ("http", "https"):
@@ -221,7 +223,7 @@ def _redirected(request: _Request, answer: ClientResponse) -> _Request:
 async def _body(answer: ClientResponse, request: _Request, most_bytes: int) -> bytes:
     """Return the body of an answer that is no redirect."""
     if not 200 <= answer.status < 300:
-        raise _error_of(answer, await _said(answer))
+        raise _error_of(answer, await _error_body(answer))
     text = await _read(answer, most_bytes + 1)
     if len(text) > most_bytes:
         raise Refused(f"an answer of more than {most_bytes} bytes")
@@ -241,7 +243,7 @@ async def _read(answer: ClientResponse, most_bytes: int) -> bytes:
     return b"".join(pieces)
 
 
-async def _said(answer: ClientResponse) -> bytes:
+async def _error_body(answer: ClientResponse) -> bytes:
     """Return the first bytes of an error's body, which may be cut off."""
     try:
         return await _read(answer, _SHOWN_BYTES)
@@ -250,35 +252,39 @@ async def _said(answer: ClientResponse) -> bytes:
 
 
 def _error_of(answer: ClientResponse, text: bytes) -> Unreachable | Refused:
-    said = f"status {answer.status}: {' '.join(text.decode(errors='replace').split())[:300]}"
+    words = text.decode(errors="replace").split()
+    shown = " ".join(words)[:300]
+    message = f"status {answer.status}: {shown}"
     if answer.status >= 500 or answer.status in _LATER:
-        unreachable = Unreachable(said)
+        unreachable = Unreachable(message)
         unreachable.retry_after_s = retry_after_s(answer.headers)
         return unreachable
-    refused = Refused(said)
+    refused = Refused(message)
     refused.status = answer.status
     return refused
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Return the time in seconds that an answer asks to wait, as a number or up to a date; None if it names none."""
-    told = headers.get("Retry-After", "").strip()
+    text = headers.get("Retry-After", "").strip()
     try:
-        seconds = float(told)
+        seconds = float(text)
     except ValueError:
-        # By the other side's own clock, if it tells it: the two may differ.
-        until = _date(told)
+        until = _date(text)
+        if until is None:
+            return None
+        # By the other side's own clock, if its answer has the time: the two may differ.
         now = _date(headers.get("Date", "")) or datetime.now(UTC)
-        return None if until is None else max(0.0, (until - now).total_seconds())
+        seconds = (until - now).total_seconds()
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
 def _date(text: str) -> datetime | None:
     try:
-        found = parsedate_to_datetime(text)
+        date = parsedate_to_datetime(text)
     except (ValueError, TypeError, OverflowError):
         return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return date if date.tzinfo else date.replace(tzinfo=UTC)
 
 
 def _proxy(url: URL) -> str | None:
@@ -323,8 +329,8 @@ def is_this_machine(host: str) -> bool:
     return (mapped or address).is_loopback or address.is_unspecified
 
 
-MOST_TOLD_S = 60.0
-"""Longest time in seconds that one request waits because it was told to, all of its pauses together."""
+MOST_REQUESTED_S = 60.0
+"""Longest time in seconds of all pauses of one request that the other side asks for."""
 _FIRST_S = 0.5
 _LONGEST_S = 30.0
 
@@ -333,35 +339,36 @@ class Pauses:
     """Pauses of one request.
 
     Args:
-        attempts: number of attempts after the first one that are made without being told when.
+        attempts: number of attempts after the first one, without those at times that the other side asks for.
 
     """
 
     def __init__(self, attempts: int) -> None:
         self._attempts = attempts
-        self._done = 0
-        self._told_s = 0.0
+        self._attempts_made = 0
+        self._requested_s = 0.0
 
     def after(self, retry_after_s: float | None) -> float | None:
         """Return the time in seconds until the next attempt; None: there is none.
 
-        A pause that the other side asks for uses up no attempt, until `MOST_TOLD_S` have passed in such pauses.
+        A pause that the other side asks for uses up no attempt, until `MOST_REQUESTED_S` have passed in such pauses.
 
         Args:
             retry_after_s: time that the other side asks for; None if it asks for none.
 
         """
-        usual_s = min(_LONGEST_S, _FIRST_S * 2.0 ** min(self._done, 10))
-        left_s = MOST_TOLD_S - self._told_s
+        doublings = min(self._attempts_made, 10)
+        usual_s = min(_LONGEST_S, _FIRST_S * 2.0**doublings)
+        left_s = MOST_REQUESTED_S - self._requested_s
         if self._attempts and retry_after_s is not None and left_s > 0:
-            told_s = min(max(retry_after_s, usual_s), left_s)
-            self._told_s += told_s
-            return told_s
-        if self._done >= self._attempts:
+            pause_s = min(max(retry_after_s, usual_s), left_s)
+            self._requested_s += pause_s
+            return pause_s
+        if self._attempts_made >= self._attempts:
             return None
-        self._done += 1
+        self._attempts_made += 1
         return usual_s
 
     def begin_anew(self) -> None:
         """Allow all attempts again, because something was reached."""
-        self._done = 0
+        self._attempts_made = 0

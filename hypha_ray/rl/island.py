@@ -29,13 +29,22 @@ from hypha_ray.optim.step import Step
 from hypha_ray.rl.dataflow.graph import ROLLOUT, Graph, generation_hooks, step_graph, validation_graph
 from hypha_ray.rl.dataflow.master import Extras, Master
 from hypha_ray.rl.dataflow.plan import Mesh
-from hypha_ray.rl.dataflow.requests import Evaluate, Hook, Offload, Post, Reallocate, Reply, Save, WorkerLostError
+from hypha_ray.rl.dataflow.requests import (
+    Evaluate,
+    Hook,
+    Offload,
+    Reallocate,
+    Reply,
+    RequestQueue,
+    Save,
+    WorkerLostError,
+)
 from hypha_ray.rl.dataflow.sample import Sample
 from hypha_ray.rl.dataflow.stream import StreamDataset
 from hypha_ray.rl.packing import sample_of
 from hypha_ray.rl.roles.build import trained_roles
 from hypha_ray.rl.roles.reward import Advantage
-from hypha_ray.rl.roles.role import TrainedRole
+from hypha_ray.rl.roles.role import Role, TrainedRole
 from hypha_ray.rl.workers.model_worker import Local, ModelWorker
 from hypha_ray.types import Flat, Samples, Sums, added
 
@@ -45,27 +54,14 @@ Traverse: TypeAlias = Callable[[Graph, Sample, Mapping[str, Extras]], Replies]
 """Function that takes a batch through a graph, as `Master.traverse`."""
 
 
-def validate(traverse: Traverse, batches: Iterable[Samples], model_workers: int = 1) -> Sums:
-    """Return reward, pass@1 and length of responses, which are sampled with the same random numbers each time."""
-    graph = validation_graph(model_workers)
-    hooks = generation_hooks(model_workers)
-    extras = {call.name: Extras({"evaluation": True}, hooks if call.op == "generate" else ()) for call in graph.calls}
-    return added(sums_of(traverse(graph, sample_of(batch), extras)) for batch in batches)
-
-
-def sums_of(replies: Replies) -> Sums:
-    """Return the figures of all replies."""
-    return added(reply.sums for each in replies.values() for reply in each)
-
-
 T = TypeVar("T")
 _ATTEMPTS = 5
 """Number of attempts at a step whose model workers die."""
 _REFERENCE = "reference/"
 """Prefix of the reference's tensors in a trainer's state."""
 _RAMP_STEPS = 10
-"""Steps in which the rates of an optimizer grow that begins without a state beside weights that have been trained. Its
-averages are of few gradients, so its steps are long and random; those of a small policy can cost it its entropy."""
+"""Steps of warm-up of an optimizer that begins without a state beside trained weights. Its averages are of few
+gradients, so its steps are long and random, and a small policy can lose its entropy by them."""
 _DEADLINE_S = 3600.0
 """Longest time in seconds to wait for the next reply."""
 
@@ -90,38 +86,48 @@ class Island(WholeModel):
         self.device = device_of(job.worker.device)
         if job.run.mode == "replay":
             compute_reproducibly(self.device)
-        self.model: Any = build_trained(job, self.device).to(self.device).eval()
+        model = build_trained(job, self.device)
+        self.model: Any = model.to(self.device).eval()
         self._graph = step_graph(job.rl)
         self._advantage = Advantage(job.rl)
-        self._roles = roles = {**trained_roles(job, self.model, tokenizer, worker), "advantage": self._advantage}
-        beside = tuple(range(1, job.rl.model_workers))
-        calls = (*self._graph.calls, *validation_graph(job.rl.model_workers).calls)
-        self._meshes = {call.role: Mesh((0,) if call.role in roles else beside) for call in calls}
-        self._meshes |= {"learner": Mesh((0, *beside))}
-        self._first = ModelWorker(0, roles, {"steps": inner_steps(job)})
+        self._roles = trained_roles(job, self.model, tokenizer, worker)
+        self._roles["advantage"] = self._advantage
+        other_workers = tuple(range(1, job.rl.model_workers))
+        meshes = _meshes(self._graph, self._roles, other_workers)
+        self._first = ModelWorker(0, self._roles, {"steps": inner_steps(job)})
         self._workers = _workers(job, self._first, tokenizer)
-        self._saved = policy_folders(job, worker)
+        self._policies = policy_folders(job, worker)
         numbers = count()
-        self._master = Master(self._meshes, self._new_post(), numbers)
-        self._stream = StreamDataset(self._workers, beside, ROLLOUT, numbers, _DEADLINE_S)
+        self._master = Master(meshes, self._new_queue(), numbers)
+        self._stream = StreamDataset(self._workers, other_workers, ROLLOUT, numbers, _DEADLINE_S)
         self._upcoming: list[Sample] = []
         """Prompts of the batches after the next one, as far as the staleness reaches."""
         self._revived: list[int] = []
-        """Numbers of model workers that were replaced, and not yet told of."""
+        """Numbers of model workers that were replaced since the last step."""
         self._version = 0
         """Number of batches that were trained on."""
-        self._begun = 0, 0
-        """Version of the global weights that were merged last, and the number of batches before."""
+        self._merged_version = 0
+        """Version of the global weights that were merged last; 0 before the first merge."""
+        self._merged_at = 0
+        """Number of batches that were trained on before that merge."""
         self._validation: Sample | None = None
         """First batch of the validation prompts that were given last."""
-        trained = {name: role for name, role in roles.items() if isinstance(role, TrainedRole)}
-        for name in trained:
-            self._master.ask("initialize", name, **self._master.ask("spec", name).facts)
-        optimizers = [role.optimizer for role in trained.values()]
+        optimizers: list[Inner] = []
+        self.parameters = 0
+        for name, role in self._roles.items():
+            if isinstance(role, TrainedRole):
+                self.parameters += self._initialize(name)
+                optimizers.append(role.optimizer)
         self.optimizer: Inner = Joint(optimizers) if len(optimizers) > 1 else optimizers[0]
-        self.parameters: int = sum(self._master.ask("model_config", name).facts["parameters"] for name in trained)
-        self._merged = False
-        """Global weights were merged that the reference hasn't got yet."""
+        self._reference_is_old = False
+        """Whether global weights were merged that the reference hasn't got yet."""
+
+    def _initialize(self, role: str) -> int:
+        """Build the optimizer of a role; return the number of the model's parameters."""
+        spec = self._master.ask("spec", role).facts
+        self._master.ask("initialize", role, **spec)
+        config = self._master.ask("model_config", role).facts
+        return int(config["parameters"])
 
     def check_loss(self, batch: Samples) -> None:
         """Do nothing: only trainers outside of Ray check a model themselves."""
@@ -140,14 +146,18 @@ class Island(WholeModel):
 
     def backward(self, batch: Samples, summed: bool = False) -> Step:
         """Generate responses, and add their gradient to the gradients that are there, if it is finite."""
-        return self._train(batch, gradient="sum" if summed else "mean")
+        gradient = "sum" if summed else "mean"
+        return self._train(batch, gradient=gradient)
 
     def evaluate(self, batches: Iterable[Samples]) -> Sums:
         """Return reward, pass@1 and length of responses, which are sampled with the same random numbers each time."""
-        taken = iter(batches)
-        first = list(islice(taken, 1))
-        self._validation = sample_of(first[0]) if first else None
-        return validate(self._traverse, chain(first, taken), self._rl.model_workers)
+        remaining = iter(batches)
+        first = next(remaining, None)
+        if first is None:
+            self._validation = None
+            return {}
+        self._validation = sample_of(first)
+        return validate(self._traverse, chain([first], remaining), self._rl.model_workers)
 
     def merged(self, version: int) -> None:
         """Let the reference have the merged weights, if it is the policy that the round began with.
@@ -155,28 +165,34 @@ class Island(WholeModel):
         Responses of other weights are dropped: the stream begins each round empty.
         """
         failpoint("rl.merge")
-        self._merged = self._rl.reference == "round"
+        self._reference_is_old = self._rl.reference == "round"
         self._stream.begin_anew()
-        self._begun = version, self._version
+        self._merged_version = version
+        self._merged_at = self._version
         if version and not self._version:
             self.optimizer.ramp(_RAMP_STEPS)
 
     def state(self) -> Flat:
-        """Return what depends on earlier steps: an adapted coefficient of the divergence, an averaged reference."""
-        found: Flat = {} if self._rl.kl_target is None else {"kl": np.array([self._advantage.kl])}
+        """Return the state of earlier steps: an adapted coefficient of the divergence, an averaged reference."""
+        state: Flat = {}
+        if self._rl.kl_target is not None:
+            state["kl"] = np.array([self._advantage.kl])
         if self._rl.reference == "average":
-            own = self._first.weights("reference")
-            found |= {f"{_REFERENCE}{name}": own[name].float().cpu().numpy().copy() for name in own}
-        return found
+            for name, tensor in self._first.weights("reference").items():
+                array = tensor.float().cpu().numpy()
+                state[f"{_REFERENCE}{name}"] = array.copy()
+        return state
 
     def restore(self, state: Flat) -> None:
-        """Go on with what `state` gave, beside a state of the optimizer."""
+        """Go on with a result of `state`, beside a state of the optimizer."""
         self.optimizer.ramp(0)
         if "kl" in state:
             self._advantage.kl = float(state["kl"][0])
-        averaged = {name: array for name, array in state.items() if name.startswith(_REFERENCE)}
-        if averaged:
-            weights = {name.removeprefix(_REFERENCE): torch.from_numpy(array) for name, array in averaged.items()}
+        weights: dict[str, torch.Tensor] = {}
+        for name, array in state.items():
+            if name.startswith(_REFERENCE):
+                weights[name.removeprefix(_REFERENCE)] = torch.from_numpy(array)
+        if weights:
             self._roles["reference"].load()
             self._roles["reference"].take_weights(weights, 1.0)
 
@@ -188,66 +204,80 @@ class Island(WholeModel):
 
     def _train(self, batch: Samples, **arguments: Any) -> Step:
         """Take a batch through the graph; without one step taken it is bad, unless it had nothing to score."""
-        training = [call.name for call in self._graph.calls if call.op == "train_step"]
         prompts = sample_of(batch)
-        streamed = self._streamed(prompts)
+        streamed = self._fetch_streamed(prompts)
         extras = self._extras(arguments)
         replies = {ROLLOUT.name: streamed, **self._traverse(self._graph, prompts, extras, streamed)}
-        lag = _lag(streamed, self._version)
+        staleness = _staleness_sums(streamed, self._version)
         self._version += 1
-        actor, *others = [replies[name][0].facts for name in training]
-        damaged = any(facts["damaged"] for facts in (actor, *others))
-        loss, norm = (torch.tensor(actor[name]) for name in ("loss", "norm"))
-        bad = batch.keys if damaged else batch.keys[:0]
-        moved: Sums = {name: (float(number), 1.0) for name, number in self._master.collectives.items()}
-        sums = sums_of(replies) | moved | lag
+        training = [call.name for call in self._graph.calls if call.op == "train_step"]
+        facts_of_roles = [replies[name][0].facts for name in training]
+        damaged = any(facts["damaged"] for facts in facts_of_roles)
+        actor = facts_of_roles[0]
+        collectives: Sums = {name: (float(number), 1.0) for name, number in self._master.collectives.items()}
         rewarded = streamed or replies["rew_inf"]
-        shown = rewarded[0].facts["shown"]
         revived = tuple(self._revived)
         self._revived = []
-        problems = tuple(line for group in replies.values() for reply in group for line in reply.problems)
-        return Step(loss, actor["scored"], norm, actor["tokens"], sums, bad, shown, revived, problems)
+        problems: list[str] = []
+        for group in replies.values():
+            for reply in group:
+                problems += reply.problems
+        return Step(
+            loss=torch.tensor(actor["loss"]),
+            scored=actor["scored"],
+            norm=torch.tensor(actor["norm"]),
+            tokens=actor["tokens"],
+            sums=sums_of(replies) | collectives | staleness,
+            bad=batch.keys if damaged else batch.keys[:0],
+            shown=rewarded[0].facts["shown"],
+            revived=revived,
+            problems=tuple(problems),
+        )
 
     def _extras(self, arguments: Mapping[str, Any]) -> dict[str, Extras]:
-        """Return what the calls of a step need beside the graph; `arguments` are those of training."""
-        merged = self._merged
-        self._merged = False
-        offload = (Offload("reference"),) if self._rl.offload_reference else ()
+        """Return arguments and hooks of the calls of a step; `arguments` are those of training."""
+        offload: tuple[Hook, ...] = (Offload("reference"),) if self._rl.offload_reference else ()
+        update: tuple[Hook, ...] = (Reallocate("actor", "reference"),) if self._reference_is_old else ()
+        self._reference_is_old = False
         return {
             "actor_gen": Extras(before=generation_hooks(self._rl.model_workers)),
-            "ref_inf": Extras(before=(Reallocate("actor", "reference"),) if merged else (), after=offload),
+            "ref_inf": Extras(before=update, after=offload),
             "advantage_inf": Extras({"step": self._version}),
-            "actor_train": Extras(arguments, after=tuple(self._hooks_of_training(offload))),
+            "actor_train": Extras(arguments, after=tuple(self._hooks_after_training(offload))),
             "critic_train": Extras(arguments),
         }
 
-    def _hooks_of_training(self, offload: tuple[Hook, ...]) -> Iterator[Hook]:
+    def _hooks_after_training(self, offload: tuple[Hook, ...]) -> Iterator[Hook]:
         """Yield hooks after a step of the policy: averaging of the reference, and evaluation and saving when due."""
         if self._rl.reference == "average":
-            yield from (Reallocate("actor", "reference", self._rl.reference_rate), *offload)
-        done, (version, before) = self._version + 1, self._begun
-        if _due(done, self._rl.evaluation.every_steps) and self._validation is not None:
+            yield Reallocate("actor", "reference", self._rl.reference_rate)
+            yield from offload
+        steps = self._version + 1
+        if _is_due(steps, self._rl.evaluation.every_steps) and self._validation is not None:
             yield Evaluate("evaluation", self._validation)
-        if _due(done, self._rl.save_every_steps):
-            yield Save("actor", str(self._saved / f"version_{version:06d}_step_{done - before:06d}"))
+        if _is_due(steps, self._rl.save_every_steps):
+            name = f"version_{self._merged_version:06d}_step_{steps - self._merged_at:06d}"
+            yield Save("actor", str(self._policies / name))
 
-    def _streamed(self, batch: Sample) -> tuple[Reply, ...]:
+    def _fetch_streamed(self, batch: Sample) -> tuple[Reply, ...]:
         """Have rollout workers begin with the next batches, and wait for this one; without staleness do nothing."""
         if not self._rl.is_asynchronous:
             return ()
-        self._repeated(self._master.clear)  # A batch that is repeated has ids that were trained on before.
-        return self._repeated(lambda: self._stream.fetch([batch, *self._upcoming], self._version))
+        self._retry(self._master.clear)  # A batch that is repeated has ids that were trained on before.
+        batches = [batch, *self._upcoming]
+        return self._retry(lambda: self._stream.fetch(batches, self._version))
 
     def _traverse(
         self, graph: Graph, batch: Sample, extras: Mapping[str, Extras], streamed: Sequence[Reply] = ()
     ) -> Replies:
         """Take a batch through a graph; from the beginning again if a model worker dies."""
-        return self._repeated(lambda: self._master.traverse(graph, batch, extras, streamed))
+        return self._retry(lambda: self._master.traverse(graph, batch, extras, streamed))
 
-    def _repeated(self, act: Callable[[], T]) -> T:
-        """Do something that needs model workers; again with others in their place if they die.
+    def _retry(self, act: Callable[[], T]) -> T:
+        """Do something that needs model workers; again if some of them die and are replaced.
 
-        Those that die don't train, and responses depend on prompts and weights alone, so the step is the same.
+        Only workers that don't train can die, and responses depend on prompts and weights alone, so the step is the
+        same.
 
         Raises:
             WorkerLostError: model workers die each time.
@@ -257,26 +287,56 @@ class Island(WholeModel):
             with contextlib.suppress(WorkerLostError):
                 return act()
             self._revived += self._workers.revive()
-            self._master.renew(self._new_post())
+            self._master.renew(self._new_queue())
             self._stream.send_again()
         return act()
 
-    def _new_post(self) -> Post[Any]:
-        return Post(self._workers, _DEADLINE_S)
+    def _new_queue(self) -> RequestQueue[Any]:
+        return RequestQueue(self._workers, _DEADLINE_S)
 
 
-def _lag(streamed: Sequence[Reply], version: int) -> Sums:
-    """Return the figure of how many steps older the weights were that streamed responses come from."""
+def validate(traverse: Traverse, batches: Iterable[Samples], model_workers: int = 1) -> Sums:
+    """Return reward, pass@1 and length of responses, which are sampled with the same random numbers each time."""
+    graph = validation_graph(model_workers)
+    hooks = generation_hooks(model_workers)
+    extras: dict[str, Extras] = {}
+    for call in graph.calls:
+        before = hooks if call.op == "generate" else ()
+        extras[call.name] = Extras({"evaluation": True}, before)
+    sums: list[Sums] = []
+    for batch in batches:
+        replies = traverse(graph, sample_of(batch), extras)
+        sums.append(sums_of(replies))
+    return added(sums)
+
+
+def sums_of(replies: Replies) -> Sums:
+    """Return the figures of all replies."""
+    return added(reply.sums for reply in chain.from_iterable(replies.values()))
+
+
+def _staleness_sums(streamed: Sequence[Reply], version: int) -> Sums:
+    """Return the figure of how many steps old the weights were that sampled streamed responses, by token."""
     sums: list[Sums] = []
     for reply in streamed:
         assert reply.meta is not None
         tokens = sum(reply.meta.flat("responses"))
-        sums.append({"staleness": (float((version - reply.facts["version"]) * tokens), float(tokens))})
+        steps = version - reply.facts["version"]
+        sums.append({"staleness": (float(steps * tokens), float(tokens))})
     return added(sums)
 
 
-def _due(done: int, every: int | None) -> bool:
-    return every is not None and done % every == 0
+def _is_due(steps: int, every: int | None) -> bool:
+    return every is not None and steps % every == 0
+
+
+def _meshes(graph: Graph, roles: Mapping[str, Role], other_workers: tuple[int, ...]) -> dict[str, Mesh]:
+    """Return the model workers of each role; those of the first worker are `roles`."""
+    meshes: dict[str, Mesh] = {}
+    for call in (*graph.calls, *validation_graph(1 + len(other_workers)).calls):
+        meshes[call.role] = Mesh((0,)) if call.role in roles else Mesh(other_workers)
+    meshes["learner"] = Mesh((0, *other_workers))
+    return meshes
 
 
 def policy_folders(job: Job, worker: int) -> Path:

@@ -30,9 +30,10 @@ from hypha_ray.types import Samples
 def sample_of(batch: Samples) -> Sample:
     """Pack a batch of prompts of the dataset; ids are made of the prompts' keys."""
     mask = batch.arrays["attention_mask"].astype(bool)
+    tokens = mask.sum(1).tolist()
     ids = tuple("-".join(map(str, key)) for key in batch.keys.tolist())
     ones: Lengths = ((1,),) * len(ids)
-    lengths: Lengths = tuple((count,) for count in mask.sum(1).tolist())
+    lengths = _grouped(tokens, 1)
     data = {
         "prompts": batch.arrays["input_ids"][mask],
         "keys": batch.keys,
@@ -54,49 +55,56 @@ def prompts_of(sample: Sample) -> tuple[Packed, Packed]:
 def packed_responses(ids: Sequence[str], responses: Responses, group: int) -> Sample:
     """Pack responses to prompts, `group` to each."""
     mask = responses.mask.bool()
+    tokens = responses.ids[:, responses.prompt_width :]
     lengths = _grouped(mask.sum(1).tolist(), group)
     ones = ((1,) * group,) * len(ids)
-    columns = {
-        "responses": responses.ids[:, responses.prompt_width :][mask],
-        "logprobs": responses.logprobs[mask],
-        "ended": responses.ended,
+    meta = Meta(tuple(ids), {"responses": lengths, "logprobs": lengths, "ended": ones})
+    data = {
+        "responses": tokens[mask].cpu().numpy(),
+        "logprobs": responses.logprobs[mask].cpu().numpy(),
+        "ended": responses.ended.cpu().numpy(),
     }
-    shapes = {"responses": lengths, "logprobs": lengths, "ended": ones}
-    return Sample(Meta(tuple(ids), shapes), {key: values.cpu().numpy() for key, values in columns.items()})
+    return Sample(meta, data)
 
 
 def packed_tokens(sample: Sample, columns: Mapping[str, torch.Tensor]) -> Sample:
     """Pack values of the tokens of each response, [responses, tokens], by their keys."""
     lengths = sample.meta.lengths["responses"]
     mask = torch.from_numpy(token_mask(sample))
-    data = {key: values.detach().cpu()[mask].numpy() for key, values in columns.items()}
+    data: dict[str, Packed] = {}
+    for key, values in columns.items():
+        on_host = values.detach().cpu()
+        data[key] = on_host[mask].numpy()
     return Sample(Meta(sample.ids, dict.fromkeys(columns, lengths)), data)
 
 
 def packed_numbers(sample: Sample, columns: Mapping[str, Packed]) -> Sample:
     """Pack one value for each response, in the order of the responses, by their keys."""
-    ones = tuple((1,) * len(group) for group in sample.meta.lengths["ended"])
-    return Sample(Meta(sample.ids, dict.fromkeys(columns, ones)), {key: one.ravel() for key, one in columns.items()})
+    ones = sample.meta.lengths["ended"]
+    data = {key: numbers.ravel() for key, numbers in columns.items()}
+    return Sample(Meta(sample.ids, dict.fromkeys(columns, ones)), data)
 
 
 def tokens_of(sample: Sample, key: str, device: torch.device) -> torch.Tensor:
     """Return values of the tokens of each response, padded with zeros on the right, [responses, tokens]."""
-    return _padded(sample.data[key], token_mask(sample)).to(device)
+    padded = _padded(sample.data[key], token_mask(sample))
+    return padded.to(device)
 
 
 def responses_of(sample: Sample, device: torch.device) -> Responses:
     """Return responses as tensors again, with their prompts before them."""
-    counts = [len(group) for group in sample.meta.lengths["responses"]]
-    prompts, prompt_mask = (torch.from_numpy(np.repeat(one, counts, 0)).to(device) for one in prompts_of(sample))
-    mask = token_mask(sample)
-    ids, logprobs = (_padded(sample.data[key], mask).to(device) for key in ("responses", "logprobs"))
-    taken = torch.from_numpy(mask).to(device)
+    group_sizes = [len(group) for group in sample.meta.lengths["responses"]]
+    ids, masks = prompts_of(sample)
+    prompts = torch.from_numpy(np.repeat(ids, group_sizes, 0)).to(device)
+    prompt_mask = torch.from_numpy(np.repeat(masks, group_sizes, 0)).to(device)
+    mask = torch.from_numpy(token_mask(sample)).to(device)
+    tokens = tokens_of(sample, "responses", device)
     return Responses(
-        torch.cat([prompts, ids], 1),
-        torch.cat([prompt_mask, taken.long()], 1),
-        taken.float(),
-        logprobs,
-        torch.tensor(sample.data["ended"]).to(device),
+        ids=torch.cat([prompts, tokens], 1),
+        attention_mask=torch.cat([prompt_mask, mask.long()], 1),
+        mask=mask.float(),
+        logprobs=tokens_of(sample, "logprobs", device),
+        ended=torch.tensor(sample.data["ended"]).to(device),
     )
 
 
@@ -108,7 +116,8 @@ def token_mask(sample: Sample) -> npt.NDArray[np.bool_]:
 
 
 def _grouped(lengths: list[int], group: int) -> Lengths:
-    return tuple(tuple(lengths[start : start + group]) for start in range(0, len(lengths), group))
+    starts = range(0, len(lengths), group)
+    return tuple(tuple(lengths[start : start + group]) for start in starts)
 
 
 def _padded(packed: Packed, mask: npt.NDArray[np.bool_]) -> torch.Tensor:
@@ -129,16 +138,24 @@ class Rows:
         return len(self.mask)
 
     def parts(self, count: int, group: int) -> Iterator[Self]:
-        """Cut into that many parts along the groups, or into fewer if there are fewer groups."""
-        size = -(-(len(self) // group) // count) * group
+        """Cut into `count` parts along the groups, or into fewer if there are fewer groups."""
+        groups = len(self) // group
+        groups_of_part = -(-groups // count)
+        size = groups_of_part * group
         for start in range(0, len(self), size):
             yield self.rows(slice(start, start + size))
 
     def rows(self, rows: slice | torch.Tensor) -> Self:
         """Return some of the responses."""
-        cut = {one.name: _rows(getattr(self, one.name), rows) for one in fields(self) if one.name != "responses"}
-        responses = {one.name: _rows(getattr(self.responses, one.name), rows) for one in fields(self.responses)}
-        return type(self)(Responses(**responses), **cut)
+        columns: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Responses):
+                tensors = {column.name: getattr(value, column.name)[rows] for column in fields(value)}
+                columns[field.name] = Responses(**tensors)
+            else:
+                columns[field.name] = None if value is None else value[rows]
+        return type(self)(**columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +165,7 @@ class Rollout(Rows):
     advantages: torch.Tensor
     """Advantage of each token, or of each response as [responses, 1]."""
     old: torch.Tensor | None
-    """Log-probabilities that ratios are taken to; None: those that the policy has as it is trained."""
+    """Log-probabilities that ratios are taken to; None: the log-probabilities of the policy in training."""
     reference: torch.Tensor | None
     """Log-probabilities of the reference; None without one."""
 
@@ -161,7 +178,3 @@ class Valued(Rows):
     """Values that advantages were computed with."""
     returns: torch.Tensor
     """Values to learn."""
-
-
-def _rows(tensor: Any, rows: slice | torch.Tensor) -> Any:
-    return None if tensor is None else tensor[rows]

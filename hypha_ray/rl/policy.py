@@ -19,8 +19,7 @@ from hypha_ray.rl.engines.sampling import Sampling
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     """Return the tokens that end a response, as far as the model can sample them.
 
-    They are the tokenizer's end token, those of the model's generation settings, and those that answers ended in when
-    the data was prepared.
+    They are the end tokens of the tokenizer, of the model's generation settings, and of the answers in prepared data.
 
     Raises:
         ConfigError: RL004, there is none.
@@ -28,11 +27,14 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     """
     rows = model.config.get_text_config().vocab_size
     vocabulary = vocabulary_of(tokenizer)
-    found = frozenset(one for one in all_end_tokens(model, tokenizer) if one < rows and one in vocabulary)
-    if not found:
+    ends: set[int] = set()
+    for token in all_end_tokens(model, tokenizer):
+        if token < rows and token in vocabulary:
+            ends.add(token)
+    if not ends:
         fix = "name a tokenizer with an end token in preprocessor.repository, or set eos_token_id in [model.config]"
         raise ConfigError("RL004", "neither tokenizer nor model has a token that ends a response", fix=fix)
-    return found
+    return frozenset(ends)
 
 
 class Scores(NamedTuple):
@@ -88,18 +90,20 @@ class Policy:
 
         """
         length = responses.mask.shape[1]
+        options = accepted(self.model, positions(responses.attention_mask), length + 1)
         with self._precision():
             output = self.model(
-                input_ids=responses.ids,
-                attention_mask=responses.attention_mask,
-                use_cache=False,
-                **accepted(self.model, positions(responses.attention_mask), length + 1),
+                input_ids=responses.ids, attention_mask=responses.attention_mask, use_cache=False, **options
             )
-        logits = self.vocabulary.known(output.logits[:, -length - 1 : -1].float() / self._temperature)
-        logprobs = torch.log_softmax(logits, -1)
-        taken = logprobs.gather(2, responses.ids[:, -length:, None])[..., 0]
-        all_ = logprobs if entropy_gradient else logprobs.detach()
-        return Scores(taken, -(all_.exp() * all_).sum(-1))
+        logits = output.logits[:, -length - 1 : -1].float()
+        logits = self.vocabulary.known(logits / self._temperature)
+        distribution = torch.log_softmax(logits, -1)
+        tokens = responses.ids[:, -length:, None]
+        logprobs = distribution.gather(2, tokens)[..., 0]
+        if not entropy_gradient:
+            distribution = distribution.detach()
+        entropy = -(distribution.exp() * distribution).sum(-1)
+        return Scores(logprobs, entropy)
 
     @torch.no_grad()
     def logprobs(self, responses: Responses) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Records of prompts, which reward functions get, as a slice has them."""
+"""Records of prompts in a slice, for reward functions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _record(number: int, row: npt.NDArray[np.generic]) -> dict[str, Any]:
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
-        what = "a slice of prompts has a damaged record"
+        problem = "a slice of prompts has a damaged record"
         fix = "prepare the dataset again by jobs/prepare.py"
-        raise DataError("RL029", what, f"row {number} of reward_data", "the JSON of a table", fix)
+        raise DataError("RL029", problem, f"row {number} of reward_data", "the JSON of a table", fix)
     return record

@@ -28,7 +28,13 @@ from hypha_ray.rl.rewards.calls import Tasks, functions_of
 from hypha_ray.rl.rewards.response import Response
 
 Tokens: TypeAlias = Mapping[str, Sequence[int]]
-"""Inputs of the model for one text, of which each has a number for each token."""
+"""Inputs of the model for one text; each has one number for each token."""
+_CLASS = "ForSequenceClassification"
+"""End of the names of all classes of sequence classifiers."""
+_CLOSE = 1e-3
+"""Largest difference of two scores that are equal but for rounding."""
+
+log = logging.getLogger(__name__)
 
 
 class ModelInputs:
@@ -52,17 +58,20 @@ class ModelInputs:
             raise unfit(settings, "no chat template", "one, as rl.reward.model.chat_column is set")
 
     def of(self, responses: Sequence[Response]) -> dict[int, Tokens]:
-        """Return the inputs of the responses that the model is to score, by their places.
+        """Return the inputs of the responses that the model is to score, by their indices.
 
         Raises:
             ConfigError: RWD007, a prompt can't be put into the chat template.
 
         """
-        asked = (place for place, one in enumerate(responses) if MODEL in functions_of(one, self._tasks, (MODEL,)))
-        return {place: self._encoded(responses[place]) for place in asked}
+        inputs: dict[int, Tokens] = {}
+        for index, response in enumerate(responses):
+            if MODEL in functions_of(response, self._tasks, (MODEL,)):
+                inputs[index] = self._encode(response)
+        return inputs
 
     def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
-        """Make inputs without scoring them: no response has a reward. It is the model's place before a start.
+        """Make inputs without scoring them: no response has a reward. Checks before a start call it.
 
         Raises:
             ConfigError: as `of`.
@@ -71,57 +80,52 @@ class ModelInputs:
         self.of(responses)
         return [(math.nan,)] * len(responses)
 
-    def _encoded(self, response: Response) -> Tokens:
+    def _encode(self, response: Response) -> Tokens:
         column = self._settings.chat_column
         if column is None:
             return dict(self._tokenizer(response.prompt + response.text))
-        return dict(self._tokenizer(self._chat(response, column), add_special_tokens=False))
+        chat = self._chat(response, column)
+        return dict(self._tokenizer(chat, add_special_tokens=False))
 
     def _chat(self, response: Response, column: str) -> str:
-        """Return a chat of what the column has and the response, in the form of the template."""
-        if (asked := response.data.get(column)) is None:
-            what = f"the record of a prompt has no {column!r}"
+        """Return the messages of the column and the response as text, by the chat template."""
+        messages = response.data.get(column)
+        if messages is None:
+            problem = f"the record of a prompt has no {column!r} for the reward model"
             fix = f"prepare the dataset with --keep-columns {column}"
-            raise ConfigError("RWD007", f"{what} for the reward model", ", ".join(response.data), fix=fix)
-        messages = asked if isinstance(asked, list) else [{"role": "user", "content": str(asked)}]
-        answered = [*messages, {"role": "assistant", "content": response.text}]
+            raise ConfigError("RWD007", problem, ", ".join(response.data), fix=fix)
+        if not isinstance(messages, list):
+            messages = [{"role": "user", "content": str(messages)}]
+        chat = [*messages, {"role": "assistant", "content": response.text}]
         try:
-            return str(self._tokenizer.apply_chat_template(answered, tokenize=False))
+            return str(self._tokenizer.apply_chat_template(chat, tokenize=False))
         except Exception as error:  # Templates raise errors of their own.
             got = reason_of(error)
             raise unfit(self._settings, f"{column!r} in its chat template: {got}", "a text or messages") from None
 
 
-def load_tokenizer(settings: RewardModel, own: Model) -> Any:
+def load_tokenizer(settings: RewardModel, model: Model) -> Any:
     """Load the tokenizer beside a reward model.
 
     Args:
         settings: table of the job file.
-        own: table of a model by which the reward model is loaded.
+        model: table by which the reward model is loaded.
 
     Raises:
         ConfigError: RWD007, there is none.
         HyphaError: as `load_preprocessor`.
 
     """
-    found = load_preprocessor(Preprocessor(), None, own)
-    if not hasattr(found, "get_vocab"):
+    tokenizer = load_preprocessor(Preprocessor(), None, model)
+    if not hasattr(tokenizer, "get_vocab"):
         raise unfit(settings, "no tokenizer", "the model's tokenizer beside it")
-    return found
+    return tokenizer
 
 
 def unfit(settings: RewardModel, got: str, allowed: str) -> ConfigError:
     """Return the error for a model that can't reward."""
     fix = "see to rl.reward.model, or name another one"
     return ConfigError("RWD007", f"{settings.repository} can't be the reward model", got, allowed, fix)
-
-
-_CLASS = "ForSequenceClassification"
-"""End of the names of all classes of sequence classifiers."""
-_CLOSE = 1e-3
-"""Largest difference of two scores that are equal but for rounding."""
-
-log = logging.getLogger(__name__)
 
 
 class ModelScores:
@@ -142,51 +146,61 @@ class ModelScores:
         self._settings = settings
         self._network = network
         self._inputs = ModelInputs(settings, tokenizer, tasks)
-        if network.config.num_labels != 1:
-            raise unfit(settings, f"{network.config.num_labels} labels", "a sequence classifier with one label")
+        labels = network.config.num_labels
+        if labels != 1:
+            raise unfit(settings, f"{labels} labels", "a sequence classifier with one label")
         self._limit = max_positions(network, decoder=False) or math.inf
-        self._accepted = inspect.signature(network.forward).parameters.keys()
+        self._accepted = set(inspect.signature(network.forward).parameters)
         self._padding = {"input_ids": _pad_token(settings, network, tokenizer)}
         self._padding["token_type_ids"] = getattr(tokenizer, "pad_token_type_id", 0)
         size = network.config.get_text_config().vocab_size
-        largest = max(tokenizer.get_vocab().values())
+        vocabulary = tokenizer.get_vocab()
+        largest = max(vocabulary.values())
         if largest >= size:
             raise unfit(settings, f"a tokenizer with token {largest}", f"token ids below {size}")
 
     def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
-        """Return rewards as `Evaluator` says; responses that the model has no positions for have none.
+        """Return rewards as `Evaluator` says; responses longer than the model's positions have none.
 
         Raises:
             ConfigError: RWD007, a prompt can't be put into the chat template.
 
         """
-        encoded = self._inputs.of(responses)
-        lengths = {place: len(tokens["input_ids"]) for place, tokens in encoded.items()}
-        order = sorted(
-            (place for place, length in lengths.items() if 0 < length <= self._limit), key=lengths.__getitem__
-        )
-        if len(order) < len(encoded):
-            given = len(encoded) - len(order), len(encoded), self._limit
-            log.warning("%d of %d texts are empty, or longer than the %s positions of the reward model", *given)
-        found: dict[int, float] = {}
-        for start in range(0, len(order), self._settings.batch_size):
-            part = order[start : start + self._settings.batch_size]
-            found |= zip(part, self._scores([encoded[place] for place in part]), strict=True)
-        return [(found.get(place, math.nan),) for place in range(len(responses))]
+        inputs = self._inputs.of(responses)
+        lengths: dict[int, int] = {}
+        for index, tokens in inputs.items():
+            length = len(tokens["input_ids"])
+            if 0 < length <= self._limit:
+                lengths[index] = length
+        if len(lengths) < len(inputs):
+            text = "%d of %d texts are empty, or longer than the %s positions of the reward model"
+            log.warning(text, len(inputs) - len(lengths), len(inputs), self._limit)
+        rewards = [math.nan] * len(responses)
+        by_length = sorted(lengths, key=lengths.__getitem__)
+        for start in range(0, len(by_length), self._settings.batch_size):
+            indices = by_length[start : start + self._settings.batch_size]
+            scores = self._scores([inputs[index] for index in indices])
+            for index, score in zip(indices, scores, strict=True):
+                rewards[index] = score
+        return [(reward,) for reward in rewards]
 
     @torch.no_grad()
     def _scores(self, batch: Sequence[Tokens]) -> list[float]:
-        """Return scores, NaN for what isn't finite; rows are padded on the right, where heads look for padding."""
-        inputs = {
-            name: pad_sequence(
-                [torch.tensor(one[name]) for one in batch], batch_first=True, padding_value=self._padding.get(name, 0)
-            ).to(self._network.device)
-            for name in batch[0]
-            if name in self._accepted
-        }
-        options = {"use_cache": False} if "use_cache" in self._accepted else {}
-        scores = self._network(**inputs, **options).logits[:, 0].float()
-        return [score if math.isfinite(score) else math.nan for score in scores.tolist()]
+        """Return scores, NaN in place of ∞; rows are padded on the right, where classifiers look for padding."""
+        inputs: dict[str, Any] = {}
+        for name in batch[0]:
+            if name not in self._accepted:
+                continue
+            rows = [torch.tensor(tokens[name]) for tokens in batch]
+            padding = self._padding.get(name, 0)
+            padded = pad_sequence(rows, batch_first=True, padding_value=padding)
+            inputs[name] = padded.to(self._network.device)
+        if "use_cache" in self._accepted:
+            inputs["use_cache"] = False
+        output = self._network(**inputs)
+        logits = output.logits[:, 0].float()
+        scores: list[float] = logits.masked_fill(~logits.isfinite(), math.nan).tolist()
+        return scores
 
 
 def load_scores(reward: Reward, model: Model, device: torch.device) -> ModelScores:
@@ -201,13 +215,14 @@ def load_scores(reward: Reward, model: Model, device: torch.device) -> ModelScor
         HyphaError: as `check_reward_model`.
 
     """
-    own = _table(reward.model, model)
-    network = build_model(own, 0, whole=True).to(device).eval().requires_grad_(False)
-    return ModelScores(reward.model, network, load_tokenizer(reward.model, own), reward.by_task)
+    table = _model_table(reward.model, model)
+    network = build_model(table, 0, whole=True)
+    network = network.to(device).eval().requires_grad_(False)
+    return ModelScores(reward.model, network, load_tokenizer(reward.model, table), reward.by_task)
 
 
 def unscored(reward: Reward, model: Model) -> ModelInputs | None:
-    """Return what stands for the reward model of a job before its start; None if no function needs one.
+    """Return the inputs of a job's reward model, without the model; None if no function needs one.
 
     Raises:
         HyphaError: as `check_reward_model`.
@@ -215,7 +230,8 @@ def unscored(reward: Reward, model: Model) -> ModelInputs | None:
     """
     if MODEL not in reward.functions:
         return None
-    return ModelInputs(reward.model, load_tokenizer(reward.model, _table(reward.model, model)), reward.by_task)
+    tokenizer = load_tokenizer(reward.model, _model_table(reward.model, model))
+    return ModelInputs(reward.model, tokenizer, reward.by_task)
 
 
 def check_reward_model(reward: Reward, model: Model) -> list[str]:
@@ -231,14 +247,15 @@ def check_reward_model(reward: Reward, model: Model) -> list[str]:
         HyphaError: it can't be had, or its weights aren't those of its model.
 
     """
-    own = _table(reward.model, model)
-    network = skeleton(own)
-    tokenizer = load_tokenizer(reward.model, own)
+    table = _model_table(reward.model, model)
+    network = skeleton(table)
+    tokenizer = load_tokenizer(reward.model, table)
     ModelScores(reward.model, network, tokenizer)
-    notes = compare_weights(own, whole=True)
+    notes = compare_weights(table, whole=True)
     check = partial(_check_padding, settings=reward.model, tokenizer=tokenizer)
+    build = partial(random_model, table, find_task(table.type))
     size = sum(parameter.numel() for parameter in network.parameters())
-    check_on_copy(check, network.config, partial(random_model, own, find_task(own.type)), size)
+    check_on_copy(check, network.config, build, size)
     return notes
 
 
@@ -246,37 +263,42 @@ def _check_padding(network: Any, settings: RewardModel, tokenizer: Any) -> None:
     """Compare scores of texts of different lengths with those of each text by itself."""
     plain = settings.model_copy(update={"chat_column": None})
     texts = [Response(str(10**length), "1", (), True, {}, 1) for length in range(3)]
-    together = ModelScores(plain, network, tokenizer).rewards(texts)
-    alone = [ModelScores(plain, network, tokenizer).rewards([text])[0] for text in texts]
-    gap = max(abs(one - other) for (one,), (other,) in zip(together, alone, strict=True))
-    if not gap <= _CLOSE:
-        raise unfit(settings, f"scores {gap:.2g} apart with padding and without", f"up to {_CLOSE:g}")
+    scores = ModelScores(plain, network, tokenizer)
+    distances: list[float] = []
+    for text, (padded,) in zip(texts, scores.rewards(texts), strict=True):
+        [(alone,)] = scores.rewards([text])
+        distances.append(abs(padded - alone))
+    largest = max(distances)
+    if not largest <= _CLOSE:
+        raise unfit(settings, f"scores {largest:.2g} apart with padding and without", f"up to {_CLOSE:g}")
 
 
-def _table(settings: RewardModel, model: Model) -> Model:
+def _model_table(settings: RewardModel, model: Model) -> Model:
     """Return the table of a model by which the reward model is loaded."""
     if settings.repository is None:
         fix = "name a sequence classifier with one label in rl.reward.model.repository"
         raise ConfigError("RWD007", "reward function model has no model", fix=fix)
     token = model.token.get_secret_value() if model.token else None
     trusted = remote_code_allowed(model.trust_remote_code)
-    found = read_config(Path(fetch(settings.repository, settings.revision, token, code=trusted)))
-    architecture = str(next(iter(found.get("architectures") or ()), None))
+    folder = Path(fetch(settings.repository, settings.revision, token, code=trusted))
+    config = read_config(folder)
+    architectures = config.get("architectures") or [None]
+    architecture = str(architectures[0])
     if not architecture.endswith(_CLASS):
         raise unfit(settings, architecture, f"a model of a class …{_CLASS}")
-    saved = found.get("dtype", found.get("torch_dtype"))
+    dtype = config.get("dtype", config.get("torch_dtype"))
     return Model(
         repository=settings.repository,
         revision=settings.revision,
         type="sequence-classification",
         token=model.token,
-        config={"dtype": saved if saved in DTYPES else "float32"},
+        config={"dtype": dtype if dtype in DTYPES else "float32"},
         trust_remote_code=model.trust_remote_code,
     )
 
 
 def _pad_token(settings: RewardModel, network: Any, tokenizer: Any) -> int:
-    """Return the padding token of a model; one without takes its tokenizer's, as users of transformers do."""
+    """Return the padding token of a model; a model without one gets its tokenizer's."""
     text = network.config.get_text_config()
     if text.pad_token_id is None:
         network.config.pad_token_id = text.pad_token_id = tokenizer.pad_token_id

@@ -21,6 +21,9 @@ from hypha_ray.rl.rewards.judge import JudgeCalls
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.types import Arrays, Sums
 
+_LONGEST = 4000
+"""Largest number of characters of a text in a record."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scored:
@@ -31,19 +34,23 @@ class Scored:
     parts: dict[str, npt.NDArray[np.float64]]
     """Reward of each function before weighting, by name; NaN for functions of other tasks, too."""
     passed: npt.NDArray[np.bool_]
-    """Flags of responses to which the first function of their task gives 1, the reward of a right answer."""
+    """Flags of responses that are right: the first function of their task gives at least 1."""
     verified: npt.NDArray[np.bool_]
-    """Flags of prompts whose first function tells right from wrong, [prompts]: a reward model doesn't."""
+    """Flags of prompts whose first function can verify an answer, [prompts]; a reward model can't."""
     responses: tuple[Response, ...]
     """Responses to the first prompt, then those to the next one."""
 
     def sums(self) -> Sums:
         """Return means over the responses whose reward is there, and the share of those without one."""
-        found = {"reward": _sum(self.total)}
+        sums: Sums = {"reward": _sum(self.total)}
         if len(self.parts) > 1:
-            found |= {f"reward/{name}": _sum(part) for name, part in self.parts.items()}
-        absent = float((~np.isfinite(self.total)).sum())
-        return found | ({"absent_rewards": (absent, float(self.total.size))} if absent else {})
+            for name, part in self.parts.items():
+                sums[f"reward/{name}"] = _sum(part)
+        present = np.isfinite(self.total)
+        absent = present.size - float(present.sum())
+        if absent:
+            sums["absent_rewards"] = absent, float(present.size)
+        return sums
 
 
 class Scorer:
@@ -52,7 +59,7 @@ class Scorer:
     Args:
         rl: table of the job file.
         tokenizer: tokenizer of the run.
-        model: way to the scores of the reward model; None: no function needs one.
+        model: evaluator of the reward model; None: no function needs one.
 
     Raises:
         ConfigError: a function is unknown or can't be loaded.
@@ -63,7 +70,9 @@ class Scorer:
         self._names = rl.reward.functions
         self._tasks = rl.reward.by_task
         self._weights = np.array(rl.reward.weights or [1.0] * len(self._names))
-        self._judge = JudgeCalls(rl.reward.judge, self._tasks) if JUDGE in self._names else None
+        self._judge: JudgeCalls | None = None
+        if JUDGE in self._names:
+            self._judge = JudgeCalls(rl.reward.judge, self._tasks)
         self._evaluator = evaluator_of(rl.reward, {JUDGE: self._judge, MODEL: model})
         self._tokenizer = tokenizer
         self._longest = rl.generation.max_response_tokens
@@ -75,24 +84,37 @@ class Scorer:
             ConfigError: RWD001, a function failed; RWD002, not one response of the batch got a reward.
 
         """
-        given = tuple(self._responses(prompts, responses))
-        size = len(prompts["input_ids"])
-        rewards = np.array(self._evaluator.rewards(given))
-        parts = {name: rewards[:, place].reshape(size, -1) for place, name in enumerate(self._names)}
-        own = [functions_of(one, self._tasks, self._names) for one in given]
-        theirs = np.array([[name in names for name in self._names] for names in own])
-        total = np.where(theirs & (self._weights != 0), rewards * self._weights, 0.0).sum(1)  # 0 · NaN isn't 0.
+        texts = tuple(self._responses(prompts, responses))
+        rewards = np.array(self._evaluator.rewards(texts))
+        applies = np.zeros(rewards.shape, bool)
+        passed = np.zeros(len(texts), bool)
+        verified = np.zeros(len(texts), bool)
+        for row, response in enumerate(texts):
+            functions = functions_of(response, self._tasks, self._names)
+            applies[row] = [name in functions for name in self._names]
+            first = functions[0]
+            passed[row] = rewards[row, self._names.index(first)] >= 1
+            verified[row] = first != MODEL
+        counts = applies & (self._weights != 0)
+        total = np.where(counts, rewards * self._weights, 0.0).sum(1)  # 0 · NaN isn't 0.
         total[~(np.abs(total) <= LARGEST)] = np.nan
-        first = [names[0] for names in own]
-        passed = rewards[np.arange(len(given)), [self._names.index(name) for name in first]] >= 1
-        verified = np.array([name != MODEL for name in first]).reshape(size, -1)[:, 0]
-        scored = Scored(total.reshape(size, -1), parts, passed.reshape(size, -1), verified, given)
-        if not np.isfinite(scored.total).any():
-            fix = "look at what the functions give for a response of this dataset, and at rl.reward.deadline_s"
-            if self._judge is not None and self._judge.trouble:
-                fix = f"see to the judge: {self._judge.trouble}"
-            raise ConfigError("RWD002", "no response of a batch got a reward", ", ".join(parts), "finite numbers", fix)
-        return scored
+        if not np.isfinite(total).any():
+            raise self._without_rewards()
+        shape = (len(prompts["input_ids"]), -1)
+        return Scored(
+            total=total.reshape(shape),
+            parts={name: rewards[:, column].reshape(shape) for column, name in enumerate(self._names)},
+            passed=passed.reshape(shape),
+            verified=verified.reshape(shape)[:, 0],
+            responses=texts,
+        )
+
+    def _without_rewards(self) -> ConfigError:
+        fix = "look at what the functions give for a response of this dataset, and at rl.reward.deadline_s"
+        if self._judge is not None and self._judge.trouble:
+            fix = f"see to the judge: {self._judge.trouble}"
+        names = ", ".join(dict.fromkeys(self._names))
+        return ConfigError("RWD002", "no response of a batch got a reward", names, "finite numbers", fix)
 
     def check(self, prompts: Arrays) -> None:
         """Try the functions on a right answer to each prompt.
@@ -101,57 +123,60 @@ class Scorer:
             ConfigError: RWD001, a function failed.
 
         """
-        pairs = zip(self._prompts(prompts), records_of(prompts["reward_data"]), strict=True)
-        for text, data in pairs:  # Each by itself: a function that fails for one of many responses ends no run.
-            self._evaluator.rewards([Response(text, str(data.get("answer", "")), (), True, data, self._longest)])
+        records = records_of(prompts["reward_data"])
+        for text, record in zip(self._prompts(prompts), records, strict=True):
+            answer = str(record.get("answer", ""))
+            response = Response(text, answer, (), True, record, self._longest)
+            # Each by itself: a function that fails for one of many responses ends no run.
+            self._evaluator.rewards([response])
 
     def _prompts(self, prompts: Arrays) -> list[str]:
-        rows = zip(prompts["input_ids"], prompts["attention_mask"].astype(bool), strict=True)
-        return [self._text(ids[mask]) for ids, mask in rows]
+        masks = prompts["attention_mask"].astype(bool)
+        return [self._text(ids[mask]) for ids, mask in zip(prompts["input_ids"], masks, strict=True)]
 
     def _responses(self, prompts: Arrays, responses: Responses) -> Iterator[Response]:
-        width = responses.prompt_width
         samples = len(responses.ids) // len(prompts["input_ids"])
-        ids = responses.ids[:, width:].cpu().numpy()
-        masks = responses.mask.cpu().numpy().astype(bool)
+        ids = responses.ids[:, responses.prompt_width :].cpu()
+        masks = responses.mask.cpu().bool()
         texts = self._prompts(prompts)
         records = records_of(prompts["reward_data"])
-        for row, (tokens, mask, ended) in enumerate(zip(ids, masks, responses.ended.tolist(), strict=True)):
-            text = texts[row // samples]
-            record = records[row // samples]
-            answer = tuple(tokens[mask].tolist())
-            said = answer[:-1] if ended else answer  # The end token may be no special one, which texts have.
-            yield Response(text, self._text(said), answer, ended, record, self._longest)
+        for row, ended in enumerate(responses.ended.tolist()):
+            prompt = row // samples
+            tokens = tuple(ids[row][masks[row]].tolist())
+            text_tokens = tokens[:-1] if ended else tokens  # A text would show an end token that isn't special.
+            text = self._text(text_tokens)
+            yield Response(texts[prompt], text, tokens, ended, records[prompt], self._longest)
 
     def _text(self, ids: Any) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def evaluator_of(table: Reward, models: Mapping[str, Evaluator | None]) -> Evaluator:
-    """Return the way to all functions; those by models are called from this process, which has or asks the models."""
+    """Return the evaluator of all functions; `models` has those of the judge and the reward model."""
     parts: list[tuple[list[int], Evaluator]] = []
-    limits: dict[float | None, list[int]] = {}
-    for place, name in enumerate(table.functions):
+    by_limit: dict[float | None, list[int]] = {}
+    for index, name in enumerate(table.functions):
         model = models.get(name)
         if model is not None:
-            parts.append(([place], model))
+            parts.append(([index], model))
         else:
-            limits.setdefault(limit_of(name, table.deadline_s), []).append(place)
-    for limit_s, places in limits.items():
-        names = [table.functions[place] for place in places]
+            limit_s = limit_of(name, table.deadline_s)
+            by_limit.setdefault(limit_s, []).append(index)
+    for limit_s, indices in by_limit.items():
+        names = [table.functions[index] for index in indices]
         if limit_s is None:
-            parts.append((places, InPlace(names, table.by_task)))
+            parts.append((indices, InPlace(names, table.by_task)))
         else:
-            parts.append((places, Processes(names, table.processes, limit_s, table.by_task)))
-    return parts[0][1] if len(parts) == 1 else Together(parts)
+            parts.append((indices, Processes(names, table.processes, limit_s, table.by_task)))
+    if len(parts) == 1:
+        [(_, only)] = parts
+        return only
+    return Together(parts)
 
 
 def _sum(rewards: npt.NDArray[np.float64]) -> tuple[float, float]:
-    return float(np.nansum(rewards)), float(np.isfinite(rewards).sum())
-
-
-_LONGEST = 4000
-"""Number of characters that a text is cut to."""
+    present = np.isfinite(rewards)
+    return float(np.nansum(rewards)), float(present.sum())
 
 
 def rollout_records(ids: Sequence[str], scored: Scored, count: int) -> tuple[Mapping[str, Any], ...]:
@@ -163,13 +188,17 @@ def rollout_records(ids: Sequence[str], scored: Scored, count: int) -> tuple[Map
         count: largest number of records.
 
     """
-    size = scored.total.shape[1]
-    return tuple(_record(ids[row // size], scored, *divmod(row, size)) for row in range(len(scored.responses[:count])))
+    samples = scored.total.shape[1]
+    records: list[Mapping[str, Any]] = []
+    for row, response in enumerate(scored.responses[:count]):
+        prompt, number = divmod(row, samples)
+        records.append(_record(ids[prompt], response, scored, prompt, number))
+    return tuple(records)
 
 
-def _record(key: str, scored: Scored, prompt: int, number: int) -> Mapping[str, Any]:
-    response = scored.responses[prompt * scored.total.shape[1] + number]
+def _record(key: str, response: Response, scored: Scored, prompt: int, number: int) -> Mapping[str, Any]:
     epoch, index, sample = map(int, key.split("-"))
+    parts = {name: _finite(part[prompt, number]) for name, part in scored.parts.items()}
     return {
         "epoch": epoch,
         "slice": index,
@@ -178,10 +207,10 @@ def _record(key: str, scored: Scored, prompt: int, number: int) -> Mapping[str, 
         "response": response.text[:_LONGEST],
         "tokens": len(response.ids),
         "ended": response.ended,
-        "reward": _known(scored.total[prompt, number]),
-        "rewards": {name: _known(part[prompt, number]) for name, part in scored.parts.items()},
+        "reward": _finite(scored.total[prompt, number]),
+        "rewards": parts,
     }
 
 
-def _known(reward: float) -> float | None:
+def _finite(reward: float) -> float | None:
     return float(reward) if math.isfinite(reward) else None

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from hypha_ray.errors import AuthenticationError
 from hypha_ray.failpoints import arm, hits
-from hypha_ray.rl.dataflow.requests import Post, Reply, Request
+from hypha_ray.rl.dataflow.requests import Reply, Request, RequestQueue
 from hypha_ray.rl.island import Island
 from tests.support.rl import BATCH, classifier, job, tokenizer
 
@@ -160,7 +160,7 @@ class Line:
 
 def test_actors_see_common_requests_of_200_multicasts_in_one_order() -> None:
     actors = [ray.remote(num_cpus=0)(Recorder).remote() for _ in range(3)]
-    post, rng = Post(Line(actors), 60), random.Random(5)
+    post, rng = RequestQueue(Line(actors), 60), random.Random(5)
     for number in range(200):
         post.request(*(Request(number, "train_step", worker) for worker in rng.sample(range(3), rng.randint(1, 3))))
         if rng.random() < 0.4:
@@ -196,7 +196,7 @@ GROUPS = [members for size in (1, 2, 3) for members in itertools.combinations(ra
 
 def test_200_interleaved_multicasts_with_a_collective_in_each_never_wait_for_each_other(tmp_path: Path) -> None:
     actors = [ray.remote(num_cpus=0)(Reducer).remote(rank, str(tmp_path / "meeting")) for rank in range(3)]
-    post, rng = Post(Line(actors), 60), random.Random(7)
+    post, rng = RequestQueue(Line(actors), 60), random.Random(7)
     sent = []
     for number in range(200):
         members = rng.choice(GROUPS)

@@ -33,7 +33,8 @@ def group_std(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
     """
     centered = group_mean(rewards, lengths)
-    variance = centered.square().sum(1, keepdim=True) / (_sizes(rewards) - 1).clamp(min=1)
+    degrees_of_freedom = (_sizes(rewards) - 1).clamp(min=1)
+    variance = centered.square().sum(1, keepdim=True) / degrees_of_freedom
     return centered / (variance.sqrt() + _LEAST_STD)
 
 
@@ -45,7 +46,8 @@ def group_mean(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 def leave_one_out(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Subtract the mean of the group's other rewards (RLOO, arXiv 2402.14740); arguments as in `group_std`."""
     sizes = _sizes(rewards)
-    return group_mean(rewards, lengths) * (sizes / (sizes - 1).clamp(min=1))
+    remaining = (sizes - 1).clamp(min=1)
+    return group_mean(rewards, lengths) * (sizes / remaining)
 
 
 def batch_std(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -54,16 +56,17 @@ def batch_std(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     Arguments are those of `group_std`; a response counts once for each of its tokens.
     """
     centered = group_mean(rewards, lengths)
-    there = ~rewards.isnan()
-    weights = lengths * there
+    present = ~rewards.isnan()
+    weights = lengths * present
     tokens = weights.sum()
     mean = (centered * weights).sum() / tokens.clamp(min=1)
-    variance = ((centered - mean) ** 2 * weights).sum() / (tokens - 1).clamp(min=1)
-    return (centered - mean) * torch.rsqrt(variance + _LEAST_VARIANCE) * there
+    squares = (centered - mean) ** 2 * weights
+    variance = squares.sum() / (tokens - 1).clamp(min=1)
+    return (centered - mean) * torch.rsqrt(variance + _LEAST_VARIANCE) * present
 
 
 def equal_groups(rewards: torch.Tensor) -> torch.Tensor:
-    """Return whether the rewards of a group that are there are all equal, [prompts]; true if there is none or one."""
+    """Return whether the present rewards of a group are all equal, [prompts]; true if there is none or one."""
     low, high = _bounds(rewards)
     return (low >= high).squeeze(1)
 
@@ -74,14 +77,15 @@ def compared_groups(rewards: torch.Tensor) -> torch.Tensor:
 
 
 def _sizes(rewards: torch.Tensor) -> torch.Tensor:
-    """Numbers of rewards that are there, [prompts, 1]."""
-    return (~rewards.isnan()).sum(1, keepdim=True).to(rewards)
+    """Number of present rewards of each group, [prompts, 1]."""
+    present = ~rewards.isnan()
+    return present.sum(1, keepdim=True).to(rewards)
 
 
 def _means(rewards: torch.Tensor) -> torch.Tensor:
-    """Means of groups, [prompts, 1]: never beyond the rewards by rounding, so that the mean of equal ones equals them.
+    """Means of groups, [prompts, 1], clamped to the group's rewards, so that the mean of equal rewards equals them.
 
-    Without this, GRPO divides the rounding of a group of equal rewards by a deviation that is as small.
+    Otherwise GRPO would divide one rounding error by another for a group of equal rewards.
     """
     return rewards.nanmean(1, keepdim=True).clamp(*_bounds(rewards))
 
@@ -98,13 +102,13 @@ def generalized_advantages(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute generalized advantages (arXiv 1506.02438), and returns for the critic to learn.
 
-    A response that was cut off is over as one that ended itself: its reward is all that it will get.
+    A response that was cut off counts as ended: there is no value after its last token.
 
     Args:
         rewards: reward of each token, [responses, tokens].
         values: values before each token, of the same shape.
         mask: 1 for a response's tokens, 0 for padding on the right.
-        discount: γ, the weight of what comes one token later.
+        discount: γ, the weight of rewards and values one token later.
         decay: λ, the weight of longer estimates; 1: no bootstrapping from values.
 
     Returns:
@@ -112,12 +116,14 @@ def generalized_advantages(
 
     """
     values = values * mask
-    following = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], 1)
-    surprises = (rewards + discount * following - values) * mask
+    zeros = torch.zeros_like(values[:, :1])
+    following = torch.cat([values[:, 1:], zeros], 1)
+    errors = (rewards + discount * following - values) * mask
     advantages = torch.zeros_like(values)
     last = torch.zeros_like(values[:, 0])
-    for place in reversed(range(values.shape[1])):
-        advantages[:, place] = last = surprises[:, place] + discount * decay * last
+    for token in reversed(range(values.shape[1])):
+        last = errors[:, token] + discount * decay * last
+        advantages[:, token] = last
     return advantages, advantages + values
 
 
@@ -125,7 +131,8 @@ def whitened(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Normalise advantages to mean 0 and variance 1 over all tokens of the batch; padding stays 0."""
     tokens = mask.sum()
     mean = (advantages * mask).sum() / tokens
-    variance = ((advantages - mean).square() * mask).sum() / (tokens - 1).clamp(min=1)
+    squares = (advantages - mean).square() * mask
+    variance = squares.sum() / (tokens - 1).clamp(min=1)
     return (advantages - mean) * torch.rsqrt(variance + _LEAST_VARIANCE) * mask
 
 
@@ -134,7 +141,7 @@ Advantages: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _CLOSE = 1e-5
 """Largest difference of advantages that are equal but for rounding."""
 _TRIED = ((1.0, 0.0, 0.5, 0.25), (0.0, 2.0, 1.0, 1.0))
-"""Rewards of two groups that a function is tried with."""
+"""Rewards of two groups, for the trial of a function."""
 _LENGTHS = ((3.0, 4.0, 5.0, 6.0), (2.0, 8.0, 4.0, 1.0))
 
 
@@ -155,14 +162,15 @@ def advantages_of(name: str, function: Advantages, rewards: torch.Tensor, length
     try:
         advantages = function(rewards, lengths)
     except Exception as error:  # Code of users may raise anything.
-        raise _refused(name, reason_of(error), allowed) from error
+        raise _refusal(name, reason_of(error), allowed) from error
     if not isinstance(advantages, torch.Tensor):
-        raise _refused(name, type(advantages).__name__, allowed)
+        raise _refusal(name, type(advantages).__name__, allowed)
     if advantages.shape != rewards.shape:
-        raise _refused(name, str(list(advantages.shape)), allowed)
+        raise _refusal(name, str(list(advantages.shape)), allowed)
     absent = rewards.isnan()
-    if not advantages[~absent].isfinite().all():
-        raise _refused(name, "a number that isn't finite, of a reward that is there", allowed)
+    is_finite = advantages.isfinite() | absent
+    if not is_finite.all():
+        raise _refusal(name, "a number that isn't finite, of a reward that is there", allowed)
     return advantages.masked_fill(absent, 0.0) if absent.any() else advantages
 
 
@@ -188,22 +196,24 @@ def check_advantages(name: str, options: Mapping[str, Any] | None, apart: bool) 
     lengths = torch.tensor(_LENGTHS)
     present = torch.tensor([True, False, True, True])
     absent = rewards[:1].masked_fill(~present, torch.nan)
-    beside = advantages_of(name, function, absent, lengths[:1])[:, present]
-    alone = advantages_of(name, function, rewards[:1, present], lengths[:1, present])
-    if not _are_close(beside, alone):
+    with_absent = advantages_of(name, function, absent, lengths[:1])[:, present]
+    without_absent = advantages_of(name, function, rewards[:1, present], lengths[:1, present])
+    if not _are_close(with_absent, without_absent):
         fix = "leave NaN out of sums, means and sizes, as torch.nanmean does"
-        raise _refused(name, "others beside an absent reward", "advantages of the other rewards alone", fix)
+        raise _refusal(name, "others beside an absent reward", "advantages of the other rewards alone", fix)
     together = advantages_of(name, function, rewards, lengths)
-    single = [advantages_of(name, function, rewards[row, None], lengths[row, None]) for row in range(len(rewards))]
+    single: list[torch.Tensor] = []
+    for row in range(len(rewards)):
+        single.append(advantages_of(name, function, rewards[row, None], lengths[row, None]))
     if apart and not _are_close(together, torch.cat(single)):
         fix = "choose one of a group by itself: each worker sees a part of the prompts"
-        raise _refused(name, "others beside another group", "advantages of each group alone, in synchronous steps", fix)
+        raise _refusal(name, "others beside another group", "advantages of each group alone, in synchronous steps", fix)
 
 
-def _are_close(advantages: torch.Tensor, others: torch.Tensor) -> bool:
-    return bool(torch.allclose(advantages.double(), others.double(), rtol=_CLOSE, atol=_CLOSE))
+def _are_close(advantages: torch.Tensor, expected: torch.Tensor) -> bool:
+    return bool(torch.allclose(advantages.double(), expected.double(), rtol=_CLOSE, atol=_CLOSE))
 
 
-def _refused(name: str, got: str, allowed: str, fix: str | None = None) -> ConfigError:
+def _refusal(name: str, got: str, allowed: str, fix: str | None = None) -> ConfigError:
     fix = fix or "see the contract of advantages in docs/plugins-training.md"
     return ConfigError("RL031", f"rl.advantage {name} gives no advantages", got, allowed, fix)

@@ -1,7 +1,7 @@
 """Losses of single tokens: importance ratios, the clipped surrogate, estimators of KL(π ‖ reference), losses of values.
 
-Aggregation weighs the tokens of a sum, and names the total that the sum is divided by. Sums and totals add up over
-micro-batches and workers, so neither changes a gradient.
+Aggregation gives each token's loss a weight, and the total that the weighted sum is divided by. Sums and totals add up
+over micro-batches and workers, so neither changes a gradient.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ def sequence_ratio(new: torch.Tensor, old: torch.Tensor, mask: torch.Tensor) -> 
 
     The value is the mean's, the gradient flows through the token. Arguments are those of `token_ratio`.
     """
-    mean = ((new - old) * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
-    return (new - new.detach() + mean.detach()).clamp(max=_LARGEST_LOG / 2).exp()
+    lengths = mask.sum(1, keepdim=True).clamp(min=1)
+    mean = ((new - old) * mask).sum(1, keepdim=True) / lengths
+    logarithm = new - new.detach() + mean.detach()
+    return logarithm.clamp(max=_LARGEST_LOG / 2).exp()
 
 
 def clipped(
@@ -56,16 +58,16 @@ def clipped(
     plain = -advantage * ratio
     bounded = -advantage * ratio.clamp(1 - low, 1 + high)
     loss = torch.maximum(plain, bounded)
-    taken = bounded > plain
+    is_clipped = bounded > plain
     if dual is None:
-        return loss, taken
+        return loss, is_clipped
     limit = -advantage * dual
-    beyond = (advantage < 0) & (loss > limit)
-    return torch.where(beyond, limit, loss), taken | beyond
+    is_beyond = (advantage < 0) & (loss > limit)
+    return torch.where(is_beyond, limit, loss), is_clipped | is_beyond
 
 
 def truncated_weight(proximal: torch.Tensor, behaviour: torch.Tensor, cap: float) -> torch.Tensor:
-    """Weight of a token that another policy has sampled than the one which ratios are taken to: min(π/μ, cap).
+    """Importance weight of a token for the policy that sampled it: min(π/μ, cap).
 
     It corrects for an engine whose log-probabilities differ from those of the trainer (truncated importance sampling,
     arXiv 2505.24298; IMPALA, arXiv 1802.01561).
@@ -76,11 +78,12 @@ def truncated_weight(proximal: torch.Tensor, behaviour: torch.Tensor, cap: float
         cap: largest weight.
 
     """
-    return (proximal - behaviour).clamp(max=_LARGEST_LOG).exp().clamp(max=cap)
+    logarithm = (proximal - behaviour).clamp(max=_LARGEST_LOG)
+    return logarithm.exp().clamp(max=cap)
 
 
 def decoupled_weight(proximal: torch.Tensor, behaviour: torch.Tensor, cap: float | None) -> torch.Tensor:
-    """Weight of a token that older weights have sampled: π/μ, or 0 if that is above `cap`.
+    """Importance weight of a token that older weights have sampled: π/μ, or 0 if that is above `cap`.
 
     With it, clipping is around the proximal policy instead of the one that sampled (decoupled PPO, arXiv 2110.00641).
     Tokens beyond the cap aren't trained on (AReaL, arXiv 2505.24298).
@@ -91,7 +94,8 @@ def decoupled_weight(proximal: torch.Tensor, behaviour: torch.Tensor, cap: float
         cap: largest weight; None: no limit.
 
     """
-    weight = (proximal - behaviour).clamp(max=_LARGEST_LOG).exp()
+    logarithm = (proximal - behaviour).clamp(max=_LARGEST_LOG)
+    weight = logarithm.exp()
     return weight if cap is None else torch.where(weight > cap, 0.0, weight)
 
 
@@ -125,12 +129,12 @@ def k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 def adapted(coefficient: float, divergence: float, target: float, samples: int, horizon: int) -> float:
-    """Move the coefficient of a divergence so that the divergence comes to its target (arXiv 1909.08593, section 2.2).
+    """Adapt the coefficient of a divergence to a target for the divergence (arXiv 1909.08593, section 2.2).
 
     Args:
         coefficient: coefficient that the batch was rewarded with.
         divergence: mean divergence of a token in the batch.
-        target: divergence to come to.
+        target: divergence that is aimed at.
         samples: number of responses in the batch.
         horizon: number of responses in which an error of a fifth or more changes the coefficient by a fifth.
 
@@ -146,7 +150,7 @@ ESTIMATORS: dict[Estimator, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def clipped_value_loss(
     new: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, clip: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Half the squared error, that of the value clipped around the old one if it is larger (PPO2; arXiv 2005.12729).
+    """Half the larger squared error, of the value or of the value clipped around the old one (arXiv 2005.12729).
 
     Args:
         new: values of the trained critic, [responses, tokens].
@@ -159,7 +163,8 @@ def clipped_value_loss(
 
     """
     loss = (new - returns).square()
-    bounded = (new.clamp(old - clip, old + clip) - returns).square()
+    clipped_values = new.clamp(old - clip, old + clip)
+    bounded = (clipped_values - returns).square()
     return 0.5 * torch.maximum(loss, bounded), bounded > loss
 
 
@@ -181,12 +186,14 @@ def by_token(mask: torch.Tensor, longest: int) -> Weights:
 def by_sequence(mask: torch.Tensor, longest: int) -> Weights:
     """Let each response count the same: the mean of responses' means (GRPO, arXiv 2402.03300); as `by_token`."""
     lengths = mask.sum(1, keepdim=True)
-    return mask / lengths.clamp(min=1), int((lengths > 0).sum())
+    responses = int((lengths > 0).sum())
+    return mask / lengths.clamp(min=1), responses
 
 
 def by_constant(mask: torch.Tensor, longest: int) -> Weights:
     """Divide each response's sum by the largest length (Dr. GRPO, arXiv 2503.20783); arguments as in `by_token`."""
-    return mask, longest * int((mask.sum(1) > 0).sum())
+    responses = int((mask.sum(1) > 0).sum())
+    return mask, longest * responses
 
 
 AGGREGATIONS: dict[Aggregation, Callable[[torch.Tensor, int], Weights]] = {

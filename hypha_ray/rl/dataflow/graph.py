@@ -41,7 +41,7 @@ class Graph:
     calls: tuple[Call, ...]
     """Calls in the order in which they were given."""
     levels: tuple[tuple[Call, ...], ...]
-    """Calls by level: those of a level need nothing of each other and may run at once."""
+    """Calls by level; the calls of one level don't depend on each other and may run at once."""
 
     @classmethod
     def of(cls, calls: Iterable[Call], dataset_keys: Iterable[str]) -> Graph:
@@ -56,25 +56,28 @@ class Graph:
                 one name. RL012 a key is made by no call and isn't in the dataset.
 
         """
-        listed = tuple(calls)
-        given = tuple(dataset_keys)
-        makers = _makers(listed, given)
-        for call in listed:
+        ordered = tuple(calls)
+        first_keys = tuple(dataset_keys)
+        makers = _makers(ordered, first_keys)
+        all_keys = {*makers, *first_keys}
+        for call in ordered:
             for key in call.takes:
-                if key not in makers and key not in given:
-                    known = ", ".join(sorted({*makers, *given}))
-                    raise ConfigError("RL012", f"call {call.name} needs a key that no call makes", key, known)
-        return cls(listed, _levels(listed, makers))
+                if key not in all_keys:
+                    allowed = ", ".join(sorted(all_keys))
+                    raise ConfigError("RL012", f"call {call.name} needs a key that no call makes", key, allowed)
+        return cls(ordered, _levels(ordered, makers))
 
     def text(self) -> str:
-        """Return the graph as lines of text: a level a line, its calls with what they take and give."""
+        """Return the graph as text: a line for each call, with its level and its keys."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
         for number, level in enumerate(self.levels):
             for call in level:
-                made = f" -> {', '.join(call.gives)}" if call.gives else ""
-                yield f"{number}  {call.name} ({call.role}.{call.op}): {', '.join(call.takes)}{made}"
+                line = f"{number}  {call.name} ({call.role}.{call.op}): " + ", ".join(call.takes)
+                if call.gives:
+                    line += " -> " + ", ".join(call.gives)
+                yield line
 
 
 def _makers(calls: tuple[Call, ...], dataset_keys: tuple[str, ...]) -> dict[str, Call]:
@@ -85,22 +88,26 @@ def _makers(calls: tuple[Call, ...], dataset_keys: tuple[str, ...]) -> dict[str,
     for call in calls:
         for key in call.gives:
             if key in makers or key in dataset_keys:
-                other = f"call {makers[key].name}" if key in makers else "the dataset"
-                raise ConfigError("RL011", f"call {call.name} makes a key that {other} has made", key)
+                maker = f"call {makers[key].name}" if key in makers else "the dataset"
+                raise ConfigError("RL011", f"call {call.name} makes a key that {maker} has made", key)
             makers[key] = call
     return makers
 
 
 def _levels(calls: tuple[Call, ...], makers: dict[str, Call]) -> tuple[tuple[Call, ...], ...]:
-    order = TopologicalSorter({c.name: {makers[key].name for key in c.takes if key in makers} for c in calls})
+    order: TopologicalSorter[str] = TopologicalSorter()
+    for call in calls:
+        makers_of_call = [makers[key].name for key in call.takes if key in makers]
+        order.add(call.name, *makers_of_call)
     try:
         order.prepare()
     except CycleError as error:
         raise ConfigError("RL010", "calls wait for each other", " -> ".join(error.args[1])) from None
     levels: list[tuple[Call, ...]] = []
     while order.is_active():
-        names = set(order.get_ready())
-        levels.append(tuple(call for call in calls if call.name in names))
+        names = order.get_ready()
+        level = [call for call in calls if call.name in names]
+        levels.append(tuple(level))
         order.done(*names)
     return tuple(levels)
 
@@ -108,25 +115,29 @@ def _levels(calls: tuple[Call, ...], makers: dict[str, Call]) -> tuple[tuple[Cal
 _DATASET = ("prompts", "keys", "reward_data")
 """Keys of samples before the first call."""
 _RESPONSES = ("prompts", "responses", "logprobs", "ended")
+"""Keys of responses with their prompts."""
 _GRADIENT = ("gradients", "losses")
+_GENERATED = ("responses", "logprobs", "ended")
 _REWARD = Call("rew_inf", "reward", "inference", (*_RESPONSES, "reward_data"), ("rewards",))
-ROLLOUT: Final = Call("rollout", "rollout", "generate", _DATASET, (*_RESPONSES[1:], "rewards"))
-"""Call of rollout workers, by which samples of a stream have more keys than those of a dataset."""
+ROLLOUT: Final = Call("rollout", "rollout", "generate", _DATASET, (*_GENERATED, "rewards"))
+"""Call of rollout workers, whose keys the samples of a stream have beside those of the dataset."""
 
 
 def step_graph(rl: RL) -> Graph:
     """Return the graph of a training step: reference, critic and proximal policy only where they are used."""
-    return Graph.of(_calls(rl), (*_DATASET, *(ROLLOUT.gives if rl.is_asynchronous else ())))
+    keys: tuple[str, ...] = _DATASET
+    if rl.is_asynchronous:
+        keys += ROLLOUT.gives
+    return Graph.of(_calls(rl), keys)
 
 
 def step_text(rl: RL) -> str:
     """Return the graph of a training step as text, and before it the call whose results a stream brings."""
     text = step_graph(rl).text()
-    return (
-        f"up to {rl.staleness} ahead  {Graph.of([ROLLOUT], _DATASET).text()[3:]}\n{text}"
-        if rl.is_asynchronous
-        else text
-    )
+    if not rl.is_asynchronous:
+        return text
+    rollout = Graph.of([ROLLOUT], _DATASET).text().removeprefix("0  ")
+    return f"up to {rl.staleness} ahead  {rollout}\n{text}"
 
 
 def validation_graph(model_workers: int = 1) -> Graph:
@@ -135,35 +146,39 @@ def validation_graph(model_workers: int = 1) -> Graph:
 
 
 def generation_hooks(model_workers: int) -> tuple[Hook, ...]:
-    """Return hooks before generation: workers that don't train get the weights of the one that does."""
+    """Return hooks before generation: workers that don't train get the weights of the actor."""
     return (Reallocate("actor", "generator"),) if model_workers > 1 else ()
 
 
 def _generation(model_workers: int) -> Call:
     role = "generator" if model_workers > 1 else "actor"
-    return Call("actor_gen", role, "generate", ("prompts", "keys"), _RESPONSES[1:])
+    return Call("actor_gen", role, "generate", ("prompts", "keys"), _GENERATED)
 
 
 def _calls(rl: RL) -> Iterator[Call]:
     if not rl.is_asynchronous:
         yield _generation(rl.model_workers)
         yield _REWARD
-    known: tuple[str, ...] = ()
+    logprobs: tuple[str, ...] = ()
     if rl.reference != "none":
-        known += ("reference_logprobs",)
-        yield Call("ref_inf", "reference", "inference", _RESPONSES, known[-1:])
+        yield Call("ref_inf", "reference", "inference", _RESPONSES, ("reference_logprobs",))
+        logprobs += ("reference_logprobs",)
     if rl.scores_again:
-        known += ("proximal_logprobs",)
-        yield Call("actor_inf", "actor", "inference", _RESPONSES, known[-1:])
+        yield Call("actor_inf", "actor", "inference", _RESPONSES, ("proximal_logprobs",))
+        logprobs += ("proximal_logprobs",)
     values: tuple[str, ...] = ()
+    returns: tuple[str, ...] = ()
     if rl.has_critic:
         values = ("values",)
+        returns = ("returns",)
         yield Call("critic_inf", "critic", "inference", _RESPONSES, values)
-    made = ("advantages", "kept", *(["returns"] if rl.has_critic else []))
-    yield Call("advantage_inf", "advantage", "inference", (*_RESPONSES, "rewards", *known, *values), made)
-    learned = (*_RESPONSES, "advantages", "kept", *known)
+    rewarded = (*_RESPONSES, "rewards", *logprobs, *values)
+    yield Call("advantage_inf", "advantage", "inference", rewarded, ("advantages", "kept", *returns))
+    with_advantages = (*_RESPONSES, "advantages", "kept", *logprobs)
     if rl.data_parallel:
-        yield Call("actor_grad", "learner", "inference", learned, _GRADIENT)
-    yield Call("actor_train", "actor", "train_step", _GRADIENT if rl.data_parallel else learned)
+        yield Call("actor_grad", "learner", "inference", with_advantages, _GRADIENT)
+        yield Call("actor_train", "actor", "train_step", _GRADIENT)
+    else:
+        yield Call("actor_train", "actor", "train_step", with_advantages)
     if rl.has_critic:
         yield Call("critic_train", "critic", "train_step", (*_RESPONSES, "values", "returns", "kept"))

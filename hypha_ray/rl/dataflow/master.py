@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic
 
 from hypha_ray.rl.dataflow.graph import Call, Graph
-from hypha_ray.rl.dataflow.plan import Mesh, Shard, Where, balanced, moves, windows
-from hypha_ray.rl.dataflow.requests import Hook, Name, Pending, Post, R, Reply, Request, Transfer
+from hypha_ray.rl.dataflow.plan import Locations, Mesh, Shard, balanced, moves, windows
+from hypha_ray.rl.dataflow.requests import Hook, Name, Pending, R, Reply, Request, RequestQueue, Transfer
 from hypha_ray.rl.dataflow.sample import Meta, Sample
 
 
@@ -30,7 +30,7 @@ class Buffer:
     def __init__(self, graph: Graph) -> None:
         self._calls = [call.name for call in graph.calls]
         self._ids: dict[str, None] = {}  # in the order in which they came, the oldest first
-        self._where: dict[str, dict[str, Shard]] = defaultdict(dict)  # by key and id
+        self._locations: dict[str, dict[str, Shard]] = defaultdict(dict)  # by key and id
         self._tokens: dict[str, dict[str, int]] = defaultdict(dict)  # by key and id
         self._begun: dict[str, set[str]] = defaultdict(set)  # by call
         self._ended: dict[str, set[str]] = defaultdict(set)  # by call
@@ -54,37 +54,39 @@ class Buffer:
     def amend(self, meta: Meta, shard: Shard) -> None:
         """Add keys that a call has made."""
         for key in meta.lengths:
-            self._where[key].update(dict.fromkeys(meta.ids, shard))
+            self._locations[key].update(dict.fromkeys(meta.ids, shard))
             self._tokens[key].update(zip(meta.ids, meta.tokens(key), strict=True))
 
     def ready(self, call: Call) -> tuple[str, ...]:
         """Return the ids that a call may begin with and hasn't begun with, the oldest first."""
-        able = self._ids.keys() - self._begun[call.name]
+        ids = self._ids.keys() - self._begun[call.name]
         for key in call.takes:
-            able &= self._where[key].keys()
-        return tuple(name for name in self._ids if name in able)
+            ids &= self._locations[key].keys()
+        return tuple(name for name in self._ids if name in ids)
 
     def begin(self, call: Call, ids: Iterable[str]) -> None:
-        """Note that a call has been given ids."""
+        """Record that a call begins with ids."""
         self._begun[call.name].update(ids)
 
     def end(self, call: Call, ids: Iterable[str]) -> tuple[str, ...]:
-        """Note that a call is through with ids; return those that all calls are through with, which leave."""
+        """Record that a call has ended with ids; return the ids that all calls have ended with, and drop them."""
         self._ended[call.name].update(ids)
-        through = set.intersection(*(self._ended[name] for name in self._calls))
-        over = tuple(name for name in self._ids if name in through)
-        columns: list[dict[str, Any]] = [self._ids, *self._where.values(), *self._tokens.values()]
-        for column in columns if over else ():
-            for name in over:
+        ended_by_all = set.intersection(*[self._ended[name] for name in self._calls])
+        finished = tuple(name for name in self._ids if name in ended_by_all)
+        if not finished:
+            return ()
+        columns: list[dict[str, Any]] = [self._ids, *self._locations.values(), *self._tokens.values()]
+        for column in columns:
+            for name in finished:
                 column.pop(name, None)
-        for calls in (*self._begun.values(), *self._ended.values()):
-            calls.difference_update(over)
-        return over
+        for ids_of_call in (*self._begun.values(), *self._ended.values()):
+            ids_of_call.difference_update(finished)
+        return finished
 
     @property
-    def where(self) -> Where:
-        """Places of all ids under each key."""
-        return self._where
+    def locations(self) -> Locations:
+        """Shards of all ids under each key."""
+        return self._locations
 
     def tokens(self, ids: Iterable[str], key: str) -> list[int]:
         """Return the tokens that ids have under a key."""
@@ -98,44 +100,45 @@ class Extras:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Values that the operation needs beside its samples."""
     before: tuple[Hook, ...] = ()
-    """Hooks before the operation, after its transfer."""
+    """Hooks between the transfer and the operation."""
     after: tuple[Hook, ...] = ()
     """Hooks after the operation."""
 
 
 class Master(Generic[R]):
-    """Sends requests and follows their replies.
+    """Sender of requests, which follows their replies.
 
     Args:
         meshes: model workers of each role.
-        post: way to them.
+        queue: queue of requests to them.
         numbers: numbers of requests, shared with all others that send requests to them.
 
     """
 
-    def __init__(self, meshes: Mapping[str, Mesh], post: Post[R], numbers: Iterator[int]) -> None:
+    def __init__(self, meshes: Mapping[str, Mesh], queue: RequestQueue[R], numbers: Iterator[int]) -> None:
         self._meshes = dict(meshes)
-        self._post = post
+        self._queue = queue
         self._numbers = numbers
         self.collectives: Counter[str] = Counter()
-        """Number of collectives of each kind that the transfers of the latest batch stand for."""
-        self._over: tuple[str, ...] = ()
-        """Ids that all calls are through with. They are cleared before the next batch, so that a worker which is found
-        dead then costs nothing that was trained."""
+        """Number of collectives of each kind that would make the transfers of the latest batch."""
+        self._finished: tuple[str, ...] = ()
+        """Ids that all calls have ended with. They are cleared before the next batch: if a worker is found dead then,
+        no training is lost."""
 
-    def renew(self, post: Post[R]) -> None:
-        """Go on by another post, because requests of this one were lost with a worker."""
-        self._post = post
+    def renew(self, queue: RequestQueue[R]) -> None:
+        """Go on with another queue, because requests of this one were lost with a worker."""
+        self._queue = queue
 
     def ask(self, name: Name, role: str, **arguments: Any) -> Reply:
         """Send a request without samples to the workers of a role; return the reply of the first one."""
         number = next(self._numbers)
         workers = self._meshes[role].workers
         requests = [Request(number, name, worker, role, arguments=arguments) for worker in workers]
-        pending = self._post.request(*requests)
-        self._post.flush()
+        pending = self._queue.request(*requests)
+        self._queue.flush()
         self._wait_for(pending)
-        return next(reply for reply in pending.replies if reply.worker == workers[0])
+        [first] = [reply for reply in pending.replies if reply.worker == workers[0]]
+        return first
 
     def traverse(
         self, graph: Graph, batch: Sample, extras: Mapping[str, Extras], streamed: Sequence[Reply] = ()
@@ -146,7 +149,7 @@ class Master(Generic[R]):
             graph: calls of the step.
             batch: prompts with the keys of the dataset.
             extras: additions to calls, by their names.
-            streamed: replies of workers that have made further keys before.
+            streamed: replies of rollout workers, whose keys the batch has from the beginning.
 
         Returns:
             Replies of the workers, by the names of the calls.
@@ -158,101 +161,120 @@ class Master(Generic[R]):
         """
         self.collectives.clear()
         buffer = Buffer(graph)
-        done = dict[str, tuple[Reply, ...]]()
+        replies: dict[str, tuple[Reply, ...]] = {}
         self._fetch(graph, batch, buffer)
         for reply in streamed:
             assert reply.meta is not None
             buffer.amend(reply.meta, Shard(reply.worker, reply.request))
-        had: set[tuple[int, Shard]] = set()
-        running = dict[int, Call]()
-        begun = set[str]()
-        while len(done) < len(graph.calls):
-            for call in [call for call in graph.calls if call.name not in begun]:
-                if len(ids := buffer.ready(call)) == len(batch.ids):
-                    pending = self._call(call, ids, buffer, had, extras.get(call.name, Extras()))
-                    running[pending.requests[0].number] = call
-                    buffer.begin(call, ids)
-                    begun.add(call.name)
-            self._post.flush()
-            pending = self._post.wait()
+        transferred: set[tuple[int, Shard]] = set()
+        running: dict[int, Call] = {}  # by the number of their requests
+        begun: set[str] = set()
+        while len(replies) < len(graph.calls):
+            for call in graph.calls:
+                if call.name in begun:
+                    continue
+                ids = buffer.ready(call)
+                if len(ids) < len(batch.ids):
+                    continue
+                pending = self._call(call, ids, buffer, transferred, extras.get(call.name, Extras()))
+                running[pending.requests[0].number] = call
+                buffer.begin(call, ids)
+                begun.add(call.name)
+            self._queue.flush()
+            pending = self._queue.wait()
             call = running.pop(pending.requests[0].number)
-            self._take_in(buffer, call, pending)
-            done[call.name] = tuple(sorted(pending.replies, key=lambda reply: reply.worker))
-            self._over += buffer.end(call, batch.ids)
-        return done
+            self._add_keys(buffer, call, pending)
+            replies[call.name] = tuple(sorted(pending.replies, key=lambda reply: reply.worker))
+            self._finished += buffer.end(call, batch.ids)
+        return replies
 
     def _fetch(self, graph: Graph, batch: Sample, buffer: Buffer) -> None:
-        """Give each copy of the first call's model its window of the batch; what is over is cleared meanwhile."""
-        mesh = self._meshes[graph.levels[0][0].role]
+        """Give each copy of the first call's model its window of the batch; finished ids are cleared meanwhile."""
+        first_call = graph.levels[0][0]
+        mesh = self._meshes[first_call.role]
         number = next(self._numbers)
-        ranges = windows(len(batch.ids), mesh.data)
-        parts = [batch.take([batch.ids[i] for i in part]) for part in ranges if len(part)]
-        heads = zip(mesh.heads, parts, strict=False)  # Fewer prompts than copies leave some without.
-        requests = [Request(number, "fetch", head, ids=part.ids, arguments={"sample": part}) for head, part in heads]
+        requests: list[Request] = []
+        nonempty = filter(len, windows(len(batch.ids), mesh.data))
+        for head, window in zip(mesh.heads, nonempty, strict=False):  # Fewer prompts than copies leave some without.
+            part = batch.take(batch.ids[window.start : window.stop])
+            requests.append(Request(number, "fetch", head, ids=part.ids, arguments={"sample": part}))
         clearing = self._clear()
-        pending = self._post.request(*requests)
+        pending = self._queue.request(*requests)
         self._wait_for(*clearing, pending)
-        self._over = ()
+        self._finished = ()
         for reply in sorted(pending.replies, key=lambda reply: mesh.heads.index(reply.worker)):
             assert reply.meta is not None
             buffer.put(reply.meta, Shard(reply.worker, number))
 
     def _call(
-        self, call: Call, ids: Sequence[str], buffer: Buffer, had: set[tuple[int, Shard]], extras: Extras
+        self, call: Call, ids: Sequence[str], buffer: Buffer, transferred: set[tuple[int, Shard]], extras: Extras
     ) -> Pending:
-        """Hold the requests of a call until the next flush."""
+        """Queue the requests of a call until the next flush."""
         mesh = self._meshes[call.role]
         number = next(self._numbers)
-        parts = enumerate(_parts(call, ids, buffer, mesh))
-        wanted = {worker: part for rank, part in parts if part for worker in mesh.copy(rank)}
-        plan = moves(buffer.where, wanted, call.takes, had)
+        ids_of_workers: dict[int, tuple[str, ...]] = {}
+        for rank, part in enumerate(_parts(call, ids, buffer, mesh)):
+            if part:
+                ids_of_workers |= dict.fromkeys(mesh.copy(rank), part)
+        plan = moves(buffer.locations, ids_of_workers, call.takes, transferred)
         self.collectives += plan.counts
-        had.update((worker, shard) for worker, shards in plan.shards.items() for shard in shards)
-        requests = [
-            Request(
-                number,
-                call.op,
-                worker,
-                call.role,
-                part,
-                call.takes,
-                (Transfer(plan.shards[worker]), *extras.before),
-                extras.after,
-                extras.arguments,
+        requests: list[Request] = []
+        for worker, part in ids_of_workers.items():
+            shards = plan.shards[worker]
+            transferred.update((worker, shard) for shard in shards)
+            request = Request(
+                number=number,
+                name=call.op,
+                worker=worker,
+                role=call.role,
+                ids=part,
+                takes=call.takes,
+                before=(Transfer(shards), *extras.before),
+                after=extras.after,
+                arguments=extras.arguments,
             )
-            for worker, part in wanted.items()
-        ]
-        return self._post.request(*requests)
+            requests.append(request)
+        return self._queue.request(*requests)
 
-    def _take_in(self, buffer: Buffer, call: Call, pending: Pending) -> None:
-        """Tell the buffer what the heads of the copies have made."""
+    def _add_keys(self, buffer: Buffer, call: Call, pending: Pending) -> None:
+        """Add to the buffer the keys that the heads of the copies have made."""
+        heads = self._meshes[call.role].heads
         for reply in pending.replies:
-            if reply.meta is not None and reply.worker in self._meshes[call.role].heads:
+            if reply.meta is not None and reply.worker in heads:
                 buffer.amend(reply.meta, Shard(reply.worker, reply.request))
 
     def clear(self) -> None:
-        """Have workers drop the ids that all calls are through with."""
+        """Have workers drop the ids that all calls have ended with."""
         self._wait_for(*self._clear())
-        self._over = ()
+        self._finished = ()
 
     def _clear(self) -> list[Pending]:
-        if not self._over:
+        if not self._finished:
             return []
         number = next(self._numbers)
-        ids = self._over
-        workers = sorted({worker for mesh in self._meshes.values() for worker in mesh.workers})
-        return [self._post.request(*(Request(number, "clear_data_cache", worker, ids=ids) for worker in workers))]
+        workers: set[int] = set()
+        for mesh in self._meshes.values():
+            workers.update(mesh.workers)
+        ids = self._finished
+        requests = [Request(number, "clear_data_cache", worker, ids=ids) for worker in sorted(workers)]
+        return [self._queue.request(*requests)]
 
-    def _wait_for(self, *wanted: Pending) -> None:
-        while not all(pending.done for pending in wanted):
-            self._post.wait()
+    def _wait_for(self, *requests: Pending) -> None:
+        while not all(pending.done for pending in requests):
+            self._queue.wait()
 
 
 def _parts(call: Call, ids: Sequence[str], buffer: Buffer, mesh: Mesh) -> list[tuple[str, ...]]:
-    """Divide ids among the copies of a model: by number before responses are there, by tokens afterwards."""
+    """Divide ids among the copies of a model: generation by their number, other calls by their tokens."""
     if mesh.data == 1:
         return [tuple(ids)]
     if call.op == "generate":
-        return [tuple(ids[i] for i in window) for window in windows(len(ids), mesh.data)]
-    tokens = [sum(each) for each in zip(*(buffer.tokens(ids, key) for key in call.takes), strict=True)]
-    return [tuple(ids[i] for i in part) for part in balanced(tokens, mesh.data)]
+        return [tuple(ids[window.start : window.stop]) for window in windows(len(ids), mesh.data)]
+    totals = [0] * len(ids)
+    for key in call.takes:
+        for index, tokens in enumerate(buffer.tokens(ids, key)):
+            totals[index] += tokens
+    parts: list[tuple[str, ...]] = []
+    for indices in balanced(totals, mesh.data):
+        parts.append(tuple(ids[index] for index in indices))
+    return parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +15,7 @@ from hypha_ray.errors import ConfigError
 
 @dataclass(frozen=True)
 class Mesh:
-    """Model workers that hold one model together.
+    """Model workers that share the copies of one model.
 
     Tensor ranks are next to each other, then data ranks, then pipeline stages, as in Megatron-LM (arXiv:2104.04473).
 
@@ -32,12 +32,11 @@ class Mesh:
     """Number of stages."""
 
     def __post_init__(self) -> None:
-        one = self.tensor * self.pipeline
-        if not self.workers or len(set(self.workers)) != len(self.workers) or len(self.workers) % one:
-            fix = f"a multiple of {one} workers, each once"
-            raise ConfigError(
-                "RL013", "model workers can't be divided into copies of the model", str(self.workers), fix
-            )
+        size = self.tensor * self.pipeline
+        number = len(self.workers)
+        if not number or len(set(self.workers)) != number or number % size:
+            problem = "model workers can't be divided into copies of the model"
+            raise ConfigError("RL013", problem, str(self.workers), f"a multiple of {size} workers, each once")
 
     @property
     def data(self) -> int:
@@ -52,9 +51,11 @@ class Mesh:
 
     def copy(self, rank: int) -> tuple[int, ...]:
         """Return the workers of the copy with this data rank."""
-        stage = self.data * self.tensor
-        starts = range(rank * self.tensor, len(self.workers), stage)
-        return tuple(worker for start in starts for worker in self.workers[start : start + self.tensor])
+        stage_size = self.data * self.tensor
+        workers: list[int] = []
+        for start in range(rank * self.tensor, len(self.workers), stage_size):
+            workers += self.workers[start : start + self.tensor]
+        return tuple(workers)
 
 
 class Shard(NamedTuple):
@@ -66,22 +67,22 @@ class Shard(NamedTuple):
     """Number of the request that made them."""
 
 
-Where: TypeAlias = Mapping[str, Mapping[str, Shard]]
-"""Shard of each id under each key: `where[key][id]`."""
+Locations: TypeAlias = Mapping[str, Mapping[str, Shard]]
+"""Shard of each id under each key: `locations[key][id]`."""
 
 
 @dataclass(frozen=True)
 class Moves:
-    """Shards that workers have to get before a call, and the collectives that they stand for."""
+    """Shards that workers need before a call, and the collectives that would move them."""
 
     shards: Mapping[int, tuple[Shard, ...]]
     """Shards of other workers that each worker lacks, each once."""
     gathers: int
     """Number of workers that get shards of more than one other worker."""
     scatters: int
-    """Number of shards of which workers get different ids."""
+    """Number of shards from which workers get different ids."""
     broadcasts: int
-    """Number of shards of which several workers get the same ids."""
+    """Number of shards from which several workers get the same ids."""
 
     @property
     def counts(self) -> Counter[str]:
@@ -119,30 +120,40 @@ def balanced(tokens: Sequence[int], parts: int) -> tuple[tuple[int, ...], ...]:
 
 
 def moves(
-    where: Where, wanted: Mapping[int, Sequence[str]], keys: Sequence[str], had: Collection[tuple[int, Shard]] = ()
+    locations: Locations,
+    ids_of_workers: Mapping[int, Sequence[str]],
+    keys: Sequence[str],
+    transferred: Collection[tuple[int, Shard]] = (),
 ) -> Moves:
     """Plan the transfers before a call.
 
     Args:
-        where: place of every id under every key.
-        wanted: ids that each worker needs.
+        locations: shard of every id under every key.
+        ids_of_workers: ids that each worker needs.
         keys: keys that the call takes.
-        had: pairs of a worker and a shard that it got before another call.
+        transferred: pairs of a worker and a shard that it got before another call.
 
     """
-    away: dict[Shard, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for worker, ids in wanted.items():
+    targets: dict[Shard, dict[int, set[str]]] = {}  # Ids that each worker gets from a shard.
+    for worker, ids in ids_of_workers.items():
         for key in keys:
-            places = [where[key][name] for name in ids]
-            lacks = {one for one in set(places) if one.worker != worker and (worker, one) not in had}
-            for name, shard in zip(ids, places, strict=True) if lacks else ():
-                if shard in lacks:
-                    away[shard][worker].add(name)
-    shards = {worker: tuple(sorted(shard for shard, takers in away.items() if worker in takers)) for worker in wanted}
-    differ = {shard: len({frozenset(ids) for ids in takers.values()}) for shard, takers in away.items()}
-    return Moves(
-        shards,
-        gathers=sum(len({shard.worker for shard in got}) > 1 for got in shards.values()),
-        scatters=sum(count > 1 for count in differ.values()),
-        broadcasts=sum(count == 1 and len(away[shard]) > 1 for shard, count in differ.items()),
-    )
+            for name in ids:
+                shard = locations[key][name]
+                if shard.worker != worker and (worker, shard) not in transferred:
+                    targets.setdefault(shard, {}).setdefault(worker, set()).add(name)
+    incoming: dict[int, list[Shard]] = {worker: [] for worker in ids_of_workers}
+    scatters = 0
+    broadcasts = 0
+    for shard in sorted(targets):
+        for worker in targets[shard]:
+            incoming[worker].append(shard)
+        ids_of_targets = {frozenset(ids) for ids in targets[shard].values()}
+        if len(ids_of_targets) > 1:
+            scatters += 1
+        elif len(targets[shard]) > 1:
+            broadcasts += 1
+    gathers = 0
+    for shards in incoming.values():
+        sources = {shard.worker for shard in shards}
+        gathers += len(sources) > 1
+    return Moves({worker: tuple(shards) for worker, shards in incoming.items()}, gathers, scatters, broadcasts)

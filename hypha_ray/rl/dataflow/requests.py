@@ -115,12 +115,16 @@ class Request:
     def __post_init__(self) -> None:
         if (self.before or self.after) and self.name not in COMPUTE:
             raise ValueError(f"{self.name} takes no hooks")
-        for place, hook in enumerate(self.before):
-            if isinstance(hook, Offload | Evaluate | Save) or (isinstance(hook, Transfer) and place):
-                raise ValueError(f"{type(hook).__name__} can't stand at place {place} before {self.name}")
+        for index, hook in enumerate(self.before):
+            late_transfer = isinstance(hook, Transfer) and index > 0
+            if late_transfer or isinstance(hook, Offload | Evaluate | Save):
+                kind = type(hook).__name__
+                raise ValueError(f"{kind} can't stand at place {index} before {self.name}")
         for hook in self.after:
-            if isinstance(hook, Transfer) or (isinstance(hook, Evaluate | Save) and self.name != "train_step"):
-                raise ValueError(f"{type(hook).__name__} can't stand after {self.name}")
+            needs_training = isinstance(hook, Evaluate | Save)
+            if isinstance(hook, Transfer) or (needs_training and self.name != "train_step"):
+                kind = type(hook).__name__
+                raise ValueError(f"{kind} can't stand after {self.name}")
 
     @property
     def at_once(self) -> bool:
@@ -143,15 +147,15 @@ class Reply:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Single values, such as the norm of a gradient or those of `spec` and `model_config`."""
     problems: tuple[str, ...] = ()
-    """Lines for the user about what failed beside the operation, which went on."""
+    """Lines for the user about failures beside the operation, which itself succeeded."""
 
 
 R = TypeVar("R", bound=Hashable)
-"""Reference to a reply that may not be there yet."""
+"""Reference to a reply, which may not have come yet."""
 
 
 class Transport(Protocol[R]):
-    """Way to the model workers: a call in this process, or of a Ray actor."""
+    """Way to the model workers: calls in this process, or calls of Ray actors."""
 
     def send(self, request: Request) -> R:
         """Send a request, and with it the shards of its transfer; return a reference to the reply."""
@@ -184,8 +188,8 @@ class Pending:
         return len(self.replies) == len(self.requests)
 
 
-class Post(Generic[R]):
-    """Requests of one master on their way.
+class RequestQueue(Generic[R]):
+    """Requests of one master: those that wait for a flush, and those on their way.
 
     Args:
         transport: way to the model workers.
@@ -196,28 +200,29 @@ class Post(Generic[R]):
     def __init__(self, transport: Transport[R], deadline_s: float) -> None:
         self._transport = transport
         self._deadline_s = deadline_s
-        self._held: list[Pending] = []
+        self._waiting: list[Pending] = []
         self._sent: dict[R, Pending] = {}
 
     def request(self, *requests: Request) -> Pending:
-        """Send the requests of one number if they need no flush; otherwise hold them until the next one."""
+        """Send the requests of one number if they need no flush; otherwise let them wait for the next one."""
         pending = Pending(requests)
         if requests[0].at_once:
             self._send(pending)
         else:
-            self._held.append(pending)
+            self._waiting.append(pending)
         return pending
 
     def flush(self) -> None:
-        """Send all held requests, those to few workers first, and otherwise in the order in which they were made."""
-        held = self._held
-        self._held = []
-        for pending in sorted(held, key=lambda pending: len(pending.requests)):
+        """Send all waiting requests, those to few workers first, and otherwise in the order in which they were made."""
+        waiting = self._waiting
+        self._waiting = []
+        for pending in sorted(waiting, key=lambda pending: len(pending.requests)):
             self._send(pending)
 
     def _send(self, pending: Pending) -> None:
         for request in pending.requests:
-            self._sent[self._transport.send(request)] = pending
+            reference = self._transport.send(request)
+            self._sent[reference] = pending
 
     def wait(self) -> Pending:
         """Wait until one more request is answered by all of its workers, and return it.

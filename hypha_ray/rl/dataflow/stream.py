@@ -16,7 +16,7 @@ from typing import Generic
 
 from hypha_ray.rl.dataflow.graph import Call
 from hypha_ray.rl.dataflow.plan import Shard, windows
-from hypha_ray.rl.dataflow.requests import Pending, Post, R, Reallocate, Reply, Request, Transfer, Transport
+from hypha_ray.rl.dataflow.requests import Pending, R, Reallocate, Reply, Request, RequestQueue, Transfer, Transport
 from hypha_ray.rl.dataflow.sample import Sample
 
 
@@ -26,13 +26,13 @@ class _Batch(Generic[R]):
 
     ids: tuple[str, ...]
     requests: tuple[Request, ...]
-    post: Post[R]
+    queue: RequestQueue[R]
     pending: Pending
 
     def wait(self) -> None:
         """Wait until all workers have answered."""
         while not self.pending.done:
-            self.post.wait()
+            self.queue.wait()
 
 
 class StreamDataset(Generic[R]):
@@ -94,19 +94,19 @@ class StreamDataset(Generic[R]):
         """Send all unanswered requests again, with the weights of the first time, because a worker was replaced."""
         for batch in (*self._ahead.values(), *self._dropped):
             if not batch.pending.done:
-                batch.post = Post(self._transport, self._deadline_s)
-                batch.pending = _send(batch.post, batch.requests)
+                batch.queue = RequestQueue(self._transport, self._deadline_s)
+                batch.pending = _send(batch.queue, batch.requests)
 
     def _drop(self, names: Sequence[tuple[str, ...]]) -> None:
         self._dropped += [self._ahead.pop(ids) for ids in names]
 
     def _begin(self, batch: Sample, version: int) -> _Batch[R]:
         """Store the prompts with worker 0, and let each rollout worker respond to its window of them."""
-        post = Post(self._transport, self._deadline_s)
+        queue = RequestQueue(self._transport, self._deadline_s)
         fetch = next(self._numbers)
         number = next(self._numbers)
-        post.request(Request(fetch, "fetch", 0, ids=batch.ids, arguments={"sample": batch}))
-        post.wait()
+        queue.request(Request(fetch, "fetch", 0, ids=batch.ids, arguments={"sample": batch}))
+        queue.wait()
         call = self._call
         before = (Transfer((Shard(0, fetch),)), Reallocate("actor", call.role))
         requests: list[Request] = []
@@ -117,7 +117,7 @@ class StreamDataset(Generic[R]):
                 requests.append(
                     Request(number, call.op, worker, call.role, ids, call.takes, before, arguments=arguments)
                 )
-        return _Batch(batch.ids, tuple(requests), post, _send(post, requests))
+        return _Batch(batch.ids, tuple(requests), queue, _send(queue, requests))
 
     def _clear(self, batch: _Batch[R]) -> None:
         """Let workers drop a batch when they have answered it."""
@@ -125,12 +125,12 @@ class StreamDataset(Generic[R]):
         number = next(self._numbers)
         workers = [0, *(request.worker for request in batch.requests)]
         requests = [Request(number, "clear_data_cache", worker, ids=batch.ids) for worker in workers]
-        clearing = batch.post.request(*requests)
+        clearing = batch.queue.request(*requests)
         while not clearing.done:
-            batch.post.wait()
+            batch.queue.wait()
 
 
-def _send(post: Post[R], requests: Sequence[Request]) -> Pending:
-    pending = post.request(*requests)
-    post.flush()
+def _send(queue: RequestQueue[R], requests: Sequence[Request]) -> Pending:
+    pending = queue.request(*requests)
+    queue.flush()
     return pending

@@ -54,14 +54,14 @@ class CommandServer:
         if program is None:
             fix = "mend rl.generation.server.command; the program has to be on every node that may get a worker"
             raise ConfigError(_STARTED, "there is no such program for a server that generates", self._program, fix=fix)
-        self._printed = _opened(log)
-        self.log = self._printed.name
+        self._log_file = _open_log(log)
+        self.log = self._log_file.name
         """File with the server's output."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", guard.__name__, program, *words[1:]],
             env={**handed_on(os.environ), **environment},
             stdin=subprocess.PIPE,
-            stdout=self._printed,
+            stdout=self._log_file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
@@ -78,9 +78,9 @@ class CommandServer:
         if code is None:
             return
         if self.answered:
-            raise Unreachable(f"the server has ended ({_cause(code)})")
+            raise Unreachable(f"the server has ended ({_exit_text(code)})")
         fix = f"run the command by hand; it printed at last: {self._last_line()}; all is in {self.log}"
-        raise ConfigError(_STARTED, f"the server {self._program} has ended", _cause(code), fix=fix)
+        raise ConfigError(_STARTED, f"the server {self._program} has ended", _exit_text(code), fix=fix)
 
     @property
     def lives(self) -> bool:
@@ -96,19 +96,19 @@ class CommandServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._printed.close()
+        self._log_file.close()
 
     def _last_line(self) -> str:
-        end = self._printed.seek(0, os.SEEK_END)
-        self._printed.seek(max(0, end - _LAST_BYTES))
-        text = self._printed.read().decode(errors="replace")
+        end = self._log_file.seek(0, os.SEEK_END)
+        self._log_file.seek(max(0, end - _LAST_BYTES))
+        text = self._log_file.read().decode(errors="replace")
         for line in reversed(text.split("\n")):
             if line.strip():
                 return line.strip()[:300]
         return "nothing"
 
 
-def _opened(log: Path | None) -> IO[bytes]:
+def _open_log(log: Path | None) -> IO[bytes]:
     """Open a file for a server's output; a file that has grown large is put aside."""
     if log is not None:
         try:
@@ -121,7 +121,7 @@ def _opened(log: Path | None) -> IO[bytes]:
     return tempfile.NamedTemporaryFile(prefix="hypha-generation-", suffix=".log", delete=False)
 
 
-def _cause(code: int) -> str:
+def _exit_text(code: int) -> str:
     """Return an exit code as text; a shell's and the guard's are 128 and more for signals."""
     number = -code if code < 0 else code - 128
     try:

@@ -21,22 +21,22 @@ _MOST_LOGPROB = float(torch.finfo(torch.float32).max)
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A response as an engine gave it."""
+    """Response of an engine, with its numbers unchanged."""
 
     ids: tuple[int, ...]
     """Token ids, the end token included."""
     logprobs: tuple[float, ...]
     """Log-probability of each of them."""
     version: str | None
-    """Version of the weights that it was made with; None if the answer has none."""
+    """Version of the weights that made the response; None if the answer has none."""
 
 
 class EngineUnableError(Exception):
-    """The engine can't generate for a reason on this machine that may pass; the policy can in its place."""
+    """The engine can't generate at present, for a reason on this machine; the policy can instead."""
 
 
 class Engine(Protocol):
-    """Way to responses of a model's weights."""
+    """Generator of responses by a model's weights."""
 
     name: str
     """Name in messages."""
@@ -52,7 +52,7 @@ class Engine(Protocol):
         sampling: Sampling,
         ends: Collection[int],
     ) -> Responses:
-        """Respond to prompts that are padded on the left, by random numbers that their keys are the seed of.
+        """Respond to prompts that are padded on the left; their keys are the seeds of random numbers.
 
         Raises:
             HyphaError: the engine can't.
@@ -78,18 +78,24 @@ def unfit(response: Completion, vocabulary: Container[int]) -> str:
         return f"{len(response.ids)} tokens of a response with {len(response.logprobs)} log-probabilities"
     for token in response.ids:
         if type(token) is not int or token not in vocabulary:
-            return f"a response with the token id {_shown(token)}, which model or tokenizer lack"
+            return f"a response with the token id {_short_text(token)}, which model or tokenizer lack"
     for logprob in response.logprobs:
         if type(logprob) not in (int, float) or not -_MOST_LOGPROB <= logprob <= ROUNDING:
-            return f"a response with the log-probability {_shown(logprob)}"
+            return f"a response with the log-probability {_short_text(logprob)}"
     return ""
 
 
-def _shown(value: object) -> str:
+def _short_text(value: object) -> str:
     """Return a value of an answer as text of bounded length."""
     if isinstance(value, int) and abs(value) >= 10**30:
         return "of more than 30 digits"
     return repr(value)[:40]
+
+
+def token_lists(ids: torch.Tensor, attention_mask: torch.Tensor) -> list[list[int]]:
+    """Return the token ids of prompts without padding; arguments as in `responses_of`."""
+    masks = attention_mask.cpu().bool()
+    return [row[mask].tolist() for row, mask in zip(ids.cpu(), masks, strict=True)]
 
 
 def responses_of(

@@ -21,12 +21,16 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.environment import free_gpu_bytes
 from hypha_ray.model.loading.weights import silenced
-from hypha_ray.rl.engines.completions import Completion, responses_of
+from hypha_ray.rl.engines.completions import Completion, responses_of, token_lists
 from hypha_ray.rl.engines.native import Responses, generate
 from hypha_ray.rl.engines.sampling import Sampling, draw
 
 PAGE = 16
 """Tokens of a page of the cache, except for weights of 16 bits on a GPU."""
+SHORT = 16
+"""Largest number of tokens of responses that the model's own loop makes: for fewer tokens it is as fast as batches."""
+_MOST_CACHES = 2
+"""Number of caches that are kept: one for training and one for evaluation."""
 _BATCH_TOKENS = 1024
 """Largest number of tokens of a forward pass with a cache of known size; masks grow with it."""
 _KEPT_SHARE = 0.1
@@ -34,7 +38,7 @@ _KEPT_SHARE = 0.1
 _LEAST_FREE = 0.15
 """Part of the cache that has to be free for a new prompt, as transformers has it.
 
-With so much more room than a call needs, its batches are the same in a cache of any size.
+With that much more memory than a call needs, its batches are the same in a cache of any size.
 """
 
 
@@ -58,7 +62,9 @@ class PagedBatches:
         """Whether the cache is small enough to stay between calls."""
         attention = model.config._attn_implementation
         try:
-            self._manager = model.init_continuous_batching(_generation(model, sampling, ends), self._batching())
+            self._manager = model.init_continuous_batching(
+                _generation_config(model, sampling, ends), self._batching_config()
+            )
             with _on_device(model):
                 self._manager.warmup()
         finally:
@@ -66,15 +72,15 @@ class PagedBatches:
         self._processor = self._manager.batch_processor
 
     def fits(self, model: Any, tokens: int) -> bool:
-        """Whether the cache is one for this model, where its weights lie now, and for so many tokens."""
+        """Whether the cache fits this model, whose weights haven't moved since, and this number of tokens."""
         return model is self._model and tokens <= self._tokens and _addresses(model) == self._weights
 
     @torch.no_grad()
     def respond(self, prompts: Sequence[list[int]], seed: int, sampling: Sampling) -> list[Any]:
         """Return transformers' outputs for all responses, those to one prompt as neighbours.
 
-        All requests are there before the first batch, so that its contents don't depend on time. Of an error the
-        cache is left as it was, so no call may follow.
+        All requests are added before the first batch, so that its contents don't depend on time. After an error the
+        cache isn't cleared, so no call may follow.
 
         Args:
             prompts: token ids of each prompt.
@@ -97,12 +103,17 @@ class PagedBatches:
             if output.error is not None:
                 raise RuntimeError(output.error)
             outputs[output.request_id] = output
-        if len(outputs) != len(prompts) * sampling.samples:
-            raise RuntimeError(f"{len(outputs)} responses of {len(prompts) * sampling.samples}")
-        children = [f"__child#{number}" for number in range(sampling.samples - 1)]
-        return [outputs[f"{name}{child}"] for name in names for child in ("", *children)]
+        expected = len(prompts) * sampling.samples
+        if len(outputs) != expected:
+            raise RuntimeError(f"{len(outputs)} responses of {expected}")
+        in_order: list[Any] = []
+        for name in names:
+            in_order.append(outputs[name])
+            for number in range(sampling.samples - 1):
+                in_order.append(outputs[f"{name}__child#{number}"])
+        return in_order
 
-    def _batching(self) -> ContinuousBatchingConfig:
+    def _batching_config(self) -> ContinuousBatchingConfig:
         """Return settings of batches; a cache that doesn't stay gets the memory that is free."""
         sizes: dict[str, int] = {}
         if self.stays:
@@ -124,13 +135,19 @@ class PagedBatches:
 
 
 def page_of(model: Any) -> int:
-    """Return the tokens of a page; what flash attention reads, if it may be used, are pages of transformers' size."""
-    may_flash = model.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16)
-    return int(ContinuousBatchingConfig().page_size) if may_flash else PAGE
+    """Return the tokens of a page; flash attention, if it may be used, reads pages of transformers' size."""
+    if model.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16):
+        return int(ContinuousBatchingConfig().page_size)
+    return PAGE
+
+
+def _ceil_div(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)
 
 
 def _pages_of(tokens: int, page: int) -> int:
-    return -(-int(tokens / (1 - _LEAST_FREE)) // page) + 1
+    with_free = int(tokens / (1 - _LEAST_FREE))
+    return _ceil_div(with_free, page) + 1
 
 
 def _addresses(model: Any) -> list[int]:
@@ -143,11 +160,12 @@ def _token_bytes(model: Any) -> int:
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * heads * width * model.dtype.itemsize)
+    values = 2 * config.num_hidden_layers * heads * width
+    return int(values * model.dtype.itemsize)
 
 
 def _free_bytes(model: Any) -> int:
-    """Return a GPU's memory that this process may take, or that torch has of it without using it."""
+    """Return the free memory of a GPU for this process, with the memory that torch has reserved but doesn't use."""
     device = model.device
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return free_gpu_bytes(device) + unused
@@ -155,7 +173,9 @@ def _free_bytes(model: Any) -> int:
 
 def _on_device(model: Any) -> Any:
     """Return a context in which a model's GPU is the current one."""
-    return torch.cuda.device(model.device) if model.device.type == "cuda" else nullcontext()
+    if model.device.type == "cuda":
+        return torch.cuda.device(model.device)
+    return nullcontext()
 
 
 def _restore_attention(model: Any, attention: str) -> None:
@@ -163,29 +183,25 @@ def _restore_attention(model: Any, attention: str) -> None:
         model.set_attn_implementation(attention)
 
 
-def _generation(model: Any, sampling: Sampling, ends: Collection[int]) -> GenerationConfig:
-    """Return settings of which none is left to those that a model was saved with."""
-    drawn = bool(sampling.temperature)
-    chosen = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k or 0}
+def _generation_config(model: Any, sampling: Sampling, ends: Collection[int]) -> GenerationConfig:
+    """Return settings of generation, all of them: those left out would be taken from the saved model."""
+    truncation: dict[str, Any] = {}
+    if sampling.temperature:
+        truncation = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k or 0}
+    rows = model.config.get_text_config().vocab_size
     return GenerationConfig(
-        do_sample=drawn,
-        **(chosen if drawn else {}),
+        do_sample=bool(sampling.temperature),
+        **truncation,
         num_return_sequences=sampling.samples,
         max_new_tokens=sampling.max_tokens,
         eos_token_id=sorted(ends),
         pad_token_id=min(ends),
-        suppress_tokens=sampling.vocabulary.unknown(model.config.get_text_config().vocab_size) or None,
+        suppress_tokens=sampling.vocabulary.unknown(rows) or None,
     )
 
 
-SHORT = 16
-"""Largest number of tokens of responses that the model's own loop makes: so few save no more than batches cost."""
-_KEPT = 2
-"""Settings of sampling whose caches are kept: those of training and of evaluation."""
-
-
 class ContinuousEngine:
-    """Continuous batching of a policy's model. Its cache stays between calls, and nothing that is in it.
+    """Continuous batching of a policy's model. The memory of its cache stays between calls, its contents don't.
 
     Args:
         seed: seed of the run.
@@ -199,9 +215,9 @@ class ContinuousEngine:
     def __init__(self, seed: int, short: int = SHORT) -> None:
         self._seed = seed
         self._short = short
-        self._kept: dict[tuple[Any, ...], PagedBatches] = {}
-        """Batches by their settings, those used last at the end."""
-        weakref.finalize(self, self._kept.clear)  # Transformers' objects want to end before the interpreter.
+        self._batches: dict[tuple[Any, ...], PagedBatches] = {}
+        """Batches by their settings, the most recent at the end."""
+        weakref.finalize(self, self._batches.clear)  # Transformers' objects want to end before the interpreter.
 
     def generate(
         self,
@@ -229,38 +245,47 @@ class ContinuousEngine:
         if sampling.max_tokens <= self._short:
             uniform = draw(self._seed, keys, sampling).to(ids.device)
             return generate(model, ids, attention_mask, uniform, sampling, ends)
-        prompts = [row[mask].tolist() for row, mask in zip(ids.cpu(), attention_mask.cpu().bool(), strict=True)]
-        state = np.random.SeedSequence([self._seed, *keys.ravel().tolist()]).generate_state(1)
-        own = [model.device] if model.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=own), silenced("ContinuousBatchingLogger"):
+        prompts = token_lists(ids, attention_mask)
+        seeds = np.random.SeedSequence([self._seed, *keys.ravel().tolist()])
+        seed = int(seeds.generate_state(1)[0])
+        gpus = [model.device] if model.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=gpus), silenced("ContinuousBatchingLogger"):
             try:
-                outputs = self._outputs(model, prompts, int(state[0]), sampling, ends)
+                outputs = self._generate(model, prompts, seed, sampling, ends)
             except Exception as error:  # Models and caches raise anything.
                 self.close()
-                line = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
-                what = f"{type(model).__name__} can't generate by continuous batching"
-                raise ConfigError("RL026", what, line, fix=self.remedy) from error
-        found = [Completion(tuple(one.generated_tokens), tuple(one.logprobs), None) for one in outputs]
-        return responses_of(ids, attention_mask, found, ends)
+                text = " ".join(str(error).split())
+                line = f"{type(error).__name__}: {text}"[:300]
+                problem = f"{type(model).__name__} can't generate by continuous batching"
+                raise ConfigError("RL026", problem, line, fix=self.remedy) from error
+        completions: list[Completion] = []
+        for output in outputs:
+            completions.append(Completion(tuple(output.generated_tokens), tuple(output.logprobs), None))
+        return responses_of(ids, attention_mask, completions, ends)
 
-    def _outputs(
+    def _generate(
         self, model: Any, prompts: list[list[int]], seed: int, sampling: Sampling, ends: Collection[int]
     ) -> list[Any]:
         """Return transformers' outputs for all responses, and keep the cache that they were made with."""
         page = page_of(model)
-        pages = sum(-(-(len(prompt) + sampling.max_tokens) // page) + 1 for prompt in prompts) * sampling.samples
+        pages = 0
+        for prompt in prompts:
+            tokens = len(prompt) + sampling.max_tokens
+            pages += _ceil_div(tokens, page) + 1
+        all_tokens = pages * sampling.samples * page
         settings = (replace(sampling, max_tokens=0), tuple(sorted(ends)))
-        batches = self._kept.pop(settings, None)
-        if batches is None or not batches.fits(model, pages * page):
-            del batches  # Its memory is wanted for the next one.
-            batches = PagedBatches(model, sampling, ends, pages * page)
+        batches = self._batches.pop(settings, None)
+        if batches is None or not batches.fits(model, all_tokens):
+            del batches  # Frees memory for the next cache.
+            batches = PagedBatches(model, sampling, ends, all_tokens)
         outputs = batches.respond(prompts, seed, sampling)
         if batches.stays:
-            self._kept[settings] = batches
-        while len(self._kept) > _KEPT:
-            del self._kept[next(iter(self._kept))]
+            self._batches[settings] = batches
+        while len(self._batches) > _MOST_CACHES:
+            oldest = next(iter(self._batches))
+            del self._batches[oldest]
         return outputs
 
     def close(self) -> None:
         """Release caches."""
-        self._kept.clear()
+        self._batches.clear()

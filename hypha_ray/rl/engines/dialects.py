@@ -38,7 +38,7 @@ class Dialect(Protocol):
         ...
 
     def load(self, ask: Ask, folder: str, version: str) -> None:
-        """Let the server load weights from a folder, when it has answered all requests, and call them a version.
+        """Let the server load weights from a folder when it has answered all requests, and give them a version.
 
         Raises:
             Refused: it has not loaded them.
@@ -47,7 +47,7 @@ class Dialect(Protocol):
         ...
 
     def version(self, ask: Ask) -> str | None:
-        """Return the version of the server's weights, if it tells that apart from its answers."""
+        """Return the version of the server's weights; None if each answer has it."""
         ...
 
 
@@ -63,7 +63,7 @@ class VLLM:
         answer = ask(
             "/v1/completions",
             {
-                **_common(sampling, ends),
+                **_common_settings(sampling, ends),
                 "prompt": list(prompt),
                 "n": sampling.samples,
                 "max_tokens": sampling.max_tokens,
@@ -88,7 +88,7 @@ class VLLM:
         ask("/resume", {})
 
     def version(self, ask: Ask) -> str | None:
-        """Return the version that the server tells."""
+        """Return the version that the server reports."""
         with _RefuseIncomplete():
             return str(ask("/weight_info")["weight_version"])
 
@@ -102,7 +102,11 @@ class SGLang:
         self, ask: Ask, prompt: Sequence[int], seed: int, sampling: Sampling, ends: Sequence[int]
     ) -> list[Completion]:
         """Make responses as `Dialect` says; seeds count if the server runs with deterministic inference."""
-        common = {**_common(sampling, ends), "max_new_tokens": sampling.max_tokens, "top_k": sampling.top_k or -1}
+        common = {
+            **_common_settings(sampling, ends),
+            "max_new_tokens": sampling.max_tokens,
+            "top_k": sampling.top_k or -1,
+        }
         seeds = range(seed, seed + sampling.samples)
         payload = {
             "input_ids": [list(prompt)] * sampling.samples,
@@ -126,7 +130,7 @@ class SGLang:
                 raise Refused(f"weights were not loaded: {answer['message']}")
 
     def version(self, ask: Ask) -> str | None:
-        """Return None: each answer tells it."""
+        """Return None: each answer has the version."""
         return None
 
 
@@ -134,8 +138,8 @@ DIALECTS: Final[dict[str, Dialect]] = {"vllm": VLLM(), "sglang": SGLang()}
 """Dialects by their names in the job file."""
 
 
-def _common(sampling: Sampling, ends: Sequence[int]) -> dict[str, Any]:
-    """Return settings that both dialects have, all of them: a server takes those left out from the model's folder."""
+def _common_settings(sampling: Sampling, ends: Sequence[int]) -> dict[str, Any]:
+    """Return all settings that both dialects have: a server would take those left out from the model's folder."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

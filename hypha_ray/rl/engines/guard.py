@@ -2,7 +2,7 @@
 
     python -m hypha_ray.rl.engines.guard COMMAND …
 
-Standard input is a pipe of the process that wants the command, so the command ends with it, however that ends.
+Standard input is a pipe of the process that needs the command, so the command ends when that process ends.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def main(words: list[str]) -> int:
     )
     while process.poll() is None:
         if select.select([0], [], [], _POLL_S)[0] and not os.read(0, 1):
-            _end(process)
+            _terminate(process)
             return 143
     _kill_all(process.pid)
     code = process.returncode
     return code if code >= 0 else 128 - code
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _terminate(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):

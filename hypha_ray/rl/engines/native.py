@@ -14,7 +14,7 @@ from hypha_ray.rl.engines.sampling import Sampling, choose
 
 
 class ReservedLayer(DynamicLayer):  # type: ignore[misc]
-    """Layer whose keys and values lie at the beginning of larger buffers; attention sees views without the rest.
+    """Layer whose keys and values are views of the beginning of larger buffers.
 
     Args:
         filled: layer with the keys and values of prompts.
@@ -25,8 +25,9 @@ class ReservedLayer(DynamicLayer):  # type: ignore[misc]
     def __init__(self, filled: DynamicLayer, tokens: int) -> None:
         super().__init__()
         self.lazy_initialization(filled.keys, filled.values)
-        self._buffers = tuple(_with_room(states, tokens) for states in (filled.keys, filled.values))
-        self._show(filled.keys.shape[-2])
+        self._key_buffer = _enlarged(filled.keys, tokens)
+        self._value_buffer = _enlarged(filled.values, tokens)
+        self._set_views(filled.keys.shape[-2])
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -34,17 +35,18 @@ class ReservedLayer(DynamicLayer):  # type: ignore[misc]
         """Write the keys and values of further tokens, and return all."""
         before = self.get_seq_length()
         after = before + key_states.shape[-2]
-        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[..., before:after, :] = states
-        self._show(after)
+        self._key_buffer[..., before:after, :] = key_states
+        self._value_buffer[..., before:after, :] = value_states
+        self._set_views(after)
         return self.keys, self.values
 
-    def _show(self, length: int) -> None:
-        self.keys, self.values = (buffer[..., :length, :] for buffer in self._buffers)
+    def _set_views(self, length: int) -> None:
+        self.keys = self._key_buffer[..., :length, :]
+        self.values = self._value_buffer[..., :length, :]
 
 
 def reserve(cache: Any, tokens: int) -> None:
-    """Reserve memory for further tokens in layers of a cache that would be copied for each of them.
+    """Reserve memory for further tokens in the layers of a cache that are copied for each token otherwise.
 
     Layers of other kinds, such as those with a sliding window, stay as they are. So do all layers on a GPU, where the
     gain hasn't been measured.
@@ -55,7 +57,7 @@ def reserve(cache: Any, tokens: int) -> None:
             layers[index] = ReservedLayer(layer, tokens)
 
 
-def _with_room(states: torch.Tensor, tokens: int) -> torch.Tensor:
+def _enlarged(states: torch.Tensor, tokens: int) -> torch.Tensor:
     """Return a buffer that begins with these states."""
     *outer, length, width = states.shape
     buffer = states.new_empty(*outer, length + tokens, width)
@@ -64,7 +66,7 @@ def _with_room(states: torch.Tensor, tokens: int) -> torch.Tensor:
 
 
 _LONG = 32
-"""Number of tokens from which on memory for a whole response is reserved: shorter ones don't make up for it."""
+"""Least number of tokens for which memory for a whole response is reserved: shorter responses gain nothing by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,45 +110,59 @@ def generate(
         ends: ids of tokens that end a response.
 
     """
-    ids, mask = (one.long().repeat_interleave(sampling.samples, 0) for one in (ids, attention_mask))
+    ids = ids.long().repeat_interleave(sampling.samples, 0)
+    mask = attention_mask.long().repeat_interleave(sampling.samples, 0)
     end_ids = torch.tensor(sorted(ends), device=ids.device)
     pad = min(ends)
     alive = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
     cache = None
-    fed = ids
-    logprobs = []
-    masks = []
-    for place in range(sampling.max_tokens):
-        logits, cache = _next_logits(model, fed, mask, cache)
-        if not place and sampling.max_tokens >= _LONG:
+    inputs = ids
+    logprobs: list[torch.Tensor] = []
+    masks: list[torch.Tensor] = []
+    for step in range(sampling.max_tokens):
+        logits, cache = _next_logits(model, inputs, mask, cache)
+        if step == 0 and sampling.max_tokens >= _LONG:
             reserve(cache, sampling.max_tokens - 1)
-        chosen, logprob = choose(logits, uniform[:, place], sampling)
+        chosen, logprob = choose(logits, uniform[:, step], sampling)
         chosen = torch.where(alive, chosen, pad)
         masks.append(alive)
         logprobs.append(logprob * alive)
-        alive = alive & ~torch.isin(chosen, end_ids)
         ids = torch.cat([ids, chosen[:, None]], 1)
-        mask = torch.cat([mask, masks[-1][:, None].long()], 1)
-        fed = ids if cache is None else chosen[:, None]
+        mask = torch.cat([mask, alive[:, None].long()], 1)
+        inputs = ids if cache is None else chosen[:, None]
+        alive = alive & ~torch.isin(chosen, end_ids)
         if not alive.any():
             break
-    return Responses(ids, mask, torch.stack(masks, 1).float(), torch.stack(logprobs, 1), ~alive)
+    return Responses(
+        ids=ids,
+        attention_mask=mask,
+        mask=torch.stack(masks, 1).float(),
+        logprobs=torch.stack(logprobs, 1),
+        ended=~alive,
+    )
 
 
-def _next_logits(model: Any, fed: torch.Tensor, mask: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
-    """Return the logits after the last token, and the cache with it; None for a model that has none of this kind."""
-    places = positions(mask)[:, -fed.shape[1] :]
-    options = accepted(model, places, 1)
-    output = model(input_ids=fed, attention_mask=mask, past_key_values=cache, use_cache=True, **options)
-    return output.logits[:, -1].float(), getattr(output, "past_key_values", None)
+def _next_logits(model: Any, inputs: torch.Tensor, mask: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
+    """Return the logits after the last token, and the cache with that token; None for a model without such a cache."""
+    position_ids = positions(mask)[:, -inputs.shape[1] :]
+    options = accepted(model, position_ids, 1)
+    output = model(input_ids=inputs, attention_mask=mask, past_key_values=cache, use_cache=True, **options)
+    logits = output.logits[:, -1]
+    return logits.float(), getattr(output, "past_key_values", None)
 
 
 def positions(mask: torch.Tensor) -> torch.Tensor:
     """Positions of tokens in rows that are padded on the left."""
-    return (mask.cumsum(1) - 1).clamp(min=0)
+    before = mask.cumsum(1) - 1
+    return before.clamp(min=0)
 
 
-def accepted(model: Any, places: torch.Tensor, keep: int) -> dict[str, Any]:
-    """Return those of the keywords for positions and for the number of last logits that a model's forward has."""
-    takes = inspect.signature(model.forward).parameters
-    return {name: value for name, value in (("position_ids", places), ("logits_to_keep", keep)) if name in takes}
+def accepted(model: Any, position_ids: torch.Tensor, logits_to_keep: int) -> dict[str, Any]:
+    """Return the keywords for positions and for the number of last logits, as far as a model's forward has them."""
+    parameters = inspect.signature(model.forward).parameters
+    options: dict[str, Any] = {}
+    if "position_ids" in parameters:
+        options["position_ids"] = position_ids
+    if "logits_to_keep" in parameters:
+        options["logits_to_keep"] = logits_to_keep
+    return options

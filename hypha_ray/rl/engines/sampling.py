@@ -83,7 +83,7 @@ def choose(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> t
     """
     if sampling.temperature:
         scaled = sampling.vocabulary.known(logits / sampling.temperature)
-        ids = _drawn(scaled, uniform, sampling)
+        ids = _draw_ids(scaled, uniform, sampling)
     else:
         scaled = sampling.vocabulary.known(logits)
         ids = scaled.argmax(-1)
@@ -92,11 +92,11 @@ def choose(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> t
 
 
 def draws_on_host(device: torch.device) -> bool:
-    """Whether tokens are drawn on the CPU: a GPU has no sum along a row whose order is fixed, as replay mode wants."""
+    """Whether tokens are drawn on the CPU: replay mode needs cumulative sums of a fixed order, which GPUs lack."""
     return device.type == "cuda" and torch.are_deterministic_algorithms_enabled()
 
 
-def _drawn(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+def _draw_ids(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     device = logits.device
     if draws_on_host(device):
         logits = logits.cpu()

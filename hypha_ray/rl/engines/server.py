@@ -1,4 +1,4 @@
-"""Generation by a server of its own environment, vLLM or SGLang: it is given weights by folders, and token ids by HTTP.
+"""Generation by a server of its own environment, vLLM or SGLang: it gets weights by folders, and token ids by HTTP.
 
 weights ─► folder ─► load ─► version ─► generate ─► version of the answer: the same, or the answer isn't used
 """
@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +26,27 @@ from hypha_ray.bridge.programs import WEIGHTS, Scratch, sweep
 from hypha_ray.config.tables.rl import GenerationServer
 from hypha_ray.errors import ClusterError, ConfigError
 from hypha_ray.rl.engines.command import CommandServer
-from hypha_ray.rl.engines.completions import Completion, EngineUnableError, responses_of, unfit
+from hypha_ray.rl.engines.completions import Completion, EngineUnableError, responses_of, token_lists, unfit
 from hypha_ray.rl.engines.dialects import DIALECTS
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.engines.sampling import Sampling
 from hypha_ray.rl.http import MOST_BYTES, Pauses, Refused, TooLate, Unreachable, call
 
 _TOKEN_BYTES = 1024
-"""Most bytes of an answer for each token: a server's words for it and its log-probability take about 150."""
+"""Most bytes of an answer for each token: its text and its log-probability take about 150."""
+_ATTEMPTS = 4
+"""Largest number of attempts in a row without a new response."""
+_AT_ONCE = 256
+"""Number of prompts that a server has at a time."""
+_POLL_S = 0.1
+_HEALTH_S = 10.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Batch:
-    """Prompts, and the responses that have come."""
+    """Prompts, and the responses that the server has given."""
 
     prompts: Sequence[list[int]]
     """Token ids of each prompt."""
@@ -47,71 +56,69 @@ class Batch:
     """Settings."""
     ends: Sequence[int]
     """Ids of tokens that end a response."""
-    known: frozenset[int]
+    vocabulary: frozenset[int]
     """Ids that a response may have."""
     groups: dict[int, list[Completion]] = field(default_factory=dict)
-    """Responses by the place of their prompt."""
+    """Responses by the index of their prompt."""
 
-    def lacking(self) -> list[int]:
-        """Return the places of prompts without responses."""
-        return [place for place in range(len(self.prompts)) if place not in self.groups]
+    def unanswered(self) -> list[int]:
+        """Return the indices of prompts without responses."""
+        return [index for index in range(len(self.prompts)) if index not in self.groups]
 
     def responses(self) -> list[Completion]:
         """Return all responses, those to one prompt as neighbours."""
-        return [response for _, group in sorted(self.groups.items()) for response in group]
+        groups = [self.groups[index] for index in sorted(self.groups)]
+        return list(chain.from_iterable(groups))
 
-    def keep(self, groups: Mapping[int, list[Completion]], version: str, told: str | None) -> set[str]:
-        """Keep the responses that were made with some weights.
+    def keep(self, groups: Mapping[int, list[Completion]], version: str, server_version: str | None) -> set[str]:
+        """Keep the responses that were made with the weights of a version.
 
         Args:
-            groups: responses by the place of their prompt.
+            groups: responses by the index of their prompt.
             version: version of the weights.
-            told: version that the server has told for all of them; None: each response has its own.
+            server_version: version of all responses, as the server reports it; None: each response has its own.
 
         Returns:
             Versions of the responses that aren't kept.
 
         """
-        others: set[str] = set()
-        for place, group in groups.items():
-            versions = {str(one.version) for one in group} if told is None else {told}
+        all_versions: set[str] = set()
+        if server_version is not None:  # It counts even if each answer was lost.
+            all_versions.add(server_version)
+        for index, group in groups.items():
+            versions = {str(completion.version) for completion in group}
+            if server_version is not None:
+                versions = {server_version}
             if versions == {version}:
-                self.groups[place] = group
-            others |= versions - {version}
-        if told is not None:  # It has told so even if each answer was lost.
-            others |= {told} - {version}
-        return others
+                self.groups[index] = group
+            all_versions |= versions
+        return all_versions - {version}
 
-    def most_bytes(self, place: int) -> int:
+    def most_bytes(self, index: int) -> int:
         """Return the most bytes of an answer to a prompt."""
-        tokens = len(self.prompts[place]) + self.sampling.max_tokens
+        tokens = len(self.prompts[index]) + self.sampling.max_tokens
         return MOST_BYTES + _TOKEN_BYTES * tokens * self.sampling.samples
 
     def check(self, group: Sequence[Completion]) -> None:
-        """Refuse responses to a prompt that are too few, too long, not over, or of numbers that can't be.
+        """Refuse responses to a prompt that are too few, too long, unfinished, or of impossible numbers.
 
         Raises:
             Refused: with the number.
 
         """
         most = self.sampling.max_tokens
-        if len(group) != self.sampling.samples:
-            raise Refused(f"{len(group)} responses to a prompt instead of {self.sampling.samples}")
-        for one in group:
-            if reason := unfit(one, self.known):
+        samples = self.sampling.samples
+        if len(group) != samples:
+            raise Refused(f"{len(group)} responses to a prompt instead of {samples}")
+        for completion in group:
+            reason = unfit(completion, self.vocabulary)
+            if reason:
                 raise Refused(reason)
-            if len(one.ids) > most or (len(one.ids) < most and one.ids[-1] not in self.ends):
-                raise Refused(f"a response of {len(one.ids)} of {most} tokens, the last of them {one.ids[-1]}")
-
-
-_ATTEMPTS = 4
-"""Number of attempts in a row that bring no response of a batch."""
-_AT_ONCE = 256
-"""Number of prompts that a server has at a time."""
-_POLL_S = 0.1
-_HEALTH_S = 10.0
-
-log = logging.getLogger(__name__)
+            count = len(completion.ids)
+            last = completion.ids[-1]
+            is_unfinished = count < most and last not in self.ends
+            if count > most or is_unfinished:
+                raise Refused(f"a response of {count} of {most} tokens, the last of them {last}")
 
 
 class ServerEngine:
@@ -120,9 +127,9 @@ class ServerEngine:
     Args:
         settings: table of the job file.
         seed: seed of the run.
-        worker: number of the worker, which says which of several servers is its own.
+        worker: number of the worker, and of its server if there are several.
         tokenizer: tokenizer of the run, which a server that is started may need.
-        log: file for all that a server prints that is started; None: a temporary one.
+        log: file for the output of a server that is started; None: a temporary one.
 
     Raises:
         ClusterError: RL027, there is no folder for weights.
@@ -140,7 +147,9 @@ class ServerEngine:
         self._tokenizer = tokenizer
         self._log = log
         self._dialect = DIALECTS[settings.dialect]
-        self._url = settings.urls[worker].rstrip("/") if settings.urls else ""
+        self._url = ""
+        if settings.urls:
+            self._url = settings.urls[worker].rstrip("/")
         self._server: CommandServer | None = None
         self._answered = False
         """Whether a server that the command starts has answered once."""
@@ -168,17 +177,17 @@ class ServerEngine:
             ends: ids of tokens that end a response.
 
         Raises:
-            ConfigError: RL020, a command doesn't start a server; RL021, the server refuses a request, or what it
-                answers can't be a response.
+            ConfigError: RL020, a command doesn't start a server; RL021, the server refuses a request, or its answer
+                can't be a response.
             ClusterError: RL022, no answer in time; RL023, the server is lost, or answers with other weights.
             EngineUnableError: the weights can't be written.
 
         """
-        prompts = [row[mask].tolist() for row, mask in zip(ids.cpu(), attention_mask.cpu().bool(), strict=True)]
         seeds = [_seed(self._seed, key) for key in keys.tolist()]
-        rows = int(model.get_input_embeddings().weight.shape[0])
-        known = frozenset(range(rows)).difference(sampling.vocabulary.unknown(rows))
-        batch = Batch(prompts, seeds, sampling, sorted(ends), known)
+        embeddings = model.get_input_embeddings().weight
+        rows = int(embeddings.shape[0])
+        vocabulary = frozenset(range(rows)).difference(sampling.vocabulary.unknown(rows))
+        batch = Batch(token_lists(ids, attention_mask), seeds, sampling, sorted(ends), vocabulary)
         try:
             self._complete(batch, model)
         except TooLate as error:
@@ -196,67 +205,73 @@ class ServerEngine:
         self._scratch.close()
 
     def _complete(self, batch: Batch, model: Any) -> None:
-        """Ask for responses until all are there, with pauses; those that are there aren't asked for again.
+        """Ask for responses until all prompts are answered, with pauses; answered prompts aren't asked again.
 
         Raises:
             ClusterError: RL023, several attempts in a row have brought nothing.
 
         """
         pauses = Pauses(_ATTEMPTS - 1)
-        while lacking := batch.lacking():
+        while unanswered := batch.unanswered():
             try:
-                self._attempt(model, batch, lacking)
+                self._attempt(model, batch, unanswered)
             except Unreachable as error:
                 log.warning("the server that generates is lost, or has other weights: %s", error)
-                if len(batch.lacking()) < len(lacking):
+                if len(batch.unanswered()) < len(unanswered):
                     pauses.begin_anew()
                 pause_s = pauses.after(error.retry_after_s)
                 if pause_s is None:
-                    what = "the server that generates is lost each time"
-                    fix = f"see {self._printed()}"
-                    raise ClusterError("RL023", what, str(error), fix=fix) from None
+                    problem = "the server that generates is lost each time"
+                    fix = f"see {self._log_place()}"
+                    raise ClusterError("RL023", problem, str(error), fix=fix) from None
                 time.sleep(pause_s)
 
-    def _attempt(self, model: Any, batch: Batch, lacking: list[int]) -> None:
-        """Ask for responses that are lacking; keep those of the right weights.
+    def _attempt(self, model: Any, batch: Batch, unanswered: list[int]) -> None:
+        """Ask for responses to these prompts; keep those of the right weights.
 
         Raises:
             Unreachable: responses were lost, or are of other weights.
 
         """
         version = _version(model)
-        folder = self._saved(model, version)
+        folder = self._save_weights(model, version)
         self._start(folder)
         if self._loaded != version:
             self._dialect.load(self._ask, str(folder), version)
             self._remove_others(folder)
         self._loaded = None  # The server may be lost, and come back with other weights, until an answer shows it.
-        with ThreadPoolExecutor(min(_AT_ONCE, len(lacking))) as pool:
-            answers = dict(zip(lacking, pool.map(partial(self._answer, batch), lacking), strict=True))
-        told = self._dialect.version(self._ask)
-        groups = {place: one for place, one in answers.items() if not isinstance(one, Unreachable)}
-        others = batch.keep(groups, version, told)
-        if others:
-            raise Unreachable(f"weights of version {', '.join(sorted(others))} instead of {version}")
-        self._loaded = version if groups or told is not None else None
-        lost = [one for one in answers.values() if isinstance(one, Unreachable)]
-        if lost:
-            raise max(lost, key=lambda error: error.retry_after_s or 0.0)
+        with ThreadPoolExecutor(min(_AT_ONCE, len(unanswered))) as pool:
+            answers = list(pool.map(partial(self._answer, batch), unanswered))
+        server_version = self._dialect.version(self._ask)
+        groups: dict[int, list[Completion]] = {}
+        errors: list[Unreachable] = []
+        for index, answer in zip(unanswered, answers, strict=True):
+            if isinstance(answer, Unreachable):
+                errors.append(answer)
+            else:
+                groups[index] = answer
+        wrong_versions = batch.keep(groups, version, server_version)
+        if wrong_versions:
+            versions_text = ", ".join(sorted(wrong_versions))
+            raise Unreachable(f"weights of version {versions_text} instead of {version}")
+        if groups or server_version is not None:
+            self._loaded = version
+        if errors:
+            raise max(errors, key=lambda error: error.retry_after_s or 0.0)
 
-    def _answer(self, batch: Batch, place: int) -> list[Completion] | Unreachable:
+    def _answer(self, batch: Batch, index: int) -> list[Completion] | Unreachable:
         """Return the responses to a prompt, or the error by which this answer was lost."""
-        prompt = batch.prompts[place]
-        sampling = batch.sampling
-        ask = partial(self._ask, most_bytes=batch.most_bytes(place))
+        prompt = batch.prompts[index]
+        ask = partial(self._ask, most_bytes=batch.most_bytes(index))
         try:
-            group = self._dialect.generate(ask, prompt, batch.seeds[place], sampling, batch.ends)
+            group = self._dialect.generate(ask, prompt, batch.seeds[index], batch.sampling, batch.ends)
         except Unreachable as error:
             return error
         batch.check(group)
         return group
 
     def _start(self, folder: Path) -> None:
-        """Start a server if one is to be started and none lives; wait until it answers."""
+        """Start a server if the job has a command and none lives; wait until it answers."""
         settings = self._settings
         if settings.command is not None and (self._server is None or not self._server.lives):
             if self._server is not None:
@@ -281,18 +296,20 @@ class ServerEngine:
             if self._server is not None:
                 self._server.check_lives()
             time.sleep(_POLL_S)
-        what = f"the server that generates hasn't answered for {settings.start_s:g} s"
-        fix = f"start it again at {self._url}, or mend its address; see {self._printed()}"
-        raise ClusterError("RL023", what, reason, fix=fix)
+        problem = f"the server that generates hasn't answered for {settings.start_s:g} s"
+        fix = f"start it again at {self._url}, or mend its address; see {self._log_place()}"
+        raise ClusterError("RL023", problem, reason, fix=fix)
 
-    def _printed(self) -> str:
-        """Return the place of what the server prints."""
-        return "what it logs" if self._server is None else f"{self._server.log} on the worker's machine"
+    def _log_place(self) -> str:
+        """Return the place of the server's output, for a message."""
+        if self._server is None:
+            return "what it logs"
+        return f"{self._server.log} on the worker's machine"
 
     def _ask(self, path: str, payload: dict[str, Any] | None = None, most_bytes: int = MOST_BYTES) -> Any:
         return call(f"{self._url}{path}", payload, self._settings.deadline_s, most_bytes=most_bytes)
 
-    def _saved(self, model: Any, version: str) -> Path:
+    def _save_weights(self, model: Any, version: str) -> Path:
         """Return the folder with the model's weights, as `save_pretrained` writes it.
 
         Raises:
@@ -310,26 +327,26 @@ class ServerEngine:
                 self._write(model, folder)
             except (OSError, SafetensorError) as error:
                 self._remove_others(folder)
-                where = self._settings.folder or self._scratch.path.parent
-                raise EngineUnableError(f"weights for it can't be written to {where} ({error})") from None
+                parent = self._settings.folder or self._scratch.path.parent
+                raise EngineUnableError(f"weights for it can't be written to {parent} ({error})") from None
         return folder
 
     def _write(self, model: Any, folder: Path) -> None:
         self._scratch.path.mkdir(exist_ok=True)
-        made = folder.with_name(f"{folder.name}.part")
-        shutil.rmtree(made, ignore_errors=True)
-        model.save_pretrained(made)
-        self._tokenizer.save_pretrained(made)
-        made.rename(folder)
+        unfinished = folder.with_name(f"{folder.name}.part")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        model.save_pretrained(unfinished)
+        self._tokenizer.save_pretrained(unfinished)
+        unfinished.rename(folder)
 
     def _remove_others(self, folder: Path) -> None:
-        for other in self._scratch.path.glob("*"):
-            if other != folder:
-                shutil.rmtree(other, ignore_errors=True)
+        for old_folder in self._scratch.path.glob("*"):
+            if old_folder != folder:
+                shutil.rmtree(old_folder, ignore_errors=True)
 
 
 def _scratch(folder: str | None) -> Scratch:
-    """Return a new folder for weights, without those that killed processes left behind.
+    """Return a new folder for weights; remove folders that killed processes have left behind.
 
     Raises:
         ClusterError: RL027, it can't be made.
@@ -339,20 +356,22 @@ def _scratch(folder: str | None) -> Scratch:
         sweep(folder)
         return Scratch(WEIGHTS, folder)
     except OSError as error:
-        what = "the folder for a server's weights can't be used"
         fix = "mend rl.generation.server.folder on this node"
-        raise ClusterError("RL027", what, str(error), fix=fix) from None
+        raise ClusterError("RL027", "the folder for a server's weights can't be used", str(error), fix=fix) from None
 
 
 def _version(model: Any) -> str:
     """Return the first digits of the sha256 of all weights, so equal weights have equal versions."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
+        on_host = tensor.detach().cpu().contiguous()
+        content = on_host.reshape(-1).view(torch.uint8)
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(content.numpy())
     return digest.hexdigest()[:16]
 
 
 def _seed(seed: int, key: Sequence[int]) -> int:
-    """Return a seed of a prompt: servers take numbers of 31 bits, and count on for further responses."""
-    return int(np.random.SeedSequence([seed, *key]).generate_state(1)[0] >> 2)
+    """Return a seed of a prompt: servers take numbers of 31 bits, and count upwards for further responses."""
+    state = np.random.SeedSequence([seed, *key]).generate_state(1)
+    return int(state[0] >> 2)

@@ -14,7 +14,7 @@ def loss(inputs: LossInputs) -> TokenLosses:
     rl = inputs.settings
     recipe = inputs.settings.recipe
     ratio = RATIOS[recipe.ratio](inputs.logprobs, inputs.old_logprobs, inputs.mask)
-    losses, taken = clipped(ratio, inputs.advantages, recipe.clip_low, recipe.clip_high, rl.dual_clip)
+    losses, is_clipped = clipped(ratio, inputs.advantages, recipe.clip_low, recipe.clip_high, rl.dual_clip)
     if inputs.correction is not None:
         losses = losses * inputs.correction
-    return TokenLosses(losses, {"clip_share": taken})
+    return TokenLosses(losses, {"clip_share": is_clipped})

@@ -34,7 +34,7 @@ class LossInputs:
     mask: torch.Tensor
     """1 for tokens that are trained on, 0 for all others."""
     correction: torch.Tensor | None
-    """Weight of each token for what lies between its sampling and its training, which the loss is multiplied by.
+    """Importance weight of each token, π_proximal / π_sample, which the loss is multiplied by.
 
     None without `rl.behaviour_cap` and `rl.staleness`.
     """
@@ -70,29 +70,33 @@ def checked(name: str, loss: PolicyLoss, inputs: LossInputs) -> TokenLosses:
         ConfigError: RL030, the loss raises or returns something else.
 
     """
-    what = f"rl.loss {name} can't be trained on"
+    problem = f"rl.loss {name} can't be trained on"
     fix = "see the contract of losses in docs/plugins-training.md"
     try:
         result = loss(inputs)
     except Exception as error:  # Code of users may raise anything.
         reason = reason_of(error)
-        raise ConfigError("RL030", what, reason, "TokenLosses", fix) from error
+        raise ConfigError("RL030", problem, reason, "TokenLosses", fix) from error
     if not isinstance(result, TokenLosses):
-        raise ConfigError("RL030", what, type(result).__name__, "TokenLosses", fix)
+        raise ConfigError("RL030", problem, type(result).__name__, "TokenLosses", fix)
     shape = inputs.logprobs.shape
     for key, tensor in {"losses": result.losses, **result.figures}.items():
         if not isinstance(tensor, torch.Tensor) or tensor.shape != shape:
             got = f"{key}: {_kind(tensor)}"
-            raise ConfigError("RL030", what, got, f"a value for each token, {list(shape)}", fix)
-    if taken := [key for key in result.figures if key in OWN_FIGURES]:
-        raise ConfigError("RL030", what, f"a figure {taken[0]!r}", f"names other than {', '.join(OWN_FIGURES)}", fix)
+            raise ConfigError("RL030", problem, got, f"a value for each token, {list(shape)}", fix)
+    for key in result.figures:
+        if key in OWN_FIGURES:
+            reserved = ", ".join(OWN_FIGURES)
+            raise ConfigError("RL030", problem, f"a figure {key!r}", f"names other than {reserved}", fix)
     if inputs.logprobs.requires_grad and not result.losses.requires_grad:
-        raise ConfigError("RL030", what, "losses without a gradient", "losses computed from logprobs", fix)
+        raise ConfigError("RL030", problem, "losses without a gradient", "losses computed from logprobs", fix)
     return result
 
 
 def _kind(value: object) -> str:
-    return str(list(value.shape)) if isinstance(value, torch.Tensor) else type(value).__name__
+    if isinstance(value, torch.Tensor):
+        return str(list(value.shape))
+    return type(value).__name__
 
 
 _LOGPROBS = ((-1.0, -0.5, -2.0), (-0.1, -3.0, -1.0))
@@ -110,23 +114,24 @@ def try_loss(name: str, options: Mapping[str, Any] | None) -> None:
     loss: PolicyLoss = create("rl_losses", name, options)
     for inputs in _examples():
         result = checked(name, loss, inputs)
-        (gradient,) = torch.autograd.grad((result.losses * inputs.mask).sum(), inputs.logprobs)
+        loss_of_batch = (result.losses * inputs.mask).sum()
+        (gradient,) = torch.autograd.grad(loss_of_batch, inputs.logprobs)
         if not gradient.isfinite().all():
-            what = f"rl.loss {name} can't be trained on"
+            problem = f"rl.loss {name} can't be trained on"
             fix = "keep logarithms and powers in range"
-            raise ConfigError("RL030", what, "a gradient that isn't finite", "finite numbers", fix)
+            raise ConfigError("RL030", problem, "a gradient that isn't finite", "finite numbers", fix)
 
 
 def _examples() -> Iterator[LossInputs]:
     logprobs = torch.tensor(_LOGPROBS)
-    for further in (None, logprobs + 0.1):
+    for reference in (None, logprobs + 0.1):
         yield LossInputs(
             logprobs=logprobs.clone().requires_grad_(),
             old_logprobs=logprobs - 0.2,
             behaviour_logprobs=logprobs - 0.3,
-            reference_logprobs=further,
+            reference_logprobs=reference,
             advantages=torch.tensor(_ADVANTAGES),
             mask=torch.tensor(_MASK),
-            correction=None if further is None else further.exp(),
+            correction=None if reference is None else reference.exp(),
             settings=RL(algorithm="grpo"),
         )

@@ -22,12 +22,13 @@ OWN_LIMIT_S = 60.0
 """Default time limit of a user's function, in seconds."""
 
 Tasks: TypeAlias = Mapping[str, Sequence[str]]
-"""Names of the functions of those tasks that haven't all of them."""
+"""Names of the functions of a task, for tasks that haven't all functions."""
 
 
 def functions_of(response: Response, tasks: Tasks, every: Sequence[str]) -> Sequence[str]:
     """Names of the functions that reward a response: those of its task, or every one."""
-    return tasks.get(str(response.data.get("task")), every)
+    task = str(response.data.get("task"))
+    return tasks.get(task, every)
 
 
 def limit_of(name: str, deadline_s: Deadline) -> float | None:
@@ -63,10 +64,10 @@ def require_known(names: Sequence[str]) -> None:
 
 
 Row: TypeAlias = tuple[float | ConfigError | None, ...]
-"""Rewards of a response by each function, NaN if absent; an error of a function that failed, None for one that isn't of
-the response's task."""
+"""Reward of a response by each function, NaN if absent; an error if the function failed, None if it is of another
+task."""
 LARGEST = 1e15
-"""Size up to which a number is a reward: the squares of larger ones may be infinite in the model's own numbers."""
+"""Largest size of a reward: squares of larger numbers may be infinite in the model's dtype."""
 
 log = logging.getLogger(__name__)
 
@@ -89,19 +90,19 @@ class Calls:
         self._functions = {name: reward_of(name) for name in names}
 
     def row(self, response: Response, begins: Callable[[str], None] = lambda name: None) -> Row:
-        """Return what each function gives; `begins` is told the name of each before it is called."""
-        own = functions_of(response, self._tasks, self._names)
+        """Return the result of each function; `begins` is called with its name before each."""
+        names = functions_of(response, self._tasks, self._names)
         row: list[float | ConfigError | None] = []
         for name, function in self._functions.items():
-            if name not in own:
+            if name not in names:
                 row.append(None)
                 continue
             begins(name)
-            row.append(_called(name, function, response))
+            row.append(_reward_or_error(name, function, response))
         return tuple(row)
 
 
-def _called(name: str, function: Reward, response: Response) -> float | ConfigError:
+def _reward_or_error(name: str, function: Reward, response: Response) -> float | ConfigError:
     """Call a function; return NaN if it gives no number, and its error if it fails."""
     try:
         return _number(function(response))
@@ -109,25 +110,28 @@ def _called(name: str, function: Reward, response: Response) -> float | ConfigEr
         raise
     except (Exception, SystemExit) as error:  # A function of users may raise anything.
         reason = reason_of(error)
-        given = f"the response was {response.text[:80]!r} to {response.prompt[-80:]!r}"
-        return ConfigError(
-            "RWD001", f"reward function {name} failed", reason, "a number or None", f"mend the function; {given}"
-        )
+        text = response.text[:80]
+        prompt = response.prompt[-80:]
+        fix = f"mend the function; the response was {text!r} to {prompt!r}"
+        return ConfigError("RWD001", f"reward function {name} failed", reason, "a number or None", fix)
 
 
-def _number(given: object) -> float:
-    """Return a number that is a reward; NaN for None, for no finite number and for one that is too large."""
-    if isinstance(given, str | bytes | bytearray):
-        raise TypeError(f"it gave the text {given[:80]!r}")
-    number = math.nan if given is None else float(given)  # type: ignore[arg-type]  # It raises a TypeError itself.
+def _number(result: object) -> float:
+    """Return the result of a reward function as a number; NaN if it is None, not finite, or too large."""
+    if result is None:
+        return math.nan
+    if isinstance(result, str | bytes | bytearray):
+        beginning = result[:80]
+        raise TypeError(f"it gave the text {beginning!r}")
+    number = float(result)  # type: ignore[arg-type]  # It raises a TypeError itself.
     return number if abs(number) <= LARGEST else math.nan
 
 
 class Failures:
-    """Decides what the failures of functions mean: one that fails for an odd response has no reward for that."""
+    """Decides whether failures of functions end the run, or are absent rewards of single responses."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def settle(
         self, names: Sequence[str], rows: Sequence[Row], responses: Sequence[Response]
@@ -139,15 +143,26 @@ class Failures:
 
         """
         for number, name in enumerate(names):
-            cells = [(row[number], response) for row, response in zip(rows, responses, strict=True)]
-            asked = [(cell, response) for cell, response in cells if cell is not None]
-            errors = [cell for cell, _ in asked if isinstance(cell, ConfigError)]
+            prompts: set[str] = set()
+            errors: list[ConfigError] = []
+            calls = 0
+            for row, response in zip(rows, responses, strict=True):
+                cell = row[number]
+                if cell is None:  # A function of another task.
+                    continue
+                calls += 1
+                prompts.add(response.prompt)
+                if isinstance(cell, ConfigError):
+                    errors.append(cell)
             if not errors:
                 continue
-            several = len({response.prompt for _, response in asked}) > 1 or len(asked) == len(cells)
-            if several and len(errors) == len(asked):
+            always_fails = len(errors) == calls
+            if always_fails and (len(prompts) > 1 or calls == len(responses)):
                 raise errors[0]
-            if name not in self._told:
-                self._told.add(name)
+            if name not in self._logged:
+                self._logged.add(name)
                 log.warning("a response has no reward, which is told once: %s", errors[0])
-        return [tuple(cell if isinstance(cell, float) else math.nan for cell in row) for row in rows]
+        rewards: list[tuple[float, ...]] = []
+        for row in rows:
+            rewards.append(tuple(cell if isinstance(cell, float) else math.nan for cell in row))
+        return rewards

@@ -13,11 +13,11 @@ from pathlib import Path
 from hypha_ray.rl.rewards.response import Response
 
 _BLOCK = re.compile(r"```[^\n`]+```|(```|(?<![^\n \t])~~~)[ \t]*[{.]?(\w*)[^\n`]*\n(.*?)\1", re.DOTALL)
-"""Code within a line; or a block: its fence, its language, and its text."""
+"""Code within a line, or a block: its fence, its language, and its text."""
 _PYTHON = {"python", "python3", "py"}
 _GUARD = Path(__file__).with_name("program_guard.py")
 _LONGEST_S = 60.0
-"""Longest time of a guard, which limits a program to 10 s, and then removes what this left."""
+"""Longest time in seconds of a guard, which limits a program to 10 s, and then removes its files and processes."""
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def _program(text: str) -> str:
 
 
 def _verdict(folder: Path) -> bytes:
-    """Run program and tests of a folder, which goes then; return the guard's verdict."""
+    """Run program and tests of a folder, which the guard removes; return the guard's verdict."""
     command = [sys.executable, "-I", "-S", str(_GUARD), str(folder)]
     pipe = subprocess.PIPE
     silent = subprocess.DEVNULL

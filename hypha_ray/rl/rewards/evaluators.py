@@ -27,7 +27,7 @@ class Evaluator(Protocol):
     """Way to the rewards of responses."""
 
     def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
-        """Return what each function gives for each response; NaN: absent, or not a function of the response's task.
+        """Return the reward of each response by each function; NaN: absent, or not a function of its task.
 
         Raises:
             ConfigError: RWD001, a function failed for all responses; RWD003, RWD004, it can't be had.
@@ -119,7 +119,7 @@ class Processes:
                 elif answer is None or time.monotonic() >= deadline:
                     process.kill()
                     lost += 1
-                    self._warn_once(process.running, responses[number], died=answer is None)
+                    self._warn_once(process.called, responses[number], died=answer is None)
                 else:
                     continue
                 del busy[process]

@@ -21,7 +21,7 @@ from hypha_ray.rl.rewards.response import Response
 from hypha_ray.texts import HIDDEN
 
 _WRONG = frozenset({*range(300, 400), 401, 403, 404, 405})
-"""Statuses that all requests would get: key, address or model are wrong."""
+"""Statuses that all requests would get, because key, address or model are wrong."""
 _PATTERN_S = 5.0
 """Longest search for a score in a judge's text, in seconds."""
 _PLACEHOLDERS = re.compile(r"\{(prompt|response|answer)\}")
@@ -44,7 +44,7 @@ class JudgeCalls:
 
     def __init__(self, settings: Judge, tasks: Tasks | None = None) -> None:
         self._settings = settings
-        self._pattern = _compiled(settings.pattern)
+        self._pattern = _compile(settings.pattern)
         self._tasks = tasks or {}
         if settings.url is None or settings.model is None:
             missing = "url" if settings.url is None else "model"
@@ -130,10 +130,10 @@ class JudgeCalls:
                 answer = call(self._url, payload, self._settings.deadline_s, headers)
                 return self._text_of(answer)
             except (Unreachable, TooLate) as error:
-                self.trouble = self._hidden(str(error))
+                self.trouble = self._without_key(str(error))
                 pause_s = pauses.after(error.retry_after_s if isinstance(error, Unreachable) else None)
             except Refused as error:
-                trouble = self._hidden(str(error))
+                trouble = self._without_key(str(error))
                 self.trouble = trouble
                 if error.status in _WRONG:
                     fix = "mend rl.reward.judge.url, model or key; it has to be the address itself, with no redirect"
@@ -153,11 +153,11 @@ class JudgeCalls:
             return None
         return text
 
-    def _hidden(self, text: str) -> str:
+    def _without_key(self, text: str) -> str:
         return text if self._key is None else text.replace(self._key, HIDDEN)
 
 
-def _compiled(pattern: str) -> Any:
+def _compile(pattern: str) -> Any:
     """Compile the user's pattern for the package regex, whose search can be limited in time.
 
     Raises:

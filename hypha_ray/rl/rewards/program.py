@@ -33,7 +33,7 @@ _LIMITS = {
 def main(folder: str) -> None:
     """Run program and tests in one namespace, but in frames of their own."""
     os.chdir(Path(folder, "work"))
-    _keep_in()
+    _confine()
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     sys.argv = ["program.py"]
@@ -46,7 +46,7 @@ def main(folder: str) -> None:
         stop(signal.SIGSTOP)
 
 
-def _keep_in() -> None:
+def _confine() -> None:
     """End with the parent, use no more than the limits, and see no memory or environment of other processes."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -27,7 +27,7 @@ _PROGRAM = Path(__file__).resolve().with_name("program.py")
 
 
 def main(folder: Path) -> None:
-    """Run the program, tell the verdict, and remove the folder with all that is in it."""
+    """Run the program, write the verdict, and remove the folder with its contents."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # Orphans of the program become children of this process.
     root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # A program may rename it.
     tests = (folder / "tests.py").read_bytes()
@@ -42,8 +42,8 @@ def main(folder: Path) -> None:
 
 
 def _passes(folder: Path, tests: bytes) -> bool:
-    """Whether the program gets to its end and then, with the tests there, to the end of these."""
-    wake = _wakes()
+    """Whether the program gets to its end, and then the tests to theirs."""
+    wake = _wake_descriptor()
     until = time.monotonic() + _LIMIT_S
     no_streams = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
     command = [sys.executable, "-I", str(_PROGRAM), str(folder)]
@@ -56,7 +56,7 @@ def _passes(folder: Path, tests: bytes) -> bool:
     return _stops(process, wake, until)
 
 
-def _wakes() -> int:
+def _wake_descriptor() -> int:
     """Return a descriptor that is ready when a child has ended or stopped."""
     ready, wakes = os.pipe()
     os.set_blocking(wakes, False)
@@ -101,7 +101,7 @@ def _children() -> list[int]:
 
 
 def remove(root: int) -> None:
-    """Remove an open folder and all that is in it, however deep.
+    """Remove an open folder and its contents, however deep.
 
     Folders within folders are moved to the top first, so neither the stack nor a path grows with the depth.
     """

@@ -1,4 +1,4 @@
-"""Process that calls reward functions for another one, which can kill it."""
+"""Process of reward functions, which the process that asks it can kill."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ START_S = 120.0
 
 
 class RewardProcess:
-    """Another process, which evaluates one response at a time.
+    """Child process that evaluates one response at a time.
 
     Args:
         names: functions that it loads.
@@ -49,7 +49,7 @@ class RewardProcess:
         os.close(child_output)
         self._answers = Connection(answers_end, writable=False)
         self._requests = Connection(requests_end, readable=False)
-        self.running = ""
+        self.called = ""
         """Name of the function that was called last; empty before the first."""
         self._send((tuple(names), dict(tasks)))
         if not self._answers.poll(start_s):
@@ -73,8 +73,8 @@ class RewardProcess:
         return self._process.poll() is None
 
     def ask(self, response: Response) -> None:
-        """Have a response evaluated; a dead process shows when it is asked for the answer."""
-        self.running = ""
+        """Send a response; if the process is dead, `receive` returns None."""
+        self.called = ""
         self._send(response)
 
     def _send(self, message: Any) -> None:
@@ -96,7 +96,7 @@ class RewardProcess:
             self.kill()
             raise answer
         if isinstance(answer, str):
-            self.running = answer
+            self.called = answer
             return answer
         row: Row = answer
         return row
@@ -128,7 +128,7 @@ def _serve() -> None:
             message = requests.recv()
             try:
                 if calls is None:
-                    calls = _loaded(*message)
+                    calls = _load_calls(*message)
                     answers.send(())
                 else:
                     answers.send(calls.row(message, answers.send))
@@ -136,7 +136,7 @@ def _serve() -> None:
                 answers.send(error)
 
 
-def _loaded(names: Sequence[str], tasks: Tasks) -> Calls:
+def _load_calls(names: Sequence[str], tasks: Tasks) -> Calls:
     calls = Calls(names, tasks)
     if "math" in names:
         mathematics.warm_up()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from decimal import Decimal, InvalidOperation
 
@@ -11,7 +10,7 @@ from hypha_ray.rl.rewards.response import Response
 _NUMBER = re.compile(r"(?:(?<![\w.)])[-+−])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
 
 _BOX = re.compile(r"\\boxed\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
-"""A box, whose content has braces in one level at most."""
+"""Box whose content has at most one level of braces."""
 
 
 def exact(response: Response) -> float:
@@ -21,13 +20,13 @@ def exact(response: Response) -> float:
 
 
 def positions(response: Response) -> float:
-    """Give the share of the answer's characters that are at their place; the end counts as one more character.
+    """Give the share of the answer's characters at the right position; the end counts as one more character.
 
     It leads a small model to exact answers: a response that is half right gets half of the reward.
     """
     text = response.text.strip()
     answer = response.answer.strip()
-    right = sum(map(operator.eq, text, answer))
+    right = sum(character == expected for character, expected in zip(text, answer, strict=False))
     if response.ended and len(text) == len(answer):
         right += 1
     return right / (len(answer) + 1)
@@ -76,7 +75,7 @@ def boxed(response: Response) -> float:
 
 
 def length(response: Response) -> float:
-    """Take up to 1 off in the last fifth of the allowed tokens, and 1 for a response that is cut off.
+    """Subtract up to 1 in the last fifth of the allowed tokens, and 1 for a response that is cut off.
 
     This is the overlong punishment of DAPO (arXiv 2503.14476).
     """

@@ -1,1 +1,1 @@
-"""Roles of an island's models, and of what stands in a model's place."""
+"""Roles of an island's models, and of functions in a model's place."""

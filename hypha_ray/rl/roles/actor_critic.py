@@ -34,7 +34,7 @@ class Actor(Generator, TrainedRole):
         policy: the policy.
         ends: ids of tokens that end a response.
         write: function that writes the trained weights to a folder.
-        engine: engine that generates; None: the policy does itself.
+        engine: engine that generates; None: the policy generates itself.
 
     """
 
@@ -65,13 +65,13 @@ class Actor(Generator, TrainedRole):
         self.optimizer = build_optimizer(self.policy.model, job.inner_optimizer, steps, job.num_workers)
 
     def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
-        """Compute the trainer's own log-probabilities; a figure says how far those of generation were off."""
+        """Compute the trainer's own log-probabilities, and their mean distance from those of generation."""
         responses = responses_of(sample, self.device)
-        own = self.policy.logprobs(responses)
-        return Outcome(packed_tokens(sample, {"proximal_logprobs": own}), logprob_gap(own, responses))
+        logprobs = self.policy.logprobs(responses)
+        return Outcome(packed_tokens(sample, {"proximal_logprobs": logprobs}), logprob_gap(logprobs, responses))
 
     def train_step(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
-        """Train on a batch, as `train`; or on gradients that others have computed."""
+        """Train on a batch, as `train`, or on gradients that other model workers have computed."""
         learner = self.learner
         if "gradients" in sample.data:
             outcome = step_on_parts(sample, self.policy.model, self.optimizer, arguments.get("gradient"))
@@ -111,9 +111,13 @@ class Values(TrainedRole):
     def train_step(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
         """Train on a batch, as `train`; the loss is a mean over tokens."""
         responses = responses_of(sample, self._device)
-        kept = torch.from_numpy(sample.data["kept"]).to(self._device)
-        columns = [tokens_of(sample, key, self._device) for key in ("values", "returns")]
-        rows = Valued(responses, responses.mask * kept[:, None], *columns)
+        is_trained_on = torch.from_numpy(sample.data["kept"])
+        rows = Valued(
+            responses=responses,
+            mask=responses.mask * is_trained_on.to(self._device)[:, None],
+            old=tokens_of(sample, "values", self._device),
+            returns=tokens_of(sample, "returns", self._device),
+        )
         return train(self._job, rows, self.optimizer, lambda mask: by_token(mask, 0), self._loss, arguments)
 
     def config(self) -> Mapping[str, Any]:
@@ -121,20 +125,21 @@ class Values(TrainedRole):
         return facts_of(self._critic)
 
     def _loss(self, part: Valued, weights: torch.Tensor) -> tuple[torch.Tensor, Sums]:
-        new = self._values(part.responses)
-        loss, taken = clipped_value_loss(new, part.old, part.returns, self._job.rl.critic.value_clip)
+        values = self._values(part.responses)
+        value_clip = self._job.rl.critic.value_clip
+        losses, is_clipped = clipped_value_loss(values, part.old, part.returns, value_clip)
         tokens = float(part.mask.sum())
-        figures = {"value_loss": loss, "value_clip_share": taken}
-        sums = {name: (float((figure.detach() * part.mask).sum()), tokens) for name, figure in figures.items()}
-        return (loss * weights).sum(), sums
+        sums: Sums = {}
+        for name, figure in (("value_loss", losses.detach()), ("value_clip_share", is_clipped)):
+            total = (figure * part.mask).sum()
+            sums[name] = float(total), tokens
+        return (losses * weights).sum(), sums
 
     def _values(self, responses: Responses) -> torch.Tensor:
         length = responses.mask.shape[1]
+        options = accepted(self._critic.base_model, positions(responses.attention_mask), length + 1)
         with mixed_precision(self._device, self._autocast):
             values: torch.Tensor = self._critic(
-                input_ids=responses.ids,
-                attention_mask=responses.attention_mask,
-                use_cache=False,
-                **accepted(self._critic.base_model, positions(responses.attention_mask), length + 1),
+                input_ids=responses.ids, attention_mask=responses.attention_mask, use_cache=False, **options
             )
         return values[:, -length - 1 : -1].float()

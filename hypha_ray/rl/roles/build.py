@@ -32,18 +32,18 @@ from hypha_ray.rl.scoring import Scorer
 
 
 def trained_roles(job: Job, model: torch.nn.Module, tokenizer: Any, worker: int) -> dict[str, Role]:
-    """Return roles around the modules that are trained, and all others if there is no other process of the worker."""
+    """Return the roles of the trained modules, and all others if the island has one model worker."""
     policy = _policy(job, exported(model), tokenizer)
     write = partial(_write, job, model, tokenizer)
     actor = Actor(job, policy, end_tokens(policy.model, tokenizer), write, _engine(job, tokenizer, worker))
     roles: dict[str, Role] = {"actor": actor, "learner": actor.learner}
     evaluates = job.rl.evaluation.every_steps is not None
-    alone = job.rl.model_workers == 1
-    if evaluates or alone:
+    is_only_worker = job.rl.model_workers == 1
+    if evaluates or is_only_worker:
         reward = _reward(job, tokenizer)
         if evaluates:
             roles["evaluation"] = Rollouts(actor, reward)
-        if alone:
+        if is_only_worker:
             roles["reward"] = reward
     if isinstance(model, ActorCritic):
         roles["critic"] = Values(job, model.critic, _autocast(job))
@@ -76,13 +76,13 @@ def untrained_roles(job: Job, tokenizer: Any) -> dict[str, Role]:
 
 
 def _write(job: Job, model: torch.nn.Module, tokenizer: Any, folder: Path) -> None:
-    """Write the trained weights as the run's model is written at its end."""
+    """Write the trained weights in the form of the run's final model."""
     layout = layout_of(model)
     export(job, tokenizer, views(layout, [gather(model, layout, 0)]), folder)
 
 
 def _engine(job: Job, tokenizer: Any, worker: int) -> Engine | None:
-    """Return the engine that generates; None if the policy does itself."""
+    """Return the engine that generates; None if the policy generates itself."""
     match job.rl.generation.engine:
         case "server":
             log: Path | None = None

@@ -26,7 +26,7 @@ from hypha_ray.types import Sums, added
 
 T = TypeVar("T", bound=Rows)
 Loss = Callable[[T, torch.Tensor], tuple[torch.Tensor, Sums]]
-"""Weighted sum of the losses of tokens, and figures, of responses and the weights of their tokens."""
+"""Function of responses and the weights of their tokens; it returns the weighted sum of losses, and figures."""
 
 
 def train(
@@ -37,7 +37,7 @@ def train(
     loss: Loss[T],
     arguments: Mapping[str, Any],
 ) -> Outcome:
-    """Take the steps of all epochs and minibatches; or only add the gradient of the batch's mean or sum of losses.
+    """Take the steps of all epochs and minibatches, or only add the gradient of the batch's mean or sum of losses.
 
     Steps without a finite gradient, or with nothing to score, leave weights and optimizer as they were.
 
@@ -54,21 +54,24 @@ def train(
     def gradient(part: T, summed: bool) -> Step:
         return _gradient(job, part, optimizer, weights(part.mask), loss, summed)
 
-    if (kind := arguments.get("gradient")) is not None:
-        before = [None if one.grad is None else one.grad.clone() for one in optimizer.parameters]
-        result = gradient(rows, kind == "sum")
-        if not _is_finite(result):
+    kind = arguments.get("gradient")
+    if kind is not None:
+        before: list[torch.Tensor | None] = []
+        for parameter in optimizer.parameters:
+            before.append(None if parameter.grad is None else parameter.grad.clone())
+        step = gradient(rows, kind == "sum")
+        if not _is_finite(step):
             for parameter, old in zip(optimizer.parameters, before, strict=True):
                 parameter.grad = old
-        return _outcome(rows, [result])
-    taken = []
+        return _outcome(rows, [step])
+    steps: list[Step] = []
     for part in _minibatches(job, rows):
         optimizer.zero_grad()
-        result = gradient(part, False)
-        if result.scored and _is_finite(result):
-            optimizer.step(result.norm)
-        taken.append(result)
-    return _outcome(rows, taken)
+        step = gradient(part, False)
+        if step.scored and _is_finite(step):
+            optimizer.step(step.norm)
+        steps.append(step)
+    return _outcome(rows, steps)
 
 
 def _minibatches(job: Job, rows: T) -> Iterator[T]:
@@ -79,41 +82,56 @@ def _minibatches(job: Job, rows: T) -> Iterator[T]:
         if count == 1:
             yield rows
             continue
-        order = torch.randperm(len(rows) // group)[:, None] * group + torch.arange(group)
-        yield from rows.rows(order.flatten().to(rows.mask.device)).parts(count, group)
+        groups = torch.randperm(len(rows) // group)
+        order = groups[:, None] * group + torch.arange(group)
+        shuffled = rows.rows(order.flatten().to(rows.mask.device))
+        yield from shuffled.parts(count, group)
 
 
-def _gradient(job: Job, rows: T, optimizer: Inner, weighing: Weights, loss: Loss[T], summed: bool) -> Step:
+def _micro_batches(job: Job, rows: T, weights: torch.Tensor) -> Iterator[tuple[T, torch.Tensor]]:
+    """Yield the responses of each micro-batch, with the weights of their tokens."""
+    start = 0
+    for part in rows.parts(job.rounds.accumulation, job.rl.group_size):
+        stop = start + len(part)
+        yield part, weights[start:stop]
+        start = stop
+
+
+def _gradient(job: Job, rows: T, optimizer: Inner, weights: Weights, loss: Loss[T], summed: bool) -> Step:
     """Add the gradient of the mean, or of the sum, over all tokens; micro-batches change nothing."""
-    weights, weight = weighing
-    total = torch.zeros((), device=weights.device)
-    found = []
-    place = 0
-    for part in rows.parts(job.rounds.accumulation, job.rl.group_size) if weight else ():
-        summand, sums = loss(part, weights[place : place + len(part)])
-        (summand if summed else summand / weight).backward()
-        total += summand.detach() / weight
-        found.append(sums)
-        place += len(part)
-    return Step(total, weight, optimizer.norm(), sums=added(found))
+    token_weights, total_weight = weights
+    mean = torch.zeros((), device=token_weights.device)
+    all_sums: list[Sums] = []
+    if total_weight:
+        for part, part_weights in _micro_batches(job, rows, token_weights):
+            part_loss, sums = loss(part, part_weights)
+            if summed:
+                part_loss.backward()
+            else:
+                (part_loss / total_weight).backward()
+            mean += part_loss.detach() / total_weight
+            all_sums.append(sums)
+    return Step(mean, total_weight, optimizer.norm(), sums=added(all_sums))
 
 
-def _is_finite(result: Step) -> bool:
-    return bool(torch.stack([result.loss, result.norm]).isfinite().all())
+def _is_finite(step: Step) -> bool:
+    figures = torch.stack([step.loss, step.norm])
+    return bool(figures.isfinite().all())
 
 
-def _outcome(rows: Rows, results: Sequence[Step]) -> Outcome:
-    """Describe the steps that were taken: all that changed nothing are left out."""
-    taken = [one for one in results if one.scored and _is_finite(one)]
-    scored = sum(one.scored for one in taken)
+def _outcome(rows: Rows, steps: Sequence[Step]) -> Outcome:
+    """Describe the steps without those that changed nothing."""
+    taken = [step for step in steps if step.scored and _is_finite(step)]
+    scored = sum(step.scored for step in taken)
+    loss = sum(float(step.loss) * step.scored for step in taken)
     facts = {
-        "loss": sum(float(one.loss) * one.scored for one in taken) / max(1, scored),
+        "loss": loss / max(1, scored),
         "norm": float(taken[-1].norm) if taken else 0.0,
         "scored": scored,
         "tokens": int(rows.responses.attention_mask.sum()),
         "damaged": not taken and bool(rows.mask.any()),
     }
-    return Outcome(sums=added(one.sums for one in taken), facts=facts)
+    return Outcome(sums=added(step.sums for step in taken), facts=facts)
 
 
 class Learner(Role):
@@ -135,47 +153,53 @@ class Learner(Role):
         """Compute the sum of the gradients of responses, beside the sum of losses, its weight and the tokens."""
         rollout = self.rollout(sample)
         parameters = trained_parameters(self._policy.model)
-        gradient = torch.zeros(sum(one.numel() for one in parameters), device=rollout.mask.device)
-        weights, weight = self.weights_of(rollout.mask)
-        total = 0.0
-        found = []
-        place = 0
-        for part in rollout.parts(self._job.rounds.accumulation, self._job.rl.group_size) if weight else ():
-            loss, sums = self.loss(part, weights[place : place + len(part)])
-            each = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-            gradient += torch.cat([one.flatten().float() for one in each])
-            total = total + float(loss.detach())
-            place = place + len(part)
-            found.append(sums)
-        losses = np.array([total, weight, float(rollout.responses.attention_mask.sum())])
-        return Outcome(_of_first(sample, {"gradients": gradient.cpu().numpy(), "losses": losses}), added(found))
+        elements = sum(parameter.numel() for parameter in parameters)
+        gradient = torch.zeros(elements, device=rollout.mask.device)
+        weights, total_weight = self.weights_of(rollout.mask)
+        total_loss = 0.0
+        all_sums: list[Sums] = []
+        if total_weight:
+            for part, part_weights in _micro_batches(self._job, rollout, weights):
+                loss, sums = self.loss(part, part_weights)
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+                gradient += torch.cat([tensor.flatten().float() for tensor in gradients])
+                total_loss += float(loss.detach())
+                all_sums.append(sums)
+        tokens = rollout.responses.attention_mask.sum()
+        losses = np.array([total_loss, total_weight, float(tokens)])
+        arrays = {"gradients": gradient.cpu().numpy(), "losses": losses}
+        return Outcome(_with_first_id(sample, arrays), added(all_sums))
 
     def rollout(self, sample: Sample) -> Rollout:
         """Return the responses of a sample as the policy is trained on them."""
         device = self._policy.model.device
         responses = responses_of(sample, device)
-        kept = torch.from_numpy(sample.data["kept"]).to(device)
-        columns = {
-            key: tokens_of(sample, key, device)
-            for key in ("advantages", "reference_logprobs", "proximal_logprobs")
-            if key in sample.data
-        }
+        is_trained_on = torch.from_numpy(sample.data["kept"])
+        reference: torch.Tensor | None = None
+        if "reference_logprobs" in sample.data:
+            reference = tokens_of(sample, "reference_logprobs", device)
+        old: torch.Tensor | None = None
+        if "proximal_logprobs" in sample.data:
+            old = tokens_of(sample, "proximal_logprobs", device)
+        elif not self._job.rl.corrects:
+            old = responses.logprobs
         return Rollout(
-            responses,
-            responses.mask * kept[:, None],
-            columns["advantages"],
-            columns.get("proximal_logprobs", None if self._job.rl.corrects else responses.logprobs),
-            columns.get("reference_logprobs"),
+            responses=responses,
+            mask=responses.mask * is_trained_on.to(device)[:, None],
+            advantages=tokens_of(sample, "advantages", device),
+            old=old,
+            reference=reference,
         )
 
     def loss(self, part: Rollout, weights: torch.Tensor) -> tuple[torch.Tensor, Sums]:
         """Return the weighted sum of losses of tokens, and figures."""
-        scores = self._policy.score(part.responses, entropy_gradient=self._job.rl.entropy > 0)
+        has_entropy_bonus = self._job.rl.entropy > 0
+        scores = self._policy.score(part.responses, entropy_gradient=has_entropy_bonus)
         return self._objective.loss(part, weights, scores)
 
 
 def step_on_parts(sample: Sample, model: torch.nn.Module, optimizer: Inner, kind: str | None) -> Outcome:
-    """Take a step on the gradients of all parts; or only add their mean or sum to the gradients that are there.
+    """Take a step on the gradients of all parts, or only add their mean or sum to the present gradients.
 
     Without a finite gradient, or with nothing to score, weights and gradients stay as they were.
 
@@ -186,46 +210,55 @@ def step_on_parts(sample: Sample, model: torch.nn.Module, optimizer: Inner, kind
         kind: ``mean`` or ``sum`` if only the gradient is wanted; None: a step.
 
     """
-    total, weight, tokens = sample.data["losses"].reshape(-1, 3).sum(0).tolist()
-    parts = torch.from_numpy(sample.data["gradients"].reshape(len(sample.data["losses"]) // 3, -1))
+    losses = sample.data["losses"].reshape(-1, 3)
+    total_loss, total_weight, tokens = losses.sum(0).tolist()
+    gradients = torch.from_numpy(sample.data["gradients"].reshape(len(losses), -1))
+    gradient = gradients.sum(0)
+    divisor = max(total_weight, 1e-12)
+    if kind != "sum":
+        gradient = gradient / divisor
     parameters = trained_parameters(model)
-    before = [one.grad for one in parameters]
+    before = [parameter.grad for parameter in parameters]
     if kind is None:
         optimizer.zero_grad()
-    _add(parameters, parts.sum(0) if kind == "sum" else parts.sum(0) / max(weight, 1e-12))
-    result = Step(torch.tensor(total / max(weight, 1e-12)), int(weight), optimizer.norm())
-    good = bool(weight) and bool(torch.stack([result.loss, result.norm.cpu()]).isfinite().all())
-    if good and kind is None:
-        optimizer.step(result.norm)
-    elif not good:
-        for parameter, old in zip(parameters, before, strict=True):
-            parameter.grad = old
-    return Outcome(
-        facts={
-            "loss": float(result.loss) if good else 0.0,
-            "norm": float(result.norm) if good else 0.0,
-            "scored": result.scored if good else 0,
+    _add(parameters, gradient)
+    loss = torch.tensor(total_loss / divisor)
+    norm = optimizer.norm()
+    is_finite = bool(torch.stack([loss, norm.cpu()]).isfinite().all())
+    if total_weight and is_finite:
+        if kind is None:
+            optimizer.step(norm)
+        facts = {
+            "loss": float(loss),
+            "norm": float(norm),
+            "scored": int(total_weight),
             "tokens": int(tokens),
-            "damaged": bool(weight) and not good,
+            "damaged": False,
         }
-    )
+        return Outcome(facts=facts)
+    for parameter, old in zip(parameters, before, strict=True):
+        parameter.grad = old
+    damaged = bool(total_weight)
+    return Outcome(facts={"loss": 0.0, "norm": 0.0, "scored": 0, "tokens": int(tokens), "damaged": damaged})
 
 
 def trained_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     """Return the parameters that are trained, in the order of a flat gradient."""
-    return [one for one in model.parameters() if one.requires_grad]
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def _add(parameters: Sequence[torch.nn.Parameter], flat: torch.Tensor) -> None:
     """Add a flat gradient to the gradients of parameters, which are replaced by new tensors."""
-    place = 0
-    for parameter in parameters:
-        own = flat[place : place + parameter.numel()].view_as(parameter).to(parameter)
-        parameter.grad = own if parameter.grad is None else parameter.grad + own
-        place += parameter.numel()
+    sizes = [parameter.numel() for parameter in parameters]
+    for parameter, part in zip(parameters, flat.split(sizes), strict=True):
+        gradient = part.view_as(parameter).to(parameter)
+        if parameter.grad is not None:
+            gradient = parameter.grad + gradient
+        parameter.grad = gradient
 
 
-def _of_first(sample: Sample, arrays: Mapping[str, Any]) -> Sample:
-    """Pack arrays of a whole sample as the first id's; the other ids have none."""
-    lengths = {key: ((len(array),), *((0,) for _ in sample.ids[1:])) for key, array in arrays.items()}
+def _with_first_id(sample: Sample, arrays: Mapping[str, Any]) -> Sample:
+    """Pack arrays of a whole sample under its first id; the other ids have none."""
+    no_elements = ((0,),) * (len(sample.ids) - 1)
+    lengths = {key: ((len(array),), *no_elements) for key, array in arrays.items()}
     return Sample(Meta(sample.ids, lengths), arrays)

@@ -24,7 +24,7 @@ from hypha_ray.rl.roles.role import Outcome, Role
 
 
 class OffloadedWeights:
-    """Parameters of a model, which are empty meanwhile: in pinned memory if it is on a GPU, otherwise in a file.
+    """Parameters of a model, kept in pinned memory if it is on a GPU, otherwise in a file; the model's own are empty.
 
     The module and its parameters stay the same objects, so tied ones stay tied. Buffers stay where they are.
 
@@ -35,11 +35,11 @@ class OffloadedWeights:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._parameters = list(model.parameters())
-        tensors = [one.data for one in self._parameters]
+        tensors = [parameter.data for parameter in self._parameters]
         self._pinned: list[torch.Tensor] | None = None
         self._file: Any = None
         if tensors[0].is_cuda:
-            self._pinned = [one.cpu().pin_memory() for one in tensors]
+            self._pinned = [tensor.cpu().pin_memory() for tensor in tensors]
         else:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed when the weights are back.
             torch.save(tensors, self._file)
@@ -78,24 +78,29 @@ class PolicyRole(Role):
     def weights(self) -> Mapping[str, torch.Tensor]:
         """Return the model's weights that may change: frozen ones are those that the job began with."""
         model = self.policy.model
-        frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-        return {name: tensor.detach() for name, tensor in model.state_dict().items() if name not in frozen}
+        weights = dict(model.state_dict())
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                weights.pop(name, None)
+        return {name: tensor.detach() for name, tensor in weights.items()}
 
     @torch.no_grad()
     def take_weights(self, weights: Mapping[str, torch.Tensor], eta: float) -> None:
-        """Move the model's weights towards others; with an `eta` of 1 they are equal to them."""
-        own = self.policy.model.state_dict()
-        for name, given in weights.items():
-            tensor = own[name]
-            source = given.to(own[name].device)
-            tensor.copy_(torch.lerp(tensor, source, eta) if tensor.is_floating_point() else source)
+        """Move the model's weights towards others; with an `eta` of 1 they become equal."""
+        tensors = self.policy.model.state_dict()
+        for name, weight in weights.items():
+            tensor = tensors[name]
+            source = weight.to(tensor.device)
+            if tensor.is_floating_point():
+                source = torch.lerp(tensor, source, eta)
+            tensor.copy_(source)
 
     def offload(self) -> None:
         """Move the model's weights out of the device's memory, if they aren't already."""
         self._offloaded = self._offloaded or OffloadedWeights(self.policy.model)
 
     def load(self) -> None:
-        """Bring weights that were moved back."""
+        """Bring offloaded weights back."""
         if self._offloaded is not None:
             self._offloaded.load()
             self._offloaded = None
@@ -109,7 +114,7 @@ class Generator(PolicyRole):
         seed: seed of the run.
         policy: the policy.
         ends: ids of tokens that end a response.
-        engine: engine that generates; None: the policy does itself.
+        engine: engine that generates; None: the policy generates itself.
 
     """
 
@@ -120,19 +125,23 @@ class Generator(PolicyRole):
         self._ends = ends
         self._engine = engine
         self._compared = False
-        """Log-probabilities of the engine were compared with the policy's own."""
+        """Whether log-probabilities of the engine were compared with the policy's own."""
 
     def generate(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
-        """Make a group of responses to each prompt; with `evaluation` as many as evaluation wants."""
-        settings = (evaluation_sampling if arguments.get("evaluation") else training_sampling)(self._rl)
+        """Make a group of responses to each prompt; with `evaluation` by the settings of evaluation."""
+        is_evaluation = bool(arguments.get("evaluation"))
+        settings = evaluation_sampling(self._rl) if is_evaluation else training_sampling(self._rl)
         sampling = replace(settings, vocabulary=self.policy.vocabulary)
-        ids, mask = (torch.from_numpy(one).to(self.device) for one in prompts_of(sample))
+        prompts, prompt_mask = prompts_of(sample)
+        ids = torch.from_numpy(prompts).to(self.device)
+        mask = torch.from_numpy(prompt_mask).to(self.device)
+        keys = sample.data["keys"]
         began = time.thread_time()
-        responses, problems = self._by_engine(ids, mask, sample.data["keys"], sampling)
+        responses, problems = self._by_engine(ids, mask, keys, sampling)
         if responses is None:
-            uniform = draw(self._seed, sample.data["keys"], sampling).to(self.device)
+            uniform = draw(self._seed, keys, sampling).to(self.device)
             responses = self.policy.sample(ids, mask, uniform, sampling, self._ends)
-        elif self._engine is not None and not (self._compared or arguments.get("evaluation")):
+        elif self._engine is not None and not (self._compared or is_evaluation):
             self._compare(self._engine, responses)
         worked_s = time.thread_time() - began
         if failpoint("rl.generate") == "triple":
@@ -142,13 +151,14 @@ class Generator(PolicyRole):
     def _by_engine(
         self, ids: torch.Tensor, mask: torch.Tensor, keys: Any, sampling: Sampling
     ) -> tuple[Responses | None, tuple[str, ...]]:
-        """Return the engine's responses, and problems; None in their place: the policy has to generate itself."""
+        """Return the engine's responses, and problems; None instead of responses if the policy has to generate."""
         if self._engine is None:
             return None, ()
         try:
             responses = self._engine.generate(self.policy.model, ids, mask, keys, sampling, self._ends)
         except EngineUnableError as error:
-            return None, (f"{self._engine.name} can't be used; the policy generates itself meanwhile: {error}",)
+            problem = f"{self._engine.name} can't be used; the policy generates itself meanwhile: {error}"
+            return None, (problem,)
         self._check(self._engine, responses)
         return responses, ()
 
@@ -164,18 +174,23 @@ class Generator(PolicyRole):
             ConfigError: RL021, with the number.
 
         """
-        taken = responses.mask.bool()
-        rows = int(self.policy.model.get_input_embeddings().weight.shape[0])
-        ids = responses.ids[:, -taken.shape[1] :][taken]
-        logprobs = responses.logprobs[taken]
-        what = f"{engine.name} has made what can't be a response"
+        mask = responses.mask.bool()
+        embeddings = self.policy.model.get_input_embeddings().weight
+        rows = int(embeddings.shape[0])
+        tokens = responses.ids[:, responses.prompt_width :]
+        ids = tokens[mask]
         unknown = torch.tensor(self.policy.vocabulary.unknown(rows), dtype=torch.long, device=ids.device)
-        if len(wrong := ids[(ids < 0) | (ids >= rows) | torch.isin(ids, unknown)]):
-            allowed = "ids of the model that its tokenizer has"
-            raise ConfigError("RL021", what, f"the token id {int(wrong[0])}", allowed, engine.remedy)
-        if len(wrong := logprobs[~(logprobs.isfinite() & (logprobs <= ROUNDING))]):
-            got = f"the log-probability {float(wrong[0]):g}"
-            raise ConfigError("RL021", what, got, "finite numbers up to 0", engine.remedy)
+        problem = f"{engine.name} has made what can't be a response"
+        wrong_ids = ids[(ids < 0) | (ids >= rows) | torch.isin(ids, unknown)]
+        if len(wrong_ids):
+            got = f"the token id {int(wrong_ids[0])}"
+            raise ConfigError("RL021", problem, got, "ids of the model that its tokenizer has", engine.remedy)
+        logprobs = responses.logprobs[mask]
+        is_possible = logprobs.isfinite() & (logprobs <= ROUNDING)
+        wrong_logprobs = logprobs[~is_possible]
+        if len(wrong_logprobs):
+            got = f"the log-probability {float(wrong_logprobs[0]):g}"
+            raise ConfigError("RL021", problem, got, "finite numbers up to 0", engine.remedy)
 
     def _compare(self, engine: Engine, responses: Responses) -> None:
         """Refuse an engine whose log-probabilities are of another model or temperature.
@@ -184,16 +199,17 @@ class Generator(PolicyRole):
             ConfigError: RL024.
 
         """
-        gap = (self.policy.logprobs(responses) - responses.logprobs).abs()
-        mean = float((gap * responses.mask).sum() / responses.mask.sum())
+        distances = (self.policy.logprobs(responses) - responses.logprobs).abs()
+        total = (distances * responses.mask).sum()
+        mean = float(total / responses.mask.sum())
         if not mean <= _CLOSE:
-            what = f"{engine.name} has other log-probabilities than the policy"
-            raise ConfigError("RL024", what, f"{mean:.2g} apart in the mean", f"up to {_CLOSE:g}", engine.remedy)
+            problem = f"{engine.name} has other log-probabilities than the policy"
+            raise ConfigError("RL024", problem, f"{mean:.2g} apart in the mean", f"up to {_CLOSE:g}", engine.remedy)
         self._compared = True
 
 
 class Reference(PolicyRole):
-    """Policy that the trained one is held to; its model isn't trained, but may take the trained one's weights.
+    """Reference of the trained policy; its model isn't trained, but may take the trained policy's weights.
 
     Args:
         policy: policy with a copy of the trained model.
@@ -202,13 +218,13 @@ class Reference(PolicyRole):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
-        self._names = super().weights().keys()
+        self._names = list(super().weights())
         policy.model.requires_grad_(False)
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """Return the weights that may change, as they do in the trained model."""
-        own = self.policy.model.state_dict()
-        return {name: own[name] for name in self._names}
+        tensors = self.policy.model.state_dict()
+        return {name: tensors[name] for name in self._names}
 
     def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
         """Compute log-probabilities of responses."""
@@ -217,7 +233,7 @@ class Reference(PolicyRole):
 
 
 class Rollouts(Role):
-    """Responses with rewards; a reply tells the version of the weights that they were sampled with.
+    """Responses with rewards; a reply has the version of the weights that sampled them.
 
     Args:
         generator: policy that responds.
@@ -232,12 +248,16 @@ class Rollouts(Role):
     def generate(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
         """Respond to prompts and reward the responses; `version` is that of the weights."""
         generated = self._generator.generate(sample, arguments)
-        made = generated.sample
-        assert made is not None
-        rewarded = self._reward.inference(sample.update(made), arguments)
+        responses = generated.sample
+        assert responses is not None
+        rewarded = self._reward.inference(sample.update(responses), arguments)
         assert rewarded.sample is not None
-        facts = {**rewarded.facts, "version": arguments["version"]}
-        return Outcome(made.update(rewarded.sample), rewarded.sums, facts, generated.problems + rewarded.problems)
+        return Outcome(
+            sample=responses.update(rewarded.sample),
+            sums=rewarded.sums,
+            facts={**rewarded.facts, "version": arguments["version"]},
+            problems=generated.problems + rewarded.problems,
+        )
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """Return the generator's weights."""

@@ -11,6 +11,7 @@ from hypha_ray.config.tables.rl import RL
 from hypha_ray.failpoints import failpoint
 from hypha_ray.plugins import create
 from hypha_ray.rl.algorithms.advantages import (
+    Advantages,
     advantages_of,
     compared_groups,
     equal_groups,
@@ -25,13 +26,15 @@ from hypha_ray.rl.roles.role import Outcome, Role
 from hypha_ray.rl.scoring import Scored, Scorer, rollout_records
 from hypha_ray.types import Sums
 
+_CPU = torch.device("cpu")
+
 
 class Reward(Role):
     """Reward functions of a job.
 
     Args:
         scorer: the functions.
-        shown: number of responses of a batch to training prompts that replies have records of.
+        shown: number of responses of a batch whose records go into replies.
 
     """
 
@@ -46,33 +49,31 @@ class Reward(Role):
         responses = responses_of(sample, torch.device("cpu"))
         scored = self._scorer.score(prompts, responses)
         failpoint("rl.reward")
-        sums = scored.sums() | _lengths(responses)
+        sums = scored.sums() | _length_sums(responses)
         if arguments.get("evaluation"):
-            sums |= _passed(scored)
+            sums |= _pass_sums(scored)
         facts = {"shown": rollout_records(sample.ids, scored, self._shown)}
         return Outcome(packed_numbers(sample, {"rewards": scored.total}), sums, facts)
 
 
-def _passed(scored: Scored) -> Sums:
+def _pass_sums(scored: Scored) -> Sums:
     passed = scored.passed[scored.verified]
     prompts, samples = passed.shape
     if not prompts:
         return {}
-    found = {"pass@1": (float(passed.mean(1).sum()), float(prompts))}
+    share_of_passes = passed.mean(1)
+    sums: Sums = {"pass@1": (float(share_of_passes.sum()), float(prompts))}
     if samples > 1:
-        found[f"pass@{samples}"] = float(passed.any(1).sum()), float(prompts)
-    return found
+        has_pass = passed.any(1)
+        sums[f"pass@{samples}"] = float(has_pass.sum()), float(prompts)
+    return sums
 
 
-def _lengths(responses: Responses) -> Sums:
+def _length_sums(responses: Responses) -> Sums:
     count = float(len(responses.ended))
-    return {
-        "response_tokens": (float(responses.mask.sum()), count),
-        "truncated": (count - float(responses.ended.sum()), count),
-    }
-
-
-_CPU = torch.device("cpu")
+    tokens = float(responses.mask.sum())
+    ended = float(responses.ended.sum())
+    return {"response_tokens": (tokens, count), "truncated": (count - ended, count)}
 
 
 class Advantage(Role):
@@ -86,30 +87,35 @@ class Advantage(Role):
     def __init__(self, rl: RL) -> None:
         self._rl = rl
         self._recipe = rl.recipe
-        self._advantages = None if rl.has_critic else create("advantages", rl.recipe.advantage, rl.advantage_options)
+        self._advantages: Advantages | None = None
         """Function of rewards and lengths; None with a critic, whose values are the baseline."""
+        if not rl.has_critic:
+            self._advantages = create("advantages", rl.recipe.advantage, rl.advantage_options)
         self.kl = rl.kl
         """Coefficient of the divergence from the reference in the next batch's reward; `rl.kl_target` adapts it."""
         self._batch: tuple[object, tuple[str, ...]] | None = None
         """Step and ids of the batch that was rewarded last; None before the first."""
         self._kl_of_batch = rl.kl
-        """Coefficient that it was rewarded with: a step that begins again has the same one."""
+        """Coefficient for the batch that was rewarded last, and again for that batch if its step is repeated."""
 
     def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
         """Compute advantages of all tokens, returns if there is a critic, and which responses are trained on.
 
-        `step` is the number of the step: a repeated request for it is answered as the first one was.
+        `step` is the number of the step: a repeated request for it gets the same answer.
         """
-        if (batch := (arguments.get("step"), sample.ids)) != self._batch:
+        batch = (arguments.get("step"), sample.ids)
+        if batch != self._batch:
             self._batch = batch
             self._kl_of_batch = self.kl
-        rewards = torch.tensor(sample.data["rewards"]).view(len(sample.ids), -1)
+        rewards = torch.tensor(sample.data["rewards"])
+        rewards = rewards.view(len(sample.ids), -1)
         absent = rewards.isnan()
         equal = equal_groups(rewards)
         compared = compared_groups(rewards)
         sums: Sums = {}
         if compared.any():
-            sums["equal_groups"] = float((equal & compared).sum()), float(compared.sum())
+            equal_and_compared = equal & compared
+            sums["equal_groups"] = float(equal_and_compared.sum()), float(compared.sum())
         mask = torch.from_numpy(token_mask(sample)).float()
         divergence = self._divergence(sample, mask)
         columns = self._columns(sample, rewards, mask, divergence)
@@ -117,18 +123,21 @@ class Advantage(Role):
             sums["kl_coefficient"] = self._kl_of_batch, 1.0
             mean = float(divergence.sum() / mask.sum())
             self.kl = adapted(self._kl_of_batch, mean, self._rl.kl_target, len(mask), self._rl.kl_horizon)
-        left_out = (equal & self._recipe.drop_equal_groups)[:, None] | (absent & self._rl.has_critic)
-        kept = ~left_out.flatten()
-        made = packed_tokens(sample, columns).update(packed_numbers(sample, {"kept": kept.numpy()}))
-        return Outcome(made, sums)
+        groups_left_out = equal & self._recipe.drop_equal_groups
+        left_out = groups_left_out[:, None] | (absent & self._rl.has_critic)
+        is_trained_on = ~left_out.flatten()
+        flags = packed_numbers(sample, {"kept": is_trained_on.numpy()})
+        return Outcome(packed_tokens(sample, columns).update(flags), sums)
 
     def _divergence(self, sample: Sample, mask: torch.Tensor) -> torch.Tensor | None:
-        """Return each token's divergence from the reference, if that is taken off the reward."""
+        """Return each token's divergence from the reference; None if it isn't subtracted from the reward."""
         if self._recipe.kl_place != "reward" or self._rl.reference == "none":
             return None
-        old = tokens_of(sample, "proximal_logprobs" if self._rl.scores_again else "logprobs", _CPU)
+        key = "proximal_logprobs" if self._rl.scores_again else "logprobs"
+        old = tokens_of(sample, key, _CPU)
         reference = tokens_of(sample, "reference_logprobs", _CPU)
-        return ESTIMATORS[self._recipe.kl_estimator](old, reference) * mask
+        estimate = ESTIMATORS[self._recipe.kl_estimator]
+        return estimate(old, reference) * mask
 
     def _columns(
         self,
@@ -137,16 +146,24 @@ class Advantage(Role):
         mask: torch.Tensor,
         divergence: torch.Tensor | None,
     ) -> dict[str, torch.Tensor]:
-        penalty = torch.zeros_like(mask) if divergence is None else self._kl_of_batch * divergence
+        """Return the keys of tokens: advantages, and returns if there is a critic."""
+        penalty = torch.zeros_like(mask)
+        if divergence is not None:
+            penalty = self._kl_of_batch * divergence
         lengths = mask.sum(1)
         if self._advantages is not None:
             groups = rewards.shape
             penalised = rewards - penalty.sum(1).view(groups)
-            made = advantages_of(self._recipe.advantage, self._advantages, penalised, lengths.view(groups))
-            return {"advantages": made.to(mask).reshape(-1, 1).expand_as(mask)}
+            name = self._recipe.advantage
+            of_responses = advantages_of(name, self._advantages, penalised, lengths.view(groups))
+            of_responses = of_responses.to(mask).reshape(-1, 1)
+            return {"advantages": of_responses.expand_as(mask)}
         by_token = -penalty
-        by_token[torch.arange(len(mask)), lengths.long() - 1] += rewards.flatten().nan_to_num()
+        by_response = rewards.flatten()
+        last_tokens = lengths.long() - 1
+        by_token[torch.arange(len(mask)), last_tokens] += by_response.nan_to_num()
         critic = self._rl.critic
         values = tokens_of(sample, "values", _CPU)
         advantages, returns = generalized_advantages(by_token, values, mask, critic.discount, critic.gae_lambda)
-        return {"advantages": whitened(advantages, mask * ~rewards.isnan().flatten()[:, None]), "returns": returns}
+        is_rewarded = ~by_response.isnan()
+        return {"advantages": whitened(advantages, mask * is_rewarded[:, None]), "returns": returns}

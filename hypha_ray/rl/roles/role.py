@@ -24,7 +24,7 @@ class Outcome:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Single values, such as the norm of a gradient."""
     problems: tuple[str, ...] = ()
-    """Lines for the user about what failed beside the operation, which went on."""
+    """Lines for the user about failures beside the operation, which itself succeeded."""
 
 
 class Role:
@@ -35,7 +35,7 @@ class Role:
     """
 
     def initialize(self, steps: int) -> None:
-        """Build what training needs beside the weights, for a run of so many steps."""
+        """Build the optimizer, for a run of `steps` steps."""
         raise NotImplementedError
 
     def generate(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
@@ -67,14 +67,14 @@ class Role:
         raise NotImplementedError
 
     def load(self) -> None:
-        """Bring weights that were moved back; done before each use of the role."""
+        """Bring offloaded weights back; called before each use of the role."""
 
     def save(self, folder: str) -> None:
         """Write the model to a folder."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Release what the role holds beside memory."""
+        """Release resources other than memory."""
 
 
 class TrainedRole(Role):

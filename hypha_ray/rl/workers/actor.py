@@ -28,7 +28,7 @@ Reference: TypeAlias = Any
 """Number of a reply of the worker in this process, or Ray's reference to that of an actor."""
 
 _LONGEST_PING_S = 60.0
-"""Longest wait in seconds for the pings of all workers: one that computes may hold up the answer."""
+"""Longest wait in seconds for the pings of all workers: a computation may delay the answer."""
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class _Result(NamedTuple):
 
 
 class ModelWorkerActor:
-    """Model worker as a Ray actor. Requests that need no other worker are answered beside those that compute.
+    """Model worker as a Ray actor. Requests that don't compute are answered while others compute.
 
     A worker that can't be built lives on, and answers each request with the reason. If it ended, that would look like
     the death of a process, which is replaced.
@@ -216,7 +216,7 @@ class Actors:
         for actor in self._actors.values():
             ray.kill(actor)
 
-    def _next_number(self) -> int:
+    def _next_number(self) -> Reference:
         """Return the number of the request that worker 0 answers next: a short one, otherwise the oldest."""
         for number, request in self._waiting.items():
             if request.at_once:

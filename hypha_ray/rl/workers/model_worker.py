@@ -14,13 +14,23 @@ from hypha_ray.errors import CheckpointError
 from hypha_ray.model.layout import tensor_of
 from hypha_ray.rl.dataflow.master import Master
 from hypha_ray.rl.dataflow.plan import Mesh, Shard
-from hypha_ray.rl.dataflow.requests import Evaluate, Hook, Offload, Post, Reallocate, Reply, Request, Save, Transfer
-from hypha_ray.rl.dataflow.sample import Meta, Sample, gather
+from hypha_ray.rl.dataflow.requests import (
+    Evaluate,
+    Hook,
+    Offload,
+    Reallocate,
+    Reply,
+    Request,
+    RequestQueue,
+    Save,
+    Transfer,
+)
+from hypha_ray.rl.dataflow.sample import Lengths, Meta, Packed, Sample, gather
 from hypha_ray.rl.roles.role import Outcome, Role
 
 
 class Storage:
-    """Samples by key and id. Requests that are answered at once may change it while another one computes."""
+    """Samples by key and id. Requests that are answered at once may change it while another request computes."""
 
     def __init__(self) -> None:
         self._changing = Lock()
@@ -31,29 +41,36 @@ class Storage:
         ids = set(sample.ids)
         with self._changing:
             for key in sample.data:
-                others = [one for one in self._samples.get(key, []) if ids.isdisjoint(one.ids)]
-                self._samples[key] = [*others, sample]
+                present = self._samples.get(key, [])
+                remaining = [stored for stored in present if ids.isdisjoint(stored.ids)]
+                self._samples[key] = [*remaining, sample]
 
     def sample(self, ids: Sequence[str], keys: Sequence[str]) -> Sample:
         """Return ids with these keys, in their order."""
-        columns = {key: self._with(tuple(ids), key) for key in keys}
-        lengths = {key: held.meta.lengths[key] for key, held in columns.items()}
-        return Sample(Meta(tuple(ids), lengths), {key: held.data[key] for key, held in columns.items()})
+        lengths: dict[str, Lengths] = {}
+        data: dict[str, Packed] = {}
+        for key in keys:
+            column = self._column(tuple(ids), key)
+            lengths[key] = column.meta.lengths[key]
+            data[key] = column.data[key]
+        return Sample(Meta(tuple(ids), lengths), data)
 
     def clear(self, ids: Collection[str]) -> None:
         """Drop samples of which all ids are among these."""
-        gone = set(ids)
+        dropped = set(ids)
         with self._changing:
-            for key, held in self._samples.items():
-                self._samples[key] = [one for one in held if not gone.issuperset(one.ids)]
+            for key, samples in self._samples.items():
+                self._samples[key] = [sample for sample in samples if not dropped.issuperset(sample.ids)]
 
-    def _with(self, ids: tuple[str, ...], key: str) -> Sample:
-        """Return samples of exactly these ids that have a key, and maybe others."""
-        for one in self._samples[key]:
-            if one.ids == ids:
-                return one
-        wanted = set(ids)
-        return gather([one.select([key]) for one in self._samples[key] if not wanted.isdisjoint(one.ids)]).take(ids)
+    def _column(self, ids: tuple[str, ...], key: str) -> Sample:
+        """Return samples of exactly these ids that have a key, and maybe other keys."""
+        samples = self._samples[key]
+        for sample in samples:
+            if sample.ids == ids:
+                return sample
+        id_set = set(ids)
+        parts = [sample.select([key]) for sample in samples if not id_set.isdisjoint(sample.ids)]
+        return gather(parts).take(ids)
 
 
 Answer: TypeAlias = tuple[Sample | None, Reply]
@@ -61,11 +78,11 @@ Answer: TypeAlias = tuple[Sample | None, Reply]
 
 
 class ModelWorker:
-    """Answers requests one after the other.
+    """Worker that answers requests one after the other.
 
     Args:
         number: number of the worker in its island.
-        roles: roles that it plays.
+        roles: roles of the worker, by name.
         spec: facts of the training that the dataset is for.
 
     """
@@ -84,17 +101,18 @@ class ModelWorker:
             objects: samples of other workers, and weights as arrays, in the order in which the hooks need them.
 
         """
-        others = iter(objects)
+        remaining = iter(objects)
         for hook in request.before:
-            self._run(hook, others)
+            self._run(hook, remaining)
         outcome = self._operation(request)
         for hook in request.after:
-            beside = self._run(hook, others)
-            outcome.sums |= beside.sums
-            outcome.problems += beside.problems
+            hook_outcome = self._run(hook, remaining)
+            outcome.sums |= hook_outcome.sums
+            outcome.problems += hook_outcome.problems
+        meta: Meta | None = None
         if outcome.sample is not None:
             self._storage.keep(outcome.sample)
-        meta = None if outcome.sample is None else outcome.sample.meta
+            meta = outcome.sample.meta
         reply = Reply(self._number, request.number, meta, outcome.sums, outcome.facts, outcome.problems)
         return outcome.sample, reply
 
@@ -133,22 +151,25 @@ class ModelWorker:
                 operation = role.train_step
         return operation(self._storage.sample(request.ids, request.takes), request.arguments)
 
-    def _run(self, hook: Hook, others: Iterator[Any]) -> Outcome:
-        """Do what a hook says; return figures and problems of it."""
+    def _run(self, hook: Hook, objects: Iterator[Any]) -> Outcome:
+        """Run a hook; return its figures and problems."""
         match hook:
             case Transfer(shards):
                 for _ in shards:
-                    self._storage.keep(next(others))
+                    self._storage.keep(next(objects))
             case Reallocate(source, target, eta):
-                own = source in self._roles
-                weights = self.weights(source) if own else {name: tensor_of(one) for name, one in next(others).items()}
+                if source in self._roles:
+                    weights = self.weights(source)
+                else:
+                    arrays = next(objects)
+                    weights = {name: tensor_of(array) for name, array in arrays.items()}
                 self._role(target).take_weights(weights, eta)
             case Offload(role):
                 self._roles[role].offload()
             case Evaluate(role, prompts):
-                found = self._role(role).generate(prompts, {"evaluation": True, "version": 0})
-                sums = {f"validation/{name}": figure for name, figure in found.sums.items()}
-                return Outcome(sums=sums, problems=found.problems)
+                outcome = self._role(role).generate(prompts, {"evaluation": True, "version": 0})
+                sums = {f"validation/{name}": figure for name, figure in outcome.sums.items()}
+                return Outcome(sums=sums, problems=outcome.problems)
             case Save(role, folder):
                 return Outcome(problems=self._save(role, folder))
         return Outcome()
@@ -173,20 +194,29 @@ class Local:
     def __init__(self, workers: Mapping[int, ModelWorker]) -> None:
         self._workers = dict(workers)
         self._numbers = count()
-        self._made: dict[Shard, Sample] = {}
+        self._samples: dict[Shard, Sample] = {}
         self._replies: dict[int, Reply] = {}
 
     def send(self, request: Request) -> int:
         """Handle a request at once; return a number for its reply."""
-        shards = [self._made[shard] for hook in request.before if isinstance(hook, Transfer) for shard in hook.shards]
-        made, reply = self._workers[request.worker].handle(request, *shards)
-        if made is not None:
-            self._made[Shard(request.worker, request.number)] = made
+        transferred: list[Sample] = []
+        for hook in request.before:
+            if isinstance(hook, Transfer):
+                transferred += [self._samples[shard] for shard in hook.shards]
+        worker = self._workers[request.worker]
+        sample, reply = worker.handle(request, *transferred)
+        if sample is not None:
+            self._samples[Shard(request.worker, request.number)] = sample
         if request.name == "clear_data_cache":
-            gone = set(request.ids)
-            self._made = {shard: one for shard, one in self._made.items() if not gone.issuperset(one.ids)}
-        self._replies[number := next(self._numbers)] = reply
+            self._clear(set(request.ids))
+        number = next(self._numbers)
+        self._replies[number] = reply
         return number
+
+    def _clear(self, ids: set[str]) -> None:
+        for shard, sample in list(self._samples.items()):
+            if ids.issuperset(sample.ids):
+                del self._samples[shard]
 
     def receive(self, replies: Sequence[int], deadline_s: float) -> tuple[int, Reply]:
         """Return the first reply: all are there."""
@@ -203,4 +233,5 @@ class Local:
 def master_of(roles: Mapping[str, Role]) -> Master[int]:
     """Return a master with one model worker, which plays all roles and trains none."""
     meshes = {name: Mesh((0,)) for name in roles}
-    return Master(meshes, Post(Local({0: ModelWorker(0, roles, {})}), deadline_s=0.0), count())
+    worker = ModelWorker(0, roles, {})
+    return Master(meshes, RequestQueue(Local({0: worker}), deadline_s=0.0), count())

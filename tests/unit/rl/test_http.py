@@ -21,7 +21,16 @@ from typing import Any
 import pytest
 import trustme
 
-from hypha_ray.rl.http import MOST_TOLD_S, Pauses, Refused, TooLate, Unreachable, call, is_this_machine, retry_after_s
+from hypha_ray.rl.http import (
+    MOST_REQUESTED_S,
+    Pauses,
+    Refused,
+    TooLate,
+    Unreachable,
+    call,
+    is_this_machine,
+    retry_after_s,
+)
 
 KEY = {"Authorization": "Bearer sk-secret"}
 Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
@@ -340,7 +349,7 @@ def test_pauses_grow_and_end() -> None:
 
 def test_pauses_that_are_asked_for_use_up_no_attempt_until_their_time_is_over() -> None:
     pauses = Pauses(1)
-    assert [pauses.after(25.0) for _ in range(5)] == [25, 25, MOST_TOLD_S - 50, 0.5, None]
+    assert [pauses.after(25.0) for _ in range(5)] == [25, 25, MOST_REQUESTED_S - 50, 0.5, None]
     assert Pauses(0).after(1.0) is None
-    assert Pauses(3).after(3600.0) == MOST_TOLD_S
+    assert Pauses(3).after(3600.0) == MOST_REQUESTED_S
     assert Pauses(3).after(0.0) == 0.5

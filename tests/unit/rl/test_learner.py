@@ -15,7 +15,7 @@ from hypha_ray.model.trained import build_trained
 from hypha_ray.rl.dataflow.graph import step_graph
 from hypha_ray.rl.dataflow.master import Extras, Master
 from hypha_ray.rl.dataflow.plan import Mesh
-from hypha_ray.rl.dataflow.requests import Post
+from hypha_ray.rl.dataflow.requests import RequestQueue
 from hypha_ray.rl.island import Island, sums_of
 from hypha_ray.rl.packing import sample_of
 from hypha_ray.rl.roles.build import trained_roles
@@ -36,7 +36,7 @@ class Parallel:
         first = ModelWorker(0, roles, {})
         beside = {number: ModelWorker(number, {"learner": roles["learner"]}, {}) for number in range(1, workers)}
         meshes = {name: Mesh((0,)) for name in roles} | {"learner": Mesh(tuple(range(workers)))}
-        self._master = Master(meshes, Post(Local({0: first, **beside}), 0.0), count())
+        self._master = Master(meshes, RequestQueue(Local({0: first, **beside}), 0.0), count())
         self._master.ask("initialize", "actor", steps=3)
 
     def step(self, batch: Any = BATCH, **arguments: Any) -> Any:

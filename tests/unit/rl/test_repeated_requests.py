@@ -13,7 +13,7 @@ from hypha_ray.model.trained import build_trained
 from hypha_ray.rl.dataflow.graph import step_graph
 from hypha_ray.rl.dataflow.master import Extras, Master
 from hypha_ray.rl.dataflow.plan import Mesh
-from hypha_ray.rl.dataflow.requests import Post, Request
+from hypha_ray.rl.dataflow.requests import Request, RequestQueue
 from hypha_ray.rl.island import sums_of
 from hypha_ray.rl.packing import sample_of
 from hypha_ray.rl.roles.build import trained_roles
@@ -38,7 +38,7 @@ def steps(settings: Job, transport: type[Local]) -> tuple[list[Sums], list[Any],
     advantage = Advantage(settings.rl)
     roles = {**trained_roles(settings, model, tokenizer(), 0), "advantage": advantage}
     meshes = {name: Mesh((0,)) for name in roles}
-    master = Master(meshes, Post(transport({0: ModelWorker(0, roles, {})}), 0.0), count())
+    master = Master(meshes, RequestQueue(transport({0: ModelWorker(0, roles, {})}), 0.0), count())
     for name in ("actor", *(["critic"] if settings.rl.has_critic else [])):
         master.ask("initialize", name, steps=3)
     found = []

@@ -32,7 +32,10 @@ def test_a_call_may_begin_once_its_keys_are_there_and_only_once() -> None:
 
     assert buffer.ready(GENERATE) == ()
     assert buffer.ready(REWARD) == ("b",)
-    assert {key: places["b"] for key, places in buffer.where.items()} == {"prompts": Shard(0, 1), "ids": Shard(1, 2)}
+    assert {key: places["b"] for key, places in buffer.locations.items()} == {
+        "prompts": Shard(0, 1),
+        "ids": Shard(1, 2),
+    }
     assert buffer.tokens(["b"], "ids") == [2]
 
 

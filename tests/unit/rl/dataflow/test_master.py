@@ -14,7 +14,7 @@ import pytest
 from hypha_ray.rl.dataflow.graph import Call, Graph
 from hypha_ray.rl.dataflow.master import Master
 from hypha_ray.rl.dataflow.plan import Mesh
-from hypha_ray.rl.dataflow.requests import Post
+from hypha_ray.rl.dataflow.requests import RequestQueue
 from hypha_ray.rl.dataflow.sample import Meta, Sample
 from hypha_ray.rl.roles.role import Outcome, Role
 from hypha_ray.rl.workers.model_worker import Local, ModelWorker
@@ -63,7 +63,7 @@ def island(first: Mesh, second: Mesh) -> tuple[Master[int], dict[int, dict[str, 
         for worker in mesh.workers:
             roles[worker][name] = Replica()
     workers = {number: ModelWorker(number, own, {}) for number, own in roles.items()}
-    return Master({"first": first, "second": second}, Post(Local(workers), 1.0), count()), roles
+    return Master({"first": first, "second": second}, RequestQueue(Local(workers), 1.0), count()), roles
 
 
 def batch(step: int, size: int = 12, longest: int = 5) -> Sample:

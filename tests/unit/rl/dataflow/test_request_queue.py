@@ -10,7 +10,7 @@ from itertools import combinations
 import pytest
 
 from hypha_ray.model.loading.tokenizer import pack
-from hypha_ray.rl.dataflow.requests import Hook, Name, Post, Reallocate, Reply, Request, Transfer
+from hypha_ray.rl.dataflow.requests import Hook, Name, Reallocate, Reply, Request, RequestQueue, Transfer
 from hypha_ray.rl.packing import sample_of
 from hypha_ray.rl.roles.role import Role
 from hypha_ray.rl.workers.actor import Actors
@@ -37,15 +37,15 @@ class Log:
 @pytest.mark.parametrize("seed", range(50))
 def test_any_two_workers_see_their_common_requests_in_one_order(seed: int) -> None:
     rng, log = random.Random(seed), Log(seed)
-    post, open_requests = Post(log, 60), 0
+    queue, open_requests = RequestQueue(log, 60), 0
     for number in range(200):
         name: Name = rng.choice(["generate", "inference", "train_step"])
-        post.request(*(Request(number, name, worker) for worker in rng.sample(range(5), rng.randint(1, 5))))
+        queue.request(*(Request(number, name, worker) for worker in rng.sample(range(5), rng.randint(1, 5))))
         open_requests += 1
         if rng.random() < 0.4:
-            post.flush()
+            queue.flush()
             for _ in range(rng.randint(0, open_requests)):
-                assert post.wait().done
+                assert queue.wait().done
                 open_requests -= 1
 
     for one, other in combinations(log.sent.values(), 2):
@@ -55,13 +55,13 @@ def test_any_two_workers_see_their_common_requests_in_one_order(seed: int) -> No
 
 def test_blocking_requests_wait_for_the_flush_small_groups_first() -> None:
     log = Log(0)
-    post = Post(log, 60)
-    post.request(Request(1, "train_step", 0), Request(1, "train_step", 1))
-    post.request(Request(2, "inference", 1))
-    post.request(Request(3, "spec", 0))
+    queue = RequestQueue(log, 60)
+    queue.request(Request(1, "train_step", 0), Request(1, "train_step", 1))
+    queue.request(Request(2, "inference", 1))
+    queue.request(Request(3, "spec", 0))
 
     assert log.sent == {0: [3]}
-    post.flush()
+    queue.flush()
 
     assert log.sent == {0: [3, 1], 1: [2, 1]}
 
@@ -79,18 +79,18 @@ class Initialized(Role):
 def test_a_worker_answers_short_requests_while_ten_computations_are_queued() -> None:
     role = Initialized()
     worker = ModelWorker(0, {"actor": role}, {"steps": 640})
-    post = Post(Actors(worker, job(), pack(tokenizer())), 60)
+    queue = RequestQueue(Actors(worker, job(), pack(tokenizer())), 60)
     for number in range(10):
-        post.request(Request(number, "initialize", 0, "actor", arguments={"steps": 640}))
-    post.flush()
+        queue.request(Request(number, "initialize", 0, "actor", arguments={"steps": 640}))
+    queue.flush()
     prompts = sample_of(BATCH)
-    post.request(Request(10, "spec", 0))
-    post.request(Request(11, "fetch", 0, ids=prompts.ids, arguments={"sample": prompts}))
+    queue.request(Request(10, "spec", 0))
+    queue.request(Request(11, "fetch", 0, ids=prompts.ids, arguments={"sample": prompts}))
 
-    (spec,), (fetched,) = post.wait().replies, post.wait().replies
+    (spec,), (fetched,) = queue.wait().replies, queue.wait().replies
     assert (spec.request, spec.facts, fetched.request, fetched.meta) == (10, {"steps": 640}, 11, prompts.meta)
     assert role.times == 0
-    assert [post.wait().replies[0].request for _ in range(10)] == list(range(10))
+    assert [queue.wait().replies[0].request for _ in range(10)] == list(range(10))
     assert role.times == 10
 
 
