@@ -121,17 +121,17 @@ def _is_finite(step: Step) -> bool:
 
 def _outcome(rows: Rows, steps: Sequence[Step]) -> Outcome:
     """Describe the steps without those that changed nothing."""
-    taken = [step for step in steps if step.scored and _is_finite(step)]
-    scored = sum(step.scored for step in taken)
-    loss = sum(float(step.loss) * step.scored for step in taken)
+    effective = [step for step in steps if step.scored and _is_finite(step)]
+    scored = sum(step.scored for step in effective)
+    loss = sum(float(step.loss) * step.scored for step in effective)
     facts = {
         "loss": loss / max(1, scored),
-        "norm": float(taken[-1].norm) if taken else 0.0,
+        "norm": float(effective[-1].norm) if effective else 0.0,
         "scored": scored,
         "tokens": int(rows.responses.attention_mask.sum()),
-        "damaged": not taken and bool(rows.mask.any()),
+        "damaged": not effective and bool(rows.mask.any()),
     }
-    return Outcome(sums=added(step.sums for step in taken), facts=facts)
+    return Outcome(sums=added(step.sums for step in effective), facts=facts)
 
 
 class Learner(Role):
