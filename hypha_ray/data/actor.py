@@ -50,17 +50,17 @@ class DataShard:
     before the first call, so an unusable dataset raises a `DataError` instead of killing the actor.
 
     Args:
-        place: folder on this actor's node, or URL, of a prepared dataset; no more, since Ray keeps arguments.
+        address: folder on this actor's node, or URL, of a prepared dataset; no more, since Ray keeps arguments.
         testing: failpoints to arm.
         cache_gb: see `files_at`.
 
     """
 
-    def __init__(self, place: str, testing: Testing | None = None, cache_gb: float | None = None) -> None:
+    def __init__(self, address: str, testing: Testing | None = None, cache_gb: float | None = None) -> None:
         self._notes: list[str] = []
-        self._listed: tuple[Manifest, dict[int, SliceInfo]] | None = None
-        """Manifest and its slices by index; None before the first look."""
-        self._files = files_at(place, cache_gb, self._notes.append)
+        self._indexed: tuple[Manifest, dict[int, SliceInfo]] | None = None
+        """Manifest and its slices by index; None before the first request."""
+        self._files = files_at(address, cache_gb, self._notes.append)
         if testing is not None:
             arm(testing.failpoints, testing.failpoint_log)
 
@@ -79,7 +79,7 @@ class DataShard:
         Args:
             index: index of the slice.
             fresh: never take it from a cache.
-            sha256: hash of the slice that the reader knows under that index; None: it takes what is there.
+            sha256: hash of the slice that the reader expects under that index; None: any slice.
 
         Raises:
             DataError: there is no such slice, or it is damaged; DATA046, it is another one now.
@@ -87,11 +87,11 @@ class DataShard:
         """
         if sha256 is not None:
             self._require_same(index, sha256)
-        info = self._slices().get(index)
+        slices = self._slices()
+        info = slices.get(index)
         if info is None:
-            manifest = self._files.manifest()
-            allowed = f"{len(self._slices())} slices"
-            raise DataError("DATA008", f"dataset {manifest.name!r} has no such slice", str(index), allowed)
+            problem = f"dataset {self._files.manifest().name!r} has no such slice"
+            raise DataError("DATA008", problem, str(index), f"{len(slices)} slices")
         try:
             return self._files.read(info, fresh)
         except DataError as damage:
@@ -115,33 +115,34 @@ class DataShard:
     @ray.method(concurrency_group="pulse")
     def notes(self) -> list[str]:
         """Lines of text for the user since the last call."""
-        told, self._notes[:] = list(self._notes), []
-        return told
+        notes = list(self._notes)
+        self._notes.clear()
+        return notes
 
     def _slices(self) -> dict[int, SliceInfo]:
         """Slices of the manifest that was read last, by index."""
         manifest = self._files.manifest()
-        if self._listed is None or self._listed[0] is not manifest:
-            self._listed = manifest, {info.index: info for info in manifest.slices}
-        return self._listed[1]
+        if self._indexed is None or self._indexed[0] is not manifest:
+            self._indexed = manifest, {info.index: info for info in manifest.slices}
+        return self._indexed[1]
 
     def _require_same(self, index: int, sha256: str) -> None:
-        """Refuse to serve another slice than the one that a reader means.
+        """Refuse to serve another slice than the one that a reader expects.
 
         The manifest is read again before that: the folder may have been put back since.
         """
         for fresh in (False, True):
-            self._files.manifest(fresh)
+            name = self._files.manifest(fresh).name
             info = self._slices().get(index)
             if info is not None and info.sha256 == sha256:
                 return
-        raise other_slice(self._files.manifest().name, index, None if info is None else info.sha256, sha256)
+        raise other_slice(name, index, None if info is None else info.sha256, sha256)
 
     def _explain(self, damage: DataError, index: int, sha256: str) -> None:
         """Raise the reason for damage that is a change: the folder was prepared anew since the manifest was read."""
         try:
             self._files.manifest(fresh=True)
-        except HyphaError:  # Neither is known.
+        except HyphaError:  # Then nothing tells of a change.
             raise damage from None
         self._require_same(index, sha256)
 
@@ -152,8 +153,8 @@ class DataNode(DataShard):
     It is a detached actor on its owner's node. Its name in Ray is all that announces it.
     """
 
-    def __init__(self, place: str) -> None:
-        super().__init__(place)
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
         self._read_at: dict[str, float] = {}
         """Monotonic time of each run's last read."""
 
@@ -166,11 +167,16 @@ class DataNode(DataShard):
 
         """
         since = time.monotonic() - READING_S
-        here = ray.get_runtime_context()
-        readers = tuple(sorted(run for run, at in self._read_at.items() if at >= since))
-        manifest = self._files.manifest().model_dump_json()
-        address = ray.util.get_node_ip_address()
-        return Announcement(PROTOCOL, str(here.get_actor_id()), here.get_node_id(), address, manifest, readers)
+        context = ray.get_runtime_context()
+        readers = [run for run, read_s in self._read_at.items() if read_s >= since]
+        return Announcement(
+            protocol=PROTOCOL,
+            actor_id=str(context.get_actor_id()),
+            node_id=context.get_node_id(),
+            address=ray.util.get_node_ip_address(),
+            manifest=self._files.manifest().model_dump_json(),
+            readers=tuple(sorted(readers)),
+        )
 
     def serve_to(self, run: str, index: int, sha256: str | None = None) -> tuple[Arrays, int]:
         """As `serve`, for a run of that name."""

@@ -46,6 +46,7 @@ Modality: TypeAlias = Literal["language", "vision", "audio", "prompts", "other"]
 _PROMPTS = {"input_ids": ("int32", 1), "attention_mask": ("int32", 1), "reward_data": ("uint8", 1)}
 """Dtype and number of dimensions of a prompt's tensors, by name."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_FILE_NAME = re.compile(r"[^/\\\0]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ class Manifest(BaseModel):
 
     @property
     def identity(self) -> str:
-        """A fingerprint of a dataset's samples, of where each of them stands, and of nothing else."""
+        """Fingerprint of a dataset's samples and of their positions, and of nothing else."""
         slices = [(info.index, info.sha256, info.samples, info.split) for info in self.slices]
         return hashlib.sha256(repr(sorted(slices)).encode()).hexdigest()
 
@@ -139,16 +140,8 @@ class Manifest(BaseModel):
             DataError: a token id or a label lies beyond them.
 
         """
-        for tensor, limit, what in (("input_ids", vocab_size, "vocabulary"), ("labels", classes, "number of classes")):
-            largest = self._maximum(tensor)
-            if limit is not None and largest is not None and largest >= limit:
-                raise DataError(
-                    "DATA023",
-                    f"the model's {what} is too small for dataset {self.name!r}",
-                    f"{tensor} up to {largest}",
-                    f"0 … {limit - 1}",
-                    f"give the model at least {largest + 1}, or prepare the dataset with the model's own preprocessor",
-                )
+        self._require_below("input_ids", vocab_size, "vocabulary")
+        self._require_below("labels", classes, "number of classes")
 
     def refuse_prompts(self) -> None:
         """Refuse a dataset of prompts where samples have to have a loss.
@@ -158,10 +151,10 @@ class Manifest(BaseModel):
 
         """
         if self.modality == "prompts":
-            what = f"dataset {self.name!r} has prompts, which have no loss"
+            problem = f"dataset {self.name!r} has prompts, which have no loss"
             allowed = "language, vision or other"
             fix = "name a dataset of texts or images"
-            raise DataError("DATA035", what, self.modality, allowed, fix)
+            raise DataError("DATA035", problem, self.modality, allowed, fix)
 
     def save(self, folder: Path) -> None:
         """Write ``manifest.json`` atomically.
@@ -182,8 +175,15 @@ class Manifest(BaseModel):
                 temporary.unlink()
             raise
 
-    def _maximum(self, name: str) -> int | None:
-        return next((tensor.maximum for tensor in self.tensors if tensor.name == name), None)
+    def _require_below(self, name: str, limit: int | None, noun: str) -> None:
+        for tensor in self.tensors:
+            largest = tensor.maximum
+            if tensor.name == name and limit is not None and largest is not None and largest >= limit:
+                problem = f"the model's {noun} is too small for dataset {self.name!r}"
+                got = f"{name} up to {largest}"
+                advice = f"give the model at least {largest + 1}"
+                fix = f"{advice}, or prepare the dataset with the model's own preprocessor"
+                raise DataError("DATA023", problem, got, f"0 … {limit - 1}", fix)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -195,7 +195,8 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        if (size := path.stat().st_size) > MOST_BYTES:
+        size = path.stat().st_size
+        if size > MOST_BYTES:
             raise _too_large(path, size)
         data = path.read_bytes()
     except OSError as error:
@@ -217,8 +218,7 @@ def parse_manifest(data: bytes, path: Path | str) -> Manifest:
     if len(data) > MOST_BYTES:
         raise _too_large(path, len(data))
     manifest = _parse(data, path)
-    problem = next(_problems(manifest), None)
-    if problem:
+    for problem in _problems(manifest):
         raise _malformed(path, problem)
     return manifest
 
@@ -230,19 +230,15 @@ def _parse(data: bytes, path: Path | str) -> Manifest:
         raise _malformed(path, f"not JSON: {error}") from None
     version = raw.get("format_version") if isinstance(raw, dict) else None
     if isinstance(version, int) and version != FORMAT_VERSION:
-        raise DataError(
-            "DATA004",
-            f"{path} has a format version that this release doesn't know",
-            str(version),
-            str(FORMAT_VERSION),
-            "update hypha_ray, or prepare the dataset with this release",
-        )
+        problem = f"{path} has a format version that this release doesn't know"
+        fix = "update hypha_ray, or prepare the dataset with this release"
+        raise DataError("DATA004", problem, str(version), str(FORMAT_VERSION), fix)
     try:
         return Manifest.model_validate_json(data)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the whole file"
-        raise _malformed(path, f"{place}: {first['msg']}") from None
+        key = ".".join(map(str, first["loc"])) or "the whole file"
+        raise _malformed(path, f"{key}: {first['msg']}") from None
 
 
 def _problems(manifest: Manifest) -> Iterator[str]:
@@ -253,12 +249,15 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         yield "two slices with the same index"
     if not manifest.name.isprintable():
         yield f"the name {manifest.name!r} has control characters"
-    if manifest.part is not None and not 0 <= manifest.part[0] < manifest.part[1] <= MOST_PARTS:
+    if manifest.part is not None:
         number, parts = manifest.part
-        yield f"part {_short(number)} of {_short(parts)}; there are at most {MOST_PARTS}, counted from 0"
-    shapes = {tensor.name: (tensor.dtype, len(tensor.shape)) for tensor in manifest.tensors}
-    if manifest.modality == "prompts" and not _PROMPTS.items() <= shapes.items():
-        yield f"prompts without {' or '.join(name for name in _PROMPTS if shapes.get(name) != _PROMPTS[name])}"
+        if not 0 <= number < parts <= MOST_PARTS:
+            yield f"part {_short(number)} of {_short(parts)}; there are at most {MOST_PARTS}, counted from 0"
+    if manifest.modality == "prompts":
+        forms = {tensor.name: (tensor.dtype, len(tensor.shape)) for tensor in manifest.tensors}
+        missing = [name for name, form in _PROMPTS.items() if forms.get(name) != form]
+        if missing:
+            yield f"prompts without {' or '.join(missing)}"
     for tensor in manifest.tensors:
         yield from _problems_of_tensor(tensor)
     for info in manifest.slices:
@@ -272,30 +271,32 @@ def _problems_of_tensor(tensor: TensorInfo) -> Iterator[str]:
         yield f"tensor {tensor.name!r} has the shape {str(list(tensor.shape))[:200]}"
     elif tensor.sample_bytes > MOST_SLICE_BYTES:
         yield f"a sample of tensor {tensor.name!r} has {_short(tensor.sample_bytes)} bytes"
-    elif any(bound is not None and abs(bound) >= 1 << 64 for bound in (tensor.minimum, tensor.maximum)):
+    elif max(abs(tensor.minimum or 0), abs(tensor.maximum or 0)) >= 1 << 64:
         yield f"tensor {tensor.name!r} has numbers of more than 64 bits"
 
 
 def _problems_of_slice(info: SliceInfo, manifest: Manifest) -> Iterator[str]:
-    where = f"slice {_short(info.index)}"
-    if not info.file or info.file in {".", ".."} or "/" in info.file or "\\" in info.file or "\0" in info.file:
-        yield f"{where} has the file {info.file!r}, which isn't a plain name"
+    slice_name = f"slice {_short(info.index)}"
+    if info.file in {".", ".."} or not _FILE_NAME.fullmatch(info.file):
+        yield f"{slice_name} has the file {info.file!r}, which isn't a plain name"
     elif info.index < 0 or info.samples < 1:
-        yield f"{where} has {_short(info.samples)} samples"
+        yield f"{slice_name} has {_short(info.samples)} samples"
     elif info.index >= SLICES_PER_DATASET:
         yield f"a slice has the index {_short(info.index)}; indices are below {SLICES_PER_DATASET}"
     elif info.samples > MOST_SAMPLES or info.samples * manifest.sample_bytes > MOST_SLICE_BYTES:
-        yield f"{where} has {_short(info.samples)} samples, of {_short(manifest.sample_bytes)} bytes each"
+        yield f"{slice_name} has {_short(info.samples)} samples, of {_short(manifest.sample_bytes)} bytes each"
     elif info.split not in SPLITS:
-        yield f"{where} is in split {info.split!r}, not in {' or '.join(SPLITS)}"
+        yield f"{slice_name} is in split {info.split!r}, not in {' or '.join(SPLITS)}"
     elif not _SHA256.fullmatch(info.sha256):
-        yield f"{where} has no sha256"
+        yield f"{slice_name} has no sha256"
 
 
 def _short(number: int) -> str:
     """A number as text, of which only the beginning is shown if it is long."""
     text = str(number)
-    return text if len(text) <= 20 else f"{text[:20]}…"
+    if len(text) > 20:
+        return f"{text[:20]}…"
+    return text
 
 
 def _too_large(path: Path | str, size: int) -> DataError:
@@ -305,6 +306,5 @@ def _too_large(path: Path | str, size: int) -> DataError:
 
 
 def _malformed(path: Path | str, problem: str) -> DataError:
-    return DataError(
-        "DATA003", f"{path} can't be used", problem, fix="copy the dataset again, or prepare it again with --overwrite"
-    )
+    fix = "copy the dataset again, or prepare it again with --overwrite"
+    return DataError("DATA003", f"{path} can't be used", problem, fix=fix)

@@ -26,9 +26,9 @@ def mixed(manifests: Sequence[Manifest]) -> Manifest:
     _require_alike(manifests, "mixed")
     for manifest in manifests:
         if not manifest.of("train") or any(info.index >= SLICES_PER_DATASET for info in manifest.slices):
-            what = f"dataset {manifest.name!r} can't be part of a mixture"
+            problem = f"dataset {manifest.name!r} can't be part of a mixture"
             got = "nothing to train on" if not manifest.of("train") else "too many slices"
-            raise DataError("DATA062", what, got, fix="prepare it again")
+            raise DataError("DATA062", problem, got, fix="prepare it again")
     slices = tuple(
         replace(info, index=number * SLICES_PER_DATASET + info.index)
         for number, manifest in enumerate(manifests)
@@ -59,10 +59,10 @@ def whole(manifests: Sequence[Manifest]) -> Manifest:
     numbers = {part[0] for part in parts if part is not None}
     count = max(part[1] for part in parts if part is not None)
     if missing := sorted(set(range(count)) - numbers):
-        what = f"dataset {manifests[0].name!r} has parts, and not all of them are here"
+        problem = f"dataset {manifests[0].name!r} has parts, and not all of them are here"
         listed = ", ".join(f"{number}/{count}" for number in missing[:8])
         fix = "serve all parts under one name: `python jobs/data.py --serve DIR --name NAME` on the machine of each"
-        raise DataError("DATA045", what, f"no part {listed}", f"all {count}", fix)
+        raise DataError("DATA045", problem, f"no part {listed}", f"all {count}", fix)
     ordered = [parts[number, count] for number in range(count)]
     _require_alike(ordered, "parts of one dataset")
     return _joined(ordered, ordered[0].name, tuple(info for manifest in ordered for info in manifest.slices))
@@ -81,9 +81,9 @@ def require_one_vocabulary(datasets: Sequence[tuple[str, Path]]) -> None:
     (first, folder), *others = datasets
     for other, place in others:
         if not same_tokens(folder, place):
-            what = f"datasets {first!r} and {other!r} can't be mixed: the same numbers are other tokens in them"
+            problem = f"datasets {first!r} and {other!r} can't be mixed: the same numbers are other tokens in them"
             fix = "prepare both with one tokenizer that is saved: --tokenizer and its folder"
-            raise DataError("DATA062", what, "tokenizers of one name that differ", "one tokenizer", fix)
+            raise DataError("DATA062", problem, "tokenizers of one name that differ", "one tokenizer", fix)
 
 
 def joined_rules(each: Sequence[tuple[str, TokenRules | None]]) -> TokenRules | None:
@@ -103,9 +103,9 @@ def joined_rules(each: Sequence[tuple[str, TokenRules | None]]) -> TokenRules | 
     begins = [(name, rules or TokenRules()) for name, rules in each if rules is None or not rules.template_sha256]
     for name, rules in begins[1:]:
         if rules.begin != begins[0][1].begin:
-            what = f"datasets {begins[0][0]!r} and {name!r} can't be mixed: their texts begin with different tokens"
+            problem = f"datasets {begins[0][0]!r} and {name!r} can't be mixed: their texts begin with different tokens"
             fix = "prepare both again, by this release and with the same tokenizer"
-            raise DataError("DATA062", what, _shown(rules.begin), _shown(begins[0][1].begin), fix)
+            raise DataError("DATA062", problem, _shown(rules.begin), _shown(begins[0][1].begin), fix)
     ends = dict.fromkeys(end for rules in known for end in rules.ends)
     begin = begins[0][1].begin if begins else known[0].begin
     template = next((rules.template_sha256 for rules in known if rules.template_sha256), None)
@@ -139,7 +139,7 @@ def _require_alike(manifests: Sequence[Manifest], use: str) -> None:
 
 
 def _require_like(first: Manifest, other: Manifest, use: str) -> None:
-    what = f"datasets {first.name!r} and {other.name!r} can't be {use}"
+    problem = f"datasets {first.name!r} and {other.name!r} can't be {use}"
     for thing, got, allowed in (
         ("modality", other.modality, first.modality),
         ("tensors", _tensors(other), _tensors(first)),
@@ -148,7 +148,7 @@ def _require_like(first: Manifest, other: Manifest, use: str) -> None:
     ):
         if got != allowed:
             fix = f"prepare both with the same {thing}"
-            raise DataError("DATA062", f"{what}: they differ in their {thing}", got, allowed, fix)
+            raise DataError("DATA062", f"{problem}: they differ in their {thing}", got, allowed, fix)
 
 
 def _tensors(manifest: Manifest) -> str:
@@ -204,6 +204,6 @@ def other_slice(name: str, index: int, other: str | None, sha256: str) -> DataEr
 
 def other_dataset(name: str, others: Iterable[str], identity: str) -> DataError:
     """Error that a place has datasets of these identities, and not the one that a run began with."""
-    what = f"dataset {name!r} has other samples now than the run began with"
+    problem = f"dataset {name!r} has other samples now than the run began with"
     fix = "put the folder back as it was, or prepare it again by the same options; other samples need another run.name"
-    return DataError(OTHER_SAMPLES, what, ", ".join(other[:12] for other in sorted(others)), identity[:12], fix)
+    return DataError(OTHER_SAMPLES, problem, ", ".join(other[:12] for other in sorted(others)), identity[:12], fix)

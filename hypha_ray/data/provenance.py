@@ -24,8 +24,12 @@ class Omission:
     names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        listed = ", ".join(self.names) + (", …" if len(self.names) < self.count else "")
-        return f"{counted(self.count, self.what, 9)}: {self.reason}" + (f" ({listed})" if self.names else "")
+        text = f"{counted(self.count, self.what, 9)}: {self.reason}"
+        if not self.names:
+            return text
+        names = ", ".join(self.names)
+        more = ", …" if len(self.names) < self.count else ""
+        return f"{text} ({names}{more})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +68,25 @@ class Account:
         self._columns: dict[str, None] = {}
         self._notes: list[str] = []
 
-    def leave_out(self, what: str, reason: str, count: int = 1, name: object = None) -> None:
-        """Record that `count` things were left out."""
+    def leave_out(self, plural: str, reason: str, count: int = 1, name: object = None) -> None:
+        """Record that `count` things were left out; `plural` is their noun, such as ``rows``."""
         if count:
-            before, names = self._omissions.get((what, reason), (0, ()))
+            count_before, names = self._omissions.get((plural, reason), (0, ()))
             if name is not None and len(names) < MOST_NAMES:
                 names = (*names, readable(str(name)))
-            self._omissions[what, reason] = before + count, names
+            self._omissions[plural, reason] = count_before + count, names
 
     def drop(self, columns: Iterable[str]) -> None:
         """Record unused columns of tables; a column of several files counts once."""
         self._columns |= dict.fromkeys(columns)
 
     def add(self, other: Account) -> None:
-        """Add the contents of another account, except its documents, which are counted in one place."""
+        """Add the contents of another account, except its documents, which the sources count themselves."""
         self.files += other.files
-        for (what, reason), (count, names) in other._omissions.items():
-            before, known = self._omissions.get((what, reason), (0, ()))
-            self._omissions[what, reason] = before + count, (*known, *names)[:MOST_NAMES]
+        for key, (count, names) in other._omissions.items():
+            count_before, names_before = self._omissions.get(key, (0, ()))
+            all_names = (*names_before, *names)
+            self._omissions[key] = count_before + count, all_names[:MOST_NAMES]
         self.drop(other._columns)
         for text in other._notes:
             self.note(text)
@@ -98,16 +103,20 @@ class Account:
 
     def origin(self) -> Origin:
         """The account as a record for the manifest."""
-        found = [Omission(*key, *counted) for key, counted in self._omissions.items()]
+        omissions = []
+        for (noun, reason), (count, names) in self._omissions.items():
+            omissions.append(Omission(noun, reason, count, names))
         if self._columns:
-            names = tuple(map(readable, self._columns))[:MOST_NAMES]
-            found.append(Omission("columns", f"not used; only {self._used}", len(self._columns), names))
-        return Origin(self.files, self.documents, tuple(found), tuple(self._notes))
+            columns = tuple(map(readable, self._columns))
+            reason = f"not used; only {self._used}"
+            omissions.append(Omission("columns", reason, len(columns), columns[:MOST_NAMES]))
+        return Origin(self.files, self.documents, tuple(omissions), tuple(self._notes))
 
 
-def counted(number: int, what: str, width: int = 0) -> str:
+def counted(number: int, plural: str, width: int = 0) -> str:
     """A number and its noun: ``1 file``, ``1,024 files``."""
-    return f"{number:>{width},} {what.removesuffix('s') if number == 1 else what}"
+    noun = plural.removesuffix("s") if number == 1 else plural
+    return f"{number:>{width},} {noun}"
 
 
 def readable(text: str) -> str:

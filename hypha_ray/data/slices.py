@@ -64,7 +64,7 @@ def read_slice_file(folder: Path, info: SliceInfo) -> bytes:
         DataError: the file is missing, or isn't one of safetensors.
 
     """
-    return read_file(folder / info.file, _place(info))
+    return read_file(folder / info.file, _slice_name(info))
 
 
 def decode_slice(data: bytes, info: SliceInfo, manifest: Manifest) -> Arrays:
@@ -74,35 +74,35 @@ def decode_slice(data: bytes, info: SliceInfo, manifest: Manifest) -> Arrays:
         DataError: the file is damaged, or differs from the manifest.
 
     """
-    where = _place(info)
+    slice_name = _slice_name(info)
     sha256 = hashlib.sha256(data).hexdigest()
     if sha256 != info.sha256:
         fix = f"{_AGAIN}; if you changed it on purpose in a folder of your own, delete manifest.json"
-        raise DataError("DATA016", f"{where}: the sha256 isn't the manifest's", sha256, info.sha256, fix)
-    arrays = parse(data, where)
-    samples, tensors = describe(arrays, where)
+        raise DataError("DATA016", f"{slice_name}: the sha256 isn't the manifest's", sha256, info.sha256, fix)
+    arrays = parse(data, slice_name)
+    samples, tensors = describe(arrays, slice_name)
     if samples != info.samples:
-        raise DataError("DATA018", f"{where}: wrong number of samples", str(samples), str(info.samples), _AGAIN)
-    _check_bounds(tensors, merge(manifest.tensors, tensors, where), manifest.tensors, where)
+        raise DataError("DATA018", f"{slice_name}: wrong number of samples", str(samples), str(info.samples), _AGAIN)
+    _check_bounds(tensors, manifest, slice_name)
     return arrays
 
 
 class SliceChecker:
     """Checks a dataset's slices by a fast hash, which is the manifest's, or known from a check in full.
 
-    Then tensors are views of the file's bytes: content and places of the tensors were checked when the hash was taken.
+    Then tensors are views of the file's bytes, whose content and positions were checked when the hash was taken.
 
     The hash is XXH3 of 128 bits, which takes a tenth of the time of sha256. Damage changes either as surely. Only bytes
     that are forged on purpose might keep it, and a forger of files beside a manifest could have forged the manifest.
 
     Args:
-        near: whether slices lie beside their manifest on this machine, so that its fast hashes are believed. Otherwise
-            each slice is checked in full when it is read first.
+        trusts_manifest: whether slices lie beside their manifest on this machine, so that its fast hashes are believed.
+            Otherwise each slice is checked in full when it is read first.
 
     """
 
-    def __init__(self, near: bool) -> None:
-        self._near = near
+    def __init__(self, trusts_manifest: bool) -> None:
+        self._trusts_manifest = trusts_manifest
         self._checked: dict[int, tuple[str, list[_Position]]] = {}
         """Fast hash of each slice that was checked, and the positions of its tensors, by its index."""
 
@@ -113,16 +113,17 @@ class SliceChecker:
             DataError: the file is damaged, or differs from the manifest.
 
         """
-        digest, (known, positions) = fast_hash(data, info.sha256), self._checked.get(info.index, ("", []))
-        if known != digest:
-            positions = self._positions(data, digest, info, manifest)
+        digest = fast_hash(data, info.sha256)
+        checked_digest, positions = self._checked.get(info.index, ("", []))
+        if checked_digest != digest:
+            positions = self._check(data, digest, info, manifest)
             self._checked[info.index] = digest, positions
         return {name: np.ndarray(shape, dtype, data, start) for name, dtype, shape, start in positions}
 
-    def _positions(self, data: bytes, digest: str, info: SliceInfo, manifest: Manifest) -> list[_Position]:
-        """Positions of the tensors in a file that is read first."""
-        if self._near and info.xxh3 == digest:
-            # What is wrong with a manifest is told by the check in full.
+    def _check(self, data: bytes, digest: str, info: SliceInfo, manifest: Manifest) -> list[_Position]:
+        """Positions of the tensors in a file that is read for the first time."""
+        if self._trusts_manifest and info.xxh3 == digest:
+            # The check in full raises an error that says what is wrong.
             with suppress(ValueError, LookupError, TypeError):
                 return _positions(data, info, manifest)
         decode_slice(data, info, manifest)
@@ -146,39 +147,49 @@ def _positions(data: bytes, info: SliceInfo, manifest: Manifest) -> list[_Positi
         dtype = np.dtype(tensor.dtype)
         shape = (info.samples, *tensor.shape)
         entry = header[tensor.name]
-        kind = "BOOL" if dtype.kind == "b" else f"{dtype.kind.upper()}{8 * dtype.itemsize}"
         start, stop = entry["data_offsets"]
-        fits = 0 <= start <= stop <= size and stop - start == info.samples * tensor.sample_bytes
-        if not fits or [kind, list(shape)] != [entry["dtype"], entry["shape"]]:
+        if not 0 <= start <= stop <= size or stop - start != info.samples * tensor.sample_bytes:
+            raise ValueError("another size")
+        if entry["dtype"] != _header_dtype(dtype) or entry["shape"] != list(shape):
             raise ValueError("another dtype or shape")
         positions.append((tensor.name, dtype, shape, length + start))
     return positions
 
 
-def _place(info: SliceInfo) -> str:
+def _header_dtype(dtype: np.dtype[Any]) -> str:
+    """Name of a dtype in a file's header."""
+    if dtype.kind == "b":
+        return "BOOL"
+    return f"{dtype.kind.upper()}{8 * dtype.itemsize}"
+
+
+def _slice_name(info: SliceInfo) -> str:
     return f"slice {info.index} ({info.file})"
 
 
 def write_slice(folder: Path, index: int, split: str, arrays: Mapping[str, npt.NDArray[np.generic]]) -> SliceInfo:
     """Write ``slice-<index>.safetensors``."""
-    data = safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    data = safetensors.numpy.save(contiguous)
     file = f"slice-{index:05d}.safetensors"
     (folder / file).write_bytes(data)
-    return listed(index, file, data, len(next(iter(arrays.values()))), split)
+    first_array = next(iter(arrays.values()))
+    return listed(index, file, data, len(first_array), split)
 
 
 def listed(index: int, file: str, data: bytes, samples: int, split: str) -> SliceInfo:
-    """A file as a manifest lists it, with the hashes of its bytes."""
+    """Entry of a file in a manifest, with the hashes of its bytes."""
     sha256 = hashlib.sha256(data).hexdigest()
     return SliceInfo(index, file, sha256, samples, split, fast_hash(data, sha256))
 
 
 def fast_hash(data: bytes, sha256: str) -> str:
     """XXH3 of 128 bits in hexadecimal, seeded by the sha256 of the bytes, so that it is wrong beside a wrong sha256."""
-    return xxhash.xxh3_128_hexdigest(data, seed=xxhash.xxh3_64_intdigest(sha256.encode()))
+    seed = xxhash.xxh3_64_intdigest(sha256.encode())
+    return xxhash.xxh3_128_hexdigest(data, seed=seed)
 
 
-def read_file(path: Path, where: str) -> bytes:
+def read_file(path: Path, slice_name: str) -> bytes:
     """The bytes of a file with the container format of safetensors.
 
     Raises:
@@ -188,11 +199,11 @@ def read_file(path: Path, where: str) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise DataError(UNREADABLE, f"{where}: can't be read", error.strerror or str(error), fix=_AGAIN) from None
-    return container(data, where)
+        raise DataError(UNREADABLE, f"{slice_name}: can't be read", error.strerror or str(error), fix=_AGAIN) from None
+    return container(data, slice_name)
 
 
-def container(data: bytes, where: str) -> bytes:
+def container(data: bytes, slice_name: str) -> bytes:
     """The same bytes, once they are known to have the container format of safetensors.
 
     Raises:
@@ -200,22 +211,22 @@ def container(data: bytes, where: str) -> bytes:
 
     """
     length = int.from_bytes(data[:8], "little")
-    brace = data[8:9] == b"{"
-    if brace and length <= min(MAX_HEADER_BYTES, len(data) - 8):
+    has_header = data[8:9] == b"{"
+    if has_header and length <= min(MAX_HEADER_BYTES, len(data) - 8):
         return data
-    if len(data) <= 8 or (brace and length <= MAX_HEADER_BYTES):
-        raise DataError("DATA012", f"{where}: the file is cut off", f"{len(data)} bytes", fix=_AGAIN)
-    for magic, kind, fix in _FOREIGN:
-        if data.startswith(magic) and not brace:
-            raise DataError("DATA011", f"{where}: not a safetensors file", kind, "safetensors", fix)
-    if brace:
-        found = f"{length} bytes"
+    if len(data) <= 8 or (has_header and length <= MAX_HEADER_BYTES):
+        raise DataError("DATA012", f"{slice_name}: the file is cut off", f"{len(data)} bytes", fix=_AGAIN)
+    if has_header:
+        got = f"{length} bytes"
         allowed = f"{MAX_HEADER_BYTES} bytes"
-        raise DataError("DATA013", f"{where}: the header is too long", found, allowed, _CONVERT)
-    raise DataError("DATA011", f"{where}: not a safetensors file", "another format", "safetensors", _CONVERT)
+        raise DataError("DATA013", f"{slice_name}: the header is too long", got, allowed, _CONVERT)
+    for magic, kind, fix in _FOREIGN:
+        if data.startswith(magic):
+            raise DataError("DATA011", f"{slice_name}: not a safetensors file", kind, "safetensors", fix)
+    raise DataError("DATA011", f"{slice_name}: not a safetensors file", "another format", "safetensors", _CONVERT)
 
 
-def parse(data: bytes, where: str) -> Arrays:
+def parse(data: bytes, slice_name: str) -> Arrays:
     """The tensors of a safetensors file.
 
     Raises:
@@ -225,14 +236,14 @@ def parse(data: bytes, where: str) -> Arrays:
     try:
         return dict(safetensors.numpy.load(data))
     except SafetensorError as error:
-        raise DataError("DATA014", f"{where}: header and content don't fit", str(error), fix=_AGAIN) from None
+        raise DataError("DATA014", f"{slice_name}: header and content don't fit", str(error), fix=_AGAIN) from None
     except KeyError as error:
-        found = str(error.args[0])
-        allowed = "whole numbers, bool, or float16 to float64"
-        raise DataError("DATA019", f"{where}: a tensor has a dtype that slices can't have", found, allowed) from None
+        dtype = str(error.args[0])
+        problem = f"{slice_name}: a tensor has a dtype that slices can't have"
+        raise DataError("DATA019", problem, dtype, "whole numbers, bool, or float16 to float64") from None
 
 
-def describe(arrays: Arrays, where: str) -> tuple[int, tuple[TensorInfo, ...]]:
+def describe(arrays: Arrays, slice_name: str) -> tuple[int, tuple[TensorInfo, ...]]:
     """Number of samples, and a description of the tensors sorted by name.
 
     Raises:
@@ -240,65 +251,87 @@ def describe(arrays: Arrays, where: str) -> tuple[int, tuple[TensorInfo, ...]]:
 
     """
     if not arrays:
-        raise DataError("DATA017", f"{where}: no tensors", fix="save at least one, such as input_ids [N, seq_len]")
-    lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1 or 0 in lengths.values():
-        found = ", ".join(f"{name} {list(arrays[name].shape)}" for name in sorted(arrays))
+        raise DataError("DATA017", f"{slice_name}: no tensors", fix="save at least one, such as input_ids [N, seq_len]")
+    names = sorted(arrays)
+    lengths = set[int]()
+    for array in arrays.values():
+        lengths.add(len(array) if array.ndim else 0)
+    if len(lengths) > 1 or 0 in lengths:
+        shapes = ", ".join(f"{name} {list(arrays[name].shape)}" for name in names)
         allowed = "one number of samples, at least 1, as every tensor's first dimension"
-        raise DataError("DATA018", f"{where}: tensors disagree on the number of samples", found, allowed)
-    return next(iter(lengths.values())), tuple(_describe(name, arrays[name], where) for name in sorted(arrays))
+        raise DataError("DATA018", f"{slice_name}: tensors disagree on the number of samples", shapes, allowed)
+    tensors = [_describe(name, arrays[name], slice_name) for name in names]
+    return lengths.pop(), tuple(tensors)
 
 
-def _describe(name: str, array: npt.NDArray[np.generic], where: str) -> TensorInfo:
+def _describe(name: str, array: npt.NDArray[np.generic], slice_name: str) -> TensorInfo:
     kind = array.dtype.kind
     shape = array.shape[1:]
-    if kind not in "biuf" or (name == "input_ids" and (kind not in "iu" or not shape)):
-        allowed = "whole numbers [N, seq_len]" if name == "input_ids" else "whole numbers, bool or floats"
-        raise DataError("DATA019", f"{where}: {name} has the wrong dtype or shape", f"{array.dtype} {shape}", allowed)
+    if name == "input_ids":
+        is_allowed = kind in "iu" and bool(shape)
+        allowed = "whole numbers [N, seq_len]"
+    else:
+        is_allowed = kind in "biuf"
+        allowed = "whole numbers, bool or floats"
+    if not is_allowed:
+        problem = f"{slice_name}: {name} has the wrong dtype or shape"
+        raise DataError("DATA019", problem, f"{array.dtype} {shape}", allowed)
     if 0 in shape:
-        raise DataError(
-            "DATA018", f"{where}: {name} is empty", str(list(array.shape)), "samples of at least one number"
-        )
+        allowed = "samples of at least one number"
+        raise DataError("DATA018", f"{slice_name}: {name} is empty", str(list(array.shape)), allowed)
     if kind == "f":
         # The extremes of an array with a NaN are NaN: this takes two passes, but no mask as large as the data.
         if not (np.isfinite(array.min()) and np.isfinite(array.max())):
-            raise DataError("DATA021", f"{where}: {name} isn't finite", "NaN or infinity", "finite numbers")
+            raise DataError("DATA021", f"{slice_name}: {name} isn't finite", "NaN or infinity", "finite numbers")
         return TensorInfo(name, array.dtype.name, shape)
     numbers = array.view(np.uint8) if kind == "b" else array
     minimum = int(numbers.min())
     maximum = int(numbers.max())
     if (kind == "b" and maximum > 1) or (name == "input_ids" and minimum < 0):
-        raise DataError("DATA020", f"{where}: {name} is out of bounds", f"{minimum} … {maximum}", "0 and up")
+        raise DataError("DATA020", f"{slice_name}: {name} is out of bounds", f"{minimum} … {maximum}", "0 and up")
     return TensorInfo(name, array.dtype.name, shape, minimum, maximum)
 
 
-def merge(known: tuple[TensorInfo, ...], found: tuple[TensorInfo, ...], where: str) -> tuple[TensorInfo, ...]:
+def merge(tensors: tuple[TensorInfo, ...], added: tuple[TensorInfo, ...], slice_name: str) -> tuple[TensorInfo, ...]:
     """The tensors of two slices of a dataset, with bounds that cover both.
 
     Raises:
         DataError: they differ in names, dtypes or shapes.
 
     """
-    if [(t.name, t.dtype, t.shape) for t in known] != [(t.name, t.dtype, t.shape) for t in found]:
+    forms = [(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]
+    if forms != [(tensor.name, tensor.dtype, tensor.shape) for tensor in added]:
         fix = "prepare all slices in the same way: same tensors, same sequence length or image size, same dtype"
-        raise DataError("DATA017", f"{where}: tensors differ from the dataset's", _text(found), _text(known), fix)
-    return tuple(_union(a, b) for a, b in zip(known, found, strict=True))
+        problem = f"{slice_name}: tensors differ from the dataset's"
+        raise DataError("DATA017", problem, _text(added), _text(tensors), fix)
+    return tuple(map(_union, tensors, added))
 
 
 def _union(a: TensorInfo, b: TensorInfo) -> TensorInfo:
     if a.minimum is None or a.maximum is None or b.minimum is None or b.maximum is None:
         return a
-    return replace(a, minimum=min(a.minimum, b.minimum), maximum=max(a.maximum, b.maximum))
+    minimum = min(a.minimum, b.minimum)
+    maximum = max(a.maximum, b.maximum)
+    return replace(a, minimum=minimum, maximum=maximum)
 
 
-def _check_bounds(
-    found: tuple[TensorInfo, ...], union: tuple[TensorInfo, ...], known: tuple[TensorInfo, ...], where: str
-) -> None:
-    for got, both, allowed in zip(found, union, known, strict=True):
-        if both != allowed:
-            got_range, allowed_range = (f"{tensor.minimum} … {tensor.maximum}" for tensor in (got, allowed))
-            raise DataError("DATA020", f"{where}: {got.name} is out of bounds", got_range, allowed_range, _AGAIN)
+def _check_bounds(tensors: tuple[TensorInfo, ...], manifest: Manifest, slice_name: str) -> None:
+    """Refuse tensors of a slice that exceed the bounds of the manifest."""
+    union = merge(manifest.tensors, tensors, slice_name)
+    for tensor, both, listed_tensor in zip(tensors, union, manifest.tensors, strict=True):
+        if both != listed_tensor:
+            problem = f"{slice_name}: {tensor.name} is out of bounds"
+            raise DataError("DATA020", problem, _bounds(tensor), _bounds(listed_tensor), _AGAIN)
+
+
+def _bounds(tensor: TensorInfo) -> str:
+    return f"{tensor.minimum} … {tensor.maximum}"
 
 
 def _text(tensors: tuple[TensorInfo, ...]) -> str:
-    return ", ".join(f"{tensor.name} {tensor.dtype} [N{''.join(f', {n}' for n in tensor.shape)}]" for tensor in tensors)
+    """Names, dtypes and shapes of tensors."""
+    texts = []
+    for tensor in tensors:
+        shape = ", ".join(["N", *map(str, tensor.shape)])
+        texts.append(f"{tensor.name} {tensor.dtype} [{shape}]")
+    return ", ".join(texts)

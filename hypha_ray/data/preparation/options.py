@@ -130,7 +130,7 @@ class Options:
 
     @property
     def _marked_kind(self) -> str:
-        """Kind that the other options tell."""
+        """Kind that the other options imply."""
         marks = (
             ("prompts", self.source.startswith(GENERATED)),
             ("images", self.image_column is not None or self.source == "digits"),
@@ -141,8 +141,10 @@ class Options:
             ("prompts", self.prompt_column is not None),
             ("chats", self.chat),
         )
-        marked = next((kind for kind, there in marks if there), None)
-        return marked or medium_of(self.source, mixed=self.preprocessor is not None) or "documents"
+        for kind, is_marked in marks:
+            if is_marked:
+                return kind
+        return medium_of(self.source, mixed=self.preprocessor is not None) or "documents"
 
     @property
     def folder(self) -> Path:
@@ -174,20 +176,21 @@ class Options:
             ConfigError: a number is out of range.
 
         """
-        least = {"seq_len": 2, "samples_per_slice": 1, "validation_samples": 0, "seed": 0}
-        least |= {name: 1 for name in ("max_documents", "max_samples") if getattr(self, name) is not None}
-        for name, minimum in least.items():
-            if getattr(self, name) < minimum:
-                raise _out_of_range(name, getattr(self, name), f"{minimum} and up")
+        minima = {"seq_len": 2, "samples_per_slice": 1, "validation_samples": 0, "seed": 0}
+        minima |= {"max_documents": 1, "max_samples": 1}
+        for name, minimum in minima.items():
+            number = getattr(self, name)
+            if number is not None and number < minimum:
+                raise _out_of_range(name, number, f"{minimum} and up")
         if not 0 <= self.validation_fraction < 1 or not math.isfinite(self.validation_fraction):
             raise _out_of_range("validation_fraction", self.validation_fraction, "0 ≤ x < 1")
         if not self.source:
             raise _out_of_range("source", "nothing", "stdlib, digits, a path, or a Hugging Face name")
         if not str(self.out):
             raise ConfigError("CFG003", "--out is out of range", "nothing", "text", "name one")
-        for place in (str(self.source), str(self.out)):
-            if is_malformed(place):
-                raise malformed(place)
+        for address in (str(self.source), str(self.out)):
+            if is_malformed(address):
+                raise malformed(address)
         self._check_kind()
         self._check_part()
         self._check_source()
@@ -206,16 +209,16 @@ class Options:
             return
         require_known("dataset_kinds", self.kind)
         if self.kind_name != self.kind:
-            what = f"--kind {self.kind} and the other options exclude each other"
-            raise ConfigError("PREP007", what, f"options of {self.kind_name}", fix="leave --kind out")
+            problem = f"--kind {self.kind} and the other options exclude each other"
+            raise ConfigError("PREP007", problem, f"options of {self.kind_name}", fix="leave --kind out")
         if is_built_in("dataset_kinds", self.kind):
             return
         columns = (*_OF_CHATS, *_OF_PAIRS, *_OF_FILES, "prompt_column", *_OF_LABELS, *_OF_ANSWERS)
-        others = ("chat", "preprocessor", "system", "chat_template", "pack", "report")
-        self._refuse((*columns, *others), f"has no effect on --kind {self.kind}")
+        of_built_in_kinds = ("chat", "preprocessor", "system", "chat_template", "pack", "report")
+        self._refuse((*columns, *of_built_in_kinds), f"has no effect on --kind {self.kind}")
         if self.source.startswith(GENERATED) or self.source in ("stdlib", "digits"):
-            what = f"--source {self.source} has no rows, which --kind {self.kind} makes samples of"
-            raise ConfigError("PREP007", what, fix="name a table, or a Hugging Face dataset")
+            problem = f"--source {self.source} has no rows, which --kind {self.kind} makes samples of"
+            raise ConfigError("PREP007", problem, fix="name a table, or a Hugging Face dataset")
 
     def _check_source(self) -> None:
         """Refuse columns of a source that has none."""
@@ -233,8 +236,8 @@ class Options:
             self._refuse(("name",), "has no effect without --nodes")
         if self.part is None:
             return
-        found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", self.part)
-        if found is None or not int(found[1]) < int(found[2]) <= MOST_PARTS:
+        match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", self.part)
+        if match is None or not int(match[1]) < int(match[2]) <= MOST_PARTS:
             raise _out_of_range("part", self.part, f"0/N to N-1/N, with N up to {MOST_PARTS}")
         if self.kind_name != "documents":
             self._refuse(("part",), f"has no effect on {self.kind_name}")
@@ -257,9 +260,12 @@ class Options:
             raise ConfigError("PREP007", "--source-column and --target-column belong together", fix="give both or none")
         self._check_labels()
         for name in ("source_column", "label_column", "label_columns", *_OF_FILES):
-            if getattr(self, name) not in (None, []):
-                others = (*_OF_CHATS, "prompt_column", "chat", *(() if name in _OF_PAIRS else _OF_PAIRS))
-                self._refuse(others, f"and --{name.replace('_', '-')} exclude each other")
+            if getattr(self, name) in (None, []):
+                continue
+            why = f"and --{_flag(name)} exclude each other"
+            self._refuse((*_OF_CHATS, "prompt_column", "chat"), why)
+            if name not in _OF_PAIRS:
+                self._refuse(_OF_PAIRS, why)
         if self.report and self.kind_name in ("images", "recordings", "prompts"):
             raise ConfigError("PREP007", f"--report has no effect on {self.kind_name}", fix="leave it out")
 
@@ -284,8 +290,9 @@ class Options:
             self._refuse(("system", "chat_template"), "has no effect without --chat")
         if self.answer_column is None:
             self._refuse(("answer_pattern",), "has no effect without --answer-column")
-        if taken := {"task", "answer"} & set(self.keep_columns):
-            raise _out_of_range("keep_columns", ", ".join(sorted(taken)), "columns of other names")
+        reserved = {"task", "answer"} & set(self.keep_columns)
+        if reserved:
+            raise _out_of_range("keep_columns", ", ".join(sorted(reserved)), "columns of other names")
         try:
             re.compile(self.answer_pattern or "")
         except re.error as error:
@@ -300,15 +307,20 @@ class Options:
         if self.kind_name not in ("images", "recordings"):
             self._refuse(("preprocessor", "preprocessor_revision"), f"has no effect on {self.kind_name}")
         elif self.source != "digits" and self.preprocessor is None:
-            what = f"{self.kind_name} need --preprocessor"
+            problem = f"{self.kind_name} need --preprocessor"
             fix = "name the model to train, such as google/vit-base-patch16-224"
-            raise ConfigError("PREP012", what, fix=fix)
+            raise ConfigError("PREP012", problem, fix=fix)
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         for name in names:
             if getattr(self, name) not in (None, False, []):
-                raise ConfigError("PREP007", f"--{name.replace('_', '-')} {why}", fix="leave it out")
+                raise ConfigError("PREP007", f"--{_flag(name)} {why}", fix="leave it out")
 
 
 def _out_of_range(name: str, got: object, allowed: str) -> ConfigError:
-    return ConfigError("PREP001", f"--{name.replace('_', '-')} is out of range", str(got), allowed)
+    return ConfigError("PREP001", f"--{_flag(name)} is out of range", str(got), allowed)
+
+
+def _flag(name: str) -> str:
+    """Name of an option on the command line, without its dashes."""
+    return name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""Streams of documents and tokens: shuffled, held out, cut into sequences. Memory stays bounded."""
+"""Shuffling of documents, hold-out for validation, and packing of tokens into sequences, all in bounded memory."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def shuffle(documents: Iterable[str], generator: np.random.Generator, size: int)
 
 
 SMALL = 0.025
-"""Largest fraction of the window that counts as a small document; small ones are held out before larger ones."""
+"""Largest size of a small document, as a fraction of the window; small documents are held out before larger ones."""
 CUT = 0.05
 """Largest fraction of the window that may be cut off a larger document."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A validation split.
+class ValidationSplit:
+    """Sequences held out for validation.
 
     `sequences` are ``[N, seq_len]``, and `digests` identify repetitions of its documents. `cut_tokens` counts the
     tokens left over after the last sequence. `why_none` is the reason that there is no sequence; otherwise empty.
@@ -65,36 +65,47 @@ class Held:
 
 def hold_out(
     window: list[str], encode: Callable[[list[str]], Tokens], seq_len: int, fraction: float, limit: int
-) -> Held:
+) -> ValidationSplit:
     """Remove documents from `window` for validation, each with its repetitions, from the end.
 
     They amount to `fraction` of the window or `limit` sequences, whichever comes first, and to one sequence at least if
     possible. A document that is large compared with the others is taken only without an alternative, and if the limit
     doesn't cut much off: that part would be lost to both splits. One document and one training sequence remain.
     """
-    none = Held(np.empty((0, seq_len), np.int32))
+    empty = ValidationSplit(np.empty((0, seq_len), np.int32))
     if not (fraction and limit and window):
-        return none
+        return empty
     groups = _groups(window)
     choice = _Choice(groups, window, encode, seq_len, limit * seq_len)
-    for group in sorted(groups, key=lambda group: group.rank(choice.total, fraction)):
-        if choice.enough(fraction * (choice.total if choice.large(group) else choice.small)):
+    for group in sorted(groups, key=lambda group: group.rank(choice.total_bytes, fraction)):
+        available_bytes = choice.total_bytes if choice.is_large(group) else choice.small_bytes
+        if choice.is_complete(fraction * available_bytes):
             break
         choice.consider(group, fraction)
-    places = {place for group in choice.taken for place in group.places}
-    rest = [text for place, text in enumerate(window) if place not in places]
-    if choice.tokens < seq_len or not _enough(rest, encode, seq_len):
-        return replace(none, why_none=_why_none(len(groups), limit if choice.too_large else None))
-    window[:] = rest
+    held_out = set[int]()
+    for group in choice.chosen:
+        held_out.update(group.indices)
+    remaining = [text for index, text in enumerate(window) if index not in held_out]
+    if choice.tokens < seq_len or not _fills_sequence(remaining, encode, seq_len):
+        reason = _why_none(len(groups), limit if choice.passed_over_large else None)
+        return replace(empty, why_none=reason)
+    window[:] = remaining
     sequences = next(pack(choice.parts, seq_len, limit))
-    digests = frozenset(group.digest for group in choice.taken)
-    return Held(sequences, digests, len(places), choice.tokens - sequences.size)
+    digests = frozenset(group.digest for group in choice.chosen)
+    return ValidationSplit(sequences, digests, len(held_out), choice.tokens - sequences.size)
 
 
 class _Choice:
-    """The documents taken so far. `total` and `small` are sizes in bytes, of all documents and of the small ones.
+    """The documents chosen so far.
 
-    `too_large` says whether a document was passed over because the limit would have cut too much off.
+    Attributes:
+        total_bytes: size of all documents.
+        small_bytes: size of the small documents.
+        bytes: size of the chosen documents.
+        tokens: tokens of the chosen documents.
+        parts: the same tokens, in one part for each document with its repetitions.
+        passed_over_large: whether a document was passed over because the limit would have cut too much off.
+
     """
 
     def __init__(
@@ -105,66 +116,75 @@ class _Choice:
         seq_len: int,
         most_tokens: int,
     ) -> None:
-        self.total = sum(group.size for group in groups)
-        self.small = sum(group.size for group in groups if not self.large(group))
-        self.taken: list[_Group] = []
+        self.total_bytes = sum(group.bytes for group in groups)
+        self.small_bytes = sum(group.bytes for group in groups if not self.is_large(group))
+        self.chosen: list[_Group] = []
         self.parts: list[Tokens] = []
-        self.size = self.tokens = 0
-        self.too_large = False
+        self.bytes = 0
+        self.tokens = 0
+        self.passed_over_large = False
         self._documents = len(groups)
         self._window = window
         self._encode = encode
         self._seq_len = seq_len
         self._most_tokens = most_tokens
 
-    def large(self, group: _Group) -> bool:
+    def is_large(self, group: _Group) -> bool:
         """Whether a document is large compared with all the others."""
-        return group.size > SMALL * self.total
+        return group.bytes > SMALL * self.total_bytes
 
-    def enough(self, quota: float) -> bool:
-        """Whether the quota is met, or all but one document are taken."""
-        full = self.tokens >= self._most_tokens or (self.size >= quota and self.tokens >= self._seq_len)
-        return full or len(self.taken) + 1 == self._documents
+    def is_complete(self, quota_bytes: float) -> bool:
+        """Whether the quota is met, or all but one document are chosen."""
+        if self.tokens >= self._most_tokens or len(self.chosen) + 1 == self._documents:
+            return True
+        return self.bytes >= quota_bytes and self.tokens >= self._seq_len
 
     def consider(self, group: _Group, fraction: float) -> None:
-        """Take a document, unless it is large and there is an alternative."""
-        large = self.large(group)
-        if large and self.tokens >= self._seq_len and self.size + group.size > fraction * self.total:
+        """Choose a document, unless it is large and there is an alternative."""
+        is_large = self.is_large(group)
+        exceeds_quota = self.bytes + group.bytes > fraction * self.total_bytes
+        if is_large and self.tokens >= self._seq_len and exceeds_quota:
             return
-        ids = self._encode([self._window[place] for place in group.places])
-        beyond = self.tokens + len(ids) - self._most_tokens
-        if large and beyond * group.size > CUT * self.total * len(ids):
-            self.too_large = True
+        ids = self._encode([self._window[index] for index in group.indices])
+        excess = self.tokens + len(ids) - self._most_tokens
+        if is_large and excess * group.bytes > CUT * self.total_bytes * len(ids):
+            self.passed_over_large = True
             return
-        self.taken.append(group)
+        self.chosen.append(group)
         self.parts.append(ids)
-        self.size = self.size + group.size
-        self.tokens = self.tokens + len(ids)
+        self.bytes += group.bytes
+        self.tokens += len(ids)
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A document and its repetitions: their places in the window, last first, and their total size in bytes."""
+    """A document and its repetitions: their indices in the window, last first, and their total size."""
 
     digest: bytes
-    places: tuple[int, ...]
-    size: int
+    indices: tuple[int, ...]
+    bytes: int
 
-    def rank(self, total: int, fraction: float) -> tuple[int, int]:
+    def rank(self, total_bytes: int, fraction: float) -> tuple[int, int]:
         """Order in which documents are considered: small and fitting ones as they come, then larger ones by size."""
-        if self.size <= SMALL * total:
-            return 0, -self.places[0]
-        return (1, -self.places[0]) if self.size <= fraction * total else (2, self.size)
+        if self.bytes <= SMALL * total_bytes:
+            return 0, -self.indices[0]
+        if self.bytes <= fraction * total_bytes:
+            return 1, -self.indices[0]
+        return 2, self.bytes
 
 
 def _groups(window: list[str]) -> list[_Group]:
-    places: dict[bytes, list[int]] = {}
-    for place in reversed(range(len(window))):
-        places.setdefault(digest(window[place]), []).append(place)
-    return [_Group(key, tuple(at), len(at) * len(window[at[0]].encode())) for key, at in places.items()]
+    indices_by_digest: dict[bytes, list[int]] = {}
+    for index in reversed(range(len(window))):
+        indices_by_digest.setdefault(digest(window[index]), []).append(index)
+    groups = []
+    for key, indices in indices_by_digest.items():
+        document_bytes = len(window[indices[0]].encode())
+        groups.append(_Group(key, tuple(indices), len(indices) * document_bytes))
+    return groups
 
 
-def _enough(documents: Iterable[str], encode: Callable[[list[str]], Tokens], seq_len: int) -> bool:
+def _fills_sequence(documents: Iterable[str], encode: Callable[[list[str]], Tokens], seq_len: int) -> bool:
     """Whether documents amount to a sequence; only as many as needed are encoded."""
     tokens = 0
     for document in documents:
@@ -200,10 +220,11 @@ def pack(tokens: Iterable[Tokens], seq_len: int, block: int) -> Iterator[Tokens]
         parts.append(ids)
         length += len(ids)
         if length >= full:
-            row = np.concatenate(parts)
-            whole = length - length % full
-            yield from row[:whole].reshape(-1, block, seq_len)
-            parts = [row[whole:].copy()]
-            length = length - whole
+            stream = np.concatenate(parts)
+            packed = length - length % full
+            yield from stream[:packed].reshape(-1, block, seq_len)
+            parts = [stream[packed:].copy()]
+            length -= packed
     if length >= seq_len:
-        yield np.concatenate(parts)[: length - length % seq_len].reshape(-1, seq_len)
+        stream = np.concatenate(parts)
+        yield stream[: length - length % seq_len].reshape(-1, seq_len)

@@ -61,9 +61,10 @@ class Lengths:
         """Lines of a bar chart: a range of lengths and its number of samples."""
         edges = np.unique(np.linspace(self.shortest, self.longest + 1, _BARS + 1).astype(int))
         counts, _ = np.histogram(self.lengths, edges)
-        for first, behind, count in zip(edges[:-1], edges[1:], counts, strict=True):
-            bar = "█" * round(_WIDTH * count / max(counts))
-            yield f"{first:>6,} to {behind - 1:>6,} {count:>9,} {bar}".rstrip()
+        highest = max(counts)
+        for first, end, count in zip(edges[:-1], edges[1:], counts, strict=True):
+            bar = "█" * round(_WIDTH * count / highest)
+            yield f"{first:>6,} to {end - 1:>6,} {count:>9,} {bar}".rstrip()
 
 
 def lengths_of(folder: Path, manifest: Manifest, *, pairs: bool = False) -> Lengths:
@@ -78,12 +79,14 @@ def lengths_of(folder: Path, manifest: Manifest, *, pairs: bool = False) -> Leng
     for info in manifest.of("train"):
         arrays = read_slice(folder, info, manifest)
         lengths.append(token_counts(arrays))
-        scored += int((arrays[_LABELS] != IGNORE_INDEX if pairs else _scored(arrays, manifest)).sum())
-    return Lengths(np.concatenate(lengths), scored if pairs or _has_token_labels(manifest) else None)
+        is_scored = arrays[_LABELS] != IGNORE_INDEX if pairs else _scored(arrays, manifest)
+        scored += int(is_scored.sum())
+    has_token_labels = pairs or _has_token_labels(manifest)
+    return Lengths(np.concatenate(lengths), scored if has_token_labels else None)
 
 
 def sample_of(folder: Path, manifest: Manifest, *, pairs: bool = False) -> list[Part]:
-    """The first sample of the first slice, special tokens included; `pairs` end with the target, which is scored.
+    """Parts of the first sample of the first slice, special tokens included; `pairs` end with the scored target.
 
     Raises:
         DataError: the slice is missing or damaged.
@@ -93,11 +96,16 @@ def sample_of(folder: Path, manifest: Manifest, *, pairs: bool = False) -> list[
     ids = arrays["input_ids"][0][: token_counts(arrays)[0]]
     tokenizer = load_tokenizer(str(folder / FOLDER))
     if pairs:
-        target = arrays[_LABELS][0]
-        return [(tokenizer.decode(ids), False), (tokenizer.decode(target[target != IGNORE_INDEX]), True)]
+        labels = arrays[_LABELS][0]
+        target = labels[labels != IGNORE_INDEX]
+        return [(tokenizer.decode(ids), False), (tokenizer.decode(target), True)]
     scored = _scored(arrays, manifest)[0]
-    runs = groupby(zip(ids.tolist(), scored.tolist(), strict=False), key=lambda token: token[1])
-    return [(tokenizer.decode([one for one, _ in run]), is_scored) for is_scored, run in runs]
+    tokens = zip(ids.tolist(), scored.tolist(), strict=False)
+    parts: list[Part] = []
+    for is_scored, run in groupby(tokens, key=lambda token: token[1]):
+        text = tokenizer.decode([token_id for token_id, _ in run])
+        parts.append((text, is_scored))
+    return parts
 
 
 def marked(parts: list[Part], coloured: bool) -> Any:
@@ -105,9 +113,13 @@ def marked(parts: list[Part], coloured: bool) -> Any:
     from rich.text import Text
 
     opening, closing = _MARKS
-    if coloured:
-        return Text.assemble(*((text, "green" if scored else "dim") for text, scored in parts))
-    return Text("".join(f"{opening}{text}{closing}" if scored else text for text, scored in parts))
+    sample = Text()
+    for text, scored in parts:
+        if coloured:
+            sample.append(text, "green" if scored else "dim")
+        else:
+            sample.append(f"{opening}{text}{closing}" if scored else text)
+    return sample
 
 
 def class_counts(folder: Path, manifest: Manifest) -> dict[str, int]:
@@ -140,7 +152,7 @@ def _scored(arrays: Arrays, manifest: Manifest) -> npt.NDArray[np.bool_]:
     """Tokens with a label. In a sample without classes, nothing predicts the first one."""
     if not _has_token_labels(manifest):
         return np.zeros(arrays["input_ids"].shape, np.bool_)
-    found: npt.NDArray[np.bool_] = arrays[_LABELS] != IGNORE_INDEX
+    scored: npt.NDArray[np.bool_] = arrays[_LABELS] != IGNORE_INDEX
     if manifest.classes is None:
-        found[:, 0] = False
-    return found
+        scored[:, 0] = False
+    return scored

@@ -27,15 +27,15 @@ from hypha_ray.files import make_private, opener
 
 SHARE = 5
 MOST_BYTES = 50_000_000_000
-"""Default limit: one part in so many of the free disk, and that many bytes at most."""
+"""Default limit: a fifth of the free disk, and 50 GB at most."""
 _NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32}\.part)?")
 _SUBFOLDER = re.compile(r"[0-9a-f]{2}")
 SECOND_NS = 1_000_000_000
 SETTLED_S = 0.1
 SETTLED_SECONDS_S = 2.0
-"""Ages in seconds from which a folder's time of change tells it from any later change.
+"""Age in seconds from which any later change of a folder has another time of change.
 
-File systems round times, and some of them to whole seconds, for which the second age holds.
+File systems round times; the second age is for those that round to whole seconds.
 """
 
 
@@ -70,18 +70,21 @@ class DiskCache:
 
     def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
         self._folder = folder
-        self._given = limit_bytes
+        self._fixed_limit_bytes = limit_bytes
         self._accounts: dict[str, _Account] = {}
         """Account of each subfolder by its name."""
 
     @property
     def limit_bytes(self) -> int:
         """Most bytes of all files together."""
-        if self._given is not None:
-            return self._given
-        above = next(path for path in (self._folder, *self._folder.parents) if path.exists())
-        held = sum(account.bytes for account in self._current())
-        return min(MOST_BYTES, (shutil.disk_usage(above).free + held) // SHARE)
+        if self._fixed_limit_bytes is not None:
+            return self._fixed_limit_bytes
+        existing = self._folder
+        while not existing.exists():
+            existing = existing.parent
+        cached_bytes = sum(account.bytes for account in self._current())
+        free_bytes = shutil.disk_usage(existing).free
+        return min(MOST_BYTES, (free_bytes + cached_bytes) // SHARE)
 
     def read(self, sha256: str) -> bytes | None:
         """Content of a file, which isn't checked; None if the cache lacks it."""
@@ -125,19 +128,21 @@ class DiskCache:
         with suppress(OSError):
             self._path(sha256).unlink()
 
-    def _shrink(self, bytes: int) -> None:
-        """Remove files, those used longest ago first, until the others have at most so many bytes."""
+    def _shrink(self, limit_bytes: int) -> None:
+        """Remove files, those used longest ago first, until the others have at most `limit_bytes`."""
         accounts = self._current()
         total = sum(account.bytes for account in accounts)
-        if total <= bytes:
+        if total <= limit_bytes:
             return
-        files = [file for account in accounts for file in account.files]
+        files = list[tuple[int, str, int]]()
+        for account in accounts:
+            files.extend(account.files)
         heapq.heapify(files)
-        while files and total > bytes:
-            known_ns, path, size = heapq.heappop(files)
+        while files and total > limit_bytes:
+            listed_ns, path, size = heapq.heappop(files)
             with suppress(FileNotFoundError):
                 used_ns = os.lstat(path).st_mtime_ns
-                if used_ns > known_ns:  # It was used since the subfolder was listed.
+                if used_ns > listed_ns:  # It was used since the subfolder was listed.
                     heapq.heappush(files, (used_ns, path, size))
                     continue
                 Path(path).unlink()
@@ -145,10 +150,10 @@ class DiskCache:
 
     def _current(self) -> list[_Account]:
         """Accounts of all subfolders as they are now."""
-        known = self._accounts
+        previous = self._accounts
         self._accounts = {}
         for name, changed_ns in _subfolders(self._folder):
-            account = known.get(name)
+            account = previous.get(name)
             if account is None or account.changed_ns != changed_ns:
                 account = _listed(self._folder / name, changed_ns, time.monotonic())
             elif not account.settled:
@@ -173,16 +178,18 @@ def _listed(folder: Path, changed_ns: int, seen_s: float) -> _Account:
     """Account of a subfolder that is listed now; files that a killed process left half written belong to it."""
     age_s = time.monotonic() - seen_s
     files = list[tuple[int, str, int]]()
+    total_bytes = 0
     settled = age_s > (SETTLED_S if changed_ns % SECOND_NS else SETTLED_SECONDS_S)
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
-                facts = entry.stat(follow_symlinks=False)
-                named = _NAME.fullmatch(entry.name) and entry.name[:2] == folder.name
-                if named and stat.S_ISREG(facts.st_mode):
-                    files.append((facts.st_mtime_ns, entry.path, facts.st_size))
+                status = entry.stat(follow_symlinks=False)
+                belongs = _NAME.fullmatch(entry.name) and entry.name[:2] == folder.name
+                if belongs and stat.S_ISREG(status.st_mode):
+                    files.append((status.st_mtime_ns, entry.path, status.st_size))
+                    total_bytes += status.st_size
                     settled &= not entry.name.endswith(".part")  # It may grow.
-    return _Account(changed_ns, seen_s, settled, files, sum(size for _, _, size in files))
+    return _Account(changed_ns, seen_s, settled, files, total_bytes)
 
 
 def make_folder(folder: Path) -> None:

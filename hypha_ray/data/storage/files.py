@@ -102,7 +102,7 @@ class FolderFiles:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._checker = SliceChecker(near=True)
+        self._checker = SliceChecker(trusts_manifest=True)
         self._manifest: Manifest | None = None
         self._version: tuple[int, ...] | None = None
         """Version of the manifest's file as it was loaded; None before."""
@@ -148,7 +148,7 @@ class UrlFiles:
         self._cache = cache
         self._note = note
         self._noted = False
-        self._checker = SliceChecker(near=False)
+        self._checker = SliceChecker(trusts_manifest=False)
         self._manifest: Manifest | None = None
 
     def manifest(self, fresh: bool = False) -> Manifest:
@@ -162,8 +162,8 @@ class UrlFiles:
             except DataError as error:
                 fix = "check the URL; it names the folder that has manifest.json"
                 missing = isinstance(error, MissingError)
-                what = f"there is no dataset at {shown}" if missing else f"the manifest of {shown} can't be read"
-                raise DataError("DATA001", what, error.got, fix=fix) from None
+                problem = f"there is no dataset at {shown}" if missing else f"the manifest of {shown} can't be read"
+                raise DataError("DATA001", problem, error.got, fix=fix) from None
             self._manifest = parse_manifest(data, f"{shown}/{MANIFEST}")
         return self._manifest
 

@@ -208,14 +208,14 @@ def _of_answer(links: list[BaseException], place: str, got: str) -> HyphaError:
 
 def _of_store(cause: Cause, place: str, got: str) -> HyphaError:
     """Error of an object store that has told its cause."""
-    what = f"{place}: {cause.problem}"
+    problem = f"{place}: {cause.problem}"
     match cause.kind:
         case "expired":
-            return ExpiredError("AUTH004", what, got, fix=f"{cause.fix}; the same command goes on from there")
+            return ExpiredError("AUTH004", problem, got, fix=f"{cause.fix}; the same command goes on from there")
         case "credentials":
-            return AuthenticationError("AUTH004", what, got, fix=cause.fix)
+            return AuthenticationError("AUTH004", problem, got, fix=cause.fix)
         case "settings":
-            return ConfigError("DATA066", what, got, fix=cause.fix)
+            return ConfigError("DATA066", problem, got, fix=cause.fix)
 
 
 def _is_refused(links: list[BaseException], status: int | None) -> bool:

@@ -258,7 +258,7 @@ def test_slice_whose_header_differs_from_the_manifest_is_refused_though_its_fast
     folder, info, manifest = dataset
     info = replaced(info, folder / info.file, data, samples)
     with pytest.raises(DataError, match=rf"{code}.*slice 17 "):
-        SliceChecker(near=True).decode(read_slice_file(folder, info), info, manifest)
+        SliceChecker(trusts_manifest=True).decode(read_slice_file(folder, info), info, manifest)
 
 
 def test_describe_of_mixed_tensors_gives_bounds_of_whole_numbers_only() -> None:

@@ -126,10 +126,10 @@ class ChatTemplate:
 
         parts = find_answers(render, chat.messages, answers, self._ends, self._added)
         if parts is None:
-            what = (
+            problem = (
                 "the template renders the beginning of a chat, and its answers, in another way than in the whole chat"
             )
-            raise self._unclear(chat, what, f"a difference at message {different + 1}")
+            raise self._unclear(chat, problem, f"a difference at message {different + 1}")
         return parts
 
     def _end(self, text: str, start: int, end: int) -> int:
@@ -148,9 +148,9 @@ class ChatTemplate:
                 with suppress(Exception):
                     return self._filled(chat, [with_texts(message) for message in messages], opened, marked)
             got = reason_of(error)
-            what = f"{chat.where}: the chat template of {self._name!r} refuses the chat"
+            problem = f"{chat.where}: the chat template of {self._name!r} refuses the chat"
             fix = "mend or remove the row"
-            raise DataError("DATA034", what, got, fix=fix) from None
+            raise DataError("DATA034", problem, got, fix=fix) from None
 
     def _filled(self, chat: Chat, messages: Messages, opened: bool, marked: bool) -> tuple[str, list[tuple[int, int]]]:
         from transformers.utils.chat_template_utils import render_jinja_template
@@ -166,8 +166,8 @@ class ChatTemplate:
         return texts[0], parts[0] if marked else []
 
     def _unclear(self, chat: Chat, why: str, got: str) -> DataError:
-        what = f"{chat.where}: the assistant's tokens can't be found with the chat template of {self._name!r}: {why}"
-        return DataError("DATA036", what, got, fix=_FIX)
+        problem = f"{chat.where}: the assistant's tokens can't be found with the chat template of {self._name!r}: {why}"
+        return DataError("DATA036", problem, got, fix=_FIX)
 
 
 Render: TypeAlias = Callable[[Messages, bool], str]
@@ -285,8 +285,8 @@ def ignored_values(render: RenderMessages, messages: Messages, text: str) -> Ign
 def leave_out_ignored(account: Account, found: Iterable[Ignored]) -> None:
     """Put the ignored values of chats into an account."""
     for values in found:
-        for (what, reason), number in values.items():
-            account.leave_out(what, reason, number)
+        for (problem, reason), number in values.items():
+            account.leave_out(problem, reason, number)
 
 
 def _ignored_at(

@@ -63,9 +63,9 @@ def write_chats(options: Options, writer: SliceWriter, report: Report, account: 
     whole = list(_encoded(tokenizer, found, options, report, account))
     samples = list(_fitting(whole, options.seq_len, account))
     if not samples:
-        what = f"there are no chats with an answer in {options.source}"
+        problem = f"there are no chats with an answer in {options.source}"
         fix = "raise --seq-len" if found else "name another --source, or other columns"
-        raise DataError("DATA033", what, account.left_out or "an empty source", fix=fix)
+        raise DataError("DATA033", problem, account.left_out or "an empty source", fix=fix)
     writer.tokens = _rules(tokenizer, whole, options, account)
     padding = padding_of(tokenizer, options.tokenizer)
     longest = max(len(sample.ids) for sample in samples)

@@ -20,7 +20,7 @@ from hypha_ray.data.manifest import PreprocessorInfo
 from hypha_ray.data.preparation.encoders import Encoder, Tokens, load_encoder
 from hypha_ray.data.preparation.kinds.kind import Kind
 from hypha_ray.data.preparation.options import Options
-from hypha_ray.data.preparation.packing import Held, batches, digest, hold_out, pack, shuffle
+from hypha_ray.data.preparation.packing import ValidationSplit, batches, digest, hold_out, pack, shuffle
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
 from hypha_ray.data.preparation.sources.documents import documents
 from hypha_ray.data.provenance import Account
@@ -52,18 +52,19 @@ def write_documents(options: Options, writer: SliceWriter, report: Report, accou
     generator.shuffle(window)
     limit = options.validation_samples
     fraction = options.validation_fraction if _has_validation(options) else 0.0
-    held = hold_out(window, encoder.encode, options.seq_len, fraction, limit)
-    account.leave_out("tokens", "left over from validation documents", held.cut_tokens)
-    rest = shuffle(itertools.chain(window, source), generator, WINDOW_CHARACTERS)
-    tokens = _encoded(_unheld(rest, held, encoder, account), encoder, report)
-    for sequences in _sequences(tokens, options, account):
-        writer.add(_language(sequences[generator.permutation(len(sequences))]), "train")
+    validation = hold_out(window, encoder.encode, options.seq_len, fraction, limit)
+    account.leave_out("tokens", "left over from validation documents", validation.cut_tokens)
+    shuffled = shuffle(itertools.chain(window, source), generator, WINDOW_CHARACTERS)
+    training = _without_repetitions(shuffled, validation, encoder, account)
+    for sequences in _sequences(_encoded(training, encoder, report), options, account):
+        order = generator.permutation(len(sequences))
+        writer.add(_arrays(sequences[order]), "train")
     if not writer.slices:
         raise _too_small(options, account)
-    if len(held.sequences):
-        writer.add(_language(held.sequences), "validation")
-    elif held.why_none and _has_validation(options):
-        account.note(f"no validation samples: {held.why_none}")
+    if len(validation.sequences):
+        writer.add(_arrays(validation.sequences), "validation")
+    elif validation.why_none and _has_validation(options):
+        account.note(f"no validation samples: {validation.why_none}")
     if options.max_documents is not None and account.documents >= options.max_documents:
         account.note(f"the source is read up to --max-documents {options.max_documents}")
     writer.tokens = encoder.rules
@@ -91,10 +92,12 @@ def _of_part(documents: Iterator[str], part: tuple[int, int] | None, account: Ac
             account.leave_out("documents", "of other parts")
 
 
-def _unheld(documents: Iterable[str], held: Held, encoder: Encoder, account: Account) -> Iterator[str]:
-    """Documents without repetitions of those held out."""
+def _without_repetitions(
+    documents: Iterable[str], validation: ValidationSplit, encoder: Encoder, account: Account
+) -> Iterator[str]:
+    """Documents without repetitions of validation documents."""
     for document in documents:
-        if held.digests and digest(document) in held.digests:
+        if validation.digests and digest(document) in validation.digests:
             account.leave_out("documents", "repetitions of validation documents")
             account.leave_out("tokens", "of these repetitions", len(encoder.encode([document])))
         else:
@@ -104,20 +107,22 @@ def _unheld(documents: Iterable[str], held: Held, encoder: Encoder, account: Acc
 def _sequences(tokens: Iterable[Tokens], options: Options, account: Account) -> Iterator[Tokens]:
     """Blocks of complete slices of training sequences, up to the requested number."""
     slices = max(1, BLOCK_TOKENS // (options.seq_len * options.samples_per_slice))
-    left = options.max_samples
-    counted = _Counted(tokens)
+    samples_left = options.max_samples
+    counter = _TokenCounter(tokens)
     packed = 0
-    for block in pack(counted, options.seq_len, slices * options.samples_per_slice):
-        yield block[:left]
+    for block in pack(counter, options.seq_len, slices * options.samples_per_slice):
+        yield block[:samples_left]
         packed += block.size
-        left = None if left is None else left - len(block)
-        if left is not None and left <= 0:
+        if samples_left is None:
+            continue
+        samples_left -= len(block)
+        if samples_left <= 0:
             account.note(f"the source has more: --max-samples {options.max_samples} is reached")
             return
-    account.leave_out("tokens", "at the end, less than a sample", counted.tokens - packed)
+    account.leave_out("tokens", "at the end, less than a sample", counter.tokens - packed)
 
 
-class _Counted:
+class _TokenCounter:
     """Passes tokens on and counts them."""
 
     def __init__(self, parts: Iterable[Tokens]) -> None:
@@ -138,15 +143,15 @@ def _encoded(documents: Iterable[str], encoder: Encoder, report: Report) -> Iter
 
 def _too_small(options: Options, account: Account) -> DataError:
     if not account.documents:
-        what = f"there is no text in {options.source}"
+        problem = f"there is no text in {options.source}"
         fix = "name another --source, or another --text-column"
-        return DataError("DATA033", what, account.left_out or "an empty source", "text", fix)
-    what = f"{options.source} is too small for one training sample"
+        return DataError("DATA033", problem, account.left_out or "an empty source", "text", fix)
+    problem = f"{options.source} is too small for one training sample"
     fix = "give more documents, or a smaller --seq-len"
-    return DataError("DATA033", what, account.left_out, f"{options.seq_len} tokens or more", fix)
+    return DataError("DATA033", problem, account.left_out, f"{options.seq_len} tokens or more", fix)
 
 
-def _language(sequences: Tokens) -> Arrays:
+def _arrays(sequences: Tokens) -> Arrays:
     return {"input_ids": sequences, "attention_mask": np.ones_like(sequences)}
 
 

@@ -71,9 +71,9 @@ def _write(
     rows = list(islice(read(options, _RowReader(), account), options.max_documents))
     account.documents = len(rows)
     if not rows:
-        what = f"there are no rows in {options.source}"
+        problem = f"there are no rows in {options.source}"
         fix = "name another --source"
-        raise DataError("DATA033", what, account.left_out or "an empty source", fix=fix)
+        raise DataError("DATA033", problem, account.left_out or "an empty source", fix=fix)
     tokenizer = tokenizer_of(options, _texts(rows))
     samples = _samples(name, function, rows, tokenizer)
     report("samples", len(samples))

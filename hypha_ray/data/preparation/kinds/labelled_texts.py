@@ -77,9 +77,9 @@ def write_texts(options: Options, writer: SliceWriter, report: Report, account: 
     names: list[str] = []
     found = list(labelled_texts(options, names, account))
     if not found:
-        what = f"there are no labelled texts in {options.source}"
+        problem = f"there are no labelled texts in {options.source}"
         fix = "name another --source, or other columns"
-        raise DataError("DATA033", what, account.left_out or "an empty source", fix=fix)
+        raise DataError("DATA033", problem, account.left_out or "an empty source", fix=fix)
     kind = _common_kind(found)
     tokenizer = tokenizer_of(options, _characters(found))
     require_fast(tokenizer, options.tokenizer)
@@ -116,11 +116,13 @@ def _common_kind(found: Sequence[LabelledText]) -> LabelKind:
     first = _kind(found[0])
     for one in found:
         if (kind := _kind(one)) != first:
-            what = f"{one.where}: the labels are of another kind than those of {found[0].where}"
-            raise DataError("DATA037", what, _KINDS[kind], _KINDS[first], "give all rows labels of one kind")
+            problem = f"{one.where}: the labels are of another kind than those of {found[0].where}"
+            raise DataError("DATA037", problem, _KINDS[kind], _KINDS[first], "give all rows labels of one kind")
         if isinstance(one.text, list) and isinstance(one.label, list) and len(one.text) != len(one.label):
-            what = f"{one.where}: there isn't one label for each word"
-            raise DataError("DATA037", what, f"{len(one.label)} labels", f"{len(one.text)}", "mend or remove the row")
+            problem = f"{one.where}: there isn't one label for each word"
+            raise DataError(
+                "DATA037", problem, f"{len(one.label)} labels", f"{len(one.text)}", "mend or remove the row"
+            )
     return first
 
 
@@ -144,8 +146,8 @@ def _require_separator(tokenizer: Any, kind: LabelKind, options: Options) -> Non
     if kind == "words":
         raise ConfigError("PREP007", "--second-column has no effect on lists of words", fix="leave it out")
     if tokenizer.num_special_tokens_to_add(pair=True) <= tokenizer.num_special_tokens_to_add(pair=False):
-        what = f"tokenizer {options.tokenizer!r} puts no token between a text and its second one"
-        raise ConfigError("PREP011", what, fix="choose the tokenizer of an encoder, such as BERT's")
+        problem = f"tokenizer {options.tokenizer!r} puts no token between a text and its second one"
+        raise ConfigError("PREP011", problem, fix="choose the tokenizer of an encoder, such as BERT's")
 
 
 def _characters(found: Iterable[LabelledText]) -> Iterator[str]:
@@ -211,8 +213,8 @@ def _encodings(tokenizer: Any, part: Sequence[LabelledText], separator: str, opt
         ).encodings
     except Exception as error:  # Some tokenizers take no lists of words, or cut nothing off.
         got = reason_of(error)
-        what = f"tokenizer {options.tokenizer!r} doesn't take texts or words of {options.source}"
-        raise ConfigError("PREP011", what, got, fix="choose another --tokenizer") from None
+        problem = f"tokenizer {options.tokenizer!r} doesn't take texts or words of {options.source}"
+        raise ConfigError("PREP011", problem, got, fix="choose another --tokenizer") from None
 
 
 def _labels(one: LabelledText, words: Sequence[int | None], numbers: dict[str, int], several: bool) -> Labels:

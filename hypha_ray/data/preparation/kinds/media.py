@@ -122,9 +122,9 @@ class MediaReader:
             return self._folder / Path(value).expanduser()
         if isinstance(value, bytes):
             return value
-        what = f"{where}: column {self._file.name!r} is of no use"
+        problem = f"{where}: column {self._file.name!r} is of no use"
         allowed = "a path, or the content of a file"
-        raise DataError("DATA031", what, type(value).__name__, allowed, f"name another with {self._file.flag}")
+        raise DataError("DATA031", problem, type(value).__name__, allowed, f"name another with {self._file.flag}")
 
 
 def write_digits(options: Options, writer: SliceWriter) -> None:
@@ -225,9 +225,9 @@ def write_media(options: Options, writer: SliceWriter, report: Report, account: 
     names: list[str] = []
     found = list(_usable(media_files(options, names, account), medium, report, account, options.kind_name))
     if not found:
-        what = f"there are no {options.kind_name} in {options.source}"
+        problem = f"there are no {options.kind_name} in {options.source}"
         fix = "name another --source, or another column"
-        raise DataError("DATA033", what, account.left_out or "an empty source", fix=fix)
+        raise DataError("DATA033", problem, account.left_out or "an empty source", fix=fix)
     files = [file for file, _ in found]
     numbers = _numbers(files, names, writer, options.source)
     splits = split([key for _, key in found], options, account, options.kind_name)
@@ -238,8 +238,8 @@ def write_media(options: Options, writer: SliceWriter, report: Report, account: 
             tensors = medium.tensors([medium.decode(file.content()) for file in chosen])
         except Exception as error:  # Preprocessors raise anything, for instance for images of several sizes.
             got = reason_of(error)
-            what = f"preprocessor {options.preprocessor!r} makes no tensors of these {options.kind_name}"
-            raise DataError("DATA038", what, got, fix="choose another --preprocessor, or give it a size") from None
+            problem = f"preprocessor {options.preprocessor!r} makes no tensors of these {options.kind_name}"
+            raise DataError("DATA038", problem, got, fix="choose another --preprocessor, or give it a size") from None
         labels = [numbered(file.label, numbers) for file in chosen if file.label is not None]
         return tensors | ({"labels": np.stack(labels)} if labels else {})
 
@@ -282,8 +282,8 @@ def _numbers(files: Sequence[MediaFile], names: Sequence[str], writer: SliceWrit
     several = isinstance(labels[0], list)
     for file in files:
         if isinstance(file.label, list) != several:
-            what = f"{file.where}: the labels are of another kind than those of {files[0].where}"
-            raise DataError("DATA037", what, fix="give all rows one label, or all of them a list of labels")
+            problem = f"{file.where}: the labels are of another kind than those of {files[0].where}"
+            raise DataError("DATA037", problem, fix="give all rows one label, or all of them a list of labels")
     writer.classes = classes_of(labels, names, several, source)
     return {name: number for number, name in enumerate(writer.classes.names)}
 

@@ -91,9 +91,9 @@ def _text(where: str, column: Column, value: object) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        what = f"{where}: column {column.name!r} is of no use"
+        problem = f"{where}: column {column.name!r} is of no use"
         fix = f"name another with {column.flag}"
-        raise DataError("DATA031", what, type(value).__name__, "text", fix)
+        raise DataError("DATA031", problem, type(value).__name__, "text", fix)
     return value.encode("utf-8", "replace").decode() if value.strip() else ""
 
 
@@ -118,9 +118,9 @@ def write_pairs(options: Options, writer: SliceWriter, report: Report, account: 
     """
     found = list(pairs(options, account))
     if not found:
-        what = f"there are no pairs in {options.source}"
+        problem = f"there are no pairs in {options.source}"
         fix = "name another --source, or other columns"
-        raise DataError("DATA033", what, account.left_out or "an empty source", fix=fix)
+        raise DataError("DATA033", problem, account.left_out or "an empty source", fix=fix)
     tokenizer = tokenizer_of(options, (text for pair in found for text in pair))
     require_fast(tokenizer, options.tokenizer)
     samples = list(_encoded(tokenizer, found, options, report, account))

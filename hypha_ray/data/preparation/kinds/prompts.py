@@ -35,7 +35,7 @@ from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate, ignore
 from hypha_ray.data.preparation.kinds.kind import Kind
 from hypha_ray.data.preparation.kinds.scored_tokens import TextTokenizer
 from hypha_ray.data.preparation.options import PROBLEMS, Options
-from hypha_ray.data.preparation.slice_writer import Report, SliceWriter, split, write_split
+from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
 from hypha_ray.data.preparation.sources.chats import Chat
 from hypha_ray.data.preparation.sources.generated import ALPHABET
 from hypha_ray.data.preparation.sources.prompts import Messages, Prompt, prompts
@@ -57,29 +57,33 @@ def write_prompts(options: Options, writer: SliceWriter, report: Report, account
         HyphaError: source or tokenizer can't be had.
 
     """
-    found = list(prompts(options, account))
+    all_prompts = list(prompts(options, account))
     generated = options.source.startswith(PROBLEMS)
-    tokenizer = tokenizer_of(options, [ALPHABET] if generated else _texts(found))
-    ids, records = _fitting(found, _encoded(tokenizer, found, options, report, account), options.seq_len, account)
-    if not found:
+    tokenizer = tokenizer_of(options, [ALPHABET] if generated else _texts(all_prompts))
+    encoded = _encoded(tokenizer, all_prompts, options, report, account)
+    ids, records = _fitting(all_prompts, encoded, options.seq_len, account)
+    if not all_prompts:
+        problem = f"there are no prompts in {options.source}"
         fix = "name another --source, or other columns"
-        raise DataError(
-            "DATA033", f"there are no prompts in {options.source}", account.left_out or "an empty source", fix=fix
-        )
+        raise DataError("DATA033", problem, account.left_out or "an empty source", fix=fix)
     if not ids:
-        what = f"there are no prompts of up to {options.seq_len} tokens in {options.source}"
-        raise DataError("DATA033", what, account.left_out, "prompts", "raise --seq-len")
+        problem = f"there are no prompts of up to {options.seq_len} tokens in {options.source}"
+        raise DataError("DATA033", problem, account.left_out, "prompts", "raise --seq-len")
     splits = split([row.tobytes() for row in ids], options, account, "prompts")
     arrays = _arrays(ids, records, padding_of(tokenizer, options.tokenizer))
-    size = options.samples_per_slice
-    write_split(splits, lambda rows: {key: array[rows] for key, array in arrays.items()}, size, writer)
+
+    def load(rows: Rows) -> Arrays:
+        return {name: array[rows] for name, array in arrays.items()}
+
+    write_split(splits, load, options.samples_per_slice, writer)
     writer.tokens = token_rules(tokenizer, _ends(tokenizer, options), templated=options.chat)
     return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
 
 
 def _arrays(ids: Sequence[Tokens], records: Sequence[dict[str, Any]], padding: int) -> Arrays:
     """Tensors of all prompts, padded with a token."""
-    tokens = np.full((len(ids), max(map(len, ids))), padding, np.int32)
+    longest = max(map(len, ids))
+    tokens = np.full((len(ids), longest), padding, np.int32)
     mask = np.zeros_like(tokens)
     for row, prompt in enumerate(ids):
         tokens[row, -len(prompt) :] = prompt
@@ -88,33 +92,38 @@ def _arrays(ids: Sequence[Tokens], records: Sequence[dict[str, Any]], padding: i
 
 
 def _ends(tokenizer: Any, options: Options) -> list[int]:
-    """The tokens that end answers: the template's, as far as it tells, and the tokenizer's."""
+    """The tokens that end answers: the template's, as far as they are known, and the tokenizer's."""
     ends = [require_end(tokenizer, options.tokenizer)]
     if options.chat and tokenizer.is_fast:
-        asked, answered = ({"role": role, "content": "a"} for role in ("user", "assistant"))
+        chat = Chat("", [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}])
         with suppress(DataError):  # Templates may refuse short chats, or leave open what the assistant wrote.
-            text = ChatTemplate(tokenizer, options.tokenizer).rendered(Chat("", [asked, answered]))
+            text = ChatTemplate(tokenizer, options.tokenizer).rendered(chat)
             sample = TextTokenizer(tokenizer, literal=False).tokenized([text])[0]
-            ends = [*ends_among(tokenizer, sample.ids[sample.scored][-1:].tolist()), *ends]
+            last = sample.ids[sample.scored][-1:].tolist()
+            ends = [*ends_among(tokenizer, last), *ends]
     return list(dict.fromkeys(ends))
 
 
-def _texts(found: Iterable[Prompt]) -> Iterator[str]:
-    for prompt in found:
-        yield from (str(prompt.text), str(prompt.data.get("answer", "")))
+def _texts(prompts: Iterable[Prompt]) -> Iterator[str]:
+    for prompt in prompts:
+        yield str(prompt.text)
+        yield str(prompt.data.get("answer", ""))
 
 
 def _encoded(
-    tokenizer: Any, found: Sequence[Prompt], options: Options, report: Report, account: Account
+    tokenizer: Any, prompts: Sequence[Prompt], options: Options, report: Report, account: Account
 ) -> Iterator[list[int]]:
     """Token ids of prompts. Text is taken literally, but for special tokens of a chat.
 
     A prompt begins as the tokenizer begins a text, or as the template does.
     """
     begin = [] if options.chat else list(begin_of(tokenizer))
-    for start in range(0, len(found), _AT_ONCE):
-        part = found[start : start + _AT_ONCE]
-        texts = [_chat(tokenizer, one.text, options.system, account) if options.chat else str(one.text) for one in part]
+    for start in range(0, len(prompts), _AT_ONCE):
+        batch = prompts[start : start + _AT_ONCE]
+        if options.chat:
+            texts = [_chat(tokenizer, prompt.text, options.system, account) for prompt in batch]
+        else:
+            texts = [str(prompt.text) for prompt in batch]
         encoded = tokenizer(
             texts,
             add_special_tokens=False,
@@ -123,41 +132,47 @@ def _encoded(
             return_token_type_ids=False,
             verbose=False,
         )
-        yield from ([*begin, *ids] if ids else [] for ids in encoded["input_ids"])
-        report("prompts", len(part))
+        for ids in encoded["input_ids"]:
+            yield [*begin, *ids] if ids else []
+        report("prompts", len(batch))
 
 
-def _chat(tokenizer: Any, text: str | Messages, system: str | None, account: Account) -> str:
-    """A prompt in the tokenizer's chat template, up to where the model answers; what that ignores is counted."""
-    messages = [{"role": "user", "content": text}] if isinstance(text, str) else text
-    first = [] if system is None else [{"role": "system", "content": system}]
-    opened = _opened(tokenizer, [*first, *messages])
-    leave_out_ignored(account, [ignored_values(partial(_opened, tokenizer), [*first, *messages], opened)])
-    return opened
+def _chat(tokenizer: Any, prompt: str | Messages, system: str | None, account: Account) -> str:
+    """A prompt in the chat template, up to the model's answer; values that the template ignores are counted."""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if system is not None:
+        messages = [{"role": "system", "content": system}, *messages]
+    text = _opened(tokenizer, messages)
+    ignored = ignored_values(partial(_opened, tokenizer), messages, text)
+    leave_out_ignored(account, [ignored])
+    return text
 
 
 def _opened(tokenizer: Any, messages: Messages) -> str:
+    """Text of messages with the generation prompt behind them."""
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     except Exception as error:  # Templates raise errors of their own, for instance without system messages.
         got = reason_of(error)
-        what = "the tokenizer's chat template doesn't take these prompts"
+        problem = "the tokenizer's chat template doesn't take these prompts"
         fix = "leave out --system, or --chat"
-        raise DataError("DATA034", what, got, fix=fix) from None
+        raise DataError("DATA034", problem, got, fix=fix) from None
 
 
 def _fitting(
-    found: Iterable[Prompt], encoded: Iterable[list[int]], most: int, account: Account
+    prompts: Iterable[Prompt], encoded: Iterable[list[int]], most: int, account: Account
 ) -> tuple[list[Tokens], list[dict[str, Any]]]:
-    """Prompts that have tokens and aren't too long, and their records; the others are put into the account."""
+    """Tokens and records of prompts that have tokens and aren't too long; the others are put into the account."""
     ids = []
     records = []
-    for prompt, tokens in zip(found, encoded, strict=True):
-        if not 0 < len(tokens) <= most:
-            account.leave_out("prompts", f"longer than {most} tokens, see --seq-len" if tokens else "without tokens")
-            continue
-        ids.append(np.array(tokens, np.int32))
-        records.append(prompt.data)
+    for prompt, tokens in zip(prompts, encoded, strict=True):
+        if not tokens:
+            account.leave_out("prompts", "without tokens")
+        elif len(tokens) > most:
+            account.leave_out("prompts", f"longer than {most} tokens, see --seq-len")
+        else:
+            ids.append(np.array(tokens, np.int32))
+            records.append(prompt.data)
     return ids, records
 
 
@@ -187,19 +202,20 @@ def preview(folder: Path, manifest: Manifest) -> Preview:
 
     """
     different: dict[str, set[bytes]] = {info.split: set() for info in manifest.slices}
-    slices = [(info.split, read_slice(folder, info, manifest)) for info in manifest.slices]
-    for name, arrays in slices:
-        different[name].update(row.tobytes() for row in arrays["input_ids"])
-    lengths = np.concatenate([arrays["attention_mask"].sum(axis=1) for _, arrays in slices])
-    first = slices[0][1]
-    ids = first["input_ids"][0][first["attention_mask"][0] == 1]
+    slices = [read_slice(folder, info, manifest) for info in manifest.slices]
+    for info, arrays in zip(manifest.slices, slices, strict=True):
+        different[info.split].update(row.tobytes() for row in arrays["input_ids"])
+    lengths = np.concatenate([arrays["attention_mask"].sum(axis=1) for arrays in slices])
+    first = slices[0]
+    is_token = first["attention_mask"][0] == 1
+    ids = first["input_ids"][0][is_token]
     return Preview(
-        {name: len(found) for name, found in different.items()},
-        int(lengths.min()),
-        float(lengths.mean()),
-        int(lengths.max()),
-        load_tokenizer(str(folder / FOLDER)).decode(ids),
-        records_of(first["reward_data"][:1])[0],
+        different={split: len(rows) for split, rows in different.items()},
+        shortest=int(lengths.min()),
+        mean=float(lengths.mean()),
+        longest=int(lengths.max()),
+        prompt=load_tokenizer(str(folder / FOLDER)).decode(ids),
+        record=records_of(first["reward_data"][:1])[0],
     )
 
 

@@ -43,32 +43,47 @@ class Recordings:
         from scipy.io import wavfile
         from scipy.signal import resample_poly
 
-        format = next((name for start, name in _COMPRESSED.items() if content.startswith(start)), None)
+        format = _compression(content)
         rate, wave = wavfile.read(io.BytesIO(content)) if format is None else _decompressed(content, format)
         if not len(wave):
             raise ValueError("an empty recording")
         if wave.dtype.kind in "iu":  # Bytes are unsigned, and everything else is signed.
             half = 1 << (8 * wave.dtype.itemsize - 1)
             wave = wave.astype(np.float64) / half - (wave.dtype.kind == "u")
-        mono = wave.mean(axis=1) if wave.ndim > 1 else wave
-        return np.asarray(mono if rate == self._rate else resample_poly(mono, self._rate, rate), np.float32)
+        if wave.ndim > 1:
+            wave = wave.mean(axis=1)
+        if rate != self._rate:
+            wave = resample_poly(wave, self._rate, rate)
+        return np.asarray(wave, np.float32)
 
     def examine(self, wave: Wave, account: Account) -> None:
-        """Take the length of a recording into account, once."""
+        """Record the length of a recording, and a part that is cut off; called once for each."""
         self._longest = max(self._longest, min(len(wave), self._most))
         if len(wave) > self._most:
             reason = f"behind the first {self._most / self._rate:g} seconds, see --max-seconds"
             account.leave_out("parts of recordings", reason)
 
     def tensors(self, waves: Sequence[Wave]) -> Arrays:
-        """Tensors of recordings, all of one length: that of a silence as long as the longest, which is taken away."""
-        silence = np.zeros(self._longest, np.float32)
-        several = [*(wave[: self._most] for wave in waves), silence]
-        made = self._extractor(several, sampling_rate=self._rate, padding=self._padding, return_tensors="np")
-        made = {name: array[: len(waves)] for name, array in made.items()}
-        audio = made["input_values"] if "input_values" in made else made["input_features"]
-        mask = {"attention_mask": np.asarray(made["attention_mask"], np.int32)} if "attention_mask" in made else {}
-        return {"audio": np.asarray(audio, np.float32), **mask}
+        """Tensors of recordings, all as long as the longest of the dataset.
+
+        The extractor pads them to a silence of that length behind them, whose tensors are dropped.
+        """
+        padded = [wave[: self._most] for wave in waves]
+        padded.append(np.zeros(self._longest, np.float32))
+        features = self._extractor(padded, sampling_rate=self._rate, padding=self._padding, return_tensors="np")
+        audio = features["input_values"] if "input_values" in features else features["input_features"]
+        arrays: Arrays = {"audio": np.asarray(audio[: len(waves)], np.float32)}
+        if "attention_mask" in features:
+            arrays["attention_mask"] = np.asarray(features["attention_mask"][: len(waves)], np.int32)
+        return arrays
+
+
+def _compression(content: bytes) -> str | None:
+    """Format of a compressed file; None for WAV."""
+    for start, format in _COMPRESSED.items():
+        if content.startswith(start):
+            return format
+    return None
 
 
 def _decompressed(content: bytes, format: str) -> tuple[int, npt.NDArray[np.float64]]:
@@ -76,7 +91,7 @@ def _decompressed(content: bytes, format: str) -> tuple[int, npt.NDArray[np.floa
     try:
         import soundfile
     except ImportError:
-        what = f"recordings in {format} need the package soundfile"
-        raise ConfigError("PREP013", what, fix="pip install 'hypha_ray[audio]', or convert to WAV") from None
+        problem = f"recordings in {format} need the package soundfile"
+        raise ConfigError("PREP013", problem, fix="pip install 'hypha_ray[audio]', or convert to WAV") from None
     wave, rate = soundfile.read(io.BytesIO(content))
     return rate, wave

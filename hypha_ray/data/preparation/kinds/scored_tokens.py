@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from hypha_ray.data.preparation.encoders import Tokens
 class ScoredText:
     """A text, and its parts that are scored, each with its first character and the character behind its last.
 
-    `openings` are the places behind generation prompts; None: scored parts begin there.
+    `openings` are the characters behind generation prompts; None: generation begins with the scored parts.
     """
 
     text: str
@@ -38,9 +38,12 @@ class ScoredText:
     @property
     def segments(self) -> list[tuple[int, int]]:
         """The text cut where generation begins: first character of each segment, and the one behind its last."""
-        openings = [start for start, _ in self.parts] if self.openings is None else self.openings
-        cuts = sorted({place for place in openings if 0 < place < len(self.text)})
-        return list(pairwise([0, *cuts, len(self.text)]))
+        openings = self.openings
+        if openings is None:
+            openings = tuple(start for start, _ in self.parts)
+        length = len(self.text)
+        cuts = {opening for opening in openings if 0 < opening < length}
+        return list(pairwise([0, *sorted(cuts), length]))
 
 
 class ScoredTokens(NamedTuple):
@@ -58,15 +61,18 @@ class _Encoding(NamedTuple):
 
     def moved(self, characters: int) -> _Encoding:
         """The encoding with later offsets."""
-        return _Encoding(self.ids, [(start + characters, end + characters) for start, end in self.offsets])
+        offsets = [(start + characters, end + characters) for start, end in self.offsets]
+        return _Encoding(self.ids, offsets)
 
-    def followed(self, other: _Encoding) -> _Encoding:
+    def followed(self, continuation: _Encoding) -> _Encoding:
         """The encoding with another one behind it."""
-        return _Encoding(self.ids + other.ids, self.offsets + other.offsets)
+        return _Encoding(self.ids + continuation.ids, self.offsets + continuation.offsets)
 
 
 class TextTokenizer:
-    """Tokenises texts with scored parts; `joined` counts those of which one tokenization would have been another.
+    """Tokenises texts with scored parts.
+
+    `joined` counts the texts that would have had other tokens if they had been tokenised as a whole.
 
     Args:
         tokenizer: a fast tokenizer, which tells the characters of a token.
@@ -78,26 +84,28 @@ class TextTokenizer:
         self.joined = 0
         self._tokenizer = tokenizer
         self._literal = literal
-        added = tokenizer.added_tokens_decoder.items()
-        self._added = {number for number, token in added if not (literal and token.special)}
-        self._without_prefix = _without_prefix(tokenizer, literal)
+        self._added_ids = set[int]()
+        for token_id, token in tokenizer.added_tokens_decoder.items():
+            if not (literal and token.special):
+                self._added_ids.add(token_id)
+        self._core = _without_prefix(tokenizer, literal)
+        """The tokenizer's core without the space that it puts before texts; None if it puts none."""
 
     def tokenized(self, texts: Sequence[ScoredText]) -> list[ScoredTokens]:
         """Tokens of texts; those with a character of a scored part are scored."""
-        wholes = self._encoded([one.text for one in texts])
-        segments = [[one.text[start:end] for start, end in one.segments] for one in texts]
-        firsts = self._encoded([parts[0] for parts in segments])
-        found = []
-        for text, parts, whole, first in zip(texts, segments, wholes, firsts, strict=True):
+        wholes = self._encoded([scored.text for scored in texts])
+        firsts = self._encoded([scored.text[: scored.segments[0][1]] for scored in texts])
+        samples = []
+        for scored, whole, first in zip(texts, wholes, firsts, strict=True):
             ids = [*first.ids]
-            for part in parts[1:]:
-                ids += self._continued(part).ids
-            encoding = whole if ids == whole.ids else self._apart(text, first)
+            for start, end in scored.segments[1:]:
+                ids += self._continued(scored.text[start:end]).ids
+            encoding = whole if ids == whole.ids else self._by_segments(scored, first)
             self.joined += encoding.ids != whole.ids
-            found.append(ScoredTokens(np.array(encoding.ids, np.int32), _scored(text, encoding.offsets)))
-        return found
+            samples.append(ScoredTokens(np.array(encoding.ids, np.int32), _scored(scored, encoding.offsets)))
+        return samples
 
-    def _apart(self, text: ScoredText, first: _Encoding) -> _Encoding:
+    def _by_segments(self, text: ScoredText, first: _Encoding) -> _Encoding:
         """Tokens of each segment behind those of the text before it."""
         encoding = first
         for start, end in text.segments[1:]:
@@ -105,19 +113,26 @@ class TextTokenizer:
             if longer.ids[: len(encoding.ids)] == encoding.ids:
                 encoding = longer
             else:
-                encoding = encoding.followed(self._continued(text.text[start:end]).moved(start))
+                segment = self._continued(text.text[start:end])
+                encoding = encoding.followed(segment.moved(start))
         return encoding
 
     def _continued(self, text: str) -> _Encoding:
         """Tokens of a text that goes on from another one, without a space that the tokenizer puts before texts."""
         whole = self._encoded([text])[0]
-        if self._without_prefix is None:
+        if self._core is None:
             return whole
-        starts = (start for number, (start, _) in zip(whole.ids, whole.offsets, strict=True) if number in self._added)
-        cut = next(starts, len(text))  # Behind a special token, the tokenizer does as it always does.
-        bare = self._without_prefix.encode(text[:cut], add_special_tokens=False)
+        cut = len(text)
+        for token_id, (start, _) in zip(whole.ids, whole.offsets, strict=True):
+            if token_id in self._added_ids:
+                cut = start
+                break
+        bare = self._core.encode(text[:cut], add_special_tokens=False)
         head = _Encoding(bare.ids, bare.offsets)
-        return head if cut == len(text) else head.followed(self._encoded([text[cut:]])[0].moved(cut))
+        if cut == len(text):
+            return head
+        tail = self._encoded([text[cut:]])[0]  # Behind a special token, the tokenizer puts its space as always.
+        return head.followed(tail.moved(cut))
 
     def _encoded(self, texts: list[str]) -> list[_Encoding]:
         encoded = self._tokenizer(
@@ -129,15 +144,15 @@ class TextTokenizer:
             return_token_type_ids=False,
             verbose=False,
         )
-        return [_Encoding(*one) for one in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)]
+        return list(map(_Encoding, encoded["input_ids"], encoded["offset_mapping"]))
 
 
 def _scored(text: ScoredText, offsets: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
     edges = np.array(offsets, np.int64).reshape(-1, 2)
-    found = np.zeros(len(edges), np.bool_)
+    scored = np.zeros(len(edges), np.bool_)
     for start, end in text.parts:
-        found |= (edges[:, 0] < end) & (edges[:, 1] > start)
-    return found
+        scored |= (edges[:, 0] < end) & (edges[:, 1] > start)
+    return scored
 
 
 def _without_prefix(tokenizer: Any, literal: bool) -> Any:
@@ -154,25 +169,35 @@ def _without_prefix(tokenizer: Any, literal: bool) -> Any:
     changed["normalizer"] = _unpadded(changed["normalizer"])
     if changed == described:
         return None
-    found = Tokenizer.from_str(json.dumps(changed))
-    found.no_truncation()
-    found.no_padding()
-    found.encode_special_tokens = literal
-    return found
+    core = Tokenizer.from_str(json.dumps(changed))
+    core.no_truncation()
+    core.no_padding()
+    core.encode_special_tokens = literal
+    return core
 
 
-def _steps(step: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
+def _steps(step: dict[str, Any] | None, inner: str) -> Iterator[dict[str, Any]]:
     """A step of a tokenizer, or the steps of a sequence."""
     if step is None:
-        return []
-    return [one for part in step[inner] for one in _steps(part, inner)] if step["type"] == "Sequence" else [step]
+        return
+    if step["type"] != "Sequence":
+        yield step
+        return
+    for part in step[inner]:
+        yield from _steps(part, inner)
 
 
 def _unpadded(step: dict[str, Any] | None) -> dict[str, Any] | None:
     """A normalizer that neither puts anything before a text nor takes spaces from its beginning."""
     if step is None or step["type"] == "Prepend":
         return None
-    if step["type"] == "Sequence":
-        parts = [_unpadded(part) for part in step["normalizers"]]
-        return step | {"normalizers": [part for part in parts if part is not None]}
-    return step | {"strip_left": False} if step["type"] == "Strip" else step
+    if step["type"] == "Strip":
+        return step | {"strip_left": False}
+    if step["type"] != "Sequence":
+        return step
+    parts = []
+    for inner in step["normalizers"]:
+        part = _unpadded(inner)
+        if part is not None:
+            parts.append(part)
+    return step | {"normalizers": parts}

@@ -40,34 +40,39 @@ def parquet_rows(path: Path, columns: Sequence[Column], account: Account) -> Ite
         # Opened here, since Arrow accepts only names in UTF-8.
         with path.open("rb") as stream, parquet.ParquetFile(stream) as file:
             names = file.schema_arrow.names
-            wanted = [column.name for column in columns] or names
-            if missing := [column for column in columns if column.name not in names]:
-                raise no_column(str(path), missing[0], names)
-            account.drop(name for name in names if name not in wanted)
+            for column in columns:
+                if column.name not in names:
+                    raise no_column(str(path), column, names)
+            used = [column.name for column in columns] or names
+            account.drop(name for name in names if name not in used)
             number = itertools.count(1)
             decoders = {field.name: _json_decoder(field.type) for field in file.schema_arrow}
-            for batch in file.iter_batches(columns=wanted, batch_size=1024):
-                records = (_decoded(without_nulls(record), decoders) for record in batch.to_pylist())
-                yield from ((f"{path}, row {next(number)}", record) for record in records)
+            for batch in file.iter_batches(columns=used, batch_size=1024):
+                for record in batch.to_pylist():
+                    yield f"{path}, row {next(number)}", _decoded(without_nulls(record), decoders)
     except pyarrow.ArrowInvalid as error:
         raise DataError("DATA031", f"{path} isn't a Parquet file", str(error), fix="copy it afresh") from None
 
 
 def without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row whose structs in lists have only fields that aren't null; null columns stay."""
-    return {name: _without(value) if isinstance(value, list) else value for name, value in row.items()}
+    columns = dict(row)
+    for name, value in row.items():
+        if isinstance(value, list):
+            columns[name] = _without_null_fields(value)
+    return columns
 
 
 def _decoded(row: Any, decoders: Mapping[str, Decoder | None]) -> Any:
     """A row or a struct whose JSON texts are read."""
     if not isinstance(row, Mapping):
         return row
-    found = dict(row)
+    decoded = dict(row)
     for name in row:
         decode = decoders.get(name)
         if decode is not None:
-            found[name] = decode(row[name])
-    return found
+            decoded[name] = decode(row[name])
+    return decoded
 
 
 def _json_decoder(kind: Any) -> Decoder | None:
@@ -77,11 +82,13 @@ def _json_decoder(kind: Any) -> Decoder | None:
     if getattr(kind, "extension_name", None) == "arrow.json":
         return _read_json
     if types.is_struct(kind):
-        fields = {field.name: _json_decoder(field.type) for field in kind}
-        return partial(_decoded, decoders=fields) if any(fields.values()) else None
+        decoders = {field.name: _json_decoder(field.type) for field in kind}
+        if any(decoders.values()):
+            return partial(_decoded, decoders=decoders)
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         decode = _json_decoder(kind.value_type)
-        return None if decode is None else partial(_each, decode)
+        if decode is not None:
+            return partial(_decoded_list, decode)
     return None
 
 
@@ -91,13 +98,16 @@ def _read_json(value: Any) -> Any:
     return value
 
 
-def _each(decode: Decoder, values: Any) -> Any:
-    return [decode(value) for value in values] if isinstance(values, list) else values
+def _decoded_list(decode: Decoder, values: Any) -> Any:
+    if isinstance(values, list):
+        return list(map(decode, values))
+    return values
 
 
-def _without(value: Any) -> Any:
+def _without_null_fields(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _without(inner) for name, inner in value.items() if inner is not None}
+        fields = value.items()
+        return {name: _without_null_fields(inner) for name, inner in fields if inner is not None}
     if isinstance(value, list) and value and isinstance(value[0], Mapping | list):
-        return [_without(inner) for inner in value]
+        return list(map(_without_null_fields, value))
     return value

@@ -228,8 +228,8 @@ def _clean(text: str) -> str:
 
 
 def _useless(where: str, column: Column, got: str, allowed: str) -> DataError:
-    what = f"{where}: column {readable(column.name)!r} has no chat"
-    return DataError("DATA031", what, got, allowed, f"mend it, or name another column with {column.flag}")
+    problem = f"{where}: column {readable(column.name)!r} has no chat"
+    return DataError("DATA031", problem, got, allowed, f"mend it, or name another column with {column.flag}")
 
 
 _CALLS = "tool_calls"

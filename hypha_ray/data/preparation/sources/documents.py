@@ -182,9 +182,9 @@ def _files(files: Sequence[Path], folder: Path, options: Options, reader: Reader
     if refused and not taken:
         raise refused
     if not taken:
-        what = f"{options.source} contains no texts or tables"
+        problem = f"{options.source} contains no texts or tables"
         fix = "name another --source"
-        raise DataError("DATA030", what, account.left_out, fix=fix)
+        raise DataError("DATA030", problem, account.left_out, fix=fix)
 
 
 def _file(path: Path, reader: Reader[T], account: Account, alone: bool) -> Iterator[T]:

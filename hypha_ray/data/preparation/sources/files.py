@@ -32,12 +32,15 @@ _EARLY = 1 << 13
 def kind_of(path: Path) -> str:
     """The suffix that tells the type of a file: ``.csv`` for ``a.CSV.gz``."""
     suffix = path.suffix.lower()
-    return path.with_suffix("").suffix.lower() if suffix in COMPRESSIONS else suffix
+    if suffix in COMPRESSIONS:
+        return path.with_suffix("").suffix.lower()
+    return suffix
 
 
-def opened(path: Path, mode: str, **how: Any) -> Any:
-    """The open file, decompressed."""
-    return fsspec.open(str(path), mode, compression=COMPRESSIONS.get(path.suffix.lower()), **how)
+def opened(path: Path, mode: str, **options: Any) -> Any:
+    """The open file, decompressed; `options` are those of Python's `open`."""
+    compression = COMPRESSIONS.get(path.suffix.lower())
+    return fsspec.open(str(path), mode, compression=compression, **options)
 
 
 def pieces(file: IO[str], characters: int = PIECE_CHARACTERS) -> Iterator[str]:
@@ -48,38 +51,42 @@ def pieces(file: IO[str], characters: int = PIECE_CHARACTERS) -> Iterator[str]:
 
 def lone_piece_characters(path: Path) -> int:
     """Length in characters of the pieces of a source's only text."""
-    return min(PIECE_CHARACTERS, max(_LEAST_CHARACTERS, path.stat().st_size // _LEAST_PIECES))
+    characters = path.stat().st_size // _LEAST_PIECES
+    return min(PIECE_CHARACTERS, max(_LEAST_CHARACTERS, characters))
 
 
 def walk(folder: Path, account: Account) -> list[Path]:
     """The regular files below a folder, sorted; links and unreadable folders are recorded in the account."""
-    found: list[Path] = []
+    files: list[Path] = []
 
-    def refuse(error: OSError) -> None:
-        account.leave_out("folders", "can't be read", name=_relative(Path(error.filename or folder), folder))
+    def leave_out(plural: str, reason: str, path: Path) -> None:
+        account.leave_out(plural, reason, name=_relative(path, folder))
 
-    for place, folders, names in os.walk(folder, onerror=refuse):
-        here = Path(place)
-        for name in sorted(folders):
+    def leave_out_unreadable(error: OSError) -> None:
+        leave_out("folders", "can't be read", Path(error.filename or folder))
+
+    for parent_name, subfolders, names in os.walk(folder, onerror=leave_out_unreadable):
+        parent = Path(parent_name)
+        for name in sorted(subfolders):
             if name.startswith("."):
-                account.leave_out("folders", "hidden", name=_relative(here / name, folder))
-            elif (here / name).is_symlink():
-                account.leave_out("folders", "links, which are not followed", name=_relative(here / name, folder))
-        folders[:] = [name for name in folders if not name.startswith(".")]
+                leave_out("folders", "hidden", parent / name)
+            elif (parent / name).is_symlink():
+                leave_out("folders", "links, which are not followed", parent / name)
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         for name in sorted(names):
             if name.startswith("."):
-                account.leave_out("files", "hidden", name=_relative(here / name, folder))
-            elif not (here / name).is_file():
-                account.leave_out("files", "not regular files", name=_relative(here / name, folder))
+                leave_out("files", "hidden", parent / name)
+            elif not (parent / name).is_file():
+                leave_out("files", "not regular files", parent / name)
             else:
-                found.append(here / name)
-    return sorted(found)
+                files.append(parent / name)
+    return sorted(files)
 
 
 def texts_among(files: Iterable[Path], folder: Path, account: Account) -> Iterator[Path]:
     """The files that can be read as text or tables; the others are recorded in the account."""
     for path in files:
-        reason = unfit(path)
+        reason = why_unreadable(path)
         if reason:
             account.leave_out("files", reason, name=_relative(path, folder))
         else:
@@ -100,27 +107,30 @@ def is_binary(path: Path) -> bool:
         return b"\0" in file.read(_EARLY)
 
 
-def unfit(path: Path) -> str:
+def why_unreadable(path: Path) -> str:
     """Reason that a file can't be read; empty if it can. The whole file is read, so no part of a bad file is used."""
-    binary = kind_of(path) == ".parquet"
+    is_text = kind_of(path) != ".parquet"
     decoder = codecs.getincrementaldecoder("utf-8")()
     empty = True
     try:
         with opened(path, "rb") as file:
             while chunk := file.read(_CHUNK):
-                if empty and not binary and b"\0" in chunk[:_EARLY]:
+                if empty and is_text and b"\0" in chunk[:_EARLY]:
                     return "binary"
                 empty = False
-                if binary:
+                if not is_text:
                     break
                 decoder.decode(chunk)
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
         return "not UTF-8"
     except UNREADABLE as error:
-        return f"can't be read, {getattr(error, 'strerror', None) or 'damaged'}"
+        problem = getattr(error, "strerror", None) or "damaged"
+        return f"can't be read, {problem}"
     return "empty" if empty else ""
 
 
 def _relative(path: Path, folder: Path) -> str:
-    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)
+    if path.is_relative_to(folder):
+        return path.relative_to(folder).as_posix()
+    return str(path)

@@ -37,9 +37,9 @@ def explain(error: Exception, name: str, hint: str) -> HyphaError:
         return DataError("HUB001", f"there is no dataset {name!r}", text, fix=hint)
     if any(isinstance(link, _UNREACHABLE) for link in chain):
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else text
-        what = f"dataset {name!r} is neither a path nor in the cache, and can't be fetched: offline ({why})"
+        problem = f"dataset {name!r} is neither a path nor in the cache, and can't be fetched: offline ({why})"
         fix = f"check the network and HF_HUB_OFFLINE, or fill the cache {constants.HF_HOME}"
-        return HubError("HUB003", what, fix=fix)
+        return HubError("HUB003", problem, fix=fix)
     return DataError("HUB004", f"dataset {name!r} can't be read", text, fix="check --subset, --split and --revision")
 
 

@@ -177,8 +177,8 @@ def _clean(text: str) -> str:
 
 
 def _useless(where: str, column: Column, got: str, allowed: str) -> DataError:
-    what = f"{where}: column {column.name!r} is of no use"
-    return DataError("DATA031", what, got, allowed, f"name another with {column.flag}")
+    problem = f"{where}: column {column.name!r} is of no use"
+    return DataError("DATA031", problem, got, allowed, f"name another with {column.flag}")
 
 
 def classes_of(labels: Iterable[Label], known: Sequence[str], several: bool, source: str) -> ClassInfo:

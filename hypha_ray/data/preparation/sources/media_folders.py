@@ -29,15 +29,24 @@ def medium_of(source: str, mixed: bool) -> Medium | None:
     folder = Path(source).expanduser()
     if not folder.is_dir():
         return None
-    found: Medium | None = None
+    common: Medium | None = None
     for path in _files(folder):
-        medium: Medium | None = next((name for name, known in SUFFIXES.items() if path.suffix.lower() in known), None)
-        if mixed and (medium is None or found is not None):
-            continue
-        if medium is None or found not in (None, medium):
+        medium = _medium_of_file(path)
+        if mixed:
+            common = common or medium
+        elif medium is None or common not in (None, medium):
             return None
-        found = medium
-    return found
+        else:
+            common = medium
+    return common
+
+
+def _medium_of_file(path: Path) -> Medium | None:
+    suffix = path.suffix.lower()
+    for medium, suffixes in SUFFIXES.items():
+        if suffix in suffixes:
+            return medium
+    return None
 
 
 def classified(folder: Path, medium: Medium, split: str, account: Account) -> Iterator[tuple[Path, str]]:
@@ -60,7 +69,9 @@ def classified(folder: Path, medium: Medium, split: str, account: Account) -> It
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Files below a folder, without hidden ones; links to folders aren't followed."""
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(place, name) for name in names if not name.startswith("."))
+    """Files below a folder, without hidden files; links to folders aren't followed."""
+    for parent, subfolders, names in os.walk(folder):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        for name in names:
+            if not name.startswith("."):
+                yield Path(parent, name)

@@ -79,54 +79,70 @@ class TextReader:
 
     def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[str]:
         """The text in pieces, cut at line ends."""
-        return pieces(file, lone_piece_characters(path) if alone else PIECE_CHARACTERS)
+        characters = lone_piece_characters(path) if alone else PIECE_CHARACTERS
+        return pieces(file, characters)
 
 
-def texts(rows: Iterable[Row], wanted: Column, account: Account) -> Iterator[str]:
+def texts(rows: Iterable[Row], column: Column, account: Account) -> Iterator[str]:
     """The texts in a column; rows without text and unused columns are recorded in the account.
 
     Raises:
         DataError: no row has the column, or none has text in it.
 
     """
-    column = wanted.name
-    found = False
+    name = column.name
+    is_usable = False
     unused = set[str]()
-    problem = None
-    for where, row in rows:
-        if not unused.issuperset(row.keys() - {column}):
-            account.drop(sorted(row.keys() - unused - {column}))
+    error: DataError | None = None
+    for location, row in rows:
+        new_columns = row.keys() - unused - {name}
+        if new_columns:
+            account.drop(sorted(new_columns))
             unused |= row.keys()
-        text = row.get(column)
+        text = row.get(name)
         if isinstance(text, str) and text.strip():
-            found = True
+            is_usable = True
             yield text
         elif text is None or isinstance(text, str):
-            found = found or column in row
+            is_usable = is_usable or name in row
             account.leave_out("rows", "without text")
-            problem = problem or no_column(where, wanted, row)
+            error = error or no_column(location, column, row)
         else:
-            account.leave_out("rows", f"{column} isn't text")
-            what = f"{where}: column {column!r} isn't text"
-            problem = problem or DataError("DATA031", what, type(text).__name__, "text", f"name one with {wanted.flag}")
-    if problem is not None and not found:
-        raise problem
+            account.leave_out("rows", f"{name} isn't text")
+            problem = f"{location}: column {name!r} isn't text"
+            fix = f"name one with {column.flag}"
+            error = error or DataError("DATA031", problem, type(text).__name__, "text", fix)
+    if error is not None and not is_usable:
+        raise error
 
 
-def no_column(where: str, column: Column, names: Iterable[str]) -> DataError:
+def no_column(location: str, column: Column, names: Iterable[str]) -> DataError:
     """The error for a table without a column."""
     names = set(names)
     fix = f"name one with {column.flag}"
     if column.flag == TEXT_FLAG and names & _OF_CHATS:
         fix = f"train on chats with --chat, or {fix}"
-    found = ", ".join(sorted(map(readable, names))) or "no columns"
-    return DataError("DATA032", f"{where} has no column {column.name!r}", found, fix=fix)
+    listed = ", ".join(sorted(map(readable, names))) or "no columns"
+    return DataError("DATA032", f"{location} has no column {column.name!r}", listed, fix=fix)
 
 
-def no_table(path: Path, wanted: str) -> DataError:
-    """The error for a plain text where a table is needed."""
+def no_table(path: Path, missing: str) -> DataError:
+    """The error for a plain text if a table is needed."""
     allowed = "CSV, TSV, JSON, JSON lines, Parquet, or a Hugging Face dataset"
-    return DataError("DATA032", f"{path} has no {wanted}", "a plain text", allowed)
+    return DataError("DATA032", f"{path} has no {missing}", "a plain text", allowed)
+
+
+def useless_value(location: str, column: Column, got: str, allowed: str) -> DataError:
+    """The error for a value that a column can't have."""
+    problem = f"{location}: column {column.name!r} is of no use"
+    return DataError("DATA031", problem, got, allowed, f"name another with {column.flag}")
+
+
+def without_surrogates(text: str) -> str:
+    """Text without halves of surrogate pairs, which JSON can spell and which aren't text."""
+    if text.isascii():
+        return text
+    return text.encode("utf-8", "replace").decode()
 
 
 def complete(rows: Iterable[Row], columns: Sequence[Column], account: Account) -> Iterator[Row]:
@@ -137,11 +153,22 @@ def complete(rows: Iterable[Row], columns: Sequence[Column], account: Account) -
 
     """
     used = {column.name for column in columns}
-    for where, row in rows:
+    for location, row in rows:
         account.drop(sorted(row.keys() - used))
-        if missing := [column for column in columns if column.name not in row]:
-            raise no_column(where, missing[0], row)
-        yield where, row
+        require_columns(location, row, columns)
+        yield location, row
+
+
+def require_columns(location: str, row: Mapping[str, Any], columns: Iterable[Column]) -> None:
+    """Refuse a row that lacks one of the columns.
+
+    Raises:
+        DataError: DATA032.
+
+    """
+    for column in columns:
+        if column.name not in row:
+            raise no_column(location, column, row)
 
 
 def json_rows(file: IO[str], path: Path) -> Iterator[Row]:
@@ -156,20 +183,21 @@ def json_rows(file: IO[str], path: Path) -> Iterator[Row]:
     while first and not first.strip():
         begin = begin + 1
         first = file.readline()
-    if kind_of(path) == ".json" and not _whole(first):
-        for place, record in enumerate(_document(first + file.read(), path), 1):
-            yield _row(record, f"{path}, object {place}")
+    if kind_of(path) == ".json" and not _is_object(first):
+        records = _document(first + file.read(), path)
+        for number, record in enumerate(records, 1):
+            yield _row(record, f"{path}, object {number}")
         return
     for number, line in enumerate(itertools.chain([first], file), begin):
         if line.strip():
-            where = f"{path}, line {number}"
-            yield _row(_parsed(line, where), where)
+            location = f"{path}, line {number}"
+            yield _row(_parsed(line, location), location)
 
 
 def csv_rows(file: IO[str], path: Path, columns: Sequence[Column], account: Account) -> Iterator[Row]:
     """The rows after the first, which names the columns.
 
-    If only the text's column is wanted and absent, the only column with text takes its place.
+    If a table lacks the default column of texts, its only column with text takes the place.
 
     Raises:
         DataError: the quotes don't match, a column is missing, or several columns may be the text.
@@ -180,29 +208,29 @@ def csv_rows(file: IO[str], path: Path, columns: Sequence[Column], account: Acco
     delimiter = "\t" if kind_of(path) == ".tsv" else _delimiter(head)
     reader = csv.reader(itertools.chain([head], file), delimiter=delimiter, strict=True)
     lines = _lines(reader, path)
-    names = [name.strip() for name in next(lines, ("", []))[1]]
+    _, header = next(lines, ("", []))
+    names = [name.strip() for name in header]
     if len(set(names)) < len(names):
         raise DataError("DATA032", f"{path} has two columns of the same name", ", ".join(names), fix="rename one")
     rows = _fitting(lines, names, account)
     sample = list(itertools.islice(rows, _SAMPLE_ROWS))
+    needed = {column.name for column in columns}
     for column in columns:
-        others = {other.name for other in columns} - {column.name}
-        chosen = _chosen_column(names, sample, column, others, path)
+        chosen = _chosen_column(names, sample, column, needed - {column.name}, path)
         if chosen != column.name:
-            account.note(
-                f"the text of {readable(path.name)} is its column {readable(chosen)!r}, the only one with text"
-            )
+            name = readable(chosen)
+            account.note(f"the text of {readable(path.name)} is its column {name!r}, the only one with text")
             names[names.index(chosen)] = column.name
-    for where, fields in itertools.chain(sample, rows):
-        yield where, dict(zip(names, fields, strict=True))
+    for location, fields in itertools.chain(sample, rows):
+        yield location, dict(zip(names, fields, strict=True))
 
 
-def _parsed(text: str, where: str) -> Any:
+def _parsed(text: str, location: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         fix = "write one object per line, without line breaks inside"
-        raise DataError("DATA031", f"{where}: not JSON", str(error), "an object", fix) from None
+        raise DataError("DATA031", f"{location}: not JSON", str(error), "an object", fix) from None
 
 
 def list_of(value: Any) -> Any:
@@ -215,20 +243,24 @@ def list_of(value: Any) -> Any:
 
 def objects_of(value: Any) -> Any:
     """The list in a column as `list_of` has it; a list of objects that are JSON texts is read."""
-    found = list_of(value)
-    if isinstance(found, list) and all(isinstance(item, str) and item.lstrip().startswith("{") for item in found):
+    values = list_of(value)
+    if isinstance(values, list) and all(map(_is_object_text, values)):
         with suppress(ValueError, RecursionError):
-            return [json.loads(item) for item in found]
-    return found
+            return [json.loads(text) for text in values]
+    return values
 
 
-def _row(record: Any, where: str) -> Row:
+def _is_object_text(value: Any) -> bool:
+    return isinstance(value, str) and value.lstrip().startswith("{")
+
+
+def _row(record: Any, location: str) -> Row:
     if not isinstance(record, dict):
-        raise DataError("DATA031", f"{where}: not a JSON object", type(record).__name__, "an object")
-    return where, record
+        raise DataError("DATA031", f"{location}: not a JSON object", type(record).__name__, "an object")
+    return location, record
 
 
-def _whole(line: str) -> bool:
+def _is_object(line: str) -> bool:
     """Whether a line is an object of its own, as in JSON lines."""
     with suppress(ValueError, RecursionError):
         return isinstance(json.loads(line), dict)
@@ -237,7 +269,9 @@ def _whole(line: str) -> bool:
 
 def _document(text: str, path: Path) -> list[Any]:
     parsed = _parsed(text, str(path))
-    return parsed if isinstance(parsed, list) else [parsed]
+    if isinstance(parsed, list):
+        return parsed
+    return [parsed]
 
 
 def _delimiter(head: str) -> str:
@@ -263,20 +297,23 @@ def _lines(reader: Any, path: Path) -> Iterator[tuple[str, list[str]]]:
 def _fitting(
     lines: Iterable[tuple[str, list[str]]], names: list[str], account: Account
 ) -> Iterator[tuple[str, list[str]]]:
-    for where, fields in lines:
+    for location, fields in lines:
         if len(fields) == len(names):
-            yield where, fields
+            yield location, fields
         else:
-            account.leave_out("rows", "more or fewer fields than columns", name=where.rpartition("/")[2])
+            account.leave_out("rows", "more or fewer fields than columns", name=location.rpartition("/")[2])
 
 
 def _chosen_column(
-    names: list[str], sample: list[tuple[str, list[str]]], column: Column, others: Collection[str], path: Path
+    names: list[str], sample: list[tuple[str, list[str]]], column: Column, reserved: Collection[str], path: Path
 ) -> str:
+    """Name of a column in the table: its own, or for texts that of the only column with text."""
     if column.name in names:
         return column.name
-    free = [(place, name) for place, name in enumerate(names) if name not in others]
-    textual = [name for place, name in free if any(_is_text(fields[place]) for _, fields in sample)]
+    textual = []
+    for number, name in enumerate(names):
+        if name not in reserved and any(_is_text(fields[number]) for _, fields in sample):
+            textual.append(name)
     if column != Column(DEFAULT_COLUMN, TEXT_FLAG) or len(textual) != 1:
         raise no_column(str(path), column, names)
     return textual[0]
