@@ -156,9 +156,9 @@ def evaluate_on_dataset(arguments: Evaluate, model: ModelSource, phases: Phases)
 
     """
     assert arguments.dataset is not None, "see check"
-    from hypha_ray.data.catalogue import folders_of, meant_by
+    from hypha_ray.data.catalogue import folders_of, resolve_dataset
 
-    dataset = meant_by(arguments.dataset)
+    dataset = resolve_dataset(arguments.dataset)
     folders_of(dataset)
     phases.begin("loading libraries, model and data")
     from hypha_ray.driver.datasets.data_source import opened

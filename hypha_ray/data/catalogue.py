@@ -28,12 +28,12 @@ def roots() -> tuple[Path, ...]:
     return (home() / "datasets",)
 
 
-def locate(dataset: Dataset, places: Sequence[Path] | None = None) -> Path:
+def locate(dataset: Dataset, folders: Sequence[Path] | None = None) -> Path:
     """The folder of the dataset in a job file's ``[dataset]`` table.
 
     Args:
         dataset: has a path or a name.
-        places: folders in which a name is looked up; default: `roots()`.
+        folders: folders in which a name is looked up; default: `roots()`.
 
     Raises:
         ConfigError: it has neither or both.
@@ -41,33 +41,38 @@ def locate(dataset: Dataset, places: Sequence[Path] | None = None) -> Path:
 
     """
     if (dataset.path is None) == (dataset.name is None):
-        found, fix = ("neither", "set dataset.path") if dataset.path is None else ("both", "leave one of them out")
-        raise ConfigError("DATA007", "[dataset] needs either a path or a name", found, fix=fix)
+        problem = "[dataset] needs either a path or a name"
+        if dataset.path is None:
+            raise ConfigError("DATA007", problem, "neither", fix="set dataset.path")
+        raise ConfigError("DATA007", problem, "both", fix="leave one of them out")
     if dataset.path is not None:
         return _existing(Path(dataset.path).expanduser()).absolute()
-    return find(str(dataset.name), places)
+    return find(str(dataset.name), folders)
 
 
 def local_names() -> set[str]:
     """Names of the datasets in the data roots of this machine."""
-    return {name for place in roots() for name in _datasets(place)}
+    return _names_in(roots())
 
 
 def is_served(dataset: Dataset) -> bool:
     """Whether data nodes of a cluster have to be asked: the dataset, or a part, has a name that no folder has."""
-    names = [part.name for part in dataset.parts if part.path is None and part.name is not None]
-    return bool(os.environ.get("RAY_ADDRESS")) and not set(names) <= local_names()
+    names = {part.name for part in dataset.parts if part.path is None and part.name is not None}
+    return bool(os.environ.get("RAY_ADDRESS")) and not names <= local_names()
 
 
-def meant_by(text: str) -> Dataset:
-    """The dataset that a command line means: a folder if there is one, or else a name if there may be one of it."""
-    named = Dataset(name=text)
-    is_name = "/" not in text and not Path(text).exists()
-    return named if is_name and (text in local_names() or is_served(named)) else Dataset(path=text)
+def resolve_dataset(text: str) -> Dataset:
+    """Resolve a dataset argument of a command: a folder if it exists, otherwise a name that may be served."""
+    if "/" in text or Path(text).exists():
+        return Dataset(path=text)
+    by_name = Dataset(name=text)
+    if text in local_names() or is_served(by_name):
+        return by_name
+    return Dataset(path=text)
 
 
 def folders_of(dataset: Dataset) -> list[Path]:
-    """Return the folders of a dataset, or of all parts of a mixture, as far as they are to be on this machine.
+    """Return the folders of a dataset, or of all parts of a mixture, without those at URLs or on data nodes.
 
     Raises:
         DataError: there is none at a path or of a name.
@@ -78,20 +83,20 @@ def folders_of(dataset: Dataset) -> list[Path]:
     return [locate(part) for part in dataset.parts if part.path is None or "://" not in part.path]
 
 
-def find(name: str, places: Sequence[Path] | None = None) -> Path:
+def find(name: str, folders: Sequence[Path] | None = None) -> Path:
     """The folder of the dataset of that name.
 
     Raises:
         DataError: no folder has it; the nearest name is suggested.
 
     """
-    places = roots() if places is None else places
-    for place in places:
-        if name in _datasets(place):
-            return place / name
-    known = {other for place in places for other in _datasets(place)}
-    where = ", ".join(map(str, places))
-    raise DataError("DATA001", f"there is no dataset {name!r} in {where}", fix=_suggestion(name, known))
+    folders = roots() if folders is None else folders
+    for folder in folders:
+        if name in _datasets(folder):
+            return folder / name
+    listed = ", ".join(map(str, folders))
+    fix = _suggestion(name, _names_in(folders))
+    raise DataError("DATA001", f"there is no dataset {name!r} in {listed}", fix=fix)
 
 
 def load(folder: Path | str) -> Manifest:
@@ -118,26 +123,35 @@ def _existing(folder: Path) -> Path:
         return folder
     if folder.exists():
         raise DataError("DATA001", f"{folder} is a file", fix="name the folder that the slices are in")
-    known = _datasets(folder.parent)
-    raise DataError("DATA001", f"there is no dataset at {folder}", fix=_suggestion(folder.name, known))
+    fix = _suggestion(folder.name, _datasets(folder.parent))
+    raise DataError("DATA001", f"there is no dataset at {folder}", fix=fix)
 
 
-def _datasets(place: Path) -> list[str]:
-    if not place.is_dir():
+def _names_in(folders: Iterable[Path]) -> set[str]:
+    names = set[str]()
+    for folder in folders:
+        names.update(_datasets(folder))
+    return names
+
+
+def _datasets(folder: Path) -> list[str]:
+    """Names of the datasets in a folder."""
+    if not folder.is_dir():
         return []
-    return [child.name for child in place.iterdir() if child.is_dir() and _is_dataset(child)]
+    return [child.name for child in folder.iterdir() if child.is_dir() and _is_dataset(child)]
 
 
 def _is_dataset(folder: Path) -> bool:
     return (folder / MANIFEST).is_file() or any(folder.glob("*.safetensors"))
 
 
-def _suggestion(name: str, known: Iterable[str]) -> str:
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    return f"choose one of {', '.join(names[:8])}, or {_PREPARE}" if names else _PREPARE
+def _suggestion(name: str, datasets: Iterable[str]) -> str:
+    names = sorted(datasets)
+    for similar in difflib.get_close_matches(name, names, n=1, cutoff=0.5):
+        return f"did you mean {similar!r}?"
+    if not names:
+        return _PREPARE
+    return f"choose one of {', '.join(names[:8])}, or {_PREPARE}"
 
 
 _HELD_OUT = re.compile(r"(^|[^a-z])(val|valid|validation|test)([^a-z]|$)")
@@ -160,10 +174,10 @@ def index(folder: Path, files: Iterable[Path]) -> Manifest:
     slices: list[SliceInfo] = []
     tensors: tuple[TensorInfo, ...] = ()
     for number, file in enumerate(ordered):
-        where = f"slice {number} ({file.name})"
-        data = read_file(file, where)
-        samples, found = describe(parse(data, where), where)
-        tensors = merge(tensors or found, found, where)
+        slice_name = f"slice {number} ({file.name})"
+        data = read_file(file, slice_name)
+        samples, described = describe(parse(data, slice_name), slice_name)
+        tensors = merge(tensors or described, described, slice_name)
         split = "validation" if file in held_out else "train"
         slices.append(listed(number, file.name, data, samples, split))
     name = readable(folder.resolve().name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -24,30 +23,34 @@ def mixed(manifests: Sequence[Manifest]) -> Manifest:
 
     """
     _require_alike(manifests, "mixed")
-    for manifest in manifests:
-        if not manifest.of("train") or any(info.index >= SLICES_PER_DATASET for info in manifest.slices):
-            problem = f"dataset {manifest.name!r} can't be part of a mixture"
-            got = "nothing to train on" if not manifest.of("train") else "too many slices"
-            raise DataError("DATA062", problem, got, fix="prepare it again")
-    slices = tuple(
-        replace(info, index=number * SLICES_PER_DATASET + info.index)
-        for number, manifest in enumerate(manifests)
-        for info in manifest.slices
-    )
-    return _joined(manifests, "+".join(manifest.name for manifest in manifests), slices)
+    slices = []
+    for number, manifest in enumerate(manifests):
+        problem = f"dataset {manifest.name!r} can't be part of a mixture"
+        if not manifest.of("train"):
+            raise DataError("DATA062", problem, "nothing to train on", fix="prepare it again")
+        for info in manifest.slices:
+            if info.index >= SLICES_PER_DATASET:
+                raise DataError("DATA062", problem, "too many slices", fix="prepare it again")
+            slices.append(replace(info, index=number * SLICES_PER_DATASET + info.index))
+    name = "+".join(manifest.name for manifest in manifests)
+    return _joined(manifests, name, slices)
 
 
 def identities(manifest: Manifest) -> list[str]:
     """Identity of each dataset of a mixture, in its order; of one dataset its own."""
-    by_dataset: dict[int, list[SliceInfo]] = {}
+    slices: dict[int, list[SliceInfo]] = {}
     for info in manifest.slices:
-        own = replace(info, index=info.index % SLICES_PER_DATASET)
-        by_dataset.setdefault(dataset_of(info.index), []).append(own)
-    return [manifest.model_copy(update={"slices": tuple(by_dataset[number])}).identity for number in sorted(by_dataset)]
+        number = dataset_of(info.index)
+        slices.setdefault(number, []).append(replace(info, index=info.index % SLICES_PER_DATASET))
+    sha256s = []
+    for number in sorted(slices):
+        dataset = manifest.model_copy(update={"slices": tuple(slices[number])})
+        sha256s.append(dataset.identity)
+    return sha256s
 
 
 def whole(manifests: Sequence[Manifest]) -> Manifest:
-    """The manifest of a dataset, of whose parts these are some; the same part may be there more than once.
+    """The manifest of a dataset, from manifests of its parts; the same part may be there more than once.
 
     Raises:
         DataError: parts are missing, or differ in modality, tensors or preprocessor.
@@ -56,16 +59,23 @@ def whole(manifests: Sequence[Manifest]) -> Manifest:
     parts = {manifest.part: manifest for manifest in manifests}
     if None in parts:
         return parts[None]
-    numbers = {part[0] for part in parts if part is not None}
-    count = max(part[1] for part in parts if part is not None)
-    if missing := sorted(set(range(count)) - numbers):
+    numbers = set[int]()
+    count = 0
+    for part in filter(None, parts):
+        numbers.add(part[0])
+        count = max(count, part[1])
+    missing = sorted(set(range(count)) - numbers)
+    if missing:
         problem = f"dataset {manifests[0].name!r} has parts, and not all of them are here"
         listed = ", ".join(f"{number}/{count}" for number in missing[:8])
         fix = "serve all parts under one name: `python jobs/data.py --serve DIR --name NAME` on the machine of each"
         raise DataError("DATA045", problem, f"no part {listed}", f"all {count}", fix)
     ordered = [parts[number, count] for number in range(count)]
     _require_alike(ordered, "parts of one dataset")
-    return _joined(ordered, ordered[0].name, tuple(info for manifest in ordered for info in manifest.slices))
+    slices = list[SliceInfo]()
+    for manifest in ordered:
+        slices.extend(manifest.slices)
+    return _joined(ordered, ordered[0].name, slices)
 
 
 def require_one_vocabulary(datasets: Sequence[tuple[str, Path]]) -> None:
@@ -78,88 +88,120 @@ def require_one_vocabulary(datasets: Sequence[tuple[str, Path]]) -> None:
         DataError: DATA062, two of them differ.
 
     """
-    (first, folder), *others = datasets
-    for other, place in others:
-        if not same_tokens(folder, place):
-            problem = f"datasets {first!r} and {other!r} can't be mixed: the same numbers are other tokens in them"
+    first, first_folder = datasets[0]
+    for name, folder in datasets[1:]:
+        if not same_tokens(first_folder, folder):
+            problem = f"datasets {first!r} and {name!r} can't be mixed: the same numbers are other tokens in them"
             fix = "prepare both with one tokenizer that is saved: --tokenizer and its folder"
             raise DataError("DATA062", problem, "tokenizers of one name that differ", "one tokenizer", fix)
 
 
-def joined_rules(each: Sequence[tuple[str, TokenRules | None]]) -> TokenRules | None:
-    """The decisions about tokens that hold for several datasets: texts end at any token that ends those of one.
+def joined_rules(datasets: Sequence[tuple[str, TokenRules | None]]) -> TokenRules | None:
+    """The rules of tokens that hold for several datasets: texts end at any token that ends texts of one of them.
 
     Args:
-        each: name of each dataset, and its decisions; None: an earlier release prepared it, and its texts begin with
+        datasets: name of each dataset, and its rules; None: an earlier release prepared it, and its texts begin with
             nothing.
 
     Raises:
         DataError: DATA062, texts without a template begin with other tokens in one of them.
 
     """
-    known = [rules for _, rules in each if rules is not None]
-    if not known:
+    all_rules = [rules for _, rules in datasets if rules is not None]
+    if not all_rules:
         return None
-    begins = [(name, rules or TokenRules()) for name, rules in each if rules is None or not rules.template_sha256]
-    for name, rules in begins[1:]:
-        if rules.begin != begins[0][1].begin:
-            problem = f"datasets {begins[0][0]!r} and {name!r} can't be mixed: their texts begin with different tokens"
+    begin = _common_begin(datasets)
+    if begin is None:
+        begin = all_rules[0].begin
+    ends: dict[int, None] = {}
+    vocab_size: int | None = None
+    template_sha256: str | None = None
+    for rules in all_rules:
+        ends |= dict.fromkeys(rules.ends)
+        template_sha256 = template_sha256 or rules.template_sha256
+        if rules.vocab_size is not None:
+            vocab_size = max(vocab_size or 0, rules.vocab_size)
+    return TokenRules(begin, tuple(ends), vocab_size, template_sha256 or None)
+
+
+def _common_begin(datasets: Sequence[tuple[str, TokenRules | None]]) -> tuple[int, ...] | None:
+    """The tokens that begin texts without a template in all datasets; None if all texts have one."""
+    first: str | None = None
+    first_begin: tuple[int, ...] | None = None
+    for name, rules in datasets:
+        if rules is not None and rules.template_sha256:
+            continue
+        begin = () if rules is None else rules.begin
+        if first_begin is None:
+            first = name
+            first_begin = begin
+        elif begin != first_begin:
+            problem = f"datasets {first!r} and {name!r} can't be mixed: their texts begin with different tokens"
             fix = "prepare both again, by this release and with the same tokenizer"
-            raise DataError("DATA062", problem, _shown(rules.begin), _shown(begins[0][1].begin), fix)
-    ends = dict.fromkeys(end for rules in known for end in rules.ends)
-    begin = begins[0][1].begin if begins else known[0].begin
-    template = next((rules.template_sha256 for rules in known if rules.template_sha256), None)
-    sizes = [rules.vocab_size for rules in known if rules.vocab_size is not None]
-    return TokenRules(begin, tuple(ends), max(sizes, default=None), template)
+            raise DataError("DATA062", problem, _ids_text(begin), _ids_text(first_begin), fix)
+    return first_begin
 
 
-def _shown(begin: Sequence[int]) -> str:
-    return f"ids {' '.join(map(str, begin))}" if begin else "none"
+def _ids_text(ids: Sequence[int]) -> str:
+    if not ids:
+        return "none"
+    return f"ids {' '.join(map(str, ids))}"
 
 
-def _joined(manifests: Sequence[Manifest], name: str, slices: tuple[SliceInfo, ...]) -> Manifest:
-    bounds = reduce(lambda known, found: merge(known, found, name), _equally_wide(manifests))
-    rules = {"tokens": joined_rules([(manifest.name, manifest.tokens) for manifest in manifests])}
-    update = {"name": name, "slices": slices, "tensors": bounds, "origin": None, "part": None, **rules}
-    return manifests[0].model_copy(update=update)
+def _joined(manifests: Sequence[Manifest], name: str, slices: Sequence[SliceInfo]) -> Manifest:
+    """One manifest for several datasets, with bounds that cover all."""
+    tensors: tuple[TensorInfo, ...] = ()
+    for widened in _equally_wide(manifests):
+        tensors = merge(tensors or widened, widened, name)
+    tokens = joined_rules([(manifest.name, manifest.tokens) for manifest in manifests])
+    update = {"name": name, "slices": tuple(slices), "tensors": tensors, "tokens": tokens}
+    return manifests[0].model_copy(update=update | {"origin": None, "part": None})
 
 
 def _equally_wide(manifests: Sequence[Manifest]) -> list[tuple[TensorInfo, ...]]:
-    """Tensors of datasets, all prompts and records being as long as the longest: batches are padded."""
-    each = [manifest.tensors for manifest in manifests]
+    """Tensors of datasets; prompts and records are all as long as the longest, since batches are padded."""
     if manifests[0].modality != "prompts":
-        return each
-    widest = [tuple(map(max, zip(*(one.shape for one in same), strict=True))) for same in zip(*each, strict=True)]
-    return [tuple(replace(one, shape=shape) for one, shape in zip(own, widest, strict=True)) for own in each]
+        return [manifest.tensors for manifest in manifests]
+    widened = []
+    for manifest in manifests:
+        tensors = []
+        for number, tensor in enumerate(manifest.tensors):
+            shapes = [dataset.tensors[number].shape for dataset in manifests]
+            widest = tuple(map(max, zip(*shapes, strict=True)))
+            tensors.append(replace(tensor, shape=widest))
+        widened.append(tuple(tensors))
+    return widened
 
 
 def _require_alike(manifests: Sequence[Manifest], use: str) -> None:
-    for other in manifests[1:]:
-        _require_like(manifests[0], other, use)
+    """Refuse datasets that can't be joined, since they differ from the first one."""
+    first = manifests[0]
+    for manifest in manifests[1:]:
+        problem = f"datasets {first.name!r} and {manifest.name!r} can't be {use}"
+        for noun, got, allowed in (
+            ("modality", manifest.modality, first.modality),
+            ("tensors", _tensors_text(manifest), _tensors_text(first)),
+            ("classes", str(manifest.classes), str(first.classes)),
+            ("tokenizer", _preprocessor_text(manifest), _preprocessor_text(first)),
+        ):
+            if got != allowed:
+                fix = f"prepare both with the same {noun}"
+                raise DataError("DATA062", f"{problem}: they differ in their {noun}", got, allowed, fix)
 
 
-def _require_like(first: Manifest, other: Manifest, use: str) -> None:
-    problem = f"datasets {first.name!r} and {other.name!r} can't be {use}"
-    for thing, got, allowed in (
-        ("modality", other.modality, first.modality),
-        ("tensors", _tensors(other), _tensors(first)),
-        ("classes", str(other.classes), str(first.classes)),
-        ("tokenizer", _made_by(other), _made_by(first)),
-    ):
-        if got != allowed:
-            fix = f"prepare both with the same {thing}"
-            raise DataError("DATA062", f"{problem}: they differ in their {thing}", got, allowed, fix)
+def _tensors_text(manifest: Manifest) -> str:
+    texts = []
+    for tensor in manifest.tensors:
+        shape = "" if manifest.modality == "prompts" else list(tensor.shape)
+        texts.append(f"{tensor.name} {tensor.dtype} {shape}")
+    return ", ".join(sorted(texts))
 
 
-def _tensors(manifest: Manifest) -> str:
-    free = manifest.modality == "prompts"
-    shapes = (f"{tensor.name} {tensor.dtype} {'' if free else list(tensor.shape)}" for tensor in manifest.tensors)
-    return ", ".join(sorted(shapes))
-
-
-def _made_by(manifest: Manifest) -> str:
-    made_by = manifest.preprocessor
-    return "none" if made_by is None else f"{made_by.name}, {made_by.vocab_size} tokens, revision {made_by.revision}"
+def _preprocessor_text(manifest: Manifest) -> str:
+    preprocessor = manifest.preprocessor
+    if preprocessor is None:
+        return "none"
+    return f"{preprocessor.name}, {preprocessor.vocab_size} tokens, revision {preprocessor.revision}"
 
 
 DATASET = "dataset.json"
@@ -168,7 +210,7 @@ COPY = "dataset"
 """Folder in a run directory with manifest and tokenizer of a dataset that isn't on the driver's machine."""
 
 OTHER_SAMPLES = "DATA046"
-"""Error code for a place with other samples than those that a run began with."""
+"""Error code for a folder, URL or data node with other samples than those that a run began with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,28 +224,31 @@ class RunDataset:
     def parse(cls, fields: dict[str, Any]) -> RunDataset:
         """Read the fields of the file; one that is missing or damaged has none."""
         sha256 = fields.get("sha256")
-        each = fields.get("datasets", ())
-        return cls(sha256 if isinstance(sha256, str) else None, tuple(map(str, each)))
+        sha256s = fields.get("datasets", ())
+        return cls(sha256 if isinstance(sha256, str) else None, tuple(map(str, sha256s)))
 
     def of(self, number: int) -> str | None:
         """Identity of a dataset by its number; None if it isn't known."""
-        return self.each[number] if number < len(self.each) else None
+        if number < len(self.each):
+            return self.each[number]
+        return None
 
 
 def described(manifest: Manifest) -> str:
     """Text of the file for a run on this dataset."""
-    each = {"sha256": manifest.identity, "datasets": identities(manifest)}
-    return json.dumps({"name": manifest.name, **each})
+    record = {"name": manifest.name, "sha256": manifest.identity, "datasets": identities(manifest)}
+    return json.dumps(record)
 
 
-def other_slice(name: str, index: int, other: str | None, sha256: str) -> DataError:
-    """Error that a place has a slice of another hash, or None, in the place of one that a run began with."""
-    error = other_dataset(name, [other or "missing"], sha256)
+def other_slice(name: str, index: int, got_sha256: str | None, sha256: str) -> DataError:
+    """Error for a slice whose hash isn't `sha256`, which the run began with; None: the slice is missing."""
+    error = other_dataset(name, [got_sha256 or "missing"], sha256)
     return DataError(error.code, error.what, f"slice {index}: {error.got}", error.allowed, error.fix)
 
 
-def other_dataset(name: str, others: Iterable[str], identity: str) -> DataError:
-    """Error that a place has datasets of these identities, and not the one that a run began with."""
+def other_dataset(name: str, got_identities: Iterable[str], identity: str) -> DataError:
+    """Error for datasets of these identities, if the run began with another one."""
     problem = f"dataset {name!r} has other samples now than the run began with"
     fix = "put the folder back as it was, or prepare it again by the same options; other samples need another run.name"
-    return DataError(OTHER_SAMPLES, problem, ", ".join(other[:12] for other in sorted(others)), identity[:12], fix)
+    got = ", ".join(sha256[:12] for sha256 in sorted(got_identities))
+    return DataError(OTHER_SAMPLES, problem, got, identity[:12], fix)

@@ -121,8 +121,12 @@ class TokenizerEncoder:
             return_token_type_ids=False,
             verbose=False,  # Documents may be longer than the model's context, since they are cut into sequences.
         )
-        framed = itertools.chain.from_iterable((*self._begin, *ids, self._end) for ids in encoded["input_ids"])
-        return np.fromiter(framed, dtype=np.int32)
+        framed: list[int] = []
+        for ids in encoded["input_ids"]:
+            framed += self._begin
+            framed += ids
+            framed.append(self._end)
+        return np.array(framed, dtype=np.int32)
 
     def save(self, folder: Path) -> PreprocessorInfo:
         """Save the tokenizer beside the slices."""
@@ -136,8 +140,10 @@ class TokenizerEncoder:
     @property
     def advice(self) -> str:
         """Advice for prompts if the tokenizer appends an end token, after which a model can't continue a text."""
-        ends = self._tokenizer("a")["input_ids"][-1:] == [self._end]
-        return f"tokenizer {self._name!r} ends every text: give prompts with add_special_tokens=False" if ends else ""
+        ids = self._tokenizer("a")["input_ids"]
+        if ids[-1:] != [self._end]:
+            return ""
+        return f"tokenizer {self._name!r} ends every text: give prompts with add_special_tokens=False"
 
 
 def require_end(tokenizer: Any, name: str) -> int:
@@ -147,7 +153,9 @@ def require_end(tokenizer: Any, name: str) -> int:
         ConfigError: the tokenizer has none.
 
     """
-    end = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+    end = tokenizer.eos_token_id
+    if end is None:
+        end = tokenizer.sep_token_id
     if end is None:
         fix = "give it an eos_token and save it, or choose another"
         raise ConfigError("PREP002", f"tokenizer {name!r} has no token for the end of a document", fix=fix)
@@ -168,7 +176,9 @@ def require_fast(tokenizer: Any, name: str) -> None:
 
 def padding_of(tokenizer: Any, name: str) -> int:
     """The token for padding: the tokenizer's own, otherwise its end token."""
-    return require_end(tokenizer, name) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+    if tokenizer.pad_token_id is None:
+        return require_end(tokenizer, name)
+    return int(tokenizer.pad_token_id)
 
 
 def save_preprocessor(preprocessor: Any, folder: Path) -> None:
@@ -201,9 +211,9 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # Tokenizers raise anything from KeyError to the exceptions of their Rust code.
-        found = reason_of(error)
+        got = reason_of(error)
         fix = "name a tokenizer on the hub, a folder that has one, 'byte' or 'characters'"
-        raise ConfigError("PREP006", f"tokenizer {name!r} can't be loaded", found, fix=fix) from error
+        raise ConfigError("PREP006", f"tokenizer {name!r} can't be loaded", got, fix=fix) from error
 
 
 def tokenizer_of(options: Options, texts: Iterable[str]) -> Any:
@@ -262,8 +272,9 @@ def load_encoder(name: str, revision: str | None, texts: Callable[[], Iterable[s
     """
     if name == "byte":
         return ByteEncoder()
-    tokenizer = character_tokenizer(texts()) if name == "characters" else load_tokenizer(name, revision)
-    return TokenizerEncoder(tokenizer, name, revision)
+    if name == "characters":
+        return TokenizerEncoder(character_tokenizer(texts()), name, revision)
+    return TokenizerEncoder(load_tokenizer(name, revision), name, revision)
 
 
 _TEXT = "a"
@@ -279,21 +290,27 @@ def token_rules(tokenizer: Any, ends: Iterable[int], *, templated: bool = False)
         templated: whether samples have gone through its chat template.
 
     """
-    digest = hashlib.sha256(_template(tokenizer).encode()).hexdigest() if templated else None
-    return TokenRules(begin_of(tokenizer), tuple(ends), vocabulary_size(tokenizer), digest)
+    template_sha256 = None
+    if templated:
+        template = str(tokenizer.get_chat_template(None, None))  # The one that is taken for chats without tools.
+        template_sha256 = hashlib.sha256(template.encode()).hexdigest()
+    return TokenRules(begin_of(tokenizer), tuple(ends), vocabulary_size(tokenizer), template_sha256)
 
 
 def begin_of(tokenizer: Any) -> tuple[int, ...]:
     """The ids that a tokenizer puts before a text, such as ``<s>``; empty if there are none."""
     body: list[int] = tokenizer(_TEXT, add_special_tokens=False)["input_ids"]
     whole: list[int] = tokenizer(_TEXT)["input_ids"]
-    places = (place for place in range(len(whole)) if whole[place : place + len(body)] == body)
-    return tuple(whole[: next(places, 0)])
+    for start in range(len(whole)):
+        if whole[start : start + len(body)] == body:
+            return tuple(whole[:start])
+    return ()
 
 
 def vocabulary_size(tokenizer: Any) -> int:
     """One more than a tokenizer's largest id, and the number of its tokens at least."""
-    return max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=-1))
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    return max(len(tokenizer), largest + 1)
 
 
 def ends_among(tokenizer: Any, last: Sequence[int]) -> tuple[int, ...]:
@@ -303,11 +320,12 @@ def ends_among(tokenizer: Any, last: Sequence[int]) -> tuple[int, ...]:
     called special is an end if it ends most answers.
     """
     added = dict(getattr(tokenizer, "added_tokens_decoder", {}))
-    special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
-    counts = Counter(number for number in last if number != tokenizer.unk_token_id).most_common()
-    return tuple(end for end, count in counts if end in special or (end in added and 2 * count > len(last)))
-
-
-def _template(tokenizer: Any) -> str:
-    """Text of the chat template that is taken for chats without tools."""
-    return str(tokenizer.get_chat_template(None, None))
+    special = set(tokenizer.all_special_ids)
+    special.update(token_id for token_id, token in added.items() if token.special)
+    counts = Counter(last)
+    del counts[tokenizer.unk_token_id]
+    ends = []
+    for token_id, count in counts.most_common():
+        if token_id in special or (token_id in added and 2 * count > len(last)):
+            ends.append(token_id)
+    return tuple(ends)

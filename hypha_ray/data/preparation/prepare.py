@@ -31,6 +31,9 @@ from hypha_ray.plugins import find, is_built_in, sources
 from hypha_ray.texts import redacted, redacted_tree
 from hypha_ray.types import SLICES_PER_PART
 
+_UNRECORDED: Final = frozenset({"source", "out", "name", "overwrite", "report"})
+"""Options that aren't in the record: the source, which has a field of its own, and those that change no sample."""
+
 
 def prepare(options: Options, report: Report, date: str | None = None) -> Manifest:
     """Make the dataset; equal options and dates give equal bytes.
@@ -53,14 +56,14 @@ def prepare(options: Options, report: Report, date: str | None = None) -> Manife
     account = Account(kind.used)
     part = options.numbered_part
     first = 0 if part is None else part[0] * SLICES_PER_PART
-    with ExitStack() as held:
+    with ExitStack() as outputs:
         if is_url(str(options.out)):
-            upload = held.enter_context(uploaded(str(options.out), options.overwrite))
+            upload = outputs.enter_context(uploaded(str(options.out), options.overwrite))
             folder = upload.folder
-            name = name_of(upload.place.url)
+            name = name_of(upload.destination.url)
             writer = SliceWriter(folder, options.samples_per_slice, report, first, upload.slice)
         else:
-            folder = held.enter_context(staged(options.folder, options.overwrite))
+            folder = outputs.enter_context(staged(options.folder, options.overwrite))
             name = options.folder.resolve().name
             writer = SliceWriter(folder, options.samples_per_slice, report, first)
         preprocessor = kind.write(options, writer, report, account)
@@ -98,21 +101,25 @@ def _kind(name: str) -> Kind:
     return kind
 
 
-_OTHERS: Final = frozenset({"source", "out", "name", "overwrite", "report"})
-"""Options that aren't in the record: the source, which has a place of its own, and those that change no sample."""
-
-
 def made_by(options: Options, date: str | None) -> MadeBy:
-    """The command without secrets of URLs, the hash of a kind of the user's own, and the time; None: it isn't known."""
-    given: dict[str, JsonValue] = {}
+    """Record of the command, without secrets of URLs; it has the hash of a kind that the user brings.
+
+    Args:
+        options: the command.
+        date: its time; None: unknown.
+
+    """
+    record: dict[str, JsonValue] = {}
     for option in fields(options):
         value = getattr(options, option.name)
         default = option.default if option.default_factory is MISSING else option.default_factory()
-        if option.name not in _OTHERS and value != default:
-            given[option.name] = redacted_tree(str(value) if isinstance(value, Path) else value)
-    if options.kind is not None and (files := sources("dataset_kinds", options.kind)):
-        given["kind_sha256"] = files_hash(files)
-    return MadeBy(redacted(options.source), given, _version(), date)
+        if option.name not in _UNRECORDED and value != default:
+            record[option.name] = redacted_tree(str(value) if isinstance(value, Path) else value)
+    if options.kind is not None:
+        files = sources("dataset_kinds", options.kind)
+        if files:
+            record["kind_sha256"] = files_hash(files)
+    return MadeBy(redacted(options.source), record, _version(), date)
 
 
 def _version() -> str | None:

@@ -19,6 +19,9 @@ from hypha_ray.types import SliceInfo
 Report: TypeAlias = Callable[[str, int], None]
 """Receives the progress since the last call: ``("documents", 12)`` or ``("samples", 1024)``."""
 
+Rows: TypeAlias = npt.NDArray[np.int64]
+"""Indices of samples, [N]."""
+
 
 class SliceWriter:
     """Writes samples as slices and records them.
@@ -57,17 +60,13 @@ class SliceWriter:
             part = {name: array[start : start + self._size] for name, array in arrays.items()}
             info = write_slice(self.folder, self._first + len(self.slices), split, part)
             self._written(self.folder / info.file)
-            _, found = describe(part, info.file)
-            self.tensors = merge(self.tensors or found, found, info.file)
+            _, tensors = describe(part, info.file)
+            self.tensors = merge(self.tensors or tensors, tensors, info.file)
             self.slices.append(info)
             self._report("samples", info.samples)
 
 
-Rows: TypeAlias = npt.NDArray[np.int64]
-"""Indices of samples, [N]."""
-
-
-def split(keys: Sequence[bytes], options: Options, account: Account, what: str) -> tuple[Rows, Rows]:
+def split(keys: Sequence[bytes], options: Options, account: Account, plural: str) -> tuple[Rows, Rows]:
     """Rows for training and for validation, in random order; no two equal samples are in different splits.
 
     Of the different samples, `validation_fraction` is held out, at least one and at most `validation_samples`. Each is
@@ -77,29 +76,37 @@ def split(keys: Sequence[bytes], options: Options, account: Account, what: str) 
         keys: bytes of each sample, equal for equal samples.
         options: fraction, limit, seed, and the most training samples.
         account: records repetitions that are left out.
-        what: name of the samples in the account, in the plural.
+        plural: noun of the samples in the account.
 
     """
     generator = np.random.default_rng(options.seed)
-    places: dict[bytes, list[int]] = {}
+    rows_by_key: dict[bytes, list[int]] = {}
     for row in generator.permutation(len(keys)).tolist():
-        places.setdefault(keys[row], []).append(row)
-    groups = list(places.values())
-    wanted = 0
+        rows_by_key.setdefault(keys[row], []).append(row)
+    groups = list(rows_by_key.values())
+    held_out_groups = 0
     if options.validation_fraction and options.validation_samples:
         share = max(1, round(options.validation_fraction * len(groups)))
-        wanted = min(share, options.validation_samples, len(groups) - 1)
-        if not wanted:
-            account.note(f"no validation samples: all {what} are the same")
-    turns = itertools.zip_longest(*groups[:wanted])
-    held = [row for turn in turns for row in turn if row is not None]
-    account.leave_out(what, f"more repetitions of validation {what}", len(held[options.validation_samples :]))
-    held = held[: options.validation_samples]
-    rest = [row for group in groups[wanted:] for row in group]
-    train = generator.permutation(np.array(rest, np.int64))
+        held_out_groups = min(share, options.validation_samples, len(groups) - 1)
+        if not held_out_groups:
+            account.note(f"no validation samples: all {plural} are the same")
+    held_out = _alternating(groups[:held_out_groups])
+    excess = len(held_out[options.validation_samples :])
+    account.leave_out(plural, f"more repetitions of validation {plural}", excess)
+    validation = held_out[: options.validation_samples]
+    remaining = list(itertools.chain.from_iterable(groups[held_out_groups:]))
+    train = generator.permutation(np.array(remaining, np.int64))
     if options.max_samples is not None and len(train) > options.max_samples:
         account.note(f"the source isn't used up: --max-samples {options.max_samples} is reached")
-    return train[: options.max_samples], np.array(held, np.int64)
+    return train[: options.max_samples], np.array(validation, np.int64)
+
+
+def _alternating(groups: Sequence[Sequence[int]]) -> list[int]:
+    """The first row of each group, then the second row of each, and so on."""
+    rows = []
+    for turn in itertools.zip_longest(*groups):
+        rows += [row for row in turn if row is not None]
+    return rows
 
 
 def write_split(splits: tuple[Rows, Rows], load: Callable[[Rows], Arrays], size: int, writer: SliceWriter) -> None:

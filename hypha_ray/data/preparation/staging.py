@@ -61,9 +61,8 @@ def _check(out: Path, overwrite: bool) -> None:
         raise ConfigError("PREP003", f"--out {out} is a file", fix="name a folder")
     unfinished = (out / UNFINISHED).exists() and not (out / MANIFEST).exists()
     if not overwrite and not unfinished and _belongings(out):
-        raise ConfigError(
-            "PREP004", f"{out} already contains a dataset", fix="add --overwrite, or choose another --out"
-        )
+        fix = "add --overwrite, or choose another --out"
+        raise ConfigError("PREP004", f"{out} already contains a dataset", fix=fix)
 
 
 def _clear(out: Path) -> None:
@@ -77,20 +76,21 @@ def _clear(out: Path) -> None:
 
 def _belongings(out: Path) -> list[Path]:
     """Files of a dataset, the manifest first."""
-    found = [out / MANIFEST, out / FOLDER, out / PREPROCESSOR, *sorted(out.glob("*.safetensors"))]
-    return [path for path in found if path.exists()]
+    slices = sorted(out.glob("*.safetensors"))
+    paths = [out / MANIFEST, out / FOLDER, out / PREPROCESSOR, *slices]
+    return [path for path in paths if path.exists()]
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A folder of this machine, and the URL that its files go to."""
+    """A folder of this machine, and the folder at a URL that its files go to."""
 
     folder: Path
-    place: UrlFolder
+    destination: UrlFolder
 
     def slice(self, file: Path) -> None:
-        """Move a slice there."""
-        self.place.put(file, file.name)
+        """Move a slice to the URL."""
+        self.destination.put(file, file.name)
         file.unlink()
 
 
@@ -103,19 +103,20 @@ def uploaded(url: str, overwrite: bool) -> Iterator[Upload]:
         HyphaError: the URL can't be reached.
 
     """
-    place = UrlFolder(url)
+    destination = UrlFolder(url)
     if url.startswith(("http:", "https:")):
         raise ConfigError("CFG003", "--out can't be written by HTTP", redacted(url), "s3, gs, hf or file, or a folder")
-    if place.exists(MANIFEST):
+    if destination.exists(MANIFEST):
         if not overwrite:
             fix = "add --overwrite, or choose another --out"
             raise ConfigError("PREP004", f"{redacted(url)} already contains a dataset", fix=fix)
-        place.remove(MANIFEST)  # First: without a manifest it doesn't count as complete.
-    for name in place.sizes(""):
-        if ("/" not in name and name.endswith(".safetensors")) or name.startswith((f"{FOLDER}/", f"{PREPROCESSOR}/")):
-            place.remove(name)
+        destination.remove(MANIFEST)  # First: without a manifest it doesn't count as complete.
+    for name in destination.sizes(""):
+        is_slice = "/" not in name and name.endswith(".safetensors")
+        if is_slice or name.startswith((f"{FOLDER}/", f"{PREPROCESSOR}/")):
+            destination.remove(name)
     with tempfile.TemporaryDirectory() as folder:
-        yield Upload(Path(folder), place)
+        yield Upload(Path(folder), destination)
         files = [path for path in Path(folder).rglob("*") if path.is_file()]
         for path in sorted(files, key=lambda path: path.name == MANIFEST):
-            place.put(path, str(path.relative_to(folder)))
+            destination.put(path, str(path.relative_to(folder)))

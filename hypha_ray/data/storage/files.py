@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +19,7 @@ from hypha_ray.store.directory import home
 from hypha_ray.texts import redacted
 from hypha_ray.types import SliceInfo
 
-USUAL = (
+_USUAL_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -32,9 +33,9 @@ USUAL = (
     "preprocessor_config.json",
     "processor_config.json",
 )
-"""Names of a preprocessor's files, which are tried at places that can't list a folder."""
-
-
+"""Names of a preprocessor's files, which are tried at URLs whose files can't be listed."""
+LARGEST_BYTES = 100_000_000
+"""Largest size of a file that counts as one of a preprocessor; tokenizers have tens of megabytes at most."""
 MOST_FILES = 1000
 """Most files of a preprocessor that are read."""
 HEADER_BYTES = 16 << 20
@@ -45,7 +46,7 @@ HEADER_BYTES = 16 << 20
 class Place:
     """Place of a job's dataset: a folder or a URL, or the name by which data nodes serve it."""
 
-    where: str
+    address: str
     served: bool = False
 
 
@@ -82,19 +83,19 @@ class DatasetFiles(Protocol):
         """
 
 
-def files_at(place: str, cache_gb: float | None = None, note: Callable[[str], None] | None = None) -> DatasetFiles:
+def files_at(address: str, cache_gb: float | None = None, note: Callable[[str], None] | None = None) -> DatasetFiles:
     """The dataset in a folder of this machine, or at a URL.
 
     Args:
-        place: folder or URL.
-        cache_gb: most gigabytes that are kept on this machine's disk of what URLs have; None: a share of the disk.
+        address: folder or URL.
+        cache_gb: most gigabytes of files at URLs that are kept on this machine's disk; None: a share of the disk.
         note: takes a line of text for the user.
 
     """
-    if not is_url(place):
-        return FolderFiles(Path(place).expanduser())
+    if not is_url(address):
+        return FolderFiles(Path(address).expanduser())
     limit_bytes = None if cache_gb is None else int(cache_gb * 1e9)
-    return UrlFiles(place, DiskCache(home() / "cache", limit_bytes), note)
+    return UrlFiles(address, DiskCache(home() / "cache", limit_bytes), note)
 
 
 class FolderFiles:
@@ -154,69 +155,79 @@ class UrlFiles:
     def manifest(self, fresh: bool = False) -> Manifest:
         """See `DatasetFiles`."""
         if self._manifest is None or fresh:
-            shown = redacted(self._folder.url)
+            address = redacted(self._folder.url)
             try:
                 data = self._folder.read(MANIFEST, MOST_BYTES)
             except LargeError as error:
                 raise DataError("DATA003", error.what, error.got, error.allowed, error.fix) from None
             except DataError as error:
+                problem = f"the manifest of {address} can't be read"
+                if isinstance(error, MissingError):
+                    problem = f"there is no dataset at {address}"
                 fix = "check the URL; it names the folder that has manifest.json"
-                missing = isinstance(error, MissingError)
-                problem = f"there is no dataset at {shown}" if missing else f"the manifest of {shown} can't be read"
                 raise DataError("DATA001", problem, error.got, fix=fix) from None
-            self._manifest = parse_manifest(data, f"{shown}/{MANIFEST}")
+            self._manifest = parse_manifest(data, f"{address}/{MANIFEST}")
         return self._manifest
 
     def read(self, info: SliceInfo, fresh: bool = False) -> Arrays:
         """See `DatasetFiles`."""
         manifest = self.manifest()
-        kept = None if fresh else self._cache.read(info.sha256)
-        if kept is not None:
+        if fresh:
+            return decode_slice(self._fetch(info, manifest), info, manifest)
+        copy = self._cache.read(info.sha256)
+        if copy is not None:
             try:
-                return self._checker.decode(kept, info, manifest)
+                return self._checker.decode(copy, info, manifest)
             except DataError:  # The copy is damaged, which tells nothing about the original.
                 self._cache.remove(info.sha256)
-        where = f"slice {info.index} ({info.file})"
-        try:
-            content = self._folder.read(info.file, info.samples * manifest.sample_bytes + HEADER_BYTES)
-        except LargeError as error:
-            fix = "copy the dataset again, or prepare it again with --overwrite"
-            raise DataError("DATA012", f"{where}: the file is too large", error.got, error.allowed, fix) from None
-        data = container(content, where)
-        arrays = (decode_slice if fresh else self._checker.decode)(data, info, manifest)
-        problem = None if fresh else self._cache.write(info.sha256, data)
+        data = self._fetch(info, manifest)
+        arrays = self._checker.decode(data, info, manifest)
+        problem = self._cache.write(info.sha256, data)
         if problem is not None and self._note is not None and not self._noted:
             self._noted = True
             self._note(f"slices of {redacted(self._folder.url)} are fetched anew for each use: {problem}")
         return arrays
+
+    def _fetch(self, info: SliceInfo, manifest: Manifest) -> bytes:
+        """Content of a slice's file at the URL."""
+        slice_name = f"slice {info.index} ({info.file})"
+        limit_bytes = info.samples * manifest.sample_bytes + HEADER_BYTES
+        try:
+            content = self._folder.read(info.file, limit_bytes)
+        except LargeError as error:
+            fix = "copy the dataset again, or prepare it again with --overwrite"
+            raise DataError("DATA012", f"{slice_name}: the file is too large", error.got, error.allowed, fix) from None
+        return container(content, slice_name)
 
     def preprocessor(self) -> dict[str, bytes]:
         """See `DatasetFiles`."""
         made_by = self.manifest().preprocessor
         if made_by is None or made_by.folder is None:
             return {}
-        found = {}
-        for name in self._small(made_by.folder) or [f"{made_by.folder}/{name}" for name in USUAL]:
-            try:
-                found[name] = self._folder.read(name, LARGEST_BYTES)
-            except (DataError, AuthenticationError):  # S3 refuses what is missing, where it mustn't be listed.
-                continue
-        return found
+        names = self._small_files(made_by.folder)
+        if not names:
+            names = [f"{made_by.folder}/{name}" for name in _USUAL_FILES]
+        files = {}
+        for name in names:
+            # S3 refuses access to missing files if they mustn't be listed.
+            with suppress(DataError, AuthenticationError):
+                files[name] = self._folder.read(name, LARGEST_BYTES)
+        return files
 
-    def _small(self, folder: str) -> list[str]:
-        """Files of a folder that may be those of a preprocessor; none if the place can't list them."""
+    def _small_files(self, folder: str) -> list[str]:
+        """Files of a folder that may be a preprocessor's; none if they can't be listed."""
         sizes = self._folder.sizes(folder)
-        return [name for name, size in sizes.items() if size is None or size <= LARGEST_BYTES][:MOST_FILES]
-
-
-LARGEST_BYTES = 100_000_000
-"""Largest size of a file that counts as one of a preprocessor; tokenizers have tens of megabytes at most."""
+        names = [name for name, size in sizes.items() if size is None or size <= LARGEST_BYTES]
+        return names[:MOST_FILES]
 
 
 def preprocessor_files(folder: Path) -> dict[str, bytes]:
     """Files of a dataset's folder and its subfolders that are neither slices nor hidden, by path in the folder."""
-    found = [*folder.glob("*"), *folder.glob("*/*")]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found if _belongs(path, folder)}
+    files = {}
+    for path in (*folder.glob("*"), *folder.glob("*/*")):
+        if _belongs(path, folder):
+            files[str(path.relative_to(folder))] = path.read_bytes()
+    return files
 
 
 def write_files(files: Mapping[str, bytes], folder: Path) -> None:
@@ -233,32 +244,36 @@ def write_files(files: Mapping[str, bytes], folder: Path) -> None:
             path.write_bytes(content)
 
 
-def same_tokens(one: Path, other: Path) -> bool:
-    """Whether no number is another token in the other one of two saved tokenizers.
+def same_tokens(first: Path, second: Path) -> bool:
+    """Whether no id stands for different tokens in two saved tokenizers.
 
     Special tokens, which models of one family rename, don't count. Without `tokenizer.json` tokens aren't known, and
     nothing differs.
     """
-    known = _tokens(one)
-    found = _tokens(other)
-    return all(known[number] == found[number] for number in known.keys() & found.keys())
+    first_tokens = _tokens_by_id(first)
+    second_tokens = _tokens_by_id(second)
+    common_ids = first_tokens.keys() & second_tokens.keys()
+    return all(first_tokens[token_id] == second_tokens[token_id] for token_id in common_ids)
 
 
-def _tokens(folder: Path) -> dict[int, str]:
+def _tokens_by_id(folder: Path) -> dict[int, str]:
+    """Tokens of a saved tokenizer by id, without special ones; empty if they aren't known."""
     try:
         file = json.loads((folder / "tokenizer.json").read_bytes())
         vocabulary = file["model"]["vocab"]
-        special = {token["id"] for token in file["added_tokens"]}
-        ids = (
-            vocabulary.items()
-            if isinstance(vocabulary, dict)
-            else ((token, number) for number, (token, _) in enumerate(vocabulary))
-        )
-        return {number: token for token, number in ids if number not in special}
+        if isinstance(vocabulary, dict):
+            tokens = {token_id: token for token, token_id in vocabulary.items()}
+        else:
+            tokens = {token_id: token for token_id, (token, _) in enumerate(vocabulary)}
+        for token in file["added_tokens"]:
+            tokens.pop(token["id"], None)
+        return tokens
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
 
 
 def _belongs(path: Path, folder: Path) -> bool:
-    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-    return path.is_file() and not hidden and path.suffix != ".safetensors" and path.stat().st_size <= LARGEST_BYTES
+    is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+    if is_hidden or not path.is_file() or path.suffix == ".safetensors":
+        return False
+    return path.stat().st_size <= LARGEST_BYTES

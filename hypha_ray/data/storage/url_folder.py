@@ -31,20 +31,37 @@ WAITS_S = (0.5, 2.0, 8.0)
 LONGEST_WAIT_S = 60.0
 """Longest time in seconds for which a server may ask before the next try."""
 
+_AGAIN = (408, 425, 429)
+"""Statuses of HTTP below 500 after which another try may succeed."""
+_CREDENTIALS = {
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "DefaultCredentialsError",
+}
+"""Classes of errors of botocore and google.auth."""
+
 
 class LargeError(DataError):
     """A file is larger than allowed."""
 
 
-def is_url(place: str) -> bool:
-    """Whether a place is a URL, and no folder."""
-    return "://" in place
+class MissingError(DataError):
+    """There is nothing at a URL."""
 
 
-def name_of(place: str) -> str:
+def is_url(address: str) -> bool:
+    """Whether the address of a dataset is a URL, and no folder."""
+    return "://" in address
+
+
+def name_of(address: str) -> str:
     """Name of a folder; that of a URL is without its query, which may be secret."""
-    path = place.partition("?")[0] if is_url(place) else place
-    return path.rstrip("/").rpartition("/")[2]
+    path = address
+    if is_url(address):
+        path, _, _ = address.partition("?")
+    _, _, name = path.rstrip("/").rpartition("/")
+    return name
 
 
 class UrlFolder:
@@ -70,23 +87,23 @@ class UrlFolder:
         """
 
         def read(fs: Any, path: str) -> bytes:
-            if limit_bytes is None:
-                options: dict[str, int] = {}
-            elif is_http(fs):
-                options = {"limit_bytes": limit_bytes}  # Not every server tells a size, or knows ranges.
-            else:
-                options = {}
-                if (size := fs.size(path) or 0) > limit_bytes:
+            content: bytes
+            if limit_bytes is not None and is_http(fs):  # Not every server tells a size, or knows ranges.
+                content = fs.cat_file(path, limit_bytes=limit_bytes)
+                return content
+            if limit_bytes is not None:
+                size = fs.size(path) or 0
+                if size > limit_bytes:
                     raise TooLargeError(f"{size:,} bytes")
-            content: bytes = fs.cat_file(path, **options)
+            content = fs.cat_file(path)
             return content
 
         try:
-            return self._tried(name, read)
+            return self._request(name, read)
         except TooLargeError as error:
-            place = redacted(f"{self.url}/{name}")
+            problem = f"{redacted(f'{self.url}/{name}')} is too large"
             fix = "check the URL, or prepare the dataset again"
-            raise LargeError(UNREADABLE, f"{place} is too large", str(error), f"{limit_bytes:,} bytes", fix) from None
+            raise LargeError(UNREADABLE, problem, str(error), f"{limit_bytes:,} bytes", fix) from None
 
     def put(self, file: Path, name: str) -> None:
         """Copy a file of this machine there."""
@@ -95,32 +112,35 @@ class UrlFolder:
             fs.makedirs(path.rpartition("/")[0], exist_ok=True)
             fs.put_file(str(file), path)
 
-        self._tried(name, put)
+        self._request(name, put)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
         try:
-            self._tried(name, lambda fs, path: fs.rm_file(path))
+            self._request(name, lambda fs, path: fs.rm_file(path))
         except DataError:
             return
 
     def exists(self, name: str) -> bool:
         """Whether there is such a file."""
-        return bool(self._tried(name, lambda fs, path: fs.exists(path)))
+        return bool(self._request(name, lambda fs, path: fs.exists(path)))
 
     def sizes(self, folder: str) -> dict[str, int | None]:
-        """Size of each file of a folder, by path below the URL; None: unknown. Empty if the place can't list them."""
+        """Size of each file of a folder, by path below the URL; None: unknown. Empty if they can't be listed."""
         try:
-            fs, root = self._place()
+            fs, root = self._open()
             fs.invalidate_cache()
             rows = fs.find(f"{root}/{folder}".rstrip("/"), detail=True)
-        except Exception:  # Not every place can list its files.
+        except Exception:  # Not every file system can list its files.
             return {}
-        return {
-            name.removeprefix(root).lstrip("/"): row.get("size") for name, row in rows.items() if name.startswith(root)
-        }
+        sizes: dict[str, int | None] = {}
+        for path, row in rows.items():
+            if path.startswith(root):
+                name = path.removeprefix(root).lstrip("/")
+                sizes[name] = row.get("size")
+        return sizes
 
-    def _place(self) -> tuple[Any, str]:
+    def _open(self) -> tuple[Any, str]:
         """File system, and the folder in it."""
         if self._opened is None:
             fs, root = open_url(self.url, self._anew)
@@ -128,13 +148,12 @@ class UrlFolder:
             self._anew = False
         return self._opened
 
-    def _tried(self, name: str, request: Callable[[Any, str], T]) -> T:
-        """Result of a request for a file."""
+    def _request(self, name: str, request: Callable[[Any, str], T]) -> T:
+        """Result of a request for a file, which is tried again if that may help."""
         for wait_s in (*WAITS_S, None):
             try:
-                fs, root = self._place()
-                folder, mark, query = root.partition("?") if "?" in self.url else (root, "", "")
-                return request(fs, f"{folder.rstrip('/')}/{name}{mark}{query}")
+                fs, root = self._open()
+                return request(fs, self._path(root, name))
             except TooLargeError:
                 raise
             except Exception as error:  # Each kind of file system has errors of its own.
@@ -148,67 +167,61 @@ class UrlFolder:
                 time.sleep(max(wait_s, retry_after_s(error, LONGEST_WAIT_S)))
         raise AssertionError("unreachable")
 
+    def _path(self, root: str, name: str) -> str:
+        """Path of a file in the file system; a query of the URL stays at the end."""
+        if "?" not in self.url:
+            return f"{root.rstrip('/')}/{name}"
+        folder, mark, query = root.partition("?")
+        return f"{folder.rstrip('/')}/{name}{mark}{query}"
+
     def _cause(self, error: Exception, name: str) -> Cause | None:
-        """Cause that an object store tells; None if it is none, or tells none."""
+        """Cause that an object store tells; None if it tells none, and for other file systems."""
         if self._opened is None or not is_s3(self._opened[0]):
             return None
         fs, root = self._opened
         return cause_of(error, fs, f"{root}/{name}")
 
 
-_AGAIN = (408, 425, 429)
-"""Statuses of HTTP below 500 after which another try may succeed."""
-_CREDENTIALS = {
-    "NoCredentialsError",
-    "PartialCredentialsError",
-    "CredentialRetrievalError",
-    "DefaultCredentialsError",
-}
-"""Classes of errors of botocore and google.auth."""
-
-
-class MissingError(DataError):
-    """There is nothing at a place."""
-
-
-def explain(error: Exception, url: str, what: str, cause: Cause | None = None) -> HyphaError:
+def explain(error: Exception, url: str, name: str, cause: Cause | None = None) -> HyphaError:
     """The error to raise in place of one of a file system; its causes are looked at too.
 
     Args:
         error: error that the file system raised.
         url: folder of the dataset.
-        what: name of the file in it.
+        name: name of the file in it.
         cause: cause that an object store has told.
 
     """
-    place = redacted(f"{url}/{what}")
+    address = redacted(f"{url}/{name}")
     got = line_of(error, url)
-    links = list(chain(error))
     if cause is not None:
-        return _of_store(cause, place, got)
-    if (refusal := refusal_of_url(error, url)) is not None:
+        return _of_store(cause, address, got)
+    refusal = refusal_of_url(error, url)
+    if refusal is not None:
         return refusal
-    return _of_answer(links, place, got)
+    return _of_answer(list(chain(error)), address, got)
 
 
-def _of_answer(links: list[BaseException], place: str, got: str) -> HyphaError:
-    """Error of a place that has answered, or that can't be reached."""
+def _of_answer(links: list[BaseException], address: str, got: str) -> HyphaError:
+    """Error of a server that has answered, or that can't be reached."""
     status = status_of(links)
     if _is_refused(links, status):
         fix = "give this machine access, such as AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS or HF_TOKEN"
-        return AuthenticationError("AUTH004", f"access to {place} is refused", got, fix=fix)
+        return AuthenticationError("AUTH004", f"access to {address} is refused", got, fix=fix)
     if isinstance(links[0], FileNotFoundError) or status in (404, 410):
-        return MissingError(UNREADABLE, f"there is nothing at {place}", got, fix="check the URL")
-    if any(isinstance(link, socket.gaierror) and link.errno == socket.EAI_NONAME for link in links):
-        return MissingError(UNREADABLE, f"the host of {place} doesn't exist", got, fix="check the URL and the network")
+        return MissingError(UNREADABLE, f"there is nothing at {address}", got, fix="check the URL")
+    if any(map(_is_unknown_host, links)):
+        return MissingError(
+            UNREADABLE, f"the host of {address} doesn't exist", got, fix="check the URL and the network"
+        )
     if _may_pass(links, status):
-        return HubError("DATA065", f"{place} can't be reached now", got, fix="try again; the run goes on from there")
-    return DataError(UNREADABLE, f"{place} can't be read", got, fix="check the URL, and the settings for its kind")
+        return HubError("DATA065", f"{address} can't be reached now", got, fix="try again; the run goes on from there")
+    return DataError(UNREADABLE, f"{address} can't be read", got, fix="check the URL, and the settings for its kind")
 
 
-def _of_store(cause: Cause, place: str, got: str) -> HyphaError:
+def _of_store(cause: Cause, address: str, got: str) -> HyphaError:
     """Error of an object store that has told its cause."""
-    problem = f"{place}: {cause.problem}"
+    problem = f"{address}: {cause.problem}"
     match cause.kind:
         case "expired":
             return ExpiredError("AUTH004", problem, got, fix=f"{cause.fix}; the same command goes on from there")
@@ -228,25 +241,37 @@ def _may_pass(links: list[BaseException], status: int | None) -> bool:
     """Whether another try may succeed."""
     if status is not None:
         return (status >= 500 and status != 501) or status in _AGAIN
-    transient = (ConnectionError, TimeoutError, socket.gaierror)
+    return any(map(_is_transient, links))
+
+
+def _is_transient(error: BaseException) -> bool:
+    """Whether an error is of a connection, which may succeed later."""
     numbers = (errno.EBUSY, errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT)
+    if isinstance(error, ConnectionError | TimeoutError | socket.gaierror) or getattr(error, "errno", None) in numbers:
+        return True
     names = ("ConnectionError", "Timeout", "TimeoutError", "ConnectorError", "Disconnected", "PayloadError")
-    return any(
-        isinstance(link, transient) or getattr(link, "errno", None) in numbers or type(link).__name__.endswith(names)
-        for link in links
-    )
+    return type(error).__name__.endswith(names)
+
+
+def _is_unknown_host(error: BaseException) -> bool:
+    return isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
 
 
 def status_of(links: list[BaseException]) -> int | None:
     """Status of HTTP in an error and its causes."""
-    return next((status for link in links if (status := _status(link)) is not None), None)
+    for link in links:
+        status = _status(link)
+        if status is not None:
+            return status
+    return None
 
 
 def _status(error: BaseException) -> int | None:
     """Status of HTTP in an error of aiohttp, of huggingface_hub or of botocore."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
-        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        metadata = response.get("ResponseMetadata", {})
+        status = metadata.get("HTTPStatusCode")
     else:
-        found = getattr(error, "status", None) or getattr(response, "status_code", None)
-    return found if isinstance(found, int) else None
+        status = getattr(error, "status", None) or getattr(response, "status_code", None)
+    return status if isinstance(status, int) else None

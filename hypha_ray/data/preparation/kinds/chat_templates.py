@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
 from hypha_ray.data.preparation.kinds.scored_tokens import ScoredText
@@ -51,7 +51,8 @@ class ChatTemplate:
         self._ends = tuple(token for token in tokenizer.all_special_tokens if token)
         self._added: tuple[str, ...] = ()
         with suppress(NotImplementedError):  # Tokenizers of mistral-common don't tell theirs.
-            self._added = tuple(one.content for one in tokenizer.added_tokens_decoder.values() if one.special)
+            added = tokenizer.added_tokens_decoder.values()
+            self._added = tuple(token.content for token in added if token.special)
 
     def rendered(self, chat: Chat) -> ScoredText:
         """The text of a chat, with the assistant's parts. A message of the assistant with the weight 0 isn't scored.
@@ -61,31 +62,32 @@ class ChatTemplate:
 
         """
         template = self._tokenizer.get_chat_template(None, chat.tools)
-        answers = [place for place, message in enumerate(chat.messages) if message["role"] == "assistant"]
+        answers = [index for index, message in enumerate(chat.messages) if message["role"] == "assistant"]
         if _MARKED.search(template):
             text, parts = self._render(chat, chat.messages, marked=True)
         else:
             text, parts = self._by_prefixes(chat, answers)
-        if len(parts) != len(answers) and (not parts or any("weight" in message for message in chat.messages)):
-            found = f"{len(parts)} for {len(answers)} messages of the assistant"
-            raise self._unclear(chat, "the template doesn't mark the assistant's parts one by one", found)
         if len(parts) != len(answers):
+            if not parts or any("weight" in message for message in chat.messages):
+                got = f"{len(parts)} for {len(answers)} messages of the assistant"
+                raise self._unclear(chat, "the template doesn't mark the assistant's parts one by one", got)
             return ScoredText(text, tuple(parts))
-        scored = [(part, place) for part, place in zip(parts, answers, strict=True) if not self._is_given(chat, place)]
-        openings = tuple(self._opening(chat, text, place, part[0]) for part, place in scored)
-        return ScoredText(text, tuple(part for part, _ in scored), openings)
+        scored_parts = []
+        openings = []
+        for part, index in zip(parts, answers, strict=True):
+            if chat.messages[index].get("weight") != 0:
+                scored_parts.append(part)
+                openings.append(self._opening(chat, text, index, part[0]))
+        return ScoredText(text, tuple(scored_parts), tuple(openings))
 
-    @staticmethod
-    def _is_given(chat: Chat, place: int) -> bool:
-        return chat.messages[place].get("weight") == 0
-
-    def _opening(self, chat: Chat, text: str, place: int, start: int) -> int:
-        """The place behind the generation prompt of an answer; its first character if the text has no such prompt."""
+    def _opening(self, chat: Chat, text: str, index: int, start: int) -> int:
+        """The end of an answer's generation prompt in the text; the first character of the answer without a prompt."""
         if not _MARKED.search(self._tokenizer.get_chat_template(None, chat.tools)):
             return start
         with suppress(DataError):
-            before, _ = self._render(chat, chat.messages[:place], opened=True)
-            return len(before) if text.startswith(before) else start
+            before, _ = self._render(chat, chat.messages[:index], opened=True)
+            if text.startswith(before):
+                return len(before)
         return start
 
     def lost_calls(self, chat: Chat, text: str) -> int:
@@ -94,15 +96,17 @@ class ChatTemplate:
         if not calls:
             return 0
         with suppress(DataError):
-            return calls if self._render(chat, without_calls(chat.messages))[0] == text else 0
+            text_without_calls, _ = self._render(chat, without_calls(chat.messages))
+            if text_without_calls == text:
+                return calls
         return 0
 
     def ignored(self, chat: Chat, text: str) -> Ignored:
         """Values in a chat that leave no trace in its text."""
-        found = ignored_values(lambda messages: self._render(chat, messages)[0], chat.messages, text)
+        ignored = ignored_values(lambda messages: self._render(chat, messages)[0], chat.messages, text)
         if chat.tools is not None and self._is_same_without_tools(chat, text):
-            found["lists of tools", "which the chat template ignores"] = 1
-        return found
+            ignored["lists of tools", "which the chat template ignores"] = 1
+        return ignored
 
     def _is_same_without_tools(self, chat: Chat, text: str) -> bool:
         with suppress(DataError):
@@ -112,11 +116,11 @@ class ChatTemplate:
     def _by_prefixes(self, chat: Chat, answers: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
         text, _ = self._render(chat, chat.messages)
         parts = []
-        for place in answers:
-            before, _ = self._render(chat, chat.messages[:place], opened=True)
-            after, _ = self._render(chat, chat.messages[: place + 1])
+        for index in answers:
+            before, _ = self._render(chat, chat.messages[:index], opened=True)
+            after, _ = self._render(chat, chat.messages[: index + 1])
             if not (after.startswith(before) and text.startswith(after)):
-                return text, self._by_contents(chat, answers, place)
+                return text, self._by_contents(chat, answers, index)
             parts.append((len(before), self._end(text, len(before), len(after))))
         return text, parts
 
@@ -135,7 +139,9 @@ class ChatTemplate:
     def _end(self, text: str, start: int, end: int) -> int:
         """End of a part without the white space behind its last special token, which no model has to generate."""
         part = text[start:end].rstrip()
-        return start + len(part) if part.endswith(self._ends) else end
+        if part.endswith(self._ends):
+            return start + len(part)
+        return end
 
     def _render(
         self, chat: Chat, messages: Messages, opened: bool = False, marked: bool = False
@@ -146,9 +152,9 @@ class ChatTemplate:
         except Exception as error:  # Templates raise errors of their own, for instance without system messages.
             if count_calls(messages):
                 with suppress(Exception):
-                    return self._filled(chat, [with_texts(message) for message in messages], opened, marked)
+                    return self._filled(chat, list(map(with_texts, messages)), opened, marked)
             got = reason_of(error)
-            problem = f"{chat.where}: the chat template of {self._name!r} refuses the chat"
+            problem = f"{chat.location}: the chat template of {self._name!r} refuses the chat"
             fix = "mend or remove the row"
             raise DataError("DATA034", problem, got, fix=fix) from None
 
@@ -166,7 +172,9 @@ class ChatTemplate:
         return texts[0], parts[0] if marked else []
 
     def _unclear(self, chat: Chat, why: str, got: str) -> DataError:
-        problem = f"{chat.where}: the assistant's tokens can't be found with the chat template of {self._name!r}: {why}"
+        problem = (
+            f"{chat.location}: the assistant's tokens can't be found with the chat template of {self._name!r}: {why}"
+        )
         return DataError("DATA036", problem, got, fix=_FIX)
 
 
@@ -179,14 +187,14 @@ _THINKS = re.compile(r"</?think>")
 
 
 def find_answers(
-    render: Render, messages: Messages, places: Sequence[int], ends: tuple[str, ...], added: tuple[str, ...] = ()
+    render: Render, messages: Messages, answers: Sequence[int], ends: tuple[str, ...], added: tuple[str, ...] = ()
 ) -> list[tuple[int, int]] | None:
     """Find the answers in the text of the whole chat.
 
     Args:
         render: the chat template.
         messages: the chat.
-        places: indices of the assistant's messages.
+        answers: indices of the assistant's messages.
         ends: special tokens with a role, such as the end of a text.
         added: other special tokens, of which one may end an answer at once; calls of tools may have some inside.
 
@@ -197,37 +205,41 @@ def find_answers(
     """
     text = render(messages, False)
     marked = [*messages]
-    marks = [_MARK.format(place) for place in places]
-    answers = []
-    for place, mark in zip(places, marks, strict=True):
-        thought, answer = _THOUGHT_AND_REST.fullmatch(messages[place]["content"]).groups(default="")  # type: ignore[union-attr]
-        marked[place] = messages[place] | {"content": thought + mark}
-        answers.append(answer)
+    marks = [_MARK.format(index) for index in answers]
+    contents = []
+    for index, mark in zip(answers, marks, strict=True):
+        thought, content = _THOUGHT_AND_REST.fullmatch(messages[index]["content"]).groups(default="")  # type: ignore[union-attr]
+        marked[index] = messages[index] | {"content": thought + mark}
+        contents.append(content)
     pieces = re.split("|".join(marks), render(marked, False))
-    if any(mark in text for mark in marks) or len(pieces) != len(answers) + 1 or not text.startswith(pieces[0]):
+    is_marked = len(pieces) == len(answers) + 1 and text.startswith(pieces[0])
+    if not is_marked or any(mark in text for mark in marks):
         return None
     parts = []
-    at = len(pieces[0])
-    for place, answer, (before, after) in zip(places, answers, pairwise(pieces), strict=True):
-        start = _opening(render, messages[:place], before)
-        found = next((one for one in _forms(answer, after) if text.startswith("".join(one), at)), None)
-        if start is None or found is None:
+    position = len(pieces[0])
+    for index, content, (before, after) in zip(answers, contents, pairwise(pieces), strict=True):
+        start = _opening(render, messages[:index], before)
+        form = _matching_form(content, after, text, position)
+        if start is None or form is None:
             return None
-        calls = "tool_calls" in messages[place]
-        closing = _closing(found[1], ends if calls else ends + added, calls)
-        parts.append((at - len(before) + start, at + len(found[0]) + closing))
-        at += len("".join(found))
-    return parts if at == len(text) else None
+        answer, behind = form
+        calls = "tool_calls" in messages[index]
+        closing = _closing(behind, ends if calls else ends + added, calls)
+        parts.append((position - len(before) + start, position + len(answer) + closing))
+        position += len(answer) + len(behind)
+    return parts if position == len(text) else None
 
 
 def count_lost_thoughts(messages: Messages, text: str) -> int:
     """Count the thoughts in messages that the text of the chat lacks."""
-    thoughts = [thought for message in messages for thought in _THOUGHTS.findall(message["content"])]
-    return sum(thought not in text for thought in thoughts)
+    lost = 0
+    for message in messages:
+        lost += sum(thought not in text for thought in _THOUGHTS.findall(message["content"]))
+    return lost
 
 
 def _opening(render: Render, earlier: Messages, before: str) -> int | None:
-    """Place in the text before an answer where the generation prompt ends, with the thoughts that it opens or not.
+    """End of the generation prompt in the text before an answer, with the thoughts that it opens or without.
 
     If there is no prompt, as behind results of tools in some templates, the answer begins where the earlier text ends.
     """
@@ -235,25 +247,39 @@ def _opening(render: Render, earlier: Messages, before: str) -> int | None:
     plain = render(earlier, False)
     if opened == plain and before and plain.endswith(before):
         return len(before)
-    shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(opened, plain, strict=False)))
+    shared = 0
+    while shared < min(len(opened), len(plain)) and opened[shared] == plain[shared]:
+        shared += 1
     prompt = opened[shared:]
-    for one in (prompt, _THINKS.split(prompt)[0]):
-        if one.strip() and (place := before.rfind(one)) >= 0:
-            return place + len(one)
+    for opening in (prompt, _THINKS.split(prompt)[0]):
+        start = before.rfind(opening)
+        if opening.strip() and start >= 0:
+            return start + len(opening)
     return None
 
 
 def _closing(after: str, ends: tuple[str, ...], calls: bool) -> int:
-    """Length of the special token that ends an answer, with what stands before it."""
-    places = [(place, -len(end)) for end in ends if (place := after.find(end)) >= 0]
-    place, length = min(places, default=(0, 0))
-    return place - length if calls or not after[:place].strip() else 0
+    """Length of the special token that ends an answer, with the text before it."""
+    matches = [(after.find(end), -len(end)) for end in ends if end in after]
+    start, negative_length = min(matches, default=(0, 0))
+    if calls or not after[:start].strip():
+        return start - negative_length
+    return 0
+
+
+def _matching_form(content: str, after: str, text: str, position: int) -> tuple[str, str] | None:
+    """The form of an answer and of the text behind it that the whole text has at a position; None without one."""
+    for form in _forms(content, after):
+        if text.startswith("".join(form), position):
+            return form
+    return None
 
 
 def _forms(answer: str, after: str) -> Iterator[tuple[str, str]]:
     """Forms of an answer, as templates trim it, and of the text behind it."""
-    for one in (answer, answer.rstrip(), answer.lstrip("\n"), answer.strip("\n"), answer.lstrip(), answer.strip()):
-        yield one, after
+    forms = (answer, answer.rstrip(), answer.lstrip("\n"), answer.strip("\n"), answer.lstrip(), answer.strip())
+    for form in forms:
+        yield form, after
     if not answer:
         yield "", after.lstrip("\n")  # Lines that would keep calls of tools apart from an answer.
 
@@ -270,36 +296,51 @@ _OTHER = "another text"
 
 def ignored_values(render: RenderMessages, messages: Messages, text: str) -> Ignored:
     """Values of messages without which a template makes the same text, and contents with the same text for others."""
-    found: Ignored = Counter()
-    for key in dict.fromkeys(key for message in messages for key in message if key not in _OTHERWISE_COUNTED):
-        places = [place for place, message in enumerate(messages) if message.get(key) not in (None, "", [], {})]
-        number = _ignored_at(places, partial(_without, messages, key), render, text)
-        found["values", f"of {readable(key)!r} in messages, which the chat template ignores"] += number
-    for role in dict.fromkeys(message["role"] for message in messages if message["role"] != "assistant"):
-        places = [place for place, one in enumerate(messages) if one["role"] == role and _is_absent(one, text)]
-        number = _ignored_at(places, partial(_with_other_content, messages), render, text)
-        found["messages", f"of role {readable(role)!r}, whose content the chat template ignores"] += number
-    return +found
+    ignored: Ignored = Counter()
+    keys: dict[str, None] = {}
+    for message in messages:
+        keys |= dict.fromkeys(message)
+    for key in keys:
+        if key in _OTHERWISE_COUNTED:
+            continue
+        indices = [index for index, message in enumerate(messages) if message.get(key) not in (None, "", [], {})]
+        count = _count_ignored(indices, partial(_without_key, messages, key), render, text)
+        ignored["values", f"of {readable(key)!r} in messages, which the chat template ignores"] += count
+    for role in dict.fromkeys(message["role"] for message in messages):
+        if role == "assistant":
+            continue
+        indices = []
+        for index, message in enumerate(messages):
+            if message["role"] == role and _is_absent(message, text):
+                indices.append(index)
+        count = _count_ignored(indices, partial(_with_other_content, messages), render, text)
+        ignored["messages", f"of role {readable(role)!r}, whose content the chat template ignores"] += count
+    return +ignored
 
 
-def leave_out_ignored(account: Account, found: Iterable[Ignored]) -> None:
+def leave_out_ignored(account: Account, ignored: Iterable[Ignored]) -> None:
     """Put the ignored values of chats into an account."""
-    for values in found:
-        for (problem, reason), number in values.items():
-            account.leave_out(problem, reason, number)
+    for values in ignored:
+        for (noun, reason), count in values.items():
+            account.leave_out(noun, reason, count)
 
 
-def _ignored_at(
-    places: Sequence[int], changed: Callable[[Sequence[int]], Messages], render: RenderMessages, text: str
+def _count_ignored(
+    indices: Sequence[int], change: Callable[[Sequence[int]], Messages], render: RenderMessages, text: str
 ) -> int:
-    """Number of places whose value is ignored; messages are changed there, one by one unless all make no difference."""
-    if not places or _same(render, changed(places), text):
-        return len(places)
-    return sum(_same(render, changed([place]), text) for place in places) if len(places) > 1 else 0
+    """Number of messages whose value is ignored: they are changed together, then one by one if that makes a difference.
+
+    `change` returns messages that are changed at the given indices.
+    """
+    if not indices or _is_same(render, change(indices), text):
+        return len(indices)
+    if len(indices) == 1:
+        return 0
+    return sum(_is_same(render, change([index]), text) for index in indices)
 
 
-def _same(render: RenderMessages, messages: Messages, text: str) -> bool:
-    """Whether a template makes the same text of other messages; one that refuses these knows the value."""
+def _is_same(render: RenderMessages, messages: Messages, text: str) -> bool:
+    """Whether a template makes the same text of changed messages; a template that refuses them uses the value."""
     try:
         return render(messages) == text
     except DataError:
@@ -311,12 +352,15 @@ def _is_absent(message: dict[str, object], text: str) -> bool:
     return bool(content) and content not in text
 
 
-def _without(messages: Messages, key: str, places: Sequence[int]) -> Messages:
-    return [
-        {name: value for name, value in message.items() if name != key or place not in places}
-        for place, message in enumerate(messages)
-    ]
+def _without_key(messages: Messages, key: str, indices: Sequence[int]) -> Messages:
+    changed = list(messages)
+    for index in indices:
+        changed[index] = {name: value for name, value in messages[index].items() if name != key}
+    return changed
 
 
-def _with_other_content(messages: Messages, places: Sequence[int]) -> Messages:
-    return [message | {"content": _OTHER} if place in places else message for place, message in enumerate(messages)]
+def _with_other_content(messages: Messages, indices: Sequence[int]) -> Messages:
+    changed = list(messages)
+    for index in indices:
+        changed[index] = messages[index] | {"content": _OTHER}
+    return changed

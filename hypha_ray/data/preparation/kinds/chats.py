@@ -35,18 +35,22 @@ from hypha_ray.data.preparation.encoders import (
     tokenizer_of,
 )
 from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate, count_lost_thoughts, leave_out_ignored
-from hypha_ray.data.preparation.kinds.kind import Kind
+from hypha_ray.data.preparation.kinds.kind import Kind, no_samples
 from hypha_ray.data.preparation.kinds.scored_tokens import ScoredText, ScoredTokens, TextTokenizer
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
 from hypha_ray.data.preparation.sources.chats import Chat, chats
 from hypha_ray.data.provenance import Account, counted
 from hypha_ray.data.slices import Arrays
-from hypha_ray.errors import DataError
 from hypha_ray.model.tasks.task import IGNORE_INDEX
 
 _AT_ONCE = 1024
 """Chats that are tokenised at once."""
+_OPEN = 64
+"""Samples that are being filled at the same time."""
+
+Parts: TypeAlias = list[ScoredTokens]
+"""Chats of one sample."""
 
 
 def write_chats(options: Options, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:
@@ -57,49 +61,51 @@ def write_chats(options: Options, writer: SliceWriter, report: Report, account: 
         HyphaError: source or tokenizer can't be had.
 
     """
-    found = list(_answered(chats(options, account), account))
-    tokenizer = tokenizer_of(options, _texts(found))
+    answered = list(_answered(chats(options, account), account))
+    tokenizer = tokenizer_of(options, _texts(answered))
     require_fast(tokenizer, options.tokenizer)
-    whole = list(_encoded(tokenizer, found, options, report, account))
-    samples = list(_fitting(whole, options.seq_len, account))
+    encoded = list(_encoded(tokenizer, answered, options, report, account))
+    samples = list(_fitting(encoded, options.seq_len, account))
     if not samples:
-        problem = f"there are no chats with an answer in {options.source}"
-        fix = "raise --seq-len" if found else "name another --source, or other columns"
-        raise DataError("DATA033", problem, account.left_out or "an empty source", fix=fix)
-    writer.tokens = _rules(tokenizer, whole, options, account)
+        fix = "raise --seq-len" if answered else "name another --source, or other columns"
+        raise no_samples("chats with an answer", options, account, fix)
+    writer.tokens = _rules(tokenizer, encoded, options, account)
     padding = padding_of(tokenizer, options.tokenizer)
     longest = max(len(sample.ids) for sample in samples)
     keys = [sample.ids.tobytes() + sample.scored.tobytes() for sample in samples]
     splits = split(keys, options, account, "chats")
+
+    def load(rows: Rows) -> Arrays:
+        return _arrays([samples[row] for row in rows], longest, padding)
+
     if options.pack:
         write_packed(samples, splits, options, padding, writer)
     else:
-        write_split(splits, lambda rows: _arrays(samples, rows, longest, padding), options.samples_per_slice, writer)
+        write_split(splits, load, options.samples_per_slice, writer)
     return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
 
 
-def _answered(found: Iterable[Chat], account: Account) -> Iterator[Chat]:
-    for chat in found:
+def _answered(all_chats: Iterable[Chat], account: Account) -> Iterator[Chat]:
+    """Chats with an answer that is scored; the others are put into the account."""
+    for chat in all_chats:
         weights = [message.get("weight") for message in chat.messages if message["role"] == "assistant"]
-        if any(weight != 0 for weight in weights):
-            yield chat
+        if not weights:
+            account.leave_out("chats", "without a message of the assistant")
+        elif all(weight == 0 for weight in weights):
+            account.leave_out("chats", "in which all messages of the assistant have the weight 0")
         else:
-            why = (
-                "in which all messages of the assistant have the weight 0"
-                if weights
-                else "without a message of the assistant"
-            )
-            account.leave_out("chats", why)
+            yield chat
 
 
-def _texts(found: Iterable[Chat]) -> Iterator[str]:
-    for chat in found:
+def _texts(all_chats: Iterable[Chat]) -> Iterator[str]:
+    for chat in all_chats:
         for message in chat.messages:
-            yield from (message["role"], message["content"])
+            yield message["role"]
+            yield message["content"]
 
 
 def _encoded(
-    tokenizer: Any, found: Sequence[Chat], options: Options, report: Report, account: Account
+    tokenizer: Any, all_chats: Sequence[Chat], options: Options, report: Report, account: Account
 ) -> Iterator[ScoredTokens]:
     """Tokens of chats, rendered by the template; without one, of prompt and completion with an end token."""
     templated = options.is_templated
@@ -107,91 +113,97 @@ def _encoded(
     end = require_end(tokenizer, options.tokenizer)
     begin = begin_of(tokenizer)
     texts_tokenizer = TextTokenizer(tokenizer, literal=not templated)
-    for start in range(0, len(found), _AT_ONCE):
-        part = found[start : start + _AT_ONCE]
-        texts = [template.rendered(chat) if templated else _plain(chat) for chat in part]
-        lost = sum(count_lost_thoughts(chat.messages, one.text) for chat, one in zip(part, texts, strict=True))
-        account.leave_out("thoughts", "in answers of which the chat template renders only the rest", lost)
+    for start in range(0, len(all_chats), _AT_ONCE):
+        batch = all_chats[start : start + _AT_ONCE]
+        texts = [template.rendered(chat) if templated else _plain(chat) for chat in batch]
+        lost_thoughts = 0
+        for chat, scored in zip(batch, texts, strict=True):
+            lost_thoughts += count_lost_thoughts(chat.messages, scored.text)
+        account.leave_out("thoughts", "in answers of which the chat template renders only the rest", lost_thoughts)
         if templated:
-            calls = sum(template.lost_calls(chat, one.text) for chat, one in zip(part, texts, strict=True))
-            account.leave_out("tool calls", "in chats whose template renders none", calls)
-            leave_out_ignored(
-                account, [template.ignored(chat, one.text) for chat, one in zip(part, texts, strict=True)]
-            )
+            _leave_out_unrendered(template, batch, texts, account)
         for sample in texts_tokenizer.tokenized(texts):
             yield sample if templated else _framed(sample, begin, end)
-        report("chats", len(part))
+        report("chats", len(batch))
     if texts_tokenizer.joined:
         joined = counted(texts_tokenizer.joined, "chats")
         account.note(f"{joined} would have other tokens if answers were tokenised together with the text before them")
 
 
+def _leave_out_unrendered(
+    template: ChatTemplate, batch: Sequence[Chat], texts: Sequence[ScoredText], account: Account
+) -> None:
+    """Put tool calls and other values that the template ignores into the account."""
+    lost_calls = 0
+    for chat, scored in zip(batch, texts, strict=True):
+        lost_calls += template.lost_calls(chat, scored.text)
+    account.leave_out("tool calls", "in chats whose template renders none", lost_calls)
+    ignored = [template.ignored(chat, scored.text) for chat, scored in zip(batch, texts, strict=True)]
+    leave_out_ignored(account, ignored)
+
+
 def _plain(chat: Chat) -> ScoredText:
     """Prompt and completion, one after the other."""
-    asked, answered = (message["content"] for message in chat.messages)
-    return ScoredText(asked + answered, ((len(asked), len(asked) + len(answered)),))
+    prompt, completion = (message["content"] for message in chat.messages)
+    text = prompt + completion
+    return ScoredText(text, ((len(prompt), len(text)),))
 
 
 def _fitting(samples: Iterable[ScoredTokens], most: int, account: Account) -> Iterator[ScoredTokens]:
     """Samples cut off at a length; those without scored tokens, and the tokens cut off, are put into the account."""
-    cut = 0
+    cut_chats = 0
     for ids, scored in samples:
         # The first token has none before it, so that nothing can predict it.
         if not scored[1:most].any():
             account.leave_out("chats", f"without an answer in the first {most} tokens, see --seq-len")
             continue
-        account.leave_out("tokens", f"behind the first {most} of a chat, see --seq-len", max(0, len(ids) - most))
-        cut += len(ids) > most
+        cut_tokens = max(0, len(ids) - most)
+        account.leave_out("tokens", f"behind the first {most} of a chat, see --seq-len", cut_tokens)
+        cut_chats += cut_tokens > 0
         yield ScoredTokens(ids[:most], scored[:most])
-    if cut:
-        account.note(f"{counted(cut, 'chats')} cut off at --seq-len {most}")
+    if cut_chats:
+        account.note(f"{counted(cut_chats, 'chats')} cut off at --seq-len {most}")
 
 
 def _framed(sample: ScoredTokens, begin: Sequence[int], end: int) -> ScoredTokens:
     """A sample behind the tokens that begin a text, and before the token that ends one, which is scored."""
     ids = np.concatenate([begin, sample.ids, [end]]).astype(np.int32)
-    return ScoredTokens(ids, np.concatenate([np.zeros(len(begin), np.bool_), sample.scored, [True]]))
+    scored = np.concatenate([np.zeros(len(begin), np.bool_), sample.scored, [True]])
+    return ScoredTokens(ids, scored)
 
 
 def _rules(tokenizer: Any, samples: Sequence[ScoredTokens], options: Options, account: Account) -> TokenRules:
     """Rules of the samples; notes tell of answers without an end, behind which a trained model won't stop."""
-    last = [number for sample in samples for number in _last_scored(sample)]
+    last: list[int] = []
+    for sample in samples:
+        last += _last_scored(sample)
     ends = ends_among(tokenizer, last)
-    endless = sum(number not in ends for number in last)
+    endless = sum(token_id not in ends for token_id in last)
     if endless == len(last):
         account.note("no answer ends in a special token, so a trained model won't stop: choose another --chat-template")
     elif endless:
-        found = f"{counted(endless, 'answers')} of {len(last):,} end in no special token"
-        account.note(f"{found}, so a trained model may not stop: choose another --chat-template")
+        endings = f"{counted(endless, 'answers')} of {len(last):,} end in no special token"
+        account.note(f"{endings}, so a trained model may not stop: choose another --chat-template")
     return token_rules(tokenizer, ends, templated=options.is_templated)
 
 
 def _last_scored(sample: ScoredTokens) -> list[int]:
     """The last token of each scored part."""
     is_last = sample.scored & ~np.append(sample.scored[1:], False)
-    found: list[int] = sample.ids[is_last].tolist()
-    return found
+    last: list[int] = sample.ids[is_last].tolist()
+    return last
 
 
-def _arrays(samples: Sequence[ScoredTokens], rows: Rows, length: int, padding: int) -> Arrays:
+def _arrays(samples: Sequence[ScoredTokens], length: int, padding: int) -> Arrays:
     """Tensors of some samples, padded on the right."""
-    tokens = np.full((len(rows), length), padding, np.int32)
+    tokens = np.full((len(samples), length), padding, np.int32)
     mask = np.zeros_like(tokens)
     labels = np.full_like(tokens, IGNORE_INDEX)
-    for place, (ids, scored) in enumerate(samples[row] for row in rows):
-        tokens[place, : len(ids)], mask[place, : len(ids)] = ids, 1
-        labels[place, : len(ids)] = np.where(scored, ids, IGNORE_INDEX)
+    for row, (ids, scored) in enumerate(samples):
+        tokens[row, : len(ids)] = ids
+        mask[row, : len(ids)] = 1
+        labels[row, : len(ids)] = np.where(scored, ids, IGNORE_INDEX)
     return {"input_ids": tokens, "attention_mask": mask, "labels": labels}
-
-
-KIND: Final = Kind(write_chats, "language", "those of the chats are")
-
-
-_OPEN = 64
-"""Samples that are being filled at the same time."""
-
-Parts: TypeAlias = list[ScoredTokens]
-"""Chats of one sample."""
 
 
 def write_packed(
@@ -200,24 +212,24 @@ def write_packed(
     """Pack the chats of each split in their order, and write the slices."""
     size = options.samples_per_slice
     for rows, name in zip(splits, ("train", "validation"), strict=True):
-        packed = pack_chats((samples[row] for row in rows), options.seq_len)
+        packed = pack_chats([samples[row] for row in rows], options.seq_len)
         for start in range(0, len(packed), size):
             writer.add(_packed_arrays(packed[start : start + size], options.seq_len, padding), name)
 
 
 def pack_chats(chats: Iterable[ScoredTokens], most: int) -> list[Parts]:
-    """Put each chat into the first sample with room for it, of those that are being filled; `most` tokens fit in."""
+    """Put each chat into the first of the last `_OPEN` samples that has space for it; a sample has `most` tokens."""
     packed: list[Parts] = []
-    left: list[int] = []
+    free_tokens: list[int] = []
     for chat in chats:
-        first = max(0, len(packed) - _OPEN)
-        place = next((n for n in range(first, len(packed)) if left[n] >= len(chat.ids)), None)
-        if place is None:
-            place = len(packed)
+        number = max(0, len(packed) - _OPEN)
+        while number < len(packed) and free_tokens[number] < len(chat.ids):
+            number += 1
+        if number == len(packed):
             packed.append([])
-            left.append(most)
-        packed[place].append(chat)
-        left[place] -= len(chat.ids)
+            free_tokens.append(most)
+        packed[number].append(chat)
+        free_tokens[number] -= len(chat.ids)
     return packed
 
 
@@ -225,11 +237,15 @@ def _packed_arrays(packed: Sequence[Parts], length: int, padding: int) -> Arrays
     tokens = np.full((len(packed), length), padding, np.int32)
     positions = np.zeros_like(tokens)
     labels = np.full_like(tokens, IGNORE_INDEX)
-    for place, parts in enumerate(packed):
+    for row, parts in enumerate(packed):
         start = 0
         for ids, scored in parts:
             end = start + len(ids)
-            tokens[place, start:end], positions[place, start:end] = ids, np.arange(len(ids))
-            labels[place, start + 1 : end] = np.where(scored, ids, IGNORE_INDEX)[1:]
+            tokens[row, start:end] = ids
+            positions[row, start:end] = np.arange(len(ids))
+            labels[row, start + 1 : end] = np.where(scored, ids, IGNORE_INDEX)[1:]
             start = end
     return {"input_ids": tokens, "position_ids": positions, "labels": labels}
+
+
+KIND: Final = Kind(write_chats, "language", "those of the chats are")

@@ -47,6 +47,12 @@ MakeSamples: TypeAlias = Callable[[Sequence[Mapping[str, Any]], Any], Iterable[M
 """Function of rows and of a tokenizer, which returns samples."""
 
 
+def no_samples(plural: str, options: Options, account: Account, fix: str) -> DataError:
+    """The error for a source without samples of a kind, such as ``prompts``."""
+    problem = f"there are no {plural} in {options.source}"
+    return DataError("DATA033", problem, account.left_out or "an empty source", fix=fix)
+
+
 def own_kind(name: str) -> Kind:
     """Return the kind that a function of a user makes.
 
@@ -71,17 +77,20 @@ def _write(
     rows = list(islice(read(options, _RowReader(), account), options.max_documents))
     account.documents = len(rows)
     if not rows:
-        problem = f"there are no rows in {options.source}"
-        fix = "name another --source"
-        raise DataError("DATA033", problem, account.left_out or "an empty source", fix=fix)
+        raise no_samples("rows", options, account, "name another --source")
     tokenizer = tokenizer_of(options, _texts(rows))
     samples = _samples(name, function, rows, tokenizer)
     report("samples", len(samples))
-    keys = [b"".join(array.tobytes() for array in sample.values()) for sample in samples]
+    keys = []
+    for sample in samples:
+        keys.append(b"".join(array.tobytes() for array in sample.values()))
     splits = split(keys, options, account, "samples")
 
     def load(chosen: Rows) -> Arrays:
-        return {key: np.stack([samples[row][key] for row in chosen]) for key in samples[0]}
+        arrays: Arrays = {}
+        for key in samples[0]:
+            arrays[key] = np.stack([samples[row][key] for row in chosen])
+        return arrays
 
     write_split(splits, load, options.samples_per_slice, writer)
     if "input_ids" not in samples[0]:
@@ -98,7 +107,8 @@ class _RowReader:
     def of_rows(self, rows: Iterable[Row], account: Account) -> Iterator[Mapping[str, Any]]:
         """Return the columns of each row."""
         del account
-        yield from (dict(row) for _, row in rows)
+        for _, row in rows:
+            yield dict(row)
 
     def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[Mapping[str, Any]]:
         """Refuse a plain text: it has no columns."""
@@ -109,14 +119,18 @@ class _RowReader:
 def _texts(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Return all texts of rows, for the vocabulary of a tokenizer of characters."""
     for row in rows:
-        yield from (value for value in row.values() if isinstance(value, str))
+        for value in row.values():
+            if isinstance(value, str):
+                yield value
 
 
 def _samples(
     name: str, function: MakeSamples, rows: Sequence[Mapping[str, Any]], tokenizer: Any
 ) -> list[dict[str, np.ndarray[Any, Any]]]:
+    samples = []
     try:
-        samples = [{key: np.asarray(sample[key]) for key in sorted(sample)} for sample in function(rows, tokenizer)]
+        for returned in function(rows, tokenizer):
+            samples.append({key: np.asarray(returned[key]) for key in sorted(returned)})
     except HyphaError:
         raise
     except Exception as error:  # Code of users may raise anything.

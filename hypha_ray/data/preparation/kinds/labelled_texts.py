@@ -20,7 +20,8 @@ A tokenizer of bytes or characters tells words of a text by the spaces between t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +35,7 @@ from hypha_ray.data.preparation.encoders import (
     token_rules,
     tokenizer_of,
 )
-from hypha_ray.data.preparation.kinds.kind import Kind
+from hypha_ray.data.preparation.kinds.kind import Kind, no_samples
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
 from hypha_ray.data.preparation.sources.labelled import (
@@ -51,9 +52,8 @@ from hypha_ray.model.tasks.task import IGNORE_INDEX
 
 Labels: TypeAlias = npt.NDArray[np.generic]
 """Labels of one text."""
-Sample: TypeAlias = tuple[Tokens, Tokens, Labels]
-"""Tokens, their types, and labels."""
 LabelKind: TypeAlias = Literal["one", "several", "words", "number"]
+
 
 _AT_ONCE = 1024
 """Texts that are tokenised at once."""
@@ -64,6 +64,26 @@ _KINDS: Final[dict[LabelKind, str]] = {
     "number": "a number",
 }
 _JOIN = "give each word a label, or join the words to a text"
+_WORD = "a"
+"""Text of the words by which a tokenizer is tested."""
+
+
+class Sample(NamedTuple):
+    """Token ids of a text, their types, and the text's labels."""
+
+    ids: Tokens
+    types: Tokens
+    labels: Labels
+
+
+@dataclass(frozen=True, slots=True)
+class _TensorForm:
+    """Form of the tensors of all samples: their length, the padding token and side, and whether types are in them."""
+
+    length: int
+    padding: int
+    has_types: bool
+    pads_left: bool
 
 
 def write_texts(options: Options, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:
@@ -74,66 +94,66 @@ def write_texts(options: Options, writer: SliceWriter, report: Report, account: 
         HyphaError: source or tokenizer can't be had.
 
     """
-    names: list[str] = []
-    found = list(labelled_texts(options, names, account))
-    if not found:
-        problem = f"there are no labelled texts in {options.source}"
-        fix = "name another --source, or other columns"
-        raise DataError("DATA033", problem, account.left_out or "an empty source", fix=fix)
-    kind = _common_kind(found)
-    tokenizer = tokenizer_of(options, _characters(found))
+    class_names: list[str] = []
+    texts = list(labelled_texts(options, class_names, account))
+    if not texts:
+        raise no_samples("labelled texts", options, account, "name another --source, or other columns")
+    kind = _common_kind(texts)
+    tokenizer = tokenizer_of(options, _characters(texts))
     require_fast(tokenizer, options.tokenizer)
     if options.second_column is not None:
         _require_separator(tokenizer, kind, options)
-    labels = [one.label for one in found]
     if kind == "number":
-        require_different((label for label in labels if isinstance(label, float)), options.source)
+        require_different((text.label for text in texts if isinstance(text.label, float)), options.source)
     else:
-        classes = (label for label in labels if not isinstance(label, float))
-        writer.classes = classes_of(classes, names, kind == "several", options.source)
-    samples = list(_encoded(tokenizer, found, writer.classes, options, report, account))
-    splits = split([ids.tobytes() for ids, _, _ in samples], options, account, "texts")
-    padding = padding_of(tokenizer, options.tokenizer)
-    longest = max(len(ids) for ids, _, _ in samples)
-    typed = options.second_column is not None and "token_type_ids" in tokenizer.model_input_names
-    left = samples[0][0][-1] == tokenizer.cls_token_id  # XLNet classifies by the last token, which is none of padding.
+        labels = (text.label for text in texts if not isinstance(text.label, float))
+        writer.classes = classes_of(labels, class_names, kind == "several", options.source)
+    samples = list(_encoded(tokenizer, texts, writer.classes, options, report, account))
+    splits = split([sample.ids.tobytes() for sample in samples], options, account, "texts")
+    form = _TensorForm(
+        length=max(len(sample.ids) for sample in samples),
+        padding=padding_of(tokenizer, options.tokenizer),
+        has_types=options.second_column is not None and "token_type_ids" in tokenizer.model_input_names,
+        # XLNet classifies by the last token, which must not be padding.
+        pads_left=samples[0].ids[-1] == tokenizer.cls_token_id,
+    )
 
     def load(rows: Rows) -> Arrays:
-        return _arrays([samples[row] for row in rows], longest, padding, typed, left)
+        return _arrays([samples[row] for row in rows], form)
 
     write_split(splits, load, options.samples_per_slice, writer)
     writer.tokens = token_rules(tokenizer, [])
     return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
 
 
-def _common_kind(found: Sequence[LabelledText]) -> LabelKind:
+def _common_kind(texts: Sequence[LabelledText]) -> LabelKind:
     """The kind of all labels.
 
     Raises:
         DataError: a text has labels of another kind than the first, or words and labels don't match.
 
     """
-    first = _kind(found[0])
-    for one in found:
-        if (kind := _kind(one)) != first:
-            problem = f"{one.where}: the labels are of another kind than those of {found[0].where}"
+    first = _kind(texts[0])
+    for text in texts:
+        kind = _kind(text)
+        if kind != first:
+            problem = f"{text.location}: the labels are of another kind than those of {texts[0].location}"
             raise DataError("DATA037", problem, _KINDS[kind], _KINDS[first], "give all rows labels of one kind")
-        if isinstance(one.text, list) and isinstance(one.label, list) and len(one.text) != len(one.label):
-            problem = f"{one.where}: there isn't one label for each word"
-            raise DataError(
-                "DATA037", problem, f"{len(one.label)} labels", f"{len(one.text)}", "mend or remove the row"
-            )
+        if isinstance(text.text, list) and isinstance(text.label, list) and len(text.text) != len(text.label):
+            problem = f"{text.location}: there isn't one label for each word"
+            got = f"{len(text.label)} labels"
+            raise DataError("DATA037", problem, got, f"{len(text.text)}", "mend or remove the row")
     return first
 
 
-def _kind(one: LabelledText) -> LabelKind:
-    if isinstance(one.text, list):
-        if not isinstance(one.label, list):
-            raise DataError("DATA037", f"{one.where}: a list of words has a single label", fix=_JOIN)
+def _kind(text: LabelledText) -> LabelKind:
+    if isinstance(text.text, list):
+        if not isinstance(text.label, list):
+            raise DataError("DATA037", f"{text.location}: a list of words has a single label", fix=_JOIN)
         return "words"
-    if isinstance(one.label, float):
+    if isinstance(text.label, float):
         return "number"
-    return "several" if isinstance(one.label, list) else "one"
+    return "several" if isinstance(text.label, list) else "one"
 
 
 def _require_separator(tokenizer: Any, kind: LabelKind, options: Options) -> None:
@@ -150,62 +170,77 @@ def _require_separator(tokenizer: Any, kind: LabelKind, options: Options) -> Non
         raise ConfigError("PREP011", problem, fix="choose the tokenizer of an encoder, such as BERT's")
 
 
-def _characters(found: Iterable[LabelledText]) -> Iterator[str]:
-    for one in found:
-        yield from [one.text] if isinstance(one.text, str) else [*one.text, " "]
-        yield one.second or ""
+def _characters(texts: Iterable[LabelledText]) -> Iterator[str]:
+    """Texts with all characters of the samples, for the vocabulary of ``characters``."""
+    for text in texts:
+        if isinstance(text.text, str):
+            yield text.text
+        else:
+            yield from text.text
+            yield " "
+        yield text.second or ""
 
 
 def _encoded(
     tokenizer: Any,
-    found: Sequence[LabelledText],
+    texts: Sequence[LabelledText],
     classes: ClassInfo | None,
     options: Options,
     report: Report,
     account: Account,
 ) -> Iterator[Sample]:
     """Tokens and label of each text. Text is taken literally, and the tokenizer adds its special tokens."""
-    numbers = {} if classes is None else {name: number for number, name in enumerate(classes.names)}
+    class_names = () if classes is None else classes.names
+    numbers = {name: number for number, name in enumerate(class_names)}
     several = classes is not None and classes.several
-    cut = 0
+    cut_texts = 0
     separator = word_separator(tokenizer)
-    for start in range(0, len(found), _AT_ONCE):
-        part = found[start : start + _AT_ONCE]
-        for one, encoding in zip(part, _encodings(tokenizer, part, separator, options), strict=True):
-            account.leave_out("labels", "of words without tokens", _tokenless(one, encoding))
-            beyond = _beyond(tokenizer, one, encoding)
-            account.leave_out("tokens", f"behind the first {options.seq_len} of a text, see --seq-len", beyond)
-            cut += beyond > 0
-            ids = np.array(encoding.ids, np.int32)
-            types = np.array(encoding.type_ids, np.int32)
-            yield ids, types, _labels(one, encoding.word_ids, numbers, several)
-        report("texts", len(part))
-    if cut:
-        account.note(f"{counted(cut, 'texts')} cut off at --seq-len {options.seq_len}")
+    for start in range(0, len(texts), _AT_ONCE):
+        batch = texts[start : start + _AT_ONCE]
+        for text, encoding in zip(batch, _encodings(tokenizer, batch, separator, options), strict=True):
+            account.leave_out("labels", "of words without tokens", _words_without_tokens(text, encoding))
+            cut_tokens = _cut_tokens(tokenizer, text, encoding)
+            account.leave_out("tokens", f"behind the first {options.seq_len} of a text, see --seq-len", cut_tokens)
+            cut_texts += cut_tokens > 0
+            yield Sample(
+                ids=np.array(encoding.ids, np.int32),
+                types=np.array(encoding.type_ids, np.int32),
+                labels=_labels(text, encoding.word_ids, numbers, several),
+            )
+        report("texts", len(batch))
+    if cut_texts:
+        account.note(f"{counted(cut_texts, 'texts')} cut off at --seq-len {options.seq_len}")
 
 
-def _beyond(tokenizer: Any, one: LabelledText, encoding: Any) -> int:
-    """Number of tokens that were cut off; of a pair, the rests are listed several times."""
-    if one.second is None or not encoding.overflowing:
-        return sum(len(rest.ids) - sum(rest.special_tokens_mask) for rest in encoding.overflowing)
-    whole = tokenizer(one.text, one.second, split_special_tokens=True, verbose=False)
+def _cut_tokens(tokenizer: Any, text: LabelledText, encoding: Any) -> int:
+    """Number of tokens that were cut off."""
+    if text.second is None or not encoding.overflowing:
+        return sum(len(part.ids) - sum(part.special_tokens_mask) for part in encoding.overflowing)
+    # Overflowing parts of a pair overlap, so they can't be added up.
+    whole = tokenizer(text.text, text.second, split_special_tokens=True, verbose=False)
     return len(whole["input_ids"]) - len(encoding.ids)
 
 
-def _tokenless(one: LabelledText, encoding: Any) -> int:
+def _words_without_tokens(text: LabelledText, encoding: Any) -> int:
     """Number of words that have no token, such as empty ones."""
-    if isinstance(one.text, str):
+    if isinstance(text.text, str):
         return 0
-    words = {word for part in (encoding, *encoding.overflowing) for word in part.word_ids}
-    return len(one.text) - len(words - {None})
+    words = set[int | None]()
+    for part in (encoding, *encoding.overflowing):
+        words.update(part.word_ids)
+    return len(text.text) - len(words - {None})
 
 
-def _encodings(tokenizer: Any, part: Sequence[LabelledText], separator: str, options: Options) -> Any:
+def _encodings(tokenizer: Any, batch: Sequence[LabelledText], separator: str, options: Options) -> Any:
+    inputs: list[str | list[str]] = []
+    for text in batch:
+        inputs.append(text.text if isinstance(text.text, str) else separated(text.text, separator))
+    has_second = batch[0].second is not None
     try:
         return tokenizer(
-            [one.text if isinstance(one.text, str) else separated(one.text, separator) for one in part],
-            None if part[0].second is None else [one.second for one in part],
-            is_split_into_words=isinstance(part[0].text, list),
+            inputs,
+            [text.second for text in batch] if has_second else None,
+            is_split_into_words=isinstance(batch[0].text, list),
             split_special_tokens=True,
             truncation=True,
             max_length=options.seq_len,
@@ -217,41 +252,43 @@ def _encodings(tokenizer: Any, part: Sequence[LabelledText], separator: str, opt
         raise ConfigError("PREP011", problem, got, fix="choose another --tokenizer") from None
 
 
-def _labels(one: LabelledText, words: Sequence[int | None], numbers: dict[str, int], several: bool) -> Labels:
+def _labels(text: LabelledText, words: Sequence[int | None], numbers: dict[str, int], several: bool) -> Labels:
     """Labels of a text, or of the first token of each word."""
-    if isinstance(one.label, float):
-        return np.array(one.label, np.float32)
-    if several or isinstance(one.label, str):
-        return numbered(one.label, numbers)
-    found = np.full(len(words), IGNORE_INDEX, np.int32)
-    before = None
-    for place, word in enumerate(words):
-        if word is not None and word != before:
-            found[place] = numbers[one.label[word]]
-        before = word
-    return found
+    if isinstance(text.label, float):
+        return np.array(text.label, np.float32)
+    if several or isinstance(text.label, str):
+        return numbered(text.label, numbers)
+    labels = np.full(len(words), IGNORE_INDEX, np.int32)
+    previous = None
+    for position, word in enumerate(words):
+        if word is not None and word != previous:
+            labels[position] = numbers[text.label[word]]
+        previous = word
+    return labels
 
 
-def _arrays(samples: Sequence[Sample], length: int, padding: int, typed: bool, left: bool) -> Arrays:
-    """Tensors of some samples, padded on the left or on the right; types of tokens if they are wanted."""
-    tokens = np.full((len(samples), length), padding, np.int32)
+def _arrays(samples: Sequence[Sample], form: _TensorForm) -> Arrays:
+    """Tensors of some samples, padded on the left or on the right."""
+    tokens = np.full((len(samples), form.length), form.padding, np.int32)
     mask = np.zeros_like(tokens)
     types = np.zeros_like(tokens)
-    labels = []
-    for place, (ids, kinds, label) in enumerate(samples):
-        lacks = length - len(ids)
-        part, ends = (slice(lacks, length), (lacks, 0)) if left else (slice(0, len(ids)), (0, lacks))
-        tokens[place, part], mask[place, part], types[place, part] = ids, 1, kinds
-        of_words = label.dtype == np.int32 and label.ndim
-        labels.append(np.pad(label, ends, constant_values=IGNORE_INDEX) if of_words else label)
-    second = {"token_type_ids": types} if typed else {}
-    return {"input_ids": tokens, "attention_mask": mask, **second, "labels": np.stack(labels)}
-
-
-KIND: Final = Kind(write_texts, "language", "text and label are")
-
-
-_WORD = "a"
+    all_labels = []
+    for row, (ids, token_types, labels) in enumerate(samples):
+        padding = form.length - len(ids)
+        start = padding if form.pads_left else 0
+        end = start + len(ids)
+        tokens[row, start:end] = ids
+        mask[row, start:end] = 1
+        types[row, start:end] = token_types
+        if labels.dtype == np.int32 and labels.ndim:  # Labels of words.
+            all_labels.append(np.pad(labels, (start, padding - start), constant_values=IGNORE_INDEX))
+        else:
+            all_labels.append(labels)
+    arrays: Arrays = {"input_ids": tokens, "attention_mask": mask}
+    if form.has_types:
+        arrays["token_type_ids"] = types
+    arrays["labels"] = np.stack(all_labels)
+    return arrays
 
 
 def word_separator(tokenizer: Any) -> str:
@@ -264,12 +301,14 @@ def word_separator(tokenizer: Any) -> str:
 
 def separated(words: Sequence[str], separator: str) -> list[str]:
     """Words with the separator before each but the first; an empty word stays empty."""
-    behind = [word and separator + word for word in words[1:]]
-    return [*words[:1], *behind]
+    following = [word and separator + word for word in words[1:]]
+    return [*words[:1], *following]
 
 
 def _ids(tokenizer: Any, text: str | list[str]) -> list[int]:
-    found: list[int] = tokenizer(text, is_split_into_words=isinstance(text, list), add_special_tokens=False)[
-        "input_ids"
-    ]
-    return found
+    encoded = tokenizer(text, is_split_into_words=isinstance(text, list), add_special_tokens=False)
+    ids: list[int] = encoded["input_ids"]
+    return ids
+
+
+KIND: Final = Kind(write_texts, "language", "text and label are")

@@ -22,25 +22,28 @@ import numpy as np
 
 from hypha_ray.data.manifest import PreprocessorInfo
 from hypha_ray.data.preparation.encoders import PREPROCESSOR, save_preprocessor
-from hypha_ray.data.preparation.kinds.kind import Kind
+from hypha_ray.data.preparation.kinds.kind import Kind, no_samples
 from hypha_ray.data.preparation.kinds.recordings import Recordings
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
 from hypha_ray.data.preparation.sources.documents import digits, read
 from hypha_ray.data.preparation.sources.labelled import Label, classes_of, label_of, no_label, numbered
 from hypha_ray.data.preparation.sources.media_folders import classified, medium_of
-from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table
+from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table, useless_value
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import ConfigError, DataError, reason_of
 from hypha_ray.model.loading.hub import fetch
+
+MOST_SLICE_BYTES = 1 << 26
+"""Most bytes of a slice, however many samples are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaFile:
     """An image or a recording: its path, or its content; None instead of a label without one."""
 
-    where: str
+    location: str
     data: Path | bytes
     label: Label | None
 
@@ -51,7 +54,9 @@ class MediaFile:
             OSError: it can't be read.
 
         """
-        return self.data if isinstance(self.data, bytes) else self.data.read_bytes()
+        if isinstance(self.data, bytes):
+            return self.data
+        return self.data.read_bytes()
 
 
 def media_files(options: Options, classes: list[str], account: Account) -> Iterator[MediaFile]:
@@ -63,13 +68,13 @@ def media_files(options: Options, classes: list[str], account: Account) -> Itera
 
     """
     medium = medium_of(options.source, mixed=True)
-    found: Iterable[MediaFile]
+    files: Iterable[MediaFile]
     if options.media_column is None and medium is not None:
-        files = classified(Path(options.source).expanduser(), medium, options.split, account)
-        found = (MediaFile(str(path), path, name) for path, name in files)
+        folder = Path(options.source).expanduser()
+        files = (MediaFile(str(path), path, name) for path, name in classified(folder, medium, options.split, account))
     else:
-        found = read(options, MediaReader(options, classes), account)
-    for file in itertools.islice(found, options.max_documents):
+        files = read(options, MediaReader(options, classes), account)
+    for file in itertools.islice(files, options.max_documents):
         account.documents += 1
         yield file
 
@@ -88,7 +93,9 @@ class MediaReader:
     @property
     def columns(self) -> tuple[Column, ...]:
         """The columns of file and label."""
-        return (self._file,) if self._label is None else (self._file, self._label)
+        if self._label is None:
+            return (self._file,)
+        return self._file, self._label
 
     def of_rows(self, rows: Iterable[Row], account: Account) -> Iterator[MediaFile]:
         """The files of rows; those without file or label are put into the account.
@@ -97,22 +104,23 @@ class MediaReader:
             DataError: a row lacks a column, or has something in it that is of no use.
 
         """
-        for where, row in complete(rows, self.columns, account):
-            data = self._data(where, row[self._file.name])
-            label = None if self._label is None else row[self._label.name]
-            if data is None:
+        for location, row in complete(rows, self.columns, account):
+            content = self._content(location, row[self._file.name])
+            if content is None:
                 account.leave_out("rows", "without a file")
-            elif self._label is not None and no_label(label):
+            elif self._label is None:
+                yield MediaFile(location, content, None)
+            elif no_label(row[self._label.name]):
                 account.leave_out("rows", "without a label")
             else:
-                yield MediaFile(where, data, None if self._label is None else label_of(where, self._label, label))
+                yield MediaFile(location, content, label_of(location, self._label, row[self._label.name]))
 
     def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[MediaFile]:
         """Refuse a plain text: it has no columns."""
         del file, alone
         raise no_table(path, f"column {self._file.name!r}")
 
-    def _data(self, where: str, value: Any) -> Path | bytes | None:
+    def _content(self, location: str, value: Any) -> Path | bytes | None:
         """A file's path, relative to the table, or its content; None if there is neither."""
         if isinstance(value, Mapping) and value.keys() & {"bytes", "path"}:
             value = value.get("bytes") or value.get("path")
@@ -122,9 +130,7 @@ class MediaReader:
             return self._folder / Path(value).expanduser()
         if isinstance(value, bytes):
             return value
-        problem = f"{where}: column {self._file.name!r} is of no use"
-        allowed = "a path, or the content of a file"
-        raise DataError("DATA031", problem, type(value).__name__, allowed, f"name another with {self._file.flag}")
+        raise useless_value(location, self._file, type(value).__name__, "a path, or the content of a file")
 
 
 def write_digits(options: Options, writer: SliceWriter) -> None:
@@ -147,10 +153,6 @@ def write_digits(options: Options, writer: SliceWriter) -> None:
     for part, rows in (("train", train[: options.max_samples]), ("validation", validation)):
         if len(rows):
             writer.add({name: array[rows] for name, array in arrays.items()}, part)
-
-
-MOST_SLICE_BYTES = 1 << 26
-"""Most bytes of a slice, however many samples are asked for."""
 
 
 class Medium(Protocol):
@@ -179,33 +181,37 @@ class Images:
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
-        self._mode = "L" if len(getattr(processor, "image_mean", None) or "RGB") == 1 else "RGB"
+        means = getattr(processor, "image_mean", None) or "RGB"
+        self._mode = "L" if len(means) == 1 else "RGB"
 
     def decode(self, content: bytes) -> Any:
-        """A picture in the colours of the processor, upright as its camera tells."""
+        """A picture in the colours of the processor, turned upright by its EXIF data."""
         from PIL import Image, ImageOps
 
         with Image.open(io.BytesIO(content)) as image:
-            return _of_bytes(ImageOps.exif_transpose(image), image.format).convert(self._mode)
+            upright = ImageOps.exif_transpose(image)
+            return _in_8_bits(upright, image.format).convert(self._mode)
 
     def examine(self, decoded: Any, account: Account) -> None:
         """Do nothing: an image has no length."""
 
     def tensors(self, decoded: Sequence[Any]) -> Arrays:
         """Tensors of pictures, all of one size."""
-        return {"images": np.asarray(self._processor(images=list(decoded), return_tensors="np")["pixel_values"])}
+        features = self._processor(images=list(decoded), return_tensors="np")
+        return {"images": np.asarray(features["pixel_values"])}
 
 
 class UnknownRange(ValueError):
-    """Error for an image whose numbers don't tell which of them is white."""
+    """Error for an image with greys of 32 bits, whose number for white isn't known."""
 
 
-def _of_bytes(image: Any, format: str | None) -> Any:
+def _in_8_bits(image: Any, format: str | None) -> Any:
     """An image with greys of 16 bits scaled to 8, which Pillow would cut off at 255."""
     from PIL import Image
 
     if image.mode.startswith("I;16") or (image.mode == "I" and format == "PPM"):
-        return Image.fromarray((np.asarray(image, np.float64) / 257).round().astype(np.uint8))
+        greys = np.asarray(image, np.float64) / 257
+        return Image.fromarray(greys.round().astype(np.uint8))
     if image.mode in ("I", "F"):
         raise UnknownRange
     return image
@@ -222,15 +228,19 @@ def write_media(options: Options, writer: SliceWriter, report: Report, account: 
     processor = _preprocessor(options)
     images = options.kind_name == "images"
     medium: Medium = Images(processor) if images else Recordings(processor, options.max_seconds)
-    names: list[str] = []
-    found = list(_usable(media_files(options, names, account), medium, report, account, options.kind_name))
-    if not found:
-        problem = f"there are no {options.kind_name} in {options.source}"
-        fix = "name another --source, or another column"
-        raise DataError("DATA033", problem, account.left_out or "an empty source", fix=fix)
-    files = [file for file, _ in found]
-    numbers = _numbers(files, names, writer, options.source)
-    splits = split([key for _, key in found], options, account, options.kind_name)
+    class_names: list[str] = []
+    files = list[MediaFile]()
+    keys = list[bytes]()
+    for file in media_files(options, class_names, account):
+        key = _examined(file, medium, options.kind_name, account)
+        if key is not None:
+            files.append(file)
+            keys.append(key)
+            report(options.kind_name, 1)
+    if not files:
+        raise no_samples(options.kind_name, options, account, "name another --source, or another column")
+    numbers = _class_numbers(files, class_names, writer, options.source)
+    splits = split(keys, options, account, options.kind_name)
 
     def load(rows: Rows) -> Arrays:
         chosen = [files[row] for row in rows]
@@ -241,36 +251,40 @@ def write_media(options: Options, writer: SliceWriter, report: Report, account: 
             problem = f"preprocessor {options.preprocessor!r} makes no tensors of these {options.kind_name}"
             raise DataError("DATA038", problem, got, fix="choose another --preprocessor, or give it a size") from None
         labels = [numbered(file.label, numbers) for file in chosen if file.label is not None]
-        return tensors | ({"labels": np.stack(labels)} if labels else {})
+        if labels:
+            tensors = tensors | {"labels": np.stack(labels)}
+        return tensors
 
-    one = sum(array.nbytes for array in load(splits[0][:1]).values())
-    size = min(options.samples_per_slice, max(1, MOST_SLICE_BYTES // one))
-    write_split(splits, load, size, writer)
+    first_sample = load(splits[0][:1])
+    sample_bytes = sum(array.nbytes for array in first_sample.values())
+    samples_per_slice = min(options.samples_per_slice, max(1, MOST_SLICE_BYTES // sample_bytes))
+    write_split(splits, load, samples_per_slice, writer)
     save_preprocessor(processor, writer.folder / PREPROCESSOR)
     return PreprocessorInfo(str(options.preprocessor), options.preprocessor_revision, PREPROCESSOR)
 
 
-def _usable(
-    found: Iterator[MediaFile], medium: Medium, report: Report, account: Account, what: str
-) -> Iterator[tuple[MediaFile, bytes]]:
-    """Files that can be decoded, each with a key of its content; the others are put into the account."""
-    for file in found:
-        try:
-            content = file.content()
-            medium.examine(medium.decode(content), account)
-        except ConfigError:
-            raise
-        except Exception as error:  # Decoders raise anything from OSError to struct.error.
-            reasons = {FileNotFoundError: "missing", UnknownRange: "with greys of 32 bits, whose range isn't known"}
-            reason = next((why for kind, why in reasons.items() if isinstance(error, kind)), f"no {what}, or damaged")
-            account.leave_out("files", reason, name=file.where)
-            continue
-        yield file, hashlib.blake2b(content, digest_size=16).digest()
-        report(what, 1)
+def _examined(file: MediaFile, medium: Medium, plural: str, account: Account) -> bytes | None:
+    """Key of a file's content, equal for equal files; None if it can't be decoded, which is put into the account."""
+    try:
+        content = file.content()
+        medium.examine(medium.decode(content), account)
+    except ConfigError:
+        raise
+    except FileNotFoundError:
+        account.leave_out("files", "missing", name=file.location)
+    except UnknownRange:
+        account.leave_out("files", "with greys of 32 bits, whose range isn't known", name=file.location)
+    except Exception:  # Decoders raise anything from OSError to struct.error.
+        account.leave_out("files", f"no {plural}, or damaged", name=file.location)
+    else:
+        return hashlib.blake2b(content, digest_size=16).digest()
+    return None
 
 
-def _numbers(files: Sequence[MediaFile], names: Sequence[str], writer: SliceWriter, source: str) -> dict[str, int]:
-    """Number of each class, which the writer gets to know.
+def _class_numbers(
+    files: Sequence[MediaFile], class_names: Sequence[str], writer: SliceWriter, source: str
+) -> dict[str, int]:
+    """Number of each class; the classes are recorded in the writer.
 
     Raises:
         DataError: all labels are the same, or some files have one label, and others a list of labels.
@@ -282,9 +296,9 @@ def _numbers(files: Sequence[MediaFile], names: Sequence[str], writer: SliceWrit
     several = isinstance(labels[0], list)
     for file in files:
         if isinstance(file.label, list) != several:
-            problem = f"{file.where}: the labels are of another kind than those of {files[0].where}"
+            problem = f"{file.location}: the labels are of another kind than those of {files[0].location}"
             raise DataError("DATA037", problem, fix="give all rows one label, or all of them a list of labels")
-    writer.classes = classes_of(labels, names, several, source)
+    writer.classes = classes_of(labels, class_names, several, source)
     return {name: number for number, name in enumerate(writer.classes.names)}
 
 

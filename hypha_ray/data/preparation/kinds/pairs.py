@@ -23,15 +23,17 @@ from hypha_ray.data.preparation.encoders import (
     token_rules,
     tokenizer_of,
 )
-from hypha_ray.data.preparation.kinds.kind import Kind
+from hypha_ray.data.preparation.kinds.kind import Kind, no_samples
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
 from hypha_ray.data.preparation.sources.documents import read
-from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table
+from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table, useless_value, without_surrogates
 from hypha_ray.data.provenance import Account, counted, readable
 from hypha_ray.data.slices import Arrays
-from hypha_ray.errors import DataError
 from hypha_ray.model.tasks.task import IGNORE_INDEX
+
+_AT_ONCE = 1024
+"""Pairs that are tokenised at once."""
 
 
 class Pair(NamedTuple):
@@ -73,12 +75,14 @@ class PairReader:
             DataError: a row lacks a column, or has something else than text in it.
 
         """
-        for where, row in complete(rows, self.columns, account):
-            texts = [_text(where, column, row[column.name]) for column in self.columns]
-            if all(texts):
-                yield Pair(*texts)
+        for location, row in complete(rows, self.columns, account):
+            source = _text(location, self._source, row[self._source.name])
+            target = _text(location, self._target, row[self._target.name])
+            if source and target:
+                yield Pair(source, target)
             else:
-                account.leave_out("rows", f"without text in {readable(self.columns[texts.index('')].name)}")
+                blank = self._target if source else self._source
+                account.leave_out("rows", f"without text in {readable(blank.name)}")
 
     def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[Pair]:
         """Refuse a plain text: it has no columns."""
@@ -86,19 +90,13 @@ class PairReader:
         raise no_table(path, f"column {self._source.name!r}")
 
 
-def _text(where: str, column: Column, value: object) -> str:
+def _text(location: str, column: Column, value: object) -> str:
     """The text of a column, without halves of surrogate pairs; empty if it is blank."""
     if value is None:
         return ""
     if not isinstance(value, str):
-        problem = f"{where}: column {column.name!r} is of no use"
-        fix = f"name another with {column.flag}"
-        raise DataError("DATA031", problem, type(value).__name__, "text", fix)
-    return value.encode("utf-8", "replace").decode() if value.strip() else ""
-
-
-_AT_ONCE = 1024
-"""Pairs that are tokenised at once."""
+        raise useless_value(location, column, type(value).__name__, "text")
+    return without_surrogates(value) if value.strip() else ""
 
 
 class Sample(NamedTuple):
@@ -116,74 +114,83 @@ def write_pairs(options: Options, writer: SliceWriter, report: Report, account: 
         HyphaError: source or tokenizer can't be had.
 
     """
-    found = list(pairs(options, account))
-    if not found:
-        problem = f"there are no pairs in {options.source}"
-        fix = "name another --source, or other columns"
-        raise DataError("DATA033", problem, account.left_out or "an empty source", fix=fix)
-    tokenizer = tokenizer_of(options, (text for pair in found for text in pair))
+    all_pairs = list(pairs(options, account))
+    if not all_pairs:
+        raise no_samples("pairs", options, account, "name another --source, or other columns")
+    tokenizer = tokenizer_of(options, itertools.chain.from_iterable(all_pairs))
     require_fast(tokenizer, options.tokenizer)
-    samples = list(_encoded(tokenizer, found, options, report, account))
-    splits = split([one.source.tobytes() for one in samples], options, account, "pairs")
+    samples = list(_encoded(tokenizer, all_pairs, options, report, account))
+    splits = split([sample.source.tobytes() for sample in samples], options, account, "pairs")
     padding = padding_of(tokenizer, options.tokenizer)
+    source_length = max(len(sample.source) for sample in samples)
+    target_length = max(len(sample.target) for sample in samples)
 
     def load(rows: Rows) -> Arrays:
-        chosen = [samples[row] for row in rows]
-        sources = _padded([one.source for one in chosen], widths[0], padding)
-        mask = _padded([np.ones_like(one.source) for one in chosen], widths[0], 0)
-        targets = _padded([one.target for one in chosen], widths[1], IGNORE_INDEX)
-        return {"input_ids": sources, "attention_mask": mask, "labels": targets}
+        sources = [samples[row].source for row in rows]
+        targets = [samples[row].target for row in rows]
+        return {
+            "input_ids": _padded(sources, source_length, padding),
+            "attention_mask": _padded(list(map(np.ones_like, sources)), source_length, 0),
+            "labels": _padded(targets, target_length, IGNORE_INDEX),
+        }
 
-    widths = max(len(one.source) for one in samples), max(len(one.target) for one in samples)
     write_split(splits, load, options.samples_per_slice, writer)
     writer.tokens = token_rules(tokenizer, [require_end(tokenizer, options.tokenizer)])
     return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
 
 
 def _encoded(
-    tokenizer: Any, found: Sequence[Pair], options: Options, report: Report, account: Account
+    tokenizer: Any, all_pairs: Sequence[Pair], options: Options, report: Report, account: Account
 ) -> Iterator[Sample]:
     """Tokens of pairs, taken literally; source and target end as the tokenizer ends a text, even if cut off."""
     end = require_end(tokenizer, options.tokenizer)
     most = options.seq_len
-    cut = 0
-    tails = _tail(_ids(tokenizer, [""])[0], end), _tail(_ids(tokenizer, text_target=[""])[0], end)
-    for start in range(0, len(found), _AT_ONCE):
-        part = found[start : start + _AT_ONCE]
-        sides = (_ids(tokenizer, [pair.source for pair in part]), _ids(tokenizer, text_target=[p.target for p in part]))
-        for pair in zip(*sides, strict=True):
-            bodies = [_without(ids, tail) for ids, tail in zip(pair, tails, strict=True)]
-            beyond = sum(max(0, len(ids) + len(tail) - most) for ids, tail in zip(bodies, tails, strict=True))
-            account.leave_out("tokens", f"behind the first {most} of a text, see --seq-len", beyond)
-            cut += beyond > 0
-            ended = ([*ids[: most - len(tail)], *tail] for ids, tail in zip(bodies, tails, strict=True))
-            yield Sample(*(np.array(ids, np.int32) for ids in ended))
-        report("pairs", len(part))
-    if cut:
-        account.note(f"{counted(cut, 'pairs')} cut off at --seq-len {most}")
+    cut_pairs = 0
+    source_tail = _tail(_ids(tokenizer, [""])[0], end)
+    target_tail = _tail(_ids(tokenizer, text_target=[""])[0], end)
+    for start in range(0, len(all_pairs), _AT_ONCE):
+        batch = all_pairs[start : start + _AT_ONCE]
+        sources = _ids(tokenizer, [pair.source for pair in batch])
+        targets = _ids(tokenizer, text_target=[pair.target for pair in batch])
+        for source, target in zip(sources, targets, strict=True):
+            source_ids, cut_off_source = _ended(source, source_tail, most)
+            target_ids, cut_off_target = _ended(target, target_tail, most)
+            cut_tokens = cut_off_source + cut_off_target
+            account.leave_out("tokens", f"behind the first {most} of a text, see --seq-len", cut_tokens)
+            cut_pairs += cut_tokens > 0
+            yield Sample(source_ids, target_ids)
+        report("pairs", len(batch))
+    if cut_pairs:
+        account.note(f"{counted(cut_pairs, 'pairs')} cut off at --seq-len {most}")
+
+
+def _ended(ids: list[int], tail: list[int], most: int) -> tuple[Tokens, int]:
+    """Tokens of a text, cut off so that they end with the tail, and the number of tokens that were cut off."""
+    body = ids[: -len(tail)] if ids[-len(tail) :] == tail else ids
+    cut_tokens = max(0, len(body) + len(tail) - most)
+    return np.array([*body[: most - len(tail)], *tail], np.int32), cut_tokens
 
 
 def _ids(tokenizer: Any, text: list[str] | None = None, text_target: list[str] | None = None) -> list[list[int]]:
     options = {"split_special_tokens": True, "return_attention_mask": False, "verbose": False}
     encoded = tokenizer(text, **options) if text_target is None else tokenizer(text_target=text_target, **options)
-    found: list[list[int]] = encoded["input_ids"]
-    return found
+    ids: list[list[int]] = encoded["input_ids"]
+    return ids
 
 
 def _tail(specials: list[int], end: int) -> list[int]:
-    """The end token and what a tokenizer puts behind it, such as mBART's language."""
-    return specials[-1 - specials[::-1].index(end) :] if end in specials else [end]
-
-
-def _without(ids: list[int], tail: list[int]) -> list[int]:
-    return ids[: -len(tail)] if ids[-len(tail) :] == tail else ids
+    """The end token and the tokens that a tokenizer puts behind it, such as mBART's language."""
+    if end not in specials:
+        return [end]
+    from_end = specials[::-1].index(end)
+    return specials[-1 - from_end :]
 
 
 def _padded(rows: Sequence[Tokens], width: int, padding: int) -> Tokens:
-    found = np.full((len(rows), width), padding, np.int32)
-    for place, row in enumerate(rows):
-        found[place, : len(row)] = row
-    return found
+    padded = np.full((len(rows), width), padding, np.int32)
+    for number, row in enumerate(rows):
+        padded[number, : len(row)] = row
+    return padded
 
 
 KIND: Final = Kind(write_pairs, "language", "source and target are")

@@ -32,7 +32,7 @@ from hypha_ray.data.preparation.encoders import (
     tokenizer_of,
 )
 from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate, ignored_values, leave_out_ignored
-from hypha_ray.data.preparation.kinds.kind import Kind
+from hypha_ray.data.preparation.kinds.kind import Kind, no_samples
 from hypha_ray.data.preparation.kinds.scored_tokens import TextTokenizer
 from hypha_ray.data.preparation.options import PROBLEMS, Options
 from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
@@ -63,9 +63,7 @@ def write_prompts(options: Options, writer: SliceWriter, report: Report, account
     encoded = _encoded(tokenizer, all_prompts, options, report, account)
     ids, records = _fitting(all_prompts, encoded, options.seq_len, account)
     if not all_prompts:
-        problem = f"there are no prompts in {options.source}"
-        fix = "name another --source, or other columns"
-        raise DataError("DATA033", problem, account.left_out or "an empty source", fix=fix)
+        raise no_samples("prompts", options, account, "name another --source, or other columns")
     if not ids:
         problem = f"there are no prompts of up to {options.seq_len} tokens in {options.source}"
         raise DataError("DATA033", problem, account.left_out, "prompts", "raise --seq-len")

@@ -21,7 +21,14 @@ from typing import IO, Any, Final, TypeAlias
 
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.sources.documents import read
-from hypha_ray.data.preparation.sources.tables import Column, Row, no_column, no_table, objects_of
+from hypha_ray.data.preparation.sources.tables import (
+    Column,
+    Row,
+    no_table,
+    objects_of,
+    require_columns,
+    without_surrogates,
+)
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.errors import DataError
 
@@ -50,9 +57,9 @@ _FLAGS: Final = ("weight", "train")
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation before a template; `where` is the place of its row, and `tools` describe functions to call."""
+    """A conversation before a template; `location` names its row, and `tools` describe functions to call."""
 
-    where: str
+    location: str
     messages: Messages
     tools: list[Any] | None = None
 
@@ -81,7 +88,7 @@ class ChatReader:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """None in particular: those of a chat are recognised by the first row."""
+        """Empty: the columns of a chat are recognised by the first row."""
         return ()
 
     def of_rows(self, rows: Iterable[Row], account: Account) -> Iterator[Chat]:
@@ -92,26 +99,34 @@ class ChatReader:
 
         """
         columns: tuple[Column, ...] = ()
-        for where, row in rows:
-            columns = columns or self._chosen(where, row)
-            used = {column.name for column in columns} | (_EXTRA if self._options.is_templated else set())
-            account.drop(sorted(row.keys() - used - ({_INPUT} if columns[0].name == _INSTRUCTION else set())))
-            if missing := [column for column in columns if column.name not in row]:
-                raise no_column(where, missing[0], row)
-            if empty := [column.name for column in columns if _is_blank(row[column.name])]:
-                account.leave_out("rows", f"without text in {readable(empty[0])}")
-                continue
-            if self._options.is_templated:
-                yield Chat(where, self._with_system(_conversation(where, columns, row), row), _tools(where, row))
+        for location, row in rows:
+            columns = columns or self._chosen(location, row)
+            account.drop(sorted(row.keys() - self._used(columns)))
+            require_columns(location, row, columns)
+            blank = [column.name for column in columns if _is_blank(row[column.name])]
+            if blank:
+                account.leave_out("rows", f"without text in {readable(blank[0])}")
+            elif self._options.is_templated:
+                messages = self._with_system(_conversation(location, columns, row), row)
+                yield Chat(location, messages, _tools(location, row))
             else:
-                yield Chat(where, [_plain(where, column, row) for column in columns])
+                yield Chat(location, [_plain(location, column, row) for column in columns])
 
     def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[Chat]:
         """Refuse a plain text: it has no columns."""
         del file, alone
         raise no_table(path, "chats")
 
-    def _chosen(self, where: str, row: Mapping[str, Any]) -> tuple[Column, ...]:
+    def _used(self, columns: tuple[Column, ...]) -> set[str]:
+        """Names of the columns that are used, those beside the chat included."""
+        names = {column.name for column in columns}
+        if self._options.is_templated:
+            names |= _EXTRA
+        if columns[0].name == _INSTRUCTION:
+            names.add(_INPUT)
+        return names
+
+    def _chosen(self, location: str, row: Mapping[str, Any]) -> tuple[Column, ...]:
         """The column of the messages, or those of prompt and completion."""
         if self._options.messages_column is not None:
             return (self._messages,)
@@ -123,81 +138,98 @@ class ChatReader:
         for prompt, completion in _EXCHANGES:
             if prompt in row and completion in row:
                 return Column(prompt, self._prompt.flag), Column(completion, self._completion.flag)
+        names = ", ".join(sorted(map(readable, row)))
         fix = "name columns with --messages-column, or with --prompt-column and --completion-column"
-        raise DataError("DATA032", f"{where} has no chat", ", ".join(sorted(map(readable, row))), _KINDS, fix)
+        raise DataError("DATA032", f"{location} has no chat", names, _KINDS, fix)
 
     def _with_system(self, messages: Messages, row: Mapping[str, Any]) -> Messages:
         """The messages behind the row's system message, or behind that of the options, unless they have one."""
         if messages and messages[0]["role"] in ("system", "developer"):
             return messages
-        text = row.get(_SYSTEM)
-        text = _clean(text) if isinstance(text, str) and text.strip() else self._options.system
-        return messages if text is None else [{"role": "system", "content": text}, *messages]
+        text = self._options.system
+        of_row = row.get(_SYSTEM)
+        if isinstance(of_row, str) and of_row.strip():
+            text = without_surrogates(of_row)
+        if text is None:
+            return messages
+        return [{"role": "system", "content": text}, *messages]
 
 
-def _conversation(where: str, columns: tuple[Column, ...], row: Mapping[str, Any]) -> Messages:
+def _conversation(location: str, columns: tuple[Column, ...], row: Mapping[str, Any]) -> Messages:
     if len(columns) == 1:
-        return _messages(where, columns[0], row[columns[0].name])
-    asked, answered = (
-        [{"role": role, "content": _clean(value)}] if isinstance(value, str) else _messages(where, column, value)
-        for role, column, value in zip(
-            ("user", "assistant"), columns, (said(row[column.name]) for column in columns), strict=True
-        )
-    )
-    # Answers in a prompt were given before: only the completion is to be learned.
-    asked = [message | {"weight": 0} if message["role"] == "assistant" else message for message in asked]
-    context = row.get(_INPUT) if columns[0].name == _INSTRUCTION else None
+        return _messages(location, columns[0], row[columns[0].name])
+    prompt_column, completion_column = columns
+    prompt = []
+    for message in _exchange(location, prompt_column, row, "user"):
+        # Answers in a prompt were given before: only the completion is to be learned.
+        prompt.append(message | {"weight": 0} if message["role"] == "assistant" else message)
+    completion = _exchange(location, completion_column, row, "assistant")
+    context = row.get(_INPUT) if prompt_column.name == _INSTRUCTION else None
     if isinstance(context, str) and context.strip():
-        asked[-1]["content"] += f"\n\n{_clean(context)}"
-    return asked + answered
+        prompt[-1]["content"] += f"\n\n{without_surrogates(context)}"
+    return prompt + completion
 
 
-def _plain(where: str, column: Column, row: Mapping[str, Any]) -> dict[str, Any]:
+def _exchange(location: str, column: Column, row: Mapping[str, Any], role: str) -> Messages:
+    """The messages of a prompt or a completion; a text is one message of the role."""
+    value = messages_of(row[column.name])
+    if isinstance(value, str):
+        return [{"role": role, "content": without_surrogates(value)}]
+    return _messages(location, column, value)
+
+
+def _plain(location: str, column: Column, row: Mapping[str, Any]) -> dict[str, Any]:
     """The text in a column as a message, whose role no template will see."""
     value = row[column.name]
     if not isinstance(value, str):
-        raise _useless(where, column, type(value).__name__, "text, or with --chat a list of messages")
-    return {"role": "user" if column.flag == "--prompt-column" else "assistant", "content": _clean(value)}
+        raise _useless(location, column, type(value).__name__, "text, or with --chat a list of messages")
+    role = "user" if column.flag == "--prompt-column" else "assistant"
+    return {"role": role, "content": without_surrogates(value)}
 
 
-def said(value: Any) -> Any:
+def messages_of(value: Any) -> Any:
     """The messages that a CSV file has as JSON; any other value as it is, also the JSON of other lists."""
-    found = objects_of(value)
-    return found if isinstance(found, list) and found and all(map(_is_message, found)) else value
+    objects = objects_of(value)
+    if isinstance(objects, list) and objects and all(map(_is_message, objects)):
+        return objects
+    return value
 
 
-def _is_message(one: Any) -> bool:
-    if not isinstance(one, Mapping) or one.keys().isdisjoint(("content", "value", "tool_calls")):
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, Mapping) or value.keys().isdisjoint(("content", "value", "tool_calls")):
         return False
-    role = one.get("role", one.get("from"))
+    role = value.get("role", value.get("from"))
     return isinstance(role, str) and role in _ROLES
 
 
-def _messages(where: str, column: Column, value: Any) -> Messages:
+def _messages(location: str, column: Column, value: Any) -> Messages:
     """The messages in a column."""
-    value = objects_of(value)
-    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
-        allowed = "a list of messages"
-        raise _useless(where, column, type(value).__name__, allowed)
-    return [_message(where, column, one) for one in value]
+    objects = objects_of(value)
+    if not isinstance(objects, list) or not all(isinstance(message, Mapping) for message in objects):
+        raise _useless(location, column, type(objects).__name__, "a list of messages")
+    return [_message(location, column, message) for message in objects]
 
 
-def _message(where: str, column: Column, given: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: value for name, value in given.items() if value is not None}
-    role = found.pop("role", found.pop("from", None))
-    content = found.pop("content", found.pop("value", None))
+def _message(location: str, column: Column, message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message in the form of chat templates."""
+    fields = {name: value for name, value in message.items() if value is not None}
+    role = fields.pop("role", fields.pop("from", None))
+    content = fields.pop("content", fields.pop("value", None))
     if not isinstance(role, str) or role not in _ROLES:
-        raise _useless(where, column, f"role {role!r}", ", ".join(_ROLES))
+        raise _useless(location, column, f"role {role!r}", ", ".join(_ROLES))
     if isinstance(content, list) and content and all(map(_is_text_part, content)):
         content = "".join(part["text"] for part in content)
-    if not isinstance(content, str) and not (content is None and "tool_calls" in found):
-        raise _useless(where, column, f"content of type {type(content).__name__}", "text")
+    if content is None and "tool_calls" in fields:
+        content = ""
+    if not isinstance(content, str):
+        raise _useless(location, column, f"content of type {type(content).__name__}", "text")
     for flag in _FLAGS:
-        if (value := found.get(flag, 1)) not in (0, 1):
-            raise _useless(where, column, f"{flag} {value!r}", "0 or 1")
+        value = fields.get(flag, 1)
+        if value not in (0, 1):
+            raise _useless(location, column, f"{flag} {value!r}", "0 or 1")
         if not value:
-            found["weight"] = 0
-    return with_objects({"role": _ROLES[role], "content": _clean(content or ""), **found})
+            fields["weight"] = 0
+    return with_objects({"role": _ROLES[role], "content": without_surrogates(content), **fields})
 
 
 def _is_text_part(part: Any) -> bool:
@@ -205,30 +237,28 @@ def _is_text_part(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def _tools(where: str, row: Mapping[str, Any]) -> list[Any] | None:
+def _tools(location: str, row: Mapping[str, Any]) -> list[Any] | None:
     value = row.get(_TOOLS)
     if isinstance(value, str):
         with suppress(ValueError, RecursionError):
             value = json.loads(value)
     if not value:
         return None
-    value = objects_of(value)
-    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-        raise _useless(where, Column(_TOOLS, "--messages-column"), type(value).__name__, "a list of JSON schemas")
-    return value
+    schemas = objects_of(value)
+    if not isinstance(schemas, list) or not all(isinstance(schema, dict) for schema in schemas):
+        column = Column(_TOOLS, "--messages-column")
+        raise _useless(location, column, type(schemas).__name__, "a list of JSON schemas")
+    return schemas
 
 
 def _is_blank(value: Any) -> bool:
-    return not value.strip() if isinstance(value, str) else value is None or value == []
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or value == []
 
 
-def _clean(text: str) -> str:
-    """Text without halves of surrogate pairs, which JSON can spell and which aren't text."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
-def _useless(where: str, column: Column, got: str, allowed: str) -> DataError:
-    problem = f"{where}: column {readable(column.name)!r} has no chat"
+def _useless(location: str, column: Column, got: str, allowed: str) -> DataError:
+    problem = f"{location}: column {readable(column.name)!r} has no chat"
     return DataError("DATA031", problem, got, allowed, f"mend it, or name another column with {column.flag}")
 
 
@@ -239,13 +269,20 @@ _ARGUMENTS = "arguments"
 
 def count_calls(messages: list[dict[str, Any]]) -> int:
     """Count the calls in messages; a value of another form than a list of calls counts as one."""
-    calls = (message.get(_CALLS) for message in messages)
-    return sum(len(one) if isinstance(one, list) else 1 for one in calls if one)
+    count = 0
+    for message in messages:
+        calls = message.get(_CALLS)
+        if calls:
+            count += len(calls) if isinstance(calls, list) else 1
+    return count
 
 
 def without_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return messages without their calls."""
-    return [{name: value for name, value in message.items() if name != _CALLS} for message in messages]
+    changed = []
+    for message in messages:
+        changed.append({name: value for name, value in message.items() if name != _CALLS})
+    return changed
 
 
 def with_objects(message: dict[str, Any]) -> dict[str, Any]:
@@ -270,16 +307,21 @@ def _call(call: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, An
     inner = call.get(_FUNCTION)
     if isinstance(inner, Mapping):
         return {**call, _FUNCTION: _call(inner, change)}
-    return {**call, _ARGUMENTS: change(call[_ARGUMENTS])} if _ARGUMENTS in call else {**call}
+    if _ARGUMENTS in call:
+        return {**call, _ARGUMENTS: change(call[_ARGUMENTS])}
+    return {**call}
 
 
 def _as_object(arguments: Any) -> Any:
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):
-            if isinstance(found := json.loads(arguments), dict):
-                return found
+            parsed = json.loads(arguments)
+            if isinstance(parsed, dict):
+                return parsed
     return arguments
 
 
 def _as_text(arguments: Any) -> Any:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    if isinstance(arguments, str):
+        return arguments
+    return json.dumps(arguments, ensure_ascii=False)

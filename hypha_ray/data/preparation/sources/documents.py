@@ -26,7 +26,17 @@ from hypha_ray.data.preparation.sources.files import (
     texts_among,
     walk,
 )
-from hypha_ray.data.preparation.sources.tables import CSV, JSON, Column, Reader, TextReader, csv_rows, json_rows
+from hypha_ray.data.preparation.sources.tables import (
+    CSV,
+    JSON,
+    Column,
+    Reader,
+    Row,
+    TextReader,
+    csv_rows,
+    json_rows,
+    without_surrogates,
+)
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import DataError, HyphaError
@@ -34,6 +44,7 @@ from hypha_ray.errors import DataError, HyphaError
 T = TypeVar("T")
 
 _HUB_FILES = {".parquet", ".arrow"}
+_FILES = JSON | CSV | _HUB_FILES | {".txt"}
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -60,8 +71,7 @@ def documents(options: Options, account: Account | None = None) -> Iterator[str]
             account.leave_out("documents", "blank")
         else:
             account.documents += 1
-            # JSON can encode half of a surrogate pair, which isn't text.
-            yield text if text.isascii() else text.encode("utf-8", "replace").decode()
+            yield without_surrogates(text)
 
 
 def digits() -> Arrays:
@@ -110,8 +120,8 @@ def require_source(source: str) -> None:
 
 
 def _require_hub_name(source: str, path: Path) -> None:
-    if kind_of(path) in JSON | CSV | _HUB_FILES | {".txt"} or not _HUB_NAME.fullmatch(source):
-        raise DataError("DATA030", f"there is no file or folder {source}", fix=_near(path))
+    if kind_of(path) in _FILES or not _HUB_NAME.fullmatch(source):
+        raise DataError("DATA030", f"there is no file or folder {source}", fix=_suggestion(path))
 
 
 def _matches(pattern: Path) -> list[Path]:
@@ -123,12 +133,11 @@ def _matches(pattern: Path) -> list[Path]:
 def _matching(pattern: Path) -> Iterator[Path]:
     """Files that a pattern matches, in any order."""
     try:
-        found = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
-        yield from (path for path in found if path.is_file())
+        relative = pattern.relative_to(pattern.anchor)
+        yield from filter(Path.is_file, Path(pattern.anchor).glob(str(relative)))
     except ValueError as error:
-        raise DataError(
-            "DATA030", f"{pattern} isn't a pattern", str(error), "* ? [ ], and ** for all folders"
-        ) from None
+        allowed = "* ? [ ], and ** for all folders"
+        raise DataError("DATA030", f"{pattern} isn't a pattern", str(error), allowed) from None
 
 
 def _require_match(pattern: Path, file: Path | None) -> None:
@@ -139,8 +148,11 @@ def _require_match(pattern: Path, file: Path | None) -> None:
 def _standard_library(account: Account) -> Iterator[str]:
     """Modules of the running interpreter's library, each as a document; some test modules aren't UTF-8 on purpose."""
     root = Path(sysconfig.get_path("stdlib"))
-    files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
-    modules = [root / file for file in files if not {"site-packages", "dist-packages"} & set(Path(file).parts)]
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
+    modules = []
+    for name in names:
+        if not {"site-packages", "dist-packages"} & set(Path(name).parts):
+            modules.append(root / name)
     for path in texts_among(modules, root, account):
         account.files += 1
         yield path.read_text(encoding="utf-8")
@@ -153,35 +165,36 @@ def _folder(folder: Path, options: Options, reader: Reader[T], account: Account)
     files = walk(folder, account)
     if any(path.suffix in _HUB_FILES for path in files) and all(_is_utf8(path) for path in files):
         layout = _layout(folder, options)
-        if all(path.suffix in _HUB_FILES for named in layout.values() for path in named):
-            _choose(layout, files, folder, options.split, account)
+        data_files = set[Path]().union(*layout.values())
+        if all(path.suffix in _HUB_FILES for path in data_files):
+            _leave_out_other_splits(layout, files, folder, options.split, account)
             return _hub(str(folder), options, reader, account)
     return _files(files, folder, options, reader, account)
 
 
 def _files(files: Sequence[Path], folder: Path, options: Options, reader: Reader[T], account: Account) -> Iterator[T]:
     """Loose files, read by type; a table without text is left out as a whole."""
-    taken = False
+    has_read = False
     refused = None
     for path in texts_among(files, folder, account):
-        own = Account()
-        found = _file(path, reader, own, alone=len(files) == 1)
+        file_account = Account()
+        documents_of_file = _file(path, reader, file_account, alone=len(files) == 1)
         try:
-            first = next(found, None)
+            first = next(documents_of_file, None)
         except DataError as error:
             refused = refused or error
             leave_out_file(path, folder, error, account)
             continue
-        taken = True
+        has_read = True
         try:
             if first is not None:
                 yield first
-                yield from found
+                yield from documents_of_file
         finally:
-            account.add(own)
-    if refused and not taken:
+            account.add(file_account)
+    if refused and not has_read:
         raise refused
-    if not taken:
+    if not has_read:
         problem = f"{options.source} contains no texts or tables"
         fix = "name another --source"
         raise DataError("DATA030", problem, account.left_out, fix=fix)
@@ -218,19 +231,25 @@ def _layout(folder: Path, options: Options) -> dict[str, set[Path]]:
         import datasets
 
         builder = datasets.load_dataset_builder(str(folder), options.subset, revision=options.revision)
-        found = builder.config.data_files or {}
-        return {split: {Path(file).resolve() for file in named} for split, named in found.items()}
+        layout = dict[str, set[Path]]()
+        for split, files in (builder.config.data_files or {}).items():
+            layout[split] = {Path(file).resolve() for file in files}
+        return layout
 
 
-def _choose(layout: dict[str, set[Path]], files: Iterable[Path], folder: Path, split: str, account: Account) -> None:
+def _leave_out_other_splits(
+    layout: dict[str, set[Path]], files: Iterable[Path], folder: Path, split: str, account: Account
+) -> None:
     """Record the files that aren't of the split being read."""
     for path in files:
-        of = [name for name, named in layout.items() if path.resolve() in named]
-        if split in of:
+        splits = [name for name, data_files in layout.items() if path.resolve() in data_files]
+        name = path.relative_to(folder).as_posix()
+        if split in splits:
             account.files += 1
+        elif splits:
+            account.leave_out("files", f"of split {splits[0]}", name=name)
         else:
-            reason = f"of split {of[0]}" if of else "beside Parquet; a pattern such as 'DIR/**/*.txt' reads them"
-            account.leave_out("files", reason, name=path.relative_to(folder).as_posix())
+            account.leave_out("files", "beside Parquet; a pattern such as 'DIR/**/*.txt' reads them", name=name)
 
 
 def _hub(name: str, options: Options, reader: Reader[T], account: Account, saved: bool = False) -> Iterator[T]:
@@ -242,21 +261,25 @@ def _hub(name: str, options: Options, reader: Reader[T], account: Account, saved
         if saved:
             loaded = datasets.load_from_disk(name)
             if isinstance(loaded, datasets.DatasetDict):
-                others = sorted(loaded.keys() - {options.split})
+                splits = sorted(loaded.keys() - {options.split})
                 loaded = loaded[options.split]
-                for split in others:
+                for split in splits:
                     account.leave_out("splits", "not requested, see --split", name=split)
         else:
             loaded = datasets.load_dataset(
                 name, options.subset, split=options.split, revision=options.revision, streaming=True
             )
-        where = f"dataset {readable(name)!r}"
-        rows = named_classes(_encoded(loaded), loaded.features, reader.columns)
-        numbered = ((f"{where}, row {number}", without_nulls(row)) for number, row in enumerate(rows, 1))
-        yield from reader.of_rows(numbered, account)
+        rows = _with_class_names(_undecoded(loaded), loaded.features, reader.columns)
+        yield from reader.of_rows(_located(rows, name), account)
 
 
-def _encoded(loaded: Any) -> Any:
+def _located(rows: Iterable[Mapping[str, Any]], name: str) -> Iterator[Row]:
+    """Rows of a Hugging Face dataset, with their locations."""
+    for number, row in enumerate(rows, 1):
+        yield f"dataset {readable(name)!r}, row {number}", without_nulls(row)
+
+
+def _undecoded(loaded: Any) -> Any:
     """A dataset whose images and recordings stay as in their files, since a preprocessor decodes those it needs."""
     import datasets
 
@@ -276,7 +299,7 @@ def _explained(name: str) -> Iterator[None]:
     except Exception as error:
         from hypha_ray.data.preparation.sources.hub_errors import explain
 
-        raise explain(error, name, _near(Path(name), "stdlib", "digits")) from error
+        raise explain(error, name, _suggestion(Path(name), "stdlib", "digits")) from error
 
 
 def _is_utf8(path: Path) -> bool:
@@ -284,32 +307,42 @@ def _is_utf8(path: Path) -> bool:
     return not any("\udc80" <= character <= "\udcff" for character in str(path))
 
 
-def _near(path: Path, *others: str) -> str:
-    """Hint at a source that the user may have meant."""
-    names = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, [*others, *names], n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else "give stdlib, digits, a path, or a Hugging Face name"
+def _suggestion(path: Path, *names: str) -> str:
+    """Remedy that names the most similar source, among names and the files beside a path."""
+    sources = list(names)
+    if path.parent.is_dir():
+        sources += [child.name for child in path.parent.iterdir()]
+    for similar in difflib.get_close_matches(path.name, sources, n=1, cutoff=0.6):
+        return f"did you mean {similar!r}?"
+    return "give stdlib, digits, a path, or a Hugging Face name"
 
 
-def named_classes(rows: Iterable[Mapping[str, Any]], features: Any, columns: Iterable[Column]) -> Iterator[Any]:
-    """Rows with the names of classes instead of their numbers, in the columns that ask for it."""
-    names = {column.name: _names_of(features, column) for column in columns if column.classes is not None}
+def _with_class_names(
+    rows: Iterable[Mapping[str, Any]], features: Any, columns: Iterable[Column]
+) -> Iterator[Mapping[str, Any]]:
+    """Rows with the names of classes instead of their numbers, in the columns that receive names."""
+    names_by_column = {}
+    for column in columns:
+        if column.classes is not None:
+            class_names = _class_names(features, column.name)
+            names_by_column[column.name] = class_names
+            if class_names is not None:
+                column.classes[:] = class_names
     for row in rows:
-        yield {key: _named(value, names.get(key)) for key, value in row.items()}
+        yield {name: _with_names(value, names_by_column.get(name)) for name, value in row.items()}
 
 
-def _names_of(features: Any, column: Column) -> list[str] | None:
-    feature = (features or {}).get(column.name)
-    found: list[str] | None = getattr(getattr(feature, "feature", feature), "names", None)
-    if found is not None and column.classes is not None:
-        column.classes[:] = found
-    return found
+def _class_names(features: Any, column: str) -> list[str] | None:
+    """Names of the classes of a column; None if it has none."""
+    feature = (features or {}).get(column)
+    feature = getattr(feature, "feature", feature)
+    return getattr(feature, "names", None)
 
 
-def _named(value: Any, names: list[str] | None) -> Any:
+def _with_names(value: Any, class_names: list[str] | None) -> Any:
     """The names of one or several numbers; a number without a name, such as -1, stands for no label."""
-    if names is None or value is None:
+    if class_names is None or value is None:
         return value
     if isinstance(value, list):
-        return [_named(one, names) for one in value]
-    return names[value] if 0 <= value < len(names) else None
+        return [_with_names(number, class_names) for number in value]
+    return class_names[value] if 0 <= value < len(class_names) else None

@@ -45,6 +45,8 @@ _OF_TWO_NUMBERS: Final[dict[str, Callable[[int, int], int]]] = {
     "sums": lambda a, b: a + b,
     "remainders": lambda a, b: (a + b) % 10,
 }
+_KEYS = ("answer", "question", "metadata")
+"""Parts of an entry that its own scoring takes."""
 _NAME = re.compile(r"([a-z]+)([1-9]?)")
 
 
@@ -67,9 +69,9 @@ def problems(name: str, seed: int) -> Iterator[Problem]:
     if kind in _OF_TWO_NUMBERS:
         return _of_two_numbers(_OF_TWO_NUMBERS[kind], int(digits or 1), generator)
     kinds = [*_OF_DIGITS, *_OF_TWO_NUMBERS]
-    near = difflib.get_close_matches(kind, kinds, n=1, cutoff=0.5)
+    similar = difflib.get_close_matches(kind, kinds, n=1, cutoff=0.5)
     allowed = f"{', '.join(kinds)}, with the number of digits behind it, 1 to 9"
-    fix = f"did you mean {near[0]!r}?" if near else "such as problems:sort2"
+    fix = f"did you mean {similar[0]!r}?" if similar else "such as problems:sort2"
     raise DataError("DATA030", f"there are no problems {name!r}", name, allowed, fix)
 
 
@@ -85,10 +87,6 @@ def _of_two_numbers(
     while True:
         a, b = map(int, generator.integers(10**length, size=2))
         yield f"{a}+{b}=", str(answer(a, b))
-
-
-_KEYS = ("answer", "question", "metadata")
-"""Parts of an entry that its own scoring takes."""
 
 
 def gym_entries(name: str, seed: int, count: int) -> Iterator[dict[str, Any]]:
@@ -109,9 +107,10 @@ def gym_entries(name: str, seed: int, count: int) -> Iterator[dict[str, Any]]:
             for line in process.stdout:
                 yield from_json(line)
         printed.seek(0)
-        said = printed.read().decode(errors="replace").strip().rpartition("\n")[2]
+        _, _, last_line = printed.read().decode(errors="replace").strip().rpartition("\n")
     if process.returncode:
-        raise DataError("DATA030", f"reasoning-gym can't draw from its task {name!r}", said, fix="name another task")
+        problem = f"reasoning-gym can't draw from its task {name!r}"
+        raise DataError("DATA030", problem, last_line, fix="name another task")
 
 
 def _require(name: str) -> None:
@@ -122,8 +121,8 @@ def _require(name: str) -> None:
         fix = "pip install 'hypha_ray[rl]'"
         raise ConfigError("PREP008", f"--source {GYM}{name} needs the package reasoning-gym", got, fix=fix) from None
     if name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS, n=1)
-        fix = f"did you mean {near[0]!r}?" if near else "name one of them"
+        similar = difflib.get_close_matches(name, DATASETS, n=1)
+        fix = f"did you mean {similar[0]!r}?" if similar else "name one of them"
         raise DataError("DATA030", f"reasoning-gym has no task {name!r}", name, ", ".join(sorted(DATASETS)), fix)
 
 
@@ -137,4 +136,5 @@ def _draw() -> None:
     with os.fdopen(os.dup(1), "w", encoding="utf-8", errors="surrogatepass") as lines:
         os.dup2(2, 1)  # The package may print.
         for entry in reasoning_gym.create_dataset(name, size=count, seed=seed):
-            lines.write(to_json({key: entry[key] for key in _KEYS if entry[key] is not None}) + "\n")
+            record = {key: entry[key] for key in _KEYS if entry[key] is not None}
+            lines.write(to_json(record) + "\n")

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -16,7 +17,16 @@ import numpy.typing as npt
 from hypha_ray.data.manifest import ClassInfo
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.sources.documents import read
-from hypha_ray.data.preparation.sources.tables import TEXT_FLAG, Column, Row, complete, list_of, no_table
+from hypha_ray.data.preparation.sources.tables import (
+    TEXT_FLAG,
+    Column,
+    Row,
+    complete,
+    list_of,
+    no_table,
+    useless_value,
+    without_surrogates,
+)
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.errors import DataError
 
@@ -28,9 +38,9 @@ Label: TypeAlias = str | list[str]
 
 @dataclass(frozen=True, slots=True)
 class LabelledText:
-    """A text, or a list of words, and its label, labels, or number to predict; `where` is the place of its row."""
+    """A text, or a list of words, and its label, labels, or number to predict; `location` names its row."""
 
-    where: str
+    location: str
     text: str | list[str]
     label: Label | float
     second: str | None = None
@@ -45,8 +55,8 @@ def labelled_texts(options: Options, classes: list[str], account: Account) -> It
         HyphaError: the hub can't be reached, or doesn't let us have it.
 
     """
-    found = read(options, LabelledTextReader(options, classes), account)
-    for text in itertools.islice(found, options.max_documents):
+    texts = read(options, LabelledTextReader(options, classes), account)
+    for text in itertools.islice(texts, options.max_documents):
         account.documents += 1
         yield text
 
@@ -56,14 +66,17 @@ class LabelledTextReader:
 
     def __init__(self, options: Options, classes: list[str]) -> None:
         self._text = Column(options.text_column, TEXT_FLAG)
-        second = options.second_column
-        self._second: tuple[Column, ...] = () if second is None else (Column(second, "--second-column"),)
+        self._second: tuple[Column, ...] = ()
+        if options.second_column is not None:
+            self._second = (Column(options.second_column, "--second-column"),)
         self._regression = options.regression
-        self._marks = tuple(options.label_columns)
-        names, flag = (self._marks, "--label-columns") if self._marks else ((options.label_column,), "--label-column")
-        known = None if self._marks or options.regression else classes
-        self._labels = tuple(Column(str(name), flag, known) for name in names)
-        classes += self._marks
+        self._has_marks = bool(options.label_columns)
+        if self._has_marks:
+            self._labels = tuple(Column(name, "--label-columns") for name in options.label_columns)
+            classes += options.label_columns
+        else:
+            class_names = None if options.regression else classes
+            self._labels = (Column(str(options.label_column), "--label-column", class_names),)
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -77,116 +90,115 @@ class LabelledTextReader:
             DataError: a row lacks a column, or has something in it that is of no use.
 
         """
-        for where, row in complete(rows, self.columns, account):
+        for location, row in complete(rows, self.columns, account):
             text = _words_or_text(row[self._text.name])
             labels = [list_of(row[column.name]) for column in self._labels]
             seconds = [row[column.name] for column in self._second]
-            if text is None or text == [] or any(isinstance(one, str) and not one.strip() for one in (text, *seconds)):
+            if text is None or text == [] or any(map(_is_blank, (text, *seconds))):
                 account.leave_out("rows", "without text")
             elif None in seconds:
                 account.leave_out("rows", "without a second text")
             elif any(map(no_label, labels)):
                 account.leave_out("rows", "without a label")
             else:
-                second = self._second_text(where, *seconds) if seconds else None
-                yield LabelledText(where, self._words(where, text), self._label(where, labels), second)
+                second = self._second_text(location, *seconds) if seconds else None
+                yield LabelledText(location, self._words(location, text), self._label(location, labels), second)
 
     def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[LabelledText]:
         """Refuse a plain text: it has no columns."""
         del file, alone
         raise no_table(path, f"column {self._labels[0].name!r}")
 
-    def _label(self, where: str, values: Sequence[Any]) -> Label | float:
+    def _label(self, location: str, values: Sequence[Any]) -> Label | float:
         """Name of a class, names of several, or a number to predict."""
         if self._regression:
-            return _number(where, self._labels[0], values[0])
-        if self._marks:
-            pairs = zip(self._labels, values, strict=True)
-            return [column.name for column, value in pairs if _is_marked(where, column, value)]
-        return label_of(where, self._labels[0], values[0])
+            return _number(location, self._labels[0], values[0])
+        if self._has_marks:
+            marks = map(partial(_is_marked, location), self._labels, values)
+            return [column.name for column, marked in zip(self._labels, marks, strict=True) if marked]
+        return label_of(location, self._labels[0], values[0])
 
-    def _second_text(self, where: str, value: Any) -> str:
+    def _second_text(self, location: str, value: Any) -> str:
         if not isinstance(value, str):
-            raise _useless(where, self._second[0], type(value).__name__, "text")
-        return _clean(value)
+            raise useless_value(location, self._second[0], type(value).__name__, "text")
+        return without_surrogates(value)
 
-    def _words(self, where: str, value: Any) -> str | list[str]:
+    def _words(self, location: str, value: Any) -> str | list[str]:
         if isinstance(value, str):
-            return _clean(value)
+            return without_surrogates(value)
         if isinstance(value, list) and all(isinstance(word, str) for word in value):
-            return [_clean(word) for word in value]
-        raise _useless(where, self._text, type(value).__name__, "text, or a list of words")
+            return [without_surrogates(word) for word in value]
+        raise useless_value(location, self._text, type(value).__name__, "text, or a list of words")
+
+
+def _is_blank(value: Any) -> bool:
+    return isinstance(value, str) and not value.strip()
 
 
 def no_label(value: Any) -> bool:
-    """Whether a row has no label: nothing, white space, or NaN, as tables of pandas have where one is missing."""
+    """Whether a row has no label: nothing, white space, or NaN, which tables of pandas have for a missing one."""
     if isinstance(value, float):
         return math.isnan(value)
-    return value is None or (isinstance(value, str) and not value.strip())
+    return value is None or _is_blank(value)
 
 
-def label_of(where: str, column: Column, value: Any) -> Label:
+def label_of(location: str, column: Column, value: Any) -> Label:
     """The name of a class, or names of several; a whole number is the name of its class.
 
     Raises:
         DataError: the value is anything else, or a list with an empty text.
 
     """
-    many = isinstance(value, list)
-    values = [_whole(one) for one in (value if many else [value])]
-    if not all(isinstance(one, str | int) for one in values):
-        wrong = type(next(one for one in values if not isinstance(one, str | int))).__name__
-        raise _useless(where, column, wrong, "text or a whole number, or a list of them")
-    names = [readable(str(one).strip()) for one in values]
+    values = value if isinstance(value, list) else [value]
+    allowed = "text or a whole number, or a list of them"
+    labels = list(map(_without_fraction, values))
+    for label in labels:
+        if not isinstance(label, str | int):
+            raise useless_value(location, column, type(label).__name__, allowed)
+    names = [readable(str(label).strip()) for label in labels]
     if not all(names):
-        raise _useless(where, column, "an empty label", "text or a whole number, or a list of them")
-    return names if many else names[0]
+        raise useless_value(location, column, "an empty label", allowed)
+    return names if isinstance(value, list) else names[0]
 
 
-def _whole(value: Any) -> Any:
-    """A label, a whole number in the place of a float such as 1.0."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+def _without_fraction(value: Any) -> Any:
+    """A label; a float such as 1.0 becomes a whole number."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
 
 
-def _number(where: str, column: Column, value: Any) -> float:
+def _number(location: str, column: Column, value: Any) -> float:
     """A finite number that float32 can hold."""
     with suppress(ValueError, TypeError, OverflowError):
         number = math.nan if isinstance(value, bool) else float(value)
         if abs(number) <= _LARGEST:
             return number
-    raise _useless(where, column, readable(str(value)), "a finite number")
+    raise useless_value(location, column, readable(str(value)), "a finite number")
 
 
-def _is_marked(where: str, column: Column, value: Any) -> bool:
+def _is_marked(location: str, column: Column, value: Any) -> bool:
     """Whether a row is of the class of a column."""
     mark = _MARKS.get(str(value).strip().lower())
     if mark is None:
-        raise _useless(where, column, readable(str(value)), "0 or 1")
+        raise useless_value(location, column, readable(str(value)), "0 or 1")
     return mark
 
 
 def _words_or_text(value: Any) -> Any:
     """A text, or a list of words; other lists in CSV files, such as ``[1]``, are texts."""
-    found = list_of(value)
-    return found if isinstance(found, list) and all(isinstance(word, str) for word in found) else value
+    words = list_of(value)
+    if isinstance(words, list) and all(isinstance(word, str) for word in words):
+        return words
+    return value
 
 
-def _clean(text: str) -> str:
-    """Text without halves of surrogate pairs, which JSON can spell and which aren't text."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
-def _useless(where: str, column: Column, got: str, allowed: str) -> DataError:
-    problem = f"{where}: column {column.name!r} is of no use"
-    return DataError("DATA031", problem, got, allowed, f"name another with {column.flag}")
-
-
-def classes_of(labels: Iterable[Label], known: Sequence[str], several: bool, source: str) -> ClassInfo:
+def classes_of(labels: Iterable[Label], class_names: Sequence[str], several: bool, source: str) -> ClassInfo:
     """Classes of a source with their names by number.
 
     Args:
         labels: label of each sample.
-        known: names that the source has for its classes; empty without.
+        class_names: names that the source has for its classes; empty without.
         several: whether a sample may have several classes.
         source: name of the source, for the error.
 
@@ -194,12 +206,16 @@ def classes_of(labels: Iterable[Label], known: Sequence[str], several: bool, sou
         DataError: all samples have the same label, so that there is nothing to learn.
 
     """
-    marks = {frozenset([label] if isinstance(label, str) else label) for label in labels}
-    names = {name for mark in marks for name in mark}
-    if len(marks if several else names) < 2:
+    combinations = set[frozenset[str]]()
+    names = set[str]()
+    for label in labels:
+        combination = frozenset([label] if isinstance(label, str) else label)
+        combinations.add(combination)
+        names |= combination
+    if len(combinations if several else names) < 2:
         only = ", ".join(map(repr, sorted(names))) or "none"
-        raise _the_same(source, only, "at least two classes", "add samples of other classes")
-    return ClassInfo(tuple(known) if known else _by_number(names), several)
+        raise _all_equal(source, only, "at least two classes", "add samples of other classes")
+    return ClassInfo(tuple(class_names) or _by_number(names), several)
 
 
 def require_different(numbers: Iterable[float], source: str) -> None:
@@ -209,12 +225,12 @@ def require_different(numbers: Iterable[float], source: str) -> None:
         DataError: they are, so that there is nothing to learn.
 
     """
-    found = set(numbers)
-    if len(found) < 2:
-        raise _the_same(source, f"{found.pop():g}", "different numbers", "name another --label-column")
+    different = set(numbers)
+    if len(different) < 2:
+        raise _all_equal(source, f"{different.pop():g}", "different numbers", "name another --label-column")
 
 
-def _the_same(source: str, got: str, allowed: str, fix: str) -> DataError:
+def _all_equal(source: str, got: str, allowed: str, fix: str) -> DataError:
     return DataError("DATA039", f"all labels in {source} are the same", got, allowed, fix)
 
 

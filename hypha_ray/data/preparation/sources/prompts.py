@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from hypha_ray.data.preparation.options import GENERATED, GYM, PROBLEMS, Options
-from hypha_ray.data.preparation.sources.chats import said
+from hypha_ray.data.preparation.sources.chats import messages_of
 from hypha_ray.data.preparation.sources.documents import read
 from hypha_ray.data.preparation.sources.generated import gym_entries, problems
 from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table, useless_value, without_surrogates
@@ -110,7 +110,7 @@ class PromptReader:
     def _text(self, location: str, value: Any) -> str | Messages:
         if value is None or (isinstance(value, str) and not value.strip()):
             return ""
-        messages = _messages(said(value)) if self._options.chat else []
+        messages = _messages(messages_of(value)) if self._options.chat else []
         if messages:
             return messages
         if isinstance(value, str):

@@ -72,11 +72,11 @@ def reader_of(
         identity = begun.of(number)
         patience = Patience(job.resources.max_idle_s, problem)
         if place.served:
-            readers.append(ReplicaReader(place.where, job, actors, problem, identity))
-        elif is_url(place.where):
-            readers.append(UrlReader(place.where, actors, problem, patience, identity))
+            readers.append(ReplicaReader(place.address, job, actors, problem, identity))
+        elif is_url(place.address):
+            readers.append(UrlReader(place.address, actors, problem, patience, identity))
         else:
-            readers.append(ShardReader(actors.shards_of(place.where), patience, identity))
+            readers.append(ShardReader(actors.shards_of(place.address), patience, identity))
     return readers[0] if len(readers) == 1 else MixtureReader(readers)
 
 
