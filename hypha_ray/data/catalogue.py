@@ -80,7 +80,11 @@ def folders_of(dataset: Dataset) -> list[Path]:
     """
     if is_served(dataset):
         return []
-    return [locate(part) for part in dataset.parts if part.path is None or "://" not in part.path]
+    folders = []
+    for part in dataset.parts:
+        if part.path is None or "://" not in part.path:
+            folders.append(locate(part))
+    return folders
 
 
 def find(name: str, folders: Sequence[Path] | None = None) -> Path:
@@ -112,7 +116,7 @@ def load(folder: Path | str) -> Manifest:
     if (folder / UNFINISHED).exists():
         fix = "run the same `python jobs/prepare.py` again: it replaces the unfinished files"
         raise DataError("DATA006", f"the preparation of {folder} didn't finish", fix=fix)
-    files = [file for file in folder.glob("*.safetensors") if file.is_file()]
+    files = list(filter(Path.is_file, folder.glob("*.safetensors")))
     if not files:
         raise DataError("DATA002", f"{folder} contains no slices", "no manifest.json, no *.safetensors", fix=_PREPARE)
     return index(folder, files)
@@ -138,7 +142,11 @@ def _datasets(folder: Path) -> list[str]:
     """Names of the datasets in a folder."""
     if not folder.is_dir():
         return []
-    return [child.name for child in folder.iterdir() if child.is_dir() and _is_dataset(child)]
+    names = []
+    for child in folder.iterdir():
+        if child.is_dir() and _is_dataset(child):
+            names.append(child.name)
+    return names
 
 
 def _is_dataset(folder: Path) -> bool:

@@ -37,8 +37,9 @@ MOST_DIMENSIONS = 32
 MOST_PARTS = SLICES_PER_DATASET // SLICES_PER_PART
 """Most parts of a dataset, each with its own range of numbers of slices."""
 SPLITS = ("train", "validation")
-_BITS = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64)}
-DTYPES = frozenset(f"{kind}{bits}" for kind, sizes in _BITS.items() for bits in sizes) | {"bool"}
+DTYPES = frozenset(
+    {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", "bool"}
+)
 """Element types of a slice's tensors, by their numpy names."""
 
 Modality: TypeAlias = Literal["language", "vision", "audio", "prompts", "other"]
@@ -131,7 +132,8 @@ class Manifest(BaseModel):
     def identity(self) -> str:
         """Fingerprint of a dataset's samples and of their positions, and of nothing else."""
         slices = [(info.index, info.sha256, info.samples, info.split) for info in self.slices]
-        return hashlib.sha256(repr(sorted(slices)).encode()).hexdigest()
+        text = repr(sorted(slices))
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def require(self, vocab_size: int | None = None, classes: int | None = None) -> None:
         """Check that a model's vocabulary and classes cover the data; None means that the model has none.
@@ -245,7 +247,8 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     """Problems that pydantic doesn't find, such as a slice's file name that leads out of the folder."""
     if not manifest.slices:
         yield "no slices"
-    if len({info.index for info in manifest.slices}) < len(manifest.slices):
+    indices = {info.index for info in manifest.slices}
+    if len(indices) < len(manifest.slices):
         yield "two slices with the same index"
     if not manifest.name.isprintable():
         yield f"the name {manifest.name!r} has control characters"

@@ -218,7 +218,7 @@ class RunDataset:
     """Identity of a run's dataset, and of each dataset of a mixture; empty if an earlier release began the run."""
 
     sha256: str | None = None
-    each: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, fields: dict[str, Any]) -> RunDataset:
@@ -229,8 +229,8 @@ class RunDataset:
 
     def of(self, number: int) -> str | None:
         """Identity of a dataset by its number; None if it isn't known."""
-        if number < len(self.each):
-            return self.each[number]
+        if number < len(self.datasets):
+            return self.datasets[number]
         return None
 
 

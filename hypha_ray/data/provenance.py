@@ -80,15 +80,15 @@ class Account:
         """Record unused columns of tables; a column of several files counts once."""
         self._columns |= dict.fromkeys(columns)
 
-    def add(self, other: Account) -> None:
+    def add(self, account: Account) -> None:
         """Add the contents of another account, except its documents, which the sources count themselves."""
-        self.files += other.files
-        for key, (count, names) in other._omissions.items():
+        self.files += account.files
+        for key, (count, names) in account._omissions.items():
             count_before, names_before = self._omissions.get(key, (0, ()))
             all_names = (*names_before, *names)
             self._omissions[key] = count_before + count, all_names[:MOST_NAMES]
-        self.drop(other._columns)
-        for text in other._notes:
+        self.drop(account._columns)
+        for text in account._notes:
             self.note(text)
 
     def note(self, text: str) -> None:
@@ -99,7 +99,8 @@ class Account:
     @property
     def left_out(self) -> str:
         """All omissions in one line; empty if there are none."""
-        return "; ".join(str(omission).strip() for omission in self.origin().omissions)
+        omissions = map(str, self.origin().omissions)
+        return "; ".join(map(str.strip, omissions))
 
     def origin(self) -> Origin:
         """The account as a record for the manifest."""

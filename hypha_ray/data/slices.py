@@ -299,12 +299,15 @@ def merge(tensors: tuple[TensorInfo, ...], added: tuple[TensorInfo, ...], slice_
         DataError: they differ in names, dtypes or shapes.
 
     """
-    forms = [(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]
-    if forms != [(tensor.name, tensor.dtype, tensor.shape) for tensor in added]:
+    if _forms(tensors) != _forms(added):
         fix = "prepare all slices in the same way: same tensors, same sequence length or image size, same dtype"
         problem = f"{slice_name}: tensors differ from the dataset's"
         raise DataError("DATA017", problem, _text(added), _text(tensors), fix)
     return tuple(map(_union, tensors, added))
+
+
+def _forms(tensors: tuple[TensorInfo, ...]) -> list[tuple[str, str, tuple[int, ...]]]:
+    return [(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]
 
 
 def _union(a: TensorInfo, b: TensorInfo) -> TensorInfo:

@@ -321,7 +321,9 @@ def ends_among(tokenizer: Any, last: Sequence[int]) -> tuple[int, ...]:
     """
     added = dict(getattr(tokenizer, "added_tokens_decoder", {}))
     special = set(tokenizer.all_special_ids)
-    special.update(token_id for token_id, token in added.items() if token.special)
+    for token_id, token in added.items():
+        if token.special:
+            special.add(token_id)
     counts = Counter(last)
     del counts[tokenizer.unk_token_id]
     ends = []

@@ -77,8 +77,7 @@ def _clear(out: Path) -> None:
 def _belongings(out: Path) -> list[Path]:
     """Files of a dataset, the manifest first."""
     slices = sorted(out.glob("*.safetensors"))
-    paths = [out / MANIFEST, out / FOLDER, out / PREPROCESSOR, *slices]
-    return [path for path in paths if path.exists()]
+    return list(filter(Path.exists, (out / MANIFEST, out / FOLDER, out / PREPROCESSOR, *slices)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +116,6 @@ def uploaded(url: str, overwrite: bool) -> Iterator[Upload]:
             destination.remove(name)
     with tempfile.TemporaryDirectory() as folder:
         yield Upload(Path(folder), destination)
-        files = [path for path in Path(folder).rglob("*") if path.is_file()]
+        files = filter(Path.is_file, Path(folder).rglob("*"))
         for path in sorted(files, key=lambda path: path.name == MANIFEST):
             destination.put(path, str(path.relative_to(folder)))

@@ -234,7 +234,8 @@ def count_lost_thoughts(messages: Messages, text: str) -> int:
     """Count the thoughts in messages that the text of the chat lacks."""
     lost = 0
     for message in messages:
-        lost += sum(thought not in text for thought in _THOUGHTS.findall(message["content"]))
+        for thought in _THOUGHTS.findall(message["content"]):
+            lost += thought not in text
     return lost
 
 
@@ -298,15 +299,20 @@ def ignored_values(render: RenderMessages, messages: Messages, text: str) -> Ign
     """Values of messages without which a template makes the same text, and contents with the same text for others."""
     ignored: Ignored = Counter()
     keys: dict[str, None] = {}
+    roles: dict[str, None] = {}
     for message in messages:
         keys |= dict.fromkeys(message)
+        roles[message["role"]] = None
     for key in keys:
         if key in _OTHERWISE_COUNTED:
             continue
-        indices = [index for index, message in enumerate(messages) if message.get(key) not in (None, "", [], {})]
+        indices = []
+        for index, message in enumerate(messages):
+            if message.get(key) not in (None, "", [], {}):
+                indices.append(index)
         count = _count_ignored(indices, partial(_without_key, messages, key), render, text)
         ignored["values", f"of {readable(key)!r} in messages, which the chat template ignores"] += count
-    for role in dict.fromkeys(message["role"] for message in messages):
+    for role in roles:
         if role == "assistant":
             continue
         indices = []

@@ -144,9 +144,10 @@ def _leave_out_unrendered(
 
 def _plain(chat: Chat) -> ScoredText:
     """Prompt and completion, one after the other."""
-    prompt, completion = (message["content"] for message in chat.messages)
-    text = prompt + completion
-    return ScoredText(text, ((len(prompt), len(text)),))
+    prompt, completion = chat.messages
+    start = len(prompt["content"])
+    text = prompt["content"] + completion["content"]
+    return ScoredText(text, ((start, len(text)),))
 
 
 def _fitting(samples: Iterable[ScoredTokens], most: int, account: Account) -> Iterator[ScoredTokens]:

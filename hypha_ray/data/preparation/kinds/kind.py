@@ -83,7 +83,7 @@ def _write(
     report("samples", len(samples))
     keys = []
     for sample in samples:
-        keys.append(b"".join(array.tobytes() for array in sample.values()))
+        keys.append(b"".join(map(np.ndarray.tobytes, sample.values())))
     splits = split(keys, options, account, "samples")
 
     def load(chosen: Rows) -> Arrays:
@@ -145,7 +145,11 @@ def _samples(
 
 
 def _form(sample: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    return ", ".join(f"{key} {array.dtype} {list(array.shape)}" for key, array in sample.items()) or "no tensor"
+    """Names, dtypes and shapes of a sample."""
+    texts = []
+    for key, array in sample.items():
+        texts.append(f"{key} {array.dtype} {list(array.shape)}")
+    return ", ".join(texts) or "no tensor"
 
 
 def _refused(name: str, got: str) -> ConfigError:

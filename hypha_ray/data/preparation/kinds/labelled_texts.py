@@ -39,6 +39,7 @@ from hypha_ray.data.preparation.kinds.kind import Kind, no_samples
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
 from hypha_ray.data.preparation.sources.labelled import (
+    Label,
     LabelledText,
     classes_of,
     labelled_texts,
@@ -103,10 +104,16 @@ def write_texts(options: Options, writer: SliceWriter, report: Report, account: 
     require_fast(tokenizer, options.tokenizer)
     if options.second_column is not None:
         _require_separator(tokenizer, kind, options)
+    numbers = list[float]()
+    labels = list[Label]()
+    for text in texts:
+        if isinstance(text.label, float):
+            numbers.append(text.label)
+        else:
+            labels.append(text.label)
     if kind == "number":
-        require_different((text.label for text in texts if isinstance(text.label, float)), options.source)
+        require_different(numbers, options.source)
     else:
-        labels = (text.label for text in texts if not isinstance(text.label, float))
         writer.classes = classes_of(labels, class_names, kind == "several", options.source)
     samples = list(_encoded(tokenizer, texts, writer.classes, options, report, account))
     splits = split([sample.ids.tobytes() for sample in samples], options, account, "texts")
@@ -215,7 +222,10 @@ def _encoded(
 def _cut_tokens(tokenizer: Any, text: LabelledText, encoding: Any) -> int:
     """Number of tokens that were cut off."""
     if text.second is None or not encoding.overflowing:
-        return sum(len(part.ids) - sum(part.special_tokens_mask) for part in encoding.overflowing)
+        cut_tokens = 0
+        for part in encoding.overflowing:
+            cut_tokens += len(part.ids) - sum(part.special_tokens_mask)
+        return cut_tokens
     # Overflowing parts of a pair overlap, so they can't be added up.
     whole = tokenizer(text.text, text.second, split_special_tokens=True, verbose=False)
     return len(whole["input_ids"]) - len(encoding.ids)

@@ -28,7 +28,7 @@ from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
 from hypha_ray.data.preparation.sources.documents import digits, read
 from hypha_ray.data.preparation.sources.labelled import Label, classes_of, label_of, no_label, numbered
-from hypha_ray.data.preparation.sources.media_folders import classified, medium_of
+from hypha_ray.data.preparation.sources.media_folders import Medium, classified, medium_of
 from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table, useless_value
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays
@@ -71,12 +71,18 @@ def media_files(options: Options, classes: list[str], account: Account) -> Itera
     files: Iterable[MediaFile]
     if options.media_column is None and medium is not None:
         folder = Path(options.source).expanduser()
-        files = (MediaFile(str(path), path, name) for path, name in classified(folder, medium, options.split, account))
+        files = _classified_files(folder, medium, options.split, account)
     else:
         files = read(options, MediaReader(options, classes), account)
     for file in itertools.islice(files, options.max_documents):
         account.documents += 1
         yield file
+
+
+def _classified_files(folder: Path, medium: Medium, split: str, account: Account) -> Iterator[MediaFile]:
+    """Files in a folder for each class."""
+    for path, class_name in classified(folder, medium, split, account):
+        yield MediaFile(str(path), path, class_name)
 
 
 class MediaReader:
@@ -155,8 +161,8 @@ def write_digits(options: Options, writer: SliceWriter) -> None:
             writer.add({name: array[rows] for name, array in arrays.items()}, part)
 
 
-class Medium(Protocol):
-    """Makes tensors of files of one kind."""
+class MediaDecoder(Protocol):
+    """Decodes files of one medium, and makes tensors of them."""
 
     def decode(self, content: bytes) -> Any:
         """The picture or the recording in a file.
@@ -227,12 +233,12 @@ def write_media(options: Options, writer: SliceWriter, report: Report, account: 
     """
     processor = _preprocessor(options)
     images = options.kind_name == "images"
-    medium: Medium = Images(processor) if images else Recordings(processor, options.max_seconds)
+    decoder: MediaDecoder = Images(processor) if images else Recordings(processor, options.max_seconds)
     class_names: list[str] = []
     files = list[MediaFile]()
     keys = list[bytes]()
     for file in media_files(options, class_names, account):
-        key = _examined(file, medium, options.kind_name, account)
+        key = _examined(file, decoder, options.kind_name, account)
         if key is not None:
             files.append(file)
             keys.append(key)
@@ -245,7 +251,7 @@ def write_media(options: Options, writer: SliceWriter, report: Report, account: 
     def load(rows: Rows) -> Arrays:
         chosen = [files[row] for row in rows]
         try:
-            tensors = medium.tensors([medium.decode(file.content()) for file in chosen])
+            tensors = decoder.tensors([decoder.decode(file.content()) for file in chosen])
         except Exception as error:  # Preprocessors raise anything, for instance for images of several sizes.
             got = reason_of(error)
             problem = f"preprocessor {options.preprocessor!r} makes no tensors of these {options.kind_name}"
@@ -263,11 +269,11 @@ def write_media(options: Options, writer: SliceWriter, report: Report, account: 
     return PreprocessorInfo(str(options.preprocessor), options.preprocessor_revision, PREPROCESSOR)
 
 
-def _examined(file: MediaFile, medium: Medium, plural: str, account: Account) -> bytes | None:
+def _examined(file: MediaFile, decoder: MediaDecoder, plural: str, account: Account) -> bytes | None:
     """Key of a file's content, equal for equal files; None if it can't be decoded, which is put into the account."""
     try:
         content = file.content()
-        medium.examine(medium.decode(content), account)
+        decoder.examine(decoder.decode(content), account)
     except ConfigError:
         raise
     except FileNotFoundError:

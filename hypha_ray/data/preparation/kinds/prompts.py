@@ -199,12 +199,14 @@ def preview(folder: Path, manifest: Manifest) -> Preview:
         DataError: a slice is missing or damaged.
 
     """
-    different: dict[str, set[bytes]] = {info.split: set() for info in manifest.slices}
-    slices = [read_slice(folder, info, manifest) for info in manifest.slices]
-    for info, arrays in zip(manifest.slices, slices, strict=True):
-        different[info.split].update(row.tobytes() for row in arrays["input_ids"])
-    lengths = np.concatenate([arrays["attention_mask"].sum(axis=1) for arrays in slices])
-    first = slices[0]
+    different: dict[str, set[bytes]] = {}
+    lengths_of_slices = []
+    for info in manifest.slices:
+        arrays = read_slice(folder, info, manifest)
+        different.setdefault(info.split, set()).update(row.tobytes() for row in arrays["input_ids"])
+        lengths_of_slices.append(arrays["attention_mask"].sum(axis=1))
+    lengths = np.concatenate(lengths_of_slices)
+    first = read_slice(folder, manifest.slices[0], manifest)
     is_token = first["attention_mask"][0] == 1
     ids = first["input_ids"][0][is_token]
     return Preview(

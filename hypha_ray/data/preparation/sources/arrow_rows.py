@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from hypha_ray.data.preparation.sources.tables import Column, Row, no_column
+from hypha_ray.data.preparation.sources.tables import Column, Row, require_columns
 from hypha_ray.data.provenance import Account
 from hypha_ray.errors import DataError
 
@@ -40,9 +40,7 @@ def parquet_rows(path: Path, columns: Sequence[Column], account: Account) -> Ite
         # Opened here, since Arrow accepts only names in UTF-8.
         with path.open("rb") as stream, parquet.ParquetFile(stream) as file:
             names = file.schema_arrow.names
-            for column in columns:
-                if column.name not in names:
-                    raise no_column(str(path), column, names)
+            require_columns(str(path), dict.fromkeys(names), columns)
             used = [column.name for column in columns] or names
             account.drop(name for name in names if name not in used)
             number = itertools.count(1)

@@ -24,6 +24,7 @@ from hypha_ray.data.preparation.sources.documents import read
 from hypha_ray.data.preparation.sources.tables import (
     Column,
     Row,
+    is_list_of,
     no_table,
     objects_of,
     require_columns,
@@ -41,7 +42,12 @@ _ROLES: Final = {
     "chatgpt": "assistant",
     "model": "assistant",
     "function": "tool",
-} | {role: role for role in ("user", "assistant", "system", "developer", "tool")}
+    "user": "user",
+    "assistant": "assistant",
+    "system": "system",
+    "developer": "developer",
+    "tool": "tool",
+}
 """Role in chat templates, by its name in datasets."""
 _CONVERSATIONS = ("messages", "conversations")
 _EXCHANGES = (("prompt", "completion"), ("instruction", "output"))
@@ -205,7 +211,7 @@ def _is_message(value: Any) -> bool:
 def _messages(location: str, column: Column, value: Any) -> Messages:
     """The messages in a column."""
     objects = objects_of(value)
-    if not isinstance(objects, list) or not all(isinstance(message, Mapping) for message in objects):
+    if not is_list_of(objects, Mapping):
         raise _useless(location, column, type(objects).__name__, "a list of messages")
     return [_message(location, column, message) for message in objects]
 
@@ -245,7 +251,7 @@ def _tools(location: str, row: Mapping[str, Any]) -> list[Any] | None:
     if not value:
         return None
     schemas = objects_of(value)
-    if not isinstance(schemas, list) or not all(isinstance(schema, dict) for schema in schemas):
+    if not is_list_of(schemas, dict):
         column = Column(_TOOLS, "--messages-column")
         raise _useless(location, column, type(schemas).__name__, "a list of JSON schemas")
     return schemas
@@ -298,7 +304,7 @@ def with_texts(message: dict[str, Any]) -> dict[str, Any]:
 def _changed(message: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     """Return a message with other arguments; those of other forms than lists of calls stay."""
     calls = message.get(_CALLS)
-    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+    if not is_list_of(calls, Mapping):
         return message
     return message | {_CALLS: [_call(call, change) for call in calls]}
 

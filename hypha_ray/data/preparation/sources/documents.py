@@ -148,11 +148,10 @@ def _require_match(pattern: Path, file: Path | None) -> None:
 def _standard_library(account: Account) -> Iterator[str]:
     """Modules of the running interpreter's library, each as a document; some test modules aren't UTF-8 on purpose."""
     root = Path(sysconfig.get_path("stdlib"))
-    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
     modules = []
-    for name in names:
-        if not {"site-packages", "dist-packages"} & set(Path(name).parts):
-            modules.append(root / name)
+    for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).as_posix()):
+        if not {"site-packages", "dist-packages"} & set(path.relative_to(root).parts):
+            modules.append(path)
     for path in texts_among(modules, root, account):
         account.files += 1
         yield path.read_text(encoding="utf-8")
@@ -160,10 +159,10 @@ def _standard_library(account: Account) -> Iterator[str]:
 
 def _folder(folder: Path, options: Options, reader: Reader[T], account: Account) -> Iterable[T]:
     """A saved dataset, Parquet files in the layout of the hub, or loose files."""
-    if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         return _hub(str(folder), options, reader, account, saved=True)
     files = walk(folder, account)
-    if any(path.suffix in _HUB_FILES for path in files) and all(_is_utf8(path) for path in files):
+    if any(path.suffix in _HUB_FILES for path in files) and all(map(_is_utf8, files)):
         layout = _layout(folder, options)
         data_files = set[Path]().union(*layout.values())
         if all(path.suffix in _HUB_FILES for path in data_files):

@@ -22,6 +22,7 @@ from hypha_ray.data.preparation.sources.tables import (
     Column,
     Row,
     complete,
+    is_list_of,
     list_of,
     no_table,
     useless_value,
@@ -126,7 +127,7 @@ class LabelledTextReader:
     def _words(self, location: str, value: Any) -> str | list[str]:
         if isinstance(value, str):
             return without_surrogates(value)
-        if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        if is_list_of(value, str):
             return [without_surrogates(word) for word in value]
         raise useless_value(location, self._text, type(value).__name__, "text, or a list of words")
 
@@ -188,9 +189,7 @@ def _is_marked(location: str, column: Column, value: Any) -> bool:
 def _words_or_text(value: Any) -> Any:
     """A text, or a list of words; other lists in CSV files, such as ``[1]``, are texts."""
     words = list_of(value)
-    if isinstance(words, list) and all(isinstance(word, str) for word in words):
-        return words
-    return value
+    return words if is_list_of(words, str) else value
 
 
 def classes_of(labels: Iterable[Label], class_names: Sequence[str], several: bool, source: str) -> ClassInfo:
@@ -236,9 +235,10 @@ def _all_equal(source: str, got: str, allowed: str, fix: str) -> DataError:
 
 def _by_number(names: Iterable[str]) -> tuple[str, ...]:
     """Names of classes by number: whole numbers by size, texts by alphabet."""
-    names = list(names)
-    whole = all(name.removeprefix("-").isdecimal() for name in names)
-    return tuple(sorted(names, key=(lambda name: (int(name), name)) if whole else None))
+    ordered = sorted(names)
+    if all(name.removeprefix("-").isdecimal() for name in ordered):
+        ordered.sort(key=int)
+    return tuple(ordered)
 
 
 def numbered(label: Label, numbers: Mapping[str, int]) -> npt.NDArray[np.generic]:

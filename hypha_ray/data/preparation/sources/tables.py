@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeAlias, TypeVar
+from typing import IO, Any, Protocol, TypeAlias, TypeGuard, TypeVar
 
 from hypha_ray.data.preparation.sources.files import PIECE_CHARACTERS, kind_of, lone_piece_characters, pieces
 from hypha_ray.data.provenance import Account, readable
@@ -239,6 +239,11 @@ def list_of(value: Any) -> Any:
         with suppress(ValueError, RecursionError):
             return json.loads(value)
     return value
+
+
+def is_list_of(value: Any, kind: type) -> TypeGuard[list[Any]]:
+    """Whether a value is a list whose items are all of a type."""
+    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
 def objects_of(value: Any) -> Any:
