@@ -142,7 +142,7 @@ class DataShard:
         """Raise the reason for damage that is a change: the folder was prepared anew since the manifest was read."""
         try:
             self._files.manifest(fresh=True)
-        except HyphaError:  # Then nothing tells of a change.
+        except HyphaError:  # Then no change is known.
             raise damage from None
         self._require_same(index, sha256)
 

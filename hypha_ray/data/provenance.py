@@ -46,7 +46,7 @@ class Origin:
 class MadeBy:
     """Command that prepared a dataset.
 
-    `source` is as it was given, and `options` are the others that differ from their defaults; neither has secrets of
+    `source` is as the user wrote it, and `options` are all others that differ from their defaults, without secrets of
     URLs. `version` is that of hypha_ray; None if it isn't installed. `date` is in UTC, such as
     2026-01-31T12:00:00+00:00; None if it isn't known.
     """

@@ -163,7 +163,7 @@ def require_end(tokenizer: Any, name: str) -> int:
 
 
 def require_fast(tokenizer: Any, name: str) -> None:
-    """Refuse a tokenizer that doesn't tell the characters and words that a token comes from.
+    """Refuse a tokenizer that doesn't know the characters and words of a token.
 
     Raises:
         ConfigError: it is written in Python.

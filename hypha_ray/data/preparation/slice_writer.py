@@ -1,4 +1,4 @@
-"""Split of samples that are held in memory, and the writer of slices, which counts what it has written."""
+"""Split of samples in memory, and the writer of slices, which records what is written."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class SliceWriter:
 def split(keys: Sequence[bytes], options: Options, account: Account, plural: str) -> tuple[Rows, Rows]:
     """Rows for training and for validation, in random order; no two equal samples are in different splits.
 
-    Of the different samples, `validation_fraction` is held out, at least one and at most `validation_samples`. Each is
-    held out as often as the others, as far as it occurs so often and the limit allows it.
+    Of the different samples, `validation_fraction` is held out, at least one and at most `validation_samples`. Their
+    repetitions are held out in turns, until the limit is reached.
 
     Args:
         keys: bytes of each sample, equal for equal samples.

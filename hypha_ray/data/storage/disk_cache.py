@@ -5,8 +5,8 @@
 There is no lock. A file appears by renaming, two writers write the same bytes, and a file that another process has
 removed is fetched again. Only files with such names are ever removed.
 
-Each process keeps accounts of what is there. A subfolder is listed again only after its own time of change says that
-files have come or gone, by whichever process.
+Each process keeps accounts of the files. It lists a subfolder again only if its time of change is a new one: then some
+process has added or removed files.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Account:
 
     Attributes:
         changed_ns: time of the subfolder's last change, by the clock of the file system.
-        seen_s: monotonic time at which this process has first seen it changed at that time.
+        seen_s: monotonic time at which this process has first found that time of change.
         settled: whether a change since the listing would have another time.
         files: time of the last use, path and size of each file.
         bytes: size of all files together.

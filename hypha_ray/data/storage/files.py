@@ -1,4 +1,4 @@
-"""Files of a prepared dataset, in a folder of this machine or at a URL; those of its preprocessor too."""
+"""Files of a prepared dataset and of its preprocessor, in a folder of this machine or at a URL."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class UrlFiles:
         if copy is not None:
             try:
                 return self._checker.decode(copy, info, manifest)
-            except DataError:  # The copy is damaged, which tells nothing about the original.
+            except DataError:  # The copy is damaged; the original may be intact.
                 self._cache.remove(info.sha256)
         data = self._fetch(info, manifest)
         arrays = self._checker.decode(data, info, manifest)

@@ -88,7 +88,7 @@ class UrlFolder:
 
         def read(fs: Any, path: str) -> bytes:
             content: bytes
-            if limit_bytes is not None and is_http(fs):  # Not every server tells a size, or knows ranges.
+            if limit_bytes is not None and is_http(fs):  # Not every server sends a size, or supports ranges.
                 content = fs.cat_file(path, limit_bytes=limit_bytes)
                 return content
             if limit_bytes is not None:
@@ -175,7 +175,7 @@ class UrlFolder:
         return f"{folder.rstrip('/')}/{name}{mark}{query}"
 
     def _cause(self, error: Exception, name: str) -> Cause | None:
-        """Cause that an object store tells; None if it tells none, and for other file systems."""
+        """Cause that an object store reports; None without one, and for other file systems."""
         if self._opened is None or not is_s3(self._opened[0]):
             return None
         fs, root = self._opened
@@ -183,13 +183,13 @@ class UrlFolder:
 
 
 def explain(error: Exception, url: str, name: str, cause: Cause | None = None) -> HyphaError:
-    """The error to raise in place of one of a file system; its causes are looked at too.
+    """The error to raise in place of an error of a file system, by that error and its causes.
 
     Args:
         error: error that the file system raised.
         url: folder of the dataset.
         name: name of the file in it.
-        cause: cause that an object store has told.
+        cause: cause that an object store has reported.
 
     """
     address = redacted(f"{url}/{name}")
@@ -220,7 +220,7 @@ def _of_answer(links: list[BaseException], address: str, got: str) -> HyphaError
 
 
 def _of_store(cause: Cause, address: str, got: str) -> HyphaError:
-    """Error of an object store that has told its cause."""
+    """Error of an object store that has reported its cause."""
     problem = f"{address}: {cause.problem}"
     match cause.kind:
         case "expired":
@@ -232,7 +232,7 @@ def _of_store(cause: Cause, address: str, got: str) -> HyphaError:
 
 
 def _is_refused(links: list[BaseException], status: int | None) -> bool:
-    """Whether access needs credentials, or others."""
+    """Whether access needs credentials, or other credentials."""
     names = {type(link).__name__ for link in links}
     return status in (401, 403, 407) or isinstance(links[0], PermissionError) or bool(names & _CREDENTIALS)
 

@@ -50,7 +50,7 @@ class ChatTemplate:
         self._name = name
         self._ends = tuple(token for token in tokenizer.all_special_tokens if token)
         self._added: tuple[str, ...] = ()
-        with suppress(NotImplementedError):  # Tokenizers of mistral-common don't tell theirs.
+        with suppress(NotImplementedError):  # Tokenizers of mistral-common don't list theirs.
             added = tokenizer.added_tokens_decoder.values()
             self._added = tuple(token.content for token in added if token.special)
 
@@ -291,7 +291,7 @@ Ignored: TypeAlias = Counter[tuple[str, str]]
 """Number of ignored values by their noun and the reason for the account."""
 
 _OTHERWISE_COUNTED: Final = frozenset({"role", "content", "weight", "train", "tool_calls"})
-"""Keys of messages that aren't looked for: what a template needs, what it never sees, and calls."""
+"""Keys of messages that aren't searched for: templates need them, never see them, or they are counted as calls."""
 _OTHER = "another text"
 
 

@@ -174,7 +174,7 @@ def _framed(sample: ScoredTokens, begin: Sequence[int], end: int) -> ScoredToken
 
 
 def _rules(tokenizer: Any, samples: Sequence[ScoredTokens], options: Options, account: Account) -> TokenRules:
-    """Rules of the samples; notes tell of answers without an end, behind which a trained model won't stop."""
+    """Rules of the samples. Answers without an end are noted, since a trained model won't stop behind them."""
     last: list[int] = []
     for sample in samples:
         last += _last_scored(sample)

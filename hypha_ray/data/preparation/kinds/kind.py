@@ -38,7 +38,7 @@ class Kind:
 
     write: Write
     modality: Modality | None
-    """Modality of the dataset; None: its tensors tell."""
+    """Modality of the dataset; None: it follows from the tensors."""
     used: str
     """Columns that are used, with a verb, for the account."""
 

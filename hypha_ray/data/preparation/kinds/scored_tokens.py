@@ -1,4 +1,4 @@
-"""Tokens of texts with scored parts, each part tokenised apart from what stands before it.
+"""Tokens of texts with scored parts, each part tokenised apart from the text before it.
 
 In generation a model gets the tokens of a prompt alone. One tokenization of a prompt and its answer may differ there:
 
@@ -6,7 +6,7 @@ In generation a model gets the tokens of a prompt alone. One tokenization of a p
     prompt alone    Q : Ġ1 + 1 = Ġ        the space is a token of its own
     as trained      Q : Ġ1 + 1 = Ġ 2      so the answer begins behind it
 
-If the tokens of the prompt alone begin those of the whole text, these are taken as they are.
+If the tokens of the whole text begin with the tokens of the prompt alone, they are taken as they are.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class TextTokenizer:
     `joined` counts the texts that would have had other tokens if they had been tokenised as a whole.
 
     Args:
-        tokenizer: a fast tokenizer, which tells the characters of a token.
+        tokenizer: a fast tokenizer, which has the characters of each token.
         literal: special tokens in a text are taken as plain text.
 
     """

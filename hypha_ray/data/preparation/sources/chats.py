@@ -58,7 +58,7 @@ _EXTRA = {_SYSTEM, _TOOLS}
 _INSTRUCTION = "instruction"
 _INPUT = "input"
 _FLAGS: Final = ("weight", "train")
-"""Keys of a message that is scored or not: those of services, and of other trainers."""
+"""Keys that services and other trainers have for messages that are scored or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class ChatReader:
         return names
 
     def _chosen(self, location: str, row: Mapping[str, Any]) -> tuple[Column, ...]:
-        """The column of the messages, or those of prompt and completion."""
+        """The column of the messages, or the columns of prompt and completion."""
         if self._options.messages_column is not None:
             return (self._messages,)
         if self._options.completion_column is not None:
@@ -302,7 +302,7 @@ def with_texts(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _changed(message: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return a message with other arguments; those of other forms than lists of calls stay."""
+    """Return a message whose calls have changed arguments; calls that aren't in a list stay as they are."""
     calls = message.get(_CALLS)
     if not is_list_of(calls, Mapping):
         return message

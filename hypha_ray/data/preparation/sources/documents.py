@@ -53,7 +53,7 @@ def documents(options: Options, account: Account | None = None) -> Iterator[str]
 
     Args:
         options: the source, and the part of it to read.
-        account: records what is read and what is left out; None: no record.
+        account: records the files read and the omissions; None: no record.
 
     Raises:
         DataError: there is no such source, or it is damaged.

@@ -30,7 +30,7 @@ _EARLY = 1 << 13
 
 
 def kind_of(path: Path) -> str:
-    """The suffix that tells the type of a file: ``.csv`` for ``a.CSV.gz``."""
+    """The suffix for the type of a file: ``.csv`` for ``a.CSV.gz``."""
     suffix = path.suffix.lower()
     if suffix in COMPRESSIONS:
         return path.with_suffix("").suffix.lower()

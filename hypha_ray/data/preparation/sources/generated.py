@@ -5,8 +5,8 @@
     sort3      481=      148        remainders    7+5=      2
     max3       481=      8          remainders2   38+4=     2
 
-The number behind a name is that of the digits, 1 to 9; those of `sums` and `remainders` have up to so many.
-Remainders are sums modulo ten.
+The number behind a name is the number of digits, 1 to 9; terms of `sums` and `remainders` may have fewer. Remainders
+are sums modulo ten.
 
 Entries of reasoning-gym are drawn in a process of their own, whose hashes of texts are fixed. Some tasks draw from sets
 of texts, whose order follows these hashes: by default another one in each process.

@@ -20,7 +20,7 @@ _UNREACHABLE = (errors.LocalEntryNotFoundError, ConnectionError, TimeoutError, H
 
 
 def explain(error: Exception, name: str, hint: str) -> HyphaError:
-    """The error to raise in place of one that reading the dataset `name` raised; its causes are looked at too.
+    """The error to raise in place of an error of reading a dataset, by that error and its causes.
 
     Args:
         error: error that the library raised.

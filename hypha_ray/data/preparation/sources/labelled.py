@@ -242,7 +242,7 @@ def _by_number(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def numbered(label: Label, numbers: Mapping[str, int]) -> npt.NDArray[np.generic]:
-    """The number of a class, int32 []; of several classes 1 for each one that is there, uint8 [C]."""
+    """The number of a class, int32 []; for several classes a mark for each class of the dataset, uint8 [C]."""
     if isinstance(label, str):
         return np.array(numbers[label], np.int32)
     return np.array([name in label for name in numbers], np.uint8)

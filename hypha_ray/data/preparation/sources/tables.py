@@ -242,7 +242,7 @@ def list_of(value: Any) -> Any:
 
 
 def is_list_of(value: Any, kind: type) -> TypeGuard[list[Any]]:
-    """Whether a value is a list whose items are all of a type."""
+    """Check that a value is a list whose items are all of a type."""
     return isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
