@@ -90,7 +90,7 @@ class Scheduler:
         self._speeds = SpeedBook(job, run, self._actors)
         self._core: SchedulerCore | None = None
         self._dispatcher = WorkerDispatcher(
-            self._actors, self._weights, self._slice_cache, self._telemetry, self._said, self._spawn
+            self._actors, self._weights, self._slice_cache, self._telemetry, self._on_worker_event, self._spawn
         )
 
     async def ping(self) -> int:
@@ -103,16 +103,16 @@ class Scheduler:
         try:
             failpoint("scheduler.start")
             yield [_status("leasing machines")]
-            past = await self._recall()
-            thinking = asyncio.ensure_future(self._brain(past))
-            async for records in self._due_until(thinking):
+            resume_point = await self._recall()
+            building = asyncio.ensure_future(self._build_core(resume_point))
+            async for records in self._due_until(building):
                 yield records
-            core = self._core = await thinking
-            hiring = asyncio.ensure_future(self._staffing.workers_to_hire(past))
-            if not (await asyncio.wait({hiring}, timeout=NEWS_S))[0]:
+            core = self._core = await building
+            hiring = asyncio.ensure_future(self._staffing.workers_to_hire(resume_point))
+            if not await _is_done_soon(hiring):
                 yield [_status("waiting for machines; python jobs/market.py shows what others bid")]
             commands = core.start(await hiring, time.monotonic())
-            self._spawn(self._initialise(past))
+            self._spawn(self._initialise(resume_point))
             self._spawn(self._watch_nodes())
             yield [_status("starting workers and building the model")]
             while True:
@@ -121,17 +121,19 @@ class Scheduler:
                 if records := self._telemetry.for_driver(core.over):
                     yield records
                 if core.over:
-                    _raise_what_ended(commands)
+                    _raise_final_error(commands)
                     break
-                commands = core.handle(await self._next(core.deadline), time.monotonic())
-            async for records in self._settling():
+                event = await self._next_event(core.deadline)
+                commands = core.handle(event, time.monotonic())
+            async for records in self._settle():
                 yield records
-            yield [{"kind": "summary", **await self._finish()}]
+            summary = await self._finish()
+            yield [{"kind": "summary", **summary}]
         except (QuarantinedError, LostError):  # The next scheduler takes the workers over.
             await self._finish()
             raise
         except BaseException as error:
-            await self._copied(error)
+            await self._wait_for_mirror(error)
             await self._finish()
             self._actors.end()
             raise
@@ -145,7 +147,7 @@ class Scheduler:
 
     async def _due_until(self, task: asyncio.Future[Any]) -> AsyncIterator[list[dict[str, Any]]]:
         """Yield records and lines that are due at the driver until a task is done."""
-        while not (await asyncio.wait({task}, timeout=NEWS_S))[0]:
+        while not await _is_done_soon(task):
             if records := self._telemetry.for_driver():
                 yield records
 
@@ -153,35 +155,45 @@ class Scheduler:
         """Read the point from which the log of an earlier scheduler lets the run go on."""
         survey = await (await self._actors.store.ask(lambda store: store.survey.remote()))
         metrics = self._directory / METRICS
-        past = ResumePoint(self._attempt)
+        resume_point = ResumePoint(self._attempt)
         if survey is not None:
-            aside = await (await self._actors.store.ask(lambda store: store.quarantined.remote()))
-            used = {"epoch": survey.epoch, "used": [span for span in survey.used if span[1] not in aside]}
+            quarantined = await (await self._actors.store.ask(lambda store: store.quarantined.remote()))
+            used_spans = [span for span in survey.used if span[1] not in quarantined]
             evaluations = by_round(read_jsonl(metrics, kinds=("eval",)), "eval")
-            before = tuple(one for one in evaluations if one["round"] < survey.next_round)
-            known = used, survey.state, frozenset(survey.inner), survey.layout, before, survey.skipped
-            past = ResumePoint(self._attempt, survey.next_round, *known)
-        await asyncio.to_thread(rewind, metrics, past.next_round)
+            resume_point = ResumePoint(
+                attempt=self._attempt,
+                next_round=survey.next_round,
+                used={"epoch": survey.epoch, "used": used_spans},
+                state=survey.state,
+                inner=frozenset(survey.inner),
+                layout=survey.layout,
+                evaluations=tuple(record for record in evaluations if record["round"] < survey.next_round),
+                skipped=survey.skipped,
+            )
+        await asyncio.to_thread(rewind, metrics, resume_point.next_round)
         await self._costs.recall()
         self._telemetry.open()
-        return past
+        return resume_point
 
-    async def _brain(self, past: ResumePoint) -> SchedulerCore:
+    async def _build_core(self, resume_point: ResumePoint) -> SchedulerCore:
         manifest = await self._reader.manifest()
         if self._is_new_dataset:
             RunDirectory(self._directory).write(DATASET, described(manifest))
         self._actors.leases.training = self._speeds.open(manifest.shapes)
-        held_samples = self._job.worker.prefetch_mb * 1_000_000 // manifest.sample_bytes
+        prefetched_bytes = self._job.worker.prefetch_mb * 1_000_000
+        held_samples = prefetched_bytes // manifest.sample_bytes
         slices = await self._slice_cache.usable(manifest.slices)
         sizes = Sizes(max(1, held_samples), self._slice_cache.near)
-        return SchedulerCore(self._job, self._run, slices, sizes, past)
+        return SchedulerCore(self._job, self._run, slices, sizes, resume_point)
 
-    async def _initialise(self, past: ResumePoint) -> None:
-        self._inbox.put_nowait(await self._weights.initialise(past.next_round > 0, past.layout))
+    async def _initialise(self, resume_point: ResumePoint) -> None:
+        is_resumed = resume_point.next_round > 0
+        initialised = await self._weights.initialise(is_resumed, resume_point.layout)
+        self._inbox.put_nowait(initialised)
         await self._weights.prepare()
 
     async def _watch_nodes(self) -> None:
-        told: Mapping[str, str] = {}
+        reported: Mapping[str, str] = {}
         attendance = NodeAttendance()
         while True:
             await asyncio.sleep(DRAIN_CHECK_S)
@@ -190,30 +202,34 @@ class Scheduler:
                 workers = await self._actors.workers_by_node()
                 for lost in attendance.lost(nodes, workers, time.monotonic()):
                     self._telemetry.note("machine_loss", machine=lost.name, workers=lost.workers)
-                for worker, reason in (await self._staffing.leaving()).items():
+                leaving = await self._staffing.leaving()
+                for worker, reason in leaving.items():
                     self._inbox.put_nowait(c.Draining((worker,), reason))
-                for name in self._actors.notices.keys() - told.keys():
-                    self._telemetry.problem(f"{name} has to leave its machine: {self._actors.notices[name]}")
-                told = self._actors.notices
+                notices = self._actors.notices
+                for name in notices.keys() - reported.keys():
+                    self._telemetry.problem(f"{name} has to leave its machine: {notices[name]}")
+                reported = notices
                 self._actors.evict()
 
     # ── events in, commands out ───────────────────────────────────────────────────────────────────────────────────
 
-    def _said(self, event: c.Input) -> None:
-        """Put an event into the inbox; silence is judged by the time when it came."""
+    def _on_worker_event(self, event: c.Input) -> None:
+        """Put an event into the inbox. The worker's lease is renewed now, however late the event is handled."""
         if self._core is not None and isinstance(event, Event):
             self._core.arrived(event, time.monotonic())
-            self._speeds.hear(event)
+            self._speeds.count(event)
         self._inbox.put_nowait(event)
 
-    async def _next(self, deadline: float) -> c.Input:
+    async def _next_event(self, deadline: float) -> c.Input:
+        """Wait for an event until the deadline; a verdict makes the weights of its step the newest ones."""
+        timeout_s = max(0.0, deadline - time.monotonic())
         try:
-            heard = await asyncio.wait_for(self._inbox.get(), max(0.0, deadline - time.monotonic()))
+            event = await asyncio.wait_for(self._inbox.get(), timeout_s)
         except TimeoutError:
             return c.Tick()
-        if isinstance(heard, c.Reduced):
+        if isinstance(event, c.Reduced):
             self._weights.advance()
-        return heard
+        return event
 
     def _perform(self, command: c.Command) -> None:
         """Carry a command out."""
@@ -228,31 +244,36 @@ class Scheduler:
                 self._spawn(self._reduce(command))
             case c.Persist():
                 failpoint("scheduler.before_persist")
-                commit = self._spawn(self._persist(self._weights.persist(command)))
+                saving = self._weights.persist(command)
+                commit = self._spawn(self._persist(saving))
                 self._commits.add(commit)
-                commit.add_done_callback(self._committed)
+                commit.add_done_callback(self._forget_commit)
             case c.LogMetric(fields=fields):
-                self._telemetry.record({**fields, **self._of_round()} if fields["kind"] == "round" else fields)
+                if fields["kind"] == "round":
+                    fields = {**fields, **self._round_fields()}
+                self._telemetry.record(fields)
             case c.LogEvent(fields=fields):
                 self._telemetry.event(fields)
 
-    def _of_round(self) -> dict[str, Any]:
+    def _round_fields(self) -> dict[str, Any]:
         """Fields of a round's record that the core doesn't know of: bytes by data node, and cost."""
-        self._spawn(self._speeds.post())
-        read = self._reader.traffic()
-        return ({"bytes_from": read} if read else {}) | self._costs.bill()
+        self._spawn(self._speeds.publish())
+        fields: dict[str, Any] = {}
+        if bytes_by_node := self._reader.traffic():
+            fields["bytes_from"] = bytes_by_node
+        return fields | self._costs.bill()
 
     async def _reduce(self, command: c.Reduce) -> None:
         failpoint("scheduler.before_reduce")
-        taken = self._dispatcher.payloads(command)
+        payloads = self._dispatcher.payloads(command)
         fragments = len(fragments_of_round(self._job, command.round))
-        verdict = await self._weights.reduce(command, [refs[:fragments] for refs in taken])
+        verdict = await self._weights.reduce(command, [refs[:fragments] for refs in payloads])
         failpoint("scheduler.after_reduce")
         for rejection in verdict.rejected:
             if rejection.blamed:
                 self._weights.inner.pop(rejection.worker, None)  # It begins anew, and so would its successor.
-        accepted = {one.worker for one in verdict.accepted}
-        for source, refs in zip(command.sources, taken, strict=True):
+        accepted = {contribution.worker for contribution in verdict.accepted}
+        for source, refs in zip(command.sources, payloads, strict=True):
             if source.worker in accepted and len(refs) > fragments:
                 self._weights.inner[source.worker] = refs[fragments]
         self._inbox.put_nowait(c.Reduced(verdict))
@@ -274,24 +295,25 @@ class Scheduler:
 
     async def _finish(self) -> dict[str, Any]:
         self._costs.bill()
-        return await self._telemetry.finish({"parameter_bytes": self._weights.bytes, "attempt": self._attempt})
+        figures = {"parameter_bytes": self._weights.bytes, "attempt": self._attempt}
+        return await self._telemetry.finish(figures)
 
-    async def _settling(self) -> AsyncIterator[list[dict[str, Any]]]:
-        """Yield the news of the time in which the run settles; a status line first if that takes long."""
-        ending = asyncio.ensure_future(self._settled())
-        if not (await asyncio.wait({ending}, timeout=NEWS_S))[0]:
+    async def _settle(self) -> AsyncIterator[list[dict[str, Any]]]:
+        """Wait for the last commits, and yield the news meanwhile; a status line comes first if that takes long."""
+        ending = asyncio.ensure_future(self._wait_for_commits())
+        if not await _is_done_soon(ending):
             yield [_status("writing the last checkpoint")]
         async for records in self._due_until(ending):
             yield records
         yield self._telemetry.for_driver(everything=True)
         await ending
 
-    async def _settled(self) -> None:
+    async def _wait_for_commits(self) -> None:
         """Wait for commits, for workers with a final plan, and for the mirror."""
         await asyncio.gather(*self._commits, self._dispatcher.part())
-        await self._copied()
+        await self._wait_for_mirror()
 
-    async def _copied(self, error: BaseException | None = None) -> None:
+    async def _wait_for_mirror(self, error: BaseException | None = None) -> None:
         """Wait until the mirror has all commits, unless it hangs or the run is ended by force."""
         if self._job.checkpoint.mirror is None or self._commits or not isinstance(error, HyphaError | None):
             return
@@ -303,30 +325,40 @@ class Scheduler:
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._finish_task)
         return task
 
-    def _committed(self, commit: asyncio.Task[None]) -> None:
+    def _forget_commit(self, commit: asyncio.Task[None]) -> None:
         if not commit.cancelled() and commit.exception() is None:
             self._commits.discard(commit)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _finish_task(self, task: asyncio.Task[None]) -> None:
+        """Forget a task that has ended; its error ends the run."""
         self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            return
+        error = task.exception()
         if isinstance(error, Exception):
-            self._inbox.put_nowait(c.SchedulerFailed(_meant(getattr(error, "cause", None) or error)))
+            cause = getattr(error, "cause", None) or error
+            self._inbox.put_nowait(c.SchedulerFailed(_final_error(cause)))
 
 
-def _meant(error: Exception) -> Exception:
+async def _is_done_soon(task: asyncio.Future[Any]) -> bool:
+    """Wait until a task is done, for `NEWS_S` seconds at most; return whether it is."""
+    done, _ = await asyncio.wait({task}, timeout=NEWS_S)
+    return bool(done)
+
+
+def _final_error(error: Exception) -> Exception:
     """Error as the run ends with it: a lost object, which no repeated call brings back, is a `LostError`."""
     if not isinstance(error, GONE):
         return error
-    what = "an object of the run is lost with its node"
+    problem = "an object of the run is lost with its node"
     got = first_line(error)
-    return LostError("NET012", what, got=got, fix="submit again: the run goes on from its last commit")
+    return LostError("NET012", problem, got=got, fix="submit again: the run goes on from its last commit")
 
 
-def _raise_what_ended(commands: Sequence[c.Command]) -> None:
+def _raise_final_error(commands: Sequence[c.Command]) -> None:
     """Raise the error that has ended the run, if any."""
     for command in commands:
         if isinstance(command, c.Finish) and command.error is not None:

@@ -133,7 +133,7 @@ class SchedulerCore:
 
     def arrived(self, event: t.Event, now: float) -> None:
         """Renew a worker's lease when its event arrives, which may be well before it is handled."""
-        self._roster.heard(event.source, now, progress=not isinstance(event, t.Alive))
+        self._roster.renew_lease(event.source, now, progress=not isinstance(event, t.Alive))
 
     def handle(self, event: c.Input, now: float) -> list[c.Command]:
         """Handle one event; return commands, in order."""
@@ -243,7 +243,7 @@ class SchedulerCore:
     def _heard(self, event: t.Event, now: float) -> None:
         """Handle a worker's event, unless it has lost its lease or the event isn't of the current round."""
         source = event.source
-        trusted = self._roster.heard(source, now, progress=not isinstance(event, t.Alive))
+        trusted = self._roster.renew_lease(source, now, progress=not isinstance(event, t.Alive))
         if trusted and isinstance(event, t.Merged) and event.theta_sha256 is not None:
             trusted = self._has_right_weights(source, event.version, event.theta_sha256, now)
         member = self._roster.member(source)

@@ -23,7 +23,9 @@ from hypha_ray.types import (
     WorkerWarned,
 )
 
-Used: TypeAlias = tuple[tuple[int, tuple[Span, ...]], ...]
+WorkerSpans: TypeAlias = tuple[int, tuple[Span, ...]]
+"""A worker's number, and spans of its samples."""
+Used: TypeAlias = tuple[WorkerSpans, ...]
 """Spans that each worker's accepted deltas were trained on."""
 
 
@@ -207,7 +209,7 @@ Input: TypeAlias = (
 )
 
 
-NAMED = 8
+MAX_LISTED_SAMPLES = 8
 """Most damaged samples of a batch that are listed in events.jsonl."""
 
 
@@ -248,7 +250,7 @@ class Outbox:
         worker = event.source.worker
         match event:
             case Damaged():
-                self._damaged(event, now)
+                self._log_damaged(event, now)
             case ModelWorkersRevived(model_workers=numbers):
                 for number in numbers:
                     self.event("revive", now, role=f"model worker {number} of worker {worker}", reason="it died")
@@ -259,13 +261,14 @@ class Outbox:
                 for response in responses:
                     self.event("rollout", now, round=event.round, worker=worker, **response)
 
-    def _damaged(self, event: Damaged, now: float) -> None:
+    def _log_damaged(self, event: Damaged, now: float) -> None:
         """Log samples that can't be trained on."""
         worker = {"worker": event.source.worker, "incarnation": event.source.incarnation}
-        for index, sample in event.samples[:NAMED]:
+        for index, sample in event.samples[:MAX_LISTED_SAMPLES]:
             self.event("damaged", now, **worker, round=event.round, slice=index, sample=sample, whole_batch=event.whole)
         index, sample = event.samples[0]
-        more = f" and {len(event.samples) - 1} more" if len(event.samples) > 1 else ""
+        further = len(event.samples) - 1
+        more = f" and {further} more" if further else ""
         left_out = "the batch is skipped" if event.whole else "left out"
         self.problem(f"slice {index}, sample {sample}{more}: no finite loss and gradient, {left_out}", now)
 

@@ -33,7 +33,8 @@ class ResumePoint:
     @property
     def evaluated(self) -> bool:
         """Whether the evaluation that `next_round` would begin with is recorded."""
-        return any(record["round"] == self.next_round - 1 for record in self.evaluations)
+        last_round = self.next_round - 1
+        return any(record["round"] == last_round for record in self.evaluations)
 
 
 class RunTotals:
@@ -51,7 +52,8 @@ class RunTotals:
 
     def begin(self, now: float) -> None:
         """Start the clock, unless it runs."""
-        self._began_at = now if self._began_at is None else self._began_at
+        if self._began_at is None:
+            self._began_at = now
 
     def count(self, delta: Delta) -> None:
         """Add the samples and tokens of an accepted delta."""
@@ -65,7 +67,9 @@ class RunTotals:
 
     def elapsed_s(self, now: float) -> float:
         """Time that the run has trained."""
-        return self._before_s if self._began_at is None else self._before_s + now - self._began_at
+        if self._began_at is None:
+            return self._before_s
+        return self._before_s + now - self._began_at
 
     def totals(self, now: float) -> dict[str, Any]:
         """All totals, for records and for a later attempt."""

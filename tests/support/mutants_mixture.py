@@ -32,7 +32,7 @@ MUTANTS = {
     ),
     "batches are dealt as a whole": Defect("scheduler.ledger.mixture", "Mixture._deals", call("min", "{1}")),
     "samples come dataset by dataset": Defect(
-        "scheduler.ledger.mixture", "Mixture.assign", call("_dealt", "chain(*{1})")
+        "scheduler.ledger.mixture", "Mixture.assign", call("_interleave", "chain(*{1})")
     ),
     "only the first dataset gets samples back": Defect(
         "scheduler.ledger.mixture", "Mixture.release", call("release", "{1.0} or {}")

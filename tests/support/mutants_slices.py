@@ -40,15 +40,13 @@ MUTANTS = {
     ),
     "commit doesn't count": Defect("scheduler.ledger.epoch", "Epoch.use", drop("unused")),
     "commit forgets what was used before": Defect(
-        "scheduler.ledger.epoch", "Epoch.use", call("joined", "joined([{0.0.0.0.0}])")
+        "scheduler.ledger.epoch", "Epoch.use", call("joined", "joined([{0.1}])")
     ),
     "release loses the last span": Defect("scheduler.ledger.ledger", "Ledger.release", iterated("{}[:-1]")),
     "release isn't counted": Defect("scheduler.ledger.epoch", "Epoch.give_back", drop("_available")),
     "release isn't queued": Defect("scheduler.ledger.epoch", "Epoch.give_back", drop("_file")),
     "release leaves a slice touched": Defect("scheduler.ledger.epoch", "Epoch._file", operation("not in", "False", 1)),
-    "release forgets what was free": Defect(
-        "scheduler.ledger.epoch", "Epoch.give_back", call("joined", "[{0.0.0.1.0}]")
-    ),
+    "release forgets what was free": Defect("scheduler.ledger.epoch", "Epoch.give_back", call("joined", "[{0.1}]")),
     "release takes what is to be kept": Defect(
         "scheduler.ledger.ledger", "Ledger.release", call("_rest", "_rest({0}, {1}, ())")
     ),
@@ -62,7 +60,9 @@ MUTANTS = {
     "shared slices don't matter": Defect("scheduler.ledger.epoch", "Epoch._rank", returned("1", 3)),
     "queue trusts old keys": Defect("scheduler.ledger.epoch", "Epoch._first", operation("==", "{1} is not None")),
     "upcoming empties the queue": Defect("scheduler.ledger.epoch", "Epoch.next_slices", iterated("{}[:-1]")),
-    "state has one run of each slice": Defect("scheduler.ledger.ledger", "Ledger.state", iterated("{}[:1]", 3)),
+    "state has one run of each slice": Defect(
+        "scheduler.ledger.ledger", "Ledger.state", call("extend", "{of}.extend({0}[:1])")
+    ),
     "state has one epoch": Defect("scheduler.ledger.ledger", "Ledger.state", call("values", "[*{}][:1]", 1)),
     "restore starts at epoch 0": Defect("scheduler.ledger.ledger", "Ledger.restore", drop("_oldest")),
     "restore forgets to count": Defect("scheduler.ledger.epoch", "Epoch.restore", drop("_available")),

@@ -40,9 +40,9 @@ class Slot:
     exceptions: set[str | None] = field(default_factory=set)
     """Exceptions that ended them; None stands for a crash without one."""
     work: str = ""
-    """Work that the worker told of last; empty if none."""
+    """Work that the worker reported last; empty if none."""
     machine: str = ""
-    """Machine that it told of last; empty if none."""
+    """Machine that the worker reported last; empty if none."""
     strikes: int = 0
     """Number of deltas rejected for their content, less those accepted since."""
     excluded: bool = False
@@ -59,8 +59,8 @@ class Slot:
 
     def due(self, now: float) -> bool:
         """Whether a worker is to be hired."""
-        wanted = self.source is None and not self.excluded and not self.done
-        return wanted and self.retry_at is not None and now >= self.retry_at
+        is_vacant = self.source is None and not self.excluded and not self.done
+        return is_vacant and self.retry_at is not None and now >= self.retry_at
 
 
 FIRST_WAIT_S = 1.0
@@ -105,23 +105,27 @@ class Roster:
     def members(self) -> list[WorkerState]:
         """Workers at work by number, including those that are leaving. Read only."""
         if self._members is None:
-            at_work = (slot.member for slot in self.slots.values() if slot.lease is not None)
-            self._members = [member for member in at_work if member is not None]
+            self._members = []
+            for slot in self.slots.values():
+                if slot.lease is not None and slot.member is not None:
+                    self._members.append(slot.member)
         return self._members
 
     @property
     def assignable(self) -> list[WorkerState]:
         """Workers that may be given work: at work and not leaving. Read only."""
         if self._assignable is None:
-            wanted = (slot.member for slot in self.slots.values() if slot.working)
-            self._assignable = [member for member in wanted if member is not None]
+            self._assignable = []
+            for slot in self.slots.values():
+                if slot.working and slot.member is not None:
+                    self._assignable.append(slot.member)
         return self._assignable
 
     def assignable_and(self, member: WorkerState) -> list[WorkerState]:
         """Workers that may be given work, and this one, which may be leaving."""
         if self.slots[member.source.worker].working:
             return self.assignable
-        return sorted([*self.assignable, member], key=lambda one: one.source.worker)
+        return sorted([*self.assignable, member], key=lambda worker: worker.source.worker)
 
     @property
     def eligible(self) -> int:
@@ -131,7 +135,10 @@ class Roster:
     @property
     def layouts(self) -> set[str]:
         """Layout of the model built last in each slot; empty for a slot without any."""
-        return {"" if slot.member is None else slot.member.layout for slot in self.slots.values()}
+        layouts: set[str] = set()
+        for slot in self.slots.values():
+            layouts.add("" if slot.member is None else slot.member.layout)
+        return layouts
 
     @property
     def starting(self) -> list[Source]:
@@ -151,15 +158,20 @@ class Roster:
 
     def hire(self, now: float) -> list[Source]:
         """Hire workers for all slots that are due."""
-        due = [slot for number in sorted(self._vacant) if (slot := self.slots[number]).due(now)]
-        for slot in due:
-            self._vacant.discard(slot.number)
+        hired: list[Source] = []
+        for number in sorted(self._vacant):
+            slot = self.slots[number]
+            if not slot.due(now):
+                continue
+            self._vacant.discard(number)
             slot.starts += 1
-            slot.source = Source(self._run, slot.number, self._attempt * STARTS_PER_ATTEMPT + slot.starts)
+            incarnation = self._attempt * STARTS_PER_ATTEMPT + slot.starts
+            slot.source = Source(self._run, number, incarnation)
             slot.progress_at = now
             slot.retry_at = None
             slot.work = ""
-        return [slot.source for slot in due if slot.source is not None]
+            hired.append(slot.source)
+        return hired
 
     def ready(self, source: Source, now: float, most: int | None = None) -> WorkerState | None:
         """Take a starting worker into the fleet; None if it isn't awaited.
@@ -185,7 +197,7 @@ class Roster:
         self._members = self._assignable = None
         self.assignable_count += 1 if joins else -1
 
-    def heard(self, source: Source, now: float, progress: bool) -> bool:
+    def renew_lease(self, source: Source, now: float, progress: bool) -> bool:
         """Renew a worker's lease at its event; False if it has lost the lease, so that the event doesn't count."""
         slot = self._slot(source)
         if slot is None:
@@ -199,7 +211,7 @@ class Roster:
         return lease is not None
 
     def works_on(self, source: Source, work: str, limited: bool, machine: str, now: float) -> None:
-        """Record what a worker tells that it is at: other work than before is progress, and work with a limit ends."""
+        """Record the work that a worker reports. A change of work is progress, and so is work that has a limit."""
         slot = self._slot(source)
         if slot is None:
             return
@@ -209,7 +221,7 @@ class Roster:
         slot.machine = machine
 
     def lost_at(self, source: Source) -> tuple[str, int]:
-        """Record that a worker was lost at its work; return this, and how many were lost at it."""
+        """Record that a worker was lost at its work; return the work, and the number of workers lost at it."""
         slot = self._slot(source)
         if slot is None:
             return "", 0
@@ -225,22 +237,24 @@ class Roster:
 
         An idle worker isn't expected to make progress: it may wait for any time.
         """
-        over = {lease.id for lease in self.book.leases if lease.expired(now)}
-        found: list[tuple[Source, str]] = []
+        expired = {lease.id for lease in self.book.leases if lease.expired(now)}
+        start_limit_s = 2 * self._job.resources.start_deadline_s
+        stall_s = self._job.worker.stall_s
+        given_up: list[tuple[Source, str]] = []
         for slot in self.slots.values():
             if slot.source is None or slot.done:
                 continue
             if slot.lease is None:
-                if now - slot.progress_at > 2 * self._job.resources.start_deadline_s:
-                    found.append((slot.source, "not ready in time"))
-            elif slot.lease.id in over:
-                found.append((slot.source, f"silent for {self._job.lease_s:g} s"))
+                if now - slot.progress_at > start_limit_s:
+                    given_up.append((slot.source, "not ready in time"))
+            elif slot.lease.id in expired:
+                given_up.append((slot.source, f"silent for {self._job.lease_s:g} s"))
             elif slot.number not in busy:
                 slot.progress_at = now
-            elif now - slot.progress_at > self._job.worker.stall_s:
-                at = f", at {slot.work}" if slot.work else ""
-                found.append((slot.source, f"no progress for {self._job.worker.stall_s:g} s{at}"))
-        return found
+            elif now - slot.progress_at > stall_s:
+                at_work = f", at {slot.work}" if slot.work else ""
+                given_up.append((slot.source, f"no progress for {stall_s:g} s{at_work}"))
+        return given_up
 
     def defer(self, seconds: float) -> None:
         """Extend all leases by a pause of the scheduler's own process."""
@@ -280,32 +294,38 @@ class Roster:
 
     def contributed(self, number: int) -> None:
         """Record an accepted delta: it resets the counts of failures and crashes, and takes back a strike."""
-        self.slots[number].failures = 0
+        slot = self.slots[number]
+        slot.failures = 0
+        slot.strikes = max(0, slot.strikes - 1)
         self._losses.contributed(number)
-        self.slots[number].strikes = max(0, self.slots[number].strikes - 1)
-        for slot in (self.slots[broken] for broken in self._crashed):
-            slot.breakdowns = 0
-            slot.exceptions.clear()
+        for crashed in self._crashed:
+            self.slots[crashed].breakdowns = 0
+            self.slots[crashed].exceptions.clear()
         self._crashed.clear()
 
     def broke_down(self, number: int, exception: str | None = None) -> bool:
         """Count a worker whose process crashed; True if every slot has reached `MAX_CRASHES`."""
         self._crashed.add(number)
-        self.slots[number].breakdowns += 1
-        self.slots[number].exceptions.add(exception and _NUMBER.sub("0", exception))
+        slot = self.slots[number]
+        slot.breakdowns += 1
+        slot.exceptions.add(exception and _NUMBER.sub("0", exception))
         return all(slot.excluded or slot.breakdowns >= MAX_CRASHES for slot in self.slots.values())
 
     def refused(self, sources: Collection[Source]) -> set[int]:
         """Have workers with rejected deltas reset their inner state; return their numbers."""
-        for member in filter(None, map(self.member, sources)):
-            member.rejections += 1
+        for source in sources:
+            member = self.member(source)
+            if member is not None:
+                member.rejections += 1
         return {source.worker for source in sources}
 
     @property
     def breaks_alike(self) -> bool:
         """Whether the same exception ended all crashed workers; numbers in its text don't count."""
-        found = set().union(*(slot.exceptions for slot in self.slots.values()))
-        return len(found) == 1 and None not in found
+        exceptions = set[str | None]()
+        for slot in self.slots.values():
+            exceptions |= slot.exceptions
+        return len(exceptions) == 1 and None not in exceptions
 
     def strike(self, number: int) -> bool:
         """Count a rejected delta; True if it was the last allowed one, so that the slot is excluded."""
@@ -331,31 +351,39 @@ class Roster:
 
     def state(self) -> dict[str, dict[str, float]]:
         """State of each slot for a later scheduler, as plain JSON."""
-        found = {}
+        state: dict[str, dict[str, float]] = {}
         for slot in self.slots.values():
-            batch_s = None if slot.member is None else slot.member.batch_time.mean
-            known = {"strikes": slot.strikes or None, "batch_s": batch_s, "excluded": slot.excluded or None}
-            found[str(slot.number)] = {name: float(value) for name, value in known.items() if value is not None}
-        return found
+            fields = state.setdefault(str(slot.number), {})
+            if slot.strikes:
+                fields["strikes"] = float(slot.strikes)
+            if slot.member is not None and slot.member.batch_time.mean is not None:
+                fields["batch_s"] = float(slot.member.batch_time.mean)
+            if slot.excluded:
+                fields["excluded"] = 1.0
+        return state
 
     def restore(self, state: dict[str, dict[str, float]]) -> None:
         """Restore the result of `state`; slots that the job no longer has are ignored."""
-        for number, known in state.items():
+        for number, fields in state.items():
             slot = self.slots.get(int(number))
             if slot is None:
                 continue
-            slot.strikes = int(known.get("strikes", 0))
-            if known.get("excluded"):
+            slot.strikes = int(fields.get("strikes", 0))
+            if fields.get("excluded"):
                 self.exclude(slot.number)
-            if "batch_s" in known:
+            if "batch_s" in fields:
                 slot.member = WorkerState(Source(self._run, slot.number, 0), batch_size(self._job))
-                slot.member.batch_time.observe(known["batch_s"])
+                slot.member.batch_time.observe(fields["batch_s"])
 
     def _slot(self, source: Source) -> Slot | None:
+        """Slot of a worker; None if another worker is in it."""
         slot = self.slots.get(source.worker)
         return slot if slot is not None and slot.source == source else None
 
 
 def _wait_s(failures: int) -> float:
     """Seconds before the next start after so many failures in a row: 0, 1, 2, 4 … 60."""
-    return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(failures - 1, 60)) if failures else 0.0
+    if not failures:
+        return 0.0
+    doublings = min(failures - 1, 60)
+    return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0**doublings)

@@ -8,7 +8,7 @@ from hypha_ray.types import Source
 
 FATAL = 3
 """Losses in a row at the same work that end a run."""
-_REMEMBERED = 256
+_MAX_WORKS = 256
 """Most kinds of work that are remembered."""
 
 
@@ -25,14 +25,14 @@ class LossBook:
             return
         losses = self._losses.pop(work, [])
         self._losses[work] = [*losses, (number, machine)]
-        if len(self._losses) > _REMEMBERED:
+        if len(self._losses) > _MAX_WORKS:
             del self._losses[next(iter(self._losses))]
 
     def contributed(self, number: int) -> None:
         """Forget work that a worker of this number was lost at: another one has got past it."""
-        self._losses = {
-            work: losses for work, losses in self._losses.items() if all(number != lost for lost, _ in losses)
-        }
+        for work, losses in list(self._losses.items()):
+            if any(lost == number for lost, _ in losses):
+                del self._losses[work]
 
     def count(self, work: str) -> int:
         """Number of losses at some work; 0 if it isn't known."""
@@ -41,12 +41,13 @@ class LossBook:
     def is_fatal(self, work: str, numbers: Collection[int]) -> bool:
         """Whether work has ended three workers, on two machines or under all of these numbers."""
         losses = self._losses.get(work, [])
+        lost_numbers = {number for number, _ in losses}
         machines = {machine for _, machine in losses}
-        everywhere = set(numbers) <= {number for number, _ in losses}
-        return len(losses) >= FATAL and (len(machines) > 1 or everywhere)
+        is_everywhere = len(machines) > 1 or lost_numbers.issuperset(numbers)
+        return len(losses) >= FATAL and is_everywhere
 
 
-REMEMBERED = 4
+KNOWN_ROUNDS = 4
 """Number of rounds whose hashes are kept; commits lag behind by one or two."""
 
 
@@ -60,12 +61,15 @@ class WeightHashes:
     def record_commit(self, round: int, theta_sha256: str) -> list[Source]:
         """Record the hash of a commit; return the joining workers with another one."""
         self._known[round] = theta_sha256
-        for old in sorted(self._known)[:-REMEMBERED]:
+        for old in sorted(self._known)[:-KNOWN_ROUNDS]:
             del self._known[old]
-        settled = {source: claim for source, claim in self._claims.items() if claim[0] == round}
-        for source in settled:
-            del self._claims[source]
-        return [source for source, (_, claimed) in settled.items() if claimed != theta_sha256]
+        mismatched: list[Source] = []
+        for source, (claimed_round, claimed_sha256) in list(self._claims.items()):
+            if claimed_round == round:
+                del self._claims[source]
+                if claimed_sha256 != theta_sha256:
+                    mismatched.append(source)
+        return mismatched
 
     def check(self, source: Source, round: int, theta_sha256: str) -> bool:
         """Check, or keep for the commit, a joining worker's hash of the weights after a round; False if it is wrong."""

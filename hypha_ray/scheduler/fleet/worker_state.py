@@ -67,12 +67,14 @@ class Decayed:
         earlier = self._doubted
         self._doubted = None if believed == seconds else seconds
         if self._doubted is not None and earlier is not None and (earlier > mean) == (seconds > mean):
-            self._restart(min(earlier, seconds) if seconds > mean else max(earlier, seconds), count)
+            nearer = min(earlier, seconds) if seconds > mean else max(earlier, seconds)
+            self._restart(nearer, count)
             return
         gain = self._gain(count)
         self._weight = gain + (1 - gain) * self._weight
         share = gain / self._weight
-        self.mean = min(max(mean + share * (believed - mean), min(mean, believed)), max(mean, believed))
+        moved = mean + share * (believed - mean)
+        self.mean = min(max(moved, min(mean, believed)), max(mean, believed))
 
     def _gain(self, count: int) -> float:
         """Weight of `count` new observations against an infinite past."""
@@ -213,7 +215,8 @@ def batch_size(job: Job) -> int:
     workers = job.num_workers
     if not job.sync.traits.sends_gradients:
         return most
-    return -(-target // (workers * -(-target // (workers * most))))
+    steps = -(-target // (workers * most))
+    return -(-target // (workers * steps))
 
 
 def has_equal_batches(job: Job) -> bool:
@@ -224,37 +227,40 @@ def has_equal_batches(job: Job) -> bool:
 def batch_seconds(members: Iterable[WorkerState], equal: bool) -> dict[int, float]:
     """Seconds per batch of each worker: the fleet's median if unknown, or one value for all if `equal`."""
     members = list(members)
-    typical = UNKNOWN_BATCH_S if equal else typical_seconds(members)
-    return {
-        member.source.worker: typical if equal or member.batch_time.mean is None else member.batch_time.mean
-        for member in members
-    }
+    if equal:
+        return {member.source.worker: UNKNOWN_BATCH_S for member in members}
+    typical_s = typical_seconds(members)
+    seconds: dict[int, float] = {}
+    for member in members:
+        batch_s = member.batch_time.mean
+        seconds[member.source.worker] = typical_s if batch_s is None else batch_s
+    return seconds
 
 
 def typical_seconds(members: Iterable[WorkerState]) -> float:
     """Seconds per batch assumed for a worker without a report: the fleet's median."""
-    known = [member.batch_time.mean for member in members if member.batch_time.mean is not None]
-    return median(known) if known else UNKNOWN_BATCH_S
+    means = [member.batch_time.mean for member in members if member.batch_time.mean is not None]
+    return median(means) if means else UNKNOWN_BATCH_S
 
 
 def known_batch_s(members: Iterable[WorkerState]) -> dict[int, float]:
     """Seconds per batch of workers for which they are known."""
-    found = {member.source.worker: member.batch_time.mean for member in members}
-    return {worker: batch_s for worker, batch_s in found.items() if batch_s is not None}
+    seconds: dict[int, float] = {}
+    for member in members:
+        if member.batch_time.mean is not None:
+            seconds[member.source.worker] = member.batch_time.mean
+    return seconds
 
 
 def paces_at_start(members: Sequence[WorkerState], evaluating: bool, equal: bool) -> list[Pace]:
     """Paces of the fleet before a round."""
     seconds = batch_seconds(members, equal)
-    return [
-        Pace(
-            worker=member.source.worker,
-            batch_s=seconds[member.source.worker],
-            batch_size=member.batch_size,
-            offset_s=0.0 if equal else member.overhead[evaluating].mean or 0.0,
-        )
-        for member in members
-    ]
+    paces: list[Pace] = []
+    for member in members:
+        worker = member.source.worker
+        offset_s = 0.0 if equal else member.overhead[evaluating].mean or 0.0
+        paces.append(Pace(worker, seconds[worker], member.batch_size, offset_s))
+    return paces
 
 
 def standings(
@@ -266,21 +272,26 @@ def standings(
     A worker reports after every batch longer than `report_every_s`, so longer silence means a slow batch.
     """
     seconds = batch_seconds(members, equal=False)
-    since = {member.source.worker: _since(member, started_at, evaluating, now) for member in members}
-    for worker, batch_s in seconds.items():
-        seconds[worker] = max(batch_s, now - since[worker] - report_every_s)
-    origin = now - max(seconds.values())
-    found = []
+    reported_at: dict[int, float] = {}
     for member in members:
         worker = member.source.worker
-        unseen = max(0, math.floor((now - since[worker]) / seconds[worker]))
-        offset_s = max(0.0, since[worker] + unseen * seconds[worker] - origin)
-        pace = Pace(worker, seconds[worker], member.batch_size, offset_s)
-        found.append(ExpectedProgress(min(member.progress.batches + unseen, member.planned), pace))
-    return origin, found
+        reported_at[worker] = _reported_at(member, started_at, evaluating, now)
+        seconds[worker] = max(seconds[worker], now - reported_at[worker] - report_every_s)
+    origin = now - max(seconds.values())
+    fleet: list[ExpectedProgress] = []
+    for member in members:
+        worker = member.source.worker
+        batch_s = seconds[worker]
+        silence_s = now - reported_at[worker]
+        unreported = max(0, math.floor(silence_s / batch_s))
+        offset_s = max(0.0, reported_at[worker] + unreported * batch_s - origin)
+        pace = Pace(worker, batch_s, member.batch_size, offset_s)
+        done = min(member.progress.batches + unreported, member.planned)
+        fleet.append(ExpectedProgress(done, pace))
+    return origin, fleet
 
 
-def _since(member: WorkerState, started_at: float, evaluating: bool, now: float) -> float:
+def _reported_at(member: WorkerState, started_at: float, evaluating: bool, now: float) -> float:
     """Time of the worker's last report, or of its first batch's start."""
     if member.idle:
         return now

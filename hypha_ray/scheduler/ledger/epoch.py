@@ -20,16 +20,17 @@ class Epoch:
     """Available and used samples of each slice in one epoch, and the order in which slices are handed out.
 
     Slices with available samples have ranks: untouched (0), no part is assigned (1), a part is assigned (2).
-    The queue is a heap of ``rank · slices + place in the order``. A key whose slice has changed its rank stays in it
-    until it comes up; so every change costs O(log slices).
+    The queue is a heap of ``rank · slices + position in the order``. A key whose slice has changed its rank stays in
+    it until it comes up; so every change costs O(log slices).
     """
 
     def __init__(self, number: int, sizes: Mapping[int, int], seed: int) -> None:
         self._number = number
         self._sizes = sizes
         self._order = sorted(sizes)
-        random.Random(f"{seed}/{number}").shuffle(self._order)
-        self._place = {index: place for place, index in enumerate(self._order)}
+        shuffler = random.Random(f"{seed}/{number}")
+        shuffler.shuffle(self._order)
+        self._position = {index: position for position, index in enumerate(self._order)}
         self._queue = list(range(len(self._order)))
         self._queued = set(self._queue)
         self._free: dict[int, list[Span]] = {}
@@ -43,40 +44,54 @@ class Epoch:
         self._free[index] = without(Span(self._number, index, 0, self._sizes[index]), sorted(spans))
         self.used[index] = joined(spans)
         used = samples_of(spans)
-        if min(span.samples for span in spans) < 1 or samples_of(self._free[index]) + used != self._sizes[index]:
+        available = samples_of(self._free[index])
+        if min(span.samples for span in spans) < 1 or available + used != self._sizes[index]:
             raise LedgerError("LED002", "the state has samples twice, or samples that don't exist", str(spans[0]))
         self._available -= used
         self.unused -= used
         self._file(index)
 
-    def assign(self, samples: int, cached: AbstractSet[int], near: AbstractSet[int] = frozenset()) -> list[Span]:
-        """Take up to `samples` samples, of the slices in `cached` first, and of those in `near` next."""
+    def assign(self, samples: int, cached: AbstractSet[int], nearby: AbstractSet[int] = frozenset()) -> list[Span]:
+        """Take up to `samples` samples, of the slices in `cached` first, and of those in `nearby` next."""
         samples = min(samples, self._available)
+        if not samples:
+            return []
         self._available -= samples
         spans: list[Span] = []
-        first = sorted(cached & self._place.keys(), key=self._place.__getitem__) if samples else []
-        if near and samples:
-            keys = {index: self._rank(index) for index in near & self._place.keys() - cached}
-            ranked = [self._key(index, rank) for index, rank in keys.items() if rank is not None]
-            first += [self._order[key % len(self._order)] for key in sorted(ranked)]
-        for index in first:
-            spans += (part := self._take(index, samples))
-            samples -= samples_of(part)
+        preferred = sorted(cached & self._position.keys(), key=self._position.__getitem__)
+        if nearby:
+            preferred += self._in_order(nearby & self._position.keys() - cached)
+        for index in preferred:
+            slice_spans = self._take(index, samples)
+            spans += slice_spans
+            samples -= samples_of(slice_spans)
         while samples:
-            spans += (part := self._take(self._first(), samples))
-            samples -= samples_of(part)
+            slice_spans = self._take(self._first(), samples)
+            spans += slice_spans
+            samples -= samples_of(slice_spans)
         return spans
+
+    def _in_order(self, slices: AbstractSet[int]) -> list[int]:
+        """Slices with available samples, in the order of the queue."""
+        keys: list[int] = []
+        for index in slices:
+            rank = self._rank(index)
+            if rank is not None:
+                keys.append(self._key(index, rank))
+        return [self._order[key % len(self._order)] for key in sorted(keys)]
 
     def give_back(self, span: Span) -> None:
         """Make assigned samples available."""
-        self._free[span.slice] = joined([*self._free[span.slice], span])
+        free = self._free[span.slice]
+        self._free[span.slice] = joined([*free, span])
         self._assigned[span.slice] -= span.samples
         self._available += span.samples
         self._file(span.slice)
 
     def use(self, span: Span) -> None:
         """Make assigned samples used."""
-        self.used[span.slice] = joined([*self.used.get(span.slice, ()), span])
+        used = self.used.get(span.slice, ())
+        self.used[span.slice] = joined([*used, span])
         self._assigned[span.slice] -= span.samples
         self.unused -= span.samples
         self._file(span.slice)
@@ -88,51 +103,58 @@ class Epoch:
     def next_slices(self, samples: int) -> list[tuple[int, int]]:
         """First slices of the queue, with their available samples, until there are enough."""
         samples = min(samples, self._available)
-        found: list[tuple[int, int]] = []
+        slices: list[tuple[int, int]] = []
         keys: list[int] = []
         while samples > 0:
             index = self._first()
             keys.append(heapq.heappop(self._queue))
-            found.append((index, samples_of(self._runs(index))))
-            samples -= found[-1][1]
+            available = samples_of(self._runs(index))
+            slices.append((index, available))
+            samples -= available
         for key in keys:
             heapq.heappush(self._queue, key)
-        return found
+        return slices
 
-    def check(self, held: Mapping[int, list[Span]]) -> None:
-        """See `Ledger.check`; `held` are the assigned samples of each slice."""
+    def check(self, assigned: Mapping[int, list[Span]]) -> None:
+        """Check the state of every sample, with the spans that are assigned of each slice; see `Ledger.check`."""
+        available = 0
         for index, size in self._sizes.items():
-            spans = sorted([*self._runs(index), *held.get(index, ()), *self.used.get(index, ())])
-            whole = joined(spans) == [Span(self._number, index, 0, size)]
+            runs = self._runs(index)
+            available += samples_of(runs)
+            assigned_spans = assigned.get(index, [])
+            spans = sorted([*runs, *assigned_spans, *self.used.get(index, ())])
+            is_whole = joined(spans) == [Span(self._number, index, 0, size)]
             rank = self._rank(index)
-            filed = rank is None or self._key(index, rank) in self._queued
-            if not (whole and filed and self._assigned[index] == samples_of(held.get(index, ()))):
+            is_queued = rank is None or self._key(index, rank) in self._queued
+            if not (is_whole and is_queued and self._assigned[index] == samples_of(assigned_spans)):
                 raise LedgerError("LED004", f"slice {index} of epoch {self._number} is not in order", str(spans))
-        available = sum(samples_of(self._runs(index)) for index in self._sizes)
-        unused = sum(self._sizes.values()) - sum(self.cursors().values())
+        used = sum(self.cursors().values())
+        unused = sum(self._sizes.values()) - used
         if (available, unused) != (self._available, self.unused) or sorted(self._queue) != sorted(self._queued):
             raise LedgerError("LED004", f"the sums or the queue of epoch {self._number} are wrong")
 
     def _runs(self, index: int) -> list[Span]:
         """Available samples of a slice."""
-        return self._free.get(index, [Span(self._number, index, 0, self._sizes[index])])
+        whole = Span(self._number, index, 0, self._sizes[index])
+        return self._free.get(index, [whole])
 
     def _take(self, index: int, samples: int) -> tuple[Span, ...]:
         """Assign up to `samples` samples of a slice, the first that are available."""
         runs = self._runs(index)
-        taken = window(runs, 0, samples)
-        if taken:
+        spans = window(runs, 0, samples)
+        if spans:
             self._free[index] = list(window(runs, samples, self._sizes[index]))
-            self._assigned[index] += samples_of(taken)
+            self._assigned[index] += samples_of(spans)
             self._file(index)
-        return taken
+        return spans
 
     def _first(self) -> int:
         """Next slice in the queue, which must not be empty."""
         while True:
-            rank, place = divmod(self._queue[0], len(self._order))
-            if rank == self._rank(self._order[place]):
-                return self._order[place]
+            rank, position = divmod(self._queue[0], len(self._order))
+            index = self._order[position]
+            if rank == self._rank(index):
+                return index
             self._queued.discard(heapq.heappop(self._queue))
 
     def _rank(self, index: int) -> int | None:
@@ -144,7 +166,7 @@ class Epoch:
         return 2 if self._assigned[index] else 1
 
     def _key(self, index: int, rank: int) -> int:
-        return rank * len(self._order) + self._place[index]
+        return rank * len(self._order) + self._position[index]
 
     def _file(self, index: int) -> None:
         """Put a slice into its place in the queue; a wholly available one counts as untouched."""
@@ -153,7 +175,10 @@ class Epoch:
             if index not in self.used:
                 del self._free[index]
         rank = self._rank(index)
-        if rank is not None and (key := self._key(index, rank)) not in self._queued:
+        if rank is None:
+            return
+        key = self._key(index, rank)
+        if key not in self._queued:
             heapq.heappush(self._queue, key)
             self._queued.add(key)
 
@@ -165,10 +190,11 @@ def samples_of(spans: Iterable[Span]) -> int:
 
 def by_slice(spans: Iterable[Span]) -> dict[tuple[int, int], list[Span]]:
     """Spans of each epoch and slice."""
-    found: dict[tuple[int, int], list[Span]] = {}
+    groups: dict[tuple[int, int], list[Span]] = {}
     for span in spans:
-        found.setdefault((span.epoch, span.slice), []).append(span)
-    return found
+        group = groups.setdefault((span.epoch, span.slice), [])
+        group.append(span)
+    return groups
 
 
 def joined(spans: Iterable[Span]) -> list[Span]:
@@ -184,10 +210,13 @@ def joined(spans: Iterable[Span]) -> list[Span]:
 
 def without(span: Span, cuts: Iterable[Span]) -> list[Span]:
     """Rest of a span without the cuts, which are of the same slice and in order."""
-    left: list[Span] = []
+    parts: list[Span] = []
     start = span.start
     for cut in cuts:
-        if start < min(cut.start, span.stop):
-            left.append(span._replace(start=start, stop=min(cut.start, span.stop)))
+        stop = min(cut.start, span.stop)
+        if start < stop:
+            parts.append(span._replace(start=start, stop=stop))
         start = max(start, cut.stop)
-    return [*left, span._replace(start=start)] if start < span.stop else left
+    if start < span.stop:
+        parts.append(span._replace(start=start))
+    return parts

@@ -13,9 +13,9 @@ original one would after releasing all workers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 from hypha_ray.scheduler.ledger.epoch import Epoch, LedgerError, by_slice, samples_of, without
@@ -59,7 +59,8 @@ class Ledger:
         """
         ledger = cls(slices, seed, most)
         ledger._oldest = state["epoch"]
-        for (number, index), spans in by_slice(Span(*item) for item in state["used"]).items():
+        used_spans = by_slice(Span(*fields) for fields in state["used"])
+        for (number, index), spans in used_spans.items():
             if number < ledger._oldest or index not in ledger._sizes:
                 raise LedgerError("LED002", "the state doesn't fit the slices", str(spans[0]))
             ledger._epoch(number).restore(index, spans)
@@ -68,8 +69,11 @@ class Ledger:
 
     def state(self) -> dict[str, Any]:
         """State for `restore`, as plain JSON: the oldest epoch, and the used samples as epoch, slice, start, stop."""
-        spans = sorted(span for epoch in self._epochs.values() for part in epoch.used.values() for span in part)
-        return {"epoch": self._oldest, "used": [[span.epoch, span.slice, span.start, span.stop] for span in spans]}
+        used_spans: list[Span] = []
+        for epoch in self._epochs.values():
+            for spans in epoch.used.values():
+                used_spans.extend(spans)
+        return {"epoch": self._oldest, "used": [list(span) for span in sorted(used_spans)]}
 
     # ── the life of a sample ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -79,13 +83,13 @@ class Ledger:
         samples: int,
         cached: Collection[int] = (),
         batch: int = 1,
-        near: AbstractSet[int] = frozenset(),
+        nearby: AbstractSet[int] = frozenset(),
     ) -> tuple[Span, ...]:
         """Give `samples` samples to a worker, of the oldest epochs that have some; all batches are alike here.
 
         In each epoch, slices that the worker has or is being sent come first, and untouched ones second. Rests of
-        slices without a holder follow, and slices that other workers hold a part of come last. If there are slices
-        `near` the worker, all of these come in that order before any others.
+        slices without a holder follow, and slices that other workers hold a part of come last. If there are `nearby`
+        slices, all of these come in that order before any others.
 
         Raises:
             LedgerError: more samples than a worker is given at once.
@@ -93,24 +97,24 @@ class Ledger:
         """
         if self._most is not None and samples > self._most:
             raise LedgerError("LED005", f"too much for worker {worker}", f"{samples} samples", f"up to {self._most}")
-        held = self.held.setdefault(worker, [])
-        known = {*cached, *(span.slice for span in held)}
+        assigned = self.held.setdefault(worker, [])
+        present = {*cached, *(span.slice for span in assigned)}
         spans: list[Span] = []
         for number in count(self._oldest):
             if samples <= 0:
                 break
-            part = self._epoch(number).assign(samples, known, near)
-            samples -= samples_of(part)
-            spans += part
-        held += spans
+            epoch_spans = self._epoch(number).assign(samples, present, nearby)
+            samples -= samples_of(epoch_spans)
+            spans += epoch_spans
+        assigned += spans
         return tuple(spans)
 
     def release(self, worker: int, keep: Sequence[Span] = ()) -> None:
         """Make all samples of a worker available again, except those to keep."""
-        rest = _rest(worker, self.held.pop(worker, []), keep)
+        released = _rest(worker, self.held.pop(worker, []), keep)
         if keep:
             self.held[worker] = list(keep)
-        for span in rest:
+        for span in released:
             self._epochs[span.epoch].give_back(span)
 
     def commit(self, deltas: Mapping[int, Sequence[Span]]) -> None:
@@ -120,9 +124,9 @@ class Ledger:
             LedgerError: a sample isn't assigned to the worker, or is listed twice; nothing is changed then.
 
         """
-        rest = {worker: _rest(worker, self.held.get(worker, []), spans) for worker, spans in deltas.items()}
+        unused = {worker: _rest(worker, self.held.get(worker, []), spans) for worker, spans in deltas.items()}
         for worker, spans in deltas.items():
-            self.held[worker] = rest[worker]
+            self.held[worker] = unused[worker]
             for span in spans:
                 self._epochs[span.epoch].use(span)
         self._close_epochs()
@@ -155,19 +159,22 @@ class Ledger:
 
     def ahead(self) -> dict[int, dict[int, int]]:
         """Used samples of each slice in newer epochs, zeros left out."""
-        newer = sorted(number for number in self._epochs if number > self._oldest and self._epochs[number].used)
-        return {number: self._epochs[number].cursors() for number in newer}
+        cursors: dict[int, dict[int, int]] = {}
+        for number, epoch in sorted(self._epochs.items()):
+            if number > self._oldest and epoch.used:
+                cursors[number] = epoch.cursors()
+        return cursors
 
     def upcoming(self, samples: int) -> tuple[int, ...]:
         """Slices from which the next `samples` samples will probably be assigned, in order."""
-        found: dict[int, None] = {}
+        slices: dict[int, None] = {}
         for number in count(self._oldest):
-            if samples <= 0 or len(found) == len(self._sizes):
+            if samples <= 0 or len(slices) == len(self._sizes):
                 break
             for index, available in self._epoch(number).next_slices(samples):
-                found[index] = None
+                slices[index] = None
                 samples -= available
-        return tuple(found)
+        return tuple(slices)
 
     def check(self) -> None:
         """Check that every sample is in exactly one state, and that every available one will be assigned.
@@ -176,18 +183,23 @@ class Ledger:
             LedgerError: the ledger has a defect.
 
         """
-        held = by_slice(span for spans in self.held.values() for span in spans)
-        if not {number for number, _ in held} <= set(self._epochs):
-            raise LedgerError("LED004", "samples of a closed epoch are assigned", str(sorted(held)))
+        assigned = by_slice(chain.from_iterable(self.held.values()))
+        by_epoch: dict[int, dict[int, list[Span]]] = {number: {} for number in self._epochs}
+        for (number, index), spans in assigned.items():
+            if number not in by_epoch:
+                raise LedgerError("LED004", "samples of a closed epoch are assigned", str(sorted(assigned)))
+            by_epoch[number][index] = spans
         for number, epoch in self._epochs.items():
-            epoch.check({index: spans for (of, index), spans in held.items() if of == number})
+            epoch.check(by_epoch[number])
 
 
-def _rest(worker: int, held: Iterable[Span], spans: Sequence[Span]) -> list[Span]:
+def _rest(worker: int, assigned: Sequence[Span], spans: Sequence[Span]) -> list[Span]:
     """Samples of a worker that its delta leaves assigned."""
     cuts = by_slice(sorted(spans))
-    left = [part for span in held for part in without(span, cuts.get((span.epoch, span.slice), ()))]
+    unused: list[Span] = []
+    for span in assigned:
+        unused += without(span, cuts.get((span.epoch, span.slice), ()))
     # Overlapping or foreign spans remove less than they have samples.
-    if any(span.samples < 1 for span in spans) or samples_of(held) - samples_of(left) != samples_of(spans):
+    if any(span.samples < 1 for span in spans) or samples_of(assigned) - samples_of(unused) != samples_of(spans):
         raise LedgerError("LED003", f"the delta of worker {worker} has samples that aren't its own, or has some twice")
-    return left
+    return unused

@@ -43,22 +43,25 @@ class Mixture:
         self._most = most
         self._ledgers = []
         for number in range(len(weights)):
-            own = [info for info in slices if dataset_of(info.index) == number]
-            part = {"epoch": used["epoch"], "used": [span for span in used["used"] if dataset_of(span[1]) == number]}
-            self._ledgers.append(Ledger.restore(own, seed, part, most))
-        self._used = {int(worker): Counter(dict(enumerate(counts))) for worker, counts in shares.items()}
+            dataset_slices = [info for info in slices if dataset_of(info.index) == number]
+            used_spans = [span for span in used["used"] if dataset_of(span[1]) == number]
+            state = {"epoch": used["epoch"], "used": used_spans}
+            self._ledgers.append(Ledger.restore(dataset_slices, seed, state, most))
+        self._used: dict[int, Counter[int]] = {}
         """Used samples of each worker, by dataset."""
+        for worker, counts in shares.items():
+            self._used[int(worker)] = Counter(dict(enumerate(counts)))
 
     def assign(self, worker: int, samples: int, cached: Collection[int] = (), batch: int = 1) -> tuple[Span, ...]:
         """See `Ledger.assign`; a worker trains on batches of `batch` samples, in order, each of which is mixed."""
         if self._most is not None and samples > self._most:
             raise LedgerError("LED005", f"too much for worker {worker}", f"{samples} samples", f"up to {self._most}")
         deals = self._deals(self._counts(worker), samples, batch)
-        taken = [
-            ledger.assign(worker, sum(deal[number] for deal in deals), cached)
-            for number, ledger in enumerate(self._ledgers)
-        ]
-        return tuple(_dealt(deals, taken))
+        spans_by_dataset: list[tuple[Span, ...]] = []
+        for number, ledger in enumerate(self._ledgers):
+            dataset_samples = sum(deal[number] for deal in deals)
+            spans_by_dataset.append(ledger.assign(worker, dataset_samples, cached))
+        return tuple(_interleave(deals, spans_by_dataset))
 
     def release(self, worker: int, keep: Sequence[Span] = ()) -> None:
         """See `Ledger.release`."""
@@ -70,7 +73,8 @@ class Mixture:
         for number, ledger in enumerate(self._ledgers):
             ledger.commit({worker: _of(number, spans) for worker, spans in deltas.items()})
         for worker, spans in deltas.items():
-            self._used.setdefault(worker, Counter()).update(_counted(spans))
+            used = self._used.setdefault(worker, Counter())
+            used.update(_count_by_dataset(spans))
 
     @property
     def epoch(self) -> int:
@@ -83,29 +87,37 @@ class Mixture:
 
     def ahead(self) -> dict[int, dict[int, int]]:
         """The same for newer epochs; those that a dataset has completed are left out."""
-        found: dict[int, dict[int, int]] = {}
+        by_epoch: dict[int, dict[int, int]] = {}
         for ledger in self._ledgers:
-            own = ledger.ahead() | ({ledger.epoch: ledger.cursors()} if ledger.epoch > self.epoch else {})
-            for number, cursors in own.items():
-                found.setdefault(number, {}).update(cursors)
-        return {number: dict(sorted(found[number].items())) for number in sorted(found) if found[number]}
+            newer = ledger.ahead()
+            if ledger.epoch > self.epoch:
+                newer[ledger.epoch] = ledger.cursors()
+            for number, cursors in newer.items():
+                by_epoch[number] = by_epoch.get(number, {}) | cursors
+        return {number: dict(sorted(cursors.items())) for number, cursors in sorted(by_epoch.items()) if cursors}
 
     def shares(self) -> dict[str, list[int]]:
         """Used samples of each worker by dataset, as plain JSON, for the attempt that may follow."""
         numbers = range(len(self._ledgers))
-        return {str(worker): [counts[number] for number in numbers] for worker, counts in sorted(self._used.items())}
+        shares: dict[str, list[int]] = {}
+        for worker, counts in sorted(self._used.items()):
+            shares[str(worker)] = [counts[number] for number in numbers]
+        return shares
 
     def held(self, worker: int) -> tuple[Span, ...]:
         """Samples that a worker holds, dataset by dataset."""
-        return tuple(chain.from_iterable(ledger.held.get(worker, ()) for ledger in self._ledgers))
+        spans: list[Span] = []
+        for ledger in self._ledgers:
+            spans += ledger.held.get(worker, ())
+        return tuple(spans)
 
     def upcoming(self, samples: int) -> tuple[int, ...]:
         """See `Ledger.upcoming`."""
-        parts = [
-            ledger.upcoming(math.ceil(samples * weight))
-            for ledger, weight in zip(self._ledgers, self._weights, strict=True)
-        ]
-        return tuple(index for row in zip_longest(*parts) for index in row if index is not None)
+        slices_by_dataset: list[tuple[int, ...]] = []
+        for ledger, weight in zip(self._ledgers, self._weights, strict=True):
+            slices_by_dataset.append(ledger.upcoming(math.ceil(samples * weight)))
+        in_turn = chain.from_iterable(zip_longest(*slices_by_dataset))
+        return tuple(index for index in in_turn if index is not None)
 
     def check(self) -> None:
         """See `Ledger.check`."""
@@ -114,23 +126,25 @@ class Mixture:
 
     def _counts(self, worker: int) -> Counter[int]:
         """Samples that a worker has used or holds, by dataset."""
-        return _counted(self.held(worker)) + self._used.get(worker, Counter())
+        return _count_by_dataset(self.held(worker)) + self._used.get(worker, Counter())
 
     def _deals(self, counts: Counter[int], samples: int, batch: int) -> list[list[int]]:
         """Samples of each dataset in each batch: those that bring the worker nearest to its weights."""
         deals = []
+        numbers = range(len(self._weights))
         while samples > 0:
             size = min(batch, samples)
-            deals.append(_deal([counts[number] for number in range(len(self._weights))], self._weights, size))
-            counts.update(dict(enumerate(deals[-1])))
+            deal = _deal([counts[number] for number in numbers], self._weights, size)
+            deals.append(deal)
+            counts.update(dict(enumerate(deal)))
             samples -= size
         return deals
 
     def _of_epoch(self, number: int) -> dict[int, int]:
-        found: dict[int, int] = {}
+        cursors: dict[int, int] = {}
         for ledger in self._ledgers:
-            found |= ledger.cursors() if ledger.epoch == number else ledger.sizes
-        return dict(sorted(found.items()))
+            cursors |= ledger.cursors() if ledger.epoch == number else ledger.sizes
+        return dict(sorted(cursors.items()))
 
 
 def _deal(counts: Sequence[int], weights: Sequence[float], size: int) -> list[int]:
@@ -138,32 +152,32 @@ def _deal(counts: Sequence[int], weights: Sequence[float], size: int) -> list[in
     total = sum(counts) + size
     missing = [max(0.0, weight * total - count) for weight, count in zip(weights, counts, strict=True)]
     scale = size / sum(missing)
-    wanted = [part * scale for part in missing]
-    deal = [int(part) for part in wanted]
-    order = sorted(range(len(deal)), key=lambda number: (deal[number] - wanted[number], number))
+    quotas = [part * scale for part in missing]
+    deal = [int(quota) for quota in quotas]
+    order = sorted(range(len(deal)), key=lambda number: (deal[number] - quotas[number], number))
     for number in order[: size - sum(deal)]:
         deal[number] += 1
     return deal
 
 
-def _dealt(deals: Iterable[Sequence[int]], taken: Sequence[tuple[Span, ...]]) -> Iterable[Span]:
+def _interleave(deals: Iterable[Sequence[int]], spans_by_dataset: Sequence[tuple[Span, ...]]) -> Iterable[Span]:
     """Spans of the datasets in the order of batches."""
-    rests = [deque(spans) for spans in taken]
+    queues = [deque(spans) for spans in spans_by_dataset]
     for deal in deals:
-        for rest, samples in zip(rests, deal, strict=True):
-            left = samples
-            while left:
-                span = rest.popleft()
-                yield from window([span], 0, left)
-                rest.extendleft(window([span], left, span.samples))
-                left -= min(left, span.samples)
+        for queue, samples in zip(queues, deal, strict=True):
+            missing = samples
+            while missing:
+                span = queue.popleft()
+                yield from window([span], 0, missing)
+                queue.extendleft(window([span], missing, span.samples))
+                missing -= min(missing, span.samples)
 
 
 def _of(number: int, spans: Iterable[Span]) -> list[Span]:
     return [span for span in spans if dataset_of(span.slice) == number]
 
 
-def _counted(spans: Iterable[Span]) -> Counter[int]:
+def _count_by_dataset(spans: Iterable[Span]) -> Counter[int]:
     """Number of samples by dataset."""
     counts: Counter[int] = Counter()
     for span in spans:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,7 +39,10 @@ class RoundMetrics:
     ) -> dict[str, Any]:
         """Fields common to all strategies, from accepted deltas, in a run of so many `rounds`."""
         train_s = sum(delta.train_s for delta in deltas)
+        data_wait_s = sum(delta.data_wait_s for delta in deltas)
+        worked_s = max(sum(self.worked_s.values()), 1e-9)
         number = commit.verdict.round
+        round_s = elapsed_s / (number + 1)
         return {
             "kind": "round",
             "round": number,
@@ -55,13 +57,13 @@ class RoundMetrics:
             "codec_error": _mean(deltas, lambda delta: delta.quality[0]),
             "codec_cosine": _mean(deltas, lambda delta: delta.quality[1]),
             "bytes_down": self.bytes_down,
-            "idle_fraction": sum(self.waited_s.values()) / max(sum(self.worked_s.values()), 1e-9),
-            "data_wait_fraction": sum(delta.data_wait_s for delta in deltas) / train_s if train_s else 0.0,
+            "idle_fraction": sum(self.waited_s.values()) / worked_s,
+            "data_wait_fraction": data_wait_s / train_s if train_s else 0.0,
             "learning_rate": self.learning_rate,
             "update_norm": commit.verdict.update_norm,
             **commit.totals,
             "elapsed_s": elapsed_s,
-            "eta_s": elapsed_s / (number + 1) * (rounds - number - 1),
+            "eta_s": round_s * (rounds - number - 1),
         }
 
 
@@ -69,7 +71,9 @@ def weight(sync: Sync, delta: Delta) -> int:
     """Weight of a delta in the mean: its samples, or the scored positions behind a mean gradient."""
     if sync.weighting == "uniform":
         return 1
-    return delta.scored if sync.traits.sends_gradients else delta.samples
+    if sync.traits.sends_gradients:
+        return delta.scored
+    return delta.samples
 
 
 def counted(contribution: Contribution, delta: Delta) -> Contribution:
@@ -79,9 +83,12 @@ def counted(contribution: Contribution, delta: Delta) -> Contribution:
 
 def total_tokens(counts: Iterable[int | None]) -> int | None:
     """Sum of token counts; None if one is unknown, as for data without tokens."""
-    known = list(counts)
-    found = [count for count in known if count is not None]
-    return sum(found) if found and len(found) == len(known) else None
+    total: int | None = None
+    for count in counts:
+        if count is None:
+            return None
+        total = count if total is None else total + count
+    return total
 
 
 def train_speeds(deltas: Iterable[Delta]) -> dict[str, float]:
@@ -89,18 +96,32 @@ def train_speeds(deltas: Iterable[Delta]) -> dict[str, float]:
 
     A worker with several deltas counts with its mean speed.
     """
+    samples_per_s = 0.0
+    tokens_per_s = 0.0
+    has_tokens = True
+    for worker_deltas in _group_by_worker(deltas).values():
+        train_s = sum(delta.train_s for delta in worker_deltas)
+        if not train_s:
+            continue
+        samples_per_s += sum(delta.samples for delta in worker_deltas) / train_s
+        tokens = total_tokens(delta.tokens for delta in worker_deltas)
+        if tokens is None:
+            has_tokens = False
+        else:
+            tokens_per_s += tokens / train_s
+    speeds = {"train_samples_per_s": samples_per_s}
+    if has_tokens:
+        speeds["train_tokens_per_s"] = tokens_per_s
+    return speeds
+
+
+def _group_by_worker(deltas: Iterable[Delta]) -> dict[int, list[Delta]]:
+    """Deltas of each worker."""
     by_worker: dict[int, list[Delta]] = {}
     for delta in deltas:
-        by_worker.setdefault(delta.source.worker, []).append(delta)
-    samples = 0.0
-    tokens = [0.0]
-    for own in by_worker.values():
-        if seconds := sum(delta.train_s for delta in own):
-            samples += sum(delta.samples for delta in own) / seconds
-            count = total_tokens(delta.tokens for delta in own)
-            tokens.append(math.nan if count is None else count / seconds)
-    speeds = {"train_samples_per_s": samples, "train_tokens_per_s": sum(tokens)}
-    return {name: speed for name, speed in speeds.items() if not math.isnan(speed)}
+        worker_deltas = by_worker.setdefault(delta.source.worker, [])
+        worker_deltas.append(delta)
+    return by_worker
 
 
 def utilisation(deltas: Iterable[Delta], time_s: float) -> dict[str, Any]:
@@ -108,34 +129,34 @@ def utilisation(deltas: Iterable[Delta], time_s: float) -> dict[str, Any]:
 
     A worker whose model or GPU has no known figure is left out, and the fleet has none then.
     """
-    by_worker: dict[int, list[Delta]] = {}
-    for delta in deltas:
-        by_worker.setdefault(delta.source.worker, []).append(delta)
-    found = dict[int, float]()
-    operations = 0.0
-    peak = 0.0
-    for worker, own in sorted(by_worker.items()):
-        count = _operations(own)
-        own_peak = own[-1].peak_operations
-        seconds = sum(delta.train_s for delta in own)
-        if count is not None and own_peak is not None and seconds:
-            found[worker] = count / (seconds * own_peak)
-            operations += count
-            peak += own_peak
-    if not found:
+    by_worker = _group_by_worker(deltas)
+    mfu_by_worker = dict[int, float]()
+    fleet_operations = 0.0
+    fleet_peak = 0.0
+    for worker, worker_deltas in sorted(by_worker.items()):
+        operations = _operations(worker_deltas)
+        peak = worker_deltas[-1].peak_operations
+        train_s = sum(delta.train_s for delta in worker_deltas)
+        if operations is not None and peak is not None and train_s:
+            mfu_by_worker[worker] = operations / (train_s * peak)
+            fleet_operations += operations
+            fleet_peak += peak
+    if not mfu_by_worker:
         return {}
-    whole = {"mfu": operations / (max(time_s, 1e-9) * peak)} if len(found) == len(by_worker) else {}
-    return {**whole, "mfu_by_worker": found}
+    if len(mfu_by_worker) < len(by_worker):
+        return {"mfu_by_worker": mfu_by_worker}
+    possible = max(time_s, 1e-9) * fleet_peak
+    return {"mfu": fleet_operations / possible, "mfu_by_worker": mfu_by_worker}
 
 
 def _operations(deltas: Iterable[Delta]) -> float | None:
     """Return the operations behind a worker's deltas; None if those of one aren't known."""
-    counts = [
-        None if delta.tokens is None or delta.token_operations is None else delta.tokens * delta.token_operations
-        for delta in deltas
-    ]
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
+    operations = 0.0
+    for delta in deltas:
+        if delta.tokens is None or delta.token_operations is None:
+            return None
+        operations += delta.tokens * delta.token_operations
+    return operations
 
 
 def peak_memory(deltas: Iterable[Delta]) -> dict[str, dict[int, int]]:
@@ -145,7 +166,9 @@ def peak_memory(deltas: Iterable[Delta]) -> dict[str, dict[int, int]]:
         if delta.peak_memory_bytes is not None:
             worker = delta.source.worker
             peaks[worker] = max(peaks.get(worker, 0), delta.peak_memory_bytes)
-    return {"peak_memory_bytes": dict(sorted(peaks.items()))} if peaks else {}
+    if not peaks:
+        return {}
+    return {"peak_memory_bytes": dict(sorted(peaks.items()))}
 
 
 def _throughput(deltas: Collection[Delta], time_s: float) -> dict[str, Any]:
@@ -156,17 +179,27 @@ def _throughput(deltas: Collection[Delta], time_s: float) -> dict[str, Any]:
         "scored": sum(delta.scored for delta in deltas),
     }
     seconds = max(time_s, 1e-9)
-    return counts | {f"{name}_per_s": count / seconds for name, count in counts.items() if count is not None}
+    figures: dict[str, Any] = dict(counts)
+    for name, count in counts.items():
+        if count is not None:
+            figures[f"{name}_per_s"] = count / seconds
+    return figures
 
 
 def _mean_loss(deltas: Collection[Delta]) -> float | None:
     """Mean loss over all scored positions; None if there are none."""
     scored = sum(delta.scored for delta in deltas)
-    return sum(delta.loss * delta.scored for delta in deltas if delta.loss is not None) / scored if scored else None
+    if not scored:
+        return None
+    loss_sum = 0.0
+    for delta in deltas:
+        if delta.loss is not None:
+            loss_sum += delta.loss * delta.scored
+    return loss_sum / scored
 
 
-def _mean(deltas: Collection[Delta], of: Callable[[Delta], float]) -> float:
-    return sum(map(of, deltas)) / max(1, len(deltas))
+def _mean(deltas: Collection[Delta], figure: Callable[[Delta], float]) -> float:
+    return sum(map(figure, deltas)) / max(1, len(deltas))
 
 
 def step_record(report: Report, round_samples: int, round_target: int) -> dict[str, Any]:

@@ -62,10 +62,15 @@ State: TypeAlias = Waiting[R] | Training[R] | Reducing[R] | Evaluating[R]
 
 def strike(roster: Roster, out: Outbox, verdict: Verdict, now: float) -> list[Source]:
     """Count strikes for a verdict's rejections; return the workers that are excluded."""
-    excluded = [one.worker for one in verdict.rejected if one.blamed and roster.strike(one.worker)]
-    for worker in excluded:
-        out.event("exclude", now, worker=worker, strikes=roster.most_strikes)
-    return [source for worker in excluded if (source := roster.slots[worker].source) is not None]
+    excluded: list[Source] = []
+    for rejection in verdict.rejected:
+        worker = rejection.worker
+        if rejection.blamed and roster.strike(worker):
+            out.event("exclude", now, worker=worker, strikes=roster.most_strikes)
+            source = roster.slots[worker].source
+            if source is not None:
+                excluded.append(source)
+    return excluded
 
 
 class RoundStrategy(Generic[R, C]):

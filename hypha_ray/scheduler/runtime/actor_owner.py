@@ -41,7 +41,7 @@ class ActorOwner:
     """Starts actors and keeps their handles."""
 
     def __init__(self) -> None:
-        self._held: dict[str, Any] = {}
+        self._actor_by_name: dict[str, Any] = {}
         """Latest actor of each name; Ray ends an actor whose last handle is gone."""
 
     def ping(self) -> int:
@@ -61,5 +61,5 @@ class ActorOwner:
 
         """
         actor = actor_class(role).options(**options).remote(*arguments)
-        self._held[options["name"]] = actor
+        self._actor_by_name[options["name"]] = actor
         return actor

@@ -18,8 +18,8 @@ from hypha_ray.market.auction.allotment import Ruling
 from hypha_ray.market.auction.client import AuctionClient
 from hypha_ray.market.buyer import workers_to_hire
 from hypha_ray.market.cluster import cluster_nodes, lease_entries, own_node, post_speeds
-from hypha_ray.market.requirements import Need, worker_needs
-from hypha_ray.market.selection import places, training_key
+from hypha_ray.market.requirements import Need, NodeResources, worker_needs
+from hypha_ray.market.selection import Speeds, places, training_key
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
@@ -47,14 +47,14 @@ class Staffing:
         self.begun = False
         """Whether this scheduler has committed a round."""
 
-    async def workers_to_hire(self, past: ResumePoint) -> list[int]:
+    async def workers_to_hire(self, resume_point: ResumePoint) -> list[int]:
         """Numbers of the workers that may be hired now; without an auction, a resumed run waits while it goes on.
 
         Raises:
             CapacityError: there are too few for a start, at an open auction even after `max_idle_s` seconds.
 
         """
-        resumed = past.attempt > 1 or past.next_round > 0
+        resumed = resume_point.attempt > 1 or resume_point.next_round > 0
         deadline = time.monotonic() + self._job.resources.max_idle_s
         least = min(self._job.resources.min_workers, self._job.num_workers)
         while True:
@@ -75,8 +75,8 @@ class Staffing:
         """
         await self._attend()
         if self._auction.is_outbid and not self.begun:
-            what = "other runs of the exchange bid more, or came first; waiting for its turn"
-            raise OutbidError("CAP005", what, fix="raise resources.worker_price.bid, or wait")
+            problem = "other runs of the exchange bid more, or came first; waiting for its turn"
+            raise OutbidError("CAP005", problem, fix="raise resources.worker_price.bid, or wait")
         return await self._actors.leaving()
 
     async def _attend(self) -> Ruling | None:
@@ -86,7 +86,7 @@ class Staffing:
 
     async def _fitting(self, ruling: Ruling | None) -> tuple[list[int], CapacityError | None]:
         try:
-            nodes, speeds = await asyncio.to_thread(lambda: (self._actors.nodes(), self._actors.leases.speeds()))
+            nodes, speeds = await asyncio.to_thread(self._look_up)
             numbers = workers_to_hire(self._job, nodes, own_node(), speeds)
         except CapacityError as error:
             return [], error
@@ -94,16 +94,21 @@ class Staffing:
             numbers = within(ruling, numbers, worker_needs(self._job))
         return numbers, None
 
+    def _look_up(self) -> tuple[list[NodeResources], Speeds]:
+        """Live nodes, and published speeds of the run's training."""
+        nodes = self._actors.nodes()
+        return nodes, self._actors.leases.speeds()
+
     def _refusal(self, ruling: Ruling | None, least: int) -> CapacityError:
         """The reason that an auction allows too few workers although machines for them are free."""
         fix = "raise resources.worker_price.bid, or wait"
         if ruling is not None and ruling.behind is not None:
-            what = f"another run of the exchange, {ruling.behind}, bids more or came first"
-            return CapacityError("CFG004", what, fix=fix)
+            problem = f"another run of the exchange, {ruling.behind}, bids more or came first"
+            return CapacityError("CFG004", problem, fix=fix)
         bid = self._job.resources.worker_price.public_bid
         quota = 0 if ruling is None else ruling.quota
-        what = f"machines whose owners take a bid of {bid:g} have room for {quota} of {least} workers"
-        return CapacityError("CFG004", what, fix=fix)
+        problem = f"machines whose owners take a bid of {bid:g} have room for {quota} of {least} workers"
+        return CapacityError("CFG004", problem, fix=fix)
 
 
 def within(ruling: Ruling, numbers: Sequence[int], needs: Sequence[Need]) -> list[int]:
@@ -115,15 +120,15 @@ def within(ruling: Ruling, numbers: Sequence[int], needs: Sequence[Need]) -> lis
         needs: needs of all workers; one that reserves nothing is always allowed.
 
     """
-    held = Counter[Need]()
+    taken_by_need = Counter[Need]()
     allowed = list[int]()
     for number in numbers:
         need = needs[number]
         if not need.bundle():
             allowed.append(number)
-        elif ruling.allows(need, held):
+        elif ruling.allows(need, taken_by_need):
             allowed.append(number)
-            held[need] += 1
+            taken_by_need[need] += 1
     return allowed
 
 
@@ -145,8 +150,13 @@ class CostBook:
     async def recall(self) -> None:
         """Read the time up to which an earlier scheduler has billed the leases that were taken over."""
         if self._actors.leases.pays:
-            bills = await asyncio.to_thread(lambda: list(read_jsonl(self._events, kinds=("cost",))))
-            self._actors.leases.billed(max((bill["monotonic_s"] for bill in bills), default=0.0))
+            last_bill_at = await asyncio.to_thread(self._last_bill_at)
+            self._actors.leases.billed(last_bill_at)
+
+    def _last_bill_at(self) -> float:
+        """Latest monotonic time of a bill among the events; 0 without any."""
+        bills = read_jsonl(self._events, kinds=("cost",))
+        return max((bill["monotonic_s"] for bill in bills), default=0.0)
 
     def bill(self) -> dict[str, float]:
         """Cost since the last bill, as a field of a record; empty if no owner has terms."""
@@ -157,10 +167,10 @@ class CostBook:
         return {"cost": cost}
 
 
-POST_S = 10.0
-"""Least seconds between two posts."""
-CHANGE = 0.05
-"""Least relative change of a speed that is posted."""
+PUBLISH_INTERVAL_S = 10.0
+"""Least seconds between two publications."""
+MIN_CHANGE = 0.05
+"""Least relative change of a speed that is published."""
 
 
 @dataclass(slots=True)
@@ -169,16 +179,16 @@ class _Measured:
 
     samples: int = 0
     seconds: float = 0.0
-    posted: float = 0.0
-    """Speed posted last."""
+    published: float = 0.0
+    """Speed published last."""
 
     @property
     def speed(self) -> float:
         return self.samples / self.seconds if self.seconds else 0.0
 
     @property
-    def is_news(self) -> bool:
-        return abs(self.speed - self.posted) > CHANGE * self.posted
+    def has_changed(self) -> bool:
+        return abs(self.speed - self.published) > MIN_CHANGE * self.published
 
 
 class SpeedBook:
@@ -197,14 +207,15 @@ class SpeedBook:
         self._actors = actors
         self._training: str | None = None
         self._measured: dict[Source, _Measured] = {}
-        self._post_at = 0.0
+        self._publish_at = 0.0
+        """Monotonic time of the next publication at the earliest."""
 
     def open(self, shapes: Mapping[str, Sequence[int]]) -> str:
         """Key of the training, whose samples have tensors of these shapes."""
         self._training = training_key(self._job, shapes)
         return self._training
 
-    def hear(self, event: Event) -> None:
+    def count(self, event: Event) -> None:
         """Count what a worker has trained on in a round."""
         if not isinstance(event, Delta) or self._job.group_of(event.source.worker).bridged:
             return
@@ -215,26 +226,34 @@ class SpeedBook:
         measured.samples += event.samples
         measured.seconds += max(0.0, event.train_s - event.data_wait_s)
 
-    async def post(self) -> None:
-        """Post the speeds that have changed, of workers that are still there."""
-        self._measured = {source: one for source, one in self._measured.items() if self._is_there(source)}
-        news = {source.worker: one for source, one in self._measured.items() if one.is_news}
-        if news and time.monotonic() >= self._post_at:
-            self._post_at = time.monotonic() + POST_S
-            with suppress(RayError):  # The control service doesn't answer: a later round posts them.
-                await asyncio.to_thread(self._write, {f"worker-{worker}": one.speed for worker, one in news.items()})
-                for one in news.values():
-                    one.posted = one.speed
+    async def publish(self) -> None:
+        """Publish the speeds that have changed, of workers that are still there."""
+        for source in list(self._measured):
+            if not self._is_there(source):
+                del self._measured[source]
+        changed: list[_Measured] = []
+        speeds: dict[str, float] = {}
+        for source, measured in self._measured.items():
+            if measured.has_changed:
+                changed.append(measured)
+                speeds[f"worker-{source.worker}"] = measured.speed
+        if changed and time.monotonic() >= self._publish_at:
+            self._publish_at = time.monotonic() + PUBLISH_INTERVAL_S
+            with suppress(RayError):  # The control service doesn't answer: a later round publishes them.
+                await asyncio.to_thread(self._write, speeds)
+                for measured in changed:
+                    measured.published = measured.speed
 
     def _is_there(self, source: Source) -> bool:
-        found = self._actors.worker(source.worker)
-        return found is not None and found[1] == source
+        worker = self._actors.worker(source.worker)
+        return worker is not None and worker[1] == source
 
     def _write(self, speeds: Mapping[str, float]) -> None:
-        """Post speeds by name of the lease."""
+        """Write speeds, which come by name of the lease."""
         nodes = {node.id: node for node in cluster_nodes()}
-        found = dict[str, float]()
+        speed_by_place: dict[str, float] = {}
         for entry in lease_entries(self._run):
             if entry.name in speeds and entry.node in nodes:
-                found |= dict.fromkeys(places(nodes[entry.node], entry.amounts), speeds[entry.name])
-        post_speeds(str(self._training), found)
+                leased = places(nodes[entry.node], entry.amounts)
+                speed_by_place |= dict.fromkeys(leased, speeds[entry.name])
+        post_speeds(str(self._training), speed_by_place)

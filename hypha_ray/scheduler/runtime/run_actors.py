@@ -28,14 +28,16 @@ from hypha_ray.worker.actor import FromDataset
 
 NAME_S = 10.0
 """Longest wait for the name or lease of an actor that is being ended."""
-KEPT_S = 3.0
+TAKEOVER_S = 3.0
 """Longest wait for the answer of an actor that the previous scheduler left, in seconds."""
 
 
 def outliving(job: Job) -> dict[str, Need]:
     """Return the needs of the actors that outlive a scheduler, by name."""
-    workers = {f"worker-{number}": need for number, need in enumerate(worker_needs(job))}
-    return workers | {f"server-{fragment}": server_need(job) for fragment in range(job.sync.fragments)}
+    needs = {f"worker-{number}": need for number, need in enumerate(worker_needs(job))}
+    for fragment in range(job.sync.fragments):
+        needs[f"server-{fragment}"] = server_need(job)
+    return needs
 
 
 class RunActors:
@@ -71,24 +73,24 @@ class RunActors:
         self._note = note
         self._from_dataset = from_dataset
         self.leases = Leases(run, job.resources)
-        self._held: dict[str, Lease] = {}
+        self._lease_by_name: dict[str, Lease] = {}
         self._needs = outliving(job)
-        self._left = dict.fromkeys(self._needs) | self.leases.adopt(self._needs)
+        self._left_over = dict.fromkeys(self._needs) | self.leases.adopt(self._needs)
         """Lease by name of each actor that the previous scheduler may have left; None without a lease."""
         self._workers: dict[int, tuple[Any, Source]] = {}
         self._nodes: dict[Source, str | None] = {}
         """Id of the node of each worker that has been looked up."""
         config = redacted_tree(job.model_dump(mode="json", exclude={"model": {"token"}}))
-        writer = (directory, job.telemetry, run, config, job.testing)
-        keeper = (directory, job.checkpoint, job.rounds, job.testing)
-        self.telemetry = self._post("telemetry", partial(self._here, Telemetry, "telemetry", *writer))
-        self.store = self._post("store", partial(self._here, Store, "store", *keeper))
+        for_telemetry = (directory, job.telemetry, run, config, job.testing)
+        for_store = (directory, job.checkpoint, job.rounds, job.testing)
+        self.telemetry = self._supervise("telemetry", partial(self._start_here, Telemetry, "telemetry", *for_telemetry))
+        self.store = self._supervise("store", partial(self._start_here, Store, "store", *for_store))
         self.shards: list[SupervisedActor] = []
         """Shards of all datasets."""
-        self.servers = [
-            self._post(name, partial(self._serve, name))
-            for name in (f"server-{fragment}" for fragment in range(job.sync.fragments))
-        ]
+        self.servers: list[SupervisedActor] = []
+        for fragment in range(job.sync.fragments):
+            name = f"server-{fragment}"
+            self.servers.append(self._supervise(name, partial(self._start_server, name)))
 
     async def hire(self, source: Source) -> tuple[Any, bool]:
         """Take over the worker of a number, or lease a machine and start one there.
@@ -102,16 +104,17 @@ class RunActors:
 
         """
         name = f"worker-{source.worker}"
-        worker = await self._kept(name, lambda actor: actor.reset.remote(source))
-        kept = worker is not None
+        worker = await self._take_over(name, lambda actor: actor.reset.remote(source))
+        is_taken_over = worker is not None
         if worker is None:
             group = self._job.group_of(source.worker)
-            # A trainer that dials in has to find its worker: token and address are here.
-            parts = self._job.processes_of(source.worker)
-            options = on_this_node() if group.dials_in else await self._place(name, parts)
-            worker = await self._owned(group.kind, name, options, self._job, source, *self._from_dataset)
+            if group.dials_in:  # The trainer has to find its worker: token and address are here.
+                options = on_this_node()
+            else:
+                options = await self._place(name, self._job.processes_of(source.worker))
+            worker = await self._start_owned(group.kind, name, options, self._job, source, *self._from_dataset)
         self._workers[source.worker] = worker, source
-        return worker.run.remote(source), kept
+        return worker.run.remote(source), is_taken_over
 
     def dismiss(self, worker: int) -> None:
         """End a worker and release its lease, which ends even a stopped process."""
@@ -130,10 +133,13 @@ class RunActors:
 
     def shards_of(self, folder: str) -> list[SupervisedActor]:
         """Further shards, which read a folder of this node."""
+        shards: list[SupervisedActor] = []
         for _ in range(self._job.dataset.shards):
-            name = f"shard-{len(self.shards)}"
-            self.shards.append(self._post(name, partial(self._here, DataShard, name, folder, self._job.testing)))
-        return self.shards[-self._job.dataset.shards :]
+            name = f"shard-{len(self.shards) + len(shards)}"
+            start = partial(self._start_here, DataShard, name, folder, self._job.testing)
+            shards.append(self._supervise(name, start))
+        self.shards += shards
+        return shards
 
     def shard_near(self, node_id: str | None, url: str) -> SupervisedActor:
         """A further shard, which reads a URL on a node, or on another one if that is gone; None: on this node."""
@@ -143,8 +149,9 @@ class RunActors:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=True)
         options["max_concurrency"] = READS_AT_ONCE
         arguments = (url, self._job.testing, self._job.dataset.cache_gb)
-        self.shards.append(self._post(name, partial(self._start, DataShard, name, options, *arguments)))
-        return self.shards[-1]
+        shard = self._supervise(name, partial(self._start, DataShard, name, options, *arguments))
+        self.shards.append(shard)
+        return shard
 
     async def node_of(self, number: int) -> str | None:
         """Id of the node that a worker is on; None without a lease of its own."""
@@ -166,10 +173,11 @@ class RunActors:
 
     async def _look_nodes_up(self) -> None:
         """Look up the nodes of all workers that haven't been looked up, at once."""
-        unknown = {source: number for number, (_, source) in self._workers.items() if source not in self._nodes}
+        unknown = [source for _, source in self._workers.values() if source not in self._nodes]
         if unknown:
-            placed = await asyncio.to_thread(self.leases.placed)
-            self._nodes |= {source: placed.get(f"worker-{number}") for source, number in unknown.items()}
+            node_by_lease = await asyncio.to_thread(self.leases.placed)
+            for source in unknown:
+                self._nodes[source] = node_by_lease.get(f"worker-{source.worker}")
 
     def nodes(self) -> list[NodeResources]:
         """Live nodes, with the resources that would be free without this run."""
@@ -181,16 +189,19 @@ class RunActors:
 
     async def leaving(self) -> dict[int, str]:
         """Reasons of the workers that are to leave their machines soon."""
-        drained = await asyncio.to_thread(self._drained)
-        ending = await self.leases.ending() | dict.fromkeys(drained, "its node is being drained")
-        names = {f"worker-{worker}": worker for worker in self._workers}
-        self.notices = {name: reason for name, reason in ending.items() if name.startswith("server-")}
-        return {names[name]: reason for name, reason in ending.items() if name in names}
+        drained = await asyncio.to_thread(self._drained_leases)
+        reasons = await self.leases.ending() | dict.fromkeys(drained, "its node is being drained")
+        self.notices = {name: reason for name, reason in reasons.items() if name.startswith("server-")}
+        numbers = {f"worker-{number}": number for number in self._workers}
+        return {numbers[name]: reason for name, reason in reasons.items() if name in numbers}
 
-    def _drained(self) -> list[str]:
+    def _drained_leases(self) -> list[str]:
         """Names of the leases on nodes that Ray is draining."""
         nodes = draining_nodes()
-        return [name for name, node in (self.leases.placed() if nodes else {}).items() if node in nodes]
+        if not nodes:
+            return []
+        node_by_lease = self.leases.placed()
+        return [name for name, node in node_by_lease.items() if node in nodes]
 
     def evict(self) -> None:
         """End the actors whose leases are over."""
@@ -201,11 +212,11 @@ class RunActors:
         """End every actor and every lease of the run."""
         for worker in list(self._workers):
             self.dismiss(worker)
-        for post in [*self.servers, *self.shards, self.store, self.telemetry]:
-            post.close()
+        for actor in [*self.servers, *self.shards, self.store, self.telemetry]:
+            actor.close()
         self.leases.release_all()
 
-    def _post(self, name: str, start: Callable[[], Any]) -> SupervisedActor:
+    def _supervise(self, name: str, start: Callable[[], Any]) -> SupervisedActor:
         end = partial(self._end, name)
         return SupervisedActor(name, start, end, self._job.lease_s, self._job.resources.start_deadline_s, self._note)
 
@@ -214,28 +225,29 @@ class RunActors:
         ray.kill(actor)
 
     def _give_back(self, name: str) -> None:
-        lease = self._held.pop(name, None)
+        lease = self._lease_by_name.pop(name, None)
         if lease is not None:
             self.leases.release(lease)
 
-    async def _serve(self, name: str) -> Any:
-        server = await self._kept(name, lambda actor: actor.ping.remote())
+    async def _start_server(self, name: str) -> Any:
+        server = await self._take_over(name, lambda actor: actor.ping.remote())
         if server is None:
             options = await self._place(name)
-            server = await self._owned("server", name, options, self._job)
+            server = await self._start_owned("server", name, options, self._job)
         return server
 
-    async def _kept(self, name: str, ask: Callable[[Any], Any]) -> Any | None:
+    async def _take_over(self, name: str, ask: Callable[[Any], Any]) -> Any | None:
         """Actor that the previous scheduler left under a name; None if it has lost its lease or doesn't agree."""
-        if name not in self._left:
+        if name not in self._left_over:
             return None
-        lease = self._left.pop(name)
+        lease = self._left_over.pop(name)
         if lease is not None:
-            self._held[name] = lease
-        placed = lease is not None or not self._needs[name].bundle()
+            self._lease_by_name[name] = lease
+        needs_lease = bool(self._needs[name].bundle())
         with contextlib.suppress(ValueError, RayError, TimeoutError):
             actor = ray.get_actor(name, namespace=self._run)
-            if placed and await asyncio.wait_for(value(ask(actor)), KEPT_S):
+            is_placed = lease is not None or not needs_lease
+            if is_placed and await asyncio.wait_for(value(ask(actor)), TAKEOVER_S):
                 return actor
         self._give_back(name)
         self._kill(name)
@@ -248,18 +260,19 @@ class RunActors:
             return on_this_node()  # Not wherever Ray likes: a machine of the spot market would take θ with it.
         self._give_back(name)
         deadline = time.monotonic() + NAME_S
+        start_deadline_s = self._job.resources.start_deadline_s
         while True:
             try:
-                lease = await self.leases.acquire(name, need, self._job.resources.start_deadline_s)
+                lease = await self.leases.acquire(name, need, start_deadline_s)
                 break
             except ClusterError:
                 if time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(0.1)
-        self._held[name] = lease
+        self._lease_by_name[name] = lease
         return self.leases.options(lease, parts)
 
-    async def _here(self, cls: type, name: str, *arguments: Any) -> Any:
+    async def _start_here(self, cls: type, name: str, *arguments: Any) -> Any:
         """Start an actor on this node, where the run directory is, and the dataset if it is in a folder."""
         return await self._start(cls, name, on_this_node(), *arguments)
 
@@ -271,20 +284,25 @@ class RunActors:
             kind = {"concurrency_groups": GROUPS, "allow_out_of_order_execution": True}
 
         async def start() -> Any:
-            return ray.remote(**kind)(cls).options(**options).remote(*arguments)
+            actor_class = ray.remote(**kind)(cls)
+            return actor_class.options(**options).remote(*arguments)
 
-        return await self._named(name, start)
+        return await self._start_named(name, start)
 
-    async def _owned(self, role: str, name: str, options: dict[str, Any], *arguments: Any) -> Any:
+    async def _start_owned(self, role: str, name: str, options: dict[str, Any], *arguments: Any) -> Any:
         """Start an actor that outlives this scheduler."""
         options = self._options(name, options)
-        return await self._named(name, lambda: value(self._owner.start.remote(role, options, *arguments)))
+
+        async def start() -> Any:
+            return await self._owner.start.remote(role, options, *arguments)
+
+        return await self._start_named(name, start)
 
     def _options(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
         """Ray options of an actor that Ray itself neither restarts nor retries."""
         return {"name": name, "namespace": self._run, "max_restarts": 0, "max_task_retries": 0, **options}
 
-    async def _named(self, name: str, start: Callable[[], Awaitable[Any]]) -> Any:
+    async def _start_named(self, name: str, start: Callable[[], Awaitable[Any]]) -> Any:
         """Start an actor once its owner answers and its name is free; the actor that has the name is ended."""
         deadline = time.monotonic() + NAME_S
         while True:

@@ -28,12 +28,11 @@ def death_text(error: BaseException) -> str:
     text = str(error)
     process = _PROCESS.search(text)
     address = _ADDRESS.search(text)
-    machine = f" on {address[1]}" if address else ""
     if _NODE_DIED.search(text):
-        return f"its machine{f' {address[1]}' if address else ''} is gone"
+        return f"its machine {address[1]} is gone" if address else "its machine is gone"
     if process is None:
         return first_line(error)
-    subject = f"its process {process[1]}{machine}"
+    subject = f"its process {process[1]} on {address[1]}" if address else f"its process {process[1]}"
     if _NO_MEMORY in text:
         return f"{subject} was ended by Ray, because the machine was running out of memory"
     if _SILENT_END in text:
@@ -63,7 +62,7 @@ class NodeAttendance:
 
     _names: dict[str, str] = field(default_factory=dict)
     """Names of the machines that were alive at the last look, by Ray's id of the node."""
-    _seen: dict[str, dict[int, float]] = field(default_factory=dict)
+    _last_seen_at: dict[str, dict[int, float]] = field(default_factory=dict)
     """Time at which each worker was last seen on each node."""
 
     def lost(
@@ -78,30 +77,34 @@ class NodeAttendance:
 
         """
         for node, numbers in workers.items():
-            self._seen.setdefault(node, {}).update(dict.fromkeys(numbers, now))
+            seen_at = self._last_seen_at.setdefault(node, {})
+            seen_at.update(dict.fromkeys(numbers, now))
         alive = {node["NodeID"]: _name(node) for node in nodes if node["Alive"]}
-        gone = [
-            LostNode(name, sorted(worker for worker, at in self._seen.pop(node, {}).items() if now - at <= MEMORY_S))
-            for node, name in self._names.items()
-            if node not in alive
-        ]
+        lost: list[LostNode] = []
+        for node, name in self._names.items():
+            if node not in alive:
+                seen_at = self._last_seen_at.pop(node, {})
+                recent = [worker for worker, at in seen_at.items() if now - at <= MEMORY_S]
+                lost.append(LostNode(name, sorted(recent)))
         self._names = alive
-        return gone
+        return lost
 
 
 def _name(node: Mapping[str, Any]) -> str:
     """Host name and address of a node; one of them if they are the same."""
     host = str(node.get("NodeManagerHostname") or "")
     address = str(node["NodeManagerAddress"])
-    return address if host in ("", address) else f"{host} ({address})"
+    if host in ("", address):
+        return address
+    return f"{host} ({address})"
 
 
 PULSE_S = 1.0
 """Seconds without an answer after which the actor is pinged."""
 AGAIN_S = 0.2
-LOST = 20
+MAX_LOST_CALLS = 20
 """Attempts of a call, `AGAIN_S` seconds apart, before the actor is replaced."""
-PATIENCE = 4
+MAX_DEATHS = 4
 """Actors in a row that may die during one call before the call counts as the cause."""
 GONE = (ObjectLostError, RayActorError)
 """Errors of Ray for a lost object; the second is raised if the object came from a stream that hadn't ended."""
@@ -154,34 +157,36 @@ class SupervisedActor:
             What `call` returned, once the receipt has its value.
 
         Raises:
-            ClusterError: `PATIENCE` actors in a row died over the call.
+            ClusterError: `MAX_DEATHS` actors in a row died over the call.
 
         """
-        lost = deaths = 0
-        while deaths < PATIENCE:
+        lost_calls = deaths = 0
+        while deaths < MAX_DEATHS:
             actor = await self._living()
             silence_s = self._silence_s * 2**deaths
             try:
                 refs = call(actor)
-                await self._watched(actor, refs[-1] if isinstance(refs, Sequence) else refs, silence_s)
+                receipt = refs[-1] if isinstance(refs, Sequence) else refs
+                await self._wait_for_answer(actor, receipt, silence_s)
                 return refs
             except RayTaskError:
                 raise  # The actor lives, and says this: an argument may be lost, with an actor that has died.
             except ActorUnavailableError as error:  # Lost on the way, or its answer was; or a death not yet certain.
                 reason = first_line(error)
-                lost = lost + 1
-                if lost < LOST:
+                lost_calls += 1
+                if lost_calls < MAX_LOST_CALLS:
                     await asyncio.sleep(AGAIN_S)
                     continue
             except RayActorError as error:
                 reason = death_text(error)
             except TimeoutError:
-                reason = f"silent for {silence_s if self._awake else self._start_s:g} s"
+                limit_s = silence_s if self._awake else self._start_s
+                reason = f"silent for {limit_s:g} s"
             await self._replace(actor, reason)
-            lost = 0
-            deaths = deaths + 1
+            lost_calls = 0
+            deaths += 1
         fix = "look into Ray's logs: it may lack memory"
-        raise ClusterError("NET004", f"{self.name} died {PATIENCE} times in a row", got=reason, fix=fix)
+        raise ClusterError("NET004", f"{self.name} died {MAX_DEATHS} times in a row", got=reason, fix=fix)
 
     def close(self) -> None:
         """End the actor."""
@@ -192,7 +197,9 @@ class SupervisedActor:
     async def _living(self) -> Any:
         async with self._lock:
             if self._actor is None:
-                self._awake, self._actor = False, await self._start()
+                actor = await self._start()
+                self._awake = False
+                self._actor = actor
             return self._actor
 
     async def _replace(self, actor: Any, reason: str) -> None:
@@ -201,7 +208,7 @@ class SupervisedActor:
             self._note(self.name, reason)
             self.close()
 
-    async def _watched(self, actor: Any, ref: Any, silence_s: float) -> None:
+    async def _wait_for_answer(self, actor: Any, ref: Any, silence_s: float) -> None:
         """Wait for an answer, and ping the actor meanwhile.
 
         Raises:
@@ -213,7 +220,8 @@ class SupervisedActor:
             while not (await asyncio.wait({answer}, timeout=PULSE_S))[0]:
                 limit_s = silence_s if self._awake else self._start_s
                 with suppress(ActorUnavailableError):
-                    await asyncio.wait_for(value(actor.ping.remote()), limit_s)
+                    pong = value(actor.ping.remote())
+                    await asyncio.wait_for(pong, limit_s)
                     self._awake = True
             answer.result()
             self._awake = True

@@ -54,7 +54,9 @@ class TelemetryClient:
 
     def open(self) -> None:
         """Let telemetry open its files, and begin to send."""
-        self._sender = self._sender or asyncio.get_running_loop().create_task(self._send())
+        if self._sender is None:
+            loop = asyncio.get_running_loop()
+            self._sender = loop.create_task(self._send())
 
     def record(self, fields: Record) -> None:
         """Send a record to metrics.jsonl and the sinks, with the time of day, and to the driver."""
@@ -110,8 +112,9 @@ class TelemetryClient:
             if self._sender is not None:
                 await asyncio.wait({self._sender}, timeout=FINISH_S)
             figures = {**extra, "dropped": self._dropped}
-            ask = self.telemetry.ask(lambda telemetry: telemetry.finish.remote(figures))
-            return dict(await (await asyncio.wait_for(ask, FINISH_S)))
+            call = self.telemetry.ask(lambda telemetry: telemetry.finish.remote(figures))
+            summary = await asyncio.wait_for(call, FINISH_S)
+            return dict(await summary)
         except (TimeoutError, RayError, HyphaError):
             return {}
 
@@ -139,8 +142,8 @@ class TelemetryClient:
     async def _hand_on(self, records: list[Record], events: list[Record]) -> None:
         try:
             assert self.telemetry is not None
-            ask = self.telemetry.ask(lambda telemetry: telemetry.write.remote(records, events))
-            for text in await (await ask):
+            problems = await self.telemetry.ask(lambda telemetry: telemetry.write.remote(records, events))
+            for text in await problems:
                 self.problem(text)
         except (HyphaError, RayError):
             self._dropped += len(records) + len(events)

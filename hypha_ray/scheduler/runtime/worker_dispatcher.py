@@ -24,8 +24,8 @@ from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
 from hypha_ray.types import Alive, Delta, Left, Source
 from hypha_ray.worker.interrupts import ProcessLostError
 
-FIRST_WAIT_S = 0.002
-LONGEST_WAIT_S = 0.05
+FIRST_POLL_S = 0.002
+LONGEST_POLL_S = 0.05
 """Seconds between two checks for the next item: the first, and the most."""
 
 
@@ -34,13 +34,13 @@ async def upcoming(stream: Any) -> None:
 
     Ray's own ``anext`` waits for the item's value, which would copy to this node a payload that another node needs.
     """
-    wait_s = FIRST_WAIT_S
+    wait_s = FIRST_POLL_S
     while isinstance(stream, ObjectRefGenerator):
         ready, _ = await asyncio.to_thread(ray.wait, [stream], timeout=0, fetch_local=False)
         if ready:
             return
         await asyncio.sleep(wait_s)
-        wait_s = min(LONGEST_WAIT_S, 1.5 * wait_s)
+        wait_s = min(LONGEST_POLL_S, 1.5 * wait_s)
 
 
 AGAIN_S = 0.2
@@ -88,7 +88,7 @@ class WorkerDispatcher:
         """Tasks of `_listening` whose workers have a final plan."""
         self._payloads: dict[tuple[Source, int], list[Any]] = {}
         """References to the payloads of deltas by fragment, then to the inner state if any; never read here."""
-        self._securing: dict[Source, set[asyncio.Task[None]]] = {}
+        self._fetching: dict[Source, set[asyncio.Task[None]]] = {}
         """Tasks that copy payloads to the nodes that need them, by the worker that must live until then."""
 
     def hire(self, source: Source) -> None:
@@ -97,32 +97,34 @@ class WorkerDispatcher:
 
     def dismiss(self, worker: int) -> None:
         """End a worker, or the attempt to place one."""
-        for source in [source for source in self._hiring if source.worker == worker]:
-            self._hiring.pop(source).cancel()
+        for source in list(self._hiring):
+            if source.worker == worker:
+                hiring = self._hiring.pop(source)
+                hiring.cancel()
         self._actors.dismiss(worker)
 
     def order(self, command: c.Order) -> None:
         """Send a worker an order; an order that is lost on the way is repeated."""
-        found = self._actors.worker(command.worker)
-        if found is None:
+        handle_and_source = self._actors.worker(command.worker)
+        if handle_and_source is None:
             return
-        worker, to = found
+        handle, source = handle_and_source
         match command:
             case c.Feed(slice=index):
-                self._spawn(self._feed(command.worker, worker, index))
+                self._spawn(self._feed(command.worker, handle, index))
             case c.Assign(plan=plan):
                 if plan.final:
                     self._parting.add(self._listening[command.worker])
-                self._say(worker, lambda one: one.assign.remote(to, plan))
+                self._call_worker(handle, lambda worker: worker.assign.remote(source, plan))
             case c.Merge(version=version, whole=whole):
-                for call in self._weights.orders(to, version, whole):
-                    self._say(worker, call)
+                for call in self._weights.orders(source, version, whole):
+                    self._call_worker(handle, call)
                 failpoint("scheduler.mid_broadcast")
             case c.RestoreInnerState():
                 state = self._weights.inner[command.worker]
-                self._say(worker, lambda one: one.restore.remote(to, state))
+                self._call_worker(handle, lambda worker: worker.restore.remote(source, state))
             case c.Drain(reason=reason):
-                self._say(worker, lambda one: one.leave.remote(reason))
+                self._call_worker(handle, lambda worker: worker.leave.remote(reason))
 
     async def part(self) -> None:
         """Wait for workers that are done, because their external trainers have yet to be told."""
@@ -132,34 +134,34 @@ class WorkerDispatcher:
     def payloads(self, command: c.Reduce) -> list[list[Any]]:
         """Return references to the payloads of a reduction; forget them, and those that are too old to be used."""
         rounds = command.rounds or (command.round,) * len(command.sources)
-        taken = list(zip(command.sources, rounds, strict=True))
-        found = [self._payloads[key] for key in taken]
-        since = command.round + 1 if command.since is None else command.since
-        kept = [key for key in self._payloads if key[1] >= since and key not in taken]
-        self._payloads = {key: self._payloads[key] for key in kept}
-        return found
+        oldest_round = command.round + 1 if command.since is None else command.since
+        payloads = [self._payloads.pop(key) for key in zip(command.sources, rounds, strict=True)]
+        for source, round_number in list(self._payloads):
+            if round_number < oldest_round:
+                del self._payloads[source, round_number]
+        return payloads
 
     async def _hire(self, source: Source) -> None:
         try:
-            stream, kept = await self._actors.hire(source)
+            stream, is_taken_over = await self._actors.hire(source)
         except HyphaError as error:
             self._inbox(c.PlacementFailed(source, error.what))
             return
         finally:
             self._hiring.pop(source, None)
-        told = {"worker": source.worker, "incarnation": source.incarnation, "kept": kept}
-        self._telemetry.note("lease", **told, **self._actors.terms(source.worker))
+        fields = {"worker": source.worker, "incarnation": source.incarnation, "kept": is_taken_over}
+        self._telemetry.note("lease", **fields, **self._actors.terms(source.worker))
         if self._actors.bridges(source.worker):
-            self._spawn(self._describe(source))
+            self._spawn(self._send_layout(source))
         await self._slice_cache.locate(source.worker)
         self._listening[source.worker] = self._spawn(self._listen(source, stream))
 
-    async def _describe(self, source: Source) -> None:
+    async def _send_layout(self, source: Source) -> None:
         """Send the layout, once it is known, to a worker that doesn't build the model."""
         layout = await self._weights.described()
-        found = self._actors.worker(source.worker)
-        if found is not None and found[1] == source:
-            self._say(found[0], lambda one: one.describe.remote(source, layout))
+        handle, present = self._actors.worker(source.worker) or (None, None)
+        if present == source:
+            self._call_worker(handle, lambda worker: worker.describe.remote(source, layout))
 
     async def _listen(self, source: Source, stream: Any) -> None:
         """Take events off a worker's stream as they arrive; other items are lost with the worker."""
@@ -168,9 +170,9 @@ class WorkerDispatcher:
             async for ref in stream:
                 event = await ref
                 if isinstance(event, Delta):
-                    await self._take(event, stream)
+                    await self._take_payloads(event, stream)
                 elif isinstance(event, Left):
-                    await self._secured(source)
+                    await self._wait_for_fetches(source)
                 self._inbox(event)
             return  # It has done its final plan, or was asked to stop.
         except StopAsyncIteration:
@@ -179,26 +181,28 @@ class WorkerDispatcher:
             reason = death_text(error)
         except Exception as error:
             cause = getattr(error, "cause", error)
-            text = " ".join(f"{type(cause).__name__}: {cause}".split())
+            words = f"{type(cause).__name__}: {cause}".split()
+            text = " ".join(words)
             reason = f"the inner loop broke: {text}"
-            exception = text if cause is not error else None
             if isinstance(cause, ProcessLostError):
                 reason = first_line(cause)
-                exception = None
+            elif cause is not error:
+                exception = text
         finally:
-            self._securing.pop(source, None)
+            self._fetching.pop(source, None)
         self._inbox(c.Lost(source, reason, exception))
 
-    async def _take(self, delta: Delta, stream: Any) -> None:
+    async def _take_payloads(self, delta: Delta, stream: Any) -> None:
         """Take a delta's payloads, which are complete once the item after them is there."""
         refs = []
         for _ in range(delta.fragments + delta.inner_state):
             await upcoming(stream)
             refs.append(await anext(stream))
-        self._inbox(await (await anext(stream)))
+        event_after = await anext(stream)
+        self._inbox(await event_after)
         self._payloads.setdefault((delta.source, delta.round), refs)
         fetching = self._spawn(self._fetch(delta, refs))
-        tasks = self._securing.setdefault(delta.source, set())
+        tasks = self._fetching.setdefault(delta.source, set())
         tasks.add(fetching)
         fetching.add_done_callback(tasks.discard)
 
@@ -207,32 +211,34 @@ class WorkerDispatcher:
         with contextlib.suppress(*GONE):  # The reduction finds out, and does without.
             await self._weights.fetch(delta.round, payloads)
 
-    async def _secured(self, source: Source) -> None:
+    async def _wait_for_fetches(self, source: Source) -> None:
         """Wait until the payloads of a worker that has left are on other nodes; renew its lease meanwhile."""
         deadline = time.monotonic() + SECURE_S
-        while (tasks := self._securing.get(source)) and time.monotonic() < deadline:
+        while (tasks := self._fetching.get(source)) and time.monotonic() < deadline:
             await asyncio.wait(tasks, timeout=PULSE_S)
             self._inbox(Alive(source))
 
     async def _feed(self, number: int, worker: Any, index: int) -> None:
         for again in (True, False):
             try:
-                call = partial(_fed, index, await self._slice_cache.slice(index, number))
+                tensors = await self._slice_cache.slice(index, number)
             except QuarantinedError as error:
                 self._telemetry.note("quarantine", slice=index, reason=error.got)
                 raise
+            call = partial(_feed_slice, index, tensors)
             try:
-                await self._heard(worker, call, call(worker))
+                await self._await_answer(worker, call, call(worker))
                 return
             except GONE:
                 self._slice_cache.forget(index)
                 if not again:
                     raise
 
-    def _say(self, worker: Any, call: Callable[[Any], Any]) -> None:
-        self._spawn(self._heard(worker, call, call(worker)))
+    def _call_worker(self, worker: Any, call: Callable[[Any], Any]) -> None:
+        answer = call(worker)
+        self._spawn(self._await_answer(worker, call, answer))
 
-    async def _heard(self, worker: Any, call: Callable[[Any], Any], answer: Any) -> None:
+    async def _await_answer(self, worker: Any, call: Callable[[Any], Any], answer: Any) -> None:
         """Repeat an order until the worker has it: it may arrive twice, and a death shows in the stream.
 
         Raises:
@@ -252,5 +258,5 @@ class WorkerDispatcher:
                 return
 
 
-def _fed(index: int, ref: Any, worker: Any) -> Any:
-    return worker.feed.remote(index, ref)
+def _feed_slice(index: int, tensors: Any, worker: Any) -> Any:
+    return worker.feed.remote(index, tensors)

@@ -14,7 +14,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostErro
 from hypha_ray.errors import ClusterError
 from hypha_ray.scheduler.messages import Merge
 from hypha_ray.scheduler.runtime import supervised_actor as post
-from hypha_ray.scheduler.runtime.supervised_actor import GONE, PATIENCE, SupervisedActor
+from hypha_ray.scheduler.runtime.supervised_actor import GONE, MAX_DEATHS, SupervisedActor
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
 from hypha_ray.types import Source
 
@@ -67,7 +67,7 @@ def test_successor_of_a_silent_actor_has_twice_as_long() -> None:
 
 
 def test_actors_that_never_answer_are_given_up() -> None:
-    with pytest.raises(ClusterError, match=f"server-0 died {PATIENCE} times in a row — got silent for 1.6 s"):
+    with pytest.raises(ClusterError, match=f"server-0 died {MAX_DEATHS} times in a row — got silent for 1.6 s"):
         ask(60.0)
 
 

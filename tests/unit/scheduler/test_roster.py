@@ -52,9 +52,9 @@ def test_ready_from_nobody_or_twice_changes_nothing() -> None:
 def test_word_renews_the_lease_and_silence_ends_it() -> None:
     roster = roster_of(1)
     (source,) = at_work(roster)
-    assert roster.heard(source, 4.9, progress=False) and roster.silent(9.8, ()) == []
+    assert roster.renew_lease(source, 4.9, progress=False) and roster.silent(9.8, ()) == []
     assert roster.silent(9.9, ()) == [(source, "silent for 5 s")]
-    assert not roster.heard(source, 9.95, progress=True)
+    assert not roster.renew_lease(source, 9.95, progress=True)
 
 
 def test_busy_worker_without_progress_is_given_up_and_an_idle_one_is_not() -> None:
@@ -62,7 +62,7 @@ def test_busy_worker_without_progress_is_given_up_and_an_idle_one_is_not() -> No
     busy, idle = at_work(roster)
     for second in range(1, 22):
         given_up = roster.silent(second, {0})
-        assert roster.heard(busy, second, progress=False) and roster.heard(idle, second, progress=False)
+        assert roster.renew_lease(busy, second, progress=False) and roster.renew_lease(idle, second, progress=False)
     assert given_up == [(busy, "no progress for 20 s")]
     assert roster.silent(22.0, {1}) == []
 
@@ -71,14 +71,14 @@ def test_absence_of_the_scheduler_counts_for_nobody() -> None:
     roster = roster_of(1, worker={"stall_s": 20.0})
     (source,) = at_work(roster)
     roster.defer(3600.0)
-    assert roster.silent(3604.9, {0}) == [] and roster.heard(source, 3604.9, progress=True)
+    assert roster.silent(3604.9, {0}) == [] and roster.renew_lease(source, 3604.9, progress=True)
 
 
 def test_vacated_slot_has_no_lease_and_its_worker_no_voice() -> None:
     roster = roster_of(1)
     (source,) = at_work(roster)
     assert roster.release(source, 1.0) and not roster.release(source, 1.0)
-    assert not roster.heard(source, 1.0, progress=True) and roster.members == [] and not roster.book.leases
+    assert not roster.renew_lease(source, 1.0, progress=True) and roster.members == [] and not roster.book.leases
 
 
 def test_back_off_doubles_to_a_minute_and_ends_with_a_contribution() -> None:

@@ -65,15 +65,15 @@ def test_assign_prefers_cached_slices() -> None:
 def test_assign_prefers_what_is_near_after_what_is_cached_and_before_all_else() -> None:
     """Of near slices, too, those come first of which no other worker holds a part."""
     ledger, near = ledger_of(*[10] * 50), frozenset({1, 2, 3, 4, 92})
-    (shared,) = ledger.assign(B, 3, near=near)
+    (shared,) = ledger.assign(B, 3, nearby=near)
     assert shared.slice in near
-    spans = ledger.assign(A, 60, cached={30}, near=near)
+    spans = ledger.assign(A, 60, cached={30}, nearby=near)
     assert slices_in(spans)[0] == 30 and set(slices_in(spans)[1:4]) == {1, 2, 3, 4} - {shared.slice}
     assert slices_in(spans)[4] == shared.slice and not set(slices_in(spans)[5:]) & near
     ledger.commit({A: spans, B: (shared,)})
-    rest = ledger.assign(C, 437, near=near)
+    rest = ledger.assign(C, 437, nearby=near)
     assert {span.epoch for span in rest} == {0} and not set(slices_in(rest)) & near
-    (newer,) = ledger.assign(B, 3, near=near)
+    (newer,) = ledger.assign(B, 3, nearby=near)
     assert newer.epoch == 1 and newer.slice in near
     ledger.check()
 
