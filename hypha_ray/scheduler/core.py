@@ -14,6 +14,7 @@ import gc
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from hypha_ray import types as t
 from hypha_ray.config import Job
@@ -33,6 +34,10 @@ from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.types import SliceInfo
 
+log = logging.getLogger(__name__)
+
+CHECK_S = 1.0
+"""Seconds between two checks for silent workers and empty slots."""
 OBJECTS_PER_WORKER = 2
 """New objects, per worker, after which Python searches for garbage."""
 
@@ -43,17 +48,17 @@ def search_less_often(workers: int) -> None:
     The core's objects are kept, form no cycles, and grow in number with the fleet. At Python's default of 700 new
     objects, searches among them take a third of the core's time with 10 000 workers.
     """
-    first, *others = gc.get_threshold()
-    gc.set_threshold(max(first, OBJECTS_PER_WORKER * workers), *others)
+    young, *older = gc.get_threshold()
+    gc.set_threshold(max(young, OBJECTS_PER_WORKER * workers), *older)
 
 
 def strategy_of(
-    job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: ResumePoint, roster: Roster, out: Outbox
+    job: Job, slices: Sequence[SliceInfo], sizes: Sizes, resume_point: ResumePoint, roster: Roster, out: Outbox
 ) -> BarrierRounds | AsyncRounds:
     """Create the strategy of a job: rounds with a barrier, or deltas merged as they arrive."""
     if not job.sync.traits.has_barrier:
-        return AsyncRounds(job, past, roster, AsyncPlanner(job, slices, sizes, past), out)
-    return BarrierRounds(job, past, roster, RoundPlanner(job, slices, sizes, past), out)
+        return AsyncRounds(job, resume_point, roster, AsyncPlanner(job, slices, sizes, resume_point), out)
+    return BarrierRounds(job, resume_point, roster, RoundPlanner(job, slices, sizes, resume_point), out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +73,6 @@ class FleetView:
     """State of the rounds; `strategy.plans.ledger` knows the samples of each worker."""
 
 
-log = logging.getLogger(__name__)
-
-CHECK_S = 1.0
-"""Seconds between two checks for silent workers and empty slots."""
-
-
 class SchedulerCore:
     """Makes all decisions of one run.
 
@@ -82,38 +81,44 @@ class SchedulerCore:
         run: name of the run.
         slices: the dataset's slices, of both splits.
         sizes: limits of workers' memory.
-        past: point from which the run resumes.
+        resume_point: point from which the run resumes.
 
     """
 
-    def __init__(self, job: Job, run: str, slices: Sequence[t.SliceInfo], sizes: Sizes, past: ResumePoint) -> None:
+    def __init__(
+        self, job: Job, run: str, slices: Sequence[t.SliceInfo], sizes: Sizes, resume_point: ResumePoint
+    ) -> None:
         self._job = job
-        self._past = past
+        self._resume_point = resume_point
         self._resources = job.resources
         self._needed = job.num_workers if job.run.mode == "replay" else self._resources.min_workers
         self._out = c.Outbox()
-        self._roster = Roster(job, run, past.attempt)
-        self._roster.restore(past.state.get("workers", {}))
-        self._strategy = strategy_of(job, slices, sizes, past, self._roster, self._out)
+        self._roster = Roster(job, run, resume_point.attempt)
+        self._roster.restore(resume_point.state.get("workers", {}))
+        self._strategy = strategy_of(job, slices, sizes, resume_point, self._roster, self._out)
         self._weight_hashes = WeightHashes()
         self._layout_sha256: str | None = None
-        self._first: set[t.Source] = set()
+        self._starters: set[t.Source] = set()
         """Workers that the first round waits for."""
         self._unchecked: set[t.Source] = set()
         """Workers that joined while no round was open, so that their layouts are unchecked."""
         self._timers: dict[str, float] = {}
-        self._store_pace = StorePace(past.next_round, self._out)
+        self._store_pace = StorePace(resume_point.next_round, self._out)
 
     def start(self, fitting: Collection[int], now: float) -> list[c.Command]:
         """Hire workers; the first round waits for the numbers in `fitting`, the others come when there is room."""
-        self._out.event("attempt", now, attempt=self._past.attempt, next_round=self._past.next_round)
-        for text in self._past.skipped:
+        resume_point = self._resume_point
+        self._out.event("attempt", now, attempt=resume_point.attempt, next_round=resume_point.next_round)
+        for text in resume_point.skipped:
             self._out.problem(text, now)
         self._roster.open(fitting, now)
         self._hire(now)
-        self._first = set(self._roster.starting)
-        wait = ("start", self._resources.start_deadline_s) if fitting else ("idle", self._resources.max_idle_s)
-        self._timers = {wait[0]: now + wait[1], "check": now + CHECK_S}
+        self._starters = set(self._roster.starting)
+        if fitting:
+            self._timers["start"] = now + self._resources.start_deadline_s
+        else:
+            self._timers["idle"] = now + self._resources.max_idle_s
+        self._timers["check"] = now + CHECK_S
         return self._out.take()
 
     @property
@@ -124,8 +129,10 @@ class SchedulerCore:
     @property
     def deadline(self) -> float:
         """Latest time of the next `Tick`."""
-        grace = self._strategy.grace_until
-        return min(*self._timers.values(), self._timers["check"] if grace is None else grace)
+        times = list(self._timers.values())
+        if self._strategy.grace_until is not None:
+            times.append(self._strategy.grace_until)
+        return min(times)
 
     def view(self) -> FleetView:
         """Workers and rounds, to be read only."""
@@ -143,7 +150,7 @@ class SchedulerCore:
         try:
             self._take_in(event, now)
         except Exception as error:
-            if not self._lose_speaker(event, error, now):
+            if not self._lose_sender(event, error, now):
                 raise
         for follow in (self._tick, self._begin_if_staffed, self._limit_waiting):
             if not self.over:
@@ -155,7 +162,7 @@ class SchedulerCore:
             case c.Initialised(theta_bytes=size, theta_sha256=theta, layout_sha256=layout, part_bytes=parts):
                 self._strategy.sent_bytes = (size, parts or (size,))
                 self._layout_sha256 = layout
-                self._reject_joiners(self._weight_hashes.record_commit(self._past.next_round - 1, theta), now)
+                self._record_commit(self._resume_point.next_round - 1, theta, now)
             case c.Reduced(verdict=verdict):
                 for source in self._strategy.reduced(verdict, now):
                     self._lost(source, f"excluded after {self._job.sync.strikes} rejected deltas", now)
@@ -163,22 +170,23 @@ class SchedulerCore:
                 self._store_pace.wrote(commit.round)
                 if problem is not None:
                     self._out.problem(problem, now)
-                self._reject_joiners(self._weight_hashes.record_commit(commit.round, commit.theta_sha256), now)
+                self._record_commit(commit.round, commit.theta_sha256, now)
             case c.PlacementFailed():
                 self._lost(event.source, event.reason, now)
             case c.Lost():
-                gone = self._lost_at_work(event.source, event.reason, now)
-                if gone and self._roster.broke_down(event.source.worker, event.exception):
-                    alike = event.exception if self._roster.breaks_alike else None
-                    self._give_up(hopeless(event.reason, alike), now)
+                was_present = self._lost_at_work(event.source, event.reason, now)
+                if was_present and self._roster.broke_down(event.source.worker, event.exception):
+                    common_exception = event.exception if self._roster.breaks_alike else None
+                    self._give_up(hopeless(event.reason, common_exception), now)
             case c.Draining(workers=workers, reason=reason):
-                self._out.put(*(c.Drain(worker, reason) for worker in workers if self._roster.slots[worker].working))
+                working = [worker for worker in workers if self._roster.slots[worker].working]
+                self._out.put(*(c.Drain(worker, reason) for worker in working))
             case t.Event():
-                self._heard(event, now)
+                self._record_event(event, now)
             case c.SchedulerFailed(error=error):
                 self._out.finish(error)
 
-    def _lose_speaker(self, event: c.Input, error: Exception, now: float) -> bool:
+    def _lose_sender(self, event: c.Input, error: Exception, now: float) -> bool:
         """Drop a worker whose event can't be handled, with its state; False if the event isn't a worker's."""
         if not isinstance(event, t.Event) or isinstance(event, t.Failed):
             return False
@@ -199,30 +207,30 @@ class SchedulerCore:
 
     def _tick(self, now: float) -> None:
         """Do all that is due, also while events keep coming: silent workers must be found."""
-        due = {name for name, at in self._timers.items() if now >= at}
-        if "check" in due:
+        over = {name for name, at in self._timers.items() if now >= at}
+        if "check" in over:
             self._timers["check"] = now + CHECK_S
             for source, reason in self._roster.silent(now, self._strategy.busy):
                 self._lost_at_work(source, reason, now)
             self._hire(now)
-        for name in due - {"check"}:
+        for name in over - {"check"}:
             self._timers.pop(name, None)
         self._strategy.make_up_corrections(now)
         if self._strategy.grace_until is not None and now >= self._strategy.grace_until:
             self._strategy.close()
-        if "start" in due:
-            self._give_up_waiting(now)
-        if "idle" in due:
-            self._give_up(self._few(f"were there for {self._resources.max_idle_s:g} s"), now)
+        if "start" in over:
+            self._stop_waiting_for_starters(now)
+        if "idle" in over:
+            self._give_up(self._too_few(f"were there for {self._resources.max_idle_s:g} s"), now)
 
-    def _give_up_waiting(self, now: float) -> None:
+    def _stop_waiting_for_starters(self, now: float) -> None:
         """At the start deadline continue with the ready workers, if they are enough."""
-        late = self._first
-        self._first = set()
+        late = self._starters
+        self._starters = set()
         if self._roster.assignable_count < self._needed:
-            self._give_up(self._few("were ready by the start deadline"), now)
+            self._give_up(self._too_few("were ready by the start deadline"), now)
             return
-        for source in sorted(late, key=lambda one: one.worker):
+        for source in sorted(late, key=attrgetter("worker")):
             self._lost(source, "not ready by the start deadline", now)
 
     def _give_up(self, error: Exception, now: float) -> None:
@@ -240,7 +248,7 @@ class SchedulerCore:
             self._out.event("hire", now, worker=source.worker, incarnation=source.incarnation)
             self._out.put(c.Hire(source))
 
-    def _heard(self, event: t.Event, now: float) -> None:
+    def _record_event(self, event: t.Event, now: float) -> None:
         """Handle a worker's event, unless it has lost its lease or the event isn't of the current round."""
         source = event.source
         trusted = self._roster.renew_lease(source, now, progress=not isinstance(event, t.Alive))
@@ -270,9 +278,10 @@ class SchedulerCore:
 
     def _ready(self, event: t.Ready, now: float) -> None:
         source = event.source
-        if (member := self._roster.ready(source, now, event.batch_size)) is None:
+        member = self._roster.ready(source, now, event.batch_size)
+        if member is None:
             return
-        self._first.discard(source)
+        self._starters.discard(source)
         member.layout = event.layout
         self._out.event("join", now, worker=source.worker, incarnation=source.incarnation, **event.machine)
         if not self._strategy.open:
@@ -285,10 +294,10 @@ class SchedulerCore:
         member = self._roster.member(source)
         if not self._roster.release(source, now, blame):
             return False
-        self._first.discard(source)
+        self._starters.discard(source)
         self._weight_hashes.forget(source)
-        who = {"worker": source.worker, "incarnation": source.incarnation}
-        self._out.event("loss" if blame else "leave", now, **who, reason=reason)
+        kind = "loss" if blame else "leave"
+        self._out.event(kind, now, worker=source.worker, incarnation=source.incarnation, reason=reason)
         self._out.put(c.Dismiss(source.worker, reason))
         if member is not None:
             self._strategy.forget(member, now)
@@ -298,13 +307,13 @@ class SchedulerCore:
     def _lost_at_work(self, source: t.Source, reason: str, now: float) -> bool:
         """Lose a worker that died or hangs; end the run if its work has ended others, too."""
         work, losses = self._roster.lost_at(source)
-        gone = self._lost(source, reason, now)
-        if gone and self._roster.is_fatal(work):
+        was_present = self._lost(source, reason, now)
+        if was_present and self._roster.is_fatal(work):
             self._give_up(fatal(work, reason), now)
-        elif gone and losses == FATAL:
-            what = f"worker {source.worker} was lost {losses} times in a row at {work}, and no other one was"
-            self._out.problem(f"{what}: its next starts wait longer, so see to its machine", now)
-        return gone
+        elif was_present and losses == FATAL:
+            repeated = f"worker {source.worker} was lost {losses} times in a row at {work}, and no other one was"
+            self._out.problem(f"{repeated}: its next starts wait longer, so see to its machine", now)
+        return was_present
 
     def _limit_waiting(self, now: float) -> None:
         """Limit the time that the run waits with fewer workers than it needs."""
@@ -313,8 +322,8 @@ class SchedulerCore:
         if not (strategy.unevaluated if strategy.final else have < self._needed):
             self._timers.pop("idle", None)
         elif self._roster.eligible < self._needed:
-            other = another_model(self._past.next_round, self._roster.layouts, self._layout_sha256)
-            self._give_up(other or self._few("can be had: the others are excluded, see events.jsonl"), now)
+            model_error = another_model(self._resume_point.next_round, self._roster.layouts, self._layout_sha256)
+            self._give_up(model_error or self._too_few("can be had: the others are excluded, see events.jsonl"), now)
         elif not {"start", "idle"} & self._timers.keys():
             limit_s = self._resources.start_deadline_s if strategy.trained else self._resources.max_idle_s
             self._timers["idle"] = now + limit_s
@@ -322,12 +331,12 @@ class SchedulerCore:
 
     def _begin_if_staffed(self, now: float) -> None:
         """Begin the next round once weights and workers are there, and the store isn't too far behind."""
-        due = self._strategy.next
-        if due is None or self._layout_sha256 is None or self._first or self._store_pace.holds(due, now):
+        number = self._strategy.next
+        if number is None or self._layout_sha256 is None or self._starters or self._store_pace.holds(number, now):
             return
-        came = sorted(self._unchecked, key=lambda one: one.worker)
+        joined = sorted(self._unchecked, key=attrgetter("worker"))
         self._unchecked = set()
-        self._builds_the_model(filter(None, map(self._roster.member, came)), now)
+        self._builds_the_model(filter(None, map(self._roster.member, joined)), now)
         if self._roster.assignable_count >= self._needed and not self.over:
             self._timers.pop("start", None)
             self._strategy.begin(now)
@@ -336,13 +345,17 @@ class SchedulerCore:
 
     def _builds_the_model(self, members: Iterable[WorkerState], now: float) -> bool:
         """Exclude workers whose model has another layout than the server's."""
-        others = [member for member in members if member.layout != self._layout_sha256]
+        unlike = [member for member in members if member.layout != self._layout_sha256]
         reason = "it builds another model: its libraries differ from the server's"
-        for member in others:
+        for member in unlike:
             self._roster.exclude(member.source.worker)
             self._out.event("exclude", now, worker=member.source.worker, reason=reason)
             self._lost(member.source, reason, now)
-        return not others
+        return not unlike
+
+    def _record_commit(self, round: int, theta_sha256: str, now: float) -> None:
+        mismatched = self._weight_hashes.record_commit(round, theta_sha256)
+        self._reject_joiners(mismatched, now)
 
     def _has_right_weights(self, source: t.Source, version: t.WeightsVersion, theta_sha256: str, now: float) -> bool:
         before = self._strategy.commit_before(version)
@@ -357,5 +370,5 @@ class SchedulerCore:
         for source in sources:
             self._lost(source, "it began with other weights than were committed", now)
 
-    def _few(self, what: str) -> CapacityError:
-        return too_few(self._roster.assignable_count, self._needed, what)
+    def _too_few(self, predicate: str) -> CapacityError:
+        return too_few(self._roster.assignable_count, self._needed, predicate)

@@ -34,10 +34,12 @@ class CorrectionPace:
 
         An urgent correction, as after a loss, keeps the interval only to the urgent one before it.
         """
-        self.overdue = now < (self._urgent_at if urgent else self._last_at) + self._every_s
+        previous_at = self._urgent_at if urgent else self._last_at
+        self.overdue = now < previous_at + self._every_s
         if not self.overdue:
             self._last_at = now
-            self._urgent_at = now if urgent else self._urgent_at
+            if urgent:
+                self._urgent_at = now
         return not self.overdue
 
     def hurry(self) -> None:
@@ -45,9 +47,9 @@ class CorrectionPace:
         self._last_at = -math.inf
 
 
-AHEAD = 4
+MAX_ROUNDS_AHEAD = 4
 """Most rounds in progress or not yet stored: each holds weights and momentum in memory."""
-HELD_S = 10.0
+LONG_WAIT_S = 10.0
 """Seconds that a round waits for the store before a problem is reported."""
 
 
@@ -63,7 +65,7 @@ class StorePace:
     def __init__(self, written: int, out: Outbox) -> None:
         self._written = written
         self._out = out
-        self._held_at: float | None = None
+        self._waiting_since: float | None = None
         """Time at which a round began to wait; None if none waits, infinity once the wait is reported."""
 
     def wrote(self, round: int) -> None:
@@ -72,11 +74,13 @@ class StorePace:
 
     def holds(self, round: int, now: float) -> bool:
         """Return True if a round has to wait before it begins; report a long wait once."""
-        if round - self._written < AHEAD:
-            self._held_at = None
+        if round - self._written < MAX_ROUNDS_AHEAD:
+            self._waiting_since = None
             return False
-        self._held_at = now if self._held_at is None else self._held_at
-        if now - self._held_at >= HELD_S:
-            self._held_at = math.inf
-            self._out.problem(f"training waits for the store, which is {AHEAD} rounds behind: is the disk slow?", now)
+        if self._waiting_since is None:
+            self._waiting_since = now
+        if now - self._waiting_since >= LONG_WAIT_S:
+            self._waiting_since = math.inf
+            behind = f"{MAX_ROUNDS_AHEAD} rounds behind"
+            self._out.problem(f"training waits for the store, which is {behind}: is the disk slow?", now)
         return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Protocol
 
 from hypha_ray.config import Job
@@ -91,6 +92,7 @@ class SimulatedWorker:
         """Versions received and not merged, each with whether it has all fragments."""
         self._next: int | None = None
         """Round whose weights the worker waits for; None if the next round is unknown."""
+        self._replays = world.job.run.mode == "replay"
         self._merged = self._evaluated = self._proved = self._restored = self._state_came = False
         self._busy: object | None = None
         self._samples = self._reported = 0
@@ -101,7 +103,8 @@ class SimulatedWorker:
 
     def boot(self, layout: str) -> None:
         """Begin with a model of that layout."""
-        self._say(Ready(self.source, layout, "cpu", 1, self._world.batch_size(self.source)))
+        batch_size = self._world.batch_size(self.source)
+        self._send(Ready(self.source, layout, "cpu", 1, batch_size))
         self._pulse()
         self.go()
 
@@ -113,9 +116,9 @@ class SimulatedWorker:
                 if newest is None or (plan.round, plan.version) > (newest.round, newest.version):
                     self.plan = plan
             case c.Merge(version=version, whole=whole):
-                late = self._world.job.sync.in_flight > 1
+                may_be_late = self._world.job.sync.in_flight > 1
                 follows = self._version is not None and self._version >= version - 1
-                assert whole or late or follows, "a difference to weights that it doesn't have"
+                assert whole or may_be_late or follows, "a difference to weights that it doesn't have"
                 if self._lacks(version):
                     self._weights[version] = whole
             case c.RestoreInnerState():
@@ -128,7 +131,7 @@ class SimulatedWorker:
         """End the batch, deliver what is done, and leave."""
         if self.alive and not self.leaving:
             self.leaving = True
-            self._say(Leaving(self.source, reason))
+            self._send(Leaving(self.source, reason))
             if not self._samples:
                 self._busy = None  # It ends at once unless it is training.
             self.go()
@@ -143,11 +146,14 @@ class SimulatedWorker:
     def _step(self) -> bool:
         plan = self.plan
         if self.leaving:
-            self._say(Left(self.source))
+            self._send(Left(self.source))
             self.alive = False
         elif not self._merged:
-            ahead = () if self._ahead is None or self._ahead.round != self.round else self._ahead.ahead
-            if self._samples_ahead == samples_of(ahead):
+            if self._ahead is None or self._ahead.round != self.round:
+                samples_to_train = 0
+            else:
+                samples_to_train = samples_of(self._ahead.ahead)
+            if self._samples_ahead == samples_to_train:
                 return self._enter_next_round()
             self._spend(self._world.batch_s(self.source), self._train_ahead)
         elif plan is None or plan.round < self.round:
@@ -169,8 +175,9 @@ class SimulatedWorker:
             if self.plan is None or self.plan.round < self._earliest:
                 return False
             self._next = self.plan.round
-        while self._lacks(wanted := version_due(self._world.job, self._next)):
-            if not self._merge(wanted):
+        version = version_due(self._world.job, self._next)
+        while self._lacks(version):
+            if not self._merge(version):
                 return False
         self.round = self._next
         self._next = None
@@ -182,27 +189,31 @@ class SimulatedWorker:
     def _lacks(self, version: WeightsVersion) -> bool:
         return self._version is None or self._version < version
 
-    def _merge(self, wanted: WeightsVersion) -> bool:
-        whole = [version for version, whole in self._weights.items() if whole]
-        old = [version for version in whole if version <= wanted]
+    def _merge(self, due: WeightsVersion) -> bool:
+        """Merge received weights on the way to the version that is due; False if there are none to merge."""
+        complete = [version for version, whole in self._weights.items() if whole]
+        not_newer = [version for version in complete if version <= due]
         following = None if self._version is None else WeightsVersion(self._version + 1)
-        if not old and following is not None and following in self._weights:
+        if not not_newer and following is not None and following in self._weights:
             version = following
-        elif whole:
-            version = max(old or whole)
+        elif complete:
+            version = max(not_newer or complete)
         else:
             return False
         self._version = version
-        self._weights = {later: whole for later, whole in self._weights.items() if later > version}
+        for received in list(self._weights):
+            if received <= version:
+                del self._weights[received]
         proof = None if self._proved else self._world.theta_sha256(self.source, version)
         self._proved = True
-        self._say(Merged(self.source, version, proof))
+        self._send(Merged(self.source, version, proof))
         return True
 
     def _evaluate(self) -> None:
         self._evaluated = True
         assert self.plan is not None
-        self._say(self._evaluation(samples_of(self.plan.evaluate)))
+        samples = samples_of(self.plan.evaluate)
+        self._send(self._evaluation(samples))
 
     def _evaluation(self, samples: int) -> Evaluated:
         sums = {"val_loss": (2.0 * samples, float(samples))}
@@ -233,11 +244,12 @@ class SimulatedWorker:
 
     def _train_ahead(self) -> None:
         assert self._ahead is not None
-        self._samples_ahead += min(self._ahead.batch_size, samples_of(self._ahead.ahead) - self._samples_ahead)
+        untrained = samples_of(self._ahead.ahead) - self._samples_ahead
+        self._samples_ahead += min(self._ahead.batch_size, untrained)
 
     def _train(self, plan: Plan) -> None:
         assert self._longest is not None
-        self._longest = max(self._longest, plan, key=lambda one: one.samples)
+        self._longest = max(self._longest, plan, key=attrgetter("samples"))
         size = min(plan.batch_size, plan.samples - self._samples)
         seconds = self._world.batch_s(self.source)
         self._spend(seconds, partial(self._trained, size, seconds))
@@ -248,7 +260,8 @@ class SimulatedWorker:
         self._samples += size
         self._seconds += seconds
         if self.leaving:
-            self._hand_over() if self._world.job.run.mode != "replay" else None
+            if not self._replays:
+                self._hand_over()
         elif self.plan.round != self.round:
             self._samples = 0
             self._merged = False
@@ -266,14 +279,14 @@ class SimulatedWorker:
         batches = -(-samples // plan.batch_size)
         seconds = batches * self._world.batch_s(self.source)
         figures = (batches, samples, samples, samples, 3.0 * samples, seconds, batches, 0.0, 1e-3)
-        self._say(Report(self.source, self.round, *figures))
+        self._send(Report(self.source, self.round, *figures))
 
     def _hand_over(self) -> None:
         """Report the rest and send the delta."""
         assert self._longest is not None
         if self._samples > self._reported:
             self._report(self._longest)
-        self._say(self._delta(self._longest))
+        self._send(self._delta(self._longest))
         self._samples = 0
         self._merged = False
         self._ahead = self.plan
@@ -281,13 +294,11 @@ class SimulatedWorker:
 
     def _delta(self, plan: Plan) -> Delta:
         samples = self._samples
-        replay = self._world.job.run.mode == "replay"
         spans = window(plan.spans, 0, samples)
         batches = -(-samples // plan.batch_size)
         seconds = batches * self._world.batch_s(self.source)
-        return Delta(
-            self.source, self.round, spans, samples, samples, samples, batches, 3.0, 1, 1000, seconds, 0.0, replay
-        )
+        figures = (samples, samples, samples, batches, 3.0, 1, 1000, seconds, 0.0)
+        return Delta(self.source, self.round, spans, *figures, inner_state=self._replays)
 
     def _spend(self, seconds: float, then: Callable[[], None]) -> None:
         """Be busy for a while; an order to leave may end that."""
@@ -302,10 +313,10 @@ class SimulatedWorker:
 
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _say(self, event: Event) -> None:
+    def _send(self, event: Event) -> None:
         self._world.say(self, event)
 
     def _pulse(self) -> None:
         if self.alive:
-            self._say(Alive(self.source))
+            self._send(Alive(self.source))
             self._world.later(self._world.pulse_s(), self._pulse)

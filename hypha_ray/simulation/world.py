@@ -16,7 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import count
-from typing import Self
+from typing import Self, TypeAlias
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
@@ -25,25 +25,32 @@ from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.simulation.worker import SimulatedWorker
 from hypha_ray.types import Commit, Contribution, Event, Saved, Source, Verdict
 
+Action: TypeAlias = Callable[[], None]
+"""Something that happens at a time."""
+
 
 class VirtualClock:
     """Time in seconds, and the actions that are due at later times."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._order, self._queue = count(), list[tuple[float, int, Callable[[], None]]]()
+        self._order = count()
+        self._queue: list[tuple[float, int, Action]] = []
+        """Actions with their times, and with their numbers in the order of calls."""
 
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
+    def later(self, seconds: float, action: Action) -> None:
         """Schedule an action; actions due at the same time run in the order of these calls."""
         heapq.heappush(self._queue, (self.now + seconds, next(self._order), action))
 
     def advance(self, deadline: float) -> bool:
         """Advance to the next action and run it, or to an earlier deadline; return whether an action ran."""
-        due = bool(self._queue) and self._queue[0][0] <= deadline
-        at, _, action = heapq.heappop(self._queue) if due else (deadline, 0, _nothing)
+        if not self._queue or self._queue[0][0] > deadline:
+            self.now = max(self.now, deadline)
+            return False
+        at, _, action = heapq.heappop(self._queue)
         self.now = max(self.now, at)
         action()
-        return due
+        return True
 
 
 class WallClock(VirtualClock):
@@ -57,15 +64,14 @@ class WallClock(VirtualClock):
 
     def advance(self, deadline: float) -> bool:
         """Wait for the next action and run it, or for the deadline if that is earlier."""
-        at = min(deadline, self._queue[0][0]) if self._queue else deadline
-        time.sleep(max(0.0, self._began_at + at - time.monotonic()))
+        at = deadline
+        if self._queue:
+            at = min(deadline, self._queue[0][0])
+        remaining_s = self._began_at + at - time.monotonic()
+        time.sleep(max(0.0, remaining_s))
         self.now = time.monotonic() - self._began_at
         self.latest_s = max(self.latest_s, self.now - at)
         return super().advance(deadline)
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 PULSES = 4
@@ -130,11 +136,11 @@ class World(ABC):
     # ── the core ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(
-        self, core: SchedulerCore, past: ResumePoint, weights: c.Initialised, ready_s: float, fitting: int
+        self, core: SchedulerCore, resume_point: ResumePoint, weights: c.Initialised, ready_s: float, fitting: int
     ) -> None:
         """Start an attempt whose weights are ready after a while, with room for so many workers at first."""
         self.core = core
-        self._hashes[past.state.get("step", past.next_round)] = weights.theta_sha256
+        self._hashes[resume_point.state.get("step", resume_point.next_round)] = weights.theta_sha256
         self.answer(ready_s, weights)
         self.carry_out(core.start(range(fitting), self.now))
 
@@ -152,7 +158,12 @@ class World(ABC):
     def answer(self, seconds: float, event: c.Input) -> None:
         """Tell the core an event after a while, unless another attempt has begun by then."""
         core = self.core
-        self.later(seconds, lambda: self.tell(event) if self.core is core else None)
+
+        def tell() -> None:
+            if self.core is core:
+                self.tell(event)
+
+        self.later(seconds, tell)
 
     def carry_out(self, commands: list[c.Command]) -> None:
         """Carry out commands, in order."""
@@ -185,9 +196,10 @@ class World(ABC):
 
     def verdict(self, command: c.Reduce) -> Verdict:
         """Verdict on deltas."""
-        pairs = zip(command.sources, command.weights, strict=True)
-        accepted = tuple(Contribution(source.worker, source.incarnation, weight, 1.0) for source, weight in pairs)
-        return Verdict(command.round, accepted, (), 0.5)
+        accepted: list[Contribution] = []
+        for source, weight in zip(command.sources, command.weights, strict=True):
+            accepted.append(Contribution(source.worker, source.incarnation, weight, 1.0))
+        return Verdict(command.round, tuple(accepted), (), 0.5)
 
     def persist(self, command: c.Persist) -> None:
         """Write a round after those before it, and answer."""

@@ -28,24 +28,31 @@ class Samples:
 
     def part(self, chosen: slice | npt.NDArray[np.bool_]) -> Samples:
         """Return some of the samples."""
-        return Samples({name: array[chosen] for name, array in self.arrays.items()}, self.keys[chosen])
+        arrays = {name: array[chosen] for name, array in self.arrays.items()}
+        return Samples(arrays, self.keys[chosen])
 
 
 def joined(parts: Sequence[Samples]) -> Samples:
     """All samples of these, which have the same tensors, in order; prompts of unequal length are padded."""
     if len(parts) == 1:
         return parts[0]
-    arrays = {name: _joined(name, [part.arrays[name] for part in parts]) for name in parts[0].arrays}
+    arrays: Arrays = {}
+    for name in parts[0].arrays:
+        arrays[name] = _join_arrays(name, [part.arrays[name] for part in parts])
     return Samples(arrays, np.concatenate([part.keys for part in parts]))
 
 
-def _joined(name: str, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def _join_arrays(name: str, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """Join arrays; those of two dimensions may be padded, records of prompts behind and tokens before them."""
-    if len({part.shape[1:] for part in parts}) > 1:
-        width = max(part.shape[1] for part in parts)
-        gaps = [(0, width - part.shape[1]) if name == "reward_data" else (width - part.shape[1], 0) for part in parts]
-        parts = [np.pad(part, ((0, 0), gap)) for part, gap in zip(parts, gaps, strict=True)]
-    return np.concatenate(parts)
+    if len({part.shape[1:] for part in parts}) == 1:
+        return np.concatenate(parts)
+    width = max(part.shape[1] for part in parts)
+    padded: list[npt.NDArray[Any]] = []
+    for part in parts:
+        missing = width - part.shape[1]
+        columns = (0, missing) if name == "reward_data" else (missing, 0)
+        padded.append(np.pad(part, ((0, 0), columns)))
+    return np.concatenate(padded)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,12 @@ Sums = dict[str, tuple[float, float]]
 
 def added(parts: Iterable[Sums]) -> Sums:
     """Sums and weights of all parts together; a figure that a part lacks has no weight there."""
-    found: Sums = {}
+    totals: Sums = {}
     for part in parts:
         for name, (value, weight) in part.items():
-            before, weight_before = found.get(name, (0.0, 0.0))
-            found[name] = before + value, weight_before + weight
-    return found
+            total, total_weight = totals.get(name, (0.0, 0.0))
+            totals[name] = total + value, total_weight + weight
+    return totals
 
 
 def means(sums: Sums) -> dict[str, float]:
@@ -74,8 +74,14 @@ class Ready(Event):
     @property
     def machine(self) -> dict[str, Any]:
         """Device, batch size if it was tried, and settings with their reasons, as fields of a record."""
-        further = {"batch_size": self.batch_size, "settings": self.settings or None, "reasons": self.reasons or None}
-        return {"device": self.device} | {name: value for name, value in further.items() if value is not None}
+        fields: dict[str, Any] = {"device": self.device}
+        if self.batch_size is not None:
+            fields["batch_size"] = self.batch_size
+        if self.settings:
+            fields["settings"] = self.settings
+        if self.reasons:
+            fields["reasons"] = self.reasons
+        return fields
 
 
 @dataclass(frozen=True, slots=True)

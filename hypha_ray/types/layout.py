@@ -45,20 +45,27 @@ class Layout:
     def groups(self, fragment: int) -> dict[str, int]:
         """Sizes of a fragment's groups, in elements."""
         sizes: dict[str, int] = {}
-        for entry in (one for one in self.entries if one.fragment == fragment):
-            sizes[entry.group] = max(sizes.get(entry.group, 0), entry.offset + entry.size)
+        for entry in self.entries:
+            if entry.fragment == fragment:
+                end = entry.offset + entry.size
+                sizes[entry.group] = max(sizes.get(entry.group, 0), end)
         return sizes
 
     def bytes(self, *fragments: int) -> int:
         """Size of these fragments, or of all, in bytes."""
-        groups = (group for one in fragments or range(self.fragments) for group in self.groups(one).items())
-        return sum(size * np.dtype(name.split("/")[1]).itemsize for name, size in groups)
+        total = 0
+        for fragment in fragments or range(self.fragments):
+            for group, size in self.groups(fragment).items():
+                total += size * np.dtype(dtype_of(group)).itemsize
+        return total
 
     def sha256(self) -> str:
         """Fingerprint by which two processes know that they mean the same model."""
-        known = (self.entries, self.tied, self.fragments)
-        frozen = () if self.frozen_sha256 is None else (self.frozen_sha256,)
-        return hashlib.sha256(repr((*known, *frozen)).encode()).hexdigest()
+        fields: tuple[object, ...] = (self.entries, self.tied, self.fragments)
+        if self.frozen_sha256 is not None:
+            fields = (*fields, self.frozen_sha256)
+        text = repr(fields)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def is_trained(group: str) -> bool:

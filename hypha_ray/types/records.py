@@ -72,4 +72,8 @@ def pack_records(records: Sequence[Mapping[str, Any]]) -> npt.NDArray[np.uint8]:
 
 def unpack_records(rows: npt.NDArray[np.generic]) -> list[dict[str, Any]]:
     """The records of rows of bytes, uint8 [N, A]."""
-    return [from_json(bytes(row).rstrip(b"\0")) for row in np.asarray(rows, np.uint8)]
+    records: list[dict[str, Any]] = []
+    for row in np.asarray(rows, np.uint8):
+        text = bytes(row).rstrip(b"\0")
+        records.append(from_json(text))
+    return records

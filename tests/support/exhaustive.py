@@ -44,7 +44,7 @@ def _core_key(core: Any) -> Any:
         sorted(hashes._claims.values()),
         sorted(strategy._inner_states),
     )
-    return slots, books, rounds, evaluation, strategy.next, trust, len(core._first), sorted(core._timers)
+    return slots, books, rounds, evaluation, strategy.next, trust, len(core._starters), sorted(core._timers)
 
 
 def _slot_key(slot: Any) -> Any:

@@ -16,7 +16,6 @@ from tests.support.mutation import (
     drop,
     expression,
     fits,
-    iterated,
     load,
     operation,
     plant,
@@ -147,7 +146,9 @@ MUTANTS: dict[str, Defect] = {
         "scheduler.core", "SchedulerCore._limit_waiting", attribute("unevaluated", "False")
     ),
     "a correction drops what is to be evaluated": Defect(
-        "scheduler.planning.worker_plans", "WorkerPlans.correct", iterated("({1}, {2})", 2)
+        "scheduler.planning.worker_plans",
+        "WorkerPlans.correct",
+        call("feed_spans", "{of}.feed_spans({0}, ({1.1}, {1.2}))"),
     ),
     "a slice isn't sent to a successor": Defect(
         "scheduler.fleet.roster", "Roster.ready", statement("overhead", "{0} = {1}; {0.0}.held = {1.0}.held")
@@ -168,7 +169,7 @@ MUTANTS: dict[str, Defect] = {
         expression(ast.DictComp, "dict.fromkeys({3}, ())", 1),
     ),
     "a plan's samples are given out again": Defect(
-        "scheduler.barrier.strategy", "BarrierRounds._spans_of_later_rounds", drop("kept", 1)
+        "scheduler.barrier.strategy", "BarrierRounds._spans_of_later_rounds", drop("later_spans", 1)
     ),
     "a lost worker's deltas in flight are given out again": Defect(
         "scheduler.barrier.strategy", "BarrierRounds.forget", call("release", "self.plans.ledger.release({0})")
@@ -269,7 +270,7 @@ MUTANTS: dict[str, Defect] = {
         "scheduler.asynchronous.async_planner", "AsyncPlanner.settle", drop("release")
     ),
     "a resized turn drops what is done": Defect(
-        "scheduler.asynchronous.async_planner", "AsyncPlanner.resize", operation("+", "max(0, {1.1})", 2)
+        "scheduler.asynchronous.async_planner", "AsyncPlanner.resize", operation("+", "{1}", 2)
     ),
     "turns end when they will": Defect(
         "scheduler.asynchronous.async_planner", "AsyncPlanner._next_beat", condition("True", 2)

@@ -47,11 +47,11 @@ class WalkWorker(SimulatedWorker):
         elif not self.stuck:
             super()._end_if_busy(token, then)
 
-    def _say(self, event: Event) -> None:
+    def _send(self, event: Event) -> None:
         if isinstance(event, Report):
             event = replace(event, loss_sum=3.0)  # As golden traces have it.
         if self.frozen is None or not isinstance(event, Alive):
-            super()._say(event)
+            super()._send(event)
 
     def order(self, command: c.Order, inner: int | None = None) -> None:
         """Take an order; with that to restore an inner state comes the round that it is of."""

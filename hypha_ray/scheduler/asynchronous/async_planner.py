@@ -34,7 +34,7 @@ RESIZE_GAIN = 0.1
 class AsyncPlanner:
     """Makes and resizes the plans of local rounds."""
 
-    def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: ResumePoint) -> None:
+    def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, resume_point: ResumePoint) -> None:
         self._job = job
         self._equal = has_equal_batches(job)
         self._target = job.rounds.samples_between_updates
@@ -50,8 +50,8 @@ class AsyncPlanner:
         self._ends: dict[int, float] = {}
         """Time at which each worker's local round should end, if that was known when it began."""
         everything = self._everything(job.num_workers)  # One worker may have to do the work of all.
-        self.plans = WorkerPlans(job, slices, sizes, past, everything + batch_size(job))
-        self._validation = ValidationSamples(job, slices, past)
+        self.plans = WorkerPlans(job, slices, sizes, resume_point, everything + batch_size(job))
+        self._validation = ValidationSamples(job, slices, resume_point)
 
     @property
     def size(self) -> int:
@@ -60,11 +60,13 @@ class AsyncPlanner:
 
     def _everything(self, workers: int) -> int:
         """Samples of one local round of so many workers, so that the deltas of a round have a round's samples."""
-        return -(-self._job.rounds.samples_between_updates * workers // self.size)
+        return -(-self._target * workers // self.size)
 
     def eval_shares(self, number: int, members: Sequence[WorkerState]) -> dict[int, tuple[Span, ...]]:
         """Each worker's share in the evaluation of the weights that a round begins with; empty if none is due."""
-        return self._validation.shares(members) if self._validation.is_due(number) else {}
+        if not self._validation.is_due(number):
+            return {}
+        return self._validation.shares(members)
 
     def plan_local_round(
         self,
@@ -89,13 +91,13 @@ class AsyncPlanner:
         spans = self.plans.assign(member, self._batches(member, fleet, now) * member.batch_size)
         rounds = self._job.rounds.update_rounds
         progress = min(at, rounds), min(at + self._length(member, spans), rounds)
-        feeds = self.plans.feed(member, [span.slice for span in (*share, *spans)])
+        feeds = self.plans.feed_spans(member, (*share, *spans))
         plan = Plan(version, 0, spans, member.batch_size, share, progress=progress)
         return [*feeds, *self.plans.start(member, plan, version)]
 
     def plan_last(self, version: WeightsVersion, member: WorkerState, share: tuple[Span, ...]) -> list[Command]:
         """Send a worker its final plan: evaluate its share, then end."""
-        feeds = self.plans.feed(member, [span.slice for span in share])
+        feeds = self.plans.feed_spans(member, share)
         last = Plan(version, 0, (), member.batch_size, share, final=True)
         return [*feeds, *self.plans.start(member, last, version)]
 
@@ -106,19 +108,20 @@ class AsyncPlanner:
             return []
         end = self._ends.get(member.source.worker)
         if end is None:
-            self._look_at(fleet, now)
+            self._measure(fleet, now)
             end = began_at + self._allocation.finish_s
-        batches = self._bounded(member, member.progress.batches + max(1, int((end - now) / batch_s)))
+        further_batches = max(1, int((end - now) / batch_s))
+        batches = self._bounded(member, member.progress.batches + further_batches)
         if abs(batches - member.plan.batches) <= max(1, RESIZE_GAIN * member.plan.batches):
             return []
         return self.plans.correct(member, batches, now)
 
     def grace_s(self, fleet: Sequence[WorkerState]) -> float:
         """Time that a delta waits for others; local rounds on one beat end within about a batch of each other."""
-        given = self._job.sync.arrival_grace_s
-        if given is not None or self._equal:
-            return given or 0.0
-        return max((one.batch_time.mean or 0.0 for one in fleet), default=0.0)
+        configured_s = self._job.sync.arrival_grace_s
+        if configured_s is not None or self._equal:
+            return configured_s or 0.0
+        return max((member.batch_time.mean or 0.0 for member in fleet), default=0.0)
 
     def settle(self, worker: int, spans: Sequence[Span]) -> None:
         """Mark the samples of a worker's delta as used, and release the rest of its local round."""
@@ -127,24 +130,27 @@ class AsyncPlanner:
 
     def _batches(self, member: WorkerState, fleet: Sequence[WorkerState], now: float) -> int:
         """Batches of a local round, so that the deltas of a round have about a round's samples."""
-        self._look_at(fleet, now)
+        self._measure(fleet, now)
         if self._equal:
             return -(-self._target // (self.size * member.batch_size))
-        allotted = self._allocation
+        allocation = self._allocation
         batch_s = member.batch_time.mean
         worker = member.source.worker
-        batches = allotted.batches.get(worker, int(allotted.finish_s / (batch_s or self._typical_s)))
+        typical_batches = int(allocation.finish_s / (batch_s or self._typical_s))
+        batches = allocation.batches.get(worker, typical_batches)
         if batch_s is None:
             self._ends.pop(worker, None)
             return max(1, batches)
-        end = self._ends[worker] = self._next_beat(allotted.finish_s, now)
-        if abs(end - now - allotted.finish_s) < 1e-6 * allotted.finish_s:
+        end = self._ends[worker] = self._next_beat(allocation.finish_s, now)
+        if abs(end - now - allocation.finish_s) < 1e-6 * allocation.finish_s:
             return max(1, batches)
-        return self._bounded(member, int((end - now - (member.overhead[False].mean or 0.0)) / batch_s))
+        overhead_s = member.overhead[False].mean or 0.0
+        return self._bounded(member, int((end - now - overhead_s) / batch_s))
 
     def _bounded(self, member: WorkerState, batches: int) -> int:
         """Limit a number of batches to at least one and at most a worker's limit."""
-        return min(max(1, batches), self._everything(self._job.num_workers) // member.batch_size + 1)
+        limit = self._everything(self._job.num_workers) // member.batch_size + 1
+        return min(max(1, batches), limit)
 
     def _next_beat(self, length_s: float, now: float) -> float:
         """End of a local round of about that length: the present beat, or the next one if less than half is left.
@@ -157,13 +163,13 @@ class AsyncPlanner:
             self._beat += length_s
         return self._beat
 
-    def _look_at(self, fleet: Sequence[WorkerState], now: float) -> None:
+    def _measure(self, fleet: Sequence[WorkerState], now: float) -> None:
         """Compute the fleet's speed, and divide the samples of one local round of all workers among them."""
         if not self._speeds_pace.allows(now):
             return
         seconds = batch_seconds(fleet, equal=False)
         self._typical_s = typical_seconds(fleet)
-        self._fleet_speed = sum(one.batch_size / seconds[one.source.worker] for one in fleet)
+        self._fleet_speed = sum(member.batch_size / seconds[member.source.worker] for member in fleet)
         paces = paces_at_start(fleet, evaluating=False, equal=False)
         self._allocation = plan_batches(paces, self._everything(len(fleet)))
 
@@ -171,4 +177,5 @@ class AsyncPlanner:
         """Progress of the fleet, in rounds, while a worker trains on these spans."""
         batch_s = member.batch_time.mean
         speed = member.batch_size / (self._typical_s if batch_s is None else batch_s)
-        return sum(span.samples for span in spans) / (self._target * (speed / self._fleet_speed))
+        round_samples = self._target * (speed / self._fleet_speed)
+        return sum(span.samples for span in spans) / round_samples

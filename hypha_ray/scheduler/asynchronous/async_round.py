@@ -43,7 +43,9 @@ class LocalRounds:
     @property
     def oldest_version(self) -> WeightsVersion | None:
         """Oldest version that a worker still trains from; None if no worker trains."""
-        return next((one.version for one in self.rounds.values()), None)
+        for local_round in self.rounds.values():
+            return local_round.version
+        return None
 
     def report(self, member: WorkerState, samples: int) -> None:
         """Count samples that a worker has reported, if it trains."""
@@ -53,7 +55,8 @@ class LocalRounds:
     def pop(self, member: WorkerState) -> LocalRound | None:
         """End a worker's local round; None: it has none."""
         ended = self.rounds.pop(member.source.worker, None)
-        self.reported -= 0 if ended is None else member.progress.samples
+        if ended is not None:
+            self.reported -= member.progress.samples
         return ended
 
 
@@ -110,15 +113,17 @@ class AsyncRound:
 
     def verdict(self, update_norm: float) -> Verdict:
         """Verdict on all of the round's deltas."""
-        return Verdict(self.number, tuple(one for one, _, _ in self.accepted), tuple(self.rejected), update_norm)
+        contributions = tuple(contribution for contribution, _, _ in self.accepted)
+        return Verdict(self.number, contributions, tuple(self.rejected), update_norm)
 
     @property
     def spans(self) -> tuple[tuple[int, tuple[Span, ...]], ...]:
         """Spans that each worker's deltas were trained on."""
-        found: dict[int, tuple[Span, ...]] = {}
-        for one, arrival, _ in self.accepted:
-            found[one.worker] = found.get(one.worker, ()) + arrival.delta.spans
-        return tuple(sorted(found.items()))
+        spans: dict[int, tuple[Span, ...]] = {}
+        for contribution, arrival, _ in self.accepted:
+            worker = contribution.worker
+            spans[worker] = spans.get(worker, ()) + arrival.delta.spans
+        return tuple(sorted(spans.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +155,7 @@ class CommittedAsyncRound:
         for delta in deltas:
             batches[delta.source.worker] += delta.batches
         time_s = self.ended_at - done.started_at
+        waited_s = sum(done.figures.waited_s.values())
         return {
             **done.figures.record(self.commit, deltas, time_s, rounds, elapsed_s),
             "finish_s": time_s,
@@ -159,7 +165,7 @@ class CommittedAsyncRound:
             "workers": self.workers,
             "batches": dict(sorted(batches.items())),
             "bytes_up": done.bytes_up,
-            "sync_s": sum(done.figures.waited_s.values()) / max(1, done.merges),
+            "sync_s": waited_s / max(1, done.merges),
             "rejected": len(done.rejected),
             "arrivals": len(deltas),
             "staleness_mean": sum(staleness) / len(staleness),
@@ -168,9 +174,9 @@ class CommittedAsyncRound:
         }
 
 
-PATIENCE = 10
+MAX_STALE_ROUNDS = 10
 """Default of `sync.max_staleness`, in rounds of merged deltas."""
-REMEMBERED = 4
+KNOWN_COMMITS = 4
 """Number of commits whose versions are kept."""
 
 
@@ -180,20 +186,21 @@ class ArrivalQueue:
     Args:
         job: the job file.
         size: number of deltas in a round.
-        past: point from which the run resumes.
+        resume_point: point from which the run resumes.
 
     """
 
-    def __init__(self, job: Job, size: int, past: ResumePoint) -> None:
+    def __init__(self, job: Job, size: int, resume_point: ResumePoint) -> None:
         self._sync = job.sync
         self._target = job.rounds.samples_between_updates
-        self._patience = PATIENCE * size if job.sync.max_staleness is None else job.sync.max_staleness
+        default_staleness = MAX_STALE_ROUNDS * size
+        self._max_staleness = default_staleness if job.sync.max_staleness is None else job.sync.max_staleness
         self._size = size
-        self.version = WeightsVersion(int(past.state.get("step", 0)))
+        self.version = WeightsVersion(int(resume_point.state.get("step", 0)))
         """Version of the newest weights: number of reductions in the run."""
-        self.merged = int(past.state.get("merged", 0))
+        self.merged = int(resume_point.state.get("merged", 0))
         """Number of deltas merged in this run."""
-        self.commits = {self.version: past.next_round - 1}
+        self.commits = {self.version: resume_point.next_round - 1}
         """Rounds of the last commits, by the versions of their weights."""
         self.arrived: dict[int, ReceivedDelta] = {}
         self.reducing: dict[int, ReceivedDelta] = {}
@@ -202,7 +209,8 @@ class ArrivalQueue:
         self._unaged: set[int] = set()
         """Workers whose deltas arrived since `drop_stale` last ran; older ones have been checked."""
         self._norms: deque[float] = deque(maxlen=2 * size)
-        self._in_vain = 0
+        self._rejected_in_a_row = 0
+        """Number of deltas rejected as invalid since the last accepted one."""
 
     def holds(self, worker: int) -> bool:
         """Whether a worker has a delta in the queue, so that it is undecided which of its samples are used."""
@@ -228,7 +236,7 @@ class ArrivalQueue:
     @property
     def hopeless(self) -> bool:
         """Whether as many deltas as make a round were rejected as invalid, with none accepted between."""
-        return self._in_vain >= self._size
+        return self._rejected_in_a_row >= self._size
 
     @property
     def committed(self) -> bool:
@@ -238,7 +246,7 @@ class ArrivalQueue:
     def commit(self, round: int) -> None:
         """Record that the newest weights are those of a commit."""
         self.commits[self.version] = round
-        for old in sorted(self.commits)[:-REMEMBERED]:
+        for old in sorted(self.commits)[:-KNOWN_COMMITS]:
             del self.commits[old]
 
     def state(self) -> dict[str, int]:
@@ -247,13 +255,16 @@ class ArrivalQueue:
 
     def drop_stale(self) -> list[Rejection]:
         """Drop deltas that exceed the staleness limit."""
-        ages = {worker: self._staleness(self.arrived[worker]) for worker in self._unaged}
+        workers = sorted(self._unaged)
         self._unaged.clear()
-        old = {worker: age for worker, age in ages.items() if age > self._patience}
-        for worker in old:
-            self.discard(worker)
-        text = "{} deltas were merged since its weights, more than {}"
-        return [Rejection(worker, text.format(age, self._patience)) for worker, age in sorted(old.items())]
+        rejections: list[Rejection] = []
+        for worker in workers:
+            staleness = self._staleness(self.arrived[worker])
+            if staleness > self._max_staleness:
+                self.discard(worker)
+                reason = f"{staleness} deltas were merged since its weights, more than {self._max_staleness}"
+                rejections.append(Rejection(worker, reason))
+        return rejections
 
     def reduce(self, current: AsyncRound, since: int | None) -> Reduce:
         """Start a reduction of all waiting deltas, in the order of worker numbers.
@@ -268,13 +279,14 @@ class ArrivalQueue:
         self._unaged.clear()
         deltas = [arrival.delta for arrival in self.reducing.values()]
         unit = self._size if self._sync.weighting == "uniform" else self._target
+        norms = tuple(self._norms)
         return Reduce(
             self.version,
             tuple(delta.source for delta in deltas),
             tuple(weight(self._sync, delta) for delta in deltas),
             tuple(delta.round for delta in deltas),
             self.version if since is None else since,
-            RoundProgress(current.number, self._size, unit, len(current.accepted), current.weight, tuple(self._norms)),
+            RoundProgress(current.number, self._size, unit, len(current.accepted), current.weight, norms),
         )
 
     def is_awaited(self, verdict: Verdict) -> bool:
@@ -285,14 +297,19 @@ class ArrivalQueue:
         """Advance the version; return the accepted deltas with their staleness."""
         batch = self.reducing
         self.reducing = {}
-        arrivals = [(one, batch[one.worker]) for one in verdict.accepted]
-        taken = [(counted(one, arrival.delta), arrival, self._staleness(arrival)) for one, arrival in arrivals]
+        accepted: list[tuple[Contribution, ReceivedDelta, int]] = []
+        for contribution in verdict.accepted:
+            arrival = batch[contribution.worker]
+            accepted.append((counted(contribution, arrival.delta), arrival, self._staleness(arrival)))
         self.samples -= sum(arrival.delta.samples for arrival in batch.values())
         self.version = WeightsVersion(self.version + 1)
-        self.merged += len(taken)
-        self._norms.extend(one.norm for one in verdict.accepted)
-        self._in_vain = 0 if taken else self._in_vain + sum(one.blamed for one in verdict.rejected)
-        return taken
+        self.merged += len(accepted)
+        self._norms.extend(contribution.norm for contribution in verdict.accepted)
+        if accepted:
+            self._rejected_in_a_row = 0
+        else:
+            self._rejected_in_a_row += sum(rejection.blamed for rejection in verdict.rejected)
+        return accepted
 
     def _staleness(self, arrival: ReceivedDelta) -> int:
         """Number of deltas merged since the weights that a delta was trained from."""

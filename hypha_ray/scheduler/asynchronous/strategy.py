@@ -46,10 +46,10 @@ from hypha_ray.types import (
 class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
     """Rounds that end after a number of merged deltas; for the arguments, see `RoundStrategy`."""
 
-    def __init__(self, job: Job, past: ResumePoint, roster: Roster, planner: AsyncPlanner, out: Outbox) -> None:
-        super().__init__(job, past, roster, planner.plans, out)
+    def __init__(self, job: Job, resume_point: ResumePoint, roster: Roster, planner: AsyncPlanner, out: Outbox) -> None:
+        super().__init__(job, resume_point, roster, planner.plans, out)
         self._planner = planner
-        self.queue = ArrivalQueue(job, planner.size, past)
+        self.queue = ArrivalQueue(job, planner.size, resume_point)
         self.training = LocalRounds()
         self._unplanned: set[int] = set()
         """Workers that may be idle; all others train, have a delta in the queue, or don't exist."""
@@ -86,16 +86,20 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
             self.pending.start_evaluation(number - 1, self._planner.eval_shares(number, members))
         if self.final:
             for member in members:
-                self._out.put(*self._planner.plan_last(self.queue.version, member, self._share(member)))
+                self._plan_last(member)
         self._advance(now)
         self._settle(now)
+
+    def _plan_last(self, member: WorkerState) -> None:
+        commands = self._planner.plan_last(self.queue.version, member, self._share(member))
+        self._out.put(*commands)
 
     def join(self, member: WorkerState, now: float) -> None:
         """Let a worker in; it takes over a lost evaluation share if it gets those weights."""
         self._unplanned.add(member.source.worker)
         self.pending.hand_out(member.source.worker, self.commit_before(self.queue.version))
         if self.final:
-            self._out.put(*self._planner.plan_last(self.queue.version, member, self._share(member)))
+            self._plan_last(member)
         self._advance(now)
 
     def forget(self, member: WorkerState, now: float) -> None:
@@ -146,8 +150,11 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         record = step_record(report, samples, self._job.rounds.samples_between_updates)
         record |= {"round": current.number, "elapsed_s": self._totals.elapsed_s(now)}
         self._out.put(c.LogMetric(record))
-        if self.open and (local := self.training.rounds.get(member.source.worker)) is not None:
-            self._out.put(*self._planner.resize(member, self._roster.assignable_and(member), local.began_at, now))
+        local = self.training.rounds.get(member.source.worker)
+        if self.open and local is not None:
+            fleet = self._roster.assignable_and(member)
+            commands = self._planner.resize(member, fleet, local.began_at, now)
+            self._out.put(*commands)
 
     def _arrived(self, member: WorkerState, current: AsyncRound, delta: Delta, now: float) -> None:
         worker = member.source.worker
@@ -214,18 +221,19 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         if current is None or not self.queue.is_awaited(verdict):
             return []
         self._unplanned |= self.queue.reducing.keys()
-        self._roster.refused({self.queue.reducing[r.worker].delta.source for r in verdict.rejected if r.blamed})
-        for one, arrival, staleness in self.queue.take_verdict(verdict):
-            current.accept(one, arrival, staleness, weight(self._job.sync, arrival.delta))
-            self._planner.settle(one.worker, arrival.delta.spans)
+        blamed = [rejection for rejection in verdict.rejected if rejection.blamed]
+        self._roster.refused({self.queue.reducing[rejection.worker].delta.source for rejection in blamed})
+        for contribution, arrival, staleness in self.queue.take_verdict(verdict):
+            worker = contribution.worker
+            current.accept(contribution, arrival, staleness, weight(self._job.sync, arrival.delta))
+            self._planner.settle(worker, arrival.delta.spans)
             self._totals.count(arrival.delta)
-            self._roster.contributed(one.worker)
-            who = {"worker": one.worker, "incarnation": one.incarnation, "staleness": staleness}
-            self._out.event("arrival", now, round=current.number, step=self.queue.version, **who)
+            self._roster.contributed(worker)
+            fields = {"worker": worker, "incarnation": contribution.incarnation, "staleness": staleness}
+            self._out.event("arrival", now, round=current.number, step=self.queue.version, **fields)
         for rejection in verdict.rejected:
             self._reject(rejection, now)
         if self.queue.hopeless:
-            blamed = [rejection for rejection in verdict.rejected if rejection.blamed]
             self._out.finish(diverged(current.number, blamed[0].reason))
             return []
         excluded = strike(self._roster, self._out, verdict, now)
@@ -283,8 +291,12 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
     def _idle(self) -> list[WorkerState]:
         """Workers ready for a local round; not those with a queued delta, whose samples are undecided."""
         self._unplanned = {number for number in self._unplanned if self._is_idle(number)}
-        found = (self._roster.slots[number].member for number in sorted(self._unplanned))
-        return [member for member in found if member is not None]
+        members: list[WorkerState] = []
+        for number in sorted(self._unplanned):
+            member = self._roster.slots[number].member
+            if member is not None:
+                members.append(member)
+        return members
 
     def _is_idle(self, number: int) -> bool:
         slot = self._roster.slots[number]

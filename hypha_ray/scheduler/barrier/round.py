@@ -77,11 +77,16 @@ class Round:
 
     def judged(self, verdict: Verdict) -> Verdict:
         """The verdict with the samples of each delta, which may differ from its weight."""
-        return replace(verdict, accepted=tuple(counted(one, self.deltas[one.worker]) for one in verdict.accepted))
+        accepted = [counted(contribution, self.deltas[contribution.worker]) for contribution in verdict.accepted]
+        return replace(verdict, accepted=tuple(accepted))
 
     def refused(self, verdict: Verdict) -> set[Source]:
         """Workers whose deltas were rejected for their content."""
-        return {self.deltas[one.worker].source for one in verdict.rejected if one.blamed and one.worker in self.deltas}
+        refused: set[Source] = set()
+        for rejection in verdict.rejected:
+            if rejection.blamed and rejection.worker in self.deltas:
+                refused.add(self.deltas[rejection.worker].source)
+        return refused
 
 
 @dataclass(slots=True)
@@ -116,7 +121,8 @@ class CommittedRound:
         figures.bytes_down += sent_bytes
         if worker in delivered_at:
             figures.waited_s[worker] = now - delivered_at[worker] if waited_s is None else waited_s
-        figures.worked_s[worker] = now - (self.round.started_at if since is None else since)
+        began_at = self.round.started_at if since is None else since
+        figures.worked_s[worker] = now - began_at
 
     def record(self, rounds: int, elapsed_s: float, epoch: int) -> dict[str, Any]:
         """Record of the round in a run of so many `rounds`; see docs/telemetry.md."""
@@ -126,11 +132,14 @@ class CommittedRound:
         deltas = {worker: delta for worker, delta in sorted(done.deltas.items()) if worker in accepted}
         actual_s = done.ready_at - done.started_at
         time_s = actual_s if done.overlapped else self.last_merged_at - done.started_at
+        plan_error = None
+        if done.predicted_s is not None:
+            plan_error = abs(done.predicted_s - actual_s) / actual_s
         return {
             **done.figures.record(self.commit, deltas.values(), time_s, rounds, elapsed_s),
             "finish_s": actual_s,
             "predicted_s": done.predicted_s,
-            "plan_error": None if done.predicted_s is None else abs(done.predicted_s - actual_s) / actual_s,
+            "plan_error": plan_error,
             **train_speeds(deltas.values()),
             "workers": len(done.figures.worked_s),
             "batches": {worker: delta.batches for worker, delta in deltas.items()},
@@ -158,7 +167,9 @@ def received_bytes(
         version: version of the weights that the worker has merged now.
 
     """
-    every, parts = weight_bytes
+    all_bytes, fragment_bytes = weight_bytes
     if member.full_version == version:
-        return every if done.number == version - 1 else 0
-    return done.coded_bytes or sum(parts[n] for n in fragments_of_round(job, done.number))
+        return all_bytes if done.number == version - 1 else 0
+    if done.coded_bytes:
+        return done.coded_bytes
+    return sum(fragment_bytes[fragment] for fragment in fragments_of_round(job, done.number))

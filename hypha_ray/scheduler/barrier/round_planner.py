@@ -33,18 +33,18 @@ LEAD_S = 0.3
 class RoundPlanner:
     """Makes and corrects the plans of a round with a barrier."""
 
-    def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: ResumePoint) -> None:
+    def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, resume_point: ResumePoint) -> None:
         self._job = job
         self._equal = has_equal_batches(job)
         self._fixed = job.run.mode == "replay"
         """Whether plans are never corrected."""
-        self._first = WeightsVersion(past.next_round)
+        self._first = WeightsVersion(resume_point.next_round)
         """Version of the weights that the run resumes with."""
         self.owed = 0
         """Samples that committed rounds lack, which the next ones make up."""
-        longest = max(job.samples(number) for number in (0, job.rounds.warmup_rounds))
-        self.plans = WorkerPlans(job, slices, sizes, past, 2 * longest + batch_size(job))
-        self._validation = ValidationSamples(job, slices, past)
+        longest = max(job.samples(0), job.samples(job.rounds.warmup_rounds))
+        self.plans = WorkerPlans(job, slices, sizes, resume_point, 2 * longest + batch_size(job))
+        self._validation = ValidationSamples(job, slices, resume_point)
 
     def due(self, number: int) -> WeightsVersion:
         """Version of the weights that workers must have in a round: its own, or older with several exchanges."""
@@ -58,34 +58,47 @@ class RoundPlanner:
         The weights due in the round are evaluated if they, or versions skipped since the round before, are to be.
         """
         final = number == self._job.rounds.update_rounds
-        weights = self.due(number)
-        since = self.due(number - 1) + 1 if number > self._first else weights
-        evaluated = any(map(self._validation.is_due, range(since, weights + 1)))
-        # A worker that was sent newer weights with all fragments may merge those instead.
-        able = [one for one in members if (one.full_version or 0) <= weights] if evaluated else []
-        shares = self._validation.shares(able)
+        weights_version = self.due(number)
+        shares = self._eval_shares(number, members)
         equal = self._equal_in(number)
-        paces = paces_at_start(members, bool(shares), equal)
-        wanted = 0 if final else self._wanted(number)
-        allocation = plan_batches(paces, wanted)
-        known = number > 0 and not final and not equal
-        opened = Round(number, started_at, allocation.finish_s if known else None, weights, wanted, shares)
+        target = 0 if final else self._target_samples(number)
+        allocation = plan_batches(paces_at_start(members, bool(shares), equal), target)
+        is_predictable = number > 0 and not final and not equal
+        predicted_s = allocation.finish_s if is_predictable else None
+        opened = Round(number, started_at, predicted_s, weights_version, target, shares)
         commands: list[Command] = []
         for member in members:
             worker = member.source.worker
-            ahead = samples_of(member.overlap_spans)
-            samples = max(allocation.batches[worker] * member.batch_size, ahead + member.batch_size if ahead else 0)
-            member.prestarted_batches = -(-ahead // member.batch_size)
-            spans = member.overlap_spans + self.plans.assign(member, samples - ahead)
             share = shares.get(worker, ())
+            spans = self._round_spans(member, allocation.batches[worker])
             member.overlap_spans = self._overlap_spans(member, number, samples_of(spans))
-            commands += self.plans.feed(member, [span.slice for span in (*share, *spans, *member.overlap_spans)])
+            commands += self.plans.feed_spans(member, (*share, *spans, *member.overlap_spans))
             plan = Plan(number, 0, spans, member.batch_size, share, final=final, ahead=member.overlap_spans)
             commands += self.plans.start(member, plan, newest)
             if spans:
                 opened.awaiting.add(worker)
-        opened.overlapped = any(one.overlap_spans for one in members) or self.due(number + 1) <= number
+        trains_ahead = any(member.overlap_spans for member in members)
+        opened.overlapped = trains_ahead or self.due(number + 1) <= number
         return opened, commands
+
+    def _eval_shares(self, number: int, members: Sequence[WorkerState]) -> dict[int, tuple[Span, ...]]:
+        """Each worker's share in the evaluation that a round begins with; empty if none is due."""
+        weights_version = self.due(number)
+        oldest = self.due(number - 1) + 1 if number > self._first else weights_version
+        if not any(map(self._validation.is_due, range(oldest, weights_version + 1))):
+            return {}
+        # A worker that was sent newer weights with all fragments may merge those instead.
+        able = [member for member in members if (member.full_version or 0) <= weights_version]
+        return self._validation.shares(able)
+
+    def _round_spans(self, member: WorkerState, batches: int) -> tuple[Span, ...]:
+        """A worker's samples of a round: those that it has trained ahead, with at least a batch more, or new ones."""
+        samples = batches * member.batch_size
+        ahead = samples_of(member.overlap_spans)
+        if ahead:
+            samples = max(samples, ahead + member.batch_size)
+        member.prestarted_batches = -(-ahead // member.batch_size)
+        return member.overlap_spans + self.plans.assign(member, samples - ahead)
 
     def plan_joiner(
         self, current: Round, member: WorkerState, share: tuple[Span, ...], newest: WeightsVersion
@@ -98,9 +111,10 @@ class RoundPlanner:
         orphan = current.replay_plans.pop(worker, None)
         final = current.number == self._job.rounds.update_rounds
         blank = Plan(current.number, 0, (), member.batch_size, final=final)
-        plan = replace(blank if orphan is None else orphan, version=0, evaluate=share)
-        feeds = self.plans.feed(member, [span.slice for span in (*share, *plan.spans)])
-        return [*feeds, *self.plans.start(member, plan, newest)]
+        plan = replace(orphan or blank, version=0, evaluate=share)
+        feeds = self.plans.feed_spans(member, (*share, *plan.spans))
+        orders = self.plans.start(member, plan, newest)
+        return [*feeds, *orders]
 
     def replan(self, current: Round, members: Sequence[WorkerState], now: float) -> tuple[float, list[Command]]:
         """Plan the rest of the round anew for workers that haven't delivered; return seconds saved and the new plans.
@@ -110,30 +124,34 @@ class RoundPlanner:
         members = [member for member in members if member.source.worker not in current.deltas]
         if self._fixed or not members:
             return 0.0, []
-        every_s = self._job.report_interval_s
-        origin, fleet = standings(members, current.started_at, current.evaluating, every_s, now)
-        finishes = [_planned_finish(m, standing) for m, standing in zip(members, fleet, strict=True) if not m.idle]
-        target = current.wanted
-        left = target - current.samples - sum(one.done * one.pace.batch_size for one in fleet)
-        allocation = plan_batches([standing.pace for standing in fleet], max(0, left))
-        saved_s = max(finishes, default=0.0) - max(allocation.finish_s, now - origin)
+        report_every_s = self._job.report_interval_s
+        origin, fleet = standings(members, current.started_at, current.evaluating, report_every_s, now)
+        finishes: list[float] = []
+        trained = current.samples
+        for member, standing in zip(members, fleet, strict=True):
+            trained += standing.done * standing.pace.batch_size
+            if not member.idle:
+                finishes.append(_planned_finish(member, standing))
+        allocation = plan_batches([standing.pace for standing in fleet], max(0, current.wanted - trained))
+        last_finish = max(finishes, default=0.0)
+        saved_s = last_finish - max(allocation.finish_s, now - origin)
         planned = current.samples + sum(member.planned_samples for member in members)
-        too_late = min(finishes, default=0.0) < now - origin + LEAD_S
-        little = saved_s <= CORRECTION_GAIN * (origin + max(finishes, default=0.0) - current.started_at)
-        if planned >= target and (self._equal_in(current.number) or little or too_late):
-            return 0.0, []
+        if planned >= current.wanted:
+            is_late = min(finishes, default=0.0) < now - origin + LEAD_S
+            gains_little = saved_s <= CORRECTION_GAIN * (origin + last_finish - current.started_at)
+            if self._equal_in(current.number) or gains_little or is_late:
+                return 0.0, []
         commands: list[Command] = []
         for member, standing in zip(members, fleet, strict=True):
             batches = standing.done + allocation.batches[member.source.worker]
-            # A worker with a plan is at least at its first batch after the merge, and delivers that.
-            commands += self.plans.correct(
-                member, max(batches, 0 if member.idle else member.prestarted_batches + 1), now
-            )
+            if not member.idle:  # It is at least at its first batch after the merge, and delivers that.
+                batches = max(batches, member.prestarted_batches + 1)
+            commands += self.plans.correct(member, batches, now)
             if not member.idle:
                 current.awaiting.add(member.source.worker)
         return saved_s, commands
 
-    def _wanted(self, number: int) -> int:
+    def _target_samples(self, number: int) -> int:
         """Samples of a round, with as many again at most of those that earlier rounds lack."""
         usual = self._job.samples(number)
         made_up = min(self.owed, usual)
@@ -152,9 +170,11 @@ class RoundPlanner:
 
     def _equal_in(self, number: int) -> bool:
         """Whether all workers get equally many batches in a round."""
-        return self._equal or number < self._job.rounds.warmup_rounds
+        is_warmup = number < self._job.rounds.warmup_rounds
+        return self._equal or is_warmup
 
 
 def _planned_finish(member: WorkerState, standing: ExpectedProgress) -> float:
     """Time until the worker's present plan is done, from the standings' origin."""
-    return standing.pace.offset_s + max(0, member.planned - standing.done) * standing.pace.batch_s
+    batches = max(0, member.planned - standing.done)
+    return standing.pace.offset_s + batches * standing.pace.batch_s

@@ -32,8 +32,8 @@ from hypha_ray.types import Delta, Evaluated, Merged, Report, RoundEvent, Source
 class BarrierRounds(RoundStrategy[Round, CommittedRound]):
     """Rounds that end with the last delta, or by quorum and grace time; for the arguments, see `RoundStrategy`."""
 
-    def __init__(self, job: Job, past: ResumePoint, roster: Roster, planner: RoundPlanner, out: Outbox) -> None:
-        super().__init__(job, past, roster, planner.plans, out)
+    def __init__(self, job: Job, resume_point: ResumePoint, roster: Roster, planner: RoundPlanner, out: Outbox) -> None:
+        super().__init__(job, resume_point, roster, planner.plans, out)
         self._planner = planner
         self._replay = job.run.mode == "replay"
         self._overlapped = job.sync.in_flight > 1
@@ -41,7 +41,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         self._correction_pace = CorrectionPace(job.num_workers)
         self.reported_samples = 0
         """Samples reported by the present workers in the current round."""
-        self._inner_states = set(past.inner)
+        self._inner_states = set(resume_point.inner)
         """Workers whose inner state is saved for a successor."""
         self.in_flight: deque[Round] = deque()
         """Rounds with all deltas in, oldest first; the first is being reduced."""
@@ -53,14 +53,19 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
             case Waiting():
                 return set()
             case Training(round=current):
-                return current.awaiting - current.deltas.keys() | self.pending.busy(current.weights_version)
+                undelivered = current.awaiting - current.deltas.keys()
+                return undelivered | self.pending.busy(current.weights_version)
             case Reducing(round=current) | Evaluating(round=current):
                 return self.pending.busy(current.weights_version)
 
     @property
-    def _taking(self) -> Round | None:
-        """Round that takes deltas; None: there is none."""
-        return self.state.round if isinstance(self.state, Training | Evaluating) else None
+    def _open_round(self) -> Round | None:
+        """Round that takes deltas; None if there is none."""
+        match self.state:
+            case Training(round=current) | Evaluating(round=current):
+                return current
+            case _:
+                return None
 
     def accepts(self, member: WorkerState, event: RoundEvent | Merged) -> bool:
         """Whether an event belongs to the current round, or is the merge of newer weights."""
@@ -86,7 +91,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
             self._inherit(member)
         started_at = before.ready_at if before is not None and before.overlapped else now
         current, commands = self._planner.plan_round(number, members, self.latest_version, started_at)
-        self.reported_samples = sum(one.progress.samples for one in self._roster.members)
+        self.reported_samples = sum(member.progress.samples for member in self._roster.members)
         self._enter(current, number)
         self.pending.start_evaluation(current.weights_version - 1, current.eval_shares)
         batches = {member.source.worker: member.plan.batches for member in members if member.plan is not None}
@@ -101,7 +106,8 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
             return
         self._inherit(member)
         share = self.pending.hand_out(member.source.worker, self.latest_version - 1)
-        self._out.put(*self._planner.plan_joiner(self.state.round, member, share, self.latest_version))
+        commands = self._planner.plan_joiner(self.state.round, member, share, self.latest_version)
+        self._out.put(*commands)
         self.correct_plans(now)
 
     def _inherit(self, member: WorkerState) -> None:
@@ -111,17 +117,18 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
     def forget(self, member: WorkerState, now: float) -> None:
         """Stop waiting for a lost worker. Its delivered deltas stay; others, or its successor, do the rest."""
         worker = member.source.worker
-        current = self._taking
+        current = self._open_round
         self.reported_samples -= member.progress.samples
         self.pending.forget(worker)
         delivered = self._delivered_by(worker)
-        missing = current if current is not None and worker not in current.deltas else None
-        if missing is not None and self._replay and member.plan is not None:
-            missing.replay_plans[worker] = member.plan
-        elif missing is not None or self._overlapped or not delivered:  # Otherwise the commit takes the rest back.
+        if current is not None and worker in current.deltas:
+            current = None  # Nothing is missing from it.
+        if current is not None and self._replay and member.plan is not None:
+            current.replay_plans[worker] = member.plan
+        elif current is not None or self._overlapped or not delivered:  # Otherwise the commit takes the rest back.
             self.plans.ledger.release(worker, delivered)
-        if missing is not None and worker not in missing.replay_plans:
-            missing.awaiting.discard(worker)
+        if current is not None and worker not in current.replay_plans:
+            current.awaiting.discard(worker)
             self.correct_plans(now, urgent=True)
             self._close_if_complete(now)
         self._settle(now)
@@ -130,10 +137,12 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         """Drop deltas of a worker that began with wrong weights, unless they are being reduced."""
         state = self.state
         if isinstance(state, Training) and state.round.discard_delta(source):
-            state.grace_until = None if len(state.round.deltas) < (self._job.sync.quorum or 1) else state.grace_until
-        for one in list(self.in_flight)[1:]:
-            if one.discard_delta(source) and not one.deltas:
-                self._out.finish(disowned(one.number))
+            quorum = self._job.sync.quorum or 1
+            if len(state.round.deltas) < quorum:
+                state.grace_until = None
+        for waiting in list(self.in_flight)[1:]:
+            if waiting.discard_delta(source) and not waiting.deltas:
+                self._out.finish(disowned(waiting.number))
 
     def handle(self, member: WorkerState, event: RoundEvent | Merged, now: float) -> None:
         """Handle a worker's event about the current round."""
@@ -144,7 +153,8 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
                 member.report(event, now)
                 self.current.figures.learning_rate = event.learning_rate
                 record = step_record(event, self.reported_samples, self.current.wanted)
-                self._out.put(c.LogMetric({**record, "elapsed_s": self._totals.elapsed_s(now)}))
+                record["elapsed_s"] = self._totals.elapsed_s(now)
+                self._out.put(c.LogMetric(record))
                 self.correct_plans(now)
             case Delta():
                 self._delivered(member, event, now)
@@ -174,7 +184,8 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
             self._out.stale(delta, now)
             return
         current = state.round
-        current.deltas[worker], current.delivered_at[worker] = delta, now
+        current.deltas[worker] = delta
+        current.delivered_at[worker] = now
         member.delivered(delta, now - current.started_at, current.evaluating)
         if len(current.deltas) == self._job.sync.quorum and not self._replay:
             state.grace_until = now + self._job.sync.grace_s
@@ -183,7 +194,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
 
     def _close_if_complete(self, now: float) -> None:
         """Close the round once all deltas are in, unless a deferred correction asks for more samples."""
-        current = self._taking
+        current = self._open_round
         if current is not None and current.complete and self._correction_pace.overdue:
             self._correction_pace.hurry()
             self.correct_plans(now)
@@ -200,7 +211,9 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         self.in_flight.append(current)
         if len(self.in_flight) == 1:
             self._out.put(current.reduction(self._job.sync))
-        self._out.put(*self.plans.feed_ahead(self._job.samples(current.number + 1), self._roster.assignable))
+        next_samples = self._job.samples(current.number + 1)
+        feeds = self.plans.feed_ahead(next_samples, self._roster.assignable)
+        self._out.put(*feeds)
         self._advance()
 
     def _advance(self) -> None:
@@ -226,7 +239,8 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         else:
             self._roster.rest_idle()
         if self.in_flight:
-            self._out.put(self.in_flight[0].reduction(self._job.sync))
+            oldest = self.in_flight[0]
+            self._out.put(oldest.reduction(self._job.sync))
         self._advance()
         return excluded
 
@@ -234,7 +248,8 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         """Send the newest weights to workers that train on; the others get them with the next plan."""
         for member in self._roster.assignable:
             if member.plan is not None:
-                self._out.put(*self.plans.send_weights(member, self.latest_version))
+                commands = self.plans.send_weights(member, self.latest_version)
+                self._out.put(*commands)
 
     def _decide(self, done: Round, verdict: Verdict, now: float) -> list[Source]:
         """Commit a round, or end the run if that is impossible; return the workers that are excluded."""
@@ -248,14 +263,16 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         totals = self._commit(done, verdict, now)
         self._owe(done, verdict, now)
         members = self._roster.members
-        accepted = {one.worker for one in verdict.accepted}
         self._inner_states -= self._roster.refused(done.refused(verdict))
-        for member in members if self._job.sync.overlaps else ():
-            if member.source.worker in done.awaiting - accepted:
-                member.merged_version = None  # Its own weights contain samples that are given out again.
+        if self._job.sync.overlaps:
+            not_accepted = done.awaiting - {contribution.worker for contribution in verdict.accepted}
+            for member in members:
+                if member.source.worker in not_accepted:
+                    member.merged_version = None  # Its own weights contain samples that are given out again.
         commit = CommitMetrics(verdict, known_batch_s(members), totals)
         merging = {member.source.worker for member in self._roster.assignable}
-        self.pending.awaiting_merge.append(CommittedRound(done, commit, merging, now))
+        committed = CommittedRound(done, commit, merging, now)
+        self.pending.awaiting_merge.append(committed)
         self.latest_version = WeightsVersion(done.number + 1)
         return excluded
 
@@ -264,47 +281,56 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
 
         A quorum is asked for rounds that lack some, and a round of synchronous training is one step.
         """
-        lacking = done.wanted - sum(one.samples for one in verdict.accepted)
+        lacking = done.wanted - sum(contribution.samples for contribution in verdict.accepted)
         if lacking <= 0 or self._job.sync.quorum is not None or self._job.sync.traits.sends_gradients or self._replay:
             return
         self._planner.owed += lacking
-        last = done.number + 1 == self._job.rounds.update_rounds
-        rest = "it was the last one, so the run has fewer than asked for" if last else "the next ones make them up"
-        text = f"round {done.number + 1} has {done.wanted - lacking} of its {done.wanted} samples: {rest}"
+        if done.number + 1 == self._job.rounds.update_rounds:
+            consequence = "it was the last one, so the run has fewer than asked for"
+        else:
+            consequence = "the next ones make them up"
+        text = f"round {done.number + 1} has {done.wanted - lacking} of its {done.wanted} samples: {consequence}"
         self._out.problem(text, now)
 
     def _spans_of_later_rounds(self) -> dict[int, tuple[Span, ...]]:
         """Samples of later rounds, by worker: delivered, planned or trained ahead."""
-        current = self._taking
-        kept = {worker: self._delivered_by(worker) for worker in self._roster.slots}
+        current = self._open_round
+        later_spans = {worker: self._delivered_by(worker) for worker in self._roster.slots}
         for member in self._roster.members:
             worker = member.source.worker
-            if current is not None and worker in current.awaiting - current.deltas.keys():
-                kept[worker] += member.assigned
-            kept[worker] += member.overlap_spans
-        return {worker: spans for worker, spans in kept.items() if spans}
+            if current is not None and worker in current.awaiting and worker not in current.deltas:
+                later_spans[worker] += member.assigned
+            later_spans[worker] += member.overlap_spans
+        return {worker: spans for worker, spans in later_spans.items() if spans}
 
     def _delivered_by(self, worker: int) -> tuple[Span, ...]:
         """Samples of a worker's delivered deltas that aren't committed."""
-        taken = [*self.in_flight, *filter(None, [self._taking])]
-        return tuple(span for one in taken if worker in one.deltas for span in one.deltas[worker].spans)
+        rounds = list(self.in_flight)
+        if self._open_round is not None:
+            rounds.append(self._open_round)
+        spans: list[Span] = []
+        for delivered_round in rounds:
+            if worker in delivered_round.deltas:
+                spans += delivered_round.deltas[worker].spans
+        return tuple(spans)
 
     def _commit(self, current: Round, verdict: Verdict, now: float) -> dict[str, Any]:
         """Mark the samples of accepted deltas as used, and persist the round; return the run's totals."""
-        deltas = {one.worker: current.deltas[one.worker] for one in verdict.accepted}
+        deltas = {contribution.worker: current.deltas[contribution.worker] for contribution in verdict.accepted}
         used = {worker: delta.spans for worker, delta in sorted(deltas.items())}
         self.plans.commit(used, self._spans_of_later_rounds())
         for worker, delta in deltas.items():
             self._roster.contributed(worker)
             self._totals.count(delta)
-        self._inner_states |= {worker for worker, delta in deltas.items() if delta.inner_state}
+            if delta.inner_state:
+                self._inner_states.add(worker)
         return self._persist(current.number, verdict, tuple(used.items()), now)
 
     def _merged(self, member: WorkerState, event: Merged, now: float) -> None:
-        for one in self.pending.awaiting_merge:
-            if one.number < event.version:
-                size = received_bytes(self._job, self.sent_bytes, one, member, event.version)
-                one.merged(member.source.worker, member.merged_at, now, size, event.waited_s)
+        for committed in self.pending.awaiting_merge:
+            if committed.number < event.version:
+                size = received_bytes(self._job, self.sent_bytes, committed, member, event.version)
+                committed.merged(member.source.worker, member.merged_at, now, size, event.waited_s)
         member.merged_at = now
         member.merged_version = event.version
         if member.plan is not None and not member.plan.evaluate:

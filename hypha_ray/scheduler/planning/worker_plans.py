@@ -22,37 +22,39 @@ class ValidationSamples:
     Args:
         job: the job file.
         slices: the dataset's slices, of both splits.
-        past: point from which the run goes on.
+        resume_point: point from which the run goes on.
 
     """
 
-    def __init__(self, job: Job, slices: Sequence[SliceInfo], past: ResumePoint) -> None:
+    def __init__(self, job: Job, slices: Sequence[SliceInfo], resume_point: ResumePoint) -> None:
         self._every = job.rounds.evaluate_every
         self._last = job.rounds.update_rounds
         self._equal = has_equal_batches(job)
-        self._spans = tuple(Span(0, s.index, 0, s.samples) for s in slices if s.split == "validation")
-        self._evaluated = past.next_round if past.evaluated else None
+        self._spans = tuple(Span(0, info.index, 0, info.samples) for info in slices if info.split == "validation")
+        self._samples = sum(span.samples for span in self._spans)
+        self._evaluated = resume_point.next_round if resume_point.evaluated else None
         """Version of the weights whose evaluation an earlier attempt has recorded; None without one."""
 
     def is_due(self, number: int) -> bool:
         """Whether the weights that round `number` starts from are to be evaluated."""
-        every = self._every
-        last = number == self._last
-        due = number > 0 and (last or (every > 0 and number % every == 0))
-        return bool(self._spans) and due and number != self._evaluated
+        if not self._spans or number <= 0 or number == self._evaluated:
+            return False
+        return number == self._last or (self._every > 0 and number % self._every == 0)
 
     def shares(self, members: Sequence[WorkerState]) -> dict[int, tuple[Span, ...]]:
         """Validation samples for each worker, in proportion to its speed."""
         seconds = batch_seconds(members, self._equal)
-        speeds = {member.source.worker: member.batch_size / seconds[member.source.worker] for member in members}
-        samples = sum(span.samples for span in self._spans)
+        speeds: dict[int, float] = {}
+        for member in members:
+            worker = member.source.worker
+            speeds[worker] = member.batch_size / seconds[worker]
         shares: dict[int, tuple[Span, ...]] = {}
         start = 0
-        before = 0.0
+        cumulated = 0.0
         total = sum(speeds.values())
         for worker, speed in speeds.items():
-            before += speed
-            stop = round(samples * before / total)
+            cumulated += speed
+            stop = round(self._samples * cumulated / total)
             if stop > start:
                 shares[worker] = window(self._spans, start, stop)
             start = stop
@@ -65,7 +67,7 @@ class Sizes:
 
     Attributes:
         held_samples: samples that a worker may hold.
-        near: slices by worker that it is to get before others. The holder of the mapping adds workers as they come.
+        near: slices by worker that it is to get before others. The owner of the mapping adds workers as they come.
 
     """
 
@@ -80,12 +82,14 @@ class WorkerPlans:
         job: the job file.
         slices: the dataset's slices, of both splits.
         sizes: limits.
-        past: point from which the run goes on.
+        resume_point: point from which the run goes on.
         most: samples that a worker may be given at once.
 
     """
 
-    def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: ResumePoint, most: int) -> None:
+    def __init__(
+        self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, resume_point: ResumePoint, most: int
+    ) -> None:
         self._sizes = sizes
         self._fixed = job.run.mode == "replay"
         self._behind = job.sync.in_flight - 1
@@ -95,40 +99,51 @@ class WorkerPlans:
         train = [info for info in slices if info.split == "train"]
         self.ledger: Ledger | Mixture
         if weights := [share.weight for share in job.dataset.mix]:
-            self.ledger = Mixture(train, weights, job.run.seed, most, past.used, past.state.get("mixture", {}))
+            self.ledger = Mixture(
+                train, weights, job.run.seed, most, resume_point.used, resume_point.state.get("mixture", {})
+            )
         else:
-            self.ledger = Ledger.restore(train, job.run.seed, past.used, most)
+            self.ledger = Ledger.restore(train, job.run.seed, resume_point.used, most)
 
     def assign(self, member: WorkerState, samples: int) -> tuple[Span, ...]:
         """Assign samples to a worker; in replay mode regardless of its cache, so that every run assigns the same."""
-        self._assigned.add(member.source.worker)
-        cached = () if self._fixed else member.cached_slices
         worker = member.source.worker
-        near = self._sizes.near.get(member.source.worker)
-        if near and isinstance(self.ledger, Ledger):
-            return self.ledger.assign(worker, samples, cached, member.batch_size, near)
+        self._assigned.add(worker)
+        cached = () if self._fixed else member.cached_slices
+        nearby = self._sizes.near.get(worker)
+        if nearby and isinstance(self.ledger, Ledger):
+            return self.ledger.assign(worker, samples, cached, member.batch_size, nearby)
         return self.ledger.assign(worker, samples, cached, member.batch_size)
 
     def feed(self, member: WorkerState, slices: Sequence[int]) -> list[Command]:
         """Send the slices that the worker lacks; it never drops a slice that is needed now."""
         needed = dict.fromkeys(slices)
         limit = max(self._sizes.held_samples, sum(self._samples[index] for index in needed))
-        worker = member.source.worker
-        return [Feed(worker, index) for index in needed if member.cache_slice(index, self._samples[index], limit)]
+        feeds: list[Command] = []
+        for index in needed:
+            if member.cache_slice(index, self._samples[index], limit):
+                feeds.append(Feed(member.source.worker, index))
+        return feeds
+
+    def feed_spans(self, member: WorkerState, spans: Sequence[Span]) -> list[Command]:
+        """Send the slices of spans that the worker lacks."""
+        return self.feed(member, [span.slice for span in spans])
 
     def feed_ahead(self, samples: int, members: Sequence[WorkerState]) -> list[Command]:
         """Send the slices that a next round of that many samples probably needs, while the server reduces."""
         near = self._sizes.near
-        upcoming = deque(self.ledger.upcoming(sum(self._samples.values()) if near else samples))
+        if near:
+            samples = sum(self._samples.values())
+        upcoming = deque(self.ledger.upcoming(samples))
         commands: list[Command] = []
         for member in members:
-            need = member.planned_samples
-            own = near.get(member.source.worker)
-            if own:  # A stable order: what is near comes first.
-                upcoming = deque(sorted(upcoming, key=lambda index: index not in own))
-            while need > 0 and upcoming:
+            missing = member.planned_samples
+            nearby = near.get(member.source.worker)
+            if nearby:  # The order is stable: nearby slices come first.
+                upcoming = deque(sorted(upcoming, key=lambda index: index not in nearby))
+            while missing > 0 and upcoming:
                 index = upcoming.popleft()
-                need -= self._samples[index]
+                missing -= self._samples[index]
                 commands += self.feed(member, [index])
         return commands
 
@@ -136,13 +151,14 @@ class WorkerPlans:
         """Send a worker its plan of a round, the weights and, if needed, the inner state."""
         worker = member.source.worker
         restores = member.needs_inner_state and bool(plan.spans)
-        member.start(
-            replace(plan, keep=frozenset(member.cached_slices), restores=restores, rejections=member.rejections)
-        )
-        assert member.plan is not None
-        restore: list[Command] = [RestoreInnerState(worker)] if restores else []
+        cached = frozenset(member.cached_slices)
+        plan = replace(plan, keep=cached, restores=restores, rejections=member.rejections)
+        member.start(plan)
         member.untrained = member.untrained and not plan.spans
-        return [Assign(worker, member.plan), *restore, *self.send_weights(member, newest)]
+        commands: list[Command] = [Assign(worker, plan)]
+        if restores:
+            commands.append(RestoreInnerState(worker))
+        return commands + self.send_weights(member, newest)
 
     def send_weights(self, member: WorkerState, newest: WeightsVersion) -> list[Command]:
         """Send a worker the newest weights, unless it was sent them.
@@ -164,16 +180,16 @@ class WorkerPlans:
             return []
         if member.idle:
             member.progress.heard_at = now  # It didn't report because it had nothing to do.
-        worker = member.source.worker
         samples = batches * member.batch_size
         missing = samples - sum(span.samples for span in member.assigned)
         if missing > 0:
             member.assigned += self.assign(member, missing)
         spans = window(member.assigned, 0, samples)
-        feeds = self.feed(member, [span.slice for span in (*member.plan.evaluate, *spans, *member.overlap_spans)])
-        plan = replace(member.plan, version=member.plan.version + 1, spans=spans, keep=frozenset(member.cached_slices))
+        feeds = self.feed_spans(member, (*member.plan.evaluate, *spans, *member.overlap_spans))
+        version = member.plan.version + 1
+        plan = replace(member.plan, version=version, spans=spans, keep=frozenset(member.cached_slices))
         member.follow(plan)
-        return [*feeds, Assign(worker, plan)]
+        return [*feeds, Assign(member.source.worker, plan)]
 
     def state(self) -> dict[str, Any]:
         """State for a `ResumePoint`, beside the used samples: the shares of a mixture."""

@@ -17,7 +17,7 @@ from hypha_ray.scheduler.ledger.mixture import Mixture
 from hypha_ray.scheduler.messages import Outbox
 from hypha_ray.scheduler.resume_point import ResumePoint, RunTotals
 from hypha_ray.scheduler.rounds.signs import LearningReports, Patience
-from hypha_ray.types import Evaluated, Span, added
+from hypha_ray.types import Evaluated, Span, Sums, added
 
 
 @dataclass(slots=True)
@@ -64,16 +64,28 @@ class Evaluation:
             metrics: the job's own metrics. Their sums may be those of some parts alone, such as of a rare class.
 
         """
-        parts = [part for _, part in sorted(self.parts.items()) if any(weight for _, weight in part.sums.values())]
+        parts = [part for _, part in sorted(self.parts.items()) if _has_weight(part)]
         if not parts or not self.complete:
             return None
-        common = set.intersection(*(set(part.sums) for part in parts))
-        total = added(part.sums for part in parts)
-        sums = {name: figure for name, figure in total.items() if name in common or name.startswith(METRIC)}
-        found = figures_of(sums, perplexity, metrics)
-        count = int(max((weight for name, (_, weight) in sums.items() if not name.startswith(METRIC)), default=0))
+        common = set(parts[0].sums)
+        for part in parts[1:]:
+            common &= part.sums.keys()
+        sums: Sums = {}
+        count = 0.0
+        for name, (total, weight) in added(part.sums for part in parts).items():
+            is_metric = name.startswith(METRIC)
+            if name in common or is_metric:
+                sums[name] = total, weight
+            if name in common and not is_metric:
+                count = max(count, weight)
+        figures = figures_of(sums, perplexity, metrics)
         seconds = max(part.seconds for part in parts)
-        return {"kind": "eval", "round": self.weights_round, **found, "count": count, "seconds": seconds}
+        return {"kind": "eval", "round": self.weights_round, **figures, "count": int(count), "seconds": seconds}
+
+
+def _has_weight(part: Evaluated) -> bool:
+    """Whether a part has a figure with a weight."""
+    return any(weight for _, weight in part.sums.values())
 
 
 class Committed(Protocol):
@@ -99,24 +111,27 @@ class PendingRounds(Generic[C]):
 
     Args:
         job: the job file.
-        past: point from which the run goes on.
+        resume_point: point from which the run goes on.
         tally: totals of the run.
         ledger: ledger of the run.
         out: takes the records.
 
     """
 
-    def __init__(self, job: Job, past: ResumePoint, tally: RunTotals, ledger: Ledger | Mixture, out: Outbox) -> None:
+    def __init__(
+        self, job: Job, resume_point: ResumePoint, tally: RunTotals, ledger: Ledger | Mixture, out: Outbox
+    ) -> None:
         self._rounds = job.rounds.update_rounds
         self._totals = tally
         self._ledger = ledger
         self._out = out
         self._signs = LearningReports()
-        self.patience = Patience(job.rounds, past.evaluations)
+        self.patience = Patience(job.rounds, resume_point.evaluations)
         self._perplexity = find_task(job.model.type).perplexity and job.model.loss is None
-        self._metrics: dict[str, Figure] = {
-            metric_figure(name): create("metrics", name).figure for name in job.model.metrics
-        }
+        self._metrics: dict[str, Figure] = {}
+        """The job's own metrics, by the names of their figures."""
+        for name in job.model.metrics:
+            self._metrics[metric_figure(name)] = create("metrics", name).figure
         self.awaiting_merge: deque[C] = deque()
         """Committed rounds, oldest first."""
         self._evaluation: Evaluation | None = None
@@ -144,13 +159,17 @@ class PendingRounds(Generic[C]):
 
     def share(self, worker: int, weights_round: int | None) -> tuple[Span, ...]:
         """A worker's share, if the evaluation is of the weights after this round."""
-        one = self._evaluation
-        return () if one is None or one.weights_round != weights_round else one.pending.get(worker, ())
+        evaluation = self._evaluation
+        if evaluation is None or evaluation.weights_round != weights_round:
+            return ()
+        return evaluation.pending.get(worker, ())
 
     def hand_out(self, worker: int, weights_round: int | None) -> tuple[Span, ...]:
         """Give a worker a lost share, if the evaluation is of the weights after this round."""
-        one = self._evaluation
-        return () if one is None or one.weights_round != weights_round else one.hand_out(worker)
+        evaluation = self._evaluation
+        if evaluation is None or evaluation.weights_round != weights_round:
+            return ()
+        return evaluation.hand_out(worker)
 
     def evaluated(self, part: Evaluated) -> None:
         """Add a worker's result."""
@@ -164,27 +183,32 @@ class PendingRounds(Generic[C]):
         """Whether no record is pending."""
         return not self.awaiting_merge and self._evaluation is None
 
-    def busy(self, due: int) -> set[int]:
+    def busy(self, version: int) -> set[int]:
         """Workers that have to evaluate, or to merge the results before a version."""
-        found = set(() if self._evaluation is None else self._evaluation.pending)
-        return found.union(*(one.merging for one in self.awaiting_merge if one.number < due))
+        workers: set[int] = set()
+        if self._evaluation is not None:
+            workers.update(self._evaluation.pending)
+        for committed in self.awaiting_merge:
+            if committed.number < version:
+                workers |= committed.merging
+        return workers
 
     def forget(self, worker: int) -> None:
         """Stop waiting for a lost worker; its evaluation share goes to another."""
-        for one in self.awaiting_merge:
-            one.merging.discard(worker)
+        for committed in self.awaiting_merge:
+            committed.merging.discard(worker)
         if self._evaluation is not None:
             self._evaluation.lose(worker)
 
-    def stop_waiting(self, due: int, now: float) -> None:
+    def stop_waiting(self, version: int, now: float) -> None:
         """Write the records of weights before a version, without waiting for merges or evaluations.
 
         A partial evaluation makes no record.
         """
-        for one in self.awaiting_merge:
-            if one.number < due:
-                one.merging.clear()
-        if self._evaluation is not None and self._evaluation.weights_round < due:
+        for committed in self.awaiting_merge:
+            if committed.number < version:
+                committed.merging.clear()
+        if self._evaluation is not None and self._evaluation.weights_round < version:
             self._evaluation = None
         self.settle(now)
 
@@ -202,7 +226,8 @@ class PendingRounds(Generic[C]):
             record = self._evaluation.record(self._perplexity, self._metrics)
             if record is not None:
                 self.patience.take(record)
-                self._out.put(c.LogMetric({**record, "elapsed_s": self._totals.elapsed_s(now)}))
+                record["elapsed_s"] = self._totals.elapsed_s(now)
+                self._out.put(c.LogMetric(record))
             self._evaluation = None
 
     def emit(self, now: float) -> None:

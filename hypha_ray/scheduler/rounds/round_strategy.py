@@ -78,23 +78,23 @@ class RoundStrategy(Generic[R, C]):
 
     Args:
         job: the job file.
-        past: point from which the run goes on.
+        resume_point: point from which the run goes on.
         roster: workers of the fleet.
         plans: plans of the workers.
         out: takes commands.
 
     """
 
-    def __init__(self, job: Job, past: ResumePoint, roster: Roster, plans: WorkerPlans, out: Outbox) -> None:
+    def __init__(self, job: Job, resume_point: ResumePoint, roster: Roster, plans: WorkerPlans, out: Outbox) -> None:
         self._job = job
         self._roster = roster
         self.plans = plans
         self._out = out
-        self.state: State[R] = Waiting(past.next_round, None)
-        self.latest_version = WeightsVersion(past.next_round)
+        self.state: State[R] = Waiting(resume_point.next_round, None)
+        self.latest_version = WeightsVersion(resume_point.next_round)
         """Version of the newest committed weights."""
-        self._totals = RunTotals(past.state.get("totals", {}))
-        self.pending: PendingRounds[C] = PendingRounds(job, past, self._totals, plans.ledger, out)
+        self._totals = RunTotals(resume_point.state.get("totals", {}))
+        self.pending: PendingRounds[C] = PendingRounds(job, resume_point, self._totals, plans.ledger, out)
         self.sent_bytes: tuple[int, tuple[int, ...]] = 0, ()
         """Bytes of all of θ, and of each fragment."""
 
@@ -121,7 +121,8 @@ class RoundStrategy(Generic[R, C]):
     @property
     def trained(self) -> bool:
         """Whether all rounds are committed, so that at most the last evaluation is missing."""
-        return self.final or self.next == self._job.rounds.update_rounds
+        rounds = self._job.rounds.update_rounds
+        return self.final or self.next == rounds
 
     @property
     def unevaluated(self) -> bool:
@@ -140,7 +141,10 @@ class RoundStrategy(Generic[R, C]):
 
     def _enter(self, current: R, number: int) -> None:
         """Make a round the current one; the round after the last only evaluates."""
-        self.state = Evaluating(current) if number == self._job.rounds.update_rounds else Training(current)
+        if number == self._job.rounds.update_rounds:
+            self.state = Evaluating(current)
+        else:
+            self.state = Training(current)
 
     def correct_plans(self, now: float, urgent: bool = False) -> None:
         """Adapt plans to the progress of other workers; without a barrier there is nothing to adapt."""
@@ -188,6 +192,5 @@ class RoundStrategy(Generic[R, C]):
         totals = self._totals.totals(now)
         ledger = self.plans.ledger
         state = {"totals": totals, "workers": self._roster.state(), **self.plans.state(), **more}
-        figures = (ledger.cursors(), ledger.epoch, ledger.ahead(), state)
-        self._out.put(c.Persist(number, verdict, used, *figures))
+        self._out.put(c.Persist(number, verdict, used, ledger.cursors(), ledger.epoch, ledger.ahead(), state))
         return totals

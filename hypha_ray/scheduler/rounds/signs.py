@@ -47,14 +47,14 @@ class Patience:
     @property
     def exhausted(self) -> str | None:
         """Reason to end the run, in words; None as long as it is to go on. Rounds are counted from one in it."""
-        since = self._newest - (-1 if self._best is None else self._best[0])
-        if self._limit is None or since < self._limit:
+        best_round, best = self._best or (-1, None)
+        rounds = self._newest - best_round
+        if self._limit is None or rounds < self._limit:
             return None
-        if self._best is None:
-            return f"no finite {self._name} in {counted(since, 'round')}"
-        best_round = self._best[0] + 1
-        best = self._best[1]
-        return f"no better {self._name} than {best:.4g} after round {best_round}, in {counted(since, 'more round')}"
+        if best is None:
+            return f"no finite {self._name} in {counted(rounds, 'round')}"
+        more_rounds = counted(rounds, "more round")
+        return f"no better {self._name} than {best:.4g} after round {best_round + 1}, in {more_rounds}"
 
 
 MOST_TRUNCATED = 0.5
@@ -64,23 +64,28 @@ LEAST_ENTROPY = 0.01
 
 
 class LearningReports:
-    """Remembers which signs have been told."""
+    """Remembers which signs have been reported."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def fresh(self, record: Mapping[str, Any]) -> list[str]:
         """Return texts for the user, of signs in the record of a round that no earlier one had."""
-        signs = {name: text for name, text in _signs(record) if name not in self._told}
-        self._told.update(signs)
-        return list(signs.values())
+        texts: list[str] = []
+        for name, text in _signs(record):
+            if name not in self._reported:
+                self._reported.add(name)
+                texts.append(text)
+        return texts
 
 
 def _signs(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    equal, truncated, entropy = (record.get(name) for name in ("equal_groups", "truncated", "entropy"))
-    if equal is not None and equal >= 1:
-        mean = record.get("reward")
-        level = "" if mean is None else f", {mean:.3g} in the mean"
+    equal_groups = record.get("equal_groups")
+    truncated = record.get("truncated")
+    entropy = record.get("entropy")
+    if equal_groups is not None and equal_groups >= 1:
+        reward = record.get("reward")
+        level = "" if reward is None else f", {reward:.3g} in the mean"
         yield (
             "equal_groups",
             f"all responses to a prompt got equal rewards in a whole round{level}: nothing was learned from them; "
