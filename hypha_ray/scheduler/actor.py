@@ -183,7 +183,7 @@ class Scheduler:
         prefetched_bytes = self._job.worker.prefetch_mb * 1_000_000
         held_samples = prefetched_bytes // manifest.sample_bytes
         slices = await self._slice_cache.usable(manifest.slices)
-        sizes = Sizes(max(1, held_samples), self._slice_cache.near)
+        sizes = Sizes(max(1, held_samples), self._slice_cache.nearby)
         return SchedulerCore(self._job, self._run, slices, sizes, resume_point)
 
     async def _initialise(self, resume_point: ResumePoint) -> None:

@@ -27,7 +27,7 @@ class Round:
     """Time that the plans take; None before batch times are known."""
     weights_version: WeightsVersion
     """Version of the weights that workers train from and evaluate."""
-    wanted: int = 0
+    target_samples: int = 0
     """Samples that the round is to have, with those that earlier rounds lacked."""
     eval_shares: dict[int, tuple[Span, ...]] = field(default_factory=dict)
     """Validation samples of each worker, evaluated before it trains."""

@@ -132,11 +132,11 @@ class RoundPlanner:
             trained += standing.done * standing.pace.batch_size
             if not member.idle:
                 finishes.append(_planned_finish(member, standing))
-        allocation = plan_batches([standing.pace for standing in fleet], max(0, current.wanted - trained))
+        allocation = plan_batches([standing.pace for standing in fleet], max(0, current.target_samples - trained))
         last_finish = max(finishes, default=0.0)
         saved_s = last_finish - max(allocation.finish_s, now - origin)
         planned = current.samples + sum(member.planned_samples for member in members)
-        if planned >= current.wanted:
+        if planned >= current.target_samples:
             is_late = min(finishes, default=0.0) < now - origin + LEAD_S
             gains_little = saved_s <= CORRECTION_GAIN * (origin + last_finish - current.started_at)
             if self._equal_in(current.number) or gains_little or is_late:

@@ -152,7 +152,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
                 self.reported_samples += event.samples
                 member.report(event, now)
                 self.current.figures.learning_rate = event.learning_rate
-                record = step_record(event, self.reported_samples, self.current.wanted)
+                record = step_record(event, self.reported_samples, self.current.target_samples)
                 record["elapsed_s"] = self._totals.elapsed_s(now)
                 self._out.put(c.LogMetric(record))
                 self.correct_plans(now)
@@ -281,7 +281,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
 
         A quorum is asked for rounds that lack some, and a round of synchronous training is one step.
         """
-        lacking = done.wanted - sum(contribution.samples for contribution in verdict.accepted)
+        lacking = done.target_samples - sum(contribution.samples for contribution in verdict.accepted)
         if lacking <= 0 or self._job.sync.quorum is not None or self._job.sync.traits.sends_gradients or self._replay:
             return
         self._planner.owed += lacking
@@ -289,7 +289,8 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
             consequence = "it was the last one, so the run has fewer than asked for"
         else:
             consequence = "the next ones make them up"
-        text = f"round {done.number + 1} has {done.wanted - lacking} of its {done.wanted} samples: {consequence}"
+        target = done.target_samples
+        text = f"round {done.number + 1} has {target - lacking} of its {target} samples: {consequence}"
         self._out.problem(text, now)
 
     def _spans_of_later_rounds(self) -> dict[int, tuple[Span, ...]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -87,7 +88,7 @@ class _Table:
         ordered = sorted(fleet, key=attrgetter("worker"))
         self.workers = [pace.worker for pace in ordered]
         if len(set(self.workers)) < len(self.workers):
-            twice = next(a for a, b in zip(self.workers, self.workers[1:], strict=False) if a == b)
+            twice = next(worker for worker, following in pairwise(self.workers) if worker == following)
             raise PlannerInputError("PLN002", f"worker {twice} is in the fleet twice")
         self.batch_s = self._column("batch_s", [pace.batch_s for pace in ordered], *SECONDS)
         self.offset_s = self._column("offset_s", [pace.offset_s for pace in ordered], 0.0, SECONDS[1])
@@ -104,8 +105,8 @@ class _Table:
         if not good.all():
             row = int(np.argmin(good))
             kind = "a whole number from" if whole else "from"
-            what = f"{name} of worker {self.workers[row]} can't be planned with"
-            raise PlannerInputError("PLN002", what, str(values[row]), f"{kind} {least:g} to {most:g}")
+            problem = f"{name} of worker {self.workers[row]} can't be planned with"
+            raise PlannerInputError("PLN002", problem, str(values[row]), f"{kind} {least:g} to {most:g}")
         return column
 
     def finish_s(self, batches: Counts) -> npt.NDArray[np.float64]:
@@ -114,7 +115,8 @@ class _Table:
 
     def delivered(self, time_s: float) -> Counts:
         """Number of batches that each worker has delivered by then."""
-        count = np.maximum(np.floor((time_s - self.offset_s) / self.batch_s), 0).astype(np.int64)
+        quotients = np.floor((time_s - self.offset_s) / self.batch_s)
+        count = np.maximum(quotients, 0).astype(np.int64)
         # The division is rounded: make it agree with `finish_s`. Nearly always neither loop is entered twice.
         while (over := (self.finish_s(count) > time_s) & (count > 0)).any():
             count -= over
@@ -133,8 +135,9 @@ class _Table:
         rate = (self.sizes / self.batch_s)[order]
         starts = np.cumsum(rate * self.offset_s[order])
         rates = np.cumsum(rate)
+        largest = target + int(self.sizes.sum())
         low_s = float(np.min((target + starts) / rates)) * (1 - RELAXATION_MARGIN)
-        high_s = float(np.min((target + int(self.sizes.sum()) + starts) / rates)) * (1 + RELAXATION_MARGIN)
+        high_s = float(np.min((largest + starts) / rates)) * (1 + RELAXATION_MARGIN)
         low = self.delivered(low_s)
         high = self.delivered(high_s)
         while (high - low).sum() > 64 + 2 * len(low):

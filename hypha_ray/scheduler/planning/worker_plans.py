@@ -67,12 +67,12 @@ class Sizes:
 
     Attributes:
         held_samples: samples that a worker may hold.
-        near: slices by worker that it is to get before others. The owner of the mapping adds workers as they come.
+        nearby: slices by worker that it is to get before others. The owner of the mapping adds workers as they come.
 
     """
 
     held_samples: int
-    near: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    nearby: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
 class WorkerPlans:
@@ -110,7 +110,7 @@ class WorkerPlans:
         worker = member.source.worker
         self._assigned.add(worker)
         cached = () if self._fixed else member.cached_slices
-        nearby = self._sizes.near.get(worker)
+        nearby = self._sizes.nearby.get(worker)
         if nearby and isinstance(self.ledger, Ledger):
             return self.ledger.assign(worker, samples, cached, member.batch_size, nearby)
         return self.ledger.assign(worker, samples, cached, member.batch_size)
@@ -131,14 +131,14 @@ class WorkerPlans:
 
     def feed_ahead(self, samples: int, members: Sequence[WorkerState]) -> list[Command]:
         """Send the slices that a next round of that many samples probably needs, while the server reduces."""
-        near = self._sizes.near
-        if near:
+        nearby_slices = self._sizes.nearby
+        if nearby_slices:
             samples = sum(self._samples.values())
         upcoming = deque(self.ledger.upcoming(samples))
         commands: list[Command] = []
         for member in members:
             missing = member.planned_samples
-            nearby = near.get(member.source.worker)
+            nearby = nearby_slices.get(member.source.worker)
             if nearby:  # The order is stable: nearby slices come first.
                 upcoming = deque(sorted(upcoming, key=lambda index: index not in nearby))
             while missing > 0 and upcoming:

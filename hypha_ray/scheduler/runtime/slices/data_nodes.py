@@ -58,12 +58,13 @@ class LostReplica:
 
 def names() -> dict[str, list[str]]:
     """Names in Ray of all data nodes, by dataset."""
-    found: dict[str, list[str]] = {}
+    by_dataset: dict[str, list[str]] = {}
     for row in list_named_actors(all_namespaces=True):
-        prefix, _, rest = row["name"].partition("/")
-        if row["namespace"] == CLUSTER and prefix == PREFIX and "/" in rest:
-            found.setdefault(rest.partition("/")[0], []).append(row["name"])
-    return {dataset: sorted(found[dataset]) for dataset in sorted(found)}
+        prefix, *names_below = row["name"].split("/")
+        if row["namespace"] == CLUSTER and prefix == PREFIX and len(names_below) > 1:
+            actors = by_dataset.setdefault(names_below[0], [])
+            actors.append(row["name"])
+    return {dataset: sorted(actors) for dataset, actors in sorted(by_dataset.items())}
 
 
 def described(name: str) -> Replica:
@@ -76,24 +77,34 @@ def described(name: str) -> Replica:
     """
     try:
         actor = ray.get_actor(name, namespace=CLUSTER)
-        told: Announcement = ray.get(actor.describe.remote(), timeout=ANSWER_S)
+        announcement: Announcement = ray.get(actor.describe.remote(), timeout=ANSWER_S)
     except DataError as error:
         raise _cause(error) from None
     except (ValueError, RayError) as error:
         fix = "wait until its machine is back, or serve the dataset from another one"
         raise ClusterError("DATA061", f"the data node {name} doesn't answer", first_line(error), fix=fix) from None
-    if told.protocol != PROTOCOL:
-        what = f"the data node {name} is of another release of hypha_ray"
+    if announcement.protocol != PROTOCOL:
+        problem = f"the data node {name} is of another release of hypha_ray"
         fix = "withdraw it and serve it again"
-        raise DataError("DATA041", what, f"protocol {told.protocol}", f"{PROTOCOL}", fix)
-    manifest = parse_manifest(told.manifest.encode(), f"the manifest of {name}")
-    return Replica(name, actor, told.actor_id, told.node_id, told.address, manifest, told.readers)
+        raise DataError("DATA041", problem, f"protocol {announcement.protocol}", f"{PROTOCOL}", fix)
+    manifest = parse_manifest(announcement.manifest.encode(), f"the manifest of {name}")
+    return Replica(
+        name=name,
+        actor=actor,
+        actor_id=announcement.actor_id,
+        node_id=announcement.node_id,
+        address=announcement.address,
+        manifest=manifest,
+        readers=announcement.readers,
+    )
 
 
 def _cause(error: DataError) -> DataError:
     """Error as an actor raised it, without the traceback that Ray adds."""
     cause = getattr(error, "cause", error)
-    return cause if isinstance(cause, DataError) else error
+    if isinstance(cause, DataError):
+        return cause
+    return error
 
 
 def look_up(dataset: str) -> tuple[list[Replica], list[LostReplica]]:
@@ -103,17 +114,17 @@ def look_up(dataset: str) -> tuple[list[Replica], list[LostReplica]]:
         DataError: there is no such dataset.
 
     """
-    known = names()
-    found = list[Replica]()
+    names_by_dataset = names()
+    replicas = list[Replica]()
     lost = list[LostReplica]()
-    if dataset not in known:
-        raise unknown(dataset, known)
-    for name in known[dataset]:
+    if dataset not in names_by_dataset:
+        raise unknown(dataset, names_by_dataset)
+    for name in names_by_dataset[dataset]:
         try:
-            found.append(described(name))
+            replicas.append(described(name))
         except HyphaError as error:
             lost.append(LostReplica(name, error))
-    return found, lost
+    return replicas, lost
 
 
 def replicas_of(dataset: str) -> list[Replica]:
@@ -124,12 +135,12 @@ def replicas_of(dataset: str) -> list[Replica]:
         HyphaError: none of its data nodes serves it.
 
     """
-    found, lost = look_up(dataset)
-    if not found:
+    replicas, lost = look_up(dataset)
+    if not replicas:
         raise lost[0].error
-    require_equal(dataset, found)
-    whole([replica.manifest for replica in found])
-    return found
+    require_equal(dataset, replicas)
+    whole([replica.manifest for replica in replicas])
+    return replicas
 
 
 def require_equal(dataset: str, replicas: Sequence[Replica]) -> None:
@@ -142,30 +153,41 @@ def require_equal(dataset: str, replicas: Sequence[Replica]) -> None:
     if not replicas:
         return
     first = replicas[0]
-    seen = {first.manifest.part: first}
-    for other in replicas[1:]:
-        same = seen.setdefault(other.manifest.part, other)
-        one = first.manifest.part
-        two = other.manifest.part
-        divided_alike = (one is None) == (two is None) and (one is None or two is None or one[1] == two[1])
-        if same.manifest.identity != other.manifest.identity or not divided_alike:
-            same = same if divided_alike else first
-            what = f"two datasets are served as {dataset!r}: on {same.address} ({same.name}) and"
-            what = f"{what} on {other.address} ({other.name})"
-            fix = "withdraw one of them, or serve it under another --name"
-            raise DataError("DATA040", what, _shown(other.manifest), _shown(same.manifest), fix)
+    by_part = {first.manifest.part: first}
+    for replica in replicas[1:]:
+        if _division(replica.manifest) != _division(first.manifest):
+            raise _conflict(dataset, first, replica)
+        same_part = by_part.setdefault(replica.manifest.part, replica)
+        if same_part.manifest.identity != replica.manifest.identity:
+            raise _conflict(dataset, same_part, replica)
+
+
+def _division(manifest: Manifest) -> int | None:
+    """Number of parts of the dataset that a manifest is a part of; None if it is undivided."""
+    return None if manifest.part is None else manifest.part[1]
+
+
+def _conflict(dataset: str, first: Replica, second: Replica) -> DataError:
+    """Error of two data nodes of one name that serve different samples."""
+    first_node = f"{first.address} ({first.name})"
+    second_node = f"{second.address} ({second.name})"
+    problem = f"two datasets are served as {dataset!r}: on {first_node} and on {second_node}"
+    fix = "withdraw one of them, or serve it under another --name"
+    return DataError("DATA040", problem, _shown(second.manifest), _shown(first.manifest), fix)
 
 
 def _shown(manifest: Manifest) -> str:
-    part = "" if manifest.part is None else f" (part {manifest.part[0]}/{manifest.part[1]})"
-    return f"{manifest.identity[:12]}{part}"
+    identity = manifest.identity[:12]
+    if manifest.part is None:
+        return identity
+    return f"{identity} (part {manifest.part[0]}/{manifest.part[1]})"
 
 
-def unknown(dataset: str, known: Iterable[str]) -> DataError:
+def unknown(dataset: str, served: Iterable[str]) -> DataError:
     """Error that no data node serves a dataset of that name."""
-    near = difflib.get_close_matches(dataset, [*known, *local_names()], n=1, cutoff=0.5)
-    if near:
-        fix = f"did you mean {near[0]!r}?"
+    similar = difflib.get_close_matches(dataset, [*served, *local_names()], n=1, cutoff=0.5)
+    if similar:
+        fix = f"did you mean {similar[0]!r}?"
     else:
         fix = "see `python jobs/data.py --list`, or serve it by `python jobs/data.py --serve DIR` on its machine"
     return DataError(

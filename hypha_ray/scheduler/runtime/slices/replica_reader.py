@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, product
+from itertools import islice, product
 from typing import Any
 
 import ray
@@ -105,27 +105,26 @@ class ReplicaReader:
 
     async def read(self, index: int, worker: int) -> Any:
         """See `SliceReader` of `slice_readers`."""
-        place = await self._actors.node_of(worker)
+        worker_node = await self._actors.node_of(worker)
         deadline = self._patience.deadline()
         reads = 0
         while True:
             self._look_for_lost()
-            asked = sorted(
-                (node for node in self._nodes.values() if node.replica.has(index)),
-                key=lambda node: self._distance(node, place),
-            )
+            nodes = [node for node in self._nodes.values() if node.replica.has(index)]
+            nodes.sort(key=lambda node: self._distance(node, worker_node))
             damages: list[DataError] = []
-            for node in asked:
+            for node in nodes:
                 try:
                     tensors = await self._read_from(node, index)
                 except DataError as damage:
-                    damages += self._damage(node, damage, len(asked) - 1)
+                    damages += self._record_damage(node, damage, len(nodes) - 1)
                 except (RayError, TimeoutError) as error:
-                    self._lose(node, error, len(asked) - 1)
+                    self._record_failure(node, error, len(nodes) - 1)
                 else:
                     self._patience.served()
                     return tensors
-            reads += bool(damages) and len(damages) == len(asked)
+            if damages and len(damages) == len(nodes):
+                reads += 1
             if reads >= READS:
                 raise next((damage for damage in damages if damage.code == UNREADABLE), damages[0])
             self._require_hope(index, time.monotonic() > deadline)
@@ -134,10 +133,13 @@ class ReplicaReader:
 
     async def near(self, worker: int) -> frozenset[int]:
         """Slices that are served on a worker's node, or on its site."""
-        place = await self._actors.node_of(worker)
+        worker_node = await self._actors.node_of(worker)
         manifest = await self.manifest()
-        close = [one.replica for one in self._nodes.values() if self._is_near(one.replica, place)]
-        return frozenset(info.index for info in manifest.slices if any(one.has(info.index) for one in close))
+        slices: set[int] = set()
+        for node in self._nodes.values():
+            if self._is_near(node.replica, worker_node):
+                slices |= {info.index for info in manifest.slices if node.replica.has(info.index)}
+        return frozenset(slices)
 
     def traffic(self) -> dict[str, int]:
         """See `SliceReader` of `slice_readers`."""
@@ -145,16 +147,19 @@ class ReplicaReader:
         self._bytes = Counter()
         return counted
 
-    def _distance(self, node: _Node, place: str | None) -> tuple[bool, bool, bool, int, str]:
+    def _distance(self, node: _Node, worker_node: str | None) -> tuple[bool, bool, bool, int, str]:
         """Order of data nodes for a worker on a node."""
-        away = time.monotonic() < node.away_until
+        is_away = time.monotonic() < node.away_until
         replica = node.replica
-        return away, replica.node_id != place, not self._is_near(replica, place), node.busy, replica.name
+        is_elsewhere = replica.node_id != worker_node
+        return is_away, is_elsewhere, not self._is_near(replica, worker_node), node.busy, replica.name
 
-    def _is_near(self, replica: Replica, place: str | None) -> bool:
-        """Whether a data node is on this node, or on its site."""
-        site = self._sites.get(place or "")
-        return replica.node_id == place or (site is not None and self._sites.get(replica.node_id) == site)
+    def _is_near(self, replica: Replica, worker_node: str | None) -> bool:
+        """Whether a data node is on the worker's node, or on its site."""
+        if replica.node_id == worker_node:
+            return True
+        site = self._sites.get(worker_node or "")
+        return site is not None and self._sites.get(replica.node_id) == site
 
     async def _read_from(self, node: _Node, index: int) -> Any:
         """Ask one data node for a slice, and ping it while it works.
@@ -172,7 +177,8 @@ class ReplicaReader:
         node.busy += 1
         try:
             while not (await asyncio.wait({answer}, timeout=PULSE_S))[0]:
-                await asyncio.wait_for(value(actor.ping.remote()), self._silence_s)
+                pong = value(actor.ping.remote())
+                await asyncio.wait_for(pong, self._silence_s)
             answer.result()
         finally:
             answer.cancel()
@@ -186,16 +192,16 @@ class ReplicaReader:
 
     # ── data nodes that can't be read from ────────────────────────────────────────────────────────────────────────
 
-    def _damage(self, node: _Node, damage: DataError, others: int) -> list[DataError]:
-        """Take note of a slice that a data node can't serve; return the error if the slice is damaged."""
-        self._tell(node, damage.what, others)
+    def _record_damage(self, node: _Node, damage: DataError, alternatives: int) -> list[DataError]:
+        """Record a slice that a data node can't serve; return the error if the slice is damaged."""
+        self._report(node, damage.what, alternatives)
         if damage.code != OTHER_SAMPLES:
             return [damage]
-        self._away(node)
+        self._avoid(node)
         return []
 
-    def _lose(self, node: _Node, error: Exception, others: int) -> None:
-        """Take note of a data node that is dead or silent, or that can't read its dataset."""
+    def _record_failure(self, node: _Node, error: Exception, alternatives: int) -> None:
+        """Record a data node that is dead or silent, or that can't read its dataset."""
         cause = getattr(error, "cause", None)
         if isinstance(cause, HyphaError):
             self._refusals[node.replica.name] = cause
@@ -204,16 +210,18 @@ class ReplicaReader:
             reason = f"silent for {self._silence_s:g} s"
         else:
             reason = first_line(error)
-        self._away(node)
-        self._tell(node, reason, others)
+        self._avoid(node)
+        self._report(node, reason, alternatives)
 
-    def _away(self, node: _Node) -> None:
+    def _avoid(self, node: _Node) -> None:
         node.away_until = time.monotonic() + AWAY_S
 
-    def _tell(self, node: _Node, reason: str, others: int) -> None:
-        """Say what is wrong with a data node; another one is read from only if there is one."""
-        told = f"data node {node.replica.name} on {node.replica.address}: {reason}"
-        self._problem(f"{told}; another one is read from" if others else told)
+    def _report(self, node: _Node, reason: str, alternatives: int) -> None:
+        """Report a problem with a data node; another one is read from only if there is one."""
+        text = f"data node {node.replica.name} on {node.replica.address}: {reason}"
+        if alternatives:
+            text = f"{text}; another one is read from"
+        self._problem(text)
 
     def _require_hope(self, index: int, late: bool) -> None:
         """Say that no data node serves a slice, and for how long the run waits.
@@ -223,23 +231,27 @@ class ReplicaReader:
 
         """
         refusals = list(self._refusals.values())
-        refused = next((error for error in refusals if isinstance(error, AuthenticationError)), None)
-        if refused is not None and len(refusals) >= len(self._nodes) and (late or not self._bytes):
-            raise refused
-        what = f"no data node of {self._dataset!r} serves the run's samples"
+        if len(refusals) >= len(self._nodes) and (late or not self._bytes):
+            for refusal in refusals:
+                if isinstance(refusal, AuthenticationError):
+                    raise refusal
         if late:
-            told = f"no data node of {self._dataset!r} has served slice {index} for {self._patience.idle_s:g} s"
-            raise ClusterError("DATA061", told, self._standing(), fix=self._remedy())
-        self._patience.tell(f"{what} ({self._standing()})")
+            problem = f"no data node of {self._dataset!r} has served slice {index} for {self._patience.idle_s:g} s"
+            raise ClusterError("DATA061", problem, self._states(), fix=self._remedy())
+        self._patience.tell(f"no data node of {self._dataset!r} serves the run's samples ({self._states()})")
 
-    def _standing(self) -> str:
-        """State of the data nodes, in words."""
-        told = [
-            f"{name} serves other samples now ({other[:12]}, not {str(self._identity)[:12]})"
-            for name, other in sorted(self._others.items())
-        ]
-        told += [f"{name}: {error.what}" for name, error in sorted(self._refusals.items())]
-        return "; ".join(told) or f"none of {', '.join(sorted(self._known))}"
+    def _states(self) -> str:
+        """States of the data nodes, in words."""
+        states: list[str] = []
+        begun_with = str(self._identity)
+        for name, identity in sorted(self._others.items()):
+            states.append(f"{name} serves other samples now ({identity[:12]}, not {begun_with[:12]})")
+        for name, error in sorted(self._refusals.items()):
+            states.append(f"{name}: {error.what}")
+        if states:
+            return "; ".join(states)
+        names = ", ".join(sorted(self._known))
+        return f"none of {names}"
 
     def _remedy(self) -> str:
         if self._others:
@@ -257,22 +269,27 @@ class ReplicaReader:
 
         """
         if self._manifest is None and self._identity is None:
-            found = await asyncio.to_thread(replicas_of, self._dataset)
-            self._begin(whole([replica.manifest for replica in found]))
+            replicas = await asyncio.to_thread(replicas_of, self._dataset)
+            self._begin(whole([replica.manifest for replica in replicas]))
         else:
-            found, lost = await asyncio.to_thread(look_up, self._dataset)
-            self._refusals = {other.name: other.error for other in lost}
+            replicas, lost = await asyncio.to_thread(look_up, self._dataset)
+            self._refusals = {replica.name: replica.error for replica in lost}
             if self._manifest is None:
-                self._begin(_begun_with(self._dataset, found, lost, str(self._identity)))
-        same = [replica for replica in found if self._is_same(replica.manifest)]
-        kept = {replica.name: self._node_of(replica) for replica in same}
-        kept_names = kept.keys()
-        others = [replica for replica in found if replica.name not in kept_names]
-        self._others = {replica.name: replica.manifest.identity for replica in others}
-        self._known |= kept_names
-        self._nodes = kept or self._nodes
-        nodes = await asyncio.to_thread(ray.nodes)
-        self._sites = {node["NodeID"]: node["Labels"]["site"] for node in nodes if "site" in node["Labels"]}
+                self._begin(_manifest_of(self._dataset, replicas, lost, str(self._identity)))
+        nodes: dict[str, _Node] = {}
+        self._others = {}
+        for replica in replicas:
+            if self._is_same(replica.manifest):
+                nodes[replica.name] = self._node_of(replica)
+            else:
+                self._others[replica.name] = replica.manifest.identity
+        self._known |= nodes.keys()
+        self._nodes = nodes or self._nodes
+        sites: dict[str, str] = {}
+        for ray_node in await asyncio.to_thread(ray.nodes):
+            if "site" in ray_node["Labels"]:
+                sites[ray_node["NodeID"]] = ray_node["Labels"]["site"]
+        self._sites = sites
 
     def _begin(self, manifest: Manifest) -> None:
         """Keep the slices of the dataset that the run is trained on."""
@@ -286,14 +303,16 @@ class ReplicaReader:
 
     def _node_of(self, replica: Replica) -> _Node:
         """State of a data node: that of before if it is the same actor, and not only one of the same name."""
-        known = self._nodes.get(replica.name)
-        return known if known is not None and known.replica.actor_id == replica.actor_id else _Node(replica)
+        node = self._nodes.get(replica.name)
+        if node is not None and node.replica.actor_id == replica.actor_id:
+            return node
+        return _Node(replica)
 
     def _look_for_lost(self) -> None:
         """Look data nodes up beside reads while some are lost, each time after a longer pause."""
         now = time.monotonic()
-        lost = self._known - self._nodes.keys() | {name for name, node in self._nodes.items() if node.away_until}
-        if not lost:
+        missing = self._known - self._nodes.keys()
+        if not missing and not any(node.away_until for node in self._nodes.values()):
             self._pause_s = AWAY_S
         elif now >= self._look_at and (self._looking is None or self._looking.done()):
             self._look_at = now + self._pause_s
@@ -313,7 +332,7 @@ def _is_equal(info: SliceInfo, begun: SliceInfo | None) -> bool:
     return begun is not None and (info.sha256, info.samples, info.split) == (begun.sha256, begun.samples, begun.split)
 
 
-def _begun_with(dataset: str, found: Sequence[Replica], lost: Sequence[LostReplica], identity: str) -> Manifest:
+def _manifest_of(dataset: str, replicas: Sequence[Replica], lost: Sequence[LostReplica], identity: str) -> Manifest:
     """Manifest of the dataset of that identity, among those of data nodes, some of which may serve other samples.
 
     Raises:
@@ -321,21 +340,29 @@ def _begun_with(dataset: str, found: Sequence[Replica], lost: Sequence[LostRepli
         HyphaError: none answers.
 
     """
-    if not found:
+    if not replicas:
         raise lost[0].error
-    by_part: dict[tuple[int, int] | None, dict[str, Manifest]] = {}
-    for manifest in (replica.manifest for replica in found):
-        by_part.setdefault(manifest.part, {})[manifest.identity] = manifest
-    candidates = [list(by_part.pop(None, {}).values()), *_divisions(by_part)]
-    for manifest in chain.from_iterable(candidates):
+    undivided: dict[str, Manifest] = {}
+    by_division: dict[int, dict[int, dict[str, Manifest]]] = {}
+    """Manifests by number of parts, by part and by identity."""
+    for replica in replicas:
+        manifest = replica.manifest
+        if manifest.part is None:
+            undivided[manifest.identity] = manifest
+        else:
+            part, parts = manifest.part
+            by_part = by_division.setdefault(parts, {})
+            by_part.setdefault(part, {})[manifest.identity] = manifest
+    candidates = list(undivided.values())
+    for by_part in by_division.values():
+        candidates += _combinations(by_part)
+    for manifest in candidates:
         if manifest.identity == identity:
             return manifest
-    raise other_dataset(dataset, {replica.manifest.identity for replica in found}, identity)
+    raise other_dataset(dataset, {replica.manifest.identity for replica in replicas}, identity)
 
 
-def _divisions(by_part: Mapping[tuple[int, int] | None, Mapping[str, Manifest]]) -> Iterator[list[Manifest]]:
-    """Datasets that the parts of one division make, of each of which there may be several."""
-    divided = {part: list(manifests.values()) for part, manifests in by_part.items() if part is not None}
-    for count in {part[1] for part in divided}:
-        parts = [manifests for part, manifests in divided.items() if part[1] == count]
-        yield [whole(chosen) for chosen in islice(product(*parts), MOST_DIVISIONS)]
+def _combinations(by_part: Mapping[int, Mapping[str, Manifest]]) -> list[Manifest]:
+    """Datasets that the parts of a division make; there may be several of each part."""
+    parts = [list(manifests.values()) for manifests in by_part.values()]
+    return [whole(chosen) for chosen in islice(product(*parts), MOST_DIVISIONS)]

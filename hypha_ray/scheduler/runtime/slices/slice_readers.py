@@ -68,16 +68,18 @@ def reader_of(
 
     """
     readers: list[SliceReader] = []
-    for number, place in enumerate(places):
+    for number, source in enumerate(places):
         identity = begun.of(number)
         patience = Patience(job.resources.max_idle_s, problem)
-        if place.served:
-            readers.append(ReplicaReader(place.address, job, actors, problem, identity))
-        elif is_url(place.address):
-            readers.append(UrlReader(place.address, actors, problem, patience, identity))
+        if source.served:
+            readers.append(ReplicaReader(source.address, job, actors, problem, identity))
+        elif is_url(source.address):
+            readers.append(UrlReader(source.address, actors, problem, patience, identity))
         else:
-            readers.append(ShardReader(actors.shards_of(place.address), patience, identity))
-    return readers[0] if len(readers) == 1 else MixtureReader(readers)
+            readers.append(ShardReader(actors.shards_of(source.address), patience, identity))
+    if len(readers) == 1:
+        return readers[0]
+    return MixtureReader(readers)
 
 
 class MixtureReader:
@@ -88,15 +90,20 @@ class MixtureReader:
 
     async def manifest(self) -> Manifest:
         """See `SliceReader`."""
-        return mixed([await reader.manifest() for reader in self._readers])
+        manifests = [await reader.manifest() for reader in self._readers]
+        return mixed(manifests)
 
     async def read(self, index: int, worker: int) -> Any:
         """See `SliceReader`."""
-        return await self._readers[dataset_of(index)].read(index % SLICES_PER_DATASET, worker)
+        reader = self._readers[dataset_of(index)]
+        return await reader.read(index % SLICES_PER_DATASET, worker)
 
     def traffic(self) -> dict[str, int]:
         """See `SliceReader`."""
-        return dict(sum((Counter(reader.traffic()) for reader in self._readers), Counter[str]()))
+        total = Counter[str]()
+        for reader in self._readers:
+            total += Counter(reader.traffic())
+        return dict(total)
 
 
 class ShardSlices:
@@ -129,7 +136,7 @@ class ShardSlices:
         deadline = self._patience.deadline()
         while self._manifest is None:
             try:
-                announced: Manifest = await (await shard.ask(lambda one: one.announce.remote()))
+                announced: Manifest = await (await shard.ask(lambda actor: actor.announce.remote()))
             except ExpiredError as expired:
                 await self._wait_for_credentials(expired, deadline)
                 continue
@@ -137,8 +144,8 @@ class ShardSlices:
                 self._manifest = announced
                 self._hashes = {info.index: info.sha256 for info in announced.slices}
             else:
-                other = other_dataset(announced.name, [announced.identity], str(self._identity))
-                await self._wait(other, deadline)
+                error = other_dataset(announced.name, [announced.identity], str(self._identity))
+                await self._wait(error, deadline)
         self._patience.served()
         return self._manifest
 
@@ -152,7 +159,7 @@ class ShardSlices:
         deadline = self._patience.deadline()
         while True:
             try:
-                tensors = await _served(shards, index, self._hashes.get(index))
+                tensors = await _serve(shards, index, self._hashes.get(index))
             except DataError as error:
                 if error.code != OTHER_SAMPLES:
                     raise
@@ -249,7 +256,8 @@ class UrlReader:
             self._nodes[index] = await self._actors.node_of(worker)
         shard = self._shard(self._nodes[index])
         tensors = await self._slices.read([shard], index)
-        for text in await (await shard.ask(lambda one: one.notes.remote())):
+        notes = await shard.ask(lambda actor: actor.notes.remote())
+        for text in await notes:
             self._problem(text)
         return tensors
 
@@ -263,17 +271,21 @@ class UrlReader:
         return self._shards[node]
 
 
-async def _served(shards: Sequence[SupervisedActor], index: int, sha256: str | None) -> Any:
+async def _serve(shards: Sequence[SupervisedActor], index: int, sha256: str | None) -> Any:
     """Reference to the tensors of a slice with that hash, which one shard after the other is asked for.
 
     Raises:
         HyphaError: every read found the slice damaged, or it can't be read.
 
     """
+
+    def tensors_and_receipt(shard: Any) -> Any:
+        return shard.serve.options(num_returns=2).remote(index, sha256)
+
     for attempt in range(READS):
         shard = shards[(index + attempt) % len(shards)]
         try:
-            tensors, _ = await shard.ask(lambda s: s.serve.options(num_returns=2).remote(index, sha256))
+            tensors, _ = await shard.ask(tensors_and_receipt)
             return tensors
         except DataError as error:
             damage = error
@@ -299,13 +311,13 @@ class SliceCache:
         self._actors = actors
         self._reader = reader
         self._slices: dict[int, asyncio.Task[Any]] = {}
-        self.near: dict[int, frozenset[int]] = {}
+        self.nearby: dict[int, frozenset[int]] = {}
         """Slices by worker that it is to get before others; empty unless the job prefers those near to it."""
 
     async def locate(self, worker: int) -> None:
         """Find out which slices are served near a new worker, if the job prefers these."""
         if self._job.dataset.locality == "prefer" and isinstance(self._reader, ReplicaReader):
-            self.near[worker] = await self._reader.near(worker)
+            self.nearby[worker] = await self._reader.near(worker)
 
     async def usable(self, slices: Sequence[SliceInfo]) -> list[SliceInfo]:
         """Return the slices that aren't in quarantine.
@@ -314,13 +326,14 @@ class SliceCache:
             DataError: nothing to train on is left, in one of the datasets.
 
         """
-        aside = await (await self._actors.store.ask(lambda store: store.quarantined.remote()))
-        left = [info for info in slices if info.index not in aside]
-        if not _datasets(left) or _datasets(left) != _datasets(slices):
-            damaged = "1 slice is" if len(aside) == 1 else f"{len(aside)} slices are"
-            what = f"nothing to train on is left: {damaged} damaged"
-            raise DataError("DATA028", what, next(iter(aside.values()), ""), fix="prepare the dataset again")
-        return left
+        quarantined = await (await self._actors.store.ask(lambda store: store.quarantined.remote()))
+        usable = [info for info in slices if info.index not in quarantined]
+        if not _datasets(usable) or _datasets(usable) != _datasets(slices):
+            damaged = "1 slice is" if len(quarantined) == 1 else f"{len(quarantined)} slices are"
+            problem = f"nothing to train on is left: {damaged} damaged"
+            first_reason = next(iter(quarantined.values()), "")
+            raise DataError("DATA028", problem, first_reason, fix="prepare the dataset again")
+        return usable
 
     async def slice(self, index: int, worker: int) -> Any:
         """Return a reference to a slice's tensors; if they have to be read, then from near that worker.
@@ -334,7 +347,8 @@ class SliceCache:
             self._slices[index] = asyncio.ensure_future(self._reader.read(index, worker))
         task = self._slices[index] = self._slices.pop(index)
         while len(self._slices) > SLICES_PER_WORKER * self._job.num_workers:
-            del self._slices[next(iter(self._slices))]
+            oldest = next(iter(self._slices))
+            del self._slices[oldest]
         try:
             return await asyncio.shield(task)
         except DataError as error:
@@ -343,8 +357,8 @@ class SliceCache:
                 raise
             reason = str(getattr(error, "cause", error))  # Ray's own text of it is a traceback.
             await self._actors.store.ask(lambda store: store.quarantine.remote(index, reason))
-            what = f"slice {index} is damaged and set aside; going on without it from the last commit"
-            raise QuarantinedError("DATA029", what, got=error.what) from None
+            problem = f"slice {index} is damaged and set aside; going on without it from the last commit"
+            raise QuarantinedError("DATA029", problem, got=error.what) from None
 
     def forget(self, index: int) -> None:
         """Drop the reference to a slice whose object is lost."""
