@@ -148,7 +148,7 @@ class SchedulerCore:
             return []
         self._forgive_own_absence(now)
         try:
-            self._take_in(event, now)
+            self._handle_event(event, now)
         except Exception as error:
             if not self._lose_sender(event, error, now):
                 raise
@@ -157,7 +157,7 @@ class SchedulerCore:
                 follow(now)
         return self._out.take()
 
-    def _take_in(self, event: c.Input, now: float) -> None:
+    def _handle_event(self, event: c.Input, now: float) -> None:
         match event:
             case c.Initialised(theta_bytes=size, theta_sha256=theta, layout_sha256=layout, part_bytes=parts):
                 self._strategy.sent_bytes = (size, parts or (size,))
@@ -165,16 +165,16 @@ class SchedulerCore:
                 self._record_commit(self._resume_point.next_round - 1, theta, now)
             case c.Reduced(verdict=verdict):
                 for source in self._strategy.reduced(verdict, now):
-                    self._lost(source, f"excluded after {self._job.sync.strikes} rejected deltas", now)
+                    self._lose_worker(source, f"excluded after {self._job.sync.strikes} rejected deltas", now)
             case c.Committed(saved=t.Saved(commit=commit, problem=problem)):
                 self._store_pace.wrote(commit.round)
                 if problem is not None:
                     self._out.problem(problem, now)
                 self._record_commit(commit.round, commit.theta_sha256, now)
             case c.PlacementFailed():
-                self._lost(event.source, event.reason, now)
+                self._lose_worker(event.source, event.reason, now)
             case c.Lost():
-                was_present = self._lost_at_work(event.source, event.reason, now)
+                was_present = self._lose_at_work(event.source, event.reason, now)
                 if was_present and self._roster.broke_down(event.source.worker, event.exception):
                     common_exception = event.exception if self._roster.breaks_alike else None
                     self._give_up(hopeless(event.reason, common_exception), now)
@@ -191,7 +191,7 @@ class SchedulerCore:
         if not isinstance(event, t.Event) or isinstance(event, t.Failed):
             return False
         log.error("an event of worker %d can't be handled: %s", event.source.worker, event, exc_info=error)
-        lost = self._lost(event.source, f"its {type(event).__name__} event can't be handled: {error}", now)
+        lost = self._lose_worker(event.source, f"its {type(event).__name__} event can't be handled: {error}", now)
         if lost:
             self._roster.slots[event.source.worker].member = None
         return lost
@@ -211,7 +211,7 @@ class SchedulerCore:
         if "check" in over:
             self._timers["check"] = now + CHECK_S
             for source, reason in self._roster.silent(now, self._strategy.busy):
-                self._lost_at_work(source, reason, now)
+                self._lose_at_work(source, reason, now)
             self._hire(now)
         for name in over - {"check"}:
             self._timers.pop(name, None)
@@ -231,7 +231,7 @@ class SchedulerCore:
             self._give_up(self._too_few("were ready by the start deadline"), now)
             return
         for source in sorted(late, key=attrgetter("worker")):
-            self._lost(source, "not ready by the start deadline", now)
+            self._lose_worker(source, "not ready by the start deadline", now)
 
     def _give_up(self, error: Exception, now: float) -> None:
         """End a run for lack of workers; after its last commit it ends well, without the evaluation."""
@@ -260,13 +260,13 @@ class SchedulerCore:
                 if trusted:
                     self._roster.works_on(source, work, limited, machine, now)
             case t.Ready() if trusted:
-                self._ready(event, now)
+                self._admit(event, now)
             case t.Leaving(reason=reason) if trusted:
                 if self._roster.leave(source):
                     self._out.event("leaving", now, worker=source.worker, incarnation=source.incarnation, reason=reason)
                     self._strategy.correct_plans(now)
             case t.Left() if trusted:
-                self._lost(source, "left", now, blame=False)
+                self._lose_worker(source, "left", now, blame=False)
             case t.Damaged() | t.RolloutReport() | t.ModelWorkersRevived() | t.WorkerWarned() if trusted:
                 self._out.logged(event, now)
             case t.Failed(error=error) if trusted:
@@ -276,7 +276,7 @@ class SchedulerCore:
             case _:
                 self._out.stale(event, now)
 
-    def _ready(self, event: t.Ready, now: float) -> None:
+    def _admit(self, event: t.Ready, now: float) -> None:
         source = event.source
         member = self._roster.ready(source, now, event.batch_size)
         if member is None:
@@ -289,7 +289,7 @@ class SchedulerCore:
         elif self._builds_the_model([member], now):
             self._strategy.join(member, now)
 
-    def _lost(self, source: t.Source, reason: str, now: float, blame: bool = True) -> bool:
+    def _lose_worker(self, source: t.Source, reason: str, now: float, blame: bool = True) -> bool:
         """Empty a worker's slot, give its work to others, and hire a successor; False if it wasn't in the slot."""
         member = self._roster.member(source)
         if not self._roster.release(source, now, blame):
@@ -304,10 +304,10 @@ class SchedulerCore:
         self._hire(now)
         return True
 
-    def _lost_at_work(self, source: t.Source, reason: str, now: float) -> bool:
+    def _lose_at_work(self, source: t.Source, reason: str, now: float) -> bool:
         """Lose a worker that died or hangs; end the run if its work has ended others, too."""
         work, losses = self._roster.lost_at(source)
-        was_present = self._lost(source, reason, now)
+        was_present = self._lose_worker(source, reason, now)
         if was_present and self._roster.is_fatal(work):
             self._give_up(fatal(work, reason), now)
         elif was_present and losses == FATAL:
@@ -350,7 +350,7 @@ class SchedulerCore:
         for member in unlike:
             self._roster.exclude(member.source.worker)
             self._out.event("exclude", now, worker=member.source.worker, reason=reason)
-            self._lost(member.source, reason, now)
+            self._lose_worker(member.source, reason, now)
         return not unlike
 
     def _record_commit(self, round: int, theta_sha256: str, now: float) -> None:
@@ -368,7 +368,7 @@ class SchedulerCore:
         for source in sources:  # All deltas first: a loss may close the round.
             self._strategy.discard_delta(source)
         for source in sources:
-            self._lost(source, "it began with other weights than were committed", now)
+            self._lose_worker(source, "it began with other weights than were committed", now)
 
     def _too_few(self, predicate: str) -> CapacityError:
         return too_few(self._roster.assignable_count, self._needed, predicate)

@@ -96,13 +96,13 @@ MUTANTS: dict[str, Defect] = {
         statement(
             "for",
             "for source in {1}:\n    self._strategy.discard_delta(source)\n"
-            "    self._lost(source, 'other weights', now)\nreturn",
+            "    self._lose_worker(source, 'other weights', now)\nreturn",
             1,
         ),
     ),
     # ── rounds
     "a delta is taken twice": Defect(
-        "scheduler.barrier.strategy", "BarrierRounds._delivered", operation("or", "{0} or {2}")
+        "scheduler.barrier.strategy", "BarrierRounds._record_delta", operation("or", "{0} or {2}")
     ),
     "deltas of another round are taken": Defect(
         "scheduler.barrier.strategy", "BarrierRounds.accepts", operation("and", "{0}", 3)
@@ -116,11 +116,11 @@ MUTANTS: dict[str, Defect] = {
         "scheduler.barrier.strategy", "BarrierRounds.forget", drop("correct_plans")
     ),
     "a joiner isn't given work": Defect("scheduler.barrier.strategy", "BarrierRounds.join", drop("correct_plans")),
-    "a joiner isn't let in": Defect("scheduler.core", "SchedulerCore._ready", drop("join")),
+    "a joiner isn't let in": Defect("scheduler.core", "SchedulerCore._admit", drop("join")),
     "what is left over isn't released": Defect(
         "scheduler.planning.worker_plans", "WorkerPlans.commit", drop("release")
     ),
-    "a grace time never ends": Defect("scheduler.barrier.strategy", "BarrierRounds._delivered", drop("grace_until")),
+    "a grace time never ends": Defect("scheduler.barrier.strategy", "BarrierRounds._record_delta", drop("grace_until")),
     "deltas are weighed alike": Defect("scheduler.barrier.round", "Round.reduction", call("weight", "1")),
     "weights are sent as differences to whoever": Defect(
         "scheduler.planning.worker_plans", "WorkerPlans.send_weights", operation("or", "False")
@@ -197,7 +197,7 @@ MUTANTS: dict[str, Defect] = {
     "reports of the round before stay in the sum": Defect(
         "scheduler.barrier.strategy", "BarrierRounds.begin", drop("reported_samples")
     ),
-    "who leaves is still counted": Defect("scheduler.fleet.roster", "Roster.leave", drop("_count")),
+    "who leaves is still counted": Defect("scheduler.fleet.roster", "Roster.leave", drop("_count_assignable")),
     "exclusions aren't counted": Defect("scheduler.fleet.roster", "Roster.exclude", drop("add")),
     "a vacated slot isn't looked at": Defect("scheduler.fleet.roster", "Roster.release", drop("add")),
     "break-downs are never forgotten": Defect("scheduler.fleet.roster", "Roster.broke_down", drop("add", 1)),

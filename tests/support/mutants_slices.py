@@ -21,18 +21,18 @@ from tests.support.mutation import (
 
 MUTANTS = {
     "commit leaves samples assigned": Defect("scheduler.ledger.ledger", "Ledger.commit", drop("held")),
-    "commit takes foreign samples": Defect("scheduler.ledger.ledger", "_rest", operation("or", "{0}")),
+    "commit takes foreign samples": Defect("scheduler.ledger.ledger", "_unused", operation("or", "{0}")),
     "commit takes the same samples twice": Defect(
-        "scheduler.ledger.ledger", "_rest", call("samples_of", "samples_of(set({0}))", 3)
+        "scheduler.ledger.ledger", "_unused", call("samples_of", "samples_of(set({0}))", 3)
     ),
-    "commit takes spans that run backwards": Defect("scheduler.ledger.ledger", "_rest", call("any", "False")),
+    "commit takes spans that run backwards": Defect("scheduler.ledger.ledger", "_unused", call("any", "False")),
     "commit does half of a bad delta": Defect(
         "scheduler.ledger.ledger",
         "Ledger.commit",
         value(
             "=",
             "type('Lazy', (dict,), {'__missing__': lambda _, worker: "
-            "_rest(worker, self.held.get(worker, []), deltas[worker])})()",
+            "_unused(worker, self.held.get(worker, []), deltas[worker])})()",
         ),
     ),
     "commit counts for the oldest epoch": Defect(
@@ -44,11 +44,13 @@ MUTANTS = {
     ),
     "release loses the last span": Defect("scheduler.ledger.ledger", "Ledger.release", iterated("{}[:-1]")),
     "release isn't counted": Defect("scheduler.ledger.epoch", "Epoch.give_back", drop("_available")),
-    "release isn't queued": Defect("scheduler.ledger.epoch", "Epoch.give_back", drop("_file")),
-    "release leaves a slice touched": Defect("scheduler.ledger.epoch", "Epoch._file", operation("not in", "False", 1)),
+    "release isn't queued": Defect("scheduler.ledger.epoch", "Epoch.give_back", drop("_enqueue")),
+    "release leaves a slice touched": Defect(
+        "scheduler.ledger.epoch", "Epoch._enqueue", operation("not in", "False", 1)
+    ),
     "release forgets what was free": Defect("scheduler.ledger.epoch", "Epoch.give_back", call("joined", "[{0.1}]")),
     "release takes what is to be kept": Defect(
-        "scheduler.ledger.ledger", "Ledger.release", call("_rest", "_rest({0}, {1}, ())")
+        "scheduler.ledger.ledger", "Ledger.release", call("_unused", "_unused({0}, {1}, ())")
     ),
     "release lets the worker keep nothing": Defect("scheduler.ledger.ledger", "Ledger.release", drop("held")),
     "epoch is begun early": Defect("scheduler.ledger.epoch", "Epoch.assign", attribute("_available", "max(0, {} - 1)")),
@@ -58,7 +60,7 @@ MUTANTS = {
     "cached slices don't matter": Defect("scheduler.ledger.ledger", "Ledger.assign", value("=", "{{1}}", 2)),
     "own slices don't matter": Defect("scheduler.ledger.ledger", "Ledger.assign", value("=", "{{0}}", 2)),
     "shared slices don't matter": Defect("scheduler.ledger.epoch", "Epoch._rank", returned("1", 3)),
-    "queue trusts old keys": Defect("scheduler.ledger.epoch", "Epoch._first", operation("==", "{1} is not None")),
+    "queue trusts old keys": Defect("scheduler.ledger.epoch", "Epoch._next_slice", operation("==", "{1} is not None")),
     "upcoming empties the queue": Defect("scheduler.ledger.epoch", "Epoch.next_slices", iterated("{}[:-1]")),
     "state has one run of each slice": Defect(
         "scheduler.ledger.ledger", "Ledger.state", call("extend", "{of}.extend({0}[:1])")

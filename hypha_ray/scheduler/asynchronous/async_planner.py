@@ -49,7 +49,7 @@ class AsyncPlanner:
         """Seconds per batch of a worker that hasn't reported any."""
         self._ends: dict[int, float] = {}
         """Time at which each worker's local round should end, if that was known when it began."""
-        everything = self._everything(job.num_workers)  # One worker may have to do the work of all.
+        everything = self._local_round_samples(job.num_workers)  # One worker may have to do the work of all.
         self.plans = WorkerPlans(job, slices, sizes, resume_point, everything + batch_size(job))
         self._validation = ValidationSamples(job, slices, resume_point)
 
@@ -58,7 +58,7 @@ class AsyncPlanner:
         """Number of deltas in a round."""
         return self._job.sync.period or self._job.num_workers
 
-    def _everything(self, workers: int) -> int:
+    def _local_round_samples(self, workers: int) -> int:
         """Samples of one local round of so many workers, so that the deltas of a round have a round's samples."""
         return -(-self._target * workers // self.size)
 
@@ -90,7 +90,7 @@ class AsyncPlanner:
         """
         spans = self.plans.assign(member, self._batches(member, fleet, now) * member.batch_size)
         rounds = self._job.rounds.update_rounds
-        progress = min(at, rounds), min(at + self._length(member, spans), rounds)
+        progress = min(at, rounds), min(at + self._length_in_rounds(member, spans), rounds)
         feeds = self.plans.feed_spans(member, (*share, *spans))
         plan = Plan(version, 0, spans, member.batch_size, share, progress=progress)
         return [*feeds, *self.plans.start(member, plan, version)]
@@ -111,7 +111,7 @@ class AsyncPlanner:
             self._measure(fleet, now)
             end = began_at + self._allocation.finish_s
         further_batches = max(1, int((end - now) / batch_s))
-        batches = self._bounded(member, member.progress.batches + further_batches)
+        batches = self._limit_batches(member, member.progress.batches + further_batches)
         if abs(batches - member.plan.batches) <= max(1, RESIZE_GAIN * member.plan.batches):
             return []
         return self.plans.correct(member, batches, now)
@@ -145,11 +145,11 @@ class AsyncPlanner:
         if abs(end - now - allocation.finish_s) < 1e-6 * allocation.finish_s:
             return max(1, batches)
         overhead_s = member.overhead[False].mean or 0.0
-        return self._bounded(member, int((end - now - overhead_s) / batch_s))
+        return self._limit_batches(member, int((end - now - overhead_s) / batch_s))
 
-    def _bounded(self, member: WorkerState, batches: int) -> int:
+    def _limit_batches(self, member: WorkerState, batches: int) -> int:
         """Limit a number of batches to at least one and at most a worker's limit."""
-        limit = self._everything(self._job.num_workers) // member.batch_size + 1
+        limit = self._local_round_samples(self._job.num_workers) // member.batch_size + 1
         return min(max(1, batches), limit)
 
     def _next_beat(self, length_s: float, now: float) -> float:
@@ -171,9 +171,9 @@ class AsyncPlanner:
         self._typical_s = typical_seconds(fleet)
         self._fleet_speed = sum(member.batch_size / seconds[member.source.worker] for member in fleet)
         paces = paces_at_start(fleet, evaluating=False, equal=False)
-        self._allocation = plan_batches(paces, self._everything(len(fleet)))
+        self._allocation = plan_batches(paces, self._local_round_samples(len(fleet)))
 
-    def _length(self, member: WorkerState, spans: Sequence[Span]) -> float:
+    def _length_in_rounds(self, member: WorkerState, spans: Sequence[Span]) -> float:
         """Progress of the fleet, in rounds, while a worker trains on these spans."""
         batch_s = member.batch_time.mean
         speed = member.batch_size / (self._typical_s if batch_s is None else batch_s)

@@ -79,7 +79,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         self._totals.begin(now)
         self._enter(AsyncRound(number, now, self._planner.size), number)
         if self.final:
-            self._call_off()
+            self._discard_unmerged()
         self._unplanned.update(member.source.worker for member in self._roster.assignable)
         members = self._idle()
         if not self.pending.evaluating:
@@ -134,19 +134,19 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         assert self.current is not None
         match event:
             case Report():
-                self._reported(member, self.current, event, now)
+                self._record_report(member, self.current, event, now)
             case Delta():
-                self._arrived(member, self.current, event, now)
+                self._record_delta(member, self.current, event, now)
             case Merged():
-                self._merged(member, event, now)
+                self._record_merge(member, event, now)
             case Evaluated():
-                self._evaluated(member, event, now)
+                self._record_evaluation(member, event, now)
 
-    def _reported(self, member: WorkerState, current: AsyncRound, report: Report, now: float) -> None:
+    def _record_report(self, member: WorkerState, current: AsyncRound, report: Report, now: float) -> None:
         self.training.report(member, report.samples)
         member.report(report, now)
         current.figures.learning_rate = report.learning_rate
-        samples = self._trained() - self._totals.samples + current.samples
+        samples = self._trained_samples() - self._totals.samples + current.samples
         record = step_record(report, samples, self._job.rounds.samples_between_updates)
         record |= {"round": current.number, "elapsed_s": self._totals.elapsed_s(now)}
         self._out.put(c.LogMetric(record))
@@ -156,7 +156,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
             commands = self._planner.resize(member, fleet, local.began_at, now)
             self._out.put(*commands)
 
-    def _arrived(self, member: WorkerState, current: AsyncRound, delta: Delta, now: float) -> None:
+    def _record_delta(self, member: WorkerState, current: AsyncRound, delta: Delta, now: float) -> None:
         worker = member.source.worker
         local = self.training.pop(member)
         if local is None:
@@ -168,7 +168,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         self._handed_over_at[worker] = now
         self._advance(now)
 
-    def _merged(self, member: WorkerState, event: Merged, now: float) -> None:
+    def _record_merge(self, member: WorkerState, event: Merged, now: float) -> None:
         local = self.training.rounds.get(member.source.worker)
         if local is not None and self.current is not None and member.merged_version != event.version:
             waited_s = None if local.handed_over_at is None else now - local.handed_over_at
@@ -204,7 +204,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         share = self._share(member)
         version = self.queue.version
         handed_over_at = self._handed_over_at.pop(worker, None)
-        at = self._trained() / self._job.rounds.samples_between_updates
+        at = self._trained_samples() / self._job.rounds.samples_between_updates
         commands = self._planner.plan_local_round(version, member, self._roster.assignable_and(member), share, at, now)
         self.training.rounds[worker] = LocalRound(version, self.queue.merged, now, handed_over_at, bool(share))
         batches = {worker: member.plan and member.plan.batches}
@@ -238,7 +238,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
             return []
         excluded = strike(self._roster, self._out, verdict, now)
         if current.whole:
-            self._end(current, verdict.update_norm, now)
+            self._commit_round(current, verdict.update_norm, now)
         else:
             self._advance(now)
         return excluded
@@ -250,7 +250,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         self.current.rejected.append(rejection)
         self._out.event("reject", now, round=self.current.number, worker=rejection.worker, reason=rejection.reason)
 
-    def _end(self, current: AsyncRound, update_norm: float, now: float) -> None:
+    def _commit_round(self, current: AsyncRound, update_norm: float, now: float) -> None:
         """Commit a round; the next one begins at once if there are enough workers."""
         self._settle(now)
         self.pending.emit(now)
@@ -262,7 +262,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         self.pending.awaiting_merge.append(CommittedAsyncRound(current, commit, len(members), now))
         self.state = Waiting(current.number + 1, current)
 
-    def _call_off(self) -> None:
+    def _discard_unmerged(self) -> None:
         """Discard all unmerged work after the last commit."""
         for worker in (*self.training.rounds, *self.queue.arrived):
             self.plans.ledger.release(worker)
@@ -307,6 +307,6 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         """Evaluation share of a worker, if the newest weights are the ones to evaluate."""
         return self.pending.share(member.source.worker, self.commit_before(self.queue.version))
 
-    def _trained(self) -> int:
+    def _trained_samples(self) -> int:
         """Samples of the run trained so far: merged, queued and reported."""
         return self._totals.samples + self.queue.samples + self.training.reported

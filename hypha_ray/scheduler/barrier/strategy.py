@@ -157,11 +157,11 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
                 self._out.put(c.LogMetric(record))
                 self.correct_plans(now)
             case Delta():
-                self._delivered(member, event, now)
+                self._record_delta(member, event, now)
             case Merged():
-                self._merged(member, event, now)
+                self._record_merge(member, event, now)
             case Evaluated():
-                self._evaluated(member, event, now)
+                self._record_evaluation(member, event, now)
 
     def correct_plans(self, now: float, urgent: bool = False) -> None:
         """Adapt the plans of workers that haven't delivered to the progress of the fleet, now or a little later."""
@@ -177,7 +177,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         if self._correction_pace.overdue:
             self.correct_plans(now)
 
-    def _delivered(self, member: WorkerState, delta: Delta, now: float) -> None:
+    def _record_delta(self, member: WorkerState, delta: Delta, now: float) -> None:
         worker = member.source.worker
         state = self.state
         if not isinstance(state, Training) or worker in state.round.deltas or worker not in state.round.awaiting:
@@ -261,7 +261,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
             return []
         excluded = strike(self._roster, self._out, verdict, now)
         totals = self._commit(done, verdict, now)
-        self._owe(done, verdict, now)
+        self._owe_samples(done, verdict, now)
         members = self._roster.members
         self._inner_states -= self._roster.refused(done.refused(verdict))
         if self._job.sync.overlaps:
@@ -276,7 +276,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         self.latest_version = WeightsVersion(done.number + 1)
         return excluded
 
-    def _owe(self, done: Round, verdict: Verdict, now: float) -> None:
+    def _owe_samples(self, done: Round, verdict: Verdict, now: float) -> None:
         """Have later rounds make up for samples that a round lacks: workers have left, or a delta was rejected.
 
         A quorum is asked for rounds that lack some, and a round of synchronous training is one step.
@@ -327,7 +327,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
                 self._inner_states.add(worker)
         return self._persist(current.number, verdict, tuple(used.items()), now)
 
-    def _merged(self, member: WorkerState, event: Merged, now: float) -> None:
+    def _record_merge(self, member: WorkerState, event: Merged, now: float) -> None:
         for committed in self.pending.awaiting_merge:
             if committed.number < event.version:
                 size = received_bytes(self._job, self.sent_bytes, committed, member, event.version)

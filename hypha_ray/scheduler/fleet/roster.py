@@ -189,10 +189,10 @@ class Roster:
             slot.member.overhead = before.overhead
         slot.lease = self.book.grant(f"worker-{slot.number}", {}, now, self._job.lease_s)
         slot.progress_at = now
-        self._count(joins=True)
+        self._count_assignable(joins=True)
         return slot.member
 
-    def _count(self, joins: bool) -> None:
+    def _count_assignable(self, joins: bool) -> None:
         """Count a worker that joins or leaves the assignable ones, and invalidate the lists."""
         self._members = self._assignable = None
         self.assignable_count += 1 if joins else -1
@@ -268,7 +268,7 @@ class Roster:
         if slot is None or slot.leaving:
             return False
         if slot.working:
-            self._count(joins=False)
+            self._count_assignable(joins=False)
         slot.leaving = True
         return True
 
@@ -278,7 +278,7 @@ class Roster:
         if slot is None:
             return False
         if slot.working:
-            self._count(joins=False)
+            self._count_assignable(joins=False)
         if slot.lease is not None:
             self.book.release(slot.lease)
         wait_s = _wait_s(slot.failures) if blame else 0.0

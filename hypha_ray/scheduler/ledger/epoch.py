@@ -49,7 +49,7 @@ class Epoch:
             raise LedgerError("LED002", "the state has samples twice, or samples that don't exist", str(spans[0]))
         self._available -= used
         self.unused -= used
-        self._file(index)
+        self._enqueue(index)
 
     def assign(self, samples: int, cached: AbstractSet[int], nearby: AbstractSet[int] = frozenset()) -> list[Span]:
         """Take up to `samples` samples, of the slices in `cached` first, and of those in `nearby` next."""
@@ -62,11 +62,11 @@ class Epoch:
         if nearby:
             preferred += self._in_order(nearby & self._position.keys() - cached)
         for index in preferred:
-            slice_spans = self._take(index, samples)
+            slice_spans = self._assign_from(index, samples)
             spans += slice_spans
             samples -= samples_of(slice_spans)
         while samples:
-            slice_spans = self._take(self._first(), samples)
+            slice_spans = self._assign_from(self._next_slice(), samples)
             spans += slice_spans
             samples -= samples_of(slice_spans)
         return spans
@@ -86,7 +86,7 @@ class Epoch:
         self._free[span.slice] = joined([*free, span])
         self._assigned[span.slice] -= span.samples
         self._available += span.samples
-        self._file(span.slice)
+        self._enqueue(span.slice)
 
     def use(self, span: Span) -> None:
         """Make assigned samples used."""
@@ -94,7 +94,7 @@ class Epoch:
         self.used[span.slice] = joined([*used, span])
         self._assigned[span.slice] -= span.samples
         self.unused -= span.samples
-        self._file(span.slice)
+        self._enqueue(span.slice)
 
     def cursors(self) -> dict[int, int]:
         """Used samples of each slice that has any."""
@@ -106,7 +106,7 @@ class Epoch:
         slices: list[tuple[int, int]] = []
         keys: list[int] = []
         while samples > 0:
-            index = self._first()
+            index = self._next_slice()
             keys.append(heapq.heappop(self._queue))
             available = samples_of(self._runs(index))
             slices.append((index, available))
@@ -138,17 +138,17 @@ class Epoch:
         whole = Span(self._number, index, 0, self._sizes[index])
         return self._free.get(index, [whole])
 
-    def _take(self, index: int, samples: int) -> tuple[Span, ...]:
+    def _assign_from(self, index: int, samples: int) -> tuple[Span, ...]:
         """Assign up to `samples` samples of a slice, the first that are available."""
         runs = self._runs(index)
         spans = window(runs, 0, samples)
         if spans:
             self._free[index] = list(window(runs, samples, self._sizes[index]))
             self._assigned[index] += samples_of(spans)
-            self._file(index)
+            self._enqueue(index)
         return spans
 
-    def _first(self) -> int:
+    def _next_slice(self) -> int:
         """Next slice in the queue, which must not be empty."""
         while True:
             rank, position = divmod(self._queue[0], len(self._order))
@@ -168,7 +168,7 @@ class Epoch:
     def _key(self, index: int, rank: int) -> int:
         return rank * len(self._order) + self._position[index]
 
-    def _file(self, index: int) -> None:
+    def _enqueue(self, index: int) -> None:
         """Put a slice into its place in the queue; a wholly available one counts as untouched."""
         if not self._assigned[index]:
             del self._assigned[index]

@@ -111,7 +111,7 @@ class Ledger:
 
     def release(self, worker: int, keep: Sequence[Span] = ()) -> None:
         """Make all samples of a worker available again, except those to keep."""
-        released = _rest(worker, self.held.pop(worker, []), keep)
+        released = _unused(worker, self.held.pop(worker, []), keep)
         if keep:
             self.held[worker] = list(keep)
         for span in released:
@@ -124,7 +124,7 @@ class Ledger:
             LedgerError: a sample isn't assigned to the worker, or is listed twice; nothing is changed then.
 
         """
-        unused = {worker: _rest(worker, self.held.get(worker, []), spans) for worker, spans in deltas.items()}
+        unused = {worker: _unused(worker, self.held.get(worker, []), spans) for worker, spans in deltas.items()}
         for worker, spans in deltas.items():
             self.held[worker] = unused[worker]
             for span in spans:
@@ -193,7 +193,7 @@ class Ledger:
             epoch.check(by_epoch[number])
 
 
-def _rest(worker: int, assigned: Sequence[Span], spans: Sequence[Span]) -> list[Span]:
+def _unused(worker: int, assigned: Sequence[Span], spans: Sequence[Span]) -> list[Span]:
     """Samples of a worker that its delta leaves assigned."""
     cuts = by_slice(sorted(spans))
     unused: list[Span] = []

@@ -66,12 +66,12 @@ class Mixture:
     def release(self, worker: int, keep: Sequence[Span] = ()) -> None:
         """See `Ledger.release`."""
         for number, ledger in enumerate(self._ledgers):
-            ledger.release(worker, _of(number, keep))
+            ledger.release(worker, _of_dataset(number, keep))
 
     def commit(self, deltas: Mapping[int, Sequence[Span]]) -> None:
         """See `Ledger.commit`."""
         for number, ledger in enumerate(self._ledgers):
-            ledger.commit({worker: _of(number, spans) for worker, spans in deltas.items()})
+            ledger.commit({worker: _of_dataset(number, spans) for worker, spans in deltas.items()})
         for worker, spans in deltas.items():
             used = self._used.setdefault(worker, Counter())
             used.update(_count_by_dataset(spans))
@@ -173,7 +173,7 @@ def _interleave(deals: Iterable[Sequence[int]], spans_by_dataset: Sequence[tuple
                 missing -= min(missing, span.samples)
 
 
-def _of(number: int, spans: Iterable[Span]) -> list[Span]:
+def _of_dataset(number: int, spans: Iterable[Span]) -> list[Span]:
     return [span for span in spans if dataset_of(span.slice) == number]
 
 

@@ -177,7 +177,7 @@ class RoundStrategy(Generic[R, C]):
         """Give up merges and evaluations in progress."""
         self.pending.stop_waiting(self.latest_version + 1, now)
 
-    def _evaluated(self, member: WorkerState, event: Evaluated, now: float) -> None:
+    def _record_evaluation(self, member: WorkerState, event: Evaluated, now: float) -> None:
         member.progress.heard_at = now
         self.pending.evaluated(event)
         self._done_if_final(member)

@@ -59,7 +59,7 @@ class Staffing:
         least = min(self._job.resources.min_workers, self._job.num_workers)
         while True:
             ruling = await self._attend()
-            numbers, error = await self._fitting(ruling)
+            numbers, error = await self._workers_with_room(ruling)
             if (error is None and len(numbers) >= least) or (ruling is None and resumed):
                 return numbers
             if ruling is None or time.monotonic() > deadline:
@@ -84,7 +84,7 @@ class Staffing:
         self._actors.leases.obey(ruling)
         return ruling
 
-    async def _fitting(self, ruling: Ruling | None) -> tuple[list[int], CapacityError | None]:
+    async def _workers_with_room(self, ruling: Ruling | None) -> tuple[list[int], CapacityError | None]:
         try:
             nodes, speeds = await asyncio.to_thread(self._look_up)
             numbers = workers_to_hire(self._job, nodes, own_node(), speeds)

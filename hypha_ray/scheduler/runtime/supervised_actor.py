@@ -162,7 +162,7 @@ class SupervisedActor:
         """
         lost_calls = deaths = 0
         while deaths < MAX_DEATHS:
-            actor = await self._living()
+            actor = await self._living_actor()
             silence_s = self._silence_s * 2**deaths
             try:
                 refs = call(actor)
@@ -194,7 +194,7 @@ class SupervisedActor:
             self._end(self._actor)
             self._actor = None
 
-    async def _living(self) -> Any:
+    async def _living_actor(self) -> Any:
         async with self._lock:
             if self._actor is None:
                 actor = await self._start()
