@@ -51,7 +51,7 @@ class Scheduler:
         places: place of each dataset; more than one in a mixture.
         attempt: number of this scheduler, over the whole run.
         owner: the actor that starts what outlives this scheduler.
-        from_dataset: what workers are told of the dataset, as `TrainWorker` takes it.
+        from_dataset: description of the dataset for workers, as `TrainWorker` takes it.
 
     """
 

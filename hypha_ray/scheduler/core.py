@@ -199,14 +199,14 @@ class SchedulerCore:
     # ── time ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _forgive_own_absence(self, now: float) -> None:
-        """Extend all limits by a pause of the scheduler's own process: events of that time are still unread."""
+        """Extend all limits by a pause of the scheduler's own process, because events of that time are still unread."""
         if (late_s := now - self._timers["check"]) > CHECK_S:
             self._roster.defer(late_s)
             self._strategy.defer(late_s)
             self._timers = {name: at + late_s for name, at in self._timers.items()}
 
     def _tick(self, now: float) -> None:
-        """Do all that is due, also while events keep coming: silent workers must be found."""
+        """Act on timers that are over. Events that keep coming must not hide silent workers."""
         over = {name for name, at in self._timers.items() if now >= at}
         if "check" in over:
             self._timers["check"] = now + CHECK_S

@@ -138,7 +138,7 @@ class World(ABC):
     def begin(
         self, core: SchedulerCore, resume_point: ResumePoint, weights: c.Initialised, ready_s: float, fitting: int
     ) -> None:
-        """Start an attempt whose weights are ready after a while, with room for so many workers at first."""
+        """Start an attempt; its weights are ready after `ready_s` seconds, and `fitting` workers have room at first."""
         self.core = core
         self._hashes[resume_point.state.get("step", resume_point.next_round)] = weights.theta_sha256
         self.answer(ready_s, weights)

@@ -1,4 +1,4 @@
-"""Work that this process does now, for signs of life to tell: what ends one worker after the other has a name then."""
+"""Work that this process does now. Signs of life name it, so that work which ends every worker is found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class WorkState:
     text: str = ""
     """Function and prompt, or samples; empty if nothing is known."""
     limited: bool = False
-    """Whether it ends by itself, as there is a limit of time on it."""
+    """Whether a limit of time ends the work."""
 
 
 _current = WorkState()
@@ -27,7 +27,7 @@ def current_work() -> WorkState:
 
 @contextmanager
 def working(text: str = "", limited: bool = False) -> Iterator[Callable[[str], None]]:
-    """Do this work in the block; what was done before goes on after it.
+    """Name the work of the block; after it the process does its previous work.
 
     Returns:
         Function that changes the text.

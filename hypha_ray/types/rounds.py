@@ -91,7 +91,7 @@ class RoundProgress:
     """Norms of recently accepted deltas, by which others are judged."""
 
     def closes(self, deltas: int) -> bool:
-        """Whether the round is whole with so many more."""
+        """Whether this number of further deltas completes the round."""
         return self.arrivals + deltas >= self.size
 
 

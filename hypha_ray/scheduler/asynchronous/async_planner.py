@@ -59,7 +59,7 @@ class AsyncPlanner:
         return self._job.sync.period or self._job.num_workers
 
     def _local_round_samples(self, workers: int) -> int:
-        """Samples of one local round of so many workers, so that the deltas of a round have a round's samples."""
+        """Samples of all workers' local rounds together, so that the deltas of a round have a round's samples."""
         return -(-self._target * workers // self.size)
 
     def eval_shares(self, number: int, members: Sequence[WorkerState]) -> dict[int, tuple[Span, ...]]:

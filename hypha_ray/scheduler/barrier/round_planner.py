@@ -159,7 +159,7 @@ class RoundPlanner:
         return usual + made_up
 
     def _overlap_spans(self, member: WorkerState, number: int, samples: int) -> tuple[Span, ...]:
-        """Samples for the steps that a worker makes between a round with so many samples and the merge of its result.
+        """Samples of the next round that a worker trains on before it merges the result of this one.
 
         They are fewer than the next round has, because its delta is made of the steps after the merge.
         """

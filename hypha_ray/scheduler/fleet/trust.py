@@ -13,7 +13,7 @@ _MAX_WORKS = 256
 
 
 class LossBook:
-    """Counts losses by the work that lost workers last told of."""
+    """Losses by the work that the lost workers reported last."""
 
     def __init__(self) -> None:
         self._losses: dict[str, list[tuple[int, str]]] = {}

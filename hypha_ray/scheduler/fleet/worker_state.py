@@ -16,14 +16,13 @@ class Decayed:
     """Exponentially decayed mean of durations in seconds, such as those of uploads.
 
     * The first observation is taken as it is; from then on the mean lies between the least and the greatest one.
-    * A single observation that is more than `outlier` times as large or as small as the mean counts as if it were just
-      that much. A second one in succession on the same side is no outlier: the past is forgotten, and the estimate
-      restarts from the nearer of the two.
+    * An outlier is more than `outlier` times as large or as small as the mean. A single one counts as if it were at
+      that limit. After two in a row on the same side, the estimate restarts from the nearer of the two.
     * A value that is no duration (negative, NaN, or longer than a planner accepts) has no effect.
 
     Args:
-        half_life: after so many observations, what was known before counts half.
-        outlier: largest believed ratio between one observation and the mean; also the most by which one changes it.
+        half_life: number of observations after which earlier ones count half.
+        outlier: largest ratio between an observation and the mean that counts in full.
 
     """
 

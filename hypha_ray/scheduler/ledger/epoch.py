@@ -116,7 +116,7 @@ class Epoch:
         return slices
 
     def check(self, assigned: Mapping[int, list[Span]]) -> None:
-        """Check the state of every sample, with the spans that are assigned of each slice; see `Ledger.check`."""
+        """Check that every sample is in one state; `assigned` has the assigned spans of each slice."""
         available = 0
         for index, size in self._sizes.items():
             runs = self._runs(index)

@@ -18,7 +18,7 @@ from hypha_ray.types import SliceInfo, Span, dataset_of, window
 
 
 class Mixture:
-    """The books of all datasets of a mixture; it is used like a `Ledger`.
+    """Ledgers of all datasets of a mixture, with the methods of one `Ledger`.
 
     Args:
         slices: the train slices of all datasets, which `dataset_of` tells apart.
@@ -53,7 +53,7 @@ class Mixture:
             self._used[int(worker)] = Counter(dict(enumerate(counts)))
 
     def assign(self, worker: int, samples: int, cached: Collection[int] = (), batch: int = 1) -> tuple[Span, ...]:
-        """See `Ledger.assign`; a worker trains on batches of `batch` samples, in order, each of which is mixed."""
+        """Give samples to a worker, see `Ledger.assign`; each batch of `batch` samples in a row is mixed."""
         if self._most is not None and samples > self._most:
             raise LedgerError("LED005", f"too much for worker {worker}", f"{samples} samples", f"up to {self._most}")
         deals = self._deals(self._counts(worker), samples, batch)
@@ -64,12 +64,12 @@ class Mixture:
         return tuple(_interleave(deals, spans_by_dataset))
 
     def release(self, worker: int, keep: Sequence[Span] = ()) -> None:
-        """See `Ledger.release`."""
+        """Make all samples of a worker available again, except those to keep."""
         for number, ledger in enumerate(self._ledgers):
             ledger.release(worker, _of_dataset(number, keep))
 
     def commit(self, deltas: Mapping[int, Sequence[Span]]) -> None:
-        """See `Ledger.commit`."""
+        """Mark the samples of workers' deltas as used; their other samples stay assigned."""
         for number, ledger in enumerate(self._ledgers):
             ledger.commit({worker: _of_dataset(number, spans) for worker, spans in deltas.items()})
         for worker, spans in deltas.items():
@@ -86,7 +86,7 @@ class Mixture:
         return self._of_epoch(self.epoch)
 
     def ahead(self) -> dict[int, dict[int, int]]:
-        """The same for newer epochs; those that a dataset has completed are left out."""
+        """Used samples of each slice in newer epochs; epochs that a dataset has completed are left out."""
         by_epoch: dict[int, dict[int, int]] = {}
         for ledger in self._ledgers:
             newer = ledger.ahead()
@@ -112,7 +112,7 @@ class Mixture:
         return tuple(spans)
 
     def upcoming(self, samples: int) -> tuple[int, ...]:
-        """See `Ledger.upcoming`."""
+        """Slices from which the next samples will probably be assigned, the datasets in turn."""
         slices_by_dataset: list[tuple[int, ...]] = []
         for ledger, weight in zip(self._ledgers, self._weights, strict=True):
             slices_by_dataset.append(ledger.upcoming(math.ceil(samples * weight)))
@@ -120,7 +120,7 @@ class Mixture:
         return tuple(index for index in in_turn if index is not None)
 
     def check(self) -> None:
-        """See `Ledger.check`."""
+        """Check the state of every sample of all datasets."""
         for ledger in self._ledgers:
             ledger.check()
 

@@ -63,7 +63,7 @@ class ValidationSamples:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Limits of a worker's memory, and of the ways of its slices.
+    """Limit of a worker's memory, and slices that are near it.
 
     Attributes:
         held_samples: samples that a worker may hold.

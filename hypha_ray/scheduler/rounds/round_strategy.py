@@ -160,7 +160,7 @@ class RoundStrategy(Generic[R, C]):
         self._end_early(now)
 
     def _end_early(self, now: float) -> bool:
-        """End the run, without the round in progress, if its evaluations haven't become better for long.
+        """End the run, without the round in progress, if its evaluations no longer improve.
 
         Returns:
             Whether the run has ended.

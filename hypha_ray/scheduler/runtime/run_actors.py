@@ -51,7 +51,7 @@ class RunActors:
         directory: the run directory, on this node.
         owner: actor that starts the actors which outlive this scheduler.
         note: takes name and reason of each replaced actor.
-        from_dataset: what workers are told of the dataset, as `TrainWorker` takes it.
+        from_dataset: description of the dataset for workers, as `TrainWorker` takes it.
 
     """
 

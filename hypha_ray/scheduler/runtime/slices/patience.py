@@ -10,7 +10,7 @@ RETRY_S = 0.5
 
 
 class Patience:
-    """Says once what is awaited, and for how long, until it is there again.
+    """Limit of a wait, and its report to the user: each reason is reported once, until the wait has succeeded.
 
     Args:
         idle_s: longest wait, in seconds.
@@ -21,18 +21,18 @@ class Patience:
     def __init__(self, idle_s: float, problem: Callable[[str], None]) -> None:
         self.idle_s = idle_s
         self._problem = problem
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def deadline(self) -> float:
-        """Monotonic time until which something is awaited that is missing now."""
+        """Monotonic time until which a wait that begins now may last."""
         return time.monotonic() + self.idle_s
 
     def tell(self, reason: str) -> None:
-        """Say why the run waits, unless it was said since the last success."""
-        if reason not in self._told:
-            self._told.add(reason)
+        """Report why the run waits, unless that was reported since the last success."""
+        if reason not in self._reported:
+            self._reported.add(reason)
             self._problem(f"{reason}; the run waits for it, {self.idle_s:g} s at most")
 
     def served(self) -> None:
-        """Begin anew: what was awaited is there."""
-        self._told.clear()
+        """Record a success: the same reasons are reported again later."""
+        self._reported.clear()

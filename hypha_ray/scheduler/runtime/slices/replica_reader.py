@@ -90,7 +90,7 @@ class ReplicaReader:
         """Monotonic time of the next look-up beside reads, and the pause before the one after that."""
 
     async def manifest(self) -> Manifest:
-        """See `SliceReader` of `slice_readers`."""
+        """Manifest of the dataset that the run began with; waits until a data node serves it."""
         deadline = self._patience.deadline()
         while self._manifest is None:
             try:
@@ -104,7 +104,7 @@ class ReplicaReader:
         return self._manifest
 
     async def read(self, index: int, worker: int) -> Any:
-        """See `SliceReader` of `slice_readers`."""
+        """Read a slice from the nearest data node that has it; waits until one serves it."""
         worker_node = await self._actors.node_of(worker)
         deadline = self._patience.deadline()
         reads = 0
@@ -142,7 +142,7 @@ class ReplicaReader:
         return frozenset(slices)
 
     def traffic(self) -> dict[str, int]:
-        """See `SliceReader` of `slice_readers`."""
+        """Bytes read since the last call, by name of the data node."""
         counted = dict(self._bytes)
         self._bytes = Counter()
         return counted
@@ -320,7 +320,7 @@ class ReplicaReader:
             self._looking = asyncio.ensure_future(self._look_again())
 
     async def _look_again(self) -> None:
-        """As `_look`, at a time when data nodes may be gone or restarting."""
+        """Look data nodes up while they may be gone or restarting."""
         try:
             await self._look()
         except (RayError, HyphaError):  # The next look may find one; the caller counts the time.
@@ -333,7 +333,7 @@ def _is_equal(info: SliceInfo, begun: SliceInfo | None) -> bool:
 
 
 def _manifest_of(dataset: str, replicas: Sequence[Replica], lost: Sequence[LostReplica], identity: str) -> Manifest:
-    """Manifest of the dataset of that identity, among those of data nodes, some of which may serve other samples.
+    """Find the manifest of a dataset by its identity; some of the data nodes may serve other samples.
 
     Raises:
         DataError: none serves it, or a part is missing.

@@ -89,17 +89,17 @@ class MixtureReader:
         self._readers = readers
 
     async def manifest(self) -> Manifest:
-        """See `SliceReader`."""
+        """Manifest of all datasets together."""
         manifests = [await reader.manifest() for reader in self._readers]
         return mixed(manifests)
 
     async def read(self, index: int, worker: int) -> Any:
-        """See `SliceReader`."""
+        """Read a slice of one of the datasets."""
         reader = self._readers[dataset_of(index)]
         return await reader.read(index % SLICES_PER_DATASET, worker)
 
     def traffic(self) -> dict[str, int]:
-        """See `SliceReader`."""
+        """Bytes read of all datasets since the last call, by name of the data node."""
         total = Counter[str]()
         for reader in self._readers:
             total += Counter(reader.traffic())
@@ -107,7 +107,7 @@ class MixtureReader:
 
 
 class ShardSlices:
-    """Slices of one dataset as shards have them, held against what the run began with.
+    """Slices of one dataset from shards, compared with those that the run began with.
 
     A shard that has other samples, because its folder was prepared anew, is waited for.
 
@@ -150,7 +150,7 @@ class ShardSlices:
         return self._manifest
 
     async def read(self, shards: Sequence[SupervisedActor], index: int) -> Any:
-        """Reference to a slice's tensors, which one shard after the other is asked for.
+        """Ask one shard after the other for a slice; return a reference to its tensors.
 
         Raises:
             HyphaError: every read found the slice damaged, it can't be read, or it is another one until patience ends.
@@ -200,22 +200,22 @@ class ShardSlices:
 
 
 class ShardReader:
-    """Reads from the shards of the run, by turns; for the other arguments see `ShardSlices`."""
+    """Reads from the shards of the run, in turn; `patience` and `identity` are those of `ShardSlices`."""
 
     def __init__(self, shards: Sequence[SupervisedActor], patience: Patience, identity: str | None) -> None:
         self._shards = shards
         self._slices = ShardSlices(patience, identity)
 
     async def manifest(self) -> Manifest:
-        """See `SliceReader`."""
+        """Manifest of the dataset, from the first shard."""
         return await self._slices.manifest(self._shards[0])
 
     async def read(self, index: int, worker: int) -> Any:
-        """See `SliceReader`."""
+        """Read a slice from one shard after the other."""
         return await self._slices.read(self._shards, index)
 
     def traffic(self) -> dict[str, int]:
-        """See `SliceReader`."""
+        """Nothing, because shards are no data nodes."""
         return {}
 
 
@@ -247,11 +247,11 @@ class UrlReader:
         """Node that has fetched each slice."""
 
     async def manifest(self) -> Manifest:
-        """See `SliceReader`."""
+        """Manifest of the dataset, read on this node."""
         return await self._slices.manifest(self._shard(None))
 
     async def read(self, index: int, worker: int) -> Any:
-        """See `SliceReader`."""
+        """Read a slice on the node that has fetched it, or on the worker's node if none has."""
         if index not in self._nodes:
             self._nodes[index] = await self._actors.node_of(worker)
         shard = self._shard(self._nodes[index])
@@ -262,7 +262,7 @@ class UrlReader:
         return tensors
 
     def traffic(self) -> dict[str, int]:
-        """See `SliceReader`."""
+        """Nothing, because shards are no data nodes."""
         return {}
 
     def _shard(self, node: str | None) -> SupervisedActor:
@@ -272,7 +272,7 @@ class UrlReader:
 
 
 async def _serve(shards: Sequence[SupervisedActor], index: int, sha256: str | None) -> Any:
-    """Reference to the tensors of a slice with that hash, which one shard after the other is asked for.
+    """Ask one shard after the other for a slice with that hash; return a reference to its tensors.
 
     Raises:
         HyphaError: every read found the slice damaged, or it can't be read.
