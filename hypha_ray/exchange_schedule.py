@@ -1,6 +1,6 @@
 """Schedule of the exchange: the fragments that a round exchanges, and the version of the weights that is due in it.
 
-The parts take turns, so that what is on the wire at one time is less (Streaming DiLoCo, arXiv 2501.18512, section 2).
+Fragments take turns, so that less is on the wire at one time (Streaming DiLoCo, arXiv 2501.18512, section 2).
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from hypha_ray.types import WeightsVersion
 
 def fragments_of_round(job: Job, round: int) -> tuple[int, ...]:
     """Fragments that a round exchanges: one, in turn; all of them in the last round and while the run warms up."""
-    every = range(job.sync.fragments)
+    fragments = job.sync.fragments
     if not job.sync.staggered or round < job.rounds.warmup_rounds or round >= job.rounds.update_rounds - 1:
-        return tuple(every)
-    return (every[round % len(every)],)
+        return tuple(range(fragments))
+    return (round % fragments,)
 
 
 def version_due(job: Job, round: int) -> WeightsVersion:
     """Version of the weights that a worker must have merged in a round before it hands over.
 
-    With several exchanges under way they are older than the round. Warm-up and last round begin with the newest.
+    With several exchanges under way, the version is older than the round. The warm-up and the last round begin with the
+    newest weights.
     """
     warmup = job.rounds.warmup_rounds
     behind = job.sync.in_flight - 1
@@ -35,5 +36,5 @@ def outer_steps_before(job: Job, round: int, fragment: int) -> int:
     fragments = job.sync.fragments
     if not job.sync.staggered:
         return max(0, round - warmup)
-    first_round = warmup + (fragment - warmup) % fragments
-    return len(range(first_round, round, fragments))
+    first_exchange = warmup + (fragment - warmup) % fragments
+    return len(range(first_exchange, round, fragments))

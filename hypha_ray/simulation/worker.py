@@ -189,10 +189,10 @@ class SimulatedWorker:
     def _lacks(self, version: WeightsVersion) -> bool:
         return self._version is None or self._version < version
 
-    def _merge(self, due: WeightsVersion) -> bool:
+    def _merge(self, due_version: WeightsVersion) -> bool:
         """Merge received weights on the way to the version that is due; False if there are none to merge."""
         complete = [version for version, whole in self._weights.items() if whole]
-        not_newer = [version for version in complete if version <= due]
+        not_newer = [version for version in complete if version <= due_version]
         following = None if self._version is None else WeightsVersion(self._version + 1)
         if not not_newer and following is not None and following in self._weights:
             version = following

@@ -28,7 +28,11 @@ def added(parts: Iterable[Sums]) -> Sums:
 
 def means(sums: Sums) -> dict[str, float]:
     """Each sum divided by its weight; a figure without weight is left out."""
-    return {name: value / weight for name, (value, weight) in sums.items() if weight}
+    figures: dict[str, float] = {}
+    for name, (total, weight) in sums.items():
+        if weight:
+            figures[name] = total / weight
+    return figures
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,11 +149,13 @@ class CommittedAsyncRound:
     def record(self, rounds: int, elapsed_s: float, epoch: int) -> dict[str, Any]:
         """Record of the round in a run of so many `rounds`; see docs/telemetry.md."""
         done = self.round
-        deltas = [arrival.delta for _, arrival, _ in done.accepted]
-        staleness = [stale for _, _, stale in done.accepted]
+        deltas: list[Delta] = []
+        staleness: list[int] = []
         batches: Counter[int] = Counter()
-        for delta in deltas:
-            batches[delta.source.worker] += delta.batches
+        for _, arrival, stale in done.accepted:
+            deltas.append(arrival.delta)
+            staleness.append(stale)
+            batches[arrival.delta.source.worker] += arrival.delta.batches
         time_s = self.ended_at - done.started_at
         waited_s = sum(done.figures.waited_s.values())
         return {

@@ -71,9 +71,12 @@ class Round:
 
     def reduction(self, sync: Sync) -> Reduce:
         """Order to the server: one outer step of the deltas."""
-        deltas = [delta for _, delta in sorted(self.deltas.items())]
-        weights = tuple(weight(sync, delta) for delta in deltas)
-        return Reduce(self.number, tuple(delta.source for delta in deltas), weights)
+        sources: list[Source] = []
+        weights: list[int] = []
+        for _, delta in sorted(self.deltas.items()):
+            sources.append(delta.source)
+            weights.append(weight(sync, delta))
+        return Reduce(self.number, tuple(sources), tuple(weights))
 
     def judged(self, verdict: Verdict) -> Verdict:
         """The verdict with the samples of each delta, which may differ from its weight."""

@@ -94,7 +94,11 @@ class Mixture:
                 newer[ledger.epoch] = ledger.cursors()
             for number, cursors in newer.items():
                 by_epoch[number] = by_epoch.get(number, {}) | cursors
-        return {number: dict(sorted(cursors.items())) for number, cursors in sorted(by_epoch.items()) if cursors}
+        ahead: dict[int, dict[int, int]] = {}
+        for number, cursors in sorted(by_epoch.items()):
+            if cursors:
+                ahead[number] = dict(sorted(cursors.items()))
+        return ahead
 
     def shares(self) -> dict[str, list[int]]:
         """Used samples of each worker by dataset, as plain JSON, for the attempt that may follow."""

@@ -151,7 +151,7 @@ class GlobalWeights:
                 if source.worker not in rejected:
                     deltas.append(_Payloads(source, weight, refs))
             try:
-                calls = await asyncio.gather(*(self._call(n, f, command, deltas) for n, f in enumerate(fragments)))
+                calls = await self._calls(command, deltas)
                 steps = await asyncio.gather(*(self._step(*call) for call in calls))
             except GONE:
                 lost = await self._lost_payloads(command.round, deltas)
@@ -160,9 +160,12 @@ class GlobalWeights:
                 rejected |= lost
                 continue
             verdicts = [await verdict for _, _, verdict in steps]
-            new = {rejection.worker: rejection for verdict in verdicts for rejection in verdict.rejected}
-            rejected |= new
-            agree = all(len(verdict.rejected) == len(new) for verdict in verdicts)
+            newly_rejected: dict[int, Rejection] = {}
+            for verdict in verdicts:
+                for rejection in verdict.rejected:
+                    newly_rejected[rejection.worker] = rejection
+            rejected |= newly_rejected
+            agree = all(len(verdict.rejected) == len(newly_rejected) for verdict in verdicts)
             if agree or not deltas:
                 break
         if verdicts[0].accepted:
@@ -180,15 +183,17 @@ class GlobalWeights:
                 self._differences[fragment] = step.difference
         self._steps.clear()
 
-    async def _call(
-        self, index: int, fragment: int, command: Reduce, deltas: list[_Payloads]
-    ) -> tuple[StepRequest, list[Any]]:
-        """Request of a step, and references to θ, momentum and payloads; `index` is that of the payload in a delta."""
+    async def _calls(self, command: Reduce, deltas: list[_Payloads]) -> list[tuple[StepRequest, list[Any]]]:
+        """Request of a step of each fragment, with references to θ, momentum and payloads."""
         senders = tuple((delta.source.worker, delta.source.incarnation, delta.weight) for delta in deltas)
-        request = StepRequest(uuid4().hex, self.layout, fragment, command.round, senders, command.phase)
-        theta = self._theta[fragment]
-        momentum = await self._momentum[fragment]
-        return request, [theta, momentum, *(delta.refs[index] for delta in deltas)]
+        calls: list[tuple[StepRequest, list[Any]]] = []
+        for index, fragment in enumerate(fragments_of_round(self._job, command.round)):
+            request = StepRequest(uuid4().hex, self.layout, fragment, command.round, senders, command.phase)
+            refs = [self._theta[fragment], await self._momentum[fragment]]
+            for delta in deltas:
+                refs.append(delta.refs[index])
+            calls.append((request, refs))
+        return calls
 
     async def _step(self, request: StepRequest, refs: list[Any]) -> list[Any]:
         """References to the new θ, its difference, and the verdict."""
