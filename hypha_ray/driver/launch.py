@@ -20,7 +20,7 @@ from hypha_ray.data.catalogue import is_served
 from hypha_ray.data.mixture import COPY
 from hypha_ray.driver.attempts import records
 from hypha_ray.driver.datasets.classes import with_classes, with_sample_tokens
-from hypha_ray.driver.datasets.data_source import DataSource, kept, opened
+from hypha_ray.driver.datasets.data_source import DataSource, opened, run_copy
 from hypha_ray.driver.find_run import no_run
 from hypha_ray.driver.interruption import InterruptionReport
 from hypha_ray.driver.local_ray.service import RayService, load_libraries
@@ -37,7 +37,7 @@ from hypha_ray.driver.preflight.checks import (
 from hypha_ray.driver.preflight.machines import machine_lines
 from hypha_ray.driver.preflight.settings import advice
 from hypha_ray.driver.ray_cluster import connected, connecting
-from hypha_ray.driver.run_folders import named, placed
+from hypha_ray.driver.run_folders import name_run, with_run_name
 from hypha_ray.driver.run_identity import compare, is_done, keep_identity, last_round, settle, with_identity
 from hypha_ray.driver.run_provenance import record_devices, record_start
 from hypha_ray.heavy_imports import uncollected
@@ -76,7 +76,7 @@ def run_job(loaded: Loaded, kind: str, command: Sequence[str] | None = None) -> 
 
     """
     print_notes(loaded.notes)
-    job, directory = placed(loaded.job, kind)
+    job, directory = name_run(loaded.job, kind)
     interruption = InterruptionReport(job, directory)
     with interruption.reported():
         run_in(loaded, (job, directory), Phases(began_s=time.monotonic()), interruption, command)
@@ -91,7 +91,7 @@ def run_in(
     command: Sequence[str] | None = None,
     service: RayService | None = None,
 ) -> None:
-    """Run a job as `run_job`, in the run directory that `placed` gives beside the job.
+    """Run a job as `run_job`, in the run directory that `name_run` returns with the job.
 
     `phases` shows the phases before and after training; `interruption` reports an interruption while Ray is connected.
     `service` is a Ray of our own that is starting.
@@ -194,7 +194,7 @@ def _load_end() -> None:
 def _open_source(job: Job, directory: RunDirectory, stack: ExitStack) -> DataSource:
     """The job's dataset; a run with all its rounds needs only its copy of a dataset from another machine."""
     if directory.begun and (directory.path / COPY).is_dir() and is_done(job, directory):
-        return kept(job.dataset, directory)
+        return run_copy(job.dataset, directory)
     if is_served(job.dataset):
         stack.enter_context(connected(str(job.run.name)))
     return stack.enter_context(opened(job.dataset))
@@ -257,7 +257,7 @@ def _compare_with_run(job: Job, resume: bool, source: DataSource) -> None:
     """Refuse the name of another job's run."""
     if job.run.name is None:
         return
-    job = named(job, "")
+    job = with_run_name(job, "")
     directory = RunDirectory(Path(str(job.run.dir), str(job.run.name)))
     if directory.begun:
         compare(job, directory, source.manifest, resume)

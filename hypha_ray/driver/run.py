@@ -130,9 +130,9 @@ class Run:
             round = self.newest_snapshot
         self.require_snapshot(round)
         folder = folder or self.model
-        from hypha_ray.driver.datasets.data_source import kept
+        from hypha_ray.driver.datasets.data_source import run_copy
 
-        source = kept(self.job.dataset, self._directory)
+        source = run_copy(self.job.dataset, self._directory)
         from hypha_ray.driver.launch import export_round
 
         export_round(self.job, self._directory, source, round, folder, compatible)

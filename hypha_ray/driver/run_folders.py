@@ -14,7 +14,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.store.directory import RunDirectory, runs
 
 
-def placed(job: Job, kind: str) -> tuple[Job, RunDirectory]:
+def name_run(job: Job, kind: str) -> tuple[Job, RunDirectory]:
     """Return a complete job with the name and folder of its run, which can be written.
 
     Args:
@@ -27,11 +27,11 @@ def placed(job: Job, kind: str) -> tuple[Job, RunDirectory]:
     """
     require_complete(job)
     check_places(job)
-    job = named(job, kind)
+    job = with_run_name(job, kind)
     return job, RunDirectory(Path(str(job.run.dir), str(job.run.name)))
 
 
-def named(job: Job, kind: str) -> Job:
+def with_run_name(job: Job, kind: str) -> Job:
     """The job with the name and folder of its run filled in."""
     name = job.run.name or f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     run = job.run.model_copy(update={"name": name, "dir": str(runs(job.run.dir))})

@@ -14,7 +14,7 @@ from hypha_ray.config.cli.output import Phases, print_notes
 from hypha_ray.config.load import Loaded, require_secrets, resolved_toml
 from hypha_ray.driver.interruption import interruption_of_command, own_command
 from hypha_ray.driver.local_ray.service import RayService
-from hypha_ray.driver.run_folders import check_places, placed
+from hypha_ray.driver.run_folders import check_places, name_run
 from hypha_ray.store.directory import RunDirectory, runs
 
 
@@ -31,7 +31,7 @@ def start(loaded: Loaded, kind: str) -> None:
     if loaded.dry_run:
         _dry_run(loaded, phases)
         return
-    job, directory = placed(loaded.job, kind)
+    job, directory = name_run(loaded.job, kind)
     interruption = interruption_of_command(job, directory, has_name=loaded.job.run.name is not None)
     with ExitStack() as stack, interruption.reported():
         phases.begin("checking the settings")

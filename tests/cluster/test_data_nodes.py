@@ -28,7 +28,7 @@ from hypha_ray.data.mixture import RunDataset
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.storage.files import Place
 from hypha_ray.driver.datasets.data_nodes import problems, serve, served, withdraw
-from hypha_ray.driver.datasets.data_source import kept, opened
+from hypha_ray.driver.datasets.data_source import opened, run_copy
 from hypha_ray.driver.datasets.prepare_parts import prepare_on_nodes
 from hypha_ray.driver.find_run import find_run
 from hypha_ray.driver.launch import dry_run
@@ -193,7 +193,7 @@ def test_dataset_that_is_only_served_trains_and_exports_with_its_tokenizer(
     assert (directory.path / "model" / "tokenizer_config.json").is_file()
     withdraw("only", None)
     shutil.rmtree(folder)
-    assert kept(job.dataset, directory).manifest.identity == load(corpus).identity
+    assert run_copy(job.dataset, directory).manifest.identity == load(corpus).identity
     shutil.rmtree(directory.path / "model")
     run_loaded(parse(["@", str(file)], None, find_run), "diloco")
     assert (directory.path / "model" / "tokenizer_config.json").is_file()

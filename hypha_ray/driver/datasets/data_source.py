@@ -176,7 +176,7 @@ def _with_copy(
     return DataSource(manifest, folder, (origin,), read)
 
 
-def kept(dataset: Dataset, directory: RunDirectory) -> DataSource:
+def run_copy(dataset: Dataset, directory: RunDirectory) -> DataSource:
     """A run's dataset: the copy in the run directory, which has no slices, otherwise the dataset's folder.
 
     Raises:
