@@ -180,10 +180,10 @@ def _dataset(source: DataSource) -> dict[str, Any]:
 def _location(origin: Place) -> str:
     """Return the absolute path of a folder, a URL without its secrets, or the name of a dataset on data nodes."""
     if origin.served:
-        return origin.where
-    if is_url(origin.where):
-        return redacted(origin.where)
-    return str(Path(origin.where).absolute())
+        return origin.address
+    if is_url(origin.address):
+        return redacted(origin.address)
+    return str(Path(origin.address).absolute())
 
 
 def _write(directory: RunDirectory, account: Mapping[str, Any]) -> None:
