@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -110,9 +110,7 @@ def run_in(
         check_job(job)
         job_without_identity = job
         trains = is_new or not is_done(job, directory)
-        plots = None
-        if job.telemetry.plots:
-            plots = stack.enter_context(closing(PlotService(command is not None)))
+        plots = stack.enter_context(_plot_service(job, command is not None))
         if trains:
             _fork_workers(job, service, interruption)
             print_notes(check_plugins(job))
@@ -135,6 +133,13 @@ def run_in(
         finish(job, directory, source, phases.begin, plots)
     phases.end()
     print(f"run: {directory.path}")
+
+
+def _plot_service(job: Job, is_command: bool) -> AbstractContextManager[PlotService | None]:
+    """Process that draws beside the run; None if the job wants no plots."""
+    if not job.telemetry.plots:
+        return nullcontext()
+    return closing(PlotService(is_command))
 
 
 def _fork_workers(job: Job, service: RayService | None, interruption: InterruptionReport) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from typing import Any, TypeAlias, cast
 
@@ -53,27 +53,22 @@ def evaluate(
     device = torch.device(device)
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     correct = torch.zeros((), dtype=torch.int64, device=device)
-    score_count = 0
-    label_count = 0
+    score_count = label_count = 0
     metric_sums = Sums()
     has_accuracy = task.classifies
-    training = model.training
-    model.eval()
-    try:
-        with _without_gradients(model), torch.autocast(device.type, autocast, enabled=autocast is not None):
-            for inputs, scored, labelled in _scored_inputs(task, batches, device):
-                reported, _, output = compute_losses(task, model, inputs, None if metrics else head)
-                loss_sum += reported.double() * scored
-                score_count += scored
-                label_count += labelled
-                metric_sums = added([metric_sums, batch_sums(metrics or {}, task, output, inputs)])
-                hits = _hits(output, inputs, task) if has_accuracy else None
-                if hits is None:
-                    has_accuracy = False
-                else:
-                    correct += hits
-    finally:
-        model.train(training)
+    precision = torch.autocast(device.type, autocast, enabled=autocast is not None)
+    with _evaluation_mode(model), _without_gradients(model), precision:
+        for inputs, scored, labelled in _scored_inputs(task, batches, device):
+            reported, _, output = compute_losses(task, model, inputs, None if metrics else head)
+            loss_sum += reported.double() * scored
+            score_count += scored
+            label_count += labelled
+            metric_sums = added([metric_sums, batch_sums(metrics or {}, task, output, inputs)])
+            hits = _hits(output, inputs, task) if has_accuracy else None
+            if hits is None:
+                has_accuracy = False
+            else:
+                correct += hits
     sums: Sums = {"val_loss": (loss_sum.item(), float(score_count))}
     if has_accuracy:
         sums["accuracy"] = (float(correct), float(label_count))
@@ -127,6 +122,17 @@ def metrics_of(task: Task, sums: Sums, metrics: Metrics | None = None) -> dict[s
     figures = figures_of(sums, task.perplexity, figures_by_name(metrics or {}))
     _, scored = sums["val_loss"]
     return {**figures, task.unit: int(scored)}
+
+
+@contextmanager
+def _evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Switch dropout and the like off, and afterwards back to what they were."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 def _without_gradients(model: torch.nn.Module) -> AbstractContextManager[None]:
