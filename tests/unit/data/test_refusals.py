@@ -79,10 +79,10 @@ def test_folder_opens_a_new_file_system_after_a_refusal(monkeypatch: pytest.Monk
     """Clients of S3 keep the credentials that they were opened with."""
     with refusing_store(monkeypatch) as store:
         store.refuses, folder = "expired as 400", UrlFolder("s3://bucket/texts")
-        first, _ = folder._place()
+        first, _ = folder._open()
         with pytest.raises(ExpiredError):
             folder.read("file")
-        assert folder._place()[0] is not first
+        assert folder._open()[0] is not first
 
 
 @pytest.mark.parametrize(
