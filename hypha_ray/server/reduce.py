@@ -326,12 +326,13 @@ class _Reduction:
     def returned_state(self, state: Flat) -> Flat:
         """New state without the arrays that weren't computed, and without the sums of a round that is over."""
         drops_sums = self.part is not None and (self.part.closes or not self.spec.sync.delayed_nesterov)
-        returned = {}
-        for name, array in state.items():
-            if name in self.state_not_returned or (drops_sums and name.startswith(SUM)):
-                continue
-            returned[name] = array
-        return returned
+        dropped = set(self.state_not_returned)
+        for name in state:
+            if drops_sums and name.startswith(SUM):
+                dropped.add(name)
+        if not dropped:
+            return state
+        return {name: array for name, array in state.items() if name not in dropped}
 
     def _sweep(self, values: Values, step: Step) -> Squares:
         merge = self.merge
