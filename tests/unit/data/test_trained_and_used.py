@@ -95,7 +95,7 @@ def test_ids_of_prompts_are_the_trained_ones_wherever_a_model_is_used(name: str,
 
     used = {tuple(saved(question)["input_ids"]) for question in QUESTIONS}
     assert {before for before, _ in trained} == used == prompt_rows(prompts)
-    assert {tuple(writer._encoded(question)[0].tolist()) for question in QUESTIONS} == used
+    assert {tuple(writer._encode(question)[0].tolist()) for question in QUESTIONS} == used
     rules = pairs.manifest.tokens
     assert rules is not None and all(before[: len(rules.begin)] == rules.begin for before, _ in trained)
     ends = end_tokens(writer._network, saved)
@@ -122,7 +122,7 @@ def test_ids_of_chats_are_the_trained_ones_wherever_a_model_is_used(name: str, t
     written = set()
     for question in QUESTIONS:
         writer.forget()
-        written.add(tuple(writer._encoded(question)[0].tolist()))
+        written.add(tuple(writer._encode(question)[0].tolist()))
     assert written == used
     ends = end_tokens(writer._network, saved)
     assert all(answer[-1] in ends for _, answer in trained)
