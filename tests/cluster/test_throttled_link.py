@@ -119,7 +119,7 @@ def test_closed_network_leaves_neither_namespaces_nor_processes() -> None:
 
 def test_killed_run_is_cleaned_up_after_by_the_next_one() -> None:
     command = [sys.executable, "-c", KILLED]
-    path = os.pathsep.join([str(ROOT / "jobs"), str(ROOT)])
+    path = os.pathsep.join([str(ROOT / "tools"), str(ROOT)])
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True) as killed:
         assert killed.stdout is not None
         names = killed.stdout.readline().split()
