@@ -296,8 +296,9 @@ class SchedulerCore:
             return False
         self._starters.discard(source)
         self._weight_hashes.forget(source)
-        kind = "loss" if blame else "leave"
-        self._out.event(kind, now, worker=source.worker, incarnation=source.incarnation, reason=reason)
+        worker = source.worker
+        incarnation = source.incarnation
+        self._out.event("loss" if blame else "leave", now, worker=worker, incarnation=incarnation, reason=reason)
         self._out.put(c.Dismiss(source.worker, reason))
         if member is not None:
             self._strategy.forget(member, now)
