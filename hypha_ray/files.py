@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -107,6 +108,17 @@ _INSTALLED: Final = _PACKAGE / "jobs"
 def jobs_folder() -> Path:
     """Return the folder of the job scripts."""
     return _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "jobs"
+
+
+def use_tools() -> None:
+    """Let this process import the benchmarks and the chaos lab, which only a checkout has in ``tools/``.
+
+    So can all processes that it starts: Ray gives its workers no more than the folder of the script.
+    """
+    tools = str(_PACKAGE.parent / "tools")
+    sys.path.insert(0, tools)
+    inherited = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{tools}{os.pathsep}{inherited}" if inherited else tools
 
 
 def find_file(file: str) -> Path:

@@ -22,10 +22,9 @@ from typing import Any, Literal
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
 from hypha_ray.errors import ConfigError
+from hypha_ray.files import use_tools
 
-TOOLS = Path(__file__).resolve().parents[1] / "tools"
-"""Folder of the benchmarks and of the chaos lab, which are part of a checkout alone."""
-sys.path.insert(0, str(TOOLS))
+use_tools()
 
 Rows = dict[str, dict[str, Any]]
 """Row name to its value, the target, and the conditions."""
