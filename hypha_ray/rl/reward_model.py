@@ -21,7 +21,7 @@ from hypha_ray.model.checks.small_copies import check_on_copy
 from hypha_ray.model.loading.build import build_model, compare_weights, random_model, skeleton
 from hypha_ray.model.loading.configuration import DTYPES
 from hypha_ray.model.loading.folders import read_config
-from hypha_ray.model.loading.hub import fetch, remote_code_allowed
+from hypha_ray.model.loading.hub import fetch, hub_token, remote_code_allowed
 from hypha_ray.model.loading.preprocess import load_preprocessor
 from hypha_ray.model.tasks.table import find_task
 from hypha_ray.rl.rewards.calls import Tasks, functions_of
@@ -278,9 +278,8 @@ def _model_table(settings: RewardModel, model: Model) -> Model:
     if settings.repository is None:
         fix = "name a sequence classifier with one label in rl.reward.model.repository"
         raise ConfigError("RWD007", "reward function model has no model", fix=fix)
-    token = model.token.get_secret_value() if model.token else None
     trusted = remote_code_allowed(model.trust_remote_code)
-    folder = Path(fetch(settings.repository, settings.revision, token, code=trusted))
+    folder = Path(fetch(settings.repository, settings.revision, hub_token(model), code=trusted))
     config = read_config(folder)
     architectures = config.get("architectures") or [None]
     architecture = str(architectures[0])

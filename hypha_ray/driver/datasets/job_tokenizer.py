@@ -10,7 +10,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.driver.datasets.data_source import DataSource
-from hypha_ray.model.loading.hub import fetch
+from hypha_ray.model.loading.hub import fetch, hub_token
 from hypha_ray.model.loading.preprocess import load_preprocessor
 from hypha_ray.model.loading.tokenizer import apply_rules, end_token, saved_rules
 from hypha_ray.model.tasks.table import find_task
@@ -75,5 +75,4 @@ def _rules(model: Model, source: DataSource, tokenizer: Any) -> TokenRules | Non
 
 
 def _folder(model: Model) -> Path:
-    token = model.token.get_secret_value() if model.token else None
-    return fetch(str(model.repository), model.revision, token)
+    return fetch(str(model.repository), model.revision, hub_token(model))

@@ -22,7 +22,7 @@ from hypha_ray.model.checks.positions import require_positions
 from hypha_ray.model.execution import check_execution
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.loading.build import Facts
-from hypha_ray.model.loading.hub import base_of, fetch
+from hypha_ray.model.loading.hub import base_of, fetch, hub_token
 from hypha_ray.model.lora import has_adapter
 from hypha_ray.model.tasks.task import IGNORE_INDEX, Task
 
@@ -263,8 +263,7 @@ def compare_tokens(case: Case) -> list[str]:
     repository = model.repository
     if not repository:
         return []
-    token = model.token.get_secret_value() if model.token else None
-    if case.source.has_tokens_of(fetch(repository, model.revision, token)):
+    if case.source.has_tokens_of(fetch(repository, model.revision, hub_token(model))):
         return []
     difference = f"the numbers in dataset {case.manifest.name!r} are other tokens than those of {repository}"
     return [f"{difference}: unless it is to learn a new vocabulary, prepare the dataset with --tokenizer {repository}"]

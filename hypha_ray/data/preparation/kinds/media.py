@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from hypha_ray.data.preparation.kinds.kind import Kind, no_samples
 from hypha_ray.data.preparation.kinds.recordings import Recordings
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
-from hypha_ray.data.preparation.sources.documents import digits, read
+from hypha_ray.data.preparation.sources.documents import counted_records, digits, read
 from hypha_ray.data.preparation.sources.labelled import Label, classes_of, label_of, no_label, numbered
 from hypha_ray.data.preparation.sources.media_folders import Medium, classified, medium_of
 from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table, useless_value
@@ -74,9 +73,7 @@ def media_files(options: Options, classes: list[str], account: Account) -> Itera
         files = _classified_files(folder, medium, options.split, account)
     else:
         files = read(options, MediaReader(options, classes), account)
-    for file in itertools.islice(files, options.max_documents):
-        account.documents += 1
-        yield file
+    yield from counted_records(files, options.max_documents, account)
 
 
 def _classified_files(folder: Path, medium: Medium, split: str, account: Account) -> Iterator[MediaFile]:

@@ -26,7 +26,7 @@ from hypha_ray.data.preparation.encoders import (
 from hypha_ray.data.preparation.kinds.kind import Kind, no_samples
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
-from hypha_ray.data.preparation.sources.documents import read
+from hypha_ray.data.preparation.sources.documents import counted_records, read
 from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table, useless_value, without_surrogates
 from hypha_ray.data.provenance import Account, counted, readable
 from hypha_ray.data.slices import Arrays
@@ -51,9 +51,7 @@ def pairs(options: Options, account: Account) -> Iterator[Pair]:
         HyphaError: the hub can't be reached, or doesn't let us have it.
 
     """
-    for pair in itertools.islice(read(options, PairReader(options), account), options.max_documents):
-        account.documents += 1
-        yield pair
+    yield from counted_records(read(options, PairReader(options), account), options.max_documents, account)
 
 
 class PairReader:

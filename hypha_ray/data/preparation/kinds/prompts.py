@@ -201,12 +201,13 @@ def preview(folder: Path, manifest: Manifest) -> Preview:
     """
     different: dict[str, set[bytes]] = {}
     lengths_of_slices = []
+    first: Arrays = {}
     for info in manifest.slices:
         arrays = read_slice(folder, info, manifest)
+        first = first or arrays
         different.setdefault(info.split, set()).update(row.tobytes() for row in arrays["input_ids"])
         lengths_of_slices.append(arrays["attention_mask"].sum(axis=1))
     lengths = np.concatenate(lengths_of_slices)
-    first = read_slice(folder, manifest.slices[0], manifest)
     is_token = first["attention_mask"][0] == 1
     ids = first["input_ids"][0][is_token]
     return Preview(

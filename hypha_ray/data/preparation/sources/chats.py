@@ -11,7 +11,6 @@ The first of these that a table has columns for is used, unless options name the
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Final, TypeAlias
 
 from hypha_ray.data.preparation.options import Options
-from hypha_ray.data.preparation.sources.documents import read
+from hypha_ray.data.preparation.sources.documents import counted_records, read
 from hypha_ray.data.preparation.sources.tables import (
     Column,
     Row,
@@ -78,9 +77,7 @@ def chats(options: Options, account: Account) -> Iterator[Chat]:
         HyphaError: the hub can't be reached, or doesn't let us have it.
 
     """
-    for chat in itertools.islice(read(options, ChatReader(options), account), options.max_documents):
-        account.documents += 1
-        yield chat
+    yield from counted_records(read(options, ChatReader(options), account), options.max_documents, account)
 
 
 class ChatReader:

@@ -6,6 +6,7 @@ Every source yields its documents one by one and always in the same order, so a 
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -72,6 +73,13 @@ def documents(options: Options, account: Account | None = None) -> Iterator[str]
         else:
             account.documents += 1
             yield without_surrogates(text)
+
+
+def counted_records(records: Iterable[T], limit: int | None, account: Account) -> Iterator[T]:
+    """The first records of a source, which an account counts as they are read; `limit` None: all of them."""
+    for record in itertools.islice(records, limit):
+        account.documents += 1
+        yield record
 
 
 def digits() -> Arrays:

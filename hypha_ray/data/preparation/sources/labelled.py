@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from hypha_ray.data.manifest import ClassInfo
 from hypha_ray.data.preparation.options import Options
-from hypha_ray.data.preparation.sources.documents import read
+from hypha_ray.data.preparation.sources.documents import counted_records, read
 from hypha_ray.data.preparation.sources.tables import (
     TEXT_FLAG,
     Column,
@@ -57,9 +56,7 @@ def labelled_texts(options: Options, classes: list[str], account: Account) -> It
 
     """
     texts = read(options, LabelledTextReader(options, classes), account)
-    for text in itertools.islice(texts, options.max_documents):
-        account.documents += 1
-        yield text
+    yield from counted_records(texts, options.max_documents, account)
 
 
 class LabelledTextReader:

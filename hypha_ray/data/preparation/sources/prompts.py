@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +12,7 @@ from typing import IO, Any, TypeAlias
 
 from hypha_ray.data.preparation.options import GENERATED, GYM, PROBLEMS, Options
 from hypha_ray.data.preparation.sources.chats import messages_of
-from hypha_ray.data.preparation.sources.documents import read
+from hypha_ray.data.preparation.sources.documents import counted_records, read
 from hypha_ray.data.preparation.sources.generated import gym_entries, problems
 from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table, useless_value, without_surrogates
 from hypha_ray.data.provenance import Account
@@ -56,9 +55,7 @@ def prompts(options: Options, account: Account) -> Iterator[Prompt]:
         source = _gym(name, options.seed, limit or _COUNT)
     else:
         source = read(options, PromptReader(options), account)
-    for prompt in itertools.islice(source, limit):
-        account.documents += 1
-        yield prompt
+    yield from counted_records(source, limit, account)
 
 
 class PromptReader:
