@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from hypha_ray.config.assignments import Setting, merged
 from hypha_ray.config.conflicts import conflicts
-from hypha_ray.config.keys import Key, KeyPath, key_at, mend, shown, values
+from hypha_ray.config.keys import Key, KeyPath, choice_remedy, key_at, shown, values
 from hypha_ray.config.schema import Job
 from hypha_ray.errors import ConfigError
 from hypha_ray.families import FAMILIES
@@ -77,7 +77,7 @@ def _explained(error: ValidationError, settings: Sequence[Setting]) -> ConfigErr
     is_secret = key.secret or key.name.endswith("_variable")  # A key may be given in place of its variable's name.
     got = "a value that is kept secret" if is_secret else shown(value)
     allowed = str(first["ctx"]["error"]) if kind == "value_error" else key.kind
-    fix = f"{mend(value, key.kind)}, or leave it out"
+    fix = f"{choice_remedy(value, key.kind)}, or leave it out"
     if key.default_text:
         fix = f"{fix} for {key.default_text}"
     location = _location(settings, key.name)

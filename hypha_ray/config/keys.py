@@ -297,7 +297,7 @@ def _kind(annotation: Any, limits: Sequence[Any] = ()) -> str:
     return f"{kind} {' and '.join(bounds)}".rstrip()
 
 
-def mend(value: object, kind: str) -> str:
+def choice_remedy(value: object, kind: str) -> str:
     """Remedy for a value that isn't one of a key's choices: the nearest of them, if one is near."""
     choices = [choice for choice in kind.split(" | ") if choice != "module:object"]
     if isinstance(value, str) and len(choices) > 1:

@@ -15,6 +15,7 @@ import tokenize
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import tomli_w
@@ -106,6 +107,7 @@ def _cases(node: ast.AST) -> Iterator[str]:
         yield "empty_names"
 
 
+@cache
 def measured() -> dict[str, dict[str, float]]:
     """Figures of each room that is large enough, and of the package as `all`: tokens a statement, else a thousand's."""
     rooms: dict[str, Counter[str]] = {"all": Counter()}
@@ -132,6 +134,7 @@ def kernel_lines() -> int:
     return lines
 
 
+@cache
 def ceilings() -> dict[str, dict[str, float]]:
     """Figures that may not be exceeded where they aren't the aims, by room; `package` has the budgets of sizes."""
     return tomllib.loads(CEILINGS.read_text(encoding="utf-8"))

@@ -22,7 +22,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from hypha_ray.config.assignments import from_text, value_behind
-from hypha_ray.config.keys import Key, key_of, mend, shown
+from hypha_ray.config.keys import Key, choice_remedy, key_of, shown
 from hypha_ray.errors import ConfigError
 from hypha_ray.files import as_installed
 
@@ -132,7 +132,7 @@ def _value(key: Key, text: str, annotation: Any) -> Any:
     try:
         return TypeAdapter(annotation, config=ConfigDict(strict=True)).validate_python(value)
     except ValidationError as error:
-        fix = mend(value, key.kind)
+        fix = choice_remedy(value, key.kind)
         if key.default is not MISSING:
             fix = f"{fix}, or leave it out"
         if key.default_text:
