@@ -43,7 +43,7 @@ ROUNDS = 13
 BATCH_S = 0.1
 AT_ROUND = 5
 """Round after which the fault happens; the run is in the second epoch then."""
-TINY = Path(__file__).parent.parent / "configs" / "tiny.toml"
+TINY = Path(__file__).parents[2] / "jobs" / "configs" / "tiny.toml"
 Record: TypeAlias = dict[str, Any]
 SHARED = {"object_store_memory": 200_000_000}
 

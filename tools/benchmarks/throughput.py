@@ -35,7 +35,7 @@ STEPS = 150
 """Inner steps of a worker in a round. The first round warms up and isn't counted."""
 WARM_UP_STEPS = 20
 """Steps of a bare loop that aren't counted."""
-TINY = Path(__file__).parent.parent / "configs" / "tiny.toml"
+TINY = Path(__file__).parents[2] / "jobs" / "configs" / "tiny.toml"
 
 
 class BareLoop:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+TOOLS = Path(__file__).parents[3] / "tools"
 
 START = """
 import subprocess, sys
@@ -29,3 +32,19 @@ def test_processes_that_are_started_find_the_tools_and_what_they_found_before(
     code = START.format(other="json" if inherited is None else "own_module")
     started = subprocess.run([sys.executable, "-c", code], cwd=tmp_path.parent, env=environment, check=False)
     assert started.returncode == 0
+
+
+def test_files_that_tools_name_are_there() -> None:
+    modules = sorted(TOOLS.rglob("*.py"))
+    named = {}
+    for module in modules:
+        if "Path(__file__)" not in module.read_text(encoding="utf-8"):
+            continue
+        source = ast.parse(module.read_text(encoding="utf-8"))
+        for statement in source.body:
+            if isinstance(statement, ast.Assign) and "__file__" in ast.unparse(statement.value):
+                place = eval(ast.unparse(statement.value), {"Path": Path, "__file__": str(module)})
+                named[module.name, ast.unparse(statement.targets[0])] = place
+    missing = {name: str(place) for name, place in named.items() if not place.exists()}
+    assert len(named) >= 6
+    assert not missing
