@@ -15,9 +15,8 @@ from numba import carray, njit, types
 from hypha_ray.kernels.lanes import fma, load, pointer, splat, store, total
 from hypha_ray.kernels.passes import LANES, SMALL
 
-_ROW = 128 * LANES
+ROW = 128 * LANES
 """Number of values whose squares are summed up in fp32."""
-_LINE = np.uint64(4 * LANES)
 _ADDRESSES = types.Array(types.u8, 1, "C", readonly=True)
 _TABLE = types.Array(types.f4, 2, "C", readonly=True)
 _RATES = types.Array(types.f4, 1, "C", readonly=True)
@@ -38,33 +37,45 @@ def _square_distance(quick: float, x: int, y: int, size: int) -> Any:
     return total
 
 
-@njit(types.void(_ADDRESSES, _TABLE, _ADDRESSES, _RATES, _ADDRESSES, types.intp, _SQUARES), nogil=True, cache=True)
+_ARGUMENTS = (_ADDRESSES, _TABLE, _ADDRESSES, _RATES, _ADDRESSES, types.intp, _ADDRESSES, _SQUARES)
+
+
+@njit(types.void(*_ARGUMENTS), nogil=True, cache=True)
 def nesterov(
-    values: _Array, portions: _Array, state: _Array, rates: _Array, outs: _Array, size: int, squares: _Array
+    values: _Array,
+    portions: _Array,
+    state: _Array,
+    rates: _Array,
+    outs: _Array,
+    size: int,
+    scratch: _Array,
+    squares: _Array,
 ) -> None:
-    """Average weights and take a step on the mean; see `outer.nesterov`.
+    """Average weights and take a step on the mean; see `passes.nesterov`.
+
+    All memory is the caller's: numba frees an array of its own after the last use of its name, even while the address
+    of its values is in use.
 
     Args:
         values: addresses of the workers' weights.
-        portions: as `outer.portions` gives them.
+        portions: as `passes.portions` gives them.
         state: addresses of θ and of momentum.
         rates: the outer learning rate, and what momentum is multiplied by.
         outs: addresses where new θ and new momentum go; 0: nowhere.
         size: values of each array, a multiple of `LANES`.
+        scratch: addresses of `LANES` float32 values for each worker, and then of `ROW` values, for a new θ that
+            goes nowhere.
         squares: squared L2 norms of each worker's delta and of θ's change are added to these.
 
     """
     theta, velocity, new, new_velocity = state[0], state[1], outs[0], outs[1]
     eta, mu, zero, workers = splat(rates[0]), splat(rates[1]), splat(np.float32(0)), len(values)
-    room, unwanted = np.empty((workers + 1, LANES), np.float32), np.empty(_ROW, np.float32)
-    sums = np.uint64(room.ctypes.data) + _LINE * np.arange(workers).astype(np.uint64)
-    sums += -sums[0] % _LINE
-    for start in range(0, size, _ROW):
-        row, length = np.uint64(4 * start), min(_ROW, size - start)
-        after = new + row if new else np.uint64(unwanted.ctypes.data)
+    for start in range(0, size, ROW):
+        row, length = np.uint64(4 * start), min(ROW, size - start)
+        after = new + row if new else scratch[workers]
         first, changed = zero, zero
         for worker in range(1, workers):
-            store(sums[worker], zero)
+            store(scratch[worker], zero)
         for line in range(0, length, LANES):
             inside = np.uint64(4 * line)
             at = row + inside
@@ -74,7 +85,7 @@ def nesterov(
             for worker in range(1, workers):
                 value, rest = load(values[worker] + at), splat(portions[worker, 0])
                 delta = value - before
-                store(sums[worker], load(sums[worker]) + delta * delta)
+                store(scratch[worker], load(scratch[worker]) + delta * delta)
                 mean = fma(rest, value - mean, value) if portions[worker, 1] else fma(rest, mean - value, mean)
             delta = mean - before
             faster = mu * load(velocity + at) + delta
@@ -85,6 +96,6 @@ def nesterov(
             if new_velocity:
                 store(new_velocity + at, faster)
         for worker in range(workers):
-            quick = total(first if worker == 0 else load(sums[worker]))
+            quick = total(first if worker == 0 else load(scratch[worker]))
             squares[worker] += _square_distance(quick, values[worker] + row, theta + row, length)
         squares[workers] += _square_distance(total(changed), after, theta + row, length)

@@ -1,0 +1,49 @@
+"""The compiled outer step writes into no memory but its own, while other threads of its process allocate."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from hypha_ray.kernels.passes import compiled
+
+NEIGHBOUR = """
+import sys, threading
+import numpy as np, torch
+from hypha_ray.kernels.passes import Averaged, nesterov, portions
+
+WORKERS, SIZE = int(sys.argv[1]), 1 << 20
+theta, velocity, new = (torch.zeros(SIZE) for _ in range(3))
+shares = [1 / count for count in range(1, WORKERS + 1)]
+block = Averaged([torch.ones(SIZE)] * WORKERS, portions(shares), theta, velocity, new, None)
+nesterov(0.7, 0.9, block)
+over = threading.Event()
+wrong_norms = 0
+
+def steps():
+    global wrong_norms
+    for _ in range(150):
+        wrong_norms += nesterov(0.7, 0.9, block)[:WORKERS] != [float(SIZE)] * WORKERS
+    over.set()
+
+thread = threading.Thread(target=steps)
+thread.start()
+damaged = 0
+while not over.is_set():
+    arrays = [np.full((WORKERS + 1 + extra % 4) * 16, 7, np.float32) for extra in range(64)]
+    over.wait(1e-4)
+    damaged += sum(not np.all(array == 7) for array in arrays)
+thread.join()
+print(damaged, wrong_norms)
+"""
+"""Allocates arrays of the size of the step's scratch, all from the heap that the step's thread has too."""
+
+
+def test_step_damages_no_memory_of_other_threads() -> None:
+    assert compiled("outer") is not None
+    one_heap = {"MALLOC_ARENA_MAX": "1", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+    for workers in ("2", "4"):
+        command = [sys.executable, "-c", NEIGHBOUR, workers]
+        ended = subprocess.run(command, env=os.environ | one_heap, capture_output=True, text=True, check=False)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (0, "0 0\n", "")
