@@ -257,7 +257,7 @@ def score_answers(
         from hypha_ray.rl.policy import Policy, end_tokens
         from hypha_ray.rl.reward_model import load_scores
         from hypha_ray.rl.roles.policies import Generator
-        from hypha_ray.rl.roles.reward import Reward
+        from hypha_ray.rl.roles.reward import RewardRole
         from hypha_ray.rl.scoring import Scorer
         from hypha_ray.rl.workers.model_worker import master_of
         from hypha_ray.types.events import means
@@ -280,7 +280,7 @@ def score_answers(
     scores = None
     if MODEL in rl.reward.functions:
         scores = load_scores(rl.reward, Model(), device)
-    reward = Reward(Scorer(rl, tokenizer, scores))
+    reward = RewardRole(Scorer(rl, tokenizer, scores))
     phases.begin("answering and scoring")
     master = master_of({"actor": generator, "reward": reward})
     sums = validate(master.traverse, batches)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
 from hypha_ray.config.cli.output import Phases
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.provenance import Origin, counted
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ MOST_CLASSES = 20
 
 def main() -> None:
     """Parse, prepare with a progress line, and say what was made."""
-    options = parse_options(Options, __doc__, sys.argv[1:])
+    options = parse_options(PrepareOptions, __doc__, sys.argv[1:])
     if options.nodes is not None:
         prepare_parts(options)
         return
@@ -83,7 +83,7 @@ def main() -> None:
     print(f"dataset: {address}")
 
 
-def prepare_parts(options: Options) -> None:
+def prepare_parts(options: PrepareOptions) -> None:
     """Prepare on nodes of the cluster, and say what each of them serves."""
     options.check()
     phases = Phases()
@@ -103,7 +103,7 @@ def prepare_parts(options: Options) -> None:
             print(f"{replica.name} on {replica.address}: {samples} samples in {len(manifest.slices):,} slices")
 
 
-def show_samples(options: Options, manifest: Manifest) -> None:
+def show_samples(options: PrepareOptions, manifest: Manifest) -> None:
     """Say what the slices contain, which are read for that."""
     if manifest.modality == "language":
         show_tokens(options.folder, manifest, options.report, options.kind_name == "pairs")

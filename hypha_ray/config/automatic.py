@@ -89,14 +89,14 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SettingChoice:
     """Value of a setting, and the reason for it."""
 
     value: Value
     reason: str
 
 
-Decision: TypeAlias = Callable[[Job, DeviceFacts, ModelFacts], Choice]
+Decision: TypeAlias = Callable[[Job, DeviceFacts, ModelFacts], SettingChoice]
 
 
 def automatic(job: Job) -> list[str]:
@@ -117,7 +117,7 @@ def left_off(job: Job, device: DeviceFacts) -> str | None:
     return None
 
 
-def choose(job: Job, device: DeviceFacts, model: ModelFacts | None = None) -> dict[str, Choice]:
+def choose(job: Job, device: DeviceFacts, model: ModelFacts | None = None) -> dict[str, SettingChoice]:
     """Choose the settings that are ``auto``.
 
     Args:
@@ -132,13 +132,13 @@ def choose(job: Job, device: DeviceFacts, model: ModelFacts | None = None) -> di
     reason = left_off(job, device)
     if model is None or reason is not None:
         reason = reason or "nothing is known of the model"
-        return {name: Choice(OFF[name], reason) for name in automatic(job)}
-    chosen: dict[str, Choice] = {}
+        return {name: SettingChoice(OFF[name], reason) for name in automatic(job)}
+    chosen: dict[str, SettingChoice] = {}
     for name in automatic(job):
         choice = _DECISIONS[name](job, device, model)
         excluding_key = _excluding_key(job, name, choice.value)
         if excluding_key is not None:
-            choice = Choice(OFF[name], f"{excluding_key} excludes it")
+            choice = SettingChoice(OFF[name], f"{excluding_key} excludes it")
         chosen[name] = choice
         job = job.with_worker({name: choice.value}, {})
     return chosen
@@ -181,16 +181,16 @@ def step_operations(job: Job, model: ModelFacts) -> float | None:
     return 6.0 * model.parameters * batch_size * job.sample_tokens
 
 
-def _autocast(job: Job, device: DeviceFacts, model: ModelFacts) -> Choice:
+def _autocast(job: Job, device: DeviceFacts, model: ModelFacts) -> SettingChoice:
     reason = next(_reasons_against_autocast(job, model), None)
     if reason is not None:
-        return Choice("none", reason)
+        return SettingChoice("none", reason)
     assert device.capability is not None
     if device.capability >= FIRST_WITH_BF16:
-        return Choice("bf16", "the card multiplies bfloat16")
+        return SettingChoice("bf16", "the card multiplies bfloat16")
     if device.capability >= FIRST_WITH_FP16:
-        return Choice("fp16", "the card multiplies float16 and not bfloat16")
-    return Choice("none", "the card multiplies no matrices of 16 bits faster")
+        return SettingChoice("fp16", "the card multiplies float16 and not bfloat16")
+    return SettingChoice("none", "the card multiplies no matrices of 16 bits faster")
 
 
 def _reasons_against_autocast(job: Job, model: ModelFacts) -> Iterator[str]:
@@ -204,19 +204,19 @@ def _reasons_against_autocast(job: Job, model: ModelFacts) -> Iterator[str]:
         yield f"not tried with {model.task}"
 
 
-def _compile(job: Job, device: DeviceFacts, model: ModelFacts) -> Choice:
+def _compile(job: Job, device: DeviceFacts, model: ModelFacts) -> SettingChoice:
     reason = next(_reasons_against_compiling(job, device, model), None)
     if reason is not None:
-        return Choice(False, reason)
+        return SettingChoice(False, reason)
     operations = step_operations(job, model)
     if operations is None or model.layers is None or model.features is None:
-        return Choice(False, "the length of a step isn't known")
+        return SettingChoice(False, "the length of a step isn't known")
     steps = steps_of(job)
     wide_features = max(model.features, SAVED_FEATURES)
     saved_s = steps * operations * SAVED_S * SAVED_FEATURES / wide_features
     needed_s = COMPILE_S + COMPILE_LAYER_S * model.layers
     estimate = f"{steps} steps would save about {saved_s:.2g} s, and compiling takes about {needed_s:.0f} s"
-    return Choice(saved_s > needed_s, estimate)
+    return SettingChoice(saved_s > needed_s, estimate)
 
 
 def _reasons_against_compiling(job: Job, device: DeviceFacts, model: ModelFacts) -> Iterator[str]:
@@ -241,20 +241,20 @@ def _reasons_against_compiling(job: Job, device: DeviceFacts, model: ModelFacts)
         yield "not measured with several processes of a worker"
 
 
-def _fused_loss(job: Job, device: DeviceFacts, model: ModelFacts) -> Choice:
+def _fused_loss(job: Job, device: DeviceFacts, model: ModelFacts) -> SettingChoice:
     if not model.fuses:
-        return Choice(False, f"the model ({model.task}) has no loss that can be fused with its head")
+        return SettingChoice(False, f"the model ({model.task}) has no loss that can be fused with its head")
     if job.sample_tokens and model.vocabulary:
         tokens = job.sample_tokens * job.rounds.max_batch_size // job.rounds.accumulation
         if 0 < tokens * model.vocabulary <= CHUNK:
-            return Choice(False, "the logits of a batch are one chunk")
-    return Choice(True, "saves the memory of all logits, in the same time")
+            return SettingChoice(False, "the logits of a batch are one chunk")
+    return SettingChoice(True, "saves the memory of all logits, in the same time")
 
 
-def _attention(job: Job, device: DeviceFacts, model: ModelFacts) -> Choice:
+def _attention(job: Job, device: DeviceFacts, model: ModelFacts) -> SettingChoice:
     if not model.has_sdpa:
-        return Choice("none", "the model's own choice isn't sdpa")
-    return Choice("sdpa", "the one that was measured")
+        return SettingChoice("none", "the model's own choice isn't sdpa")
+    return SettingChoice("sdpa", "the one that was measured")
 
 
 _DECISIONS: Final[dict[str, Decision]] = {

@@ -10,7 +10,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.market.auction.allotment import Ruling, Standing
 from hypha_ray.market.auction.client import standings
 from hypha_ray.market.cluster import LeaseEntry, cluster_nodes, lease_entries, own_node, post_labels
-from hypha_ray.market.offers import LEASED, PRICING, SITE, Refusal, Request, answers, are_posted
+from hypha_ray.market.offers import LEASED, PRICING, SITE, LeaseRequest, Refusal, answers, are_posted
 from hypha_ray.market.requirements import Need, NodeResources, nearest, shortage
 from hypha_ray.texts import counted
 
@@ -108,11 +108,11 @@ def _unmet_need(run: str, need: Need, count: int, bid: float, nodes: Sequence[No
         "need": str(need),
         "count": count,
         "nearest": None if nearest_node is None else nearest_node.id,
-        "reason": _obstacle(Request(need, bid, bid), nodes),
+        "reason": _obstacle(LeaseRequest(need, bid, bid), nodes),
     }
 
 
-def _obstacle(request: Request, nodes: Sequence[NodeResources]) -> str:
+def _obstacle(request: LeaseRequest, nodes: Sequence[NodeResources]) -> str:
     """Reason that a request has to wait."""
     missing = shortage({request.need: 1}, nodes)
     if missing is not None:

@@ -14,7 +14,7 @@ from hypha_ray.data.mixture import DATASET, RunDataset, described
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.errors import CheckpointError
 from hypha_ray.model.identity import IDENTITY, changed_error, changes, folder_hash, identity_of, is_replaceable, pinned
-from hypha_ray.scheduler.rounds.signs import Patience
+from hypha_ray.scheduler.rounds.signs import EvaluationPatience
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.store.restore_point import usable_rounds
@@ -120,7 +120,7 @@ def ended_early(job: Job, directory: RunDirectory) -> str | None:
     if read_json(directory.path / SUMMARY).get("ended_early") is None or newest_good(directory.path) is None:
         return None
     evaluations = by_round(read_jsonl(directory.path / METRICS, ("eval",)), "eval")
-    return Patience(job.rounds, evaluations).exhausted
+    return EvaluationPatience(job.rounds, evaluations).exhausted
 
 
 def last_round(job: Job, directory: RunDirectory) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from hypha_ray.config import Job
 from hypha_ray.config.tables.resources import Resources
 from hypha_ray.errors import CapacityError
-from hypha_ray.market.offers import SITE, Offer, Request, are_posted, read_terms, share
+from hypha_ray.market.offers import SITE, LeaseRequest, Offer, are_posted, read_terms, share
 from hypha_ray.market.requirements import Need, NodeResources, group_need, server_need, workers_to_start
 from hypha_ray.market.selection import UNKNOWN, Choice, Preference, Speeds, choose_machines, without
 
@@ -26,10 +26,10 @@ def trades(resources: Resources, nodes: Sequence[NodeResources]) -> bool:
     return resources.strategy != "cheapest" or any(are_posted(node.labels) for node in nodes)
 
 
-def request_of(resources: Resources, need: Need) -> Request:
+def request_of(resources: Resources, need: Need) -> LeaseRequest:
     """Request for leases of one need, at the job's price for its role."""
     price = resources.parameter_server_price if need.role == "server" else resources.worker_price
-    return Request(need, price.public_bid, price.max)
+    return LeaseRequest(need, price.public_bid, price.max)
 
 
 def choices(job: Job, nodes: Sequence[NodeResources], home: str, speeds: Speeds = UNKNOWN) -> list[Choice]:

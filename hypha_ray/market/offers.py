@@ -86,7 +86,7 @@ LEASED = ("CPU", "GPU", "memory")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class LeaseRequest:
     """Request for leases of one need.
 
     Attributes:
@@ -133,7 +133,7 @@ class Refusal:
     ask: float | None = None
 
 
-def evaluate(node: NodeResources, terms: Terms, request: Request) -> Offer | Refusal:
+def evaluate(node: NodeResources, terms: Terms, request: LeaseRequest) -> Offer | Refusal:
     """Answer of one node, whose labels the request admits."""
     need = request.need
     if reason := _objection(terms, need.role):
@@ -162,7 +162,7 @@ def evaluate(node: NodeResources, terms: Terms, request: Request) -> Offer | Ref
     return Offer(node, terms, price, amounts, capacity)
 
 
-def answers(request: Request, nodes: Sequence[NodeResources]) -> list[Offer | Refusal]:
+def answers(request: LeaseRequest, nodes: Sequence[NodeResources]) -> list[Offer | Refusal]:
     """Answers of all nodes, in their order."""
     node_answers: list[Offer | Refusal] = []
     for node, is_admitted in zip(nodes, request.need.admits(nodes), strict=True):
@@ -173,7 +173,7 @@ def answers(request: Request, nodes: Sequence[NodeResources]) -> list[Offer | Re
     return node_answers
 
 
-def _answer(node: NodeResources, request: Request) -> Offer | Refusal:
+def _answer(node: NodeResources, request: LeaseRequest) -> Offer | Refusal:
     terms = read_terms(node.labels)
     if isinstance(terms, str):
         return Refusal(node, f"its label {terms} can't be used")

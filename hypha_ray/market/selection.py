@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from hypha_ray.config import Job
 from hypha_ray.config.tables.resources import MarketStrategy
-from hypha_ray.market.offers import Offer, Refusal, Request, answers, share
+from hypha_ray.market.offers import LeaseRequest, Offer, Refusal, answers, share
 from hypha_ray.market.requirements import GB, OWN_LABEL, RAY_LABEL, NodeResources
 
 _SAVING = ("gradient_checkpointing", "fused_loss", "probe_batch_size")
@@ -156,7 +156,7 @@ class Preference:
 class Choice:
     """Leases chosen for one request, out of the answers of all nodes."""
 
-    request: Request
+    request: LeaseRequest
     count: int
     """Number of leases that are needed."""
     answers: Sequence[Offer | Refusal]
@@ -199,7 +199,7 @@ def select(offers: Sequence[Offer], count: int, preference: Preference) -> list[
 
 
 def choose_machines(
-    requests: Sequence[tuple[Request, int]], nodes: Sequence[NodeResources], preference: Preference
+    requests: Sequence[tuple[LeaseRequest, int]], nodes: Sequence[NodeResources], preference: Preference
 ) -> list[Choice]:
     """Choose machines for one request after the other, each with its number of leases; the first has most to choose."""
     candidates = list(nodes)
@@ -232,7 +232,7 @@ def choose_machines(
     return choices
 
 
-def _with_measured_speed(offer: Offer, request: Request, speeds: Speeds) -> Offer:
+def _with_measured_speed(offer: Offer, request: LeaseRequest, speeds: Speeds) -> Offer:
     """An offer to a worker with the speed that was measured there; one to a server as it is."""
     if request.need.role != "worker":
         return offer

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Critic(torch.nn.Module):
+class CriticModel(torch.nn.Module):
     """Body of a language model under a head of one number, which is 0 before any training.
 
     Args:
@@ -58,7 +58,7 @@ class ActorCritic(torch.nn.Module):
     def __init__(self, actor: PreTrainedModel, critic: PreTrainedModel) -> None:
         super().__init__()
         self.actor = actor
-        self.critic = Critic(critic)
+        self.critic = CriticModel(critic)
 
 
 def build_trained(job: Job, device: torch.device | None = None) -> Any:

@@ -9,7 +9,7 @@ import torch
 
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.trained import Critic
+from hypha_ray.model.trained import CriticModel
 from hypha_ray.model.vocabulary import vocabulary_of
 from hypha_ray.rl.engines.continuous import ContinuousEngine
 from hypha_ray.rl.engines.native import Responses, generate
@@ -64,7 +64,7 @@ def _check_critic(model: Any, prompts: Samples) -> None:
     """Value the states of some prompts."""
     ids = torch.from_numpy(prompts.arrays["input_ids"]).long()
     mask = torch.from_numpy(prompts.arrays["attention_mask"]).long()
-    Critic(model)(input_ids=ids, attention_mask=mask, use_cache=False)
+    CriticModel(model)(input_ids=ids, attention_mask=mask, use_cache=False)
 
 
 def _without_padding(responses: Responses, row: int) -> Responses:

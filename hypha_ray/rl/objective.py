@@ -14,7 +14,7 @@ from hypha_ray.rl.policy import Scores
 from hypha_ray.types import Sums
 
 
-class Objective:
+class PolicyObjective:
     """Loss of a policy as the sum over tokens, and figures of it.
 
     Args:

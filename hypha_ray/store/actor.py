@@ -13,7 +13,7 @@ from hypha_ray.config.tables.training import Checkpoint
 from hypha_ray.errors import CheckpointError
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.store.commit_writer import CommitWriter
-from hypha_ray.store.commits import Outcome
+from hypha_ray.store.commits import RoundOutcome
 from hypha_ray.store.directory import Lock, lock_store, quarantine, quarantined
 from hypha_ray.store.restore_point import RestorePoint, restart
 from hypha_ray.types import Flat, Layout, Saved
@@ -83,7 +83,7 @@ class Store:
         self._restore_point = None  # Frees the tensors read for a resume.
         return self._writer.begin(layout, *theta)
 
-    def commit(self, outcome: Outcome, layout: Layout, inner: tuple[int, ...], *flats: Flat) -> Saved:
+    def commit(self, outcome: RoundOutcome, layout: Layout, inner: tuple[int, ...], *flats: Flat) -> Saved:
         """Write a round's results, by `CommitWriter.commit`."""
         return self._writer.commit(outcome, layout, inner, *flats)
 

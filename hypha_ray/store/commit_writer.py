@@ -9,7 +9,7 @@ from typing import Any
 from hypha_ray.config.tables.training import Checkpoint
 from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.failpoints import failpoint
-from hypha_ray.store.commits import CommitLog, Outcome, commit_of, wrong_round
+from hypha_ray.store.commits import CommitLog, RoundOutcome, commit_of, wrong_round
 from hypha_ray.store.disk import sweep
 from hypha_ray.store.evaluations import Evaluations
 from hypha_ray.store.mirror import Mirror
@@ -89,7 +89,7 @@ class CommitWriter:
         self._parent = theta_sha256
         return theta_sha256
 
-    def commit(self, outcome: Outcome, layout: Layout, inner: tuple[int, ...], *flats: Flat) -> Saved:
+    def commit(self, outcome: RoundOutcome, layout: Layout, inner: tuple[int, ...], *flats: Flat) -> Saved:
         """Write a round's results: first the snapshot, if it is due, then the record.
 
         Repeated for the newest round, the call only makes sure that both are written.
@@ -237,7 +237,7 @@ class CommitWriter:
         return Saved(commit, text, written=not self._backlog)
 
 
-def _compare(commit: Commit, outcome: Outcome, parts: _SnapshotParts) -> None:
+def _compare(commit: Commit, outcome: RoundOutcome, parts: _SnapshotParts) -> None:
     """Raise `CheckpointError` unless a commit has this outcome."""
     repeated = commit_of(outcome, commit.parent_sha256, *parts.hashes())
     if repeated != commit:
@@ -257,7 +257,9 @@ class _SnapshotParts:
     state: dict[str, Any]
 
     @classmethod
-    def of(cls, outcome: Outcome, layout: Layout, inner: tuple[int, ...], flats: tuple[Flat, ...]) -> _SnapshotParts:
+    def of(
+        cls, outcome: RoundOutcome, layout: Layout, inner: tuple[int, ...], flats: tuple[Flat, ...]
+    ) -> _SnapshotParts:
         theta = flats[: layout.fragments]
         momentum = flats[layout.fragments : 2 * layout.fragments]
         inner_states = flats[2 * layout.fragments :]

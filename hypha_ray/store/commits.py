@@ -21,7 +21,7 @@ _COMMIT = TypeAdapter(Commit)
 _RECORD = re.compile(r"round_(\d{6,})\.json")
 
 
-class Outcome(Protocol):
+class RoundOutcome(Protocol):
     """A round from the scheduler: all of a `Commit` except the hashes, and the scheduler's own state."""
 
     @property
@@ -53,7 +53,7 @@ class Outcome(Protocol):
         """State that a new scheduler needs in addition to the log; plain JSON, saved in the snapshot."""
 
 
-def commit_of(outcome: Outcome, parent_sha256: str | None, theta_sha256: str, outer_sha256: str) -> Commit:
+def commit_of(outcome: RoundOutcome, parent_sha256: str | None, theta_sha256: str, outer_sha256: str) -> Commit:
     """Commit record of a round and its hashes."""
     return Commit(
         round=outcome.round,

@@ -74,15 +74,15 @@ class Client:
         """Close all connections."""
         await self._session.close()
 
-    def __getattr__(self, name: str) -> Callable[..., Request]:
+    def __getattr__(self, name: str) -> Callable[..., HttpRequest]:
         """Methods of HTTP: get, head, put and so on."""
         if name not in ("get", "head", "put", "post", "delete", "options", "patch"):
             raise AttributeError(name)
         return partial(self.request, name.upper())
 
-    def request(self, method: str, url: str | URL, **options: Any) -> Request:
+    def request(self, method: str, url: str | URL, **options: Any) -> HttpRequest:
         """Begin a request; `limit_bytes` is the largest size of the answer."""
-        return Request(self._followed(method, URL(url), **options))
+        return HttpRequest(self._followed(method, URL(url), **options))
 
     async def _followed(
         self,
@@ -115,7 +115,7 @@ class Client:
         raise RedirectError(f"more than {REDIRECTS} redirects")
 
 
-class Request:
+class HttpRequest:
     """A request, to be awaited or entered as a session's requests are; leaving it frees the connection."""
 
     def __init__(self, answer: Awaitable[Any]) -> None:

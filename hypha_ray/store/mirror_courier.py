@@ -15,7 +15,7 @@ DEADLINE_S = 30.0
 BYTES_PER_S = 1_000_000
 
 
-class _Request(NamedTuple):
+class _CopyRequest(NamedTuple):
     """Next commit to copy, and number of snapshots to keep at the mirror."""
 
     round: int
@@ -47,7 +47,7 @@ class Courier:
         self._wait_s = wait_s
         self._deadline_s = deadline_s
         self._changed = threading.Condition()
-        self._next: _Request | None = None
+        self._next: _CopyRequest | None = None
         self._copy: _Copy | None = None
         self._problem: str | None = None
         """A problem that isn't reported yet."""
@@ -72,7 +72,7 @@ class Courier:
 
         """
         with self._changed:
-            self._next = _Request(round, keep)
+            self._next = _CopyRequest(round, keep)
             self._changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)

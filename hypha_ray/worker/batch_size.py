@@ -60,7 +60,7 @@ class Bounds:
         return (self.fits + self.fails) // 2
 
 
-class Outcome(IntEnum):
+class TrialOutcome(IntEnum):
     """Result of a trial."""
 
     INTERRUPTED = 0
@@ -92,7 +92,7 @@ class TrialProcesses:
         self._end()
         self._errors.close()
 
-    def outcome(self, trial: Trial) -> Outcome:
+    def outcome(self, trial: Trial) -> TrialOutcome:
         """Run a trial.
 
         Raises:
@@ -101,11 +101,11 @@ class TrialProcesses:
         """
         code = self._exit_code(trial)
         if code is None or code in (NO_MEMORY, -signal.SIGKILL):
-            return Outcome.INTERRUPTED
+            return TrialOutcome.INTERRUPTED
         if code == 0:
-            return Outcome.FITS
+            return TrialOutcome.FITS
         if code == TOO_LARGE:
-            return Outcome.TOO_LARGE
+            return TrialOutcome.TOO_LARGE
         self._errors.seek(0)
         errors = self._errors.read().decode(errors="replace")
         last_line = errors.strip().rpartition("\n")[2]
@@ -208,12 +208,12 @@ def largest_batch(
             trial_job = _job_on_device(job, kind)
             trial = Trial(trial_job, specials, samples, size, lease_bytes - worker_bytes, gpu_part, threads)
             outcome = trials.outcome(trial)
-            if outcome == Outcome.FITS:
+            if outcome == TrialOutcome.FITS:
                 bounds = Bounds(size, bounds.fails)
                 saved_bounds = Bounds(size, saved_bounds.fails)
             else:
                 bounds = Bounds(bounds.fits, size)
-                if outcome == Outcome.TOO_LARGE:
+                if outcome == TrialOutcome.TOO_LARGE:
                     saved_bounds = bounds
             _write(file, saved_bounds)
     if not bounds.fits:

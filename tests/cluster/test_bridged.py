@@ -24,7 +24,7 @@ import trustme
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import load
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.errors import ConfigError
 from hypha_ray.failpoints import hits
@@ -127,7 +127,7 @@ def test_external_trainer_killed_in_mid_round_is_a_lost_worker(corpus: Path, tmp
 
 def three_kinds(tmp_path: Path, *flags: str) -> tuple[Job, Outcome]:
     """Run a job of one worker of ours, one in plain PyTorch and one in JavaScript, with time to start them."""
-    prepare(Options("digits", tmp_path / "digits"), lambda what, count: None)
+    prepare(PrepareOptions("digits", tmp_path / "digits"), lambda what, count: None)
     file = str(ROOT / "jobs" / "configs" / "bridge.toml")
     job = load(["@", file, "--dataset.path", str(tmp_path / "digits"), "--worker.lease_s", "60", *flags]).job
     job = job.model_copy(update={"bridge": job.bridge.model_copy(update={"commands": [TORCH, NODE]})})

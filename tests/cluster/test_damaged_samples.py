@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from hypha_ray.data.catalogue import load
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from tests.support.faults import events
 from tests.support.jobs import job_of, run_job
@@ -36,7 +36,10 @@ BAD = 17
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Bare slices of digits, one pixel of one training image of which overflows."""
     whole, out = tmp_path_factory.mktemp("digits") / "whole", tmp_path_factory.mktemp("bare")
-    prepare(Options("digits", whole, samples_per_slice=48, max_samples=96, validation_samples=32), lambda what, n: None)
+    prepare(
+        PrepareOptions("digits", whole, samples_per_slice=48, max_samples=96, validation_samples=32),
+        lambda what, n: None,
+    )
     for number, info in enumerate(load(whole).of("train")):
         arrays = load_file(whole / info.file)
         if number == 1:

@@ -25,7 +25,7 @@ from hypha_ray.config.load import parse, resolved_toml
 from hypha_ray.config.tables.training import Dataset
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.mixture import RunDataset
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.storage.files import Place
 from hypha_ray.driver.datasets.data_nodes import problems, serve, served, withdraw
 from hypha_ray.driver.datasets.data_source import opened, run_copy
@@ -412,7 +412,7 @@ def test_preparation_in_parts_that_loses_a_process_asks_to_try_again(nodes: list
     killer = threading.Thread(target=kill_first)
     killer.start()
     with pytest.raises(ClusterError, match=r"NET014.*isn't prepared") as caught:
-        prepare_on_nodes(Options("stdlib", str(tmp_path / "lost"), seq_len=32, nodes=2))
+        prepare_on_nodes(PrepareOptions("stdlib", str(tmp_path / "lost"), seq_len=32, nodes=2))
     killer.join()
     assert caught.value.exit_code == 75
     assert "lost" not in served()
@@ -421,7 +421,9 @@ def test_preparation_in_parts_that_loses_a_process_asks_to_try_again(nodes: list
 def test_dataset_in_parts_on_two_nodes_is_one_dataset_and_a_missing_part_is_named(
     nodes: list[str], tmp_path: Path
 ) -> None:
-    options = Options("stdlib", str(tmp_path / "parts"), seq_len=32, samples_per_slice=100, max_documents=40, nodes=2)
+    options = PrepareOptions(
+        "stdlib", str(tmp_path / "parts"), seq_len=32, samples_per_slice=100, max_documents=40, nodes=2
+    )
     replicas = prepare_on_nodes(options)
     assert {one.node_id for one in replicas} == set(nodes[1:3])
     assert all(one.name.startswith("data/parts/") for one in replicas)

@@ -16,7 +16,7 @@ import pytest
 from hypha_ray.config import Job
 from hypha_ray.config.load import load
 from hypha_ray.data.catalogue import load as load_dataset
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.failpoints import hits
 from hypha_ray.model.loading.preprocess import load_preprocessor
@@ -41,7 +41,9 @@ CALLS = ("rl.generate", "rl.reward", "rl.train", "rl.merge")
 def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pairs of digits to sort: about 2900 prompts to train on."""
     folder = tmp_path_factory.mktemp("data") / "sort2"
-    prepare(Options("problems:sort2", folder, tokenizer="characters", max_documents=3000), lambda what, count: None)
+    prepare(
+        PrepareOptions("problems:sort2", folder, tokenizer="characters", max_documents=3000), lambda what, count: None
+    )
     return folder
 
 

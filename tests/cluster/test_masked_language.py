@@ -8,7 +8,7 @@ import pytest
 from transformers import BertTokenizerFast
 
 from hypha_ray.data.catalogue import load
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.slices import read_slice
 from hypha_ray.model.evaluation import batches_of, evaluate
@@ -46,7 +46,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(60):
         line = " ".join(WORDS[(7 * number + 3 * place * place) % 90] for place in range(40))
         (texts / f"{number}.txt").write_text(line)
-    options = Options(
+    options = PrepareOptions(
         str(texts / "*.txt"),
         folder / "data",
         tokenizer=str(folder / "tokenizer"),

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from hypha_ray.errors import AuthenticationError
 from hypha_ray.failpoints import arm, hits
-from hypha_ray.rl.dataflow.requests import Reply, Request, RequestQueue
+from hypha_ray.rl.dataflow.requests import ModelRequest, Reply, RequestQueue
 from hypha_ray.rl.island import Island
 from tests.support.rl import BATCH, classifier, job, tokenizer
 
@@ -136,7 +136,7 @@ class Recorder:
         self.seen: list[int] = []
 
     @ray.method(num_returns=2)
-    def handle(self, request: Request) -> tuple[None, Reply]:
+    def handle(self, request: ModelRequest) -> tuple[None, Reply]:
         self.seen.append(request.number)
         return None, Reply(request.worker, request.number)
 
@@ -150,7 +150,7 @@ class Line:
     def __init__(self, actors: list[Any]) -> None:
         self._actors = actors
 
-    def send(self, request: Request) -> Any:
+    def send(self, request: ModelRequest) -> Any:
         return self._actors[request.worker].handle.remote(request)[1]
 
     def receive(self, replies: Any, deadline_s: float) -> tuple[Any, Reply]:
@@ -162,7 +162,9 @@ def test_actors_see_common_requests_of_200_multicasts_in_one_order() -> None:
     actors = [ray.remote(num_cpus=0)(Recorder).remote() for _ in range(3)]
     post, rng = RequestQueue(Line(actors), 60), random.Random(5)
     for number in range(200):
-        post.request(*(Request(number, "train_step", worker) for worker in rng.sample(range(3), rng.randint(1, 3))))
+        post.request(
+            *(ModelRequest(number, "train_step", worker) for worker in rng.sample(range(3), rng.randint(1, 3)))
+        )
         if rng.random() < 0.4:
             post.flush()
             post.wait()
@@ -184,7 +186,7 @@ class Reducer:
         self._groups = {members: dist.new_group(list(members)) for members in GROUPS}
 
     @ray.method(num_returns=2)
-    def handle(self, request: Request) -> tuple[None, Reply]:
+    def handle(self, request: ModelRequest) -> tuple[None, Reply]:
         total = torch.tensor([float(request.number)])
         dist.all_reduce(total, group=self._groups[request.arguments["members"]])
         return None, Reply(request.worker, request.number, facts={"total": float(total)})
@@ -200,7 +202,7 @@ def test_200_interleaved_multicasts_with_a_collective_in_each_never_wait_for_eac
     sent = []
     for number in range(200):
         members = rng.choice(GROUPS)
-        requests = [Request(number, "train_step", worker, arguments={"members": members}) for worker in members]
+        requests = [ModelRequest(number, "train_step", worker, arguments={"members": members}) for worker in members]
         rng.shuffle(requests)
         sent.append(post.request(*requests))
         if rng.random() < 0.3:

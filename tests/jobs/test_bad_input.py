@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from hypha_ray.config.schema import Model
 from hypha_ray.data.catalogue import load
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.scheduler.ledger.epoch import Epoch
@@ -92,7 +92,7 @@ def test_job_without_a_model_or_without_a_dataset_says_which_key_to_give(run_job
 
 
 def test_dataset_of_prompts_is_refused_by_jobs_that_need_a_loss(run_job: Jobs, small_job: Path, tmp_path: Path) -> None:
-    prepare(Options("problems:sort2", tmp_path / "sort2", max_documents=200), lambda what, number: None)
+    prepare(PrepareOptions("problems:sort2", tmp_path / "sort2", max_documents=200), lambda what, number: None)
     error = refused(run_job("@", small_job, "--dataset.path", tmp_path / "sort2"), run_job.home, 3)
     assert error.startswith("error[DATA035]: dataset 'sort2' has prompts, which have no loss — got prompts")
 
@@ -154,7 +154,7 @@ def test_tokens_beyond_the_vocabulary_are_refused(run_job: Jobs, small_job: Path
 
 
 def test_images_with_other_channels_than_the_model_are_refused(run_job: Jobs, tmp_path: Path) -> None:
-    prepare(Options("digits", tmp_path / "digits"), lambda what, count: None)
+    prepare(PrepareOptions("digits", tmp_path / "digits"), lambda what, count: None)
     arguments = ("--dataset.path", tmp_path / "digits", "--model.config.num_channels", "3")
     error = refused(run_job("@", "jobs/configs/digits.toml", *arguments), run_job.home, 3)
     assert "error[DATA025]: the images of dataset 'digits' don't fit the model — got 1 channels, allowed 3" in error

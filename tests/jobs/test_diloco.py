@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hypha_ray.config.load import load as load_job
 from hypha_ray.data.catalogue import load as load_dataset
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.telemetry.sinks.files import read_jsonl
 from tests.support.job_scripts import ALONE, Done, Jobs
@@ -204,7 +204,7 @@ def last_eval(directory: Path) -> dict[str, Any]:
 
 
 def test_digits_are_told_apart_in_a_running_cluster(run_job: Jobs, tmp_path: Path) -> None:
-    prepare(Options("digits", tmp_path / "digits"), lambda what, count: None)
+    prepare(PrepareOptions("digits", tmp_path / "digits"), lambda what, count: None)
     arguments = ("@", "jobs/configs/digits.toml", "--dataset.path", tmp_path / "digits", "--run.name", "digits")
     done = run_job(*arguments)
     assert done.returncode == 0, done.stderr
@@ -216,7 +216,7 @@ def test_two_workers_learn_more_in_the_same_steps_than_one(run_job: Jobs, tmp_pa
 
     Over six seeds two workers were better by 0.05 to 0.20, by 0.10 on average.
     """
-    text = Options(
+    text = PrepareOptions(
         "stdlib", tmp_path / "text", seq_len=32, samples_per_slice=200, max_samples=6000, validation_samples=256
     )
     prepare(text, lambda what, count: None)

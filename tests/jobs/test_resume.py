@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.telemetry.sinks.files import read_jsonl
 from hypha_ray.types import Span
@@ -177,7 +177,7 @@ def test_dataset_with_other_samples_is_refused_and_the_same_one_elsewhere_is_tak
     killed: Path, run_job: Jobs, corpus: Path, tmp_path: Path
 ) -> None:
     run = Path(shutil.copytree(killed, tmp_path / "moved"))
-    prepare(Options("stdlib", tmp_path / "other", seq_len=32, max_samples=500), lambda what, count: None)
+    prepare(PrepareOptions("stdlib", tmp_path / "other", seq_len=32, max_samples=500), lambda what, count: None)
     error = refused(run_job("--resume", run, "--dataset.path", tmp_path / "other"), 5)
     assert error.startswith("error[CKPT004]: run moved is another training: dataset.path is ")
     same = Path(shutil.copytree(corpus, tmp_path / "same"))

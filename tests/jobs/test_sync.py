@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 
 
 def test_two_workers_learn_digits_from_scratch(run_job: Any, tmp_path: Path) -> None:
     digits = tmp_path / "digits-data"
-    prepare(Options("digits", digits), lambda what, count: None)
+    prepare(PrepareOptions("digits", digits), lambda what, count: None)
     job = ("@", "jobs/configs/sync.toml", "--dataset.path", digits, "--run.dir", tmp_path, "--run.name", "digits")
     done = run_job(*job, script="sync")
     assert done.returncode == 0, done.stderr

@@ -107,7 +107,9 @@ MUTANTS: dict[str, Defect] = {
     "deltas of another round are taken": Defect(
         "scheduler.barrier.strategy", "BarrierRounds.accepts", operation("and", "{0}", 3)
     ),
-    "a round is closed with what is there": Defect("scheduler.barrier.round", "Round.complete", returned("{1} > 0")),
+    "a round is closed with what is there": Defect(
+        "scheduler.barrier.round", "BarrierRound.complete", returned("{1} > 0")
+    ),
     "a lost worker is waited for": Defect("scheduler.barrier.strategy", "BarrierRounds.forget", drop("discard")),
     "a lost worker's samples aren't released": Defect(
         "scheduler.barrier.strategy", "BarrierRounds.forget", drop("release")
@@ -121,7 +123,7 @@ MUTANTS: dict[str, Defect] = {
         "scheduler.planning.worker_plans", "WorkerPlans.commit", drop("release")
     ),
     "a grace time never ends": Defect("scheduler.barrier.strategy", "BarrierRounds._record_delta", drop("grace_until")),
-    "deltas are weighed alike": Defect("scheduler.barrier.round", "Round.reduction", call("weight", "1")),
+    "deltas are weighed alike": Defect("scheduler.barrier.round", "BarrierRound.reduction", call("weight", "1")),
     "weights are sent as differences to whoever": Defect(
         "scheduler.planning.worker_plans", "WorkerPlans.send_weights", operation("or", "False")
     ),

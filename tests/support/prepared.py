@@ -11,13 +11,13 @@ import numpy as np
 
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.slices import Arrays, read_slice
 
 
 def prepared(source: Path | str, out: Path, **options: Any) -> Manifest:
-    return prepare(Options(str(source), out, **options), lambda what, number: None)
+    return prepare(PrepareOptions(str(source), out, **options), lambda what, number: None)
 
 
 def table(path: Path, *rows: Mapping[str, Any]) -> Path:

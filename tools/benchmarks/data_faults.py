@@ -26,7 +26,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.load import load, resolved_toml
 from hypha_ray.config.value_types import CLUSTER
 from hypha_ray.data.catalogue import load as load_manifest
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.storage.files import Place
 from hypha_ray.driver.attempts import records
@@ -55,7 +55,7 @@ class _Lab:
         self._folder = folder
         self._cluster = cluster
         self.data = folder / "corpus"
-        options = Options("stdlib", str(self.data), seq_len=32, samples_per_slice=50, max_samples=SAMPLES)
+        options = PrepareOptions("stdlib", str(self.data), seq_len=32, samples_per_slice=50, max_samples=SAMPLES)
         prepare(options, lambda kind, count: None)
 
     def add(self, **options: Any) -> Any:

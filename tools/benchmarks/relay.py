@@ -19,7 +19,7 @@ from benchmarks.throughput import ROUNDS, STEPS, TINY, WARM_UP_STEPS, flags, rou
 from hypha_ray.config import Job
 from hypha_ray.config.load import load
 from hypha_ray.data.catalogue import load as load_manifest
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.slices import read_slice
 from hypha_ray.driver.ray_cluster import connected
@@ -33,7 +33,7 @@ def relay() -> dict[str, dict[str, Any]]:
     """Tokens/s of an external trainer between synchronisations ÷ those of the same one in a loop of its own."""
     with tempfile.TemporaryDirectory() as scratch, connected("bench"):
         dataset = Path(scratch) / "corpus"
-        prepare(Options("stdlib", str(dataset), seq_len=128, max_samples=20_000), lambda kind, count: None)
+        prepare(PrepareOptions("stdlib", str(dataset), seq_len=128, max_samples=20_000), lambda kind, count: None)
         external = ("--bridge.commands", f'["{sys.executable} {TRAINER}"]')
         job = load(["@", str(TINY), *flags(dataset, workers=1), *external]).job
         ratios = []

@@ -19,7 +19,7 @@ from benchmarks.usage import WORKER, Usage
 from hypha_ray.config import Job
 from hypha_ray.config.load import load, resolved_toml
 from hypha_ray.data.catalogue import load as load_manifest
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.slices import read_slice
 from hypha_ray.driver.datasets.data_source import in_folder
@@ -66,7 +66,7 @@ def inner_loop() -> dict[str, dict[str, Any]]:
     """Tokens/s of a job's two workers between synchronisations ÷ those of two bare loops, and where the rest goes."""
     with tempfile.TemporaryDirectory() as scratch, connected("bench"):
         dataset = Path(scratch) / "corpus"
-        options = Options("stdlib", str(dataset), seq_len=128, max_samples=20_000)
+        options = PrepareOptions("stdlib", str(dataset), seq_len=128, max_samples=20_000)
         prepare(options, lambda kind, count: None)
         job = load(["@", str(TINY), *flags(dataset, workers=2)]).job
         batches = _batches(dataset, job.rounds.max_batch_size)

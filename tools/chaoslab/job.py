@@ -10,7 +10,7 @@ from typing import Any
 
 import tomli_w
 
-from hypha_ray.data.preparation.options import Options as Corpus
+from hypha_ray.data.preparation.options import PrepareOptions as Corpus
 from hypha_ray.data.preparation.prepare import prepare
 
 NAME = "chaos"

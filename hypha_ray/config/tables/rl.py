@@ -116,7 +116,7 @@ class Critic(Table):
     )
 
 
-class Evaluation(Table):
+class RlEvaluation(Table):
     """Generation of the responses that a validation prompt is judged by."""
 
     samples: Count = Field(1, description="responses to a prompt; more than one: pass@samples is reported too")
@@ -203,7 +203,7 @@ class RL(Table):
     generation: Generation = Generation()
     reward: Reward = Reward()
     critic: Critic = Critic()
-    evaluation: Evaluation = Evaluation()
+    evaluation: RlEvaluation = RlEvaluation()
 
     @property
     def reference_is_trainers(self) -> bool:

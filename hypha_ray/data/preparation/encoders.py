@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hypha_ray.data.manifest import PreprocessorInfo, TokenRules
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.plain_tokenizers import as_fast, byte_tokenizer, character_tokenizer
 from hypha_ray.errors import ConfigError, DataError, reason_of
 from hypha_ray.model.loading.hub import fetch
@@ -32,7 +32,7 @@ PREPROCESSOR = "preprocessor"
 """Name of the folder of an image processor or feature extractor; it is exported as well."""
 
 
-class Encoder(Protocol):
+class DocumentEncoder(Protocol):
     """Encodes documents as one sequence of token ids, each between the tokens that begin and end a text."""
 
     def encode(self, documents: Sequence[str]) -> Tokens:
@@ -216,7 +216,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
         raise ConfigError("PREP006", f"tokenizer {name!r} can't be loaded", got, fix=fix) from error
 
 
-def tokenizer_of(options: Options, texts: Iterable[str]) -> Any:
+def tokenizer_of(options: PrepareOptions, texts: Iterable[str]) -> Any:
     """The tokenizer that the options name, with an end token, and with a chat template if the options need one.
 
     Args:
@@ -258,7 +258,7 @@ def read_template(path: Path) -> str:
         raise ConfigError("PREP009", f"--chat-template {path} can't be read", str(error), fix=fix) from None
 
 
-def load_encoder(name: str, revision: str | None, texts: Callable[[], Iterable[str]]) -> Encoder:
+def load_encoder(name: str, revision: str | None, texts: Callable[[], Iterable[str]]) -> DocumentEncoder:
     """The encoder of that name; ``byte`` needs no files.
 
     Args:

@@ -29,7 +29,7 @@ _OF_LABELS = ("label_column", *_OF_TEXTS)
 
 
 @dataclass(frozen=True)
-class Options:
+class PrepareOptions:
     """Options for turning a corpus into slices of packed sequences, chats, images or prompts, with a manifest."""
 
     source: str

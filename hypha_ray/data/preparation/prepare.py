@@ -19,7 +19,7 @@ from hypha_ray.data.catalogue import modality_of
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.preparation.encoders import PLAIN, read_template
 from hypha_ray.data.preparation.kinds.kind import Kind, own_kind
-from hypha_ray.data.preparation.options import GENERATED, Options
+from hypha_ray.data.preparation.options import GENERATED, PrepareOptions
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
 from hypha_ray.data.preparation.sources.documents import require_source
 from hypha_ray.data.preparation.staging import staged, uploaded
@@ -35,7 +35,7 @@ _UNRECORDED: Final = frozenset({"source", "out", "name", "overwrite", "report"})
 """Options that aren't in the record: the source, which has a field of its own, and those that change no sample."""
 
 
-def prepare(options: Options, report: Report, date: str | None = None) -> Manifest:
+def prepare(options: PrepareOptions, report: Report, date: str | None = None) -> Manifest:
     """Make the dataset; equal options and dates give equal bytes.
 
     Args:
@@ -83,7 +83,7 @@ def prepare(options: Options, report: Report, date: str | None = None) -> Manife
     return manifest
 
 
-def _check_files(options: Options) -> None:
+def _check_files(options: PrepareOptions) -> None:
     """Refuse files and folders that aren't there, before libraries are loaded or anything is read."""
     if options.source not in ("stdlib", "digits") and not options.source.startswith(GENERATED):
         require_source(options.source)
@@ -101,7 +101,7 @@ def _kind(name: str) -> Kind:
     return kind
 
 
-def made_by(options: Options, date: str | None) -> MadeBy:
+def made_by(options: PrepareOptions, date: str | None) -> MadeBy:
     """Record of the command, without secrets of URLs; it has the hash of a kind that the user brings.
 
     Args:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hypha_ray.data.manifest import ClassInfo, TensorInfo, TokenRules
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays, describe, merge, write_slice
 from hypha_ray.types import SliceInfo
@@ -66,7 +66,7 @@ class SliceWriter:
             self._report("samples", info.samples)
 
 
-def split(keys: Sequence[bytes], options: Options, account: Account, plural: str) -> tuple[Rows, Rows]:
+def split(keys: Sequence[bytes], options: PrepareOptions, account: Account, plural: str) -> tuple[Rows, Rows]:
     """Rows for training and for validation, in random order; no two equal samples are in different splits.
 
     Of the different samples, `validation_fraction` is held out, at least one and at most `validation_samples`. Their

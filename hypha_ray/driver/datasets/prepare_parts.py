@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.storage.url_folder import name_of
 from hypha_ray.driver.datasets.data_nodes import serve
@@ -20,7 +20,7 @@ from hypha_ray.scheduler.runtime.slices.data_nodes import Replica
 from hypha_ray.scheduler.runtime.supervised_actor import death_text
 
 
-def prepare_on_nodes(options: Options) -> list[Replica]:
+def prepare_on_nodes(options: PrepareOptions) -> list[Replica]:
     """Prepare `options.nodes` parts at the same time, and serve them under one name.
 
     Part i is left in the folder ``part-<i>`` of `options.out` on its node. The source has to be readable on all nodes.
@@ -60,7 +60,7 @@ def prepare_on_nodes(options: Options) -> list[Replica]:
     return [serve(part_folder, name, node_id) for node_id, part_folder in zip(node_ids, part_folders, strict=True)]
 
 
-def _prepare(options: Options) -> None:
+def _prepare(options: PrepareOptions) -> None:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     prepare(options, lambda phase, number: None, now)
 

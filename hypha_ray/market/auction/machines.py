@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hypha_ray.market.offers import LEASED, PRICING, Offer, Refusal, Request, answers, fits, least_bid
+from hypha_ray.market.offers import LEASED, PRICING, LeaseRequest, Offer, Refusal, answers, fits, least_bid
 from hypha_ray.market.requirements import OWN_LABEL, RAY_LABEL, Need, NodeResources
 
 LABELS = (*sorted(PRICING), OWN_LABEL, RAY_LABEL)
@@ -55,7 +55,7 @@ class NodeOffers:
     def __init__(
         self,
         nodes: Sequence[NodeResources],
-        ask: Callable[[Request, Sequence[NodeResources]], list[Offer | Refusal]] = answers,
+        ask: Callable[[LeaseRequest, Sequence[NodeResources]], list[Offer | Refusal]] = answers,
     ) -> None:
         self._ask = ask
         self._free = {node.id: Counter(node.free) for node in nodes}
@@ -119,7 +119,7 @@ class NodeOffers:
 
     def _node_offers(self, need: Need) -> Collection[NodeOffer]:
         """Offers of all machines for a need, for any bid."""
-        kind_answers = self._ask(Request(need, math.inf, math.inf), self._examples)
+        kind_answers = self._ask(LeaseRequest(need, math.inf, math.inf), self._examples)
         offers = list[NodeOffer]()
         for answer, nodes in zip(kind_answers, self._kinds.values(), strict=True):
             if isinstance(answer, Offer):

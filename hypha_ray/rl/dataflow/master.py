@@ -15,7 +15,7 @@ from typing import Any, Generic
 
 from hypha_ray.rl.dataflow.graph import Call, Graph
 from hypha_ray.rl.dataflow.plan import Locations, Mesh, Shard, balanced, moves, windows
-from hypha_ray.rl.dataflow.requests import Hook, Name, Pending, R, Reply, Request, RequestQueue, Transfer
+from hypha_ray.rl.dataflow.requests import Hook, ModelRequest, Name, Pending, R, Reply, RequestQueue, Transfer
 from hypha_ray.rl.dataflow.sample import Meta, Sample
 
 
@@ -133,7 +133,7 @@ class Master(Generic[R]):
         """Send a request without samples to the workers of a role; return the reply of the first one."""
         number = next(self._numbers)
         workers = self._meshes[role].workers
-        requests = [Request(number, name, worker, role, arguments=arguments) for worker in workers]
+        requests = [ModelRequest(number, name, worker, role, arguments=arguments) for worker in workers]
         pending = self._queue.request(*requests)
         self._queue.flush()
         self._wait_for(pending)
@@ -193,11 +193,11 @@ class Master(Generic[R]):
         first_call = graph.levels[0][0]
         mesh = self._meshes[first_call.role]
         number = next(self._numbers)
-        requests: list[Request] = []
+        requests: list[ModelRequest] = []
         nonempty = filter(len, windows(len(batch.ids), mesh.data))
         for head, window in zip(mesh.heads, nonempty, strict=False):  # Fewer prompts than copies leave some without.
             part = batch.take(batch.ids[window.start : window.stop])
-            requests.append(Request(number, "fetch", head, ids=part.ids, arguments={"sample": part}))
+            requests.append(ModelRequest(number, "fetch", head, ids=part.ids, arguments={"sample": part}))
         clearing = self._clear()
         pending = self._queue.request(*requests)
         self._wait_for(*clearing, pending)
@@ -218,11 +218,11 @@ class Master(Generic[R]):
                 ids_of_workers |= dict.fromkeys(mesh.copy(rank), part)
         plan = moves(buffer.locations, ids_of_workers, call.takes, transferred)
         self.collectives += plan.counts
-        requests: list[Request] = []
+        requests: list[ModelRequest] = []
         for worker, part in ids_of_workers.items():
             shards = plan.shards[worker]
             transferred.update((worker, shard) for shard in shards)
-            request = Request(
+            request = ModelRequest(
                 number=number,
                 name=call.op,
                 worker=worker,
@@ -256,7 +256,7 @@ class Master(Generic[R]):
         for mesh in self._meshes.values():
             workers.update(mesh.workers)
         ids = self._finished
-        requests = [Request(number, "clear_data_cache", worker, ids=ids) for worker in sorted(workers)]
+        requests = [ModelRequest(number, "clear_data_cache", worker, ids=ids) for worker in sorted(workers)]
         return [self._queue.request(*requests)]
 
     def _wait_for(self, *requests: Pending) -> None:

@@ -85,7 +85,7 @@ Hook: TypeAlias = Transfer | Reallocate | Offload | Evaluate | Save
 
 
 @dataclass(frozen=True)
-class Request:
+class ModelRequest:
     """One request to one model worker.
 
     Raises:
@@ -157,7 +157,7 @@ R = TypeVar("R", bound=Hashable)
 class Transport(Protocol[R]):
     """Way to the model workers: calls in this process, or calls of Ray actors."""
 
-    def send(self, request: Request) -> R:
+    def send(self, request: ModelRequest) -> R:
         """Send a request, and with it the shards of its transfer; return a reference to the reply."""
 
     def receive(self, replies: Sequence[R], deadline_s: float) -> tuple[R, Reply]:
@@ -177,7 +177,7 @@ class WorkerLostError(ClusterError):
 class Pending:
     """Requests of one number, until all of their workers have answered."""
 
-    requests: tuple[Request, ...]
+    requests: tuple[ModelRequest, ...]
     """One request for each worker."""
     replies: list[Reply] = field(default_factory=list)
     """Replies that have come."""
@@ -203,7 +203,7 @@ class RequestQueue(Generic[R]):
         self._waiting: list[Pending] = []
         self._sent: dict[R, Pending] = {}
 
-    def request(self, *requests: Request) -> Pending:
+    def request(self, *requests: ModelRequest) -> Pending:
         """Send the requests of one number if they need no flush; otherwise let them wait for the next one."""
         pending = Pending(requests)
         if requests[0].at_once:

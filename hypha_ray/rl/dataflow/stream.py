@@ -16,7 +16,16 @@ from typing import Generic
 
 from hypha_ray.rl.dataflow.graph import Call
 from hypha_ray.rl.dataflow.plan import Shard, windows
-from hypha_ray.rl.dataflow.requests import Pending, R, Reallocate, Reply, Request, RequestQueue, Transfer, Transport
+from hypha_ray.rl.dataflow.requests import (
+    ModelRequest,
+    Pending,
+    R,
+    Reallocate,
+    Reply,
+    RequestQueue,
+    Transfer,
+    Transport,
+)
 from hypha_ray.rl.dataflow.sample import Sample
 
 
@@ -25,7 +34,7 @@ class _Batch(Generic[R]):
     """Batch on its way."""
 
     ids: tuple[str, ...]
-    requests: tuple[Request, ...]
+    requests: tuple[ModelRequest, ...]
     queue: RequestQueue[R]
     pending: Pending
 
@@ -105,17 +114,17 @@ class StreamDataset(Generic[R]):
         queue = RequestQueue(self._transport, self._deadline_s)
         fetch = next(self._numbers)
         number = next(self._numbers)
-        queue.request(Request(fetch, "fetch", 0, ids=batch.ids, arguments={"sample": batch}))
+        queue.request(ModelRequest(fetch, "fetch", 0, ids=batch.ids, arguments={"sample": batch}))
         queue.wait()
         call = self._call
         before = (Transfer((Shard(0, fetch),)), Reallocate("actor", call.role))
-        requests: list[Request] = []
+        requests: list[ModelRequest] = []
         for worker, window in zip(self._workers, windows(len(batch.ids), len(self._workers)), strict=True):
             ids = batch.ids[window.start : window.stop]
             if ids:
                 arguments = {"version": version}
                 requests.append(
-                    Request(number, call.op, worker, call.role, ids, call.takes, before, arguments=arguments)
+                    ModelRequest(number, call.op, worker, call.role, ids, call.takes, before, arguments=arguments)
                 )
         return _Batch(batch.ids, tuple(requests), queue, _send(queue, requests))
 
@@ -124,13 +133,13 @@ class StreamDataset(Generic[R]):
         batch.wait()
         number = next(self._numbers)
         workers = [0, *(request.worker for request in batch.requests)]
-        requests = [Request(number, "clear_data_cache", worker, ids=batch.ids) for worker in workers]
+        requests = [ModelRequest(number, "clear_data_cache", worker, ids=batch.ids) for worker in workers]
         clearing = batch.queue.request(*requests)
         while not clearing.done:
             batch.queue.wait()
 
 
-def _send(queue: RequestQueue[R], requests: Sequence[Request]) -> Pending:
+def _send(queue: RequestQueue[R], requests: Sequence[ModelRequest]) -> Pending:
     pending = queue.request(*requests)
     queue.flush()
     return pending

@@ -10,7 +10,7 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.failpoints import failpoint
-from hypha_ray.model.trained import Critic
+from hypha_ray.model.trained import CriticModel
 from hypha_ray.optim.joint import critic_settings
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.rl.algorithms.losses import by_token, clipped_value_loss
@@ -22,7 +22,7 @@ from hypha_ray.rl.packing import Valued, packed_tokens, responses_of, tokens_of
 from hypha_ray.rl.policy import Policy, mixed_precision
 from hypha_ray.rl.roles.learner import Learner, step_on_parts, train
 from hypha_ray.rl.roles.policies import Generator
-from hypha_ray.rl.roles.role import Outcome, TrainedRole, facts_of
+from hypha_ray.rl.roles.role import RoleOutcome, TrainedRole, facts_of
 from hypha_ray.types import Sums
 
 
@@ -64,13 +64,13 @@ class Actor(Generator, TrainedRole):
         job = self._job
         self.optimizer = build_optimizer(self.policy.model, job.inner_optimizer, steps, job.num_workers)
 
-    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
         """Compute the trainer's own log-probabilities, and their mean distance from those of generation."""
         responses = responses_of(sample, self.device)
         logprobs = self.policy.logprobs(responses)
-        return Outcome(packed_tokens(sample, {"proximal_logprobs": logprobs}), logprob_gap(logprobs, responses))
+        return RoleOutcome(packed_tokens(sample, {"proximal_logprobs": logprobs}), logprob_gap(logprobs, responses))
 
-    def train_step(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+    def train_step(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
         """Train on a batch, as `train`, or on gradients that other model workers have computed."""
         learner = self.learner
         if "gradients" in sample.data:
@@ -82,7 +82,7 @@ class Actor(Generator, TrainedRole):
         return outcome
 
 
-class Values(TrainedRole):
+class TrainedCritic(TrainedRole):
     """Critic in training.
 
     Args:
@@ -92,7 +92,7 @@ class Values(TrainedRole):
 
     """
 
-    def __init__(self, job: Job, critic: Critic, autocast: torch.dtype | None) -> None:
+    def __init__(self, job: Job, critic: CriticModel, autocast: torch.dtype | None) -> None:
         self._job = job
         self._critic = critic
         self._autocast = autocast
@@ -103,12 +103,12 @@ class Values(TrainedRole):
         self.optimizer = build_optimizer(self._critic, critic_settings(self._job), steps, self._job.num_workers)
 
     @torch.no_grad()
-    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
         """Compute the values before all tokens of responses."""
         values = self._values(responses_of(sample, self._device))
-        return Outcome(packed_tokens(sample, {"values": values}))
+        return RoleOutcome(packed_tokens(sample, {"values": values}))
 
-    def train_step(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+    def train_step(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
         """Train on a batch, as `train`; the loss is a mean over tokens."""
         responses = responses_of(sample, self._device)
         is_trained_on = torch.from_numpy(sample.data["kept"])

@@ -23,10 +23,10 @@ from hypha_ray.rl.engines.continuous import ContinuousEngine
 from hypha_ray.rl.engines.server import ServerEngine
 from hypha_ray.rl.policy import Policy, end_tokens
 from hypha_ray.rl.reward_model import load_scores
-from hypha_ray.rl.roles.actor_critic import Actor, Values
+from hypha_ray.rl.roles.actor_critic import Actor, TrainedCritic
 from hypha_ray.rl.roles.learner import Learner
 from hypha_ray.rl.roles.policies import Generator, Reference, Rollouts
-from hypha_ray.rl.roles.reward import Reward
+from hypha_ray.rl.roles.reward import RewardRole
 from hypha_ray.rl.roles.role import Role
 from hypha_ray.rl.scoring import Scorer
 
@@ -46,7 +46,7 @@ def trained_roles(job: Job, model: torch.nn.Module, tokenizer: Any, worker: int)
         if is_only_worker:
             roles["reward"] = reward
     if isinstance(model, ActorCritic):
-        roles["critic"] = Values(job, model.critic, _autocast(job))
+        roles["critic"] = TrainedCritic(job, model.critic, _autocast(job))
     if job.rl.reference != "none" and job.rl.reference_is_trainers:
         roles["reference"] = Reference(policy.of(copy.deepcopy(policy.model)))
     return roles
@@ -99,11 +99,11 @@ def _logs(job: Job) -> Path:
     return Path(job.run.dir or ".", job.run.name or ".", "logs")
 
 
-def _reward(job: Job, tokenizer: Any) -> Reward:
+def _reward(job: Job, tokenizer: Any) -> RewardRole:
     model = None
     if MODEL in job.rl.reward.functions:
         model = load_scores(job.rl.reward, job.model, device_of(job.worker.device))
-    return Reward(Scorer(job.rl, tokenizer, model), job.rl.shown_responses)
+    return RewardRole(Scorer(job.rl, tokenizer, model), job.rl.shown_responses)
 
 
 def _policy(job: Job, model: Any, tokenizer: Any) -> Policy:

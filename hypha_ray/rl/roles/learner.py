@@ -18,10 +18,10 @@ from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.step import Step
 from hypha_ray.rl.algorithms.losses import Weights
 from hypha_ray.rl.dataflow.sample import Meta, Sample
-from hypha_ray.rl.objective import Objective
+from hypha_ray.rl.objective import PolicyObjective
 from hypha_ray.rl.packing import Rollout, Rows, responses_of, tokens_of
 from hypha_ray.rl.policy import Policy
-from hypha_ray.rl.roles.role import Outcome, Role
+from hypha_ray.rl.roles.role import Role, RoleOutcome
 from hypha_ray.types import Sums, added
 
 T = TypeVar("T", bound=Rows)
@@ -36,7 +36,7 @@ def train(
     weights: Callable[[torch.Tensor], Weights],
     loss: Loss[T],
     arguments: Mapping[str, Any],
-) -> Outcome:
+) -> RoleOutcome:
     """Take the steps of all epochs and minibatches, or only add the gradient of the batch's mean or sum of losses.
 
     Steps without a finite gradient, or with nothing to score, leave weights and optimizer as they were.
@@ -119,7 +119,7 @@ def _is_finite(step: Step) -> bool:
     return bool(figures.isfinite().all())
 
 
-def _outcome(rows: Rows, steps: Sequence[Step]) -> Outcome:
+def _outcome(rows: Rows, steps: Sequence[Step]) -> RoleOutcome:
     """Describe the steps without those that changed nothing."""
     effective = [step for step in steps if step.scored and _is_finite(step)]
     scored = sum(step.scored for step in effective)
@@ -131,7 +131,7 @@ def _outcome(rows: Rows, steps: Sequence[Step]) -> Outcome:
         "tokens": int(rows.responses.attention_mask.sum()),
         "damaged": not effective and bool(rows.mask.any()),
     }
-    return Outcome(sums=added(step.sums for step in effective), facts=facts)
+    return RoleOutcome(sums=added(step.sums for step in effective), facts=facts)
 
 
 class Learner(Role):
@@ -146,10 +146,10 @@ class Learner(Role):
     def __init__(self, job: Job, policy: Policy) -> None:
         self._job = job
         self._policy = policy
-        self._objective = Objective(job.rl)
+        self._objective = PolicyObjective(job.rl)
         self.weights_of = self._objective.weights
 
-    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
         """Compute the sum of the gradients of responses, beside the sum of losses, its weight and the tokens."""
         rollout = self.rollout(sample)
         parameters = trained_parameters(self._policy.model)
@@ -168,7 +168,7 @@ class Learner(Role):
         tokens = rollout.responses.attention_mask.sum()
         losses = np.array([total_loss, total_weight, float(tokens)])
         arrays = {"gradients": gradient.cpu().numpy(), "losses": losses}
-        return Outcome(_with_first_id(sample, arrays), added(all_sums))
+        return RoleOutcome(_with_first_id(sample, arrays), added(all_sums))
 
     def rollout(self, sample: Sample) -> Rollout:
         """Return the responses of a sample as the policy is trained on them."""
@@ -198,7 +198,7 @@ class Learner(Role):
         return self._objective.loss(part, weights, scores)
 
 
-def step_on_parts(sample: Sample, model: torch.nn.Module, optimizer: Inner, kind: str | None) -> Outcome:
+def step_on_parts(sample: Sample, model: torch.nn.Module, optimizer: Inner, kind: str | None) -> RoleOutcome:
     """Take a step on the gradients of all parts, or only add their mean or sum to the present gradients.
 
     Without a finite gradient, or with nothing to score, weights and gradients stay as they were.
@@ -235,11 +235,11 @@ def step_on_parts(sample: Sample, model: torch.nn.Module, optimizer: Inner, kind
             "tokens": int(tokens),
             "damaged": False,
         }
-        return Outcome(facts=facts)
+        return RoleOutcome(facts=facts)
     for parameter, old in zip(parameters, before, strict=True):
         parameter.grad = old
     damaged = bool(total_weight)
-    return Outcome(facts={"loss": 0.0, "norm": 0.0, "scored": 0, "tokens": int(tokens), "damaged": damaged})
+    return RoleOutcome(facts={"loss": 0.0, "norm": 0.0, "scored": 0, "tokens": int(tokens), "damaged": damaged})
 
 
 def trained_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:

@@ -19,8 +19,8 @@ from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.engines.sampling import Sampling, draw, evaluation_sampling, training_sampling
 from hypha_ray.rl.packing import packed_responses, packed_tokens, prompts_of, responses_of
 from hypha_ray.rl.policy import Policy
-from hypha_ray.rl.roles.reward import Reward
-from hypha_ray.rl.roles.role import Outcome, Role
+from hypha_ray.rl.roles.reward import RewardRole
+from hypha_ray.rl.roles.role import Role, RoleOutcome
 
 
 class OffloadedWeights:
@@ -127,7 +127,7 @@ class Generator(PolicyRole):
         self._compared = False
         """Whether log-probabilities of the engine were compared with the policy's own."""
 
-    def generate(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+    def generate(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
         """Make a group of responses to each prompt; with `evaluation` by the settings of evaluation."""
         is_evaluation = bool(arguments.get("evaluation"))
         settings = evaluation_sampling(self._rl) if is_evaluation else training_sampling(self._rl)
@@ -146,7 +146,7 @@ class Generator(PolicyRole):
         worked_s = time.thread_time() - began
         if failpoint("rl.generate") == "triple":
             time.sleep(2 * worked_s)
-        return Outcome(packed_responses(sample.ids, responses, sampling.samples), problems=problems)
+        return RoleOutcome(packed_responses(sample.ids, responses, sampling.samples), problems=problems)
 
     def _by_engine(
         self, ids: torch.Tensor, mask: torch.Tensor, keys: Any, sampling: Sampling
@@ -226,10 +226,10 @@ class Reference(PolicyRole):
         tensors = self.policy.model.state_dict()
         return {name: tensors[name] for name in self._names}
 
-    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
         """Compute log-probabilities of responses."""
         logprobs = self.policy.logprobs(responses_of(sample, self.device))
-        return Outcome(packed_tokens(sample, {"reference_logprobs": logprobs}))
+        return RoleOutcome(packed_tokens(sample, {"reference_logprobs": logprobs}))
 
 
 class Rollouts(Role):
@@ -241,18 +241,18 @@ class Rollouts(Role):
 
     """
 
-    def __init__(self, generator: Generator, reward: Reward) -> None:
+    def __init__(self, generator: Generator, reward: RewardRole) -> None:
         self._generator = generator
         self._reward = reward
 
-    def generate(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+    def generate(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
         """Respond to prompts and reward the responses; `version` is that of the weights."""
         generated = self._generator.generate(sample, arguments)
         responses = generated.sample
         assert responses is not None
         rewarded = self._reward.inference(sample.update(responses), arguments)
         assert rewarded.sample is not None
-        return Outcome(
+        return RoleOutcome(
             sample=responses.update(rewarded.sample),
             sums=rewarded.sums,
             facts={**rewarded.facts, "version": arguments["version"]},

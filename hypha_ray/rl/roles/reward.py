@@ -22,14 +22,14 @@ from hypha_ray.rl.algorithms.losses import ESTIMATORS, adapted
 from hypha_ray.rl.dataflow.sample import Sample
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.packing import packed_numbers, packed_tokens, prompts_of, responses_of, token_mask, tokens_of
-from hypha_ray.rl.roles.role import Outcome, Role
+from hypha_ray.rl.roles.role import Role, RoleOutcome
 from hypha_ray.rl.scoring import Scored, Scorer, rollout_records
 from hypha_ray.types import Sums
 
 _CPU = torch.device("cpu")
 
 
-class Reward(Role):
+class RewardRole(Role):
     """Reward functions of a job.
 
     Args:
@@ -42,7 +42,7 @@ class Reward(Role):
         self._scorer = scorer
         self._shown = shown
 
-    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
         """Compute the reward of each response, NaN if absent; with `evaluation` also the shares of right ones."""
         ids, mask = prompts_of(sample)
         prompts = {"input_ids": ids, "attention_mask": mask, "reward_data": sample.data["reward_data"]}
@@ -53,7 +53,7 @@ class Reward(Role):
         if arguments.get("evaluation"):
             sums |= _pass_sums(scored)
         facts = {"shown": rollout_records(sample.ids, scored, self._shown)}
-        return Outcome(packed_numbers(sample, {"rewards": scored.total}), sums, facts)
+        return RoleOutcome(packed_numbers(sample, {"rewards": scored.total}), sums, facts)
 
 
 def _pass_sums(scored: Scored) -> Sums:
@@ -98,7 +98,7 @@ class Advantage(Role):
         self._kl_of_batch = rl.kl
         """Coefficient for the batch that was rewarded last, and again for that batch if its step is repeated."""
 
-    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
         """Compute advantages of all tokens, returns if there is a critic, and which responses are trained on.
 
         `step` is the number of the step: a repeated request for it gets the same answer.
@@ -127,7 +127,7 @@ class Advantage(Role):
         left_out = groups_left_out[:, None] | (absent & self._rl.has_critic)
         is_trained_on = ~left_out.flatten()
         flags = packed_numbers(sample, {"kept": is_trained_on.numpy()})
-        return Outcome(packed_tokens(sample, columns).update(flags), sums)
+        return RoleOutcome(packed_tokens(sample, columns).update(flags), sums)
 
     def _divergence(self, sample: Sample, mask: torch.Tensor) -> torch.Tensor | None:
         """Return each token's divergence from the reference; None if it isn't subtracted from the reward."""

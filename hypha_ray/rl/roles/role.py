@@ -14,7 +14,7 @@ from hypha_ray.types import Sums
 
 
 @dataclass
-class Outcome:
+class RoleOutcome:
     """Result of an operation of a role."""
 
     sample: Sample | None = None
@@ -38,15 +38,15 @@ class Role:
         """Build the optimizer, for a run of `steps` steps."""
         raise NotImplementedError
 
-    def generate(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+    def generate(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
         """Make responses to prompts."""
         raise NotImplementedError
 
-    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
         """Add keys by one forward pass, or by functions."""
         raise NotImplementedError
 
-    def train_step(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+    def train_step(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
         """Take the optimizer steps of a batch, or only add its gradient."""
         raise NotImplementedError
 

@@ -21,7 +21,7 @@ from hypha_ray.failpoints import arm
 from hypha_ray.model.layout import array_of
 from hypha_ray.model.loading.tokenizer import PackedTokenizer
 from hypha_ray.rl.dataflow.plan import Shard
-from hypha_ray.rl.dataflow.requests import Reallocate, Reply, Request, Transfer, WorkerLostError
+from hypha_ray.rl.dataflow.requests import ModelRequest, Reallocate, Reply, Transfer, WorkerLostError
 from hypha_ray.rl.workers.model_worker import Answer, ModelWorker
 
 Reference: TypeAlias = Any
@@ -33,7 +33,7 @@ _LONGEST_PING_S = 60.0
 log = logging.getLogger(__name__)
 
 
-class _Result(NamedTuple):
+class _RequestResult(NamedTuple):
     """Result of a request."""
 
     ids: frozenset[str]
@@ -70,7 +70,7 @@ class ModelWorkerActor:
             self._worker()
 
     @ray.method(num_returns=2)
-    def handle(self, request: Request, *objects: Any) -> Answer:
+    def handle(self, request: ModelRequest, *objects: Any) -> Answer:
         """Answer a request that computes, as `ModelWorker.handle`.
 
         Raises:
@@ -80,7 +80,7 @@ class ModelWorkerActor:
         return self._worker().handle(request, *objects)
 
     @ray.method(num_returns=2, concurrency_group="control")
-    def handle_at_once(self, request: Request) -> Answer:
+    def handle_at_once(self, request: ModelRequest) -> Answer:
         """Answer a request that doesn't compute.
 
         Raises:
@@ -146,16 +146,16 @@ class Actors:
         self._replies = count()
         self._ping_s = min(_LONGEST_PING_S, job.worker.stall_s / 3)
         self._actors = {number: self._start(number) for number in range(1, job.rl.model_workers)}
-        self._waiting: dict[Reference, Request] = {}
+        self._waiting: dict[Reference, ModelRequest] = {}
         """Requests to worker 0, in their order; those that compute run when all others are on their way."""
-        self._results: dict[Shard, _Result] = {}
+        self._results: dict[Shard, _RequestResult] = {}
         """Results of requests, until their ids are cleared."""
         self._references: dict[Shard, Any] = {}
         """References to samples of worker 0 that actors were given."""
         self._weights: dict[int, Any] = {}
         """References to weights, by the number of the request that they go with."""
 
-    def send(self, request: Request) -> Reference:
+    def send(self, request: ModelRequest) -> Reference:
         """Send a request, and with it the objects that its hooks name; return a reference to the reply."""
         if request.name == "clear_data_cache":
             self._forget(request.ids)
@@ -168,7 +168,7 @@ class Actors:
             data, reply = actor.handle_at_once.remote(request)
         else:
             data, reply = actor.handle.remote(request, *self._objects(request))
-        self._results[Shard(request.worker, request.number)] = _Result(frozenset(request.ids), data)
+        self._results[Shard(request.worker, request.number)] = _RequestResult(frozenset(request.ids), data)
         return reply
 
     def receive(self, replies: Sequence[Reference], deadline_s: float) -> tuple[Reference, Reply]:
@@ -223,7 +223,7 @@ class Actors:
                 return number
         return next(iter(self._waiting))
 
-    def _handle(self, request: Request) -> Reply:
+    def _handle(self, request: ModelRequest) -> Reply:
         shards: list[Shard] = []
         for hook in request.before:
             if isinstance(hook, Transfer):
@@ -231,7 +231,7 @@ class Actors:
         samples = _values([self._results[shard].data for shard in shards])
         sample, reply = self._local.handle(request, *samples)
         if sample is not None:
-            self._results[Shard(0, request.number)] = _Result(frozenset(sample.ids), sample)
+            self._results[Shard(0, request.number)] = _RequestResult(frozenset(sample.ids), sample)
         return reply
 
     def _forget(self, ids: Collection[str]) -> None:
@@ -244,7 +244,7 @@ class Actors:
         for number in self._weights.keys() - numbers:
             del self._weights[number]
 
-    def _objects(self, request: Request) -> list[Any]:
+    def _objects(self, request: ModelRequest) -> list[Any]:
         """Return the objects for an actor's hooks, in the order of the hooks."""
         objects: list[Any] = []
         for hook in (*request.before, *request.after):

@@ -17,16 +17,16 @@ from hypha_ray.rl.dataflow.plan import Mesh, Shard
 from hypha_ray.rl.dataflow.requests import (
     Evaluate,
     Hook,
+    ModelRequest,
     Offload,
     Reallocate,
     Reply,
-    Request,
     RequestQueue,
     Save,
     Transfer,
 )
 from hypha_ray.rl.dataflow.sample import Lengths, Meta, Packed, Sample, gather
-from hypha_ray.rl.roles.role import Outcome, Role
+from hypha_ray.rl.roles.role import Role, RoleOutcome
 
 
 class Storage:
@@ -93,7 +93,7 @@ class ModelWorker:
         self._spec = dict(spec)
         self._storage = Storage()
 
-    def handle(self, request: Request, *objects: Any) -> Answer:
+    def handle(self, request: ModelRequest, *objects: Any) -> Answer:
         """Go through the hooks before a request, its operation, and the hooks after it.
 
         Args:
@@ -126,23 +126,23 @@ class ModelWorker:
         role.load()
         return role
 
-    def _operation(self, request: Request) -> Outcome:
+    def _operation(self, request: ModelRequest) -> RoleOutcome:
         match request.name:
             case "fetch":
-                return Outcome(request.arguments["sample"])
+                return RoleOutcome(request.arguments["sample"])
             case "spec":
-                return Outcome(facts=self._spec)
+                return RoleOutcome(facts=self._spec)
             case "clear_data_cache":
                 self._storage.clear(request.ids)
-                return Outcome()
+                return RoleOutcome()
         assert request.role is not None
         role = self._role(request.role)
         match request.name:
             case "model_config":
-                return Outcome(facts=role.config())
+                return RoleOutcome(facts=role.config())
             case "initialize":
                 role.initialize(**request.arguments)
-                return Outcome()
+                return RoleOutcome()
             case "generate":
                 operation = role.generate
             case "inference":
@@ -151,7 +151,7 @@ class ModelWorker:
                 operation = role.train_step
         return operation(self._storage.sample(request.ids, request.takes), request.arguments)
 
-    def _run(self, hook: Hook, objects: Iterator[Any]) -> Outcome:
+    def _run(self, hook: Hook, objects: Iterator[Any]) -> RoleOutcome:
         """Run a hook; return its figures and problems."""
         match hook:
             case Transfer(shards):
@@ -169,10 +169,10 @@ class ModelWorker:
             case Evaluate(role, prompts):
                 outcome = self._role(role).generate(prompts, {"evaluation": True, "version": 0})
                 sums = {f"validation/{name}": figure for name, figure in outcome.sums.items()}
-                return Outcome(sums=sums, problems=outcome.problems)
+                return RoleOutcome(sums=sums, problems=outcome.problems)
             case Save(role, folder):
-                return Outcome(problems=self._save(role, folder))
-        return Outcome()
+                return RoleOutcome(problems=self._save(role, folder))
+        return RoleOutcome()
 
     def _save(self, role: str, folder: str) -> tuple[str, ...]:
         """Write a role's model; return the reason if that fails, since the step beside it was taken."""
@@ -197,7 +197,7 @@ class Local:
         self._samples: dict[Shard, Sample] = {}
         self._replies: dict[int, Reply] = {}
 
-    def send(self, request: Request) -> int:
+    def send(self, request: ModelRequest) -> int:
         """Handle a request at once; return a number for its reply."""
         transferred: list[Sample] = []
         for hook in request.before:

@@ -18,7 +18,7 @@ LOST = "its payload was lost with its node"
 
 
 @dataclass(slots=True)
-class Round:
+class BarrierRound:
     """A round that collects deltas."""
 
     number: int
@@ -96,7 +96,7 @@ class Round:
 class CommittedRound:
     """A committed round, whose result workers merge."""
 
-    round: Round
+    round: BarrierRound
     commit: CommitMetrics
     merging: set[int]
     """Workers that have yet to merge the result."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hypha_ray.config import Job
 from hypha_ray.exchange_schedule import version_due
-from hypha_ray.scheduler.barrier.round import Round
+from hypha_ray.scheduler.barrier.round import BarrierRound
 from hypha_ray.scheduler.fleet.worker_state import (
     ExpectedProgress,
     WorkerState,
@@ -52,7 +52,7 @@ class RoundPlanner:
 
     def plan_round(
         self, number: int, members: Sequence[WorkerState], newest: WeightsVersion, started_at: float
-    ) -> tuple[Round, list[Command]]:
+    ) -> tuple[BarrierRound, list[Command]]:
         """Plan a round while `newest` is the newest version; the round after the last only evaluates.
 
         The weights due in the round are evaluated if they, or versions skipped since the round before, are to be.
@@ -65,7 +65,7 @@ class RoundPlanner:
         allocation = plan_batches(paces_at_start(members, bool(shares), equal), target)
         is_predictable = number > 0 and not final and not equal
         predicted_s = allocation.finish_s if is_predictable else None
-        opened = Round(number, started_at, predicted_s, weights_version, target, shares)
+        opened = BarrierRound(number, started_at, predicted_s, weights_version, target, shares)
         commands: list[Command] = []
         for member in members:
             worker = member.source.worker
@@ -101,7 +101,7 @@ class RoundPlanner:
         return member.overlap_spans + self.plans.assign(member, samples - ahead)
 
     def plan_joiner(
-        self, current: Round, member: WorkerState, share: tuple[Span, ...], newest: WeightsVersion
+        self, current: BarrierRound, member: WorkerState, share: tuple[Span, ...], newest: WeightsVersion
     ) -> list[Command]:
         """Let a worker into the current round; the next correction gives it batches.
 
@@ -116,7 +116,7 @@ class RoundPlanner:
         orders = self.plans.start(member, plan, newest)
         return [*feeds, *orders]
 
-    def replan(self, current: Round, members: Sequence[WorkerState], now: float) -> tuple[float, list[Command]]:
+    def replan(self, current: BarrierRound, members: Sequence[WorkerState], now: float) -> tuple[float, list[Command]]:
         """Plan the rest of the round anew for workers that haven't delivered; return seconds saved and the new plans.
 
         Plans change only if the present ones miss the target, or new ones would end the round notably earlier.

@@ -16,7 +16,7 @@ from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.barrier.round import CommittedRound, Round, received_bytes
+from hypha_ray.scheduler.barrier.round import BarrierRound, CommittedRound, received_bytes
 from hypha_ray.scheduler.barrier.round_planner import RoundPlanner
 from hypha_ray.scheduler.failures import disowned, failure
 from hypha_ray.scheduler.fleet.roster import Roster
@@ -29,7 +29,7 @@ from hypha_ray.scheduler.rounds.round_strategy import Evaluating, Reducing, Roun
 from hypha_ray.types import Delta, Evaluated, Merged, Report, RoundEvent, Source, Span, Verdict, WeightsVersion
 
 
-class BarrierRounds(RoundStrategy[Round, CommittedRound]):
+class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
     """Rounds that end with the last delta, or by quorum and grace time; for the arguments, see `RoundStrategy`."""
 
     def __init__(self, job: Job, resume_point: ResumePoint, roster: Roster, planner: RoundPlanner, out: Outbox) -> None:
@@ -43,7 +43,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         """Samples reported by the present workers in the current round."""
         self._inner_states = set(resume_point.inner)
         """Workers whose inner state is saved for a successor."""
-        self.in_flight: deque[Round] = deque()
+        self.in_flight: deque[BarrierRound] = deque()
         """Rounds with all deltas in, oldest first; the first is being reduced."""
 
     @property
@@ -59,7 +59,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
                 return self.pending.busy(current.weights_version)
 
     @property
-    def _open_round(self) -> Round | None:
+    def _open_round(self) -> BarrierRound | None:
         """Round that takes deltas; None if there is none."""
         match self.state:
             case Training(round=current) | Evaluating(round=current):
@@ -251,7 +251,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
                 commands = self.plans.send_weights(member, self.latest_version)
                 self._out.put(*commands)
 
-    def _decide(self, done: Round, verdict: Verdict, now: float) -> list[Source]:
+    def _decide(self, done: BarrierRound, verdict: Verdict, now: float) -> list[Source]:
         """Commit a round, or end the run if that is impossible; return the workers that are excluded."""
         verdict = done.judged(verdict)
         for rejection in verdict.rejected:
@@ -276,7 +276,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         self.latest_version = WeightsVersion(done.number + 1)
         return excluded
 
-    def _owe_samples(self, done: Round, verdict: Verdict, now: float) -> None:
+    def _owe_samples(self, done: BarrierRound, verdict: Verdict, now: float) -> None:
         """Have later rounds make up for samples that a round lacks: workers have left, or a delta was rejected.
 
         A quorum is asked for rounds that lack some, and a round of synchronous training is one step.
@@ -315,7 +315,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
                 spans += delivered_round.deltas[worker].spans
         return tuple(spans)
 
-    def _commit(self, current: Round, verdict: Verdict, now: float) -> dict[str, Any]:
+    def _commit(self, current: BarrierRound, verdict: Verdict, now: float) -> dict[str, Any]:
         """Mark the samples of accepted deltas as used, and persist the round; return the run's totals."""
         deltas = {contribution.worker: current.deltas[contribution.worker] for contribution in verdict.accepted}
         used = {worker: delta.spans for worker, delta in sorted(deltas.items())}

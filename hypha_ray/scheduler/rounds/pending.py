@@ -16,7 +16,7 @@ from hypha_ray.scheduler.ledger.ledger import Ledger
 from hypha_ray.scheduler.ledger.mixture import Mixture
 from hypha_ray.scheduler.messages import Outbox
 from hypha_ray.scheduler.resume_point import ResumePoint, RunTotals
-from hypha_ray.scheduler.rounds.signs import LearningReports, Patience
+from hypha_ray.scheduler.rounds.signs import EvaluationPatience, LearningReports
 from hypha_ray.types import Evaluated, Span, Sums, added
 
 
@@ -88,7 +88,7 @@ def _has_weight(part: Evaluated) -> bool:
     return any(weight for _, weight in part.sums.values())
 
 
-class Committed(Protocol):
+class AnyCommittedRound(Protocol):
     """A committed round of some strategy."""
 
     @property
@@ -103,7 +103,7 @@ class Committed(Protocol):
         """Record of the round in a run of so many `rounds`."""
 
 
-C = TypeVar("C", bound=Committed)
+C = TypeVar("C", bound=AnyCommittedRound)
 
 
 class PendingRounds(Generic[C]):
@@ -126,7 +126,7 @@ class PendingRounds(Generic[C]):
         self._ledger = ledger
         self._out = out
         self._signs = LearningReports()
-        self.patience = Patience(job.rounds, resume_point.evaluations)
+        self.patience = EvaluationPatience(job.rounds, resume_point.evaluations)
         self._perplexity = find_task(job.model.type).perplexity and job.model.loss is None
         self._metrics: dict[str, Figure] = {}
         """The job's own metrics, by the names of their figures."""

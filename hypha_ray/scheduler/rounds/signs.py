@@ -10,7 +10,7 @@ from hypha_ray.figures import objective_of
 from hypha_ray.texts import counted
 
 
-class Patience:
+class EvaluationPatience:
     """Best evaluation of a run so far, and the rounds since then.
 
     Args:

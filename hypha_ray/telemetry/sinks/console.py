@@ -44,7 +44,7 @@ class Lines:
         self._clock = clock
         self._began_s = began_s
         self._phase = ""
-        self._columns: Sequence[table.Column] = ()
+        self._columns: Sequence[table.ConsoleColumn] = ()
         """Columns for all figures so far; none before the first round."""
         self._latest: dict[str, Any] = {}
         """Last value of every field that a round has had."""

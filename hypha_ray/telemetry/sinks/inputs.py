@@ -14,7 +14,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.telemetry.sinks.files import Record, plain
 
 
-class Losses(Protocol):
+class ExportLosses(Protocol):
     """Counts of exports that don't reach a destination."""
 
     def wait(self, reason: object, capacity: int) -> None:
@@ -38,7 +38,7 @@ class SinkPlace:
     """Name of the run."""
     directory: Path
     """The run directory."""
-    losses: Losses
+    losses: ExportLosses
     """Counts of losses, for a sink with a queue of its own."""
     trackers: Path | None = None
     """Folder that trackers share for all runs; None: the run directory."""
@@ -52,7 +52,7 @@ class SinkPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
+class Gauge:
     """A gauge of `field` in records of `kind`; `unit` is in UCUM, the convention of OpenTelemetry."""
 
     name: str
@@ -64,21 +64,21 @@ class Metric:
 
 
 METRICS = (
-    Metric("hypha_loss", "round", "loss", "1", "mean training loss of the round"),
-    Metric("hypha_val_loss", "eval", "val_loss", "1", "validation loss of the global weights"),
-    Metric("hypha_samples_per_second", "round", "samples_per_s", "{sample}/s", "samples trained on, all workers"),
-    Metric("hypha_tokens_per_second", "round", "tokens_per_s", "{token}/s", "tokens trained on, all workers"),
-    Metric("hypha_scored_per_second", "round", "scored_per_s", "{position}/s", "positions scored, all workers"),
-    Metric("hypha_mfu", "round", "mfu", "1", "operations of training, of those that all workers' GPUs are made for"),
-    Metric("hypha_round", "round", "round", "1", "number of the last complete round"),
-    Metric("hypha_idle_fraction", "round", "idle_fraction", "1", "part of worker time spent at the barrier"),
-    Metric("hypha_bytes_up", "round", "bytes_up", "By", "bytes from workers to servers in the round"),
-    Metric("hypha_bytes_down", "round", "bytes_down", "By", "bytes from servers to workers in the round"),
-    Metric("hypha_sync_seconds", "round", "sync_s", "s", "last delta ready to every worker merged"),
-    Metric("hypha_workers", "round", "workers", "{worker}", "workers in the round"),
-    Metric("hypha_worker_batch_seconds", "round", "batch_s", "s", "time of one batch on a worker", per_worker=True),
-    Metric("hypha_worker_mfu", "round", "mfu_by_worker", "1", "the same of a worker while it trains", per_worker=True),
-    Metric(
+    Gauge("hypha_loss", "round", "loss", "1", "mean training loss of the round"),
+    Gauge("hypha_val_loss", "eval", "val_loss", "1", "validation loss of the global weights"),
+    Gauge("hypha_samples_per_second", "round", "samples_per_s", "{sample}/s", "samples trained on, all workers"),
+    Gauge("hypha_tokens_per_second", "round", "tokens_per_s", "{token}/s", "tokens trained on, all workers"),
+    Gauge("hypha_scored_per_second", "round", "scored_per_s", "{position}/s", "positions scored, all workers"),
+    Gauge("hypha_mfu", "round", "mfu", "1", "operations of training, of those that all workers' GPUs are made for"),
+    Gauge("hypha_round", "round", "round", "1", "number of the last complete round"),
+    Gauge("hypha_idle_fraction", "round", "idle_fraction", "1", "part of worker time spent at the barrier"),
+    Gauge("hypha_bytes_up", "round", "bytes_up", "By", "bytes from workers to servers in the round"),
+    Gauge("hypha_bytes_down", "round", "bytes_down", "By", "bytes from servers to workers in the round"),
+    Gauge("hypha_sync_seconds", "round", "sync_s", "s", "last delta ready to every worker merged"),
+    Gauge("hypha_workers", "round", "workers", "{worker}", "workers in the round"),
+    Gauge("hypha_worker_batch_seconds", "round", "batch_s", "s", "time of one batch on a worker", per_worker=True),
+    Gauge("hypha_worker_mfu", "round", "mfu_by_worker", "1", "the same of a worker while it trains", per_worker=True),
+    Gauge(
         "hypha_worker_peak_memory_bytes",
         "round",
         "peak_memory_bytes",
@@ -86,7 +86,7 @@ METRICS = (
         "most memory of tensors on a worker's GPU in the round",
         per_worker=True,
     ),
-    Metric("hypha_worker_batches", "round", "batches", "{batch}", "batches of a worker in the round", per_worker=True),
+    Gauge("hypha_worker_batches", "round", "batches", "{batch}", "batches of a worker in the round", per_worker=True),
 )
 
 
@@ -130,7 +130,7 @@ class Measures:
         return measurements
 
 
-def _finite_values(metric: Metric, field: object) -> Iterator[Measurement]:
+def _finite_values(metric: Gauge, field: object) -> Iterator[Measurement]:
     if isinstance(field, dict) and metric.per_worker:
         for worker, value in field.items():
             if value is not None and math.isfinite(value):

@@ -13,7 +13,7 @@ from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData, Pe
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
 from hypha_ray.telemetry.sinks.files import Record
-from hypha_ray.telemetry.sinks.inputs import METRICS, Losses, Measures, SinkPlace
+from hypha_ray.telemetry.sinks.inputs import METRICS, ExportLosses, Measures, SinkPlace
 
 _CAPACITY = 1024
 """Most exports that wait for a collector: 17 hours of one a minute."""
@@ -28,7 +28,7 @@ class Exporter(OTLPMetricExporter):
 
     """
 
-    def __init__(self, losses: Losses) -> None:
+    def __init__(self, losses: ExportLosses) -> None:
         super().__init__()
         self._losses = losses
         self._waiting: deque[MetricsData] = deque()

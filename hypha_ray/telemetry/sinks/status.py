@@ -92,7 +92,7 @@ class StatusBridge:
         if not answer.isclosed():  # The unread end of a long answer would be taken for the next answer.
             self._connection.close()
         if not 200 <= answer.status < 300:
-            raise Refused(f"the connector at {self._address} answers {answer.status} {answer.reason}")
+            raise ConnectorRefused(f"the connector at {self._address} answers {answer.status} {answer.reason}")
 
 
 @contextlib.contextmanager
@@ -124,7 +124,7 @@ def _time_limit(connected: socket.socket) -> Iterator[None]:
         raise TimeoutError(f"no whole answer in {TIMEOUT_S:g} s")
 
 
-class Refused(Exception):
+class ConnectorRefused(Exception):
     """Error: the connector answered with another status than 2xx."""
 
 

@@ -26,7 +26,7 @@ UNITS = (Unit(1, ""), Unit(1e3, "k"), Unit(1e6, "M"), Unit(1e9, "G"), Unit(1e12,
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ConsoleColumn:
     """A column: title, width in characters, and the text of its cell for a round.
 
     A narrow terminal shows the columns with the lowest ranks.
@@ -92,23 +92,23 @@ def progress(record: Record) -> str:
 
 
 COLUMNS = (
-    Column("round", 9, 0, progress),
-    Column("time", 6, 1, lambda record: duration(record.get("time_s"))),
-    Column("loss", 8, 0, _fixed("loss", 4)),
-    Column("val_loss", 8, 2, _fixed("val_loss", 4)),
-    Column("reward", 8, 0, _fixed("reward", 4)),
-    Column("val_reward", 10, 2, _fixed("val_reward", 4)),
-    Column("samples", 7, 11, lambda record: si(record.get("samples"))),
-    Column("samples/s", 9, 5, lambda record: si(record.get("samples_per_s"))),
-    Column("tokens", 6, 12, lambda record: si(record.get("tokens") or None)),
-    Column("tok/s", 6, 4, lambda record: si(record.get("tokens_per_s") or None)),
-    Column("MFU %", 6, 13, _fixed("mfu", 1, 100)),
-    Column("workers", 7, 8, lambda record: str(record.get("workers", ABSENT))),
-    Column("batches", 15, 6, lambda record: batches(record.get("batches"), 15)),
-    Column("idle %", 6, 7, _fixed("idle_fraction", 1, 100)),
-    Column("sync s", 6, 9, _fixed("sync_s", 2)),
-    Column("MB up", 7, 10, _fixed("bytes_up", 1, 1e-6)),
-    Column("ETA", 6, 3, lambda record: duration(record.get("eta_s"))),
+    ConsoleColumn("round", 9, 0, progress),
+    ConsoleColumn("time", 6, 1, lambda record: duration(record.get("time_s"))),
+    ConsoleColumn("loss", 8, 0, _fixed("loss", 4)),
+    ConsoleColumn("val_loss", 8, 2, _fixed("val_loss", 4)),
+    ConsoleColumn("reward", 8, 0, _fixed("reward", 4)),
+    ConsoleColumn("val_reward", 10, 2, _fixed("val_reward", 4)),
+    ConsoleColumn("samples", 7, 11, lambda record: si(record.get("samples"))),
+    ConsoleColumn("samples/s", 9, 5, lambda record: si(record.get("samples_per_s"))),
+    ConsoleColumn("tokens", 6, 12, lambda record: si(record.get("tokens") or None)),
+    ConsoleColumn("tok/s", 6, 4, lambda record: si(record.get("tokens_per_s") or None)),
+    ConsoleColumn("MFU %", 6, 13, _fixed("mfu", 1, 100)),
+    ConsoleColumn("workers", 7, 8, lambda record: str(record.get("workers", ABSENT))),
+    ConsoleColumn("batches", 15, 6, lambda record: batches(record.get("batches"), 15)),
+    ConsoleColumn("idle %", 6, 7, _fixed("idle_fraction", 1, 100)),
+    ConsoleColumn("sync s", 6, 9, _fixed("sync_s", 2)),
+    ConsoleColumn("MB up", 7, 10, _fixed("bytes_up", 1, 1e-6)),
+    ConsoleColumn("ETA", 6, 3, lambda record: duration(record.get("eta_s"))),
 )
 
 
@@ -116,7 +116,7 @@ OF_TOKENS = {"tokens", "tok/s"}
 """Titles of columns that are shown only if there are tokens."""
 
 
-def columns_for(records: Iterable[Record]) -> tuple[Column, ...]:
+def columns_for(records: Iterable[Record]) -> tuple[ConsoleColumn, ...]:
     """Return the columns that apply to these rounds, without empty ones and those of other objectives."""
     records = list(records)
     objective = _trained_objective(records)
@@ -149,9 +149,9 @@ def _trained_objective(records: Sequence[Record]) -> Objective:
 
 
 @cache
-def _task_column(name: str) -> Column:
+def _task_column(name: str) -> ConsoleColumn:
     """Column of a figure that tells how well the task is done."""
-    return Column(name, max(8, len(name)), 2, _fixed(name, 4))
+    return ConsoleColumn(name, max(8, len(name)), 2, _fixed(name, 4))
 
 
 def validated(evaluation: Record) -> dict[str, float]:
@@ -164,7 +164,7 @@ def validated(evaluation: Record) -> dict[str, float]:
     return figures | task_figures(evaluation)
 
 
-def fitting(width: int, gap: int = 2, among: Iterable[Column] = COLUMNS) -> list[Column]:
+def fitting(width: int, gap: int = 2, among: Iterable[ConsoleColumn] = COLUMNS) -> list[ConsoleColumn]:
     """Return the columns that fit into a terminal, without those of the highest ranks."""
     columns = list(among)
     needed = sum(column.width + gap for column in columns) - gap
@@ -175,12 +175,12 @@ def fitting(width: int, gap: int = 2, among: Iterable[Column] = COLUMNS) -> list
     return columns
 
 
-def header(columns: Iterable[Column] = COLUMNS) -> str:
+def header(columns: Iterable[ConsoleColumn] = COLUMNS) -> str:
     """Return the line of titles."""
     return "  ".join(column.title.rjust(column.width) for column in columns)
 
 
-def line(record: Record, columns: Iterable[Column] = COLUMNS) -> str:
+def line(record: Record, columns: Iterable[ConsoleColumn] = COLUMNS) -> str:
     """Return a round as one line under `header`; the figure of `validated` may have been added to the record."""
     return "  ".join(column.cell(record).rjust(column.width) for column in columns)
 

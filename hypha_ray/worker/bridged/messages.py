@@ -32,7 +32,7 @@ from hypha_ray.types import (
     window,
 )
 from hypha_ray.types.layout import dtype_of
-from hypha_ray.worker.bridged.round_report import UNLIMITED, Bounds, RoundReport, SampleLimits, limits_of
+from hypha_ray.worker.bridged.round_report import UNLIMITED, FigureBounds, RoundReport, SampleLimits, limits_of
 from hypha_ray.worker.inbox import BatchSource
 from hypha_ray.worker.incarnation import HandOver
 
@@ -160,7 +160,7 @@ class Inbound:
         directory: WorkDirectory,
         encoders: Sequence[Encoder],
         now: Callable[[], float] = time.monotonic,
-        figures: Mapping[str, Bounds] | None = None,
+        figures: Mapping[str, FigureBounds] | None = None,
     ) -> None:
         self._figures = figures
         self._source = source

@@ -43,7 +43,7 @@ UNLIMITED = SampleLimits(2**31, 2**31)
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class FigureBounds:
     """Bounds of a figure in an evaluation."""
 
     weight: float
@@ -123,7 +123,7 @@ class RoundReport:
         _check_range("seconds of the merge", message.seconds, 0, self._passed_s())
         self.merged = True
 
-    def evaluate(self, message: pb.Evaluation, figures: Mapping[str, Bounds] | None = None) -> None:
+    def evaluate(self, message: pb.Evaluation, figures: Mapping[str, FigureBounds] | None = None) -> None:
         """Record an evaluation; `figures` has the bounds of its figures."""
         samples = 0
         if self.plan is not None:
@@ -216,7 +216,7 @@ def rl_definition(rl: RL, tokenizer: PackedTokenizer) -> dict[str, Any]:
     return {"rl": redacted_tree(table), "tokenizer": files}
 
 
-def figure_bounds(rl: RL) -> Mapping[str, Bounds] | None:
+def figure_bounds(rl: RL) -> Mapping[str, FigureBounds] | None:
     """Bounds of the figures in evaluations, by name; None without reinforcement learning.
 
     If each task's first reward function is a reward model, there is no ``pass@k``, because it calls no response right.
@@ -225,9 +225,9 @@ def figure_bounds(rl: RL) -> Mapping[str, Bounds] | None:
         return None
     samples = float(rl.evaluation.samples)
     bounds = {
-        "reward": Bounds(samples),
-        "response_tokens": Bounds(samples, 0.0, float(rl.generation.max_response_tokens)),
-        "truncated": Bounds(samples, 0.0, 1.0),
+        "reward": FigureBounds(samples),
+        "response_tokens": FigureBounds(samples, 0.0, float(rl.generation.max_response_tokens)),
+        "truncated": FigureBounds(samples, 0.0, 1.0),
     }
     first_functions: set[str] = set()
     for functions in (rl.reward.functions, *rl.reward.by_task.values()):
@@ -235,7 +235,7 @@ def figure_bounds(rl: RL) -> Mapping[str, Bounds] | None:
     if first_functions <= {MODEL}:
         return bounds
     for count in (1, rl.evaluation.samples):
-        bounds[f"pass@{count}"] = Bounds(1.0, 0.0, 1.0)
+        bounds[f"pass@{count}"] = FigureBounds(1.0, 0.0, 1.0)
     return bounds
 
 

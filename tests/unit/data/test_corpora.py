@@ -19,7 +19,7 @@ import pytest
 from huggingface_hub import constants
 from pyarrow import parquet
 
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.sources.documents import digits, documents
 from hypha_ray.data.preparation.sources.files import PIECE_CHARACTERS
 from hypha_ray.data.provenance import Account
@@ -29,7 +29,7 @@ TEXTS = ["first", "zweites – ü", "第三"]
 
 
 def read(source: Path | str, **options: Any) -> list[str]:
-    return list(documents(Options(str(source), Path("out"), **options)))
+    return list(documents(PrepareOptions(str(source), Path("out"), **options)))
 
 
 def json_lines(path: Path, texts: list[str], column: str = "text") -> Path:
@@ -296,7 +296,7 @@ def test_json_file_may_be_one_object_over_several_lines(tmp_path: Path) -> None:
 
 def account_of(source: Path | str, **options: Any) -> tuple[list[str], Account]:
     account = Account()
-    return list(documents(Options(str(source), Path("out"), **options), account)), account
+    return list(documents(PrepareOptions(str(source), Path("out"), **options), account)), account
 
 
 def omissions(account: Account) -> set[tuple[str, str, int, tuple[str, ...]]]:

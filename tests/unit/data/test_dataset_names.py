@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.storage.url_folder import name_of
 
@@ -27,6 +27,8 @@ def test_dataset_is_named_after_its_folder_and_never_after_a_secret(place: str, 
 
 def test_dataset_prepared_at_a_url_with_a_secret_has_none_in_its_manifest(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("word " * 400)
-    options = Options(str(tmp_path / "text.txt"), "memory://sets/words?sig=s3cret", seq_len=8, validation_samples=4)
+    options = PrepareOptions(
+        str(tmp_path / "text.txt"), "memory://sets/words?sig=s3cret", seq_len=8, validation_samples=4
+    )
     manifest = prepare(options, lambda what, count: None)
     assert manifest.name == "words" and "s3cret" not in str(manifest)

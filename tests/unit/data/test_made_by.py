@@ -7,7 +7,7 @@ from typing import Any
 
 import hypha_ray
 from hypha_ray.data.catalogue import load
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import made_by, prepare
 from hypha_ray.data.provenance import MadeBy
 from tests.support.prepared import prepared, table
@@ -24,7 +24,7 @@ def test_manifest_has_source_options_version_and_date(tmp_path: Path) -> None:
         "seed": 3,
     }
     out = str(tmp_path / "out")
-    prepare(Options(str(source), out, seq_len=256, overwrite=True, **options), lambda what, number: None, DATE)
+    prepare(PrepareOptions(str(source), out, seq_len=256, overwrite=True, **options), lambda what, number: None, DATE)
     assert load(tmp_path / "out").made_by == MadeBy(str(source), options, hypha_ray.__version__, DATE)
 
 
@@ -32,7 +32,7 @@ def test_record_has_no_secrets_of_urls_and_no_place_of_the_dataset() -> None:
     source = "https://me:s3cret@example.com/a.csv?token=abcdef"
     template = Path("a.jinja")
     out = "s3://key:s3cret@bucket/out"
-    options = Options(source, out, chat=True, chat_template=template, tokenizer="https://x:s3cret@example.com/t")
+    options = PrepareOptions(source, out, chat=True, chat_template=template, tokenizer="https://x:s3cret@example.com/t")
     record = made_by(options, DATE)
     assert "s3cret" not in repr(record) and "abcdef" not in repr(record)
     assert record.options["chat_template"] == "a.jinja" and "out" not in record.options

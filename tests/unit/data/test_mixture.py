@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from hypha_ray.config.tables.training import Dataset, DatasetShare
 from hypha_ray.data.manifest import ClassInfo, Manifest, PreprocessorInfo, TensorInfo
 from hypha_ray.data.mixture import mixed, whole
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.storage.files import same_tokens
 from hypha_ray.driver.datasets.data_source import opened
@@ -85,7 +85,7 @@ def test_parts_that_differ_are_refused() -> None:
 
 def test_prompts_of_datasets_that_differ_in_length_are_padded_on_their_side(tmp_path: Path) -> None:
     for name, problems in (("short", "sort2"), ("long", "copy5")):
-        options = Options(f"problems:{problems}", str(tmp_path / name), tokenizer="characters", max_documents=40)
+        options = PrepareOptions(f"problems:{problems}", str(tmp_path / name), tokenizer="characters", max_documents=40)
         prepare(options, lambda what, count: None)
     shares = [DatasetShare(path=str(tmp_path / name)) for name in ("short", "long")]
     with opened(Dataset(mix=shares)) as source:
@@ -108,7 +108,7 @@ def test_prompts_of_datasets_that_differ_in_length_are_padded_on_their_side(tmp_
 def test_tokenizers_of_one_name_and_size_with_other_tokens_are_refused(tmp_path: Path) -> None:
     for name, text in (("first", "abc" * 20), ("second", "abd" * 20), ("third", "cab" * 20)):
         (tmp_path / f"{name}.txt").write_text(text)
-        options = Options(str(tmp_path / f"{name}.txt"), str(tmp_path / name), tokenizer="characters", seq_len=4)
+        options = PrepareOptions(str(tmp_path / f"{name}.txt"), str(tmp_path / name), tokenizer="characters", seq_len=4)
         prepare(options, lambda what, count: None)
     first, second, third = (DatasetShare(path=str(tmp_path / name)) for name in ("first", "second", "third"))
 

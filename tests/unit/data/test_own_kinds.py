@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.slices import read_slice
 from hypha_ray.errors import ConfigError
@@ -64,7 +64,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def made(source: str, name: str, **options: Any) -> tuple[Manifest, dict[str, dict[str, np.ndarray]]]:
     """The manifest, and the tensors of both splits."""
-    given = Options(source=source, out="made", kind=f"own_kinds:{name}", samples_per_slice=8, **options)
+    given = PrepareOptions(source=source, out="made", kind=f"own_kinds:{name}", samples_per_slice=8, **options)
     manifest = prepare(given, lambda what, number: None)
     splits = {}
     for split in ("train", "validation"):
@@ -129,10 +129,10 @@ def test_function_that_breaks_the_contract_is_refused_and_nothing_is_left(source
 )
 def test_options_that_do_not_fit_a_kind_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Options(**({"source": "rows.jsonl", "out": "made"} | given)).check()
+        PrepareOptions(**({"source": "rows.jsonl", "out": "made"} | given)).check()
 
 
 def test_kind_of_the_package_may_be_named() -> None:
-    options = Options(source="rows.jsonl", out="made", kind="texts", label_column="label")
+    options = PrepareOptions(source="rows.jsonl", out="made", kind="texts", label_column="label")
     options.check()
     assert options.kind_name == "texts"

@@ -16,7 +16,7 @@ from hypha_ray.config.schema import Model
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.preparation.kinds.chats import pack_chats, write_packed
 from hypha_ray.data.preparation.kinds.scored_tokens import ScoredTokens
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.report import lengths_of, marked, sample_of
 from hypha_ray.data.preparation.slice_writer import SliceWriter
 from hypha_ray.errors import ConfigError
@@ -122,7 +122,7 @@ def test_first_token_of_a_chat_has_no_label_though_it_is_scored(tmp_path: Path) 
     """Transformers shifts labels: it would be predicted from the last token of the chat before."""
     chats = [ScoredTokens([7, 8, 9], np.array([True, True, True])), ScoredTokens([5, 6], np.array([True, False]))]
     writer = SliceWriter(tmp_path, 1, lambda what, number: None)
-    write_packed(chats, ([0, 1], []), Options("", "", seq_len=6, samples_per_slice=1), 0, writer)
+    write_packed(chats, ([0, 1], []), PrepareOptions("", "", seq_len=6, samples_per_slice=1), 0, writer)
     arrays = load_file(tmp_path / writer.slices[0].file)
     assert arrays["input_ids"].tolist() == [[7, 8, 9, 5, 6, 0]]
     assert arrays["labels"].tolist() == [[-100, 8, 9, -100, -100, -100]]

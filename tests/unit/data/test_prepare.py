@@ -32,7 +32,7 @@ from transformers import (
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.preparation.encoders import ByteEncoder, Tokens, load_encoder
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.packing import batches, hold_out, pack, shuffle
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.preparation.staging import staged
@@ -55,7 +55,7 @@ def stories(folder: Path, count: int = 60) -> Path:
 
 
 def run(source: Path | str, out: Path, **options: Any) -> Manifest:
-    given_options = Options(str(source), out, seq_len=32, samples_per_slice=50)
+    given_options = PrepareOptions(str(source), out, seq_len=32, samples_per_slice=50)
     return prepare(replace(given_options, **options), silent)
 
 
@@ -421,7 +421,7 @@ def test_prepare_stops_at_the_samples_and_documents_asked_for(tmp_path: Path) ->
 
 def test_prepare_reports_what_it_does(tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
-    options = Options(str(stories(tmp_path / "s")), tmp_path / "out", seq_len=32, validation_fraction=0.0)
+    options = PrepareOptions(str(stories(tmp_path / "s")), tmp_path / "out", seq_len=32, validation_fraction=0.0)
     manifest = prepare(options, lambda what, number: counts.update({what: number}))
     assert counts == {"documents": 60, "samples": manifest.samples("train")}
 

@@ -26,7 +26,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import MANIFEST, Manifest
 from hypha_ray.data.preparation.kinds.prompts import preview
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.preparation.slice_writer import split
@@ -43,7 +43,7 @@ TEMPLATE = (
 
 
 def run(source: Path | str, out: Path, **options: Any) -> Manifest:
-    return prepare(Options(str(source), out, **options), lambda what, number: None)
+    return prepare(PrepareOptions(str(source), out, **options), lambda what, number: None)
 
 
 def table(path: Path, *rows: Mapping[str, Any]) -> Path:
@@ -405,7 +405,7 @@ def test_splits_have_no_prompt_in_common_and_lose_none_unsaid(
     names: list[int], fraction: float, limit: int, seed: int
 ) -> None:
     options, account = (
-        Options("x", Path(), validation_fraction=fraction, validation_samples=limit, seed=seed),
+        PrepareOptions("x", Path(), validation_fraction=fraction, validation_samples=limit, seed=seed),
         Account(),
     )
     train, held = split([bytes([name]) for name in names], options, account, "prompts")

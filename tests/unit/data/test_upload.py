@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.storage.disk_cache import DiskCache
 from hypha_ray.data.storage.files import FolderFiles, UrlFiles
@@ -26,8 +26,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def options(source: Path, out: Path | str, **more: Any) -> Options:
-    return Options(str(source), str(out), seq_len=8, samples_per_slice=20, validation_samples=16, **more)
+def options(source: Path, out: Path | str, **more: Any) -> PrepareOptions:
+    return PrepareOptions(str(source), str(out), seq_len=8, samples_per_slice=20, validation_samples=16, **more)
 
 
 def quiet(what: str, count: int) -> None:
@@ -91,4 +91,4 @@ def test_number_that_no_part_has_is_refused(texts: Path, tmp_path: Path, part: s
 
 def test_parts_of_samples_that_are_no_documents_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"PREP007.*--part has no effect on images"):
-        prepare(Options("digits", str(tmp_path / "d"), part="0/2"), quiet)
+        prepare(PrepareOptions("digits", str(tmp_path / "d"), part="0/2"), quiet)

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from hypha_ray.config.load import load
 from hypha_ray.data.catalogue import load as load_dataset
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.driver.datasets.data_source import in_folder
 from hypha_ray.driver.preflight.checks import check_model, check_rewards
@@ -33,7 +33,9 @@ number = 3
 def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A hundred prompts of three characters."""
     folder = tmp_path_factory.mktemp("data") / "sort2"
-    prepare(Options("problems:sort2", folder, tokenizer="characters", max_documents=100), lambda what, count: None)
+    prepare(
+        PrepareOptions("problems:sort2", folder, tokenizer="characters", max_documents=100), lambda what, count: None
+    )
     return folder
 
 

@@ -14,7 +14,7 @@ from hypha_ray.market.auction import allotment
 from hypha_ray.market.auction.allotment import OUTBID, Allotment, Holding, Order, Ruling, Standing
 from hypha_ray.market.auction.attendance import CHECK_S, SILENT_S, TTL_S, Attendance
 from hypha_ray.market.auction.machines import NodeOffers
-from hypha_ray.market.offers import Offer, Refusal, Request, answers
+from hypha_ray.market.offers import LeaseRequest, Offer, Refusal, answers
 from hypha_ray.market.requirements import Need, NodeResources
 from tests.support.auction_model import AuctionModel, Bidder
 from tests.support.mutants_auction import MUTANTS, mutant
@@ -229,7 +229,7 @@ def test_latest_of_leases_that_are_as_old_is_the_one_of_the_highest_number() -> 
 def test_machines_of_one_kind_are_asked_once_for_each_need_whatever_the_runs_are() -> None:
     asked: list[tuple[Need, int]] = []
 
-    def ask(request: Request, nodes: Sequence[NodeResources]) -> list[Offer | Refusal]:
+    def ask(request: LeaseRequest, nodes: Sequence[NodeResources]) -> list[Offer | Refusal]:
         asked.append((request.need, len(nodes)))
         return answers(request, nodes)
 

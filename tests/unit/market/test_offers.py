@@ -6,14 +6,14 @@ import math
 
 import pytest
 
-from hypha_ray.market.offers import Offer, Refusal, Request, Terms, answers, are_posted, evaluate, read_terms
+from hypha_ray.market.offers import LeaseRequest, Offer, Refusal, Terms, answers, are_posted, evaluate, read_terms
 from hypha_ray.market.requirements import Need, NodeResources
 from tests.unit.market.nodes import node
 
-WORKER = Request(Need("worker", cpu=1), bid=10, max_price=10)
+WORKER = LeaseRequest(Need("worker", cpu=1), bid=10, max_price=10)
 
 
-def answer(request: Request, of: NodeResources) -> Offer | Refusal:
+def answer(request: LeaseRequest, of: NodeResources) -> Offer | Refusal:
     (found,) = answers(request, [of])
     return found
 
@@ -33,7 +33,7 @@ def test_offer_costs_the_largest_share_of_cpus_gpus_and_memory() -> None:
         (Need("worker", 1, memory_bytes=12 * 10**9), 6.0),
         (Need("worker", 8, 2, 10**9), 8.0),
     ):
-        found = evaluate(of, Terms(price=8), Request(need, 100, 100))
+        found = evaluate(of, Terms(price=8), LeaseRequest(need, 100, 100))
         assert isinstance(found, Offer) and found.price == price
 
 
@@ -46,7 +46,7 @@ def test_offer_of_a_whole_node_has_all_of_it_for_one_lease_at_the_whole_price() 
 
 def test_node_without_terms_costs_nothing_and_accepts_all() -> None:
     for role in ("worker", "server"):
-        found = answer(Request(Need(role, 1), 0, 0), node("a", cpus=2, site="eu"))
+        found = answer(LeaseRequest(Need(role, 1), 0, 0), node("a", cpus=2, site="eu"))
         assert isinstance(found, Offer) and (found.price, found.capacity) == (0.0, 2)
 
 
@@ -80,13 +80,13 @@ def test_floor_holds_for_the_share_that_is_asked_for() -> None:
 
 
 def test_server_is_refused_where_leases_end() -> None:
-    found = answer(Request(Need("server", 1), 10, 10), node("a", max_lease_s=3600))
+    found = answer(LeaseRequest(Need("server", 1), 10, 10), node("a", max_lease_s=3600))
     assert isinstance(found, Refusal) and found.reason == "its leases end after 3600 s, and a server stays"
     assert isinstance(answer(WORKER, node("a", max_lease_s=3600)), Offer)
 
 
 def test_gpu_type_is_compared_with_all_nodes_as_without_a_market() -> None:
-    found = answers(Request(Need("worker", 1, gpu_type="h100"), 1, 1), [node("a", gpu_type="h100"), node("b")])
+    found = answers(LeaseRequest(Need("worker", 1, gpu_type="h100"), 1, 1), [node("a", gpu_type="h100"), node("b")])
     assert [type(one) for one in found] == [Offer, Refusal]
 
 

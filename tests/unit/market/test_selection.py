@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypha_ray.config.tables.resources import MarketStrategy
-from hypha_ray.market.offers import Offer, Request, answers
+from hypha_ray.market.offers import LeaseRequest, Offer, answers
 from hypha_ray.market.requirements import Need, NodeResources
 from hypha_ray.market.selection import Preference, choose_machines, select
 from tests.support.mutants_market import MUTANTS, mutant
 from tests.unit.market.nodes import node
 
-REQUEST = Request(Need("worker", 1), bid=1000, max_price=1000)
+REQUEST = LeaseRequest(Need("worker", 1), bid=1000, max_price=1000)
 STRATEGIES: tuple[MarketStrategy, ...] = ("cheapest", "value", "near", "spread")
 Machine: TypeAlias = tuple[int, int, str, int, str]
 """CPUs, price of each, offer, throughput and site of a node."""
@@ -142,14 +142,14 @@ def five() -> list[NodeResources]:
 
 
 def test_plan_chooses_the_cheapest_nodes_that_accept_the_bid() -> None:
-    (choice,) = choose_machines([(Request(Need("worker", 1), 100, 100), 3)], five(), Preference())
+    (choice,) = choose_machines([(LeaseRequest(Need("worker", 1), 100, 100), 3)], five(), Preference())
     assert [offer.node.id for offer in choice.chosen] == ["n1", "n2", "n4"]
     assert choice.price == 7.0
 
 
 def test_plan_leaves_the_second_request_what_the_first_has_not_taken() -> None:
     nodes = [node("a", 3, price=3), node("b", 3, price=6)]
-    requests = [(Request(Need("server", 1), 9, 9), 1), (Request(Need("worker", 1), 9, 9), 3)]
+    requests = [(LeaseRequest(Need("server", 1), 9, 9), 1), (LeaseRequest(Need("worker", 1), 9, 9), 3)]
     server, workers = choose_machines(requests, nodes, Preference(budget=5.0))
     assert [offer.node.id for offer in server.chosen] == ["a"]
     assert [offer.node.id for offer in workers.chosen] == ["a", "a", "b"]

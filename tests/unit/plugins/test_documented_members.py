@@ -12,7 +12,7 @@ import torch
 
 from hypha_ray.config.load import load
 from hypha_ray.config.schema import Model
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.driver.preflight.checks import check_plugins
 from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
@@ -79,7 +79,7 @@ def test_documented_model_is_trained_on_the_documented_loss_and_has_the_document
 def test_documented_kind_makes_a_dataset_of_the_rows(tmp_path: Path) -> None:
     rows = [{"values": [number, number + 1, number + 2, number + 3]} for number in range(20)]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    options = Options(source="rows.jsonl", out="windows", kind="windows:windows")
+    options = PrepareOptions(source="rows.jsonl", out="windows", kind="windows:windows")
     manifest = prepare(options, lambda what, number: None)
     assert manifest.shapes == {"past_values": (2,), "future_values": (2,)}
     assert manifest.samples("train") + manifest.samples("validation") == 20

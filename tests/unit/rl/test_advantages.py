@@ -11,12 +11,12 @@ import pytest
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.rl.dataflow.sample import Meta, Sample
 from hypha_ray.rl.roles.reward import Advantage
-from hypha_ray.rl.roles.role import Outcome
+from hypha_ray.rl.roles.role import RoleOutcome
 
 NAN = math.nan
 
 
-def advantages(algorithm: str, *groups: list[float]) -> Outcome:
+def advantages(algorithm: str, *groups: list[float]) -> RoleOutcome:
     """Give responses of one token each these rewards, and compute their advantages."""
     ids, ones = tuple(map(str, range(len(groups)))), tuple((1,) * len(group) for group in groups)
     rewards = np.array(groups).ravel()
@@ -50,7 +50,7 @@ def test_small_differences_of_large_rewards_are_kept() -> None:
 
 
 def test_a_response_without_a_reward_is_as_if_it_were_not_there_with_a_critic() -> None:
-    def found(rewards: list[float], values: list[float]) -> Outcome:
+    def found(rewards: list[float], values: list[float]) -> RoleOutcome:
         ids, two, one = tuple(map(str, range(len(rewards)))), ((2,),) * len(rewards), ((1,),) * len(rewards)
         columns = {"responses": np.ones(2 * len(rewards), np.int64), "values": np.array(values, np.float32)}
         data = {**columns, "rewards": np.array(rewards, float), "ended": np.ones(len(rewards), bool)}
@@ -102,12 +102,12 @@ def with_gap(gap: float) -> Sample:
     return Sample(Meta(ids, {name: lengths if name in by_token else ones for name in data}), data)
 
 
-def rewarded(settings: dict[str, object], gap: float = 0.0) -> Outcome:
+def rewarded(settings: dict[str, object], gap: float = 0.0) -> RoleOutcome:
     """Compute the advantages of `with_gap`."""
     return Advantage(RL.model_validate({"group_size": 4, **settings})).inference(with_gap(gap), {})
 
 
-def of_responses(found: Outcome) -> list[list[float]]:
+def of_responses(found: RoleOutcome) -> list[list[float]]:
     """The advantage of each response, which is that of each of its tokens."""
     assert found.sample is not None
     parts = np.split(found.sample.data["advantages"], np.cumsum(np.array(TOKENS).ravel())[:-1])

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hypha_ray.model.layout import array_of
-from hypha_ray.rl.dataflow.requests import Evaluate, Hook, Name, Offload, Reallocate, Request, Save, Transfer
+from hypha_ray.rl.dataflow.requests import Evaluate, Hook, ModelRequest, Name, Offload, Reallocate, Save, Transfer
 from hypha_ray.rl.island import Island
 from hypha_ray.rl.packing import sample_of
 from hypha_ray.rl.roles.build import trained_roles, untrained_roles
@@ -140,10 +140,10 @@ def test_a_generator_has_the_share_of_the_trainers_weights_that_it_is_given_afte
         given = trainer.weights("actor")
         expected = {name: torch.lerp(one, given[name], eta) for name, one in expected.items()}
         hook = Reallocate("actor", "generator", eta)
-        beside.handle(Request(2 * step, "fetch", 1, arguments={"sample": sample_of(BATCH)}))
+        beside.handle(ModelRequest(2 * step, "fetch", 1, arguments={"sample": sample_of(BATCH)}))
         takes, ids = ("prompts", "keys"), sample_of(BATCH).ids
         sent = {name: array_of(one) for name, one in given.items()}
-        beside.handle(Request(2 * step + 1, "generate", 1, "generator", ids, takes, (Transfer(()), hook)), sent)
+        beside.handle(ModelRequest(2 * step + 1, "generate", 1, "generator", ids, takes, (Transfer(()), hook)), sent)
 
         assert digest(beside.weights("generator")) == digest(expected)
         assert (digest(given) == digest(expected)) == (eta == 1.0)
@@ -161,4 +161,4 @@ def test_a_generator_has_the_share_of_the_trainers_weights_that_it_is_given_afte
 )
 def test_hooks_stand_only_where_they_can_be_done(name: Name, before: list[Hook], after: list[Hook]) -> None:
     with pytest.raises(ValueError, match=r"can't stand|takes no hooks"):
-        Request(0, name, 0, "actor", before=tuple(before), after=tuple(after))
+        ModelRequest(0, name, 0, "actor", before=tuple(before), after=tuple(after))

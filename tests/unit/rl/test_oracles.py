@@ -22,7 +22,7 @@ from hypha_ray.rl.algorithms.losses import (
     decoupled_weight,
 )
 from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.objective import Objective
+from hypha_ray.rl.objective import PolicyObjective
 from hypha_ray.rl.packing import Rollout
 from hypha_ray.rl.policy import Scores
 from tests.support.rl_oracles import (
@@ -49,7 +49,7 @@ def loss(**settings: Any) -> float:
     reference = GIVEN["reference"] if rl.reference != "none" else None
     responses = Responses(MASK.long(), MASK.long(), MASK, GIVEN["old"], MASK[:, 0] > 0)
     rollout = Rollout(responses, MASK, advantages, GIVEN["old"], reference)
-    objective = Objective(rl)
+    objective = PolicyObjective(rl)
     weights, total = objective.weights(MASK)
     summed, _ = objective.loss(rollout, weights, Scores(GIVEN["new"], torch.zeros_like(MASK)))
     return float(summed) / total
@@ -162,7 +162,7 @@ def test_ratios_of_a_batchs_only_step_are_to_its_own_probabilities(algorithm: st
     responses = Responses(MASK.long(), MASK.long(), MASK, behaviour, MASK[:, 0] > 0)
     rollout = Rollout(responses, MASK, advantages, None, None)
 
-    found, sums = Objective(rl).loss(rollout, weights, Scores(new, torch.zeros_like(MASK)))
+    found, sums = PolicyObjective(rl).loss(rollout, weights, Scores(new, torch.zeros_like(MASK)))
     found.backward()
 
     truncated = (GIVEN["new"] - behaviour).exp().clamp(max=cap)
@@ -181,7 +181,7 @@ def test_entropy_bonus_is_not_weighed_by_the_correction_for_what_sampled() -> No
     entropy = torch.rand(MASK.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     responses = Responses(MASK.long(), MASK.long(), MASK, GIVEN["old"], MASK[:, 0] > 0)
     rollout = Rollout(responses, MASK, torch.zeros(len(MASK), 1, dtype=torch.float64), None, None)
-    found, _ = Objective(rl).loss(rollout, MASK, Scores(GIVEN["new"], entropy))
+    found, _ = PolicyObjective(rl).loss(rollout, MASK, Scores(GIVEN["new"], entropy))
     assert float(found) == pytest.approx(-0.5 * float((entropy * MASK).sum()), rel=1e-12)
 
 

@@ -19,7 +19,7 @@ from hypha_ray.plugins import attempt
 from hypha_ray.rl.algorithms.advantages import check_advantages
 from hypha_ray.rl.dataflow.sample import Meta, Sample
 from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.objective import Objective
+from hypha_ray.rl.objective import PolicyObjective
 from hypha_ray.rl.packing import Rollout
 from hypha_ray.rl.policy import Scores
 from hypha_ray.rl.roles.reward import Advantage
@@ -110,7 +110,7 @@ def computed(**settings: Any) -> tuple[torch.Tensor, torch.Tensor, dict[str, tup
     rl = RL.model_validate({"algorithm": "grpo", "aggregation": "token", **settings})
     new = NEW.clone().requires_grad_()
     responses = Responses(MASK.long(), MASK.long(), MASK, OLD, MASK[:, 0] > 0)
-    objective = Objective(rl)
+    objective = PolicyObjective(rl)
     weights, total = objective.weights(MASK)
     rollout = Rollout(responses, MASK, ADVANTAGES, OLD, None)
     loss, sums = objective.loss(rollout, weights, Scores(new, torch.zeros_like(MASK)))

@@ -13,7 +13,7 @@ from hypha_ray.model.trained import build_trained
 from hypha_ray.rl.dataflow.graph import step_graph
 from hypha_ray.rl.dataflow.master import Extras, Master
 from hypha_ray.rl.dataflow.plan import Mesh
-from hypha_ray.rl.dataflow.requests import Request, RequestQueue
+from hypha_ray.rl.dataflow.requests import ModelRequest, RequestQueue
 from hypha_ray.rl.island import sums_of
 from hypha_ray.rl.packing import sample_of
 from hypha_ray.rl.roles.build import trained_roles
@@ -26,7 +26,7 @@ from tests.support.rl import BATCH, job, tokenizer
 class Twice(Local):
     """Transport that makes each request twice, those that change weights aside."""
 
-    def send(self, request: Request) -> int:
+    def send(self, request: ModelRequest) -> int:
         if request.name not in ("train_step", "initialize"):
             super().send(request)
         return super().send(request)

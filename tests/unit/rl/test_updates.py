@@ -12,7 +12,7 @@ from hypha_ray.optim.optimizers import Inner, build_optimizer
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.packing import Rollout
 from hypha_ray.rl.roles.learner import train
-from hypha_ray.rl.roles.role import Outcome
+from hypha_ray.rl.roles.role import RoleOutcome
 from hypha_ray.types import Sums
 from tests.support.rl import job
 
@@ -32,7 +32,7 @@ class Trained:
     def __init__(self, bad: float = -1.0) -> None:
         self.model, self.minibatches, self._bad = torch.nn.Linear(1, 1, bias=False), list[list[int]](), bad
 
-    def train(self, **arguments: Any) -> Outcome:
+    def train(self, **arguments: Any) -> RoleOutcome:
         settings = job(group_size=GROUP, minibatches=4, epochs=2)
         optimizer: Inner = build_optimizer(self.model, settings.inner_optimizer)
         return train(settings, rollout(), optimizer, lambda mask: (mask, len(mask)), self.loss, arguments)

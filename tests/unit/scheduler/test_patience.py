@@ -9,7 +9,7 @@ import pytest
 
 from hypha_ray.config.schema import Rounds
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.rounds.signs import Patience
+from hypha_ray.scheduler.rounds.signs import EvaluationPatience
 from tests.support.fleet import Faults, Fleet, done, fleet_of, past_of
 
 NAN = math.nan
@@ -123,7 +123,7 @@ def test_lost_worker_changes_nothing_of_the_count() -> None:
 
 
 def test_reward_is_the_better_the_greater() -> None:
-    patience = Patience(Rounds(patience=2, min_delta=0.1))
+    patience = EvaluationPatience(Rounds(patience=2, min_delta=0.1))
     for round, reward in enumerate([0.2, 0.5, 0.55]):
         patience.take({"round": round, "reward": reward, "val_loss": 9.0 - round})
     assert patience.exhausted is None

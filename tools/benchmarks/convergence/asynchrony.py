@@ -13,7 +13,7 @@ from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.driver.datasets.data_source import in_folder
 from hypha_ray.driver.launch import records
@@ -58,7 +58,7 @@ def asynchrony() -> dict[str, dict[str, Any]]:
     runs: dict[str, list[tuple[float, float]]] = {name: [] for name in VARIANTS}
     with tempfile.TemporaryDirectory() as scratch, connected("bench"):
         dataset = Path(scratch) / "corpus"
-        prepare(Options("stdlib", str(dataset), seq_len=SEQ_LEN, max_samples=40_000), lambda kind, count: None)
+        prepare(PrepareOptions("stdlib", str(dataset), seq_len=SEQ_LEN, max_samples=40_000), lambda kind, count: None)
         for seed in range(SEEDS):
             for name, sync in VARIANTS.items():
                 job = _job(f"{name}-{seed}", seed, dataset, sync)

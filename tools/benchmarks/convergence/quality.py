@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
 from hypha_ray.data.manifest import read_manifest
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.slices import read_slice
 from hypha_ray.driver.datasets.data_source import in_folder
@@ -248,7 +248,7 @@ def tune() -> None:
 
 def _dataset(scratch: Path) -> Path:
     folder = scratch / "corpus"
-    options = Options("stdlib", str(folder), seq_len=SEQ_LEN, max_samples=100_000, validation_samples=HELD_OUT)
+    options = PrepareOptions("stdlib", str(folder), seq_len=SEQ_LEN, max_samples=100_000, validation_samples=HELD_OUT)
     prepare(options, lambda kind, count: None)
     return folder
 

@@ -22,7 +22,7 @@ from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.plugins import find
 from hypha_ray.rl.engines.sampling import draw, training_sampling
 from hypha_ray.rl.island import Island
-from hypha_ray.rl.objective import Objective
+from hypha_ray.rl.objective import PolicyObjective
 from hypha_ray.rl.packing import Rollout
 from hypha_ray.rl.policy import Policy, end_tokens
 from hypha_ray.rl.scoring import Scorer
@@ -48,7 +48,7 @@ class StraightLine:
         self._policy = Policy(self._model, 1.0, None, vocabulary_of(tokenizer))
         self._ends = end_tokens(self._model, tokenizer)
         self._scorer = Scorer(job.rl, tokenizer)
-        self._objective = Objective(job.rl)
+        self._objective = PolicyObjective(job.rl)
         self._optimizer = build_optimizer(self._model, job.inner_optimizer, inner_steps(job), job.num_workers)
 
     def step(self, batch: Samples) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from hypha_ray.config import Job
 from hypha_ray.config.load import load
 from hypha_ray.data.catalogue import load as load_manifest
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.slices import read_slice
 from hypha_ray.driver.datasets.data_source import in_folder
@@ -26,7 +26,7 @@ TINY = Path(__file__).parents[3] / "jobs" / "configs" / "grpo-tiny.toml"
 def sorting(scratch: Path) -> Path:
     """Prepare the prompts in a folder of their own."""
     dataset = scratch / "sort2"
-    prepare(Options("problems:sort2", str(dataset), tokenizer="characters"), lambda kind, count: None)
+    prepare(PrepareOptions("problems:sort2", str(dataset), tokenizer="characters"), lambda kind, count: None)
     return dataset
 
 

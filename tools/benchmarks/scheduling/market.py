@@ -21,7 +21,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.tables.resources import MarketStrategy
 from hypha_ray.market.allocator import Leases
 from hypha_ray.market.auction.client import AuctionClient, close_auction, open_auction
-from hypha_ray.market.offers import Request
+from hypha_ray.market.offers import LeaseRequest
 from hypha_ray.market.requirements import ID_LABEL, Need, NodeResources
 from hypha_ray.market.selection import Preference, choose_machines
 
@@ -142,7 +142,7 @@ def _selection() -> dict[str, dict[str, Any]]:
     ]
     for strategy in STRATEGIES:
         began = time.process_time()
-        choose_machines([(Request(NEED, 100.0, 100.0), WANTED)], nodes, Preference(strategy, sites={"site-0"}))
+        choose_machines([(LeaseRequest(NEED, 100.0, 100.0), WANTED)], nodes, Preference(strategy, sites={"site-0"}))
         times[f"{strategy}_s"] = round(time.process_time() - began, 3)
     row = {"value": max(times.values()), "target": "<= 1 s", **times, "nodes": NODES, "leases": WANTED}
     return {"selection_10000": row}

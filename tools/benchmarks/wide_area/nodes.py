@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.wide_area.links import DEVICE, Link, Network, Site
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.driver.ray_token import make_token
 
@@ -112,7 +112,7 @@ def linked(link: Link, workers: int, seq_len: int) -> Iterator[tuple[Cluster, Pa
     """A head and so many nodes, each behind such a link; with them a dataset of samples of `seq_len` bytes."""
     with tempfile.TemporaryDirectory() as scratch:
         dataset = Path(scratch) / "corpus"
-        prepare(Options("stdlib", str(dataset), seq_len=seq_len, max_samples=20_000), lambda kind, count: None)
+        prepare(PrepareOptions("stdlib", str(dataset), seq_len=seq_len, max_samples=20_000), lambda kind, count: None)
         with Network([link] * (1 + workers)) as network, nodes(network) as cluster:
             yield cluster, dataset
 

@@ -37,7 +37,7 @@ from hypha_ray.data.preparation.encoders import (
 from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate, count_lost_thoughts, leave_out_ignored
 from hypha_ray.data.preparation.kinds.kind import Kind, no_samples
 from hypha_ray.data.preparation.kinds.scored_tokens import ScoredText, ScoredTokens, TextTokenizer
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
 from hypha_ray.data.preparation.sources.chats import Chat, chats
 from hypha_ray.data.provenance import Account, counted
@@ -53,7 +53,7 @@ Parts: TypeAlias = list[ScoredTokens]
 """Chats of one sample."""
 
 
-def write_chats(options: Options, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:
+def write_chats(options: PrepareOptions, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:
     """Write the slices of both splits, and the tokenizer beside them.
 
     Raises:
@@ -105,7 +105,7 @@ def _texts(all_chats: Iterable[Chat]) -> Iterator[str]:
 
 
 def _encoded(
-    tokenizer: Any, all_chats: Sequence[Chat], options: Options, report: Report, account: Account
+    tokenizer: Any, all_chats: Sequence[Chat], options: PrepareOptions, report: Report, account: Account
 ) -> Iterator[ScoredTokens]:
     """Tokens of chats, rendered by the template; without one, of prompt and completion with an end token."""
     templated = options.is_templated
@@ -173,7 +173,7 @@ def _framed(sample: ScoredTokens, begin: Sequence[int], end: int) -> ScoredToken
     return ScoredTokens(ids, scored)
 
 
-def _rules(tokenizer: Any, samples: Sequence[ScoredTokens], options: Options, account: Account) -> TokenRules:
+def _rules(tokenizer: Any, samples: Sequence[ScoredTokens], options: PrepareOptions, account: Account) -> TokenRules:
     """Rules of the samples. Answers without an end are noted, since a trained model won't stop behind them."""
     last: list[int] = []
     for sample in samples:
@@ -208,7 +208,11 @@ def _arrays(samples: Sequence[ScoredTokens], length: int, padding: int) -> Array
 
 
 def write_packed(
-    samples: Sequence[ScoredTokens], splits: tuple[Rows, Rows], options: Options, padding: int, writer: SliceWriter
+    samples: Sequence[ScoredTokens],
+    splits: tuple[Rows, Rows],
+    options: PrepareOptions,
+    padding: int,
+    writer: SliceWriter,
 ) -> None:
     """Pack the chats of each split in their order, and write the slices."""
     size = options.samples_per_slice

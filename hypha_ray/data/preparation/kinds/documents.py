@@ -17,9 +17,9 @@ from typing import Final
 import numpy as np
 
 from hypha_ray.data.manifest import PreprocessorInfo
-from hypha_ray.data.preparation.encoders import Encoder, Tokens, load_encoder
+from hypha_ray.data.preparation.encoders import DocumentEncoder, Tokens, load_encoder
 from hypha_ray.data.preparation.kinds.kind import Kind
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.packing import ValidationSplit, batches, digest, hold_out, pack, shuffle
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
 from hypha_ray.data.preparation.sources.documents import documents
@@ -35,7 +35,7 @@ BATCH_CHARACTERS = 1 << 20
 """Approximate characters of the documents that are tokenised together."""
 
 
-def write_documents(options: Options, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:
+def write_documents(options: PrepareOptions, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:
     """Write the slices of both splits, and the tokenizer beside them.
 
     Raises:
@@ -71,11 +71,11 @@ def write_documents(options: Options, writer: SliceWriter, report: Report, accou
     return encoder.save(writer.folder)
 
 
-def _documents(options: Options, account: Account | None = None) -> Iterator[str]:
+def _documents(options: PrepareOptions, account: Account | None = None) -> Iterator[str]:
     return itertools.islice(documents(options, account), options.max_documents)
 
 
-def _has_validation(options: Options) -> bool:
+def _has_validation(options: PrepareOptions) -> bool:
     return options.numbered_part is None or options.numbered_part[0] == 0
 
 
@@ -93,7 +93,7 @@ def _of_part(documents: Iterator[str], part: tuple[int, int] | None, account: Ac
 
 
 def _without_repetitions(
-    documents: Iterable[str], validation: ValidationSplit, encoder: Encoder, account: Account
+    documents: Iterable[str], validation: ValidationSplit, encoder: DocumentEncoder, account: Account
 ) -> Iterator[str]:
     """Documents without repetitions of validation documents."""
     for document in documents:
@@ -104,7 +104,7 @@ def _without_repetitions(
             yield document
 
 
-def _sequences(tokens: Iterable[Tokens], options: Options, account: Account) -> Iterator[Tokens]:
+def _sequences(tokens: Iterable[Tokens], options: PrepareOptions, account: Account) -> Iterator[Tokens]:
     """Blocks of complete slices of training sequences, up to the requested number."""
     slices = max(1, BLOCK_TOKENS // (options.seq_len * options.samples_per_slice))
     samples_left = options.max_samples
@@ -135,13 +135,13 @@ class _TokenCounter:
             yield part
 
 
-def _encoded(documents: Iterable[str], encoder: Encoder, report: Report) -> Iterator[Tokens]:
+def _encoded(documents: Iterable[str], encoder: DocumentEncoder, report: Report) -> Iterator[Tokens]:
     for group in batches(documents, BATCH_CHARACTERS):
         yield encoder.encode(group)
         report("documents", len(group))
 
 
-def _too_small(options: Options, account: Account) -> DataError:
+def _too_small(options: PrepareOptions, account: Account) -> DataError:
     if not account.documents:
         problem = f"there is no text in {options.source}"
         fix = "name another --source, or another --text-column"

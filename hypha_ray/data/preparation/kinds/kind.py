@@ -19,7 +19,7 @@ import numpy as np
 
 from hypha_ray.data.manifest import Modality, PreprocessorInfo
 from hypha_ray.data.preparation.encoders import require_end, save_tokenizer, token_rules, tokenizer_of
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
 from hypha_ray.data.preparation.sources.documents import read
 from hypha_ray.data.preparation.sources.tables import Column, Row, no_table
@@ -28,7 +28,7 @@ from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import ConfigError, DataError, HyphaError, reason_of
 from hypha_ray.plugins import find, look_beside_the_job
 
-Write: TypeAlias = Callable[[Options, SliceWriter, Report, Account], PreprocessorInfo | None]
+Write: TypeAlias = Callable[[PrepareOptions, SliceWriter, Report, Account], PreprocessorInfo | None]
 """Function that writes the slices of both splits, and the preprocessor beside them; it returns None without one."""
 
 
@@ -47,7 +47,7 @@ MakeSamples: TypeAlias = Callable[[Sequence[Mapping[str, Any]], Any], Iterable[M
 """Function of rows and of a tokenizer, which returns samples."""
 
 
-def no_samples(plural: str, options: Options, account: Account, fix: str) -> DataError:
+def no_samples(plural: str, options: PrepareOptions, account: Account, fix: str) -> DataError:
     """The error for a source without samples of a kind, such as ``prompts``."""
     problem = f"there are no {plural} in {options.source}"
     return DataError("DATA033", problem, account.left_out or "an empty source", fix=fix)
@@ -65,7 +65,7 @@ def own_kind(name: str) -> Kind:
 
 
 def _write(
-    name: str, function: MakeSamples, options: Options, writer: SliceWriter, report: Report, account: Account
+    name: str, function: MakeSamples, options: PrepareOptions, writer: SliceWriter, report: Report, account: Account
 ) -> PreprocessorInfo | None:
     """Write the slices of both splits, and the tokenizer beside them if the samples have tokens.
 

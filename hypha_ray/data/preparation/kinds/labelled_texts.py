@@ -36,7 +36,7 @@ from hypha_ray.data.preparation.encoders import (
     tokenizer_of,
 )
 from hypha_ray.data.preparation.kinds.kind import Kind, no_samples
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
 from hypha_ray.data.preparation.sources.labelled import (
     Label,
@@ -69,7 +69,7 @@ _WORD = "a"
 """Text of the words by which a tokenizer is tested."""
 
 
-class Sample(NamedTuple):
+class LabelledSample(NamedTuple):
     """Token ids of a text, their types, and the text's labels."""
 
     ids: Tokens
@@ -87,7 +87,7 @@ class _TensorForm:
     pads_left: bool
 
 
-def write_texts(options: Options, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:
+def write_texts(options: PrepareOptions, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:
     """Write the slices of both splits with the names of their classes, and the tokenizer beside them.
 
     Raises:
@@ -163,7 +163,7 @@ def _kind(text: LabelledText) -> LabelKind:
     return "several" if isinstance(text.label, list) else "one"
 
 
-def _require_separator(tokenizer: Any, kind: LabelKind, options: Options) -> None:
+def _require_separator(tokenizer: Any, kind: LabelKind, options: PrepareOptions) -> None:
     """Refuse second texts that a model couldn't tell from the first ones.
 
     Raises:
@@ -192,10 +192,10 @@ def _encoded(
     tokenizer: Any,
     texts: Sequence[LabelledText],
     classes: ClassInfo | None,
-    options: Options,
+    options: PrepareOptions,
     report: Report,
     account: Account,
-) -> Iterator[Sample]:
+) -> Iterator[LabelledSample]:
     """Tokens and label of each text. Text is taken literally, and the tokenizer adds its special tokens."""
     class_names = () if classes is None else classes.names
     numbers = {name: number for number, name in enumerate(class_names)}
@@ -209,7 +209,7 @@ def _encoded(
             cut_tokens = _cut_tokens(tokenizer, text, encoding)
             account.leave_out("tokens", f"behind the first {options.seq_len} of a text, see --seq-len", cut_tokens)
             cut_texts += cut_tokens > 0
-            yield Sample(
+            yield LabelledSample(
                 ids=np.array(encoding.ids, np.int32),
                 types=np.array(encoding.type_ids, np.int32),
                 labels=_labels(text, encoding.word_ids, numbers, several),
@@ -241,7 +241,7 @@ def _words_without_tokens(text: LabelledText, encoding: Any) -> int:
     return len(text.text) - len(words - {None})
 
 
-def _encodings(tokenizer: Any, batch: Sequence[LabelledText], separator: str, options: Options) -> Any:
+def _encodings(tokenizer: Any, batch: Sequence[LabelledText], separator: str, options: PrepareOptions) -> Any:
     inputs: list[str | list[str]] = []
     for text in batch:
         inputs.append(text.text if isinstance(text.text, str) else separated(text.text, separator))
@@ -277,7 +277,7 @@ def _labels(text: LabelledText, words: Sequence[int | None], numbers: dict[str, 
     return labels
 
 
-def _arrays(samples: Sequence[Sample], form: _TensorForm) -> Arrays:
+def _arrays(samples: Sequence[LabelledSample], form: _TensorForm) -> Arrays:
     """Tensors of some samples, padded on the left or on the right."""
     tokens = np.full((len(samples), form.length), form.padding, np.int32)
     mask = np.zeros_like(tokens)

@@ -23,7 +23,7 @@ from hypha_ray.data.manifest import PreprocessorInfo
 from hypha_ray.data.preparation.encoders import PREPROCESSOR, save_preprocessor
 from hypha_ray.data.preparation.kinds.kind import Kind, no_samples
 from hypha_ray.data.preparation.kinds.recordings import Recordings
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
 from hypha_ray.data.preparation.sources.documents import counted_records, digits, read
 from hypha_ray.data.preparation.sources.labelled import Label, classes_of, label_of, no_label, numbered
@@ -58,7 +58,7 @@ class MediaFile:
         return self.data.read_bytes()
 
 
-def media_files(options: Options, classes: list[str], account: Account) -> Iterator[MediaFile]:
+def media_files(options: PrepareOptions, classes: list[str], account: Account) -> Iterator[MediaFile]:
     """The images or recordings of a source, up to the number asked for; `classes` receives names that the source has.
 
     Raises:
@@ -85,7 +85,7 @@ def _classified_files(folder: Path, medium: Medium, split: str, account: Account
 class MediaReader:
     """Reads rows of a table with a file and its label."""
 
-    def __init__(self, options: Options, classes: list[str]) -> None:
+    def __init__(self, options: PrepareOptions, classes: list[str]) -> None:
         flag = "--image-column" if options.image_column is not None else "--audio-column"
         self._file = Column(str(options.media_column), flag)
         label = options.label_column
@@ -136,7 +136,7 @@ class MediaReader:
         raise useless_value(location, self._file, type(value).__name__, "a path, or the content of a file")
 
 
-def write_digits(options: Options, writer: SliceWriter) -> None:
+def write_digits(options: PrepareOptions, writer: SliceWriter) -> None:
     """Write the slices of both splits, which have the same proportions of classes."""
     from sklearn.model_selection import train_test_split
 
@@ -220,7 +220,7 @@ def _in_8_bits(image: Any, format: str | None) -> Any:
     return image
 
 
-def write_media(options: Options, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:
+def write_media(options: PrepareOptions, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:
     """Write the slices of both splits, and the preprocessor beside them.
 
     Raises:
@@ -305,7 +305,7 @@ def _class_numbers(
     return {name: number for number, name in enumerate(writer.classes.names)}
 
 
-def _preprocessor(options: Options) -> Any:
+def _preprocessor(options: PrepareOptions) -> Any:
     """The image processor or feature extractor that the options name."""
     from transformers import AutoFeatureExtractor, AutoImageProcessor
 
@@ -320,7 +320,9 @@ def _preprocessor(options: Options) -> Any:
         raise ConfigError("PREP012", f"preprocessor {name!r} can't be loaded", got, fix=fix) from error
 
 
-def _write_images(options: Options, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo | None:
+def _write_images(
+    options: PrepareOptions, writer: SliceWriter, report: Report, account: Account
+) -> PreprocessorInfo | None:
     """Write images of files, or scikit-learn's digits."""
     if options.source != "digits":
         return write_media(options, writer, report, account)

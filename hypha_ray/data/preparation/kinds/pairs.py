@@ -24,7 +24,7 @@ from hypha_ray.data.preparation.encoders import (
     tokenizer_of,
 )
 from hypha_ray.data.preparation.kinds.kind import Kind, no_samples
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
 from hypha_ray.data.preparation.sources.documents import counted_records, read
 from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table, useless_value, without_surrogates
@@ -43,7 +43,7 @@ class Pair(NamedTuple):
     target: str
 
 
-def pairs(options: Options, account: Account) -> Iterator[Pair]:
+def pairs(options: PrepareOptions, account: Account) -> Iterator[Pair]:
     """The pairs of a source, up to the number asked for.
 
     Raises:
@@ -57,7 +57,7 @@ def pairs(options: Options, account: Account) -> Iterator[Pair]:
 class PairReader:
     """Reads rows of a table with two texts."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: PrepareOptions) -> None:
         self._source = Column(str(options.source_column), "--source-column")
         self._target = Column(str(options.target_column), "--target-column")
 
@@ -97,14 +97,14 @@ def _text(location: str, column: Column, value: object) -> str:
     return without_surrogates(value) if value.strip() else ""
 
 
-class Sample(NamedTuple):
+class PairSample(NamedTuple):
     """Tokens of source and target."""
 
     source: Tokens
     target: Tokens
 
 
-def write_pairs(options: Options, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:
+def write_pairs(options: PrepareOptions, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:
     """Write the slices of both splits, and the tokenizer beside them.
 
     Raises:
@@ -138,8 +138,8 @@ def write_pairs(options: Options, writer: SliceWriter, report: Report, account: 
 
 
 def _encoded(
-    tokenizer: Any, all_pairs: Sequence[Pair], options: Options, report: Report, account: Account
-) -> Iterator[Sample]:
+    tokenizer: Any, all_pairs: Sequence[Pair], options: PrepareOptions, report: Report, account: Account
+) -> Iterator[PairSample]:
     """Tokens of pairs, taken literally; source and target end as the tokenizer ends a text, even if cut off."""
     end = require_end(tokenizer, options.tokenizer)
     most = options.seq_len
@@ -156,7 +156,7 @@ def _encoded(
             cut_tokens = cut_off_source + cut_off_target
             account.leave_out("tokens", f"behind the first {most} of a text, see --seq-len", cut_tokens)
             cut_pairs += cut_tokens > 0
-            yield Sample(source_ids, target_ids)
+            yield PairSample(source_ids, target_ids)
         report("pairs", len(batch))
     if cut_pairs:
         account.note(f"{counted(cut_pairs, 'pairs')} cut off at --seq-len {most}")

@@ -34,7 +34,7 @@ from hypha_ray.data.preparation.encoders import (
 from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate, ignored_values, leave_out_ignored
 from hypha_ray.data.preparation.kinds.kind import Kind, no_samples
 from hypha_ray.data.preparation.kinds.scored_tokens import TextTokenizer
-from hypha_ray.data.preparation.options import PROBLEMS, Options
+from hypha_ray.data.preparation.options import PROBLEMS, PrepareOptions
 from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
 from hypha_ray.data.preparation.sources.chats import Chat
 from hypha_ray.data.preparation.sources.generated import ALPHABET
@@ -49,7 +49,7 @@ _AT_ONCE = 1024
 """Prompts that are tokenised at once."""
 
 
-def write_prompts(options: Options, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:
+def write_prompts(options: PrepareOptions, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:
     """Write the slices of both splits, and the tokenizer beside them.
 
     Raises:
@@ -89,7 +89,7 @@ def _arrays(ids: Sequence[Tokens], records: Sequence[dict[str, Any]], padding: i
     return {"input_ids": tokens, "attention_mask": mask, "reward_data": pack_records(records)}
 
 
-def _ends(tokenizer: Any, options: Options) -> list[int]:
+def _ends(tokenizer: Any, options: PrepareOptions) -> list[int]:
     """The tokens that end answers: the template's, as far as they are known, and the tokenizer's."""
     ends = [require_end(tokenizer, options.tokenizer)]
     if options.chat and tokenizer.is_fast:
@@ -109,7 +109,7 @@ def _texts(prompts: Iterable[Prompt]) -> Iterator[str]:
 
 
 def _encoded(
-    tokenizer: Any, prompts: Sequence[Prompt], options: Options, report: Report, account: Account
+    tokenizer: Any, prompts: Sequence[Prompt], options: PrepareOptions, report: Report, account: Account
 ) -> Iterator[list[int]]:
     """Token ids of prompts. Text is taken literally, but for special tokens of a chat.
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, TypeAlias
 
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.sources.documents import counted_records, read
 from hypha_ray.data.preparation.sources.tables import (
     Column,
@@ -69,7 +69,7 @@ class Chat:
     tools: list[Any] | None = None
 
 
-def chats(options: Options, account: Account) -> Iterator[Chat]:
+def chats(options: PrepareOptions, account: Account) -> Iterator[Chat]:
     """The chats of a source, up to the number asked for.
 
     Raises:
@@ -83,7 +83,7 @@ def chats(options: Options, account: Account) -> Iterator[Chat]:
 class ChatReader:
     """Reads chats: rows of a table with messages, or with a prompt and its completion."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: PrepareOptions) -> None:
         self._options = options
         self._messages = Column(options.messages_column or "", "--messages-column")
         self._prompt = Column(options.prompt_column or "", "--prompt-column")

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.sources.arrow_rows import parquet_rows, without_nulls
 from hypha_ray.data.preparation.sources.files import (
     UNREADABLE,
@@ -49,7 +49,7 @@ _FILES = JSON | CSV | _HUB_FILES | {".txt"}
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
-def documents(options: Options, account: Account | None = None) -> Iterator[str]:
+def documents(options: PrepareOptions, account: Account | None = None) -> Iterator[str]:
     """The texts of a source, without blank ones.
 
     Args:
@@ -91,7 +91,7 @@ def digits() -> Arrays:
     return {"images": images, "labels": bunch.target.astype(np.int64)}
 
 
-def read(options: Options, reader: Reader[T], account: Account) -> Iterable[T]:
+def read(options: PrepareOptions, reader: Reader[T], account: Account) -> Iterable[T]:
     """Documents or prompts from files, or from a Hugging Face dataset.
 
     Raises:
@@ -165,7 +165,7 @@ def _standard_library(account: Account) -> Iterator[str]:
         yield path.read_text(encoding="utf-8")
 
 
-def _folder(folder: Path, options: Options, reader: Reader[T], account: Account) -> Iterable[T]:
+def _folder(folder: Path, options: PrepareOptions, reader: Reader[T], account: Account) -> Iterable[T]:
     """A saved dataset, Parquet files in the layout of the hub, or loose files."""
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         return _hub(str(folder), options, reader, account, saved=True)
@@ -179,7 +179,9 @@ def _folder(folder: Path, options: Options, reader: Reader[T], account: Account)
     return _files(files, folder, options, reader, account)
 
 
-def _files(files: Sequence[Path], folder: Path, options: Options, reader: Reader[T], account: Account) -> Iterator[T]:
+def _files(
+    files: Sequence[Path], folder: Path, options: PrepareOptions, reader: Reader[T], account: Account
+) -> Iterator[T]:
     """Loose files, read by type; a table without text is left out as a whole."""
     has_read = False
     refused = None
@@ -232,7 +234,7 @@ def _file(path: Path, reader: Reader[T], account: Account, alone: bool) -> Itera
         raise DataError("DATA031", f"{path} can't be read", reason, fix="copy it again") from None
 
 
-def _layout(folder: Path, options: Options) -> dict[str, set[Path]]:
+def _layout(folder: Path, options: PrepareOptions) -> dict[str, set[Path]]:
     """The splits that `datasets` finds in a folder, and the files of each."""
     with _explained(str(folder)):
         import datasets
@@ -259,7 +261,7 @@ def _leave_out_other_splits(
             account.leave_out("files", "beside Parquet; a pattern such as 'DIR/**/*.txt' reads them", name=name)
 
 
-def _hub(name: str, options: Options, reader: Reader[T], account: Account, saved: bool = False) -> Iterator[T]:
+def _hub(name: str, options: PrepareOptions, reader: Reader[T], account: Account, saved: bool = False) -> Iterator[T]:
     """A Hugging Face dataset by name, which is streamed, or a local folder in that form."""
     with _explained(name):
         import datasets

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hypha_ray.data.manifest import ClassInfo
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.sources.documents import counted_records, read
 from hypha_ray.data.preparation.sources.tables import (
     TEXT_FLAG,
@@ -47,7 +47,7 @@ class LabelledText:
     """Text that belongs to the first one; None without."""
 
 
-def labelled_texts(options: Options, classes: list[str], account: Account) -> Iterator[LabelledText]:
+def labelled_texts(options: PrepareOptions, classes: list[str], account: Account) -> Iterator[LabelledText]:
     """The labelled texts of a source, up to the number asked for; `classes` receives names that the source has.
 
     Raises:
@@ -62,7 +62,7 @@ def labelled_texts(options: Options, classes: list[str], account: Account) -> It
 class LabelledTextReader:
     """Reads rows of a table with a text and its label."""
 
-    def __init__(self, options: Options, classes: list[str]) -> None:
+    def __init__(self, options: PrepareOptions, classes: list[str]) -> None:
         self._text = Column(options.text_column, TEXT_FLAG)
         self._second: tuple[Column, ...] = ()
         if options.second_column is not None:

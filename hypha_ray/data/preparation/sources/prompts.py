@@ -10,7 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-from hypha_ray.data.preparation.options import GENERATED, GYM, PROBLEMS, Options
+from hypha_ray.data.preparation.options import GENERATED, GYM, PROBLEMS, PrepareOptions
 from hypha_ray.data.preparation.sources.chats import messages_of
 from hypha_ray.data.preparation.sources.documents import counted_records, read
 from hypha_ray.data.preparation.sources.generated import gym_entries, problems
@@ -35,7 +35,7 @@ class Prompt:
     data: dict[str, Any]
 
 
-def prompts(options: Options, account: Account) -> Iterator[Prompt]:
+def prompts(options: PrepareOptions, account: Account) -> Iterator[Prompt]:
     """The prompts of a source, up to the number asked for.
 
     Raises:
@@ -61,7 +61,7 @@ def prompts(options: Options, account: Account) -> Iterator[Prompt]:
 class PromptReader:
     """Reads prompts: rows of a table with a prompt, and an answer if there is a column for it."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: PrepareOptions) -> None:
         self._options = options
         self._prompt = Column(str(options.prompt_column), "--prompt-column")
         answer = options.answer_column

@@ -9,7 +9,7 @@ RETRY_S = 0.5
 """Seconds between two tries while nothing serves a slice."""
 
 
-class Patience:
+class ReaderPatience:
     """Limit of a wait, and its report to the user: each reason is reported once, until the wait has succeeded.
 
     Args:

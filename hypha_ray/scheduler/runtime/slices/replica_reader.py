@@ -20,7 +20,7 @@ from hypha_ray.data.slices import UNREADABLE
 from hypha_ray.errors import AuthenticationError, ClusterError, DataError, HyphaError, first_line
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.slices.data_nodes import LostReplica, Replica, look_up, replicas_of
-from hypha_ray.scheduler.runtime.slices.patience import RETRY_S, Patience
+from hypha_ray.scheduler.runtime.slices.patience import RETRY_S, ReaderPatience
 from hypha_ray.scheduler.runtime.supervised_actor import PULSE_S, value
 from hypha_ray.types import SliceInfo
 
@@ -67,7 +67,7 @@ class ReplicaReader:
         self._run = str(job.run.name)
         self._identity = identity
         self._silence_s = job.lease_s
-        self._patience = Patience(job.resources.max_idle_s, problem)
+        self._patience = ReaderPatience(job.resources.max_idle_s, problem)
         self._actors = actors
         self._problem = problem
         self._nodes: dict[str, _Node] = {}

@@ -20,7 +20,7 @@ from hypha_ray.data.storage.files import Place
 from hypha_ray.data.storage.url_folder import is_url
 from hypha_ray.errors import AuthenticationError, DataError, ExpiredError, HubError, QuarantinedError
 from hypha_ray.scheduler.runtime.run_actors import RunActors
-from hypha_ray.scheduler.runtime.slices.patience import RETRY_S, Patience
+from hypha_ray.scheduler.runtime.slices.patience import RETRY_S, ReaderPatience
 from hypha_ray.scheduler.runtime.slices.replica_reader import ReplicaReader
 from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor
 from hypha_ray.types import SLICES_PER_DATASET, SliceInfo, dataset_of
@@ -70,7 +70,7 @@ def reader_of(
     readers: list[SliceReader] = []
     for number, source in enumerate(places):
         identity = begun.of(number)
-        patience = Patience(job.resources.max_idle_s, problem)
+        patience = ReaderPatience(job.resources.max_idle_s, problem)
         if source.served:
             readers.append(ReplicaReader(source.address, job, actors, problem, identity))
         elif is_url(source.address):
@@ -117,7 +117,7 @@ class ShardSlices:
 
     """
 
-    def __init__(self, patience: Patience, identity: str | None) -> None:
+    def __init__(self, patience: ReaderPatience, identity: str | None) -> None:
         self._patience = patience
         self._identity = identity
         self._manifest: Manifest | None = None
@@ -202,7 +202,7 @@ class ShardSlices:
 class ShardReader:
     """Reads from the shards of the run, in turn; `patience` and `identity` are those of `ShardSlices`."""
 
-    def __init__(self, shards: Sequence[SupervisedActor], patience: Patience, identity: str | None) -> None:
+    def __init__(self, shards: Sequence[SupervisedActor], patience: ReaderPatience, identity: str | None) -> None:
         self._shards = shards
         self._slices = ShardSlices(patience, identity)
 
@@ -235,7 +235,12 @@ class UrlReader:
     """
 
     def __init__(
-        self, url: str, actors: RunActors, problem: Callable[[str], None], patience: Patience, identity: str | None
+        self,
+        url: str,
+        actors: RunActors,
+        problem: Callable[[str], None],
+        patience: ReaderPatience,
+        identity: str | None,
     ) -> None:
         self._url = url
         self._actors = actors

@@ -16,7 +16,7 @@ from hypha_ray.rl.dataflow.master import Master
 from hypha_ray.rl.dataflow.plan import Mesh
 from hypha_ray.rl.dataflow.requests import RequestQueue
 from hypha_ray.rl.dataflow.sample import Meta, Sample
-from hypha_ray.rl.roles.role import Outcome, Role
+from hypha_ray.rl.roles.role import Role, RoleOutcome
 from hypha_ray.rl.workers.model_worker import Local, ModelWorker
 from tests.support.packed import packed
 
@@ -40,21 +40,21 @@ class Replica(Role):
     def __init__(self) -> None:
         self.given: dict[str, Sample] = {}
 
-    def generate(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+    def generate(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
         self.given["gen"] = sample
         lengths = tuple(tuple(2 * n for n in group) for group in sample.meta.lengths["prompts"])
         data = np.repeat(sample.data["prompts"], 2)
-        return Outcome(Sample(Meta(sample.ids, {"responses": lengths}), {"responses": data}))
+        return RoleOutcome(Sample(Meta(sample.ids, {"responses": lengths}), {"responses": data}))
 
-    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
         self.given["inf"] = sample
         ends = np.cumsum(sample.meta.tokens("responses"))[:-1]
         sums = np.array([part.sum() for part in np.split(sample.data["responses"], ends)])
-        return Outcome(Sample(Meta(sample.ids, {"scores": ((1,),) * len(sample.ids)}), {"scores": sums}))
+        return RoleOutcome(Sample(Meta(sample.ids, {"scores": ((1,),) * len(sample.ids)}), {"scores": sums}))
 
-    def train_step(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+    def train_step(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
         self.given["train"] = sample
-        return Outcome()
+        return RoleOutcome()
 
 
 def island(first: Mesh, second: Mesh) -> tuple[Master[int], dict[int, dict[str, Replica]]]:

@@ -10,7 +10,7 @@ from itertools import combinations
 import pytest
 
 from hypha_ray.model.loading.tokenizer import pack
-from hypha_ray.rl.dataflow.requests import Hook, Name, Reallocate, Reply, Request, RequestQueue, Transfer
+from hypha_ray.rl.dataflow.requests import Hook, ModelRequest, Name, Reallocate, Reply, RequestQueue, Transfer
 from hypha_ray.rl.packing import sample_of
 from hypha_ray.rl.roles.role import Role
 from hypha_ray.rl.workers.actor import Actors
@@ -25,7 +25,7 @@ class Log:
         self.sent: dict[int, list[int]] = defaultdict(list)
         self._random = random.Random(seed)
 
-    def send(self, request: Request) -> tuple[int, int]:
+    def send(self, request: ModelRequest) -> tuple[int, int]:
         self.sent[request.worker].append(request.number)
         return request.worker, request.number
 
@@ -40,7 +40,7 @@ def test_any_two_workers_see_their_common_requests_in_one_order(seed: int) -> No
     queue, open_requests = RequestQueue(log, 60), 0
     for number in range(200):
         name: Name = rng.choice(["generate", "inference", "train_step"])
-        queue.request(*(Request(number, name, worker) for worker in rng.sample(range(5), rng.randint(1, 5))))
+        queue.request(*(ModelRequest(number, name, worker) for worker in rng.sample(range(5), rng.randint(1, 5))))
         open_requests += 1
         if rng.random() < 0.4:
             queue.flush()
@@ -56,9 +56,9 @@ def test_any_two_workers_see_their_common_requests_in_one_order(seed: int) -> No
 def test_blocking_requests_wait_for_the_flush_small_groups_first() -> None:
     log = Log(0)
     queue = RequestQueue(log, 60)
-    queue.request(Request(1, "train_step", 0), Request(1, "train_step", 1))
-    queue.request(Request(2, "inference", 1))
-    queue.request(Request(3, "spec", 0))
+    queue.request(ModelRequest(1, "train_step", 0), ModelRequest(1, "train_step", 1))
+    queue.request(ModelRequest(2, "inference", 1))
+    queue.request(ModelRequest(3, "spec", 0))
 
     assert log.sent == {0: [3]}
     queue.flush()
@@ -81,11 +81,11 @@ def test_a_worker_answers_short_requests_while_ten_computations_are_queued() -> 
     worker = ModelWorker(0, {"actor": role}, {"steps": 640})
     queue = RequestQueue(Actors(worker, job(), pack(tokenizer())), 60)
     for number in range(10):
-        queue.request(Request(number, "initialize", 0, "actor", arguments={"steps": 640}))
+        queue.request(ModelRequest(number, "initialize", 0, "actor", arguments={"steps": 640}))
     queue.flush()
     prompts = sample_of(BATCH)
-    queue.request(Request(10, "spec", 0))
-    queue.request(Request(11, "fetch", 0, ids=prompts.ids, arguments={"sample": prompts}))
+    queue.request(ModelRequest(10, "spec", 0))
+    queue.request(ModelRequest(11, "fetch", 0, ids=prompts.ids, arguments={"sample": prompts}))
 
     (spec,), (fetched,) = queue.wait().replies, queue.wait().replies
     assert (spec.request, spec.facts, fetched.request, fetched.meta) == (10, {"steps": 640}, 11, prompts.meta)
@@ -113,12 +113,12 @@ NAMES: list[Name] = [
 def test_hooks_stand_only_where_they_have_a_meaning(name: Name, place: str, hook: str) -> None:
     hooks = {place: (HOOKS[hook],)}
     if hook in ALLOWED[place].get(name, ""):
-        Request(1, name, 0, **hooks)  # type: ignore[arg-type]
+        ModelRequest(1, name, 0, **hooks)  # type: ignore[arg-type]
         return
     with pytest.raises(ValueError, match=rf"{name}"):
-        Request(1, name, 0, **hooks)  # type: ignore[arg-type]
+        ModelRequest(1, name, 0, **hooks)  # type: ignore[arg-type]
 
 
 def test_a_transfer_comes_first() -> None:
     with pytest.raises(ValueError, match="Transfer can't stand at place 1"):
-        Request(1, "inference", 0, before=(HOOKS["R"], HOOKS["T"]))
+        ModelRequest(1, "inference", 0, before=(HOOKS["R"], HOOKS["T"]))

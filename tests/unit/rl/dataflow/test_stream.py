@@ -14,7 +14,7 @@ from hypha_ray.rl.dataflow.graph import Call
 from hypha_ray.rl.dataflow.requests import Reply, WorkerLostError
 from hypha_ray.rl.dataflow.sample import Meta, Sample
 from hypha_ray.rl.dataflow.stream import StreamDataset
-from hypha_ray.rl.roles.role import Outcome, Role
+from hypha_ray.rl.roles.role import Role, RoleOutcome
 from hypha_ray.rl.workers.model_worker import Local, ModelWorker
 from tests.support.packed import packed
 
@@ -31,12 +31,12 @@ class Doubling(Role):
     def __init__(self) -> None:
         self.asked: list[tuple[tuple[str, ...], int]] = []
 
-    def generate(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+    def generate(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
         self.asked.append((sample.ids, arguments["version"]))
         lengths = sample.meta.lengths["prompts"]
         doubled = 2 * sample.data["prompts"]
         data = {"responses": doubled, "versions": np.full(len(doubled), arguments["version"])}
-        return Outcome(Sample(Meta(sample.ids, dict.fromkeys(data, lengths)), data))
+        return RoleOutcome(Sample(Meta(sample.ids, dict.fromkeys(data, lengths)), data))
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         return {}
