@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -25,7 +26,7 @@ def single_node(**more: Any) -> Iterator[None]:
         more: further arguments of `ray.init`.
 
     """
-    ray.init(
+    context = ray.init(
         address="local",
         num_cpus=4,
         object_store_memory=300_000_000,
@@ -36,6 +37,22 @@ def single_node(**more: Any) -> Iterator[None]:
     )
     yield
     ray.shutdown()
+    no_crash_in(Path(context.address_info["session_dir"]))
+
+
+def no_crash_in(session: Path) -> None:
+    """Raise `AssertionError` if one of Ray's processes crashed in this package; recovery hides that otherwise.
+
+    Args:
+        session: Ray's folder of the cluster.
+
+    """
+    crashes = []
+    for log in (session / "logs").glob("worker-*.err"):
+        text = log.read_text(encoding="utf-8", errors="replace")
+        if (at := text.find("Fatal Python error: ")) >= 0 and "/hypha_ray/" in text[at:]:
+            crashes.append(text[at : at + 2000])
+    assert not crashes, "\n".join(crashes)
 
 
 @contextmanager
@@ -59,8 +76,9 @@ def cluster_of(
         for node in nodes:
             cluster.add_node(wait=False, **shared, **node)
         cluster.wait_for_nodes()
-        ray.init(address=cluster.address, namespace=namespace, log_to_driver=False)
+        context = ray.init(address=cluster.address, namespace=namespace, log_to_driver=False)
         yield cluster
+        no_crash_in(Path(context.address_info["session_dir"]))
     finally:
         ray.shutdown()
         cluster.shutdown()
