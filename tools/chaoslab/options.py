@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from hypha_ray.config.keys import choice_remedy
 from hypha_ray.errors import ConfigError
 
 ROLES = ("worker", "server", "shard", "scheduler", "store", "telemetry", "node", "driver")
@@ -48,7 +49,8 @@ class Options:
 
         """
         if unknown := [name for name in self.victims if name not in ROLES]:
-            raise ConfigError("CHAOS001", f"--roles: no role {unknown[0]!r}", allowed=", ".join(ROLES))
+            remedy = choice_remedy(unknown[0], " | ".join(ROLES))
+            raise ConfigError("CHAOS001", f"--roles: no role {unknown[0]!r}", allowed=", ".join(ROLES), fix=remedy)
         if self.rounds is None and self.kills is None:
             raise ConfigError("CHAOS001", "--rounds or --kills is missing", fix="say when to stop")
         least = {"rounds": 1, "kills": 1, "workers": 1, "seed": 0, "calm_rounds": 1, "round_seconds": 1.0}
