@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
+from hypha_ray.config.keys import choice_remedy
 from hypha_ray.errors import ConfigError
 from hypha_ray.files import use_tools
 
@@ -163,7 +164,8 @@ def _chosen(arguments: Arguments) -> dict[tuple[str, ...], Callable[[], Rows]]:
     unknown = sorted(set(arguments.only) - set(names))
     if unknown:
         allowed = ", ".join(dict.fromkeys(names))
-        raise ConfigError("CFG001", f"no row {unknown[0]!r}", allowed=allowed, fix="name one of these")
+        remedy = choice_remedy(unknown[0], " | ".join(names))
+        raise ConfigError("CFG001", f"no row {unknown[0]!r}", allowed=allowed, fix=remedy)
     only = set(arguments.only or names)
     return {group: measure for group, measure in measures.items() if only & set(group)}
 
