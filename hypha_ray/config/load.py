@@ -29,6 +29,7 @@ from hypha_ray.texts import is_redacted, redacted, redacted_tree
 
 __all__ = [
     "Loaded",
+    "from_read_document",
     "from_tables",
     "load",
     "parse",
@@ -100,7 +101,17 @@ def from_tables(tables: Mapping[str, Any]) -> Job:
     """
     table = dict(tables)
     check(table, "the job")
-    return _build(from_document(Document("the job", "", table, private=True)))
+    return from_read_document(Document("the job", "", table, private=True))
+
+
+def from_read_document(document: Document) -> Job:
+    """Make a job from a job file that has been read, or from its part of another file.
+
+    Raises:
+        ConfigError: with the file, line and key to correct.
+
+    """
+    return _build(from_document(document))
 
 
 def _build(settings: Sequence[Setting]) -> Job:

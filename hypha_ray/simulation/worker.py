@@ -155,7 +155,7 @@ class SimulatedWorker:
                 samples_to_train = samples_of(self._ahead.ahead)
             if self._samples_ahead == samples_to_train:
                 return self._enter_next_round()
-            self._spend(self._world.batch_s(self.source), self._train_ahead)
+            self._spend_batch(self._world.batch_s(self.source), self._train_ahead)
         elif plan is None or plan.round < self.round:
             return False
         elif plan.round > self.round:
@@ -252,7 +252,7 @@ class SimulatedWorker:
         self._longest = max(self._longest, plan, key=attrgetter("samples"))
         size = min(plan.batch_size, plan.samples - self._samples)
         seconds = self._world.batch_s(self.source)
-        self._spend(seconds, partial(self._trained, size, seconds))
+        self._spend_batch(seconds, partial(self._trained, size, seconds))
 
     def _trained(self, size: int, seconds: float) -> None:
         """End a batch."""
@@ -299,6 +299,10 @@ class SimulatedWorker:
         seconds = batches * self._world.batch_s(self.source)
         figures = (samples, samples, samples, batches, 3.0, 1, 1000, seconds, 0.0)
         return Delta(self.source, self.round, spans, *figures, inner_state=self._replays)
+
+    def _spend_batch(self, seconds: float, then: Callable[[], None]) -> None:
+        """Be busy with a batch."""
+        self._spend(seconds, then)
 
     def _spend(self, seconds: float, then: Callable[[], None]) -> None:
         """Be busy for a while; an order to leave may end that."""

@@ -1,0 +1,322 @@
+"""Links between machines and the head: transfers share them max-min fairly, as TCP flows of equal round trips do.
+
+    machine's own link ── its site's link ── link of the head's site ── the head's link
+
+A machine in the head's site has no link of sites on its way. Transfers of one direction on equally many transfers'
+machines of a group have the same rate at any time, so rates are computed for such classes: their number doesn't grow
+with the fleet. A class counts the bytes that each of its transfers has received since the beginning.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Literal, Protocol, TypeAlias
+
+from hypha_ray.simulation.scenario import MachineGroup, Scenario
+
+Direction: TypeAlias = Literal["up", "down"]
+"""Up is to the head."""
+DIRECTIONS: tuple[Direction, ...] = ("up", "down")
+Then: TypeAlias = Callable[[], None]
+"""Action at the end of a transfer."""
+
+UNNOTICED = 0.005
+"""Relative change of a class's number of transfers up to which rates are kept: exact below 200 transfers."""
+_BITS = 8
+_ROUNDING = 1e-9
+"""Part of a transfer's bytes that may be missing at its end, by rounding."""
+
+
+class Clock(Protocol):
+    """Clock of all actions."""
+
+    now: float
+
+    def later(self, seconds: float, action: Then) -> None:
+        """Schedule an action."""
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """Bytes on their way between a machine and the head."""
+
+    machine: int
+    direction: Direction
+    size: int
+    then: Then
+    remaining: float
+    """Bytes that were missing when the transfer joined its class."""
+    flow_class: FlowClass | None = None
+    """Class of the transfer; None once it has ended."""
+    target: float = 0.0
+    """Count of its class at which it is complete."""
+
+
+@dataclass(slots=True, eq=False)
+class FlowClass:
+    """Transfers that have equal rates. Rates in bytes per second."""
+
+    limit: float
+    """Rate of each transfer that the machine's own link allows."""
+    links: tuple[SharedLink, ...]
+    transfers: int = 0
+    rate: float = 0.0
+    received: float = 0.0
+    """Bytes that a transfer would have received that was there from the beginning."""
+    priced: int = 0
+    """Number of transfers when rates were computed last."""
+    ends: list[tuple[float, int, Transfer]] = field(default_factory=list)
+    """Heap of the targets of transfers, some of which have left the class."""
+
+
+@dataclass(slots=True, eq=False)
+class SharedLink:
+    """A link that machines share, with its rate in bytes per second."""
+
+    capacity: float
+    unallocated: float = 0.0
+    waiting: int = 0
+    """Transfers whose rates aren't known yet, while rates are computed."""
+
+
+class Links:
+    """All transfers of a run.
+
+    Args:
+        scenario: gives groups of machines, sites and the head.
+        clock: clock of all actions.
+
+    """
+
+    def __init__(self, scenario: Scenario, clock: Clock) -> None:
+        self._clock = clock
+        self._group_of: list[int] = []
+        """Group of each machine."""
+        for number, group in enumerate(scenario.machines):
+            self._group_of += [number] * group.count
+        self._own: dict[tuple[int, Direction], float] = {}
+        """Rates of machines' own links, by group."""
+        self._shared = _shared_links(scenario)
+        for number, group in enumerate(scenario.machines):
+            self._own[number, "up"] = _mbps(group.up_mbps)
+            self._own[number, "down"] = _mbps(group.down_mbps)
+        self._classes: dict[tuple[int, Direction, int], FlowClass] = {}
+        self._active: list[FlowClass] = []
+        """Classes with transfers."""
+        self._on_machine: dict[tuple[int, Direction], list[Transfer]] = {}
+        self._cut: set[int] = set()
+        """Machines whose links are cut."""
+        self._order = count()
+        self._settled_at = 0.0
+        self._is_settling = False
+        self._is_stale = False
+        """Whether a class has ended since rates were computed."""
+        self._alarm: object | None = None
+        """Token of the next end of a transfer that is scheduled."""
+
+    def send(self, machine: int, direction: Direction, size: int, then: Then) -> Transfer:
+        """Begin a transfer; `then` is called at its end, without the latency of the way."""
+        transfer = Transfer(machine, direction, size, then, float(size))
+        self._advance()
+        transfers = self._on_machine.setdefault((machine, direction), [])
+        transfers.append(transfer)
+        self._regroup(machine, direction)
+        self._settle_soon()
+        return transfer
+
+    def cancel(self, machine: int) -> None:
+        """End all transfers of a machine without calling their actions."""
+        self._advance()
+        for direction in DIRECTIONS:
+            for transfer in self._on_machine.pop((machine, direction), []):
+                self._leave_class(transfer)
+        self._settle_soon()
+
+    def set_cut(self, machine: int, is_cut: bool) -> None:
+        """Stop all transfers of a machine, or let them go on."""
+        self._advance()
+        if is_cut:
+            self._cut.add(machine)
+        else:
+            self._cut.discard(machine)
+        self._regroup(machine, "up")
+        self._regroup(machine, "down")
+        self._settle_soon()
+
+    # ── classes ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _regroup(self, machine: int, direction: Direction) -> None:
+        """Put a machine's transfers of a direction into the class of their number."""
+        transfers = self._on_machine.get((machine, direction), [])
+        number = 0 if machine in self._cut else len(transfers)
+        flow_class = self._class_of(self._group_of[machine], direction, number)
+        for transfer in transfers:
+            if transfer.flow_class is flow_class:
+                continue
+            self._leave_class(transfer)
+            transfer.flow_class = flow_class
+            transfer.target = flow_class.received + transfer.remaining
+            if not flow_class.transfers:
+                self._active.append(flow_class)
+            flow_class.transfers += 1
+            heapq.heappush(flow_class.ends, (transfer.target, next(self._order), transfer))
+
+    def _class_of(self, group: int, direction: Direction, number: int) -> FlowClass:
+        """Class of transfers on machines with so many of them; 0: the machine's link is cut."""
+        key = (group, direction, number)
+        if key not in self._classes:
+            limit = self._own[group, direction] / number if number else 0.0
+            self._classes[key] = FlowClass(limit, self._shared[group, direction])
+        return self._classes[key]
+
+    def _leave_class(self, transfer: Transfer) -> None:
+        flow_class = transfer.flow_class
+        if flow_class is None:
+            return
+        transfer.remaining = max(0.0, transfer.target - flow_class.received)
+        transfer.flow_class = None
+        flow_class.transfers -= 1
+        if not flow_class.transfers:
+            self._active.remove(flow_class)
+            self._is_stale = True
+            flow_class.ends.clear()
+            flow_class.received = 0.0
+            flow_class.priced = 0
+
+    # ── time ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _advance(self) -> None:
+        """Count what has been received until now."""
+        passed_s = self._clock.now - self._settled_at
+        self._settled_at = self._clock.now
+        if passed_s > 0.0:
+            for flow_class in self._active:
+                if flow_class.rate < math.inf:
+                    flow_class.received += flow_class.rate * passed_s
+
+    def _settle_soon(self) -> None:
+        """Compute rates once all that happens at this time has happened."""
+        if not self._is_settling:
+            self._is_settling = True
+            self._clock.later(0.0, self._settle)
+
+    def _settle(self) -> None:
+        self._is_settling = False
+        self._advance()
+        changes = [abs(member.transfers - member.priced) > UNNOTICED * member.priced for member in self._active]
+        if self._is_stale or any(changes):
+            self._compute_rates()
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        """Schedule the next end of a transfer."""
+        next_s = math.inf
+        for flow_class in self._active:
+            end = _first_end(flow_class)
+            if flow_class.rate > 0.0:
+                missing = max(0.0, end.target - flow_class.received)
+                next_s = min(next_s, missing / flow_class.rate)
+        token = self._alarm = object()
+        if next_s < math.inf:
+            self._clock.later(next_s, lambda: self._ring(token))
+
+    def _ring(self, token: object) -> None:
+        """End the transfers that are complete."""
+        if self._alarm is not token:
+            return
+        self._advance()
+        ended: list[Transfer] = []
+        for flow_class in list(self._active):
+            while flow_class.transfers:
+                first = _first_end(flow_class)
+                is_instant = flow_class.rate == math.inf
+                if not is_instant and first.target - flow_class.received > _ROUNDING * max(1, first.size):
+                    break
+                heapq.heappop(flow_class.ends)
+                self._leave_class(first)
+                ended.append(first)
+        for transfer in ended:
+            self._on_machine[transfer.machine, transfer.direction].remove(transfer)
+        for transfer in ended:
+            self._regroup(transfer.machine, transfer.direction)
+        self._settle_soon()
+        for transfer in ended:
+            transfer.then()
+
+    # ── rates ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _compute_rates(self) -> None:
+        """Raise the rates of all classes alike until their own link or a shared one is full (progressive filling)."""
+        self._is_stale = False
+        waiting = list(self._active)
+        links: list[SharedLink] = []
+        for flow_class in waiting:
+            flow_class.priced = flow_class.transfers
+            for link in flow_class.links:
+                if link not in links:
+                    link.unallocated = link.capacity
+                    link.waiting = 0
+                    links.append(link)
+                link.waiting += flow_class.transfers
+        while waiting:
+            shares = [link.unallocated / link.waiting for link in links if link.waiting]
+            rate = min([flow_class.limit for flow_class in waiting] + shares)
+            full = [link for link in links if link.waiting and link.unallocated / link.waiting <= rate]
+            remaining: list[FlowClass] = []
+            for flow_class in waiting:
+                is_full = flow_class.limit <= rate or any(link in full for link in flow_class.links)
+                if not is_full:
+                    remaining.append(flow_class)
+                    continue
+                flow_class.rate = rate
+                for link in flow_class.links:
+                    link.unallocated = max(0.0, link.unallocated - rate * flow_class.transfers)
+                    link.waiting -= flow_class.transfers
+            waiting = remaining
+
+
+def _first_end(flow_class: FlowClass) -> Transfer:
+    """The transfer of a class that ends first; entries of those that have left are removed."""
+    ends = flow_class.ends
+    while ends[0][2].flow_class is not flow_class or ends[0][2].target != ends[0][0]:
+        heapq.heappop(ends)
+    return ends[0][2]
+
+
+def _shared_links(scenario: Scenario) -> dict[tuple[int, Direction], tuple[SharedLink, ...]]:
+    """Links that each group's machines share on their way to the head and from it."""
+    head = scenario.head
+    head_links = {"up": SharedLink(_gbps(head.down_gbps)), "down": SharedLink(_gbps(head.up_gbps))}
+    to_site: dict[str, SharedLink] = {}
+    from_site: dict[str, SharedLink] = {}
+    for site in scenario.sites:
+        from_site[site.name] = SharedLink(_gbps(site.up_gbps))
+        to_site[site.name] = SharedLink(_gbps(site.down_gbps))
+    links: dict[tuple[int, Direction], tuple[SharedLink, ...]] = {}
+    for number, group in enumerate(scenario.machines):
+        up = [head_links["up"]]
+        down = [head_links["down"]]
+        if not is_beside_head(scenario, group):
+            up += [links_of[name] for links_of, name in ((from_site, group.site), (to_site, head.site)) if name]
+            down += [links_of[name] for links_of, name in ((from_site, head.site), (to_site, group.site)) if name]
+        links[number, "up"] = tuple(link for link in up if link.capacity < math.inf)
+        links[number, "down"] = tuple(link for link in down if link.capacity < math.inf)
+    return links
+
+
+def is_beside_head(scenario: Scenario, group: MachineGroup) -> bool:
+    """Whether a group's machines are in the head's site."""
+    return group.site is None or group.site == scenario.head.site
+
+
+def _mbps(rate: float | None) -> float:
+    """Bytes per second of a rate in Mbit/s; None is no limit."""
+    return math.inf if rate is None else rate * 1e6 / _BITS
+
+
+def _gbps(rate: float | None) -> float:
+    return math.inf if rate is None else rate * 1e9 / _BITS

@@ -1,0 +1,49 @@
+"""Sizes of deltas and weights on the wire, from the number of parameters; torch isn't needed for them.
+
+The parameters are one group of float32, split evenly into fragments. A test holds the sizes against real payloads.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Final
+
+from hypha_ray.config import Job
+
+WEIGHT_BYTES: Final = 4
+"""Bytes of a parameter in uncoded weights."""
+
+BYTES_PER_CHUNK: Final[dict[str, tuple[int, int]]] = {
+    "fp32": (1, 4),
+    "bf16": (1, 2),
+    "fp16": (1, 2),
+    "int8": (256, 260),
+    "int4": (128, 66),
+    "e3m0": (1024, 514),
+    "topk": (4096, 228),
+}
+"""Elements of a chunk, and bytes of an encoded chunk, of codecs whose payloads have a fixed size."""
+MEAN_BITS: Final[dict[str, float]] = {"huffman2": 1.67, "huffman3": 2.7}
+"""Bits of an element of codecs whose payloads depend on the values; of Gaussian values, as the codecs state."""
+
+
+def fragment_sizes(parameters: int, fragments: int) -> list[int]:
+    """Parameters of each fragment, in even parts."""
+    bounds = [parameters * number // fragments for number in range(fragments + 1)]
+    return [stop - start for start, stop in pairwise(bounds)]
+
+
+def encoded_bytes(codec: str, parameters: int) -> int:
+    """Bytes of an encoded fragment; an estimate for the codecs of `MEAN_BITS`."""
+    if codec in MEAN_BITS:
+        return round(parameters * MEAN_BITS[codec] / 8)
+    chunk, size = BYTES_PER_CHUNK[codec]
+    return -(-parameters // chunk) * size
+
+
+def size_notes(job: Job) -> tuple[str, ...]:
+    """Note for each codec whose sizes are estimates."""
+    notes = []
+    for codec in sorted({job.sync.codec, job.sync.downward_codec} & MEAN_BITS.keys()):
+        notes.append(f"bytes of {codec} are estimated as those of Gaussian values")
+    return tuple(notes)

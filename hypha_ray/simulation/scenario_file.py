@@ -1,0 +1,262 @@
+"""Scenario files: TOML tables of a `Scenario`, with a sweep over lists of values.
+
+    [sweep]
+    "job.sync.codec" = ["fp32", "int4"]        # a run for each combination of the listed values
+
+A scenario that ships with the package is read by its name.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from hypha_ray.config import Job
+from hypha_ray.config.document import Document, read
+from hypha_ray.config.keys import KeyPath, choice_remedy, dotted, key_of, shown
+from hypha_ray.config.load import from_read_document
+from hypha_ray.config.value_types import Table
+from hypha_ray.errors import ConfigError
+from hypha_ray.simulation.scenario import Scenario
+from hypha_ray.simulation.scenario_checks import check_scenario, with_workers
+
+FOLDER: Final = Path(__file__).with_name("scenarios")
+"""Folder of the scenarios that ship with the package."""
+SHORTCUTS: Final[Mapping[str, KeyPath]] = {"rounds": ("job", "rounds", "update_rounds"), "seed": ("seed",)}
+"""Keys of overrides with a short name; `workers` is one more, which scales all groups of machines."""
+
+
+def scenario_names() -> list[str]:
+    """Names of the scenarios that ship with the package."""
+    return sorted(file.stem for file in FOLDER.glob("*.toml"))
+
+
+def read_scenarios(path_or_name: str, overrides: Mapping[str, Any] | None = None) -> list[Scenario]:
+    """Read a scenario file, or a scenario that ships with the package, as one scenario for each point of its sweep.
+
+    Args:
+        path_or_name: file, or name of a scenario of the package.
+        overrides: values by dotted key, such as `job.sync.codec` or `machines.0.up_mbps`, and `workers`, `rounds` and
+            `seed`; they win over the file and its sweep.
+
+    Raises:
+        ConfigError: with the file, line and key to correct.
+
+    """
+    document = read(str(_file(path_or_name)))
+    overrides = dict(overrides or {})
+    workers = overrides.pop("workers", None)
+    overridden = {SHORTCUTS.get(name, tuple(name.split("."))): value for name, value in overrides.items()}
+    scenarios: list[Scenario] = []
+    for point in _sweep_points(document):
+        scenario = _build(_Settings(document, point, overridden))
+        if workers is not None:
+            scenario = with_workers(scenario, workers)
+        scenarios.append(scenario)
+    return scenarios
+
+
+def _file(path_or_name: str) -> Path:
+    path = Path(path_or_name).expanduser()
+    if path.suffix == ".toml" or path.is_file():
+        return path
+    names = scenario_names()
+    if path_or_name in names:
+        return FOLDER / f"{path_or_name}.toml"
+    matches = get_close_matches(path_or_name, names, n=1)
+    fix = f"did you mean {matches[0]}?" if matches else "name one of them, or a TOML file"
+    raise ConfigError("CFG015", "there is no such scenario", shown(path_or_name), ", ".join(names), fix)
+
+
+def _sweep_points(document: Document) -> Iterator[dict[KeyPath, Any]]:
+    """Every combination of the values of a sweep, by path; one that is empty without a sweep.
+
+    Raises:
+        ConfigError: CFG002, a value isn't a list; CFG003, a list is empty.
+
+    """
+    sweep = document.table.get("sweep", {})
+    lists: dict[KeyPath, Sequence[Any]] = {}
+    for written, values in _leaves(sweep, ()):
+        location = document.location(("sweep", *written))
+        if not isinstance(values, list):
+            problem = f"{location}: {dotted(written)} of the sweep has the wrong type"
+            raise ConfigError("CFG002", problem, shown(values), "list of values", "put the values into brackets")
+        if not values:
+            problem = f"{location}: {dotted(written)} of the sweep is out of range"
+            raise ConfigError(
+                "CFG003", problem, "an empty list", "at least one value", "give one, or leave the key out"
+            )
+        path = tuple(part for name in written for part in name.split("."))
+        lists[SHORTCUTS.get(".".join(path), path)] = values
+    for values in itertools.product(*lists.values()):
+        yield dict(zip(lists, values, strict=True))
+
+
+def _leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    """Values that aren't tables, with their paths."""
+    if isinstance(value, dict):
+        for name, child in value.items():
+            yield from _leaves(child, (*path, name))
+    else:
+        yield path, value
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """A file's tables with the values of a point of its sweep, and with those that the caller gives."""
+
+    document: Document
+    point: Mapping[KeyPath, Any]
+    overridden: Mapping[KeyPath, Any]
+    table: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        table = copy.deepcopy(self.document.table)
+        table.pop("sweep", None)
+        object.__setattr__(self, "table", table)
+        for path, value in {**self.point, **self.overridden}.items():
+            self._put(path, value)
+
+    def location(self, path: KeyPath) -> str:
+        """``FILE:LINE`` of the setting of a key, or its name if the caller has set it."""
+        if path in self.overridden:
+            return dotted(path)
+        if path in self.point:
+            for written in ((".".join(path),), path):
+                swept = self.document.location(("sweep", *written))
+                if swept != self.document.location(("sweep",)):
+                    return swept
+            return self.document.location(("sweep",))
+        return self.document.location(path)
+
+    def key_location(self, path: KeyPath) -> str:
+        """Location and name of a key, as the beginning of an error message."""
+        location = self.location(path)
+        name = dotted(path)
+        return name if location == name else f"{location}: {name}"
+
+    @property
+    def varied(self) -> dict[str, Any]:
+        """Values of the sweep and of the caller, by dotted key."""
+        return {".".join(path): value for path, value in {**self.point, **self.overridden}.items()}
+
+    def _put(self, path: KeyPath, value: Any) -> None:
+        parent: Any = self.table
+        for depth, name in enumerate(path[:-1]):
+            if isinstance(parent, list):
+                parent = self._entry(parent, name, path[: depth + 1])
+            else:
+                parent = parent.setdefault(name, {})
+            if not isinstance(parent, dict | list):
+                problem = f"{self.key_location(path)} leads through a key that is no table"
+                raise ConfigError("CFG001", problem, dotted(path[: depth + 1]), fix="mend its name")
+        if isinstance(parent, list):
+            self._entry(parent, path[-1], path)
+            parent[int(path[-1])] = value
+        else:
+            parent[path[-1]] = value
+
+    def _entry(self, entries: list[Any], name: str, path: KeyPath) -> Any:
+        if not name.isdecimal() or int(name) >= len(entries):
+            allowed = f"0 … {len(entries) - 1}"
+            problem = f"{self.location(path)}: there is no {dotted(path)}"
+            raise ConfigError("CFG003", problem, shown(name), allowed, "count the tables from 0")
+        return entries[int(name)]
+
+
+class _JobPart(Document):
+    """The table `job` of a scenario file, as a job file of its own whose keys keep their lines."""
+
+    __slots__ = ("settings",)
+    settings: _Settings
+
+    def location(self, path: Sequence[str]) -> str:
+        """``FILE:LINE`` of a key of the job."""
+        return self.settings.location(("job", *path))
+
+
+def _build(settings: _Settings) -> Scenario:
+    """Make a scenario.
+
+    Raises:
+        ConfigError: CFG001 unknown key, CFG002 wrong type, CFG003 out of range, CFG011 keys that exclude each other,
+            CFG012 a key is missing.
+
+    """
+    tables = dict(settings.table)
+    job = _job_of(settings, tables.pop("job", {}))
+    try:
+        scenario = Scenario.model_validate({"name": Path(settings.document.file).stem, **tables, "job": job})
+    except ValidationError as error:
+        raise _explained(error, settings) from None
+    scenario = scenario.model_copy(update={"varied": settings.varied})
+    folder = Path(settings.document.file).parent
+    return check_scenario(scenario, folder, settings.key_location)
+
+
+def _job_of(settings: _Settings, table: Any) -> Job:
+    if not isinstance(table, dict):
+        problem = f"{settings.key_location(('job',))} has the wrong type"
+        raise ConfigError("CFG002", problem, shown(table), "table", "give the tables of a job file as [job.NAME]")
+    document = settings.document
+    part = _JobPart(document.file, document.text, table, document.private)
+    object.__setattr__(part, "settings", settings)
+    return from_read_document(part)
+
+
+def _explained(error: ValidationError, settings: _Settings) -> ConfigError:
+    """The first error that pydantic reports, with file, line and the nearest key."""
+    first: dict[str, Any] = dict(error.errors(include_url=False)[0])
+    kind = first["type"]
+    path = tuple(map(str, first["loc"]))
+    location = settings.key_location(path)
+    table = _table_at(path[:-1])
+    if kind == "extra_forbidden":
+        matches = get_close_matches(path[-1], table.model_fields, n=1)
+        fix = f"did you mean {dotted([*path[:-1], matches[0]])}?" if matches else "leave it out"
+        allowed = "" if matches else ", ".join(table.model_fields)
+        return ConfigError("CFG001", f"unknown key {location}", allowed=allowed, fix=fix)
+    if kind == "missing":
+        meaning = table.model_fields[path[-1]].description
+        problem = f"{settings.location(path[:-1])}: {dotted(path)} is missing"
+        return ConfigError("CFG012", problem, fix=f"give the {meaning}")
+    allowed = _kind_of(table, path[-1])
+    got = shown(first["input"])
+    fix = choice_remedy(first["input"], allowed)
+    if kind.endswith("_type"):
+        return ConfigError("CFG002", f"{location} has the wrong type", got, allowed, fix)
+    return ConfigError("CFG003", f"{location} is out of range", got, allowed, fix)
+
+
+def _table_at(path: KeyPath) -> type[Table]:
+    """The table of a scenario at a path."""
+    table: type[Table] = Scenario
+    for name in path:
+        if name.isdecimal():
+            continue
+        annotation = table.model_fields[name].annotation
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        tables = [kind for kind in candidates if isinstance(kind, type) and issubclass(kind, Table)]
+        if not tables:
+            return table
+        table = tables[0]
+    return table
+
+
+def _kind_of(table: type[Table], name: str) -> str:
+    """Description of the allowed values of a key."""
+    if name.isdecimal() or name not in table.model_fields:
+        return "table"
+    field_info = table.model_fields[name]
+    try:
+        return key_of((name,), field_info).kind
+    except (KeyError, ValueError):  # It is a table, or a list of tables.
+        return "table"
