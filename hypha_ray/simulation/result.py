@@ -49,7 +49,7 @@ class SimulationResult:
     failure: str | None = None
     """Reason of an end before the last round; None if all rounds were committed."""
     notes: tuple[str, ...] = field(default=())
-    """What a reader must know about the figures."""
+    """Limits of the figures, such as estimated bytes."""
 
     def as_json(self) -> dict[str, Any]:
         """The figures as plain values, rounded to 9 significant digits, in a fixed order."""
