@@ -6,12 +6,14 @@ Job scripts need this to parse their command line, so heavy modules are imported
 from __future__ import annotations
 
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
 
 from hypha_ray.config.load import CONFIG
 from hypha_ray.errors import CheckpointError
+from hypha_ray.history.find import existing_run, missing_run
 from hypha_ray.store.directory import RunDirectory, runs
+
+_FIX = "give the name or folder of a run; to begin one, leave --resume out"
 
 
 def find_run(run: str, name: str | None, parent: str | None) -> Path:
@@ -34,20 +36,12 @@ def find_run(run: str, name: str | None, parent: str | None) -> Path:
         copy = RunDirectory(folder / (name or mirror_name))
         _fetch(run, copy)
         return copy.path
-    for path in (folder / run, Path(run).expanduser().absolute()):
-        if RunDirectory(path).begun:
-            return path.resolve() if ".." in path.parts else path
-    raise no_run(run, folder)
+    return existing_run(run, parent, _FIX)
 
 
 def no_run(name: str, parent: Path) -> CheckpointError:
-    """Return the error for a run that doesn't exist."""
-    names = sorted(path.parent.name for path in parent.glob(f"*/{CONFIG}"))
-    similar = get_close_matches(name, names, n=1)
-    fix = "give the name or folder of a run; to begin one, leave --resume out"
-    if similar:
-        fix = f"did you mean {similar[0]!r}?"
-    return CheckpointError("CKPT001", f"there is no run {name!r} in {parent}", fix=fix)
+    """Return the error for a run to resume that doesn't exist."""
+    return missing_run(name, parent, _FIX)
 
 
 def _fetch(url: str, copy: RunDirectory) -> None:

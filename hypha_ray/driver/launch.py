@@ -39,7 +39,7 @@ from hypha_ray.driver.preflight.settings import advice
 from hypha_ray.driver.ray_cluster import connected, connecting
 from hypha_ray.driver.run_folders import name_run, with_run_name
 from hypha_ray.driver.run_identity import compare, is_done, keep_identity, last_round, settle, with_identity
-from hypha_ray.driver.run_provenance import record_devices, record_start
+from hypha_ray.driver.run_provenance import record_devices, record_start, recorded_error
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.market.auction.client import possible_nodes
 from hypha_ray.market.buyer import workers_to_hire
@@ -127,10 +127,10 @@ def run_in(
                     workers_to_hire(job, possible_nodes(), own_node(), speeds_of(job, source.manifest.shapes))
                     stack.enter_context(directory.lock())
                     settle(job_without_identity, directory, source.manifest, loaded.resume)
-                _record(job, directory, source, command)
-                stack.callback(record_devices, directory)
+                _record(job, directory, source, command, stack)
                 _train(job, directory, source, phases, partial(_with_late_starts, service, plots, directory.path))
-        finish(job, directory, source, phases.begin, plots)
+        with recorded_error(directory):
+            finish(job, directory, source, phases.begin, plots)
     phases.end()
     print(f"run: {directory.path}")
 
@@ -162,7 +162,7 @@ def _train(
     phases.end()
     has_console = "console" in job.telemetry.sinks
     console = Console(job.rounds.update_rounds, rounds=has_console, began_s=phases.began_s)
-    with closing(records(job, str(job.run.name), directory, source)) as stream:
+    with recorded_error(directory), closing(records(job, str(job.run.name), directory, source)) as stream:
         watch(with_late_starts(stream), console, advice(job, gpus_of(possible_nodes())))
     phases.begin("disconnecting from Ray")
 
@@ -340,11 +340,14 @@ def finish(
             print_notes([problem])
 
 
-def _record(job: Job, directory: RunDirectory, source: DataSource, command: Sequence[str] | None) -> None:
-    """Write the inputs of the run, its command and its nodes to the run directory."""
+def _record(
+    job: Job, directory: RunDirectory, source: DataSource, command: Sequence[str] | None, stack: ExitStack
+) -> None:
+    """Write the inputs of the run, its command and its nodes to the run directory; its devices when the stack ends."""
     keep_identity(job, directory)
     source.keep(directory)
     record_start(directory, source, command, ray.nodes())
+    stack.callback(record_devices, directory)
 
 
 def _check_upload(job: Job) -> None:

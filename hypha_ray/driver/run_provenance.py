@@ -12,8 +12,8 @@ import json
 import platform
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,12 @@ import hypha_ray
 from hypha_ray.data.storage.files import Place
 from hypha_ray.data.storage.url_folder import is_url
 from hypha_ray.driver.datasets.data_source import DataSource
-from hypha_ray.errors import ConfigError
+from hypha_ray.errors import ConfigError, HyphaError, reason_of
+from hypha_ray.history.overview import PROVENANCE
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import EVENTS, read_json, read_jsonl
 from hypha_ray.texts import redacted
 
-PROVENANCE = "provenance.json"
 PACKAGES = (
     "ray",
     "torch",
@@ -94,6 +94,29 @@ def record_devices(directory: RunDirectory) -> None:
         _write(directory, account)
 
 
+@contextmanager
+def recorded_error(directory: RunDirectory) -> Iterator[None]:
+    """Context of a part of the run, whose error becomes that of the last start; there is none if the part ends well.
+
+    An interruption is no error. A folder that can't be written is ignored, as by `record_devices`.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause = getattr(error, "cause", error)
+        text = str(cause) if isinstance(cause, HyphaError) else redacted(reason_of(error))
+        _record_error(directory, text)
+        raise
+    _record_error(directory, None)
+
+
+def _record_error(directory: RunDirectory, text: str | None) -> None:
+    account = read_json(directory.path / PROVENANCE)
+    if account and account.get("error") != text:
+        with suppress(ConfigError):
+            _write(directory, {**account, "error": text})
+
+
 def _start(source: DataSource, command: Sequence[str] | None, nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     checkout = Path(hypha_ray.__file__).parents[1]
     folder = Path.cwd()
@@ -110,6 +133,7 @@ def _start(source: DataSource, command: Sequence[str] | None, nodes: Sequence[Ma
         "devices": {},
         "settings": {},
         "reasons": {},
+        "error": None,
         "dataset": _dataset(source),
     }
 

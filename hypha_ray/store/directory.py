@@ -28,6 +28,8 @@ from hypha_ray.texts import redacted
 _POLL_S = 0.05
 _TAKEOVER_S = 10.0
 """Longest wait in seconds for a store that is being killed."""
+_GLANCE_S = 0.2
+"""Longest wait in seconds for a process that only looks whether the lock is held."""
 
 
 class LockedError(Exception):
@@ -108,6 +110,26 @@ def lock_store(directory: Path) -> Lock:
     except LockedError as error:
         problem = f"another process writes to {directory}"
         raise CheckpointError("STORE009", problem, got=str(error), fix="end it, or wait until it has ended") from None
+
+
+def holder_of(path: Path) -> LockedError | None:
+    """Process that holds a lock; None if none does. The lock is shared for a moment, and no file is made.
+
+    Raises:
+        OSError: the file is there and can't be read.
+
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder(descriptor)
+    finally:
+        os.close(descriptor)
+    return None
 
 
 def _locked(descriptor: int) -> bool:
@@ -203,7 +225,7 @@ class RunDirectory:
         try:
             with self._writable():
                 make_folder(self.path)
-                lock = Lock.acquire(self.path / LOCK)
+                lock = Lock.acquire(self.path / LOCK, _GLANCE_S)
                 make_tree_private(self.path)
                 return lock
         except LockedError as error:

@@ -20,6 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from hypha_ray.errors import ConfigError
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
@@ -37,6 +39,20 @@ def print_notes(notes: Iterable[str]) -> None:
     """Print notes for the user on standard error."""
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
+
+
+def write_result(option: str, file: Path, text: str) -> None:
+    """Write a result to the file that an option names.
+
+    Raises:
+        ConfigError: CFG008, the file can't be written.
+
+    """
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        got = f"{file} ({error.strerror or error})"
+        raise ConfigError("CFG008", f"{option} can't be used", got, "a file that can be written", "name one") from None
 
 
 def unwritten() -> str:

@@ -10,7 +10,8 @@ import json
 import math
 import numbers
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
@@ -29,6 +30,8 @@ ROLLOUTS = "rollouts.jsonl"
 SUMMARY = "summary.json"
 _REPEATED = frozenset({"step", "round", "eval"})
 """Kinds of records that are written again when a round is trained again."""
+_BLOCK_BYTES = 1 << 16
+"""Bytes that are read at once from the end of a file."""
 WARM_UP_ROUNDS = 2
 """First rounds, in which the planner doesn't know the workers' speeds; left out of the mean idle fraction."""
 
@@ -106,16 +109,62 @@ def read_jsonl(path: Path, kinds: Iterable[str] | None = None, end: int | None =
     """
     if not path.exists():
         return []
-    if kinds is not None:
-        kinds = set(kinds)
     records = []
     with path.open("rb") as file:
-        lines = file if end is None else file.read(end).splitlines()
+        lines: Iterable[bytes] = file if end is None else file.read(end).splitlines()
+        if kinds is not None:
+            kinds = set(kinds)
+            lines = filter(_mention_of(kinds).search, lines)
         for line in lines:
             record = _parsed(line.decode(errors="replace"))
             if record is not None and (kinds is None or record.get("kind") in kinds):
                 records.append(record)
     return records
+
+
+def newest_records(path: Path, kinds: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Read the last record of each kind, from the end of the file on; a kind without records is missing.
+
+    Raises:
+        OSError: the file is there and can't be read.
+
+    """
+    latest: dict[str, dict[str, Any]] = {}
+    kinds = set(kinds)
+    mention = _mention_of(kinds)
+    if not path.exists():
+        return latest
+    for line in _lines_backwards(path):
+        if not mention.search(line):
+            continue
+        record = _parsed(line.decode(errors="replace")) or {}
+        kind = record.get("kind")
+        if kind in kinds:
+            latest.setdefault(kind, record)
+        if len(latest) == len(kinds):
+            break
+    return latest
+
+
+def _lines_backwards(path: Path) -> Iterator[bytes]:
+    """Lines of a file, the last one first."""
+    with path.open("rb") as file:
+        position = file.seek(0, os.SEEK_END)
+        beginning = b""
+        while position > 0:
+            size = min(_BLOCK_BYTES, position)
+            position -= size
+            file.seek(position)
+            block = file.read(size) + beginning
+            beginning, *lines = block.split(b"\n")
+            yield from reversed(lines)
+        yield beginning
+
+
+def _mention_of(kinds: Iterable[str]) -> re.Pattern[bytes]:
+    """Pattern that every line with a record of these kinds has; it is much faster than to parse all lines."""
+    names = "|".join(map(re.escape, sorted(kinds)))
+    return re.compile(rf'"kind"\s*:\s*"(?:{names})"'.encode())
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
@@ -214,7 +263,7 @@ def summary(
         "rounds": len(rounds),
         **_work(rounds),
         **_quality(rounds, evaluations),
-        "ended_early": _ended_early(events),
+        "ended_early": ended_early(events),
         "idle_fraction": _mean(_measured(planned_rounds, "idle_fraction")),
         "plan_error": _mean([abs(error) for error in plan_errors]),
         "peak_memory_bytes": _peak_memory(rounds),
@@ -226,7 +275,7 @@ def summary(
     }
 
 
-def _ended_early(events: Iterable[Record]) -> str | None:
+def ended_early(events: Iterable[Record]) -> str | None:
     """Reason for which the last attempt ended before all rounds; None if it didn't."""
     starts_and_stops = _of_kind(events, "attempt", "stop")
     return starts_and_stops[-1].get("reason") if starts_and_stops else None

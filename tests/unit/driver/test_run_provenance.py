@@ -12,7 +12,8 @@ import pytest
 from hypha_ray.data.manifest import Manifest, TensorInfo
 from hypha_ray.data.storage.files import Place
 from hypha_ray.driver.datasets.data_source import DataSource
-from hypha_ray.driver.run_provenance import PROVENANCE, record_devices, record_start, versions
+from hypha_ray.driver.run_provenance import PROVENANCE, record_devices, record_start, recorded_error, versions
+from hypha_ray.errors import CheckpointError
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import JsonLines
 from hypha_ray.types import SliceInfo
@@ -61,6 +62,32 @@ def test_start_is_recorded_with_hosts_and_dataset_and_a_second_one_keeps_the_fir
     assert (second["command"], second["hosts"]) == (None, [])
     assert [start["command"] for start in second["earlier"]] == [["python", "jobs/diloco.py"]]
     assert second["earlier"][0]["devices"] == {"worker-0": "cpu", "worker-1": "cuda:0"}
+
+
+def test_error_of_a_start_is_recorded_until_a_later_part_ends_well(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    record_start(directory, SOURCE, None, [])
+    assert account_of(directory)["error"] is None
+    with pytest.raises(CheckpointError), recorded_error(directory):
+        raise CheckpointError("CKPT001", "there is no run", fix="look at sftp://me:s3cret@store")
+    assert account_of(directory)["error"] == ("error[CKPT001]: there is no run. Fix: look at sftp://me:***@store")
+    with recorded_error(directory):
+        pass
+    assert account_of(directory)["error"] is None
+    with pytest.raises(ValueError, match="twice"), recorded_error(directory):
+        raise ValueError("twice\nor once")
+    record_start(directory, SOURCE, None, [])
+    account = account_of(directory)
+    assert (account["error"], account["earlier"][0]["error"]) == (None, "ValueError: twice or once")
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_interruption_is_no_error(tmp_path: Path, end: type[BaseException]) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    record_start(directory, SOURCE, None, [])
+    with pytest.raises(end), recorded_error(directory):
+        raise end
+    assert account_of(directory)["error"] is None
 
 
 def test_devices_of_a_folder_that_cannot_be_written_are_left_out(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 from hypha_ray.driver.find_run import find_run
 from hypha_ray.errors import CheckpointError, ConfigError
-from hypha_ray.store.directory import RunDirectory
+from hypha_ray.store.directory import LOCK, RunDirectory, holder_of
 
 HOLD = """
 import sys, pathlib
@@ -53,10 +55,26 @@ def test_lock_while_another_driver_has_it_names_that_one_until_it_is_killed(tmp_
             ConfigError, match=rf"RUN002.*run mine is running already — got pid {other.pid} on \S+ since"
         ):
             directory.lock()
+        holder = holder_of(directory.path / LOCK)
+        assert holder is not None and holder.pid == other.pid
         other.kill()
         other.wait()
+    assert holder_of(directory.path / LOCK) is None
     with directory.lock():
         assert not directory.begun
+
+
+def test_look_at_a_lock_makes_no_file_and_stops_no_driver(tmp_path: Path) -> None:
+    directory = a_run(tmp_path)
+    assert holder_of(directory.path / LOCK) is None
+    assert not (directory.path / LOCK).exists()
+    directory.lock().release()
+    with (directory.path / LOCK).open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # Another process looks.
+        looked = threading.Timer(0.01, file.close)
+        looked.start()
+        with directory.lock():
+            looked.join()
 
 
 def test_lock_in_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hypha_ray.telemetry.sinks.files import JsonLines, Record, read_json, read_jsonl, rewind, summary, write_json
+from hypha_ray.telemetry.sinks.files import (
+    JsonLines,
+    Record,
+    newest_records,
+    read_json,
+    read_jsonl,
+    rewind,
+    summary,
+    write_json,
+)
 
 
 def write(path: Path, *records: Record) -> None:
@@ -34,6 +43,25 @@ def a_round(number: int, **changes: object) -> dict[str, object]:
         "rejected": 1,
         **changes,
     }
+
+
+def test_newest_records_are_the_last_of_their_kinds_however_far_from_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    steps = [{"kind": "step", "round": number, "text": '"kind": "eval"'} for number in range(5000)]
+    write(path, a_round(0), {"kind": "eval", "round": 0}, a_round(1), *steps)
+    with path.open("a") as file:
+        file.write('{"kind": "round", "round": 2')  # Its writer was killed.
+    assert newest_records(path, ("round", "eval", "stop")) == {
+        "round": a_round(1),
+        "eval": {"kind": "eval", "round": 0},
+    }
+    assert newest_records(tmp_path / "nosuch", ("round",)) == {}
+
+
+def test_records_of_a_kind_are_read_whatever_spaces_a_writer_puts(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"kind":"eval","round":1}\n{"round": 2, "kind"  :  "eval"}\n{"kind": "evaluation"}\n')
+    assert [record["round"] for record in read_jsonl(path, ("eval",))] == [1, 2]
 
 
 def test_json_lines_record_is_readable_before_close(tmp_path: Path) -> None:

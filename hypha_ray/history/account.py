@@ -1,0 +1,312 @@
+"""Account of one run in about ten lines: state, training, results, cost, and the command that goes on."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hypha_ray.errors import DataError, reason_of
+from hypha_ray.figures import OBJECTIVES, objective_of, shown_beside
+from hypha_ray.files import as_installed
+from hypha_ray.history.overview import (
+    MODEL,
+    PROVENANCE,
+    RECORD_ERRORS,
+    State,
+    committed_rounds,
+    cost_of,
+    error_of,
+    read_tables,
+    state_of,
+    text_of,
+    total_of,
+)
+from hypha_ray.store.directory import LOCK, holder_of, home
+from hypha_ray.telemetry.sinks.files import (
+    EVENTS,
+    METRICS,
+    SUMMARY,
+    Record,
+    by_round,
+    ended_early,
+    read_json,
+    read_jsonl,
+    summary,
+)
+from hypha_ray.telemetry.sinks.table import duration, si
+from hypha_ray.texts import counted
+
+_EVENTS = ("attempt", "stop", "loss", "quarantine", "cost")
+"""Kinds of events that the account needs."""
+_RESUMING = frozenset({"diloco", "sync", "grpo", "ppo", "dpo"})
+"""Jobs that can resume a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """Contents of the files of a run."""
+
+    folder: Path
+    tables: Mapping[str, Any]
+    """Tables of the job file; none if it is damaged."""
+    provenance: Record
+    """Account of the last start; without fields if there is none."""
+    metrics: Sequence[Record]
+    """Records of rounds and evaluations."""
+    events: Sequence[Record]
+
+    @classmethod
+    def read(cls, folder: Path) -> RunFiles:
+        """Read the files of a run.
+
+        Raises:
+            OSError: a file can't be read.
+
+        """
+        return cls(
+            folder,
+            read_tables(folder) or {},
+            read_json(folder / PROVENANCE),
+            read_jsonl(folder / METRICS, ("round", "eval")),
+            read_jsonl(folder / EVENTS, _EVENTS),
+        )
+
+    @property
+    def rounds(self) -> list[Record]:
+        """Records of the rounds, in order."""
+        return by_round(self.metrics, "round")
+
+    @property
+    def evaluations(self) -> list[Record]:
+        """Records of the evaluations, in order."""
+        return by_round(self.metrics, "eval")
+
+    def value(self, table: str, key: str) -> Any:
+        """Value of a key of the job file; None if it is missing or turned off."""
+        value = self.tables.get(table, {}).get(key)
+        if value == "none":
+            return None
+        return value
+
+    @property
+    def last_round(self) -> Record:
+        """Record of the last round; without fields before the first."""
+        if not self.rounds:
+            return {}
+        return self.rounds[-1]
+
+
+def account_of(folder: Path) -> list[str]:
+    """Return the lines about a run, a subject each; one whose figures the run lacks is left out.
+
+    Raises:
+        DataError: DATA044, a file can't be read, or has a record of another program.
+
+    """
+    try:
+        return list(_lines(RunFiles.read(folder)))
+    except OSError as error:
+        got = f"{error.filename or folder}: {error.strerror}"
+        raise DataError("DATA044", f"the files of {folder} can't be read", got, fix="see to it") from None
+    except RECORD_ERRORS as error:
+        problem = f"{folder} has a record that can't be understood"
+        raise DataError("DATA044", problem, reason_of(error), fix="take away what hypha_ray didn't write") from None
+
+
+def _lines(run: RunFiles) -> Iterator[str]:
+    rounds = committed_rounds(run.folder)
+    total_rounds = total_of(run.tables, run.last_round)
+    state = State.DAMAGED
+    if run.tables:
+        state = state_of(run.folder, rounds, total_rounds, run.events)
+    yield _line("run", f"{run.folder.name}, {run.folder}")
+    total = text_of(total_rounds, absent="?")
+    yield _line("state", f"{state}, {rounds} of {total} rounds{_reason(run, state)}")
+    if run.tables:
+        yield _line("training", _training(run))
+    if run.rounds:
+        yield from _figure_lines(run)
+    cost = cost_of(run.events)
+    if cost is not None:
+        yield _line("cost", f"{cost:.4g}, in the owners' unit")
+    model = run.folder / MODEL
+    if model.is_dir():
+        yield _line("model", str(model))
+    if state is not State.DAMAGED:
+        yield _line("go on", go_on(run, state, total_rounds))
+
+
+def _figure_lines(run: RunFiles) -> Iterator[str]:
+    last_summary = read_json(run.folder / SUMMARY)
+    figures = summary(run.metrics, run.events, last_summary.get("parameter_bytes"))
+    for objective in OBJECTIVES:
+        values = _values(run.rounds, objective.trained)
+        if values:
+            yield _line(objective.trained, _arrow(values))
+            break
+    evaluations = _evaluations(run.evaluations)
+    if evaluations is not None:
+        yield _line("evaluation", evaluations)
+    yield _line("data", _data(run, figures))
+    yield _line("workers", _workers(figures, run.last_round))
+    yield _line("traffic", _traffic(figures))
+    yield _line("time", _time(figures))
+
+
+def _line(subject: str, text: str) -> str:
+    return f"{subject:<11} {text}"
+
+
+def _reason(run: RunFiles, state: State) -> str:
+    reason: object
+    match state:
+        case State.FAILED:
+            reason = error_of(run.folder)
+        case State.RUNNING:
+            reason = holder_of(run.folder / LOCK) or "it has just ended"
+        case _:
+            reason = ended_early(run.events)
+    if reason is None:
+        return ""
+    return f": {reason}"
+
+
+def _training(run: RunFiles) -> str:
+    """Model, dataset and algorithm."""
+    strategy = run.value("sync", "strategy")
+    algorithm = run.value("rl", "algorithm")
+    if algorithm is not None:
+        strategy = f"{algorithm}, {strategy}"
+    return f"{_model_name(run)} on {_dataset_name(run)}, by {strategy}"
+
+
+def _model_name(run: RunFiles) -> str:
+    for key in ("repository", "factory"):
+        name = run.value("model", key)
+        if name is not None:
+            return str(name)
+    config = run.value("model", "config") or {}
+    model_type = config.get("model_type", "a model")
+    return f"{model_type} from random weights"
+
+
+def _dataset_name(run: RunFiles) -> str:
+    name = run.value("dataset", "name")
+    path = run.value("dataset", "path")
+    prepared = run.provenance.get("dataset", {}).get("name")
+    return str(name or path or prepared or "a mixture")
+
+
+def _evaluations(evaluations: Sequence[Record]) -> str | None:
+    """Objective of the first evaluation, the last one and the best one, and the last one's further figures."""
+    objective = objective_of(evaluations)
+    measured = [record for record in evaluations if record.get(objective.name) is not None]
+    if not measured:
+        return None
+    last = measured[-1]
+    best = objective.best(measured, key=lambda record: float(record[objective.name]))
+    values = _values(measured, objective.name)
+    parts = [f"{objective.validated} {_arrow(values)}"]
+    for name in shown_beside(objective, last):
+        value = last[name]
+        if value is not None:
+            parts.append(f"{name} {value:.4g}")
+    best_value = best[objective.name]
+    best_round = best["round"] + 1
+    parts.append(f"best {best_value:.4f} after round {best_round}")
+    return ", ".join(parts)
+
+
+def _arrow(values: Sequence[float]) -> str:
+    """The first value and the last one."""
+    last = f"{values[-1]:.4f}"
+    if len(values) == 1:
+        return last
+    return f"{values[0]:.4f} → {last}"
+
+
+def _values(records: Sequence[Record], name: str) -> list[float]:
+    return [float(record[name]) for record in records if record.get(name) is not None]
+
+
+def _data(run: RunFiles, figures: Record) -> str:
+    """Samples, tokens and epochs; of a mixture each dataset has epochs of its own, and none is shown."""
+    samples = si(figures["samples"])
+    parts = [f"{samples} samples"]
+    if figures["tokens"]:
+        tokens = si(figures["tokens"])
+        parts.append(f"{tokens} tokens")
+    samples_by_split = run.provenance.get("dataset", {}).get("samples", {})
+    available = samples_by_split.get("train")
+    total = run.last_round.get("samples_total")
+    if available and total is not None and not run.value("dataset", "mix"):
+        parts.append(f"{total / available:.2f} epochs of {si(available)} samples")
+    return ", ".join(parts)
+
+
+def _workers(figures: Record, last_round: Record) -> str:
+    parts = []
+    if last_round.get("workers") is not None:
+        workers = counted(last_round["workers"], "worker")
+        parts.append(f"{workers} in the last round")
+    lost = figures["workers_lost"]
+    parts.append(f"{lost} lost")
+    deltas = counted(figures["rejected"], "delta")
+    parts.append(f"{deltas} rejected")
+    if figures["slices_quarantined"]:
+        slices = counted(figures["slices_quarantined"], "damaged slice")
+        parts.append(f"{slices} left out")
+    return ", ".join(parts)
+
+
+def _traffic(figures: Record) -> str:
+    up = si(figures["bytes_up"])
+    down = si(figures["bytes_down"])
+    text = f"{up}B up, {down}B down"
+    ratio = figures["traffic_ratio"]
+    if ratio is not None:
+        text += f", 1/{ratio:.0f} of a gradient exchange at every step"
+    return text
+
+
+def _time(figures: Record) -> str:
+    seconds = duration(figures["seconds"])
+    parts = [f"{seconds} of training"]
+    for noun in ("samples", "tokens"):
+        speed = figures[f"{noun}_per_s"]
+        if speed:
+            parts.append(f"{si(speed)} {noun}/s")
+    idle = figures["idle_fraction"]
+    if idle is not None:
+        parts.append(f"workers idle for {idle:.1%}")
+    return ", ".join(parts)
+
+
+def go_on(run: RunFiles, state: State, total_rounds: int | None) -> str:
+    """Return the command that goes on with a run, or that watches it while it runs."""
+    target = shlex.quote(str(run.folder))
+    if run.folder.parent == home():
+        target = shlex.quote(run.folder.name)
+    if state is State.RUNNING:
+        return as_installed("python jobs/plot.py") + f" {target}     # draws the plots so far"
+    job = as_installed(f"python jobs/{_job_name(run)}.py")
+    command = f"{job} --resume {target}"
+    if state is not State.FINISHED:
+        return command
+    if ended_early(run.events) is not None:
+        patience = run.value("rounds", "patience") or 1
+        return f"{command} --rounds.patience {2 * patience}"
+    more_rounds = 2 * (total_rounds or 1)
+    return f"{command} --rounds.update_rounds {more_rounds}"
+
+
+def _job_name(run: RunFiles) -> str:
+    """Name of the job that the run was started by; a program's run is continued by `diloco`."""
+    for word in run.provenance.get("command") or ():
+        name = Path(word).stem
+        if name in _RESUMING:
+            return name
+    return "diloco"

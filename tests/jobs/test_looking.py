@@ -1,0 +1,71 @@
+"""Commands that look at runs, as a user runs them: they need neither torch nor Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.forked_process import ROOT
+from tests.support.run_folders import evaluation, make_run, round_record
+
+WITHOUT_LIBRARIES = """
+import runpy, sys
+sys.modules |= dict.fromkeys(("torch", "transformers", "ray", "datasets"))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def job(name: str, *arguments: str, home: Path, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run a job script in a process in which torch and Ray can't be loaded."""
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_LIBRARIES, str(ROOT / "jobs" / f"{name}.py"), *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HYPHA_RAY_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_runs_prints_a_line_a_run_and_writes_json(tmp_path: Path) -> None:
+    make_run(tmp_path / "home", commits=1, metrics=[round_record(0, 4.0), evaluation(0, 3.5)])
+    done = job("runs", "--json", str(tmp_path / "runs.json"), home=tmp_path / "home")
+    assert (done.returncode, done.stderr) == (0, "")
+    title, line = done.stdout.splitlines()
+    assert title.split() == ["run", "state", "round", "objective", "age", "workers", "cost"]
+    assert line.split()[:5] == ["first", "interrupted", "1/3", "val_loss", "3.5000"]
+    (row,) = json.loads((tmp_path / "runs.json").read_text())
+    assert (row["name"], row["state"], row["value"]) == ("first", "interrupted", 3.5)
+
+
+def test_runs_of_an_empty_folder_are_none_and_a_missing_folder_is_an_error(tmp_path: Path) -> None:
+    done = job("runs", home=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"no run in {tmp_path}\n")
+    done = job("runs", "--dir", str(tmp_path / "nosuch"), home=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("error[CFG003]: --dir is out of range")
+    done = job("runs", "--json", str(tmp_path / "no" / "such"), home=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("error[CFG008]: ") and done.stderr.count("\n") == 1
+
+
+def test_runs_tells_folders_that_cannot_be_understood(tmp_path: Path) -> None:
+    make_run(tmp_path, "foreign", metrics=[{"kind": "eval", "val_loss": "low"}])
+    make_run(tmp_path, "good")
+    done = job("runs", home=tmp_path)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 2
+    assert done.stderr == f"note: 1 folder of {tmp_path} can't be read, such as foreign\n"
+
+
+def test_show_takes_a_name_or_a_folder_and_names_the_nearest(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "texts-1", commits=1, metrics=[round_record(0, 4.0)])
+    by_name = job("show", "texts-1", home=tmp_path)
+    assert (by_name.returncode, by_name.stderr) == (0, "")
+    assert by_name.stdout.splitlines()[0] == f"run         texts-1, {folder}"
+    assert job("show", "--run", str(folder), home=tmp_path).stdout == by_name.stdout
+    wrong = job("show", "text-1", home=tmp_path)
+    assert wrong.returncode == 5 and "did you mean 'texts-1'?" in wrong.stderr
+    assert job("show", home=tmp_path).stderr.startswith("error[CFG012]: --run is missing")
