@@ -44,7 +44,7 @@ def memory(name):
 
 def train(tables, rows, tokens):
     trainer = SupervisedTrainer(Job.model_validate(tables))
-    for _ in range(3):
+    for _ in range(2):
         trainer.step(Samples({"input_ids": np.full((rows, tokens), 5)}, np.zeros((rows, 3), np.int64)))
 
 torch.set_num_threads(1)
@@ -71,7 +71,7 @@ def train(tables, rows, tokens, name):
         pids = [os.getpid(), *(child.pid for child in trainer._team.children)]
         for pid in pids:
             Path(f"/proc/{pid}/clear_refs").write_text("5")  # Each has built the model as a whole before.
-        for _ in range(3):
+        for _ in range(2):
             trainer.step(Samples({"input_ids": np.full((rows, tokens), 5)}, np.zeros((rows, 3), np.int64)))
         trainer._team.replies()
         return [memory(pid, name) for pid in pids]
@@ -85,7 +85,7 @@ print([high - low for high, low in zip(train(tables, 8, 256, "VmHWM"), before)])
 
 
 def taken(tables: dict[str, Any], steps: str = STEPS) -> Any:
-    """Bytes that three steps take beside the libraries, or those of each process; freed memory goes back at once."""
+    """Bytes that two steps take beside the libraries, or those of each process; freed memory goes back at once."""
     small = {**tables, "model": {"config": {**LLAMA, "hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 50}}}
     own = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", steps, json.dumps([small, tables])]
