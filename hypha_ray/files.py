@@ -121,17 +121,31 @@ def use_tools() -> None:
     os.environ["PYTHONPATH"] = f"{tools}{os.pathsep}{inherited}" if inherited else tools
 
 
+def shipped_configs() -> dict[str, Path]:
+    """Job files that come with the package, by their names without ``.toml``."""
+    files = (jobs_folder() / "configs").glob("*.toml")
+    return {file.stem: file for file in sorted(files, key=lambda file: file.stem)}
+
+
 def find_file(file: str) -> Path:
-    """Return the path of a job file; a bare name may be one of those that come with the package."""
-    configs = jobs_folder() / "configs"
-    for packaged in configs.glob("*.toml"):
-        if packaged.name == file and not Path(file).exists():
-            return packaged
-    return Path(file)
+    """Return the path of a job file.
+
+    A name without a folder and without ``.toml`` may be that of a file with it. If there is no such file here, it may
+    be one of those that come with the package.
+    """
+    path = Path(file)
+    if path.name != file:
+        return path
+    candidates = [path, Path(f"{file}.toml")]
+    for candidate in candidates:
+        with suppress(OSError, ValueError):  # No file can have such a name.
+            if candidate.exists() and not candidate.is_dir():
+                return candidate
+    return shipped_configs().get(file.removesuffix(".toml"), path)
 
 
 def as_installed(text: str) -> str:
     """Return a job script's description with the commands by which it is started here."""
     if not _INSTALLED.is_dir():
         return text
-    return re.sub(r"jobs/configs/(\w+\.toml)", r"\1", re.sub(r"python jobs/(\w+)\.py", r"hypha-ray \1", text))
+    return re.sub(r"jobs/configs/([\w-]+\.toml)", r"\1", re.sub(r"python jobs/(\w+)\.py", r"hypha-ray \1", text))

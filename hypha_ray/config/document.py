@@ -8,11 +8,12 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from hypha_ray.config.keys import KeyPath, dotted
 from hypha_ray.errors import ConfigError
-from hypha_ray.files import find_file
+from hypha_ray.files import find_file, shipped_configs
 
 MAX_BYTES = 2**20
 MAX_DEPTH = 32
@@ -101,10 +102,25 @@ def _bytes_and_mode(file: str) -> tuple[bytes, int]:
             with path.open("rb") as stream:
                 return stream.read(MAX_BYTES + 1), mode
         reason = "a directory" if stat.S_ISDIR(mode) else "neither file nor directory"
+    except FileNotFoundError as error:
+        if path.name == file:
+            raise _no_such_name(file) from None
+        reason = str(error.strerror)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
     problem = f"job file {dotted([file])} can't be read"
     raise ConfigError("CFG015", problem, reason, fix="give a TOML file after @")
+
+
+def _no_such_name(file: str) -> ConfigError:
+    """Error for a name without a folder that no job file has."""
+    fix = "give a TOML file after @"
+    names = list(shipped_configs())
+    for match in get_close_matches(file.removesuffix(".toml"), names, n=1):
+        fix = f"did you mean {match!r}?"
+    problem = f"job file {dotted([file])} can't be read"
+    allowed = f"a TOML file, or one of {', '.join(names)}"
+    return ConfigError("CFG015", problem, "No such file or directory", allowed, fix)
 
 
 def check(table: dict[str, Any], location: str) -> None:

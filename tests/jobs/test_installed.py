@@ -94,6 +94,17 @@ finally:
     assert (loaded.returncode, loaded.stderr) == (0, "[]\n")
 
 
+def test_shipped_job_files_are_listed_and_taken_by_their_names(installed: Installed) -> None:
+    listed = installed.hypha_ray("configs")
+    assert listed.returncode == 0, listed.stderr
+    names = {line.split()[0] for line in listed.stdout.splitlines()}
+    assert names == {file.stem for file in (ROOT / "jobs" / "configs").glob("*.toml")}
+    printed = installed.hypha_ray("configs", "chat-lora")
+    assert "hypha-ray diloco @ chat-lora.toml" in printed.stdout
+    wrong = installed.hypha_ray("diloco", "@", "tinny")
+    assert wrong.returncode == 2 and wrong.stderr.endswith("Fix: did you mean 'tiny'?\n")
+
+
 def test_package_in_use_is_the_installed_one(installed: Installed) -> None:
     place = installed.run(installed.python, "-c", "import hypha_ray; print(hypha_ray.__file__)").stdout
     assert Path(place).is_relative_to(installed.python.parents[1])
@@ -104,7 +115,7 @@ def test_prepare_train_and_evaluate_far_from_the_checkout(installed: Installed) 
     prepared = ["--source", "stdlib", "--out", data, "--seq-len", "32", "--max-samples", "300"]
     done = installed.hypha_ray("prepare", *prepared)
     assert done.returncode == 0, done.stderr
-    done = installed.hypha_ray("diloco", "@", "tiny.toml", "--dataset.path", data, "--run.name", "one", *SMALL)
+    done = installed.hypha_ray("diloco", "@", "tiny", "--dataset.path", data, "--run.name", "one", *SMALL)
     assert done.returncode == 0, done.stderr
     run = installed.folder / "home" / "one"
     assert done.stdout.splitlines()[-1] == f"run: {run}"

@@ -60,6 +60,17 @@ def test_runs_tells_folders_that_cannot_be_understood(tmp_path: Path) -> None:
     assert done.stderr == f"note: 1 folder of {tmp_path} can't be read, such as foreign\n"
 
 
+def test_configs_are_listed_and_printed_and_the_nearest_is_named(tmp_path: Path) -> None:
+    listed = job("configs", home=tmp_path).stdout.splitlines()
+    assert [line.split()[0] for line in listed] == sorted(file.stem for file in (ROOT / "jobs/configs").glob("*.toml"))
+    assert "tiny       A small byte-level language model on two CPU cores, in about a minute" in listed
+    printed = job("configs", "tiny", home=tmp_path)
+    assert printed.stdout == (ROOT / "jobs/configs/tiny.toml").read_text()
+    assert job("configs", "--name", "tiny.toml", home=tmp_path).stdout == printed.stdout
+    wrong = job("configs", "tinny", home=tmp_path)
+    assert wrong.returncode == 2 and "did you mean 'tiny'?" in wrong.stderr
+
+
 def test_show_takes_a_name_or_a_folder_and_names_the_nearest(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "texts-1", commits=1, metrics=[round_record(0, 4.0)])
     by_name = job("show", "texts-1", home=tmp_path)
