@@ -71,6 +71,15 @@ def test_configs_are_listed_and_printed_and_the_nearest_is_named(tmp_path: Path)
     assert wrong.returncode == 2 and "did you mean 'tiny'?" in wrong.stderr
 
 
+def test_explain_has_cause_and_remedy_and_names_the_nearest(tmp_path: Path) -> None:
+    done = job("explain", "CFG004", home=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["CFG004", "cause", "remedy"]
+    assert len(job("explain", home=tmp_path).stdout.splitlines()) > 200
+    wrong = job("explain", "CGF004", home=tmp_path)
+    assert wrong.returncode == 2 and "did you mean CFG004" in wrong.stderr
+
+
 def test_show_takes_a_name_or_a_folder_and_names_the_nearest(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "texts-1", commits=1, metrics=[round_record(0, 4.0)])
     by_name = job("show", "texts-1", home=tmp_path)
