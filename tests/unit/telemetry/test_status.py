@@ -146,7 +146,7 @@ def test_connector_that_refuses_is_told_once_and_counted(tmp_path: Path) -> None
         losses, problems = report(tmp_path, address)
     assert losses == {"failed": 3, "dropped": 0}
     (problem,) = problems
-    assert f"telemetry sink status_bridge failed (Refused: the connector at {address} answers 503" in problem
+    assert f"telemetry sink status_bridge failed (ConnectorRefused: the connector at {address} answers 503" in problem
     assert "training goes on" in problem
 
 
