@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, 
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -31,15 +31,15 @@ from hypha_ray.driver.preflight.checks import (
     check_end,
     check_fragments,
     check_job,
-    check_model,
     check_plugins,
 )
-from hypha_ray.driver.preflight.machines import machine_lines
+from hypha_ray.driver.preflight.machines import hourly_price, machine_lines
 from hypha_ray.driver.preflight.settings import advice
 from hypha_ray.driver.ray_cluster import connected, connecting
 from hypha_ray.driver.run_folders import name_run, with_run_name
 from hypha_ray.driver.run_identity import compare, is_done, keep_identity, last_round, settle, with_identity
 from hypha_ray.driver.run_provenance import record_devices, record_start, recorded_error
+from hypha_ray.driver.summary.lines import summary_of_new, summary_of_resumed
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.market.auction.client import possible_nodes
 from hypha_ray.market.buyer import workers_to_hire
@@ -49,6 +49,9 @@ from hypha_ray.market.selection import UNKNOWN
 from hypha_ray.rl.dataflow.graph import step_text
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.console import Console
+
+if TYPE_CHECKING:
+    from hypha_ray.driver.preflight.compatibility import Case
 
 __all__ = ["finish", "records", "run_in", "run_job"]
 
@@ -115,9 +118,7 @@ def run_in(
             _fork_workers(job, service, interruption)
             print_notes(check_plugins(job))
             job = with_identity(job, directory, source, loaded.resume)
-        if is_new:
-            print_notes(check_model(job, source))
-            check_end(job, source.folder)
+        case = _checked_case(job, source) if is_new else None
         if trains:
             require_secrets(job)
             _check_upload(job)
@@ -128,11 +129,20 @@ def run_in(
                     stack.enter_context(directory.lock())
                     settle(job_without_identity, directory, source.manifest, loaded.resume)
                 _record(job, directory, source, command, stack)
+                _print_summary(job, directory, source, case)
                 _train(job, directory, source, phases, partial(_with_late_starts, service, plots, directory.path))
         with recorded_error(directory):
             finish(job, directory, source, phases.begin, plots)
     phases.end()
     print(f"run: {directory.path}")
+
+
+def _checked_case(job: Job, source: DataSource) -> Case:
+    """Check the model of a new run, and return it."""
+    case = case_of(job, source)
+    print_notes(check_case(case))
+    check_end(job, source.folder)
+    return case
 
 
 def _plot_service(job: Job, is_command: bool) -> AbstractContextManager[PlotService | None]:
@@ -205,14 +215,25 @@ def _open_source(job: Job, directory: RunDirectory, stack: ExitStack) -> DataSou
     return stack.enter_context(opened(job.dataset))
 
 
-def dry_run(loaded: Loaded, phases: Phases, service: RayService | None = None) -> None:
+def _print_summary(job: Job, directory: RunDirectory, source: DataSource, case: Case | None) -> None:
+    """Print the summary of a run, with `case` if it begins; its actors aren't started yet."""
+    nodes = possible_nodes()
+    price = hourly_price(job, nodes, own_node(), speeds_of(job, source.manifest.shapes))
+    if case is None:
+        summary = summary_of_resumed(job, source, directory, price)
+    else:
+        summary = summary_of_new(job, source, case, nodes, price, with_memory=False)
+    print(summary.text())
+    print_notes(summary.warnings)
+
+
+def dry_run(
+    loaded: Loaded, phases: Phases, service: RayService | None = None, show: Callable[[str], None] = print
+) -> None:
     """Run the checks of a start; a partial job file is checked as far as possible.
 
-    `service` is a Ray of our own that is starting.
+    `service` is a Ray of our own that is starting, and `show` prints the summary.
     """
-    with uncollected():
-        from hypha_ray.driver.preflight.step_notes import step_notes
-
     job = loaded.job
     phases.begin("checking the model and the data")
     check_job(job)
@@ -236,16 +257,19 @@ def dry_run(loaded: Loaded, phases: Phases, service: RayService | None = None) -
             print_notes(check_case(case))
             check_end(job, source.folder)
         _check_upload(job)
-        if job.rl.algorithm is not None:
-            print(step_text(job.rl))
         print_notes(_missing_parts(loaded, has_model, has_data))
         phases.begin(f"{connecting()} Ray")
         stack.enter_context(connected("dry-run", service=service))
-        print_notes(advice(job, gpus_of(possible_nodes())))
-        if case is not None:
-            print_notes(step_notes(case, possible_nodes()))
+        nodes = possible_nodes()
+        print_notes(advice(job, gpus_of(nodes)))
         speeds = UNKNOWN if source is None else speeds_of(job, source.manifest.shapes)
-        for line in machine_lines(job, possible_nodes(), own_node(), speeds):
+        price = hourly_price(job, nodes, own_node(), speeds)
+        summary = summary_of_new(job, source, case, nodes, price, with_memory=True)
+        print_notes(summary.warnings)
+        show(summary.text())
+        if job.rl.algorithm is not None:
+            print(step_text(job.rl))
+        for line in machine_lines(job, nodes, own_node(), speeds):
             print(line)
         phases.end()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import ExitStack, closing
+from types import TracebackType
 
 from hypha_ray.config import Job
 from hypha_ray.config.cli.output import Phases, print_notes
@@ -15,6 +16,7 @@ from hypha_ray.config.load import Loaded, require_secrets, resolved_toml
 from hypha_ray.driver.interruption import interruption_of_command, own_command
 from hypha_ray.driver.local_ray.service import RayService
 from hypha_ray.driver.run_folders import check_places, name_run
+from hypha_ray.errors import HyphaError
 from hypha_ray.store.directory import RunDirectory, runs
 
 
@@ -49,24 +51,58 @@ def start(loaded: Loaded, kind: str) -> None:
 
 
 def _dry_run(loaded: Loaded, phases: Phases) -> None:
-    """Print the resolved job file, and run the checks of a start."""
+    """Run the checks of a start, and print the summary and the resolved job file; that also if a check fails."""
     job = loaded.job
-    print(resolved_toml(job))
+    job_file = _JobFile(resolved_toml(job))
     phases.begin("checking the settings")
     from hypha_ray.driver.preflight.settings import check_early
 
-    require_secrets(job)
-    check_places(job)
-    directory = None if job.run.name is None else RunDirectory(runs(job.run.dir) / job.run.name)
-    check_early(job, directory, loaded.resume)
     with ExitStack() as stack:
+        stack.enter_context(job_file)
+        require_secrets(job)
+        check_places(job)
+        directory = None if job.run.name is None else RunDirectory(runs(job.run.dir) / job.run.name)
+        check_early(job, directory, loaded.resume)
         service = None
         if _starts_ray():
             service = stack.enter_context(closing(RayService(forks=False)))
         phases.begin("loading libraries")
         from hypha_ray.driver.launch import dry_run
 
-        dry_run(loaded, phases, service)
+        dry_run(loaded, phases, service, job_file.print)
+
+
+class _JobFile:
+    """A resolved job file that is printed once: with its summary, or without one if an error comes first.
+
+    Args:
+        text: the job file.
+
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._is_printed = False
+
+    def __enter__(self) -> _JobFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, HyphaError):
+            self.print("")
+
+    def print(self, summary: str) -> None:
+        """Print the summary, each line as a comment of the job file, and then the job file."""
+        if self._is_printed:
+            return
+        self._is_printed = True
+        for line in summary.splitlines():
+            print(f"# {line}")
+        if summary:
+            print()
+        print(self._text, flush=True)
 
 
 def _needs_own_ray(job: Job, directory: RunDirectory) -> bool:

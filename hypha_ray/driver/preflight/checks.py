@@ -119,21 +119,6 @@ def check_end(job: Job, dataset: Path) -> None:
     load_preprocessor(job.preprocessor, dataset, job.model)
 
 
-def check_model(job: Job, source: DataSource) -> list[str]:
-    """Refuse a model that can't be built as configured, or doesn't fit the dataset or the given weights.
-
-    A resumed run was checked when it began.
-
-    Returns:
-        Notes for the user.
-
-    Raises:
-        HyphaError: the model, its weights, or the dataset for it is wrong.
-
-    """
-    return check_case(case_of(job, source))
-
-
 def case_of(job: Job, source: DataSource) -> Case:
     """Build the skeleton of a job's model, for `check_case` and for notes on a worker's step.
 
@@ -147,19 +132,31 @@ def case_of(job: Job, source: DataSource) -> Case:
         from hypha_ray.driver.preflight.compatibility import Case
         from hypha_ray.model.loading.build import check_factory, describe
         from hypha_ray.model.tasks.table import find_task, require_trainable
-        from hypha_ray.model.trained import exported, sketch_trained
+        from hypha_ray.model.trained import ActorCritic, exported, sketch_trained
 
     task = find_task(job.model.type, job.model.input_names)
     if not all(group.bridged for group in job.worker_groups):
         require_trainable(task)
-    network = exported(sketch_trained(job))
+    modules = sketch_trained(job)
+    network = exported(modules)
     if job.model.factory is not None:
         check_factory(job.model, network)
-    return Case(job, source, network, task, describe(network, task))
+    with_critic = modules if isinstance(modules, ActorCritic) else None
+    return Case(job, source, network, task, describe(network, task), with_critic)
 
 
 def check_case(case: Case) -> list[str]:
-    """Check a job's model as `check_model` does; returns notes."""
+    """Refuse a model that doesn't fit its settings, the dataset or the given weights.
+
+    A resumed run was checked when it began.
+
+    Returns:
+        Notes for the user.
+
+    Raises:
+        HyphaError: the model, its weights, or the dataset for it is wrong.
+
+    """
     with uncollected():
         from hypha_ray.driver.preflight.compatibility import CHECKS, compare_tokens
         from hypha_ray.driver.preflight.loss_on_samples import check_fused_loss, check_sharding

@@ -1,6 +1,6 @@
 """Checks that model and dataset fit each other, by the model's skeleton and the dataset's manifest.
 
-`checks.check_model` runs the list `CHECKS`, cheap ones first. Each takes a `Case` and may raise.
+`checks.check_case` runs the list `CHECKS`, cheap ones first. Each takes a `Case` and may raise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ from hypha_ray.model.lora import has_adapter
 from hypha_ray.model.tasks.task import IGNORE_INDEX, Task
 
 if TYPE_CHECKING:
+    from torch import nn
     from transformers import PretrainedConfig, PreTrainedModel
+
+    from hypha_ray.model.trained import ActorCritic
 
 
 _READ_BYTES = 1 << 30
@@ -46,6 +49,13 @@ class Case:
     network: PreTrainedModel
     task: Task
     facts: Facts
+    with_critic: ActorCritic | None = None
+    """The same model beside its critic, which is trained and exchanged with it; None without a critic."""
+
+    @property
+    def modules(self) -> nn.Module:
+        """All modules that are trained and exchanged."""
+        return self.network if self.with_critic is None else self.with_critic
 
     @property
     def manifest(self) -> Manifest:

@@ -27,18 +27,38 @@ def machine_lines(job: Job, nodes: Sequence[NodeResources], home: str, speeds: S
     """
     if trades(job.resources, nodes):
         by_value = job.resources.strategy == "value"
-        price = 0.0
-        has_price = False
-        for choice in choices(job, nodes, home, speeds):
+        all_choices = choices(job, nodes, home, speeds)
+        for choice in all_choices:
             yield from _choice_lines(choice, by_value)
-            price += choice.price
-            if any(offer.terms.named_price for offer in choice.chosen):
-                has_price = True
-        if has_price:
+        price = _price_of(all_choices)
+        if price is not None:
             yield f"price: {price:.2f} an hour"
     workers = workers_to_hire(job, nodes, home, speeds)
     yield from _group_lines(job, workers)
     yield f"resources: {len(workers)} of {job.num_workers} workers fit; nodes: {len(nodes)}"
+
+
+def hourly_price(job: Job, nodes: Sequence[NodeResources], home: str, speeds: Speeds = UNKNOWN) -> float | None:
+    """Price per hour of the machines that a job would have now; None if none of them has a price.
+
+    The arguments are those of `machine_lines`.
+    """
+    if not trades(job.resources, nodes):
+        return None
+    return _price_of(choices(job, nodes, home, speeds))
+
+
+def _price_of(all_choices: Sequence[Choice]) -> float | None:
+    """Price per hour of chosen machines; None if no owner of them has named one."""
+    has_price = False
+    price = 0.0
+    for choice in all_choices:
+        if any(offer.terms.named_price for offer in choice.chosen):
+            has_price = True
+        price += choice.price
+    if not has_price:
+        return None
+    return price
 
 
 def _choice_lines(choice: Choice, by_value: bool) -> Iterator[str]:

@@ -77,33 +77,37 @@ class StepSizes:
         return f"{step} {_size_text(self.of_worker(processes))}: {total} in the first ({parts}), {followers}"
 
 
-def memory_notes(case: Case, groups: Sequence[WorkerGroup]) -> list[str]:
-    """Return a note with the memory of a step, and another one if it is more than workers without a GPU reserve.
+def memory_notes(case: Case, groups: Sequence[WorkerGroup]) -> tuple[list[str], list[str]]:
+    """Describe the memory of a step of workers.
 
     Args:
         case: job, dataset and model; the job's settings are those of the groups.
         groups: groups of workers in Ray.
 
+    Returns:
+        A text for each number of processes, and warnings if a step takes more than workers without a GPU reserve.
+
     """
     job = case.job
     # The size of weights that are dequantized at a time isn't known.
     if job.rl.algorithm is not None or not groups or job.model.quantization is not None:
-        return []
+        return [], []
     notes: list[str] = []
+    warnings: list[str] = []
     task, samples = scored_samples(case)
     for processes in sorted({job.processes_in(group) for group in groups}):
         sizes = step_memory(job, task, samples, processes)
         if sizes is None:
-            return []
+            return [], []
         notes.append(sizes.note(processes))
         reserved = []
         for group in groups:
             if job.processes_in(group) == processes and group.memory_gb and not group.gpu:
                 reserved.append(group.memory_gb)
         if reserved and sizes.of_worker(processes) > min(reserved) * 1e9:
-            excess = f"that is more than the {min(reserved):g} GB that a worker reserves"
-            notes.append(f"{excess}: raise memory_gb, or save memory")
-    return notes
+            excess = f"a training step takes more than the {min(reserved):g} GB that a worker reserves"
+            warnings.append(f"{excess}: raise memory_gb, or save memory")
+    return notes, warnings
 
 
 def step_memory(job: Job, task: Task, samples: Samples, processes: int = 1) -> StepSizes | None:

@@ -1,16 +1,15 @@
-"""Notes of a dry run about a worker's step on the machines at hand: its settings and its memory."""
+"""A worker's step on the machines at hand: the settings that it will choose, and its memory."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from hypha_ray.config import Job
 from hypha_ray.config.automatic import DeviceFacts, Value, automatic, chosen_job, left_off, settings_of
 from hypha_ray.config.cards import FIRST_WITH_BF16, capability_of
 from hypha_ray.config.tables.resources import WorkerGroup
 from hypha_ray.driver.preflight.compatibility import Case
-from hypha_ray.driver.preflight.memory import memory_notes
 from hypha_ray.market.requirements import OWN_LABEL, RAY_LABEL, NodeResources
 from hypha_ray.model.execution import model_facts
 
@@ -20,21 +19,50 @@ UNKNOWN_GPU = "a GPU"
 """Name of a GPU whose node has no label of its kind."""
 
 
-def step_notes(case: Case, nodes: Sequence[NodeResources]) -> list[str]:
-    """Return notes about the settings that workers will choose, and about the memory of a step with them.
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """Texts about a step of workers, a text for each kind of device at hand."""
+
+    settings: list[str] = field(default_factory=list)
+    """Settings that are ``auto`` in the job file, as workers will choose them."""
+    memory: list[str] = field(default_factory=list)
+    """Memory that a step takes, as far as it can be estimated."""
+    warnings: list[str] = field(default_factory=list)
+    """Steps that take more memory than workers reserve."""
+
+
+def step_notes(case: Case, nodes: Sequence[NodeResources], with_memory: bool = True) -> StepReport:
+    """Describe the settings that workers will choose, and the memory of a step with them.
 
     A GPU whose kind isn't known from the node's labels gets its settings when its worker starts.
+
+    Args:
+        case: job, dataset and model.
+        nodes: nodes of the cluster.
+        with_memory: whether to estimate the memory, which takes two steps without values.
+
     """
-    notes: list[str] = []
+    notes = StepReport()
     for device, groups in _groups_by_device(case.job, nodes).items():
         job = _job_on(case, device)
         if job is None:
-            notes.append(f"workers on {device} choose settings that are auto when they start: its kind isn't known")
+            notes.settings.append(f"workers on {device} choose theirs when they start: its kind isn't known")
         elif automatic(case.job) and case.job.rl.algorithm is None:
-            notes.append(f"settings of workers on {device}: {_settings_text(job)}")
-        estimate = memory_notes(replace(case, job=job or case.job), groups)
-        notes += [note for note in estimate if note not in notes]
+            notes.settings.append(f"on {device}: {_settings_text(job)}")
+        if with_memory:
+            from hypha_ray.driver.preflight.memory import memory_notes
+
+            sizes, warnings = memory_notes(replace(case, job=job or case.job), groups)
+            _add_new(notes.memory, sizes)
+            _add_new(notes.warnings, warnings)
     return notes
+
+
+def _add_new(texts: list[str], added: Iterable[str]) -> None:
+    """Add the texts that aren't there yet."""
+    for text in added:
+        if text not in texts:
+            texts.append(text)
 
 
 def _groups_by_device(job: Job, nodes: Sequence[NodeResources]) -> dict[str, list[WorkerGroup]]:

@@ -14,7 +14,7 @@ from hypha_ray.data.catalogue import load as load_dataset
 from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.driver.datasets.data_source import in_folder
-from hypha_ray.driver.preflight.checks import check_model, check_rewards
+from hypha_ray.driver.preflight.checks import case_of, check_case, check_rewards
 from hypha_ray.errors import HyphaError
 from hypha_ray.types import TokenRules
 from tests.support.rl import settings
@@ -55,7 +55,7 @@ def check(dataset: Path, *flags: str, **config: object) -> list[str]:
     model = [f"--model.config.{name}={value}" for name, value in table.items() if name not in sizes]
     rl = ["--rl.algorithm=grpo", "--rl.generation.max_response_tokens=4", *flags]
     job = load([f"--dataset.path={dataset}", *model, *rl]).job
-    return check_model(job, in_folder(dataset))
+    return check_case(case_of(job, in_folder(dataset)))
 
 
 @pytest.mark.parametrize("flags", [[], ["--rl.algorithm=ppo"], ["--rl.algorithm=ppo", "--sync.fragments=4"], OPT])

@@ -16,7 +16,7 @@ from hypha_ray.data.manifest import Manifest, PreprocessorInfo
 from hypha_ray.data.slices import describe, merge, write_slice
 from hypha_ray.driver.attempts import specials_of
 from hypha_ray.driver.datasets.data_source import in_folder
-from hypha_ray.driver.preflight.checks import check_model
+from hypha_ray.driver.preflight.checks import case_of, check_case
 from hypha_ray.errors import HyphaError
 from hypha_ray.model.checks.loss_check import check_loss_of
 from hypha_ray.model.checks.small_copies import small_copies
@@ -93,7 +93,7 @@ def test_dataset_of_other_tokens_than_the_repositorys_is_told(family: str, tmp_p
     make, _ = TOKENIZERS[family]
     folder, manifest = dataset(tmp_path / "data", encoded(make(tmp_path / "data" / "tokenizer")))
     manifest = manifest.model_copy(update={"preprocessor": PreprocessorInfo(family, folder="tokenizer")})
-    notes = check_model(job_of(str(tmp_path / "model"), "masked-lm"), in_folder(folder, manifest))
+    notes = check_case(case_of(job_of(str(tmp_path / "model"), "masked-lm"), in_folder(folder, manifest)))
     told = f"the numbers in dataset 'words' are other tokens than those of {tmp_path / 'model'}"
     assert [note.startswith(told) for note in notes] == [True] * (family != "bert")
 
@@ -108,7 +108,7 @@ def test_masked_model_with_its_tokenizer_trains_and_is_scored_on_the_same_tokens
     arrays = encoded(tokenizer)
     folder, manifest = dataset(tmp_path / "data", arrays, arrays)
     job = job_of(str(tmp_path / "model"), "masked-lm")
-    assert check_model(job, in_folder(folder, manifest)) == []
+    assert check_case(case_of(job, in_folder(folder, manifest))) == []
     trainer = SupervisedTrainer(job, specials_of(job, in_folder(folder, manifest)))
     result = trainer.step(Samples(arrays, keys(12, epoch=2)))
     ordinary = ~np.isin(arrays["input_ids"], tokenizer.all_special_ids)
@@ -144,7 +144,7 @@ def test_tokenizer_beside_the_dataset_says_which_token_masks(tmp_path: Path) -> 
     arrays = encoded(tokenizer)
     folder, manifest = dataset(tmp_path / "data", arrays)
     job = job_of(BERT | {"model_type": "bert"}, "masked-lm")
-    check_model(job, in_folder(folder, manifest))
+    check_case(case_of(job, in_folder(folder, manifest)))
     specials = specials_of(job, in_folder(folder, manifest))
     assert specials is not None
     assert (specials.mask_token_id, set(specials.all_special_ids)) == (4, {0, 1, 2, 3, 4})
@@ -171,36 +171,36 @@ def test_job_whose_loss_means_nothing_is_refused_before_it_starts(
 ) -> None:
     folder, manifest = dataset(tmp_path, arrays)
     with pytest.raises(HyphaError, match=code):
-        check_model(job_of(config, task), in_folder(folder, manifest))
+        check_case(case_of(job_of(config, task), in_folder(folder, manifest)))
 
 
 def test_fused_loss_is_refused_before_the_start_for_capped_logits_alone(tmp_path: Path) -> None:
     folder, manifest = dataset(tmp_path, ids())
     wanted = {"worker": {"fused_loss": True}}
-    assert check_model(job_of(GPT, "causal-lm", **wanted), in_folder(folder, manifest)) == []
+    assert check_case(case_of(job_of(GPT, "causal-lm", **wanted), in_folder(folder, manifest))) == []
     gemma = {**BERT, "model_type": "gemma2", "head_dim": 8, "num_key_value_heads": 1, "pad_token_id": 0}
     with pytest.raises(HyphaError, match=r"MODEL020.*worker\.fused_loss: Gemma2ForCausalLM"):
-        check_model(job_of(gemma, "causal-lm", **wanted), in_folder(folder, manifest))
+        check_case(case_of(job_of(gemma, "causal-lm", **wanted), in_folder(folder, manifest)))
 
 
 def test_validation_split_with_nothing_to_score_is_refused(tmp_path: Path) -> None:
     prompts = ids(labels=np.full((8, 16), IGNORE_INDEX))
     folder, manifest = dataset(tmp_path, ids(labels=ids()["input_ids"]), prompts)
     with pytest.raises(HyphaError, match=r"DATA052.*words/validation"):
-        check_model(job_of(GPT, "causal-lm"), in_folder(folder, manifest))
+        check_case(case_of(job_of(GPT, "causal-lm"), in_folder(folder, manifest)))
 
 
 def test_tensor_that_the_model_cannot_take_is_named(tmp_path: Path) -> None:
     arrays = ids(source=np.arange(8), token_type_ids=np.zeros((8, 16), np.int64), labels=np.arange(8))
     folder, manifest = dataset(tmp_path, arrays)
-    notes = check_model(job_of(GPT, "causal-lm"), in_folder(folder, manifest))
+    notes = check_case(case_of(job_of(GPT, "causal-lm"), in_folder(folder, manifest)))
     assert len(notes) == 2
     assert "tensor 'labels' is left out" in notes[0]
     assert "tensor 'source' is left out" in notes[1]
     explicit = job_of(GPT, "causal-lm").model_copy(
         update={"model": Model(config=GPT, type="causal-lm", input_names=["input_ids"])}
     )
-    assert check_model(explicit, in_folder(folder, manifest)) == []
+    assert check_case(case_of(explicit, in_folder(folder, manifest))) == []
 
 
 def test_sample_that_overflows_does_not_refuse_the_model(tmp_path: Path) -> None:
@@ -208,10 +208,8 @@ def test_sample_that_overflows_does_not_refuse_the_model(tmp_path: Path) -> None
     pictures = case.arrays["images"].copy()
     pictures[0] = np.finfo(np.float32).max
     folder, manifest = dataset(tmp_path, {**case.arrays, "images": pictures})
-    assert (
-        check_model(job_of({"model_type": case.model_type, **case.config}, case.task), in_folder(folder, manifest))
-        == []
-    )
+    job = job_of({"model_type": case.model_type, **case.config}, case.task)
+    assert check_case(case_of(job, in_folder(folder, manifest))) == []
 
 
 def test_large_model_is_tried_on_a_small_copy(tmp_path: Path) -> None:
@@ -219,9 +217,9 @@ def test_large_model_is_tried_on_a_small_copy(tmp_path: Path) -> None:
     folder, manifest = dataset(tmp_path, ids())
     job = job_of(large | {"model_type": "bert", "vocab_size": 30_000}, "causal-lm")
     with pytest.raises(HyphaError, match="MODEL016"):
-        check_model(job, in_folder(folder, manifest))
+        check_case(case_of(job, in_folder(folder, manifest)))
     decoder = job_of(large | {"model_type": "bert", "vocab_size": 30_000, "is_decoder": True}, "causal-lm")
-    assert check_model(decoder, in_folder(folder, manifest)) == []
+    assert check_case(case_of(decoder, in_folder(folder, manifest))) == []
 
 
 def test_trainer_outside_of_ray_refuses_a_loss_that_is_not_the_tasks() -> None:
@@ -247,7 +245,7 @@ def test_decoder_that_would_classify_by_padding_is_refused(padding: int | None, 
     folder, manifest = dataset(tmp_path, few)
     task = task_of(job.model, network)
     checks = (
-        lambda: check_model(job, in_folder(folder, manifest)),
+        lambda: check_case(case_of(job, in_folder(folder, manifest))),
         lambda: check_loss_of(task, network, Samples(few, keys(8))),
     )
     for check in checks:

@@ -12,7 +12,7 @@ from hypha_ray.config import Job
 from hypha_ray.driver.datasets.classes import with_sample_tokens
 from hypha_ray.driver.datasets.data_source import in_folder
 from hypha_ray.driver.preflight.checks import case_of
-from hypha_ray.driver.preflight.step_notes import step_notes
+from hypha_ray.driver.preflight.step_notes import StepReport, step_notes
 from hypha_ray.market.requirements import RAY_LABEL, NodeResources
 from tests.unit.driver.test_scoring import dataset
 
@@ -22,7 +22,7 @@ OFF = "autocast none, compile false, fused_loss false, attention none"
 EAGER = "autocast bf16 (the card multiplies bfloat16), compile false (400 steps would save about 0."
 
 
-def notes(folder: Path, labels: list[str], **tables: dict[str, Any]) -> list[str]:
+def notes(folder: Path, labels: list[str], **tables: dict[str, Any]) -> StepReport:
     tokens = np.random.default_rng(0).integers(3, 300, (4, 512))
     path, manifest = dataset(folder, {"input_ids": tokens})
     rounds = {"update_rounds": 100, "samples_between_updates": 8, "max_batch_size": 1}
@@ -33,24 +33,20 @@ def notes(folder: Path, labels: list[str], **tables: dict[str, Any]) -> list[str
     return step_notes(case, nodes)
 
 
-def memory(lines: list[str]) -> list[str]:
-    return [line for line in lines if line.startswith("a training step of a worker takes")]
-
-
 GPU = {"resources": {"worker": {"gpu": 1.0}}}
 
 
 @pytest.mark.parametrize(
     ("labels", "tables", "expected"),
     [
-        (["H100"], {}, [f"settings of workers on CPU: {OFF} (no GPU)"]),
-        (["H100"], {"worker": {"device": "cpu"}, **GPU}, [f"settings of workers on CPU: {OFF} (no GPU)"]),
-        (["H100", "H100"], GPU, [f"settings of workers on H100: {EAGER}"]),
-        (["H100"], {"run": {"mode": "replay"}, **GPU}, [f"settings of workers on H100: {OFF} (replay mode"]),
-        (["T4"], GPU, ["settings of workers on T4: autocast fp16 (the card multiplies float16 and not bfloat16)"]),
-        (["", "A100"], GPU, ["settings of workers on A100: ", "workers on a GPU choose settings that are auto"]),
-        (["G"], GPU, ["workers on G choose settings that are auto when they start"]),
-        (["H100", "L4"], {"resources": {"worker": {"gpu": 1.0, "gpu_type": "L4"}}}, ["settings of workers on L4: "]),
+        (["H100"], {}, [f"on CPU: {OFF} (no GPU)"]),
+        (["H100"], {"worker": {"device": "cpu"}, **GPU}, [f"on CPU: {OFF} (no GPU)"]),
+        (["H100", "H100"], GPU, [f"on H100: {EAGER}"]),
+        (["H100"], {"run": {"mode": "replay"}, **GPU}, [f"on H100: {OFF} (replay mode"]),
+        (["T4"], GPU, ["on T4: autocast fp16 (the card multiplies float16 and not bfloat16)"]),
+        (["", "A100"], GPU, ["on A100: ", "workers on a GPU choose theirs when they start"]),
+        (["G"], GPU, ["workers on G choose theirs when they start"]),
+        (["H100", "L4"], {"resources": {"worker": {"gpu": 1.0, "gpu_type": "L4"}}}, ["on L4: "]),
         (["H100"], {"worker": dict(zip(("autocast", "compile", "fused_loss", "attention"),
                                        ("none", False, False, "none"), strict=True)), **GPU}, []),
     ],
@@ -58,14 +54,24 @@ GPU = {"resources": {"worker": {"gpu": 1.0}}}
 def test_settings_are_told_for_each_kind_of_card_at_hand(
     labels: list[str], tables: dict[str, Any], expected: list[str], tmp_path: Path
 ) -> None:
-    lines = [line for line in notes(tmp_path, labels, **tables) if line not in memory([line])]
+    lines = notes(tmp_path, labels, **tables).settings
     assert len(lines) == len(expected)
     assert all(line.startswith(start) for line, start in zip(lines, expected, strict=True)), lines
 
 
 def test_memory_is_that_of_the_settings_that_are_chosen(tmp_path: Path) -> None:
     """512 logits of 50 000 classes are 98 MiB in 32 bits, which a fused loss on a GPU never has at once."""
-    on_cpu, on_gpu = (memory(notes(tmp_path / name, ["H100"], **tables)) for name, tables in
-                      (("cpu", {}), ("gpu", GPU)))  # fmt: skip
+    on_cpu = notes(tmp_path / "cpu", ["H100"]).memory
+    on_gpu = notes(tmp_path / "gpu", ["H100"], **GPU).memory
     given = {"worker": {"autocast": "bf16", "compile": False, "fused_loss": True, "attention": "sdpa"}, **GPU}
-    assert on_gpu == memory(notes(tmp_path / "given", ["H100"], **given)) != on_cpu
+    assert on_gpu == notes(tmp_path / "given", ["H100"], **given).memory != on_cpu
+    assert len(on_gpu) == len(on_cpu) == 1
+
+
+def test_memory_beyond_the_reserved_one_is_a_warning(tmp_path: Path) -> None:
+    """The logits of one sample alone take 98 MiB."""
+    small = notes(tmp_path / "small", [], resources={"worker": {"memory_gb": 0.1}})
+    assert small.warnings == [
+        "a training step takes more than the 0.1 GB that a worker reserves: raise memory_gb, or save memory"
+    ]
+    assert notes(tmp_path / "large", [], resources={"worker": {"memory_gb": 4}}).warnings == []

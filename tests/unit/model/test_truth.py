@@ -17,7 +17,7 @@ from hypha_ray.config.schema import Model
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.slices import describe, write_slice
 from hypha_ray.driver.datasets.data_source import in_folder
-from hypha_ray.driver.preflight.checks import check_model
+from hypha_ray.driver.preflight.checks import case_of, check_case
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.checks.loss_check import check_loss_on_copy
 from hypha_ray.model.evaluation import batches_of, evaluate, tensors_of
@@ -132,14 +132,14 @@ def test_job_with_the_loss_of_its_task_may_start(case: Case, tmp_path: Path) -> 
     slices = (write_slice(tmp_path, 0, "train", dict(case.arrays)),)
     manifest = Manifest(name="small", modality="other", slices=slices, tensors=describe(case.arrays, "slice")[1])
     job = Job.model_validate({"model": settings(case), "resources": {"num_workers": 1}})
-    assert [note for note in check_model(job, in_folder(tmp_path, manifest)) if "is left out" not in note] == []
+    assert [note for note in check_case(case_of(job, in_folder(tmp_path, manifest))) if "is left out" not in note] == []
 
 
 @pytest.mark.parametrize("name", UNTRAINABLE)
 def test_task_that_nothing_here_can_train_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
     job = Job.model_validate({"model": {"type": name, "config": {"model_type": "bert"}}})
     with pytest.raises(ConfigError, match=rf"^error\[MODEL012\]: {name} models .* bridge.commands$") as refusal:
-        check_model(job, in_folder(tmp_path, Manifest(name="small", modality="other", slices=(), tensors=())))
+        check_case(case_of(job, in_folder(tmp_path, Manifest(name="small", modality="other", slices=(), tensors=()))))
     assert refusal.value.exit_code == 2
 
 
@@ -171,7 +171,7 @@ def test_loss_that_is_a_sum_excludes_synchronous_training(tmp_path: Path) -> Non
     manifest = Manifest(name="small", modality="other", slices=slices, tensors=describe(case.arrays, "slice")[1])
     job = {"model": settings(case), "resources": {"num_workers": 2}}
     with pytest.raises(ConfigError, match=r"CFG011.*ctc_loss_reduction"):
-        check_model(Job.model_validate(job | {"sync": {"strategy": "sync"}}), in_folder(tmp_path, manifest))
+        check_case(case_of(Job.model_validate(job | {"sync": {"strategy": "sync"}}), in_folder(tmp_path, manifest)))
 
 
 def ctc(reduction: str) -> Case:

@@ -1,0 +1,173 @@
+"""Space that a run's snapshots and its model take on disk, and the space that is free."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hypha_ray.config import Job
+from hypha_ray.types import Layout
+from hypha_ray.types.layout import dtype_of, is_trained
+
+if TYPE_CHECKING:
+    import torch
+
+    from hypha_ray.driver.preflight.compatibility import Case
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSizes:
+    """Bytes that a run takes on disk; logs, metrics and plots are left out."""
+
+    snapshot: int
+    """Bytes of a snapshot."""
+    snapshots: int
+    """Number of snapshots that stay."""
+    model: int
+    """Bytes of a saved model."""
+    models: int
+    """Number of saved models: the last one, and the best one if the job keeps it."""
+    is_bound: bool
+    """Whether snapshots are larger, by a state of optimizers whose size isn't known."""
+
+    @property
+    def in_the_end(self) -> int:
+        """Bytes that stay."""
+        return self.snapshots * self.snapshot + self.models * self.model
+
+    @property
+    def at_most(self) -> int:
+        """Bytes at the peak: a new snapshot is written before an old one is removed."""
+        return self.in_the_end + self.snapshot
+
+
+def disk_sizes(case: Case, layout: Layout) -> DiskSizes:
+    """Compute the disk space of a run.
+
+    Args:
+        case: job and model.
+        layout: layout of the trained modules.
+
+    """
+    job = case.job
+    with_state = _outer_bytes(job, layout)
+    inner = 0
+    is_bound = with_state is None
+    if job.run.mode == "replay":
+        state = _inner_bytes(job, layout)
+        is_bound = True  # Random numbers, and residuals of the codec.
+        inner = job.num_workers * (state or 0)
+    snapshots = job.checkpoint.keep
+    models = 1
+    if job.checkpoint.best:
+        snapshots += 1
+        models += 1
+    snapshots = min(snapshots, _written(job))
+    snapshot = layout.bytes() + (with_state or 0) + inner
+    return DiskSizes(snapshot, snapshots, _model_bytes(case, layout), models, is_bound)
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space of the disk that a folder is on, or will be on."""
+    existing = folder.expanduser().absolute()
+    while not existing.exists():
+        existing = existing.parent
+    return shutil.disk_usage(existing).free
+
+
+def _written(job: Job) -> int:
+    """Number of snapshots that a run writes at its regular intervals, with those of the first and the last round."""
+    rounds = job.rounds.update_rounds
+    every = job.checkpoint.every_rounds
+    count = rounds // every
+    if every > 1:
+        count += 1  # That of the first round.
+    if rounds % every and rounds > 1:
+        count += 1  # That of the last round.
+    return count
+
+
+def _outer_bytes(job: Job, layout: Layout) -> int | None:
+    """Bytes of the outer state; None if the size of the optimizer's state isn't known."""
+    elements = _trained_bytes(layout)
+    if job.sync.traits.sends_gradients:
+        state = _inner_bytes(job, layout)
+        if state is None:
+            return None
+    else:
+        from hypha_ray.server.outer import slots_of
+
+        slots = slots_of(job.outer_optimizer.name)
+        state = len(slots) * elements
+    if job.sync.downward_codec != "fp32" and job.sync.error_feedback:
+        state += elements
+    return state
+
+
+def _inner_bytes(job: Job, layout: Layout) -> int | None:
+    """Bytes of the state of a worker's optimizer in 32 bits; None if its size isn't known."""
+    elements = _trained_bytes(layout)
+    match job.inner_optimizer.name:
+        case "adamw":
+            return 2 * elements
+        case "sgd":
+            if job.inner_optimizer.momentum:
+                return elements
+            return 0
+    return None
+
+
+def _trained_bytes(layout: Layout) -> int:
+    """Bytes of all trained parameters as they travel."""
+    total = 0
+    for fragment in range(layout.fragments):
+        for group, size in layout.groups(fragment).items():
+            if is_trained(group):
+                total += size * np.dtype(dtype_of(group)).itemsize
+    return total
+
+
+def _model_bytes(case: Case, layout: Layout) -> int:
+    """Bytes of the weights of the saved model; an adapter is merged into it, and saved beside it."""
+    from hypha_ray.model.lora import has_adapter
+
+    job = case.job
+    dtype = job.checkpoint.export_dtype or _own_dtype(case)
+    if not has_adapter(job.model):
+        return _weights_bytes(case.network.parameters(), dtype)
+    base: list[torch.nn.Parameter] = []
+    for name, parameter in case.network.named_parameters():
+        if "lora_" not in name and ".original_module." not in name:
+            base.append(parameter)
+    return _weights_bytes(base, dtype or "float32") + _trained_bytes(layout)
+
+
+_ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of an element of a saved model by its dtype."""
+
+
+def _own_dtype(case: Case) -> str | None:
+    """Dtype of a repository's weights, which the saved model has again; None: that of the parameters."""
+    if case.job.model.repository is None:
+        return None
+    dtype = getattr(case.network.config, "dtype", None)
+    name = str(dtype).removeprefix("torch.")
+    if name not in _ITEM_BYTES:
+        return None
+    return name
+
+
+def _weights_bytes(parameters: Iterable[torch.nn.Parameter], dtype: str | None) -> int:
+    """Bytes of parameters in a dtype, or in their own."""
+    total = 0
+    for parameter in parameters:
+        item_bytes = parameter.element_size()
+        if dtype is not None:
+            item_bytes = _ITEM_BYTES[dtype]
+        total += parameter.numel() * item_bytes
+    return total

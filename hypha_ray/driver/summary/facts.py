@@ -1,0 +1,204 @@
+"""Lines of a summary about the model, the data and the rounds: what a job file and a manifest say of them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from hypha_ray.config import Job
+from hypha_ray.config.tables.training import Dataset
+from hypha_ray.data.manifest import Manifest
+from hypha_ray.data.storage.files import Place
+from hypha_ray.driver.datasets.data_source import DataSource
+from hypha_ray.scheduler.fleet.worker_state import batch_size, has_equal_batches
+from hypha_ray.types import Layout, dataset_of
+from hypha_ray.types.layout import is_trained
+
+FEW_HELD_OUT = 100
+"""Number of held-out samples below which a small difference of their mean loss is chance."""
+MOST_READ_BYTES = 32 << 20
+"""Most bytes of training samples that are read to count tokens without padding."""
+
+
+def trained_parameters(layout: Layout) -> int:
+    """Number of parameters that are trained and exchanged; tied ones count once."""
+    return sum(entry.size for entry in layout.entries if is_trained(entry.group))
+
+
+def model_text(trained: Any, layout: Layout) -> str:
+    """Describe a model by its class and its parameters.
+
+    Args:
+        trained: modules that are trained and exchanged, on any device.
+        layout: their layout.
+
+    """
+    name = type(trained).__name__
+    if hasattr(trained, "actor"):
+        name = f"{type(trained.actor).__name__} as policy and as critic"
+    count = trained_parameters(layout)
+    total = sum(parameter.numel() for parameter in trained.parameters())
+    if count == total:
+        return f"{name}, {total:,} parameters, all of them trained"
+    return f"{name}, {count:,} of {total:,} parameters trained ({count / total:.2%})"
+
+
+def data_text(job: Job, source: DataSource) -> str:
+    """Describe a dataset: its samples, their tokens, how often the run uses them, and what is held out."""
+    manifest = source.manifest
+    samples = manifest.samples("train")
+    parts = [f"{manifest.name}: {samples:,} {_noun(job)}"]
+    if job.rl.algorithm is None:
+        parts += _token_texts(source)
+    if samples:
+        parts.append(_epochs_text(job, manifest))
+    held_out = manifest.samples("validation")
+    if not held_out:
+        return f"{', '.join(parts)}; none held out, so nothing is evaluated"
+    text = f"{', '.join(parts)}; {held_out:,} held out"
+    if held_out < FEW_HELD_OUT:
+        text += ", too few to tell small differences from chance"
+    return text
+
+
+def rounds_text(job: Job, done: int = 0) -> str:
+    """Describe the rounds: their number, their samples, and a worker's batches.
+
+    Args:
+        job: the job file.
+        done: number of committed rounds of a run that goes on.
+
+    """
+    rounds = job.rounds.update_rounds
+    text = f"{rounds:,} of {round_samples(job):,} {_noun(job)}"
+    if job.rl.algorithm is not None and job.rl.group_size > 1:
+        text += f" with {job.rl.group_size} responses each"
+    text += f": {_batches_text(job)}"
+    if job.rounds.warmup_rounds:
+        text += f"; the first {job.rounds.warmup_rounds} are one batch of each worker"
+    if done:
+        text += f"; {done:,} are done"
+    return text
+
+
+def round_samples(job: Job) -> int:
+    """Samples of a round after the warm-up: those that the job asks for, in whole batches."""
+    size = batch_size(job)
+    batches = -(-job.rounds.samples_between_updates // size)
+    return batches * size
+
+
+def run_samples(job: Job) -> int:
+    """Samples of all rounds of a run."""
+    rounds = job.rounds.update_rounds
+    warmup = min(job.rounds.warmup_rounds, rounds)
+    warmup_samples = warmup * job.samples(0)
+    return warmup_samples + (rounds - warmup) * round_samples(job)
+
+
+def epochs_by_dataset(job: Job, manifest: Manifest) -> list[float]:
+    """Return how often a run uses each sample of its dataset, or of each dataset of a mixture, on average."""
+    samples = run_samples(job)
+    if not job.dataset.mix:
+        return [samples / manifest.samples("train")]
+    counts = [0] * len(job.dataset.mix)
+    for info in manifest.of("train"):
+        counts[dataset_of(info.index)] += info.samples
+    weights = sum(share.weight for share in job.dataset.mix)
+    epochs: list[float] = []
+    for share, count in zip(job.dataset.mix, counts, strict=True):
+        epochs.append(samples * share.weight / weights / count)
+    return epochs
+
+
+def tokens_of(source: DataSource) -> tuple[int, bool] | None:
+    """Count the tokens to train on.
+
+    Samples with padding are read if they are few and on this machine.
+
+    Returns:
+        Number of tokens, and whether padding is counted as well; None for data without tokens.
+
+    """
+    manifest = source.manifest
+    tensors = {tensor.name: tensor for tensor in manifest.tensors}
+    if "input_ids" not in tensors:
+        return None
+    positions = manifest.samples("train") * math.prod(tensors["input_ids"].shape)
+    mask = tensors.get("attention_mask")
+    if mask is None and "position_ids" not in tensors:
+        return positions, False
+    if mask is not None and mask.minimum == 1:
+        return positions, False
+    size = manifest.samples("train") * manifest.sample_bytes
+    if source.places != (Place(str(source.folder)),) or size > MOST_READ_BYTES:
+        return positions, True
+    from hypha_ray.model.checks.positions import token_counts
+
+    tokens = 0
+    for info in manifest.of("train"):
+        arrays = source.read(info)
+        tokens += int(token_counts(arrays).sum())
+    return tokens, False
+
+
+def _token_texts(source: DataSource) -> list[str]:
+    counted_tokens = tokens_of(source)
+    if counted_tokens is None:
+        return []
+    tokens, has_padding = counted_tokens
+    if has_padding:
+        return [f"at most {tokens:,} tokens"]
+    return [f"{tokens:,} tokens"]
+
+
+def _epochs_text(job: Job, manifest: Manifest) -> str:
+    """Say how often the run uses the samples."""
+    epochs = epochs_by_dataset(job, manifest)
+    about = "about "
+    if job.sync.traits.has_barrier:
+        about = ""
+    if not job.dataset.mix:
+        return f"{about}{_number(epochs[0])} epochs in all rounds"
+    texts = []
+    for part, number in zip(job.dataset.parts, epochs, strict=True):
+        texts.append(f"{_part_name(part)} {_number(number)}")
+    return f"epochs in all rounds: about {', '.join(texts)}"
+
+
+def _part_name(part: Dataset) -> str:
+    return part.name or Path(str(part.path)).name
+
+
+def _number(value: float) -> str:
+    """Write a number with two digits at least."""
+    if value >= 10:
+        return f"{value:,.0f}"
+    return f"{value:.2g}"
+
+
+def _noun(job: Job) -> str:
+    return "samples" if job.rl.algorithm is None else "prompts"
+
+
+def _batches_text(job: Job) -> str:
+    """Say which batches a worker takes in a round, if all workers are equally fast."""
+    size = batch_size(job)
+    batches = round_samples(job) // size
+    deltas = job.num_workers
+    if not job.sync.traits.has_barrier:
+        deltas = job.sync.period or job.num_workers
+    least, more = divmod(batches, deltas)
+    text = f"{least} batches"
+    if more:
+        text = f"{least} to {least + 1} batches"
+    elif least == 1:
+        text = "1 batch"
+    text += f" of {size}"
+    if job.num_workers == 1:
+        return text
+    text += f" by each of {job.num_workers} workers"
+    if has_equal_batches(job):
+        return text
+    return f"about {text}"

@@ -1,0 +1,196 @@
+"""Summary of a job, a line for each subject; a line is left out if it means nothing for the job, or isn't known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hypha_ray.config import Job
+from hypha_ray.driver.datasets.data_source import DataSource
+from hypha_ray.driver.summary.disk import free_bytes
+from hypha_ray.driver.summary.earlier_runs import Pace, pace_of_earlier_run, pace_of_run
+from hypha_ray.driver.summary.facts import data_text, rounds_text
+from hypha_ray.driver.summary.texts import disk_text, exchange_text, size_text, space_notes
+from hypha_ray.heavy_imports import uncollected
+from hypha_ray.market.requirements import NodeResources
+from hypha_ray.store.directory import RunDirectory
+from hypha_ray.store.snapshots import SnapshotHeader, read_header, snapshot_path
+from hypha_ray.store.snapshots import rounds as snapshot_rounds
+from hypha_ray.telemetry.sinks.files import METRICS, Record, by_round, read_jsonl
+from hypha_ray.telemetry.sinks.table import duration
+from hypha_ray.texts import counted
+from hypha_ray.types.layout import is_trained
+
+if TYPE_CHECKING:
+    from hypha_ray.driver.preflight.compatibility import Case
+
+SUBJECT_WIDTH = 10
+"""Width of the column of subjects in characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobReport:
+    """Facts about a job by subject, in order, and warnings that follow from them."""
+
+    facts: list[tuple[str, str]]
+    """Subject, such as ``model``, and text."""
+    warnings: list[str]
+
+    def text(self) -> str:
+        """Write a line for each fact."""
+        lines: list[str] = []
+        for subject, text in self.facts:
+            lines.append(f"{subject.ljust(SUBJECT_WIDTH)} {text}")
+        return "\n".join(lines)
+
+
+def summary_of_new(
+    job: Job,
+    source: DataSource | None,
+    case: Case | None,
+    nodes: Sequence[NodeResources],
+    price: float | None,
+    with_memory: bool,
+) -> JobReport:
+    """Summarize a job that begins; a partial one has fewer facts.
+
+    Args:
+        job: the job file.
+        source: its dataset; None: it has none.
+        case: its model on the dataset; None: it lacks one of them.
+        nodes: nodes of the cluster.
+        price: price of all machines per hour; None: they have none.
+        with_memory: whether to estimate the memory of a training step, which takes two steps without values.
+
+    """
+    if case is None:
+        facts = [("rounds", rounds_text(job))]
+        if source is not None:
+            facts.insert(0, ("data", data_text(job, source)))
+        return JobReport(facts, [])
+    summary = _of_case(case)
+    with uncollected():
+        from hypha_ray.driver.preflight.step_notes import step_notes
+
+    notes = step_notes(case, nodes, with_memory)
+    for text in notes.memory:
+        summary.facts.append(("memory", text))
+    for text in notes.settings:
+        summary.facts.append(("settings", text))
+    summary.facts.extend(_time_facts(job, pace_of_earlier_run(job, case.manifest), price))
+    summary.warnings.extend(notes.warnings)
+    return summary
+
+
+def summary_of_resumed(job: Job, source: DataSource, directory: RunDirectory, price: float | None) -> JobReport:
+    """Summarize a run that goes on, by its own records; libraries of models aren't loaded for it.
+
+    Args:
+        job: the job file.
+        source: its dataset.
+        directory: directory of the run.
+        price: price of all machines per hour; None: they have none.
+
+    """
+    records = by_round(read_jsonl(directory.path / METRICS, ("round",)), "round")
+    facts: list[tuple[str, str]] = []
+    snapshots = snapshot_rounds(directory.path)
+    newest = None
+    if snapshots:
+        newest = read_header(directory.path, snapshots[-1])
+    if newest is not None:
+        facts.extend(_of_model(newest))
+    facts.append(("data", data_text(job, source)))
+    facts.append(("rounds", rounds_text(job, done=len(records))))
+    if records:
+        facts.extend(_of_records(records))
+    if newest is not None:
+        facts.extend(_of_snapshots(directory, snapshots))
+    pace = pace_of_run(directory.path, job.num_workers) or pace_of_earlier_run(job, source.manifest)
+    facts.extend(_time_facts(job, pace, price, done=len(records)))
+    return JobReport(facts, [])
+
+
+def _of_case(case: Case) -> JobReport:
+    """Summarize model, data, rounds, traffic and disk."""
+    with uncollected():
+        from hypha_ray.driver.summary.disk import disk_sizes
+        from hypha_ray.driver.summary.exchange import exchange_of
+        from hypha_ray.driver.summary.facts import model_text
+        from hypha_ray.model.layout import layout_of
+
+    job = case.job
+    layout = layout_of(case.modules, job.sync.fragments, job.sync.partition)
+    use = disk_sizes(case, layout)
+    facts = [
+        ("model", model_text(case.modules, layout)),
+        ("data", data_text(job, case.source)),
+        ("rounds", rounds_text(job)),
+        ("exchange", exchange_text(job, exchange_of(job, layout))),
+        ("disk", disk_text(job, use)),
+    ]
+    return JobReport(facts, list(space_notes(job, use)))
+
+
+def _of_model(snapshot: SnapshotHeader) -> Iterator[tuple[str, str]]:
+    """Facts about the model of a run, by the layout in a snapshot."""
+    trained = 0
+    for *_, group, _, size in snapshot.state.get("entries", []):
+        if is_trained(group):
+            trained += size
+    if trained:
+        yield "model", f"{trained:,} parameters are trained"
+
+
+def _of_snapshots(directory: RunDirectory, rounds: Sequence[int]) -> Iterator[tuple[str, str]]:
+    """Facts about the snapshots of a run, which it has of these rounds."""
+    size = 0
+    for file in snapshot_path(directory.path, rounds[-1]).iterdir():
+        size += file.stat().st_size
+    free = size_text(free_bytes(directory.path))
+    count = counted(len(rounds), "snapshot")
+    yield "disk", f"{count}, the newest of {size_text(size)}; {free} free in {directory.path.parent}"
+
+
+def _of_records(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
+    """Facts about the traffic of the rounds so far."""
+    total_up = 0
+    total_down = 0
+    up = 0
+    down = 0
+    for record in records:
+        up = record.get("bytes_up") or 0
+        down = record.get("bytes_down") or 0
+        total_up += up
+        total_down += down
+    newest = f"{size_text(up)} up and {size_text(down)} down in the newest round"
+    total = f"{size_text(total_up)} and {size_text(total_down)} so far"
+    yield "exchange", f"{newest}, {total}"
+
+
+def _time_facts(job: Job, pace: Pace | None, price: float | None, done: int = 0) -> Iterator[tuple[str, str]]:
+    """Facts about time and cost, or how to measure them.
+
+    Args:
+        job: the job file.
+        pace: measured pace of the same work; None: there is none.
+        price: price of all machines per hour; None: they have none.
+        done: number of committed rounds.
+
+    """
+    if pace is None:
+        yield "time", "not measured yet: --rounds.update_rounds 2 shows the pace"
+        if price is not None:
+            yield "cost", f"{price:.2f} an hour"
+        return
+    rounds = max(0, job.rounds.update_rounds - done)
+    time_s = rounds * pace.round_s
+    rest = ""
+    if done:
+        rest = " for the rest"
+    measured = f"{duration(pace.round_s)} a round, the median of {counted(pace.rounds, 'round')} of run {pace.run}"
+    yield "time", f"about {duration(time_s)}{rest}: {measured}"
+    if price is not None:
+        cost = price * time_s / 3600
+        yield "cost", f"about {cost:.2f}{rest}, at {price:.2f} an hour"
