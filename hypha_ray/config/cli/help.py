@@ -11,7 +11,7 @@ _ARGUMENTS = """\
 arguments:
   [@] FILE.toml           a job file; later files override earlier ones
   --section.key VALUE     one key of the job file; overrides all files
-  --dry-run               print the resolved job file, check it against the cluster, and exit
+  --dry-run               print a summary and the resolved job file, check them against the cluster, and exit
   --resume                continue the run named run.name, even if the job has changed
   --resume NAME|DIR|URL   continue that run with its own job file; files and keys given here override it
   --help                  this text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections import namedtuple
 from collections.abc import Sequence
@@ -17,7 +16,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from hypha_ray.codec import encoders, payload_bytes, sends_differences
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
-from hypha_ray.data.catalogue import load
 from hypha_ray.data.mixture import described, mixed
 from hypha_ray.driver.datasets.data_source import DataSource, in_folder
 from hypha_ray.driver.preflight.checks import case_of
@@ -73,6 +71,7 @@ def test_parameters_are_those_that_transformers_counts(tmp_path: Path, tied: boo
     assert facts["model"] == f"LlamaForCausalLM, {known:,} parameters, all of them trained"
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 def test_parameters_of_an_adapter_are_those_that_peft_counts(tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
@@ -350,4 +349,3 @@ def test_lines_are_aligned_and_a_partial_job_has_fewer(tmp_path: Path) -> None:
     assert all(line[10] == " " and line[11] != " " for line in lines)
     assert [subject for subject, _ in summary_of_new(job, source, None, [], None, True).facts] == ["data", "rounds"]
     assert [subject for subject, _ in summary_of_new(job, None, None, [], None, True).facts] == ["rounds"]
-    assert math.isclose(load(tmp_path).samples("train"), 40)
