@@ -2,7 +2,9 @@
 
     [--key VALUE | --key=VALUE …] [--switch] [--help]
 
-A job's options are a dataclass. Flags and help come from its fields' types, defaults and docstrings.
+A job's options are a dataclass. Flags and help come from its fields' types, defaults and docstrings. The field `from_`
+is the flag ``--from``, since Python keeps the word to itself. Texts of a field with `REPEATED` as its metadata are
+those of all its flags, and keep their commas.
 """
 
 from __future__ import annotations
@@ -11,12 +13,12 @@ import ast
 import inspect
 import textwrap
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -30,6 +32,11 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
+
+REPEATED: Final = {"repeated": True}
+"""Metadata of a field, a list of texts, whose flag may be given several times."""
+_BETWEEN: Final = "\0"
+"""Separator of the texts of a repeated flag; no argument of a process has it."""
 
 
 def parse_options(kind: type[T], doc: str | None, arguments: Sequence[str], position: str | None = None) -> T:
@@ -52,9 +59,10 @@ def parse_options(kind: type[T], doc: str | None, arguments: Sequence[str], posi
         print(_help(doc or "", keys))
         raise SystemExit(0)
     types = get_type_hints(kind)
-    values = {}
-    for name, text in _texts(arguments, keys, position).items():
-        values[name] = _value(keys[name], text, types[name])
+    repeated = {field.name for field in fields(kind) if field.metadata == REPEATED}
+    values: dict[str, Any] = {}
+    for name, text in _texts(arguments, keys, position, repeated).items():
+        values[name] = text.split(_BETWEEN) if name in repeated else _value(keys[name], text, types[name])
     for name, key in keys.items():
         if key.default is MISSING and name not in values:
             problem = f"{_flag(name)} is missing"
@@ -91,8 +99,13 @@ def require_round(round: int | None) -> None:
         raise ConfigError("CFG003", "--round is out of range", str(round), "1 or more", "count the rounds from 1")
 
 
-def _texts(arguments: Sequence[str], keys: Mapping[str, Key], position: str | None) -> dict[str, str]:
-    """Texts of the values on a command line, by the option's name; a flag given twice has its last value."""
+def _texts(
+    arguments: Sequence[str], keys: Mapping[str, Key], position: str | None, repeated: Collection[str]
+) -> dict[str, str]:
+    """Texts of the values on a command line, by the option's name; a flag given twice has its last value.
+
+    A repeated flag has all its values.
+    """
     texts: dict[str, str] = {}
     words = deque(arguments)
     while words:
@@ -104,6 +117,8 @@ def _texts(arguments: Sequence[str], keys: Mapping[str, Key], position: str | No
         if not flag.startswith("--"):
             raise ConfigError("CFG015", f"unexpected argument {shown(flag)}", fix="-- before an option; see --help")
         name = _name(flag)
+        if f"{name}_" in keys:
+            name = f"{name}_"
         if name not in keys:
             raise _unknown(flag, keys)
         key = keys[name]
@@ -116,7 +131,11 @@ def _texts(arguments: Sequence[str], keys: Mapping[str, Key], position: str | No
         values = [value]
         while key.many and not equals_sign and (value := value_behind("", words)) is not None:
             values.append(value)
-        texts[name] = ",".join(values)
+        if name in repeated:
+            earlier = [texts[name]] if name in texts else []
+            texts[name] = _BETWEEN.join([*earlier, *values])
+        else:
+            texts[name] = ",".join(values)
     return texts
 
 
@@ -194,7 +213,7 @@ def _default(key: Key) -> str:
 
 
 def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    return f"--{name.rstrip('_').replace('_', '-')}"
 
 
 def _name(flag: str) -> str:

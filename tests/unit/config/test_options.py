@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from hypha_ray.config.cli.options import parse_options
+from hypha_ray.config.cli.options import REPEATED, parse_options, refuse_strays
 from hypha_ray.errors import ConfigError
 
 
@@ -99,3 +99,36 @@ def test_help_names_every_option_its_default_meaning_and_kind(flag: str, capsys:
     assert '--shape "round" shape of a piece (round | square)' in lines
     assert "--only pieces to keep (list of text)" in lines
     assert "--try-run cut nothing (true | false)" in lines
+
+
+@dataclass(frozen=True)
+class Move:
+    """Move something."""
+
+    from_: str | None = None
+    """place to begin at"""
+    by: list[str] | None = field(default=None, metadata=REPEATED)
+    """ways to go"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--from here", Move("here")),
+        ("--by a=1,b=2 --from here --by c=[3,4]", Move("here", ["a=1,b=2", "c=[3,4]"])),
+        ("--by a b --by=c", Move(None, ["a", "b", "c"])),
+        ("--from a --from b", Move("b")),
+    ],
+)
+def test_options_named_as_words_of_python_and_repeated_ones_are_read(arguments: str, expected: Move) -> None:
+    assert parse_options(Move, "A job.", arguments.split(" ")) == expected
+
+
+def test_option_named_as_a_word_of_python_is_named_without_the_underscore(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match=r"did you mean --from\?"):
+        parse_options(Move, "A job.", ["--form", "here"])
+    with pytest.raises(ConfigError, match="--by is for --from alone"):
+        refuse_strays(Move(by=["a"]), {"by": ("from_",)})
+    with pytest.raises(SystemExit):
+        parse_options(Move, "A job.", ["--help"])
+    assert "--from " in capsys.readouterr().out
