@@ -73,6 +73,23 @@ def differences(here: Job, there: Job) -> tuple[Difference, ...]:
     return tuple(changed)
 
 
+def settings_that_differ(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Keys of resolved job files whose values aren't all equal, with the value of each file; None: unset.
+
+    Name and place of the runs are left out.
+    """
+    leaves = [dict(_leaves(tree, ())) for tree in trees]
+    paths: dict[KeyPath, None] = {}
+    for settings in leaves:
+        paths.update(dict.fromkeys(settings))
+    different: dict[str, list[Any]] = {}
+    for path in paths:
+        values = [settings.get(path) for settings in leaves]
+        if any(value != values[0] for value in values) and not _is_below(path, _OF_A_COMMAND):
+            different[dotted(path)] = values
+    return different
+
+
 def refuse_changes(changed: Sequence[Difference], job: Job) -> None:
     """Refuse the name of a run by another job.
 

@@ -168,14 +168,14 @@ def _draw(run_directory: Path, path: Path) -> list[Path]:
 def _save(path: Path, plot: Callable[[Series], Figure], series: Series) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    with _style():
+    with style():
         canvas = FigureCanvasAgg(plot(series))
-        _place_panels(canvas)
+        place_panels(canvas)
         canvas.figure.savefig(path)
     make_private(path)
 
 
-def _place_panels(canvas: FigureCanvasAgg) -> None:
+def place_panels(canvas: FigureCanvasAgg, between_rows_in: float = BETWEEN_ROWS_IN) -> None:
     """Size the panels of a figure, so that titles, labels and the widest legend at the right fit beside them.
 
     A layout engine would measure every text twice, which takes as long as all other drawing.
@@ -191,14 +191,14 @@ def _place_panels(canvas: FigureCanvasAgg) -> None:
     inner_width_in = width_in - LEFT_IN - right_in
     inner_height_in = height_in - TOP_IN - BOTTOM_IN
     panel_width = (inner_width_in - (grid.ncols - 1) * BETWEEN_COLUMNS_IN) / grid.ncols
-    panel_height = (inner_height_in - (grid.nrows - 1) * BETWEEN_ROWS_IN) / grid.nrows
+    panel_height = (inner_height_in - (grid.nrows - 1) * between_rows_in) / grid.nrows
     figure.subplots_adjust(
         left=LEFT_IN / width_in,
         right=1 - right_in / width_in,
         top=1 - TOP_IN / height_in,
         bottom=BOTTOM_IN / height_in,
         wspace=BETWEEN_COLUMNS_IN / panel_width,
-        hspace=BETWEEN_ROWS_IN / panel_height,
+        hspace=between_rows_in / panel_height,
     )
 
 
@@ -218,14 +218,15 @@ def _right_margin(canvas: FigureCanvasAgg) -> float:
 
 
 @contextmanager
-def _style() -> Iterator[None]:
+def style() -> Iterator[None]:
+    """Context in which matplotlib draws in the style of all plots."""
     import matplotlib as mpl
 
     with mpl.rc_context(STYLE):
         yield
 
 
-def _panels(title: str, rows: int = 1, columns: int = 1, height: float = 3.4) -> tuple[Figure, list[Axes]]:
+def panels(title: str, rows: int = 1, columns: int = 1, height: float = 3.4) -> tuple[Figure, list[Axes]]:
     """Make a figure without pyplot: nothing global, no window system, safe in any thread."""
     from matplotlib.figure import Figure
 
@@ -267,21 +268,22 @@ def _legend(axes: Axes) -> None:
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0)
 
 
-def _marker(points: int) -> str:
+def marker_for(points: int) -> str:
+    """Marker of a curve with so many points; none on one with many."""
     return "o" if points <= 40 else ""
 
 
 def _objective(series: Series) -> Figure:
     name = series.objective.trained
-    figure, (by_samples, by_seconds) = _panels(name.capitalize(), columns=2, height=4)
+    figure, (by_samples, by_seconds) = panels(name.capitalize(), columns=2, height=4)
     samples = series.column("samples_total")
     values = [float(record[series.objective.name]) for record in series.evaluations]
     for axes, totals in ((by_samples, samples), (by_seconds, series.seconds)):
-        axes.plot(totals, series.column(name), color=BLUE, marker=_marker(len(totals)), ms=4, label="training")
+        axes.plot(totals, series.column(name), color=BLUE, marker=marker_for(len(totals)), ms=4, label="training")
         if values:
             progress = [series.total_after(totals, int(record["round"])) for record in series.evaluations]
-            axes.plot(progress, values, color=RED, marker=_marker(len(values)), ms=4, label="validation")
-    _by_progress(by_samples, by_seconds, name)
+            axes.plot(progress, values, color=RED, marker=marker_for(len(values)), ms=4, label="validation")
+    by_progress(by_samples, by_seconds, name)
     return figure
 
 
@@ -291,19 +293,19 @@ def _task(series: Series) -> Figure:
     for number, figures in series.tasks.items():
         for name, value in figures.items():
             curves.setdefault(name, {})[number] = value
-    figure, (by_samples, by_seconds) = _panels(", ".join(curves).capitalize(), columns=2, height=4)
+    figure, (by_samples, by_seconds) = panels(", ".join(curves).capitalize(), columns=2, height=4)
     samples = series.column("samples_total")
     for axes, totals in ((by_samples, samples), (by_seconds, series.seconds)):
         for (name, curve), colour in zip(curves.items(), cycle(PALETTE)):
             progress = [series.total_after(totals, number) for number in curve]
             label = f"{name}, validation"
-            axes.plot(progress, list(curve.values()), color=colour, marker=_marker(len(curve)), ms=4, label=label)
+            axes.plot(progress, list(curve.values()), color=colour, marker=marker_for(len(curve)), ms=4, label=label)
         axes.set_ylim(-0.02, 1.02)
-    _by_progress(by_samples, by_seconds, "fraction")
+    by_progress(by_samples, by_seconds, "fraction")
     return figure
 
 
-def _by_progress(by_samples: Axes, by_seconds: Axes, y: str) -> None:
+def by_progress(by_samples: Axes, by_seconds: Axes, y: str) -> None:
     """Label two panels with the same curves, by samples and by time."""
     from matplotlib.ticker import EngFormatter
 
@@ -314,7 +316,7 @@ def _by_progress(by_samples: Axes, by_seconds: Axes, y: str) -> None:
 
 
 def _batches(series: Series) -> Figure:
-    figure, (axes,) = _panels("Batches of each worker", height=4)
+    figure, (axes,) = panels("Batches of each worker", height=4)
     if len(series.workers) <= STACKED_WORKERS and len(series.rounds) <= STACKED_ROUNDS:
         bottom = [0] * len(series.rounds)
         for worker, colour in zip(series.workers, PALETTE, strict=False):
@@ -341,8 +343,8 @@ def _heat(figure: Figure, axes: Axes, series: Series) -> None:
 
 
 def _finish(series: Series) -> Figure:
-    figure, (times, errors) = _panels("When rounds finished, and when the planner said they would", rows=2, height=3)
-    marker = _marker(len(series.rounds))
+    figure, (times, errors) = panels("When rounds finished, and when the planner said they would", rows=2, height=3)
+    marker = marker_for(len(series.rounds))
     actual = series.column("finish_s", otherwise="time_s")
     predicted = series.column("predicted_s")
     times.plot(series.numbers, actual, color=BLUE, marker=marker, ms=4, label="actual")
@@ -356,7 +358,7 @@ def _finish(series: Series) -> Figure:
 
 
 def _bytes(series: Series) -> Figure:
-    figure, (each, total) = _panels("Bytes between workers and servers", rows=2, height=3)
+    figure, (each, total) = panels("Bytes between workers and servers", rows=2, height=3)
     up = series.column("bytes_up")
     down = series.column("bytes_down")
     # The two are often equal; the wider line is then visible on both sides of the other.
@@ -405,7 +407,7 @@ def _throughput(axes: Axes, series: Series, title: str, *lines: tuple[str, str, 
     """Draw fields of the rounds that are counts a second, each with its colour and label."""
     for name, colour, label in lines:
         values = series.column(name)
-        axes.plot(series.numbers, values, color=colour, marker=_marker(len(values)), ms=4, label=label)
+        axes.plot(series.numbers, values, color=colour, marker=marker_for(len(values)), ms=4, label=label)
     _by_round(axes, series, title, "1/s", unit=" ")
     _legend(axes)
 
@@ -413,13 +415,13 @@ def _throughput(axes: Axes, series: Series, title: str, *lines: tuple[str, str, 
 def _utilisation(series: Series) -> Figure:
     title = "What workers got done, and what they waited for"
     rows = 4 if series.has("tokens_per_s") else 3
-    figure, (samples, *tokens, parts, sync) = _panels(title, rows, height=2.6)
+    figure, (samples, *tokens, parts, sync) = panels(title, rows, height=2.6)
     _throughput(samples, series, "samples a second, all workers", ("samples_per_s", BLUE, "samples"))
     for axes in tokens:
         all_tokens = ("tokens_per_s", BLUE, "tokens")
         scored_tokens = ("scored_per_s", ORANGE, "of them scored")
         _throughput(axes, series, "tokens a second, all workers", all_tokens, scored_tokens)
-    marker = _marker(len(series.rounds))
+    marker = marker_for(len(series.rounds))
     idle = series.column("idle_fraction", 100)
     data_wait = series.column("data_wait_fraction", 100)
     parts.plot(series.numbers, idle, color=BLUE, marker=marker, ms=4, label="at the barrier")

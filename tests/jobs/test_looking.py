@@ -89,3 +89,35 @@ def test_show_takes_a_name_or_a_folder_and_names_the_nearest(tmp_path: Path) -> 
     wrong = job("show", "text-1", home=tmp_path)
     assert wrong.returncode == 5 and "did you mean 'texts-1'?" in wrong.stderr
     assert job("show", home=tmp_path).stderr.startswith("error[CFG012]: --run is missing")
+
+
+def test_compare_takes_runs_by_position_or_flag_and_writes_a_page_or_a_plot(tmp_path: Path) -> None:
+    for name, rate in (("first", 0.1), ("second", 0.2)):
+        metrics = [round_record(0, 4.0), evaluation(0, 3.5)]
+        make_run(tmp_path, name, commits=1, metrics=metrics, inner_optimizer={"learning_rate": rate})
+    done = job("compare", "first", "second", home=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines[:3] == [["setting", "first", "second"], ["inner_optimizer.learning_rate", "0.1", "0.2"], []]
+    assert ["val_loss", "3.5000", "3.5000"] in lines
+    for flags in (("--run", "first", "--run", "second"), ("--run", "first", "second"), ("first", "--run=second")):
+        assert job("compare", *flags, home=tmp_path).stdout == done.stdout
+    page, plot = tmp_path / "page.html", tmp_path / "plot.png"
+    written = job("compare", "first", "second", "--out", str(page), home=tmp_path)
+    assert written.returncode == 0 and written.stdout.splitlines()[-1] == str(page)
+    assert page.read_text().startswith("<!doctype html>") and "data:image/png;base64," in page.read_text()
+    assert job("compare", "first", "second", "--out", str(plot), home=tmp_path).returncode == 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_compare_refuses_one_run_an_unknown_run_and_another_kind_of_file(tmp_path: Path) -> None:
+    make_run(tmp_path, "first")
+    make_run(tmp_path, "second")
+    for arguments, code, error in (
+        (("first",), 2, "error[CFG012]: --run is missing"),
+        (("first", "secnd"), 5, "error[CKPT001]"),
+        (("first", "second", "--out", "a.pdf"), 2, "error[CFG003]: --out is out of range"),
+        (("first", "second", "--out", str(tmp_path / "a.png")), 3, "error[DATA044]: none of first, second"),
+    ):
+        done = job("compare", *arguments, home=tmp_path)
+        assert done.returncode == code and done.stderr.startswith(error), done.stderr

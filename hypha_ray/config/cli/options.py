@@ -46,7 +46,8 @@ def parse_options(kind: type[T], doc: str | None, arguments: Sequence[str], posi
         kind: the dataclass.
         doc: the job script's own description.
         arguments: the command line, without the script.
-        position: name of the option whose value may stand without its flag; None: there is none.
+        position: name of the option whose value may stand without its flag, or values if the flag may be repeated;
+            None: there is none.
 
     Raises:
         ConfigError: CFG001 unknown flag, CFG002 wrong type, CFG003 none of the allowed values, CFG012 missing flag,
@@ -111,8 +112,9 @@ def _texts(
     while words:
         word = words.popleft()
         flag, equals_sign, _ = word.partition("=")
-        if position is not None and not word.startswith("-") and position not in texts:
-            texts[position] = word
+        is_position = position in repeated or position not in texts
+        if position is not None and not word.startswith("-") and is_position:
+            _add_values(texts, position, [word], repeated)
             continue
         if not flag.startswith("--"):
             raise ConfigError("CFG015", f"unexpected argument {shown(flag)}", fix="-- before an option; see --help")
@@ -131,12 +133,17 @@ def _texts(
         values = [value]
         while key.many and not equals_sign and (value := value_behind("", words)) is not None:
             values.append(value)
-        if name in repeated:
-            earlier = [texts[name]] if name in texts else []
-            texts[name] = _BETWEEN.join([*earlier, *values])
-        else:
-            texts[name] = ",".join(values)
+        _add_values(texts, name, values, repeated)
     return texts
+
+
+def _add_values(texts: dict[str, str], name: str, values: Sequence[str], repeated: Collection[str]) -> None:
+    """Add the values of an option, to those of its earlier flags if it may be repeated, otherwise instead of them."""
+    if name not in repeated:
+        texts[name] = ",".join(values)
+        return
+    earlier = [texts[name]] if name in texts else []
+    texts[name] = _BETWEEN.join([*earlier, *values])
 
 
 def _value(key: Key, text: str, annotation: Any) -> Any:

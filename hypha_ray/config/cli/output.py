@@ -41,7 +41,7 @@ def print_notes(notes: Iterable[str]) -> None:
         print(f"note: {note}", file=sys.stderr)
 
 
-def write_result(option: str, file: Path, text: str) -> None:
+def write_result(option: str, file: Path, content: str | bytes) -> None:
     """Write a result to the file that an option names.
 
     Raises:
@@ -49,7 +49,7 @@ def write_result(option: str, file: Path, text: str) -> None:
 
     """
     try:
-        file.write_text(text, encoding="utf-8")
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
     except OSError as error:
         got = f"{file} ({error.strerror or error})"
         raise ConfigError("CFG008", f"{option} can't be used", got, "a file that can be written", "name one") from None

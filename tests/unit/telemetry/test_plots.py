@@ -80,7 +80,7 @@ def test_legend_has_room_beside_the_panels_however_long_its_names_are(length: in
     series = Series([a_round(0), a_round(1)], {})
     series.tasks = {0: {name: 0.5}, 1: {name: 0.6}}
     canvas = FigureCanvasAgg(plots._task(series))
-    plots._place_panels(canvas)
+    plots.place_panels(canvas)
     canvas.draw()
     left, right = canvas.figure.axes
     legend = right.get_legend()

@@ -1,0 +1,157 @@
+"""Comparison of runs: the settings that differ, figures side by side, and the curves of their objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from hypha_ray.config.compare import settings_that_differ
+from hypha_ray.config.keys import shown
+from hypha_ray.errors import DataError, reason_of
+from hypha_ray.figures import OBJECTIVES
+from hypha_ray.history.account import RunFiles
+from hypha_ray.history.overview import RECORD_ERRORS, committed_rounds, cost_of, text_of
+from hypha_ray.telemetry.comparison_plot import draw_curves
+from hypha_ray.telemetry.plots import Series
+from hypha_ray.telemetry.sinks.files import SUMMARY, Record, read_json, summary
+from hypha_ray.telemetry.sinks.table import ABSENT, duration, si
+
+Row: TypeAlias = tuple[str, ...]
+"""Name of a setting or figure, and its text for each run."""
+Format: TypeAlias = Callable[[float | None], str]
+
+
+def _number(value: float | None) -> str:
+    return text_of(value, ".4f")
+
+
+def _fraction(value: float | None) -> str:
+    return text_of(value, ".1%")
+
+
+def _bytes(value: float | None) -> str:
+    return f"{si(value)}B"
+
+
+FIGURES: Mapping[str, tuple[str, Format]] = {
+    "rounds": ("rounds", text_of),
+    "samples": ("samples", si),
+    "tokens": ("tokens", si),
+    "training time": ("seconds", duration),
+    "samples/s": ("samples_per_s", si),
+    "tokens/s": ("tokens_per_s", si),
+    "loss": ("loss", _number),
+    "val_loss": ("val_loss", _number),
+    "best val_loss": ("best_val_loss", _number),
+    "perplexity": ("perplexity", _number),
+    "accuracy": ("accuracy", _number),
+    "val_reward": ("reward", _number),
+    "best val_reward": ("best_reward", _number),
+    "pass@1": ("pass@1", _number),
+    "bytes up": ("bytes_up", _bytes),
+    "bytes down": ("bytes_down", _bytes),
+    "idle": ("idle_fraction", _fraction),
+    "workers lost": ("workers_lost", text_of),
+    "deltas rejected": ("rejected", text_of),
+    "cost": ("cost", _number),
+}
+"""Names of figures, with the field of `summary` and the form of its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two or more runs, side by side."""
+
+    names: Row
+    """Names of the runs; folders of runs that have one name."""
+    settings: list[Row]
+    """Settings that differ."""
+    figures: list[Row]
+    """Figures that any of the runs has."""
+    runs: tuple[RunFiles, ...]
+
+
+def compared(folders: Sequence[Path]) -> Comparison:
+    """Compare runs.
+
+    Raises:
+        DataError: DATA044, a file of a run can't be read, or has a record of another program.
+
+    """
+    runs = tuple(map(_read, folders))
+    names = [run.folder.name for run in runs]
+    if len(set(names)) < len(names):
+        names = [str(run.folder) for run in runs]
+    settings: list[Row] = []
+    for key, values in settings_that_differ([run.tables for run in runs]).items():
+        settings.append((key, *map(_setting, values)))
+    try:
+        figures = _figure_rows(runs)
+    except RECORD_ERRORS as error:
+        problem = f"one of {', '.join(names)} has a record that can't be understood"
+        raise DataError("DATA044", problem, reason_of(error), fix="take away what hypha_ray didn't write") from None
+    return Comparison(tuple(names), settings, figures, runs)
+
+
+def _read(folder: Path) -> RunFiles:
+    try:
+        run = RunFiles.read(folder)
+    except OSError as error:
+        got = f"{error.filename or folder}: {error.strerror}"
+        raise DataError("DATA044", f"the files of {folder} can't be read", got, fix="see to it") from None
+    if not run.tables:
+        problem = f"the job file of {folder} can't be read"
+        raise DataError("DATA044", problem, "damaged", "TOML", "restore it, or leave the run out")
+    return run
+
+
+def _figure_rows(runs: Sequence[RunFiles]) -> list[Row]:
+    """Rows of the figures that any run has."""
+    all_figures = list(map(_figures, runs))
+    rows: list[Row] = []
+    for name, (field, format) in FIGURES.items():
+        texts = [_text(figures.get(field), format) for figures in all_figures]
+        if set(texts) != {ABSENT}:
+            rows.append((name, *texts))
+    return rows
+
+
+def _setting(value: Any) -> str:
+    return _text(value, shown)
+
+
+def _text(value: Any, format: Callable[[Any], str]) -> str:
+    if value is None:
+        return ABSENT
+    return format(value)
+
+
+def _figures(run: RunFiles) -> Record:
+    last_summary = read_json(run.folder / SUMMARY)
+    figures = summary(run.metrics, run.events, last_summary.get("parameter_bytes"))
+    return {**figures, "rounds": committed_rounds(run.folder), "cost": cost_of(run.events)}
+
+
+def picture_of(comparison: Comparison) -> bytes | None:
+    """Draw the curves of the runs as a PNG; None if none of them has a round."""
+    runs_by_figure: dict[str, list[str]] = {}
+    series: dict[str, Series] = {}
+    for name, run in zip(comparison.names, comparison.runs, strict=True):
+        figure = _trained_figure(run)
+        if figure is not None:
+            runs_by_figure.setdefault(figure, []).append(name)
+            series[name] = Series(run.metrics, {})
+    if not series:
+        return None
+    return draw_curves(series, runs_by_figure)
+
+
+def _trained_figure(run: RunFiles) -> str | None:
+    """Name of the figure that a run's rounds are compared by: the reward if there is one, otherwise the loss."""
+    for objective in OBJECTIVES:
+        for record in run.rounds:
+            if record.get(objective.trained) is not None:
+                return objective.trained
+    return None

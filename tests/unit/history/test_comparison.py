@@ -1,0 +1,91 @@
+"""The comparison of runs: settings, figures, plot and page."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from hypha_ray.errors import DataError
+from hypha_ray.history.comparison import compared, picture_of
+from hypha_ray.history.comparison_page import page
+from tests.support.run_folders import evaluation, make_run, round_record
+
+FIRST = [round_record(0, 4.0), evaluation(0, 3.5), round_record(1, 3.0), evaluation(1, 3.25)]
+PNG = b"\x89PNG\r\n"
+
+
+def test_settings_that_differ_are_those_of_the_job_files_without_name_and_folder(tmp_path: Path) -> None:
+    first = make_run(tmp_path, "first", inner_optimizer={"learning_rate": 0.25})
+    second = make_run(tmp_path / "elsewhere", "second", inner_optimizer={"learning_rate": 0.5})
+    model = {"config": {"model_type": "gpt2", "n_layer": 3}}
+    third = make_run(tmp_path, "third", model=model, inner_optimizer={"learning_rate": 0.25})
+    comparison = compared([first, second, third])
+    assert comparison.names == ("first", "second", "third")
+    assert {row[0]: row[1:] for row in comparison.settings} == {
+        "inner_optimizer.learning_rate": ("0.25", "0.5", "0.25"),
+        "model.config.model_type": ("'llama'", "'llama'", "'gpt2'"),
+        "model.config.n_layer": ("-", "-", "3"),
+    }
+
+
+def test_figures_are_those_that_any_run_has(tmp_path: Path) -> None:
+    first = make_run(tmp_path, "first", commits=2, metrics=FIRST, events=[{"kind": "cost", "cost": 0.5}])
+    second = make_run(tmp_path, "second", commits=1, metrics=[round_record(0, -0.1, reward=0.25)])
+    figures = {row[0]: row[1:] for row in compared([first, second]).figures}
+    assert figures["rounds"] == ("2", "1")
+    assert figures["loss"] == ("3.0000", "-0.1000")
+    assert (figures["val_loss"], figures["best val_loss"]) == (("3.2500", "-"), ("3.2500", "-"))
+    assert (figures["bytes up"], figures["training time"]) == (("2.00kB", "1.00kB"), ("4.0s", "2.0s"))
+    assert figures["cost"] == ("0.5000", "-")
+    assert "perplexity" not in figures and "tokens" not in figures
+
+
+def test_runs_of_one_name_are_called_by_their_folders(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / parent, "same") for parent in ("a", "b")]
+    assert compared(folders).names == tuple(map(str, folders))
+
+
+def test_page_is_whole_in_one_file_with_all_cells_and_the_plot(tmp_path: Path) -> None:
+    first = make_run(tmp_path, "first", commits=2, metrics=FIRST)
+    second = make_run(tmp_path, "second", dataset={"path": "<b>&"}, commits=1, metrics=[round_record(0, 5.0)])
+    comparison = compared([first, second])
+    picture = picture_of(comparison)
+    assert picture is not None and picture.startswith(PNG)
+    text = page(comparison, picture)
+    cells: list[str] = []
+    tags: set[str] = set()
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attributes: object) -> None:
+            tags.add(tag)
+
+        def handle_data(self, data: str) -> None:
+            cells.append(data)
+
+    Reader().feed(text)
+    for row in (*comparison.settings, *comparison.figures):
+        assert all(cell in cells for cell in row), row
+    assert "'<b>&'" in cells and "b" not in tags and not tags & {"script", "link"}
+    (source,) = re.findall(r'src="([^"]+)"', text)
+    assert b64decode(source.removeprefix("data:image/png;base64,")) == picture
+    assert "http" not in text.replace(source, "")
+
+
+def test_runs_without_a_round_have_no_plot(tmp_path: Path) -> None:
+    comparison = compared([make_run(tmp_path, "first"), make_run(tmp_path, "second")])
+    assert picture_of(comparison) is None
+    assert "<img" not in page(comparison, None)
+
+
+def test_damaged_job_file_and_foreign_records_are_errors(tmp_path: Path) -> None:
+    first = make_run(tmp_path, "first")
+    foreign = make_run(tmp_path, "foreign", metrics=[round_record(0, 4.0, time_s="long")])
+    with pytest.raises(DataError, match=r"DATA044.*can't be understood"):
+        compared([first, foreign])
+    (first / "config.toml").write_text("[run")
+    with pytest.raises(DataError, match=r"DATA044.*job file of"):
+        compared([first, foreign])
