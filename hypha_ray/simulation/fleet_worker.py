@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
+from hypha_ray.simulation.machines import Machine
 from hypha_ray.simulation.worker import SimulatedWorker, Surroundings
 from hypha_ray.types import Delta, Event, Left, Merged, Report, Source
 
@@ -20,6 +21,9 @@ class Accounts(Surroundings, Protocol):
     def payload_bytes(self, round: int) -> int:
         """Bytes of a worker's delta of a round."""
 
+    def renew_lease(self, worker: FleetWorker) -> None:
+        """Renew a worker's lease, which is all that a sign of life does, unless its machine's link is cut."""
+
 
 class FleetWorker(SimulatedWorker):
     """Counts its time in batches and at the barrier, in seconds.
@@ -27,11 +31,11 @@ class FleetWorker(SimulatedWorker):
     Args:
         source: number and incarnation.
         world: gives times and takes events.
-        machine: number of its machine.
+        machine: its machine.
 
     """
 
-    def __init__(self, source: Source, world: Accounts, machine: int) -> None:
+    def __init__(self, source: Source, world: Accounts, machine: Machine) -> None:
         super().__init__(source, world)
         self._accounts = world
         self.machine = machine
@@ -69,6 +73,11 @@ class FleetWorker(SimulatedWorker):
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = self._accounts.now
+
+    def _pulse(self) -> None:
+        if self.alive:
+            self._accounts.renew_lease(self)
+            self._accounts.later(self._accounts.pulse_s(), self._pulse)
 
     def _spend_batch(self, seconds: float, then: Callable[[], None]) -> None:
         self._batch_began_at = self._accounts.now

@@ -20,7 +20,6 @@ from hypha_ray.simulation.scenario import MachineGroup, Scenario
 
 Direction: TypeAlias = Literal["up", "down"]
 """Up is to the head."""
-DIRECTIONS: tuple[Direction, ...] = ("up", "down")
 Then: TypeAlias = Callable[[], None]
 """Action at the end of a transfer."""
 
@@ -128,12 +127,11 @@ class Links:
         self._settle_soon()
         return transfer
 
-    def cancel(self, machine: int) -> None:
-        """End all transfers of a machine without calling their actions."""
+    def cancel(self, machine: int, direction: Direction) -> None:
+        """End all transfers of a machine in a direction without calling their actions."""
         self._advance()
-        for direction in DIRECTIONS:
-            for transfer in self._on_machine.pop((machine, direction), []):
-                self._leave_class(transfer)
+        for transfer in self._on_machine.pop((machine, direction), []):
+            self._leave_class(transfer)
         self._settle_soon()
 
     def set_cut(self, machine: int, is_cut: bool) -> None:

@@ -5,9 +5,10 @@ Each machine has random numbers of its own for each purpose, so a change of one 
 
 from __future__ import annotations
 
+import heapq
 import math
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from hypha_ray.simulation.scenario import MachineGroup, Scenario
 
@@ -34,7 +35,7 @@ class Machine:
         "_phase",
         "_slow_until",
         "_start_dice",
-        "available",
+        "absences",
         "began_at",
         "cut_until",
         "group",
@@ -43,13 +44,17 @@ class Machine:
         "nominal_batch_s",
         "number",
         "rank",
+        "worker",
     )
 
     def __init__(self, number: int, rank: int, group: MachineGroup, seed: int) -> None:
         self.number = number
         self.rank = rank
         self.group = group
-        self.available = True
+        self.absences: frozenset[str] = frozenset()
+        """Reasons for which it can't be had now; it is there if there is none."""
+        self.worker: int | None = None
+        """Number of the worker that has leased it; None without a lease."""
         self.leased_at: float | None = None
         """Time at which the present lease began; None without one."""
         self.leased_s = 0.0
@@ -69,6 +74,11 @@ class Machine:
         self._is_slow = True  # The first turn, which comes at once, makes it fast or slow.
         self._slow_until = 0.0
         """Time of the next turn from slow to fast, or back."""
+
+    @property
+    def available(self) -> bool:
+        """Whether it is there."""
+        return not self.absences
 
     @property
     def is_free(self) -> bool:
@@ -93,8 +103,9 @@ class Machine:
         times = self.group.start_s
         return times.median * math.exp(times.spread * self._start_dice.gauss(0.0, 1.0))
 
-    def lease(self, now: float) -> None:
-        """Begin a lease."""
+    def lease(self, worker: int, now: float) -> None:
+        """Begin a lease, for the worker of that number."""
+        self.worker = worker
         self.leased_at = now
 
     def release(self, now: float) -> None:
@@ -102,6 +113,7 @@ class Machine:
         if self.leased_at is not None:
             self.leased_s += now - self.leased_at
             self.leased_at = None
+            self.worker = None
 
     def lease_s(self, now: float) -> float:
         """Seconds of all leases until now."""
@@ -130,22 +142,59 @@ class Machine:
         return stragglers.for_s * (1.0 - stragglers.share) / stragglers.share
 
 
-@dataclass(slots=True)
 class MachinePool:
-    """All machines, and which of them a worker is on."""
+    """All machines, and those that are free.
 
-    machines: list[Machine]
+    Args:
+        machines: in the order of their numbers.
+
+    """
+
+    def __init__(self, machines: Sequence[Machine]) -> None:
+        self.machines = machines
+        self._free: list[int] = []
+        """Heap of numbers of machines that were free when they were added."""
+
+    def free_count(self) -> int:
+        """Number of free machines."""
+        return sum(machine.is_free for machine in self.machines)
 
     def lease(self, worker: int, now: float) -> Machine | None:
-        """Lease the machine of a worker's number if it is free, otherwise the first that is; None if none is."""
-        first = self.machines[worker]
-        if not first.is_free:
-            free = [machine for machine in self.machines if machine.is_free]
-            if not free:
-                return None
-            first = free[0]
-        first.lease(now)
-        return first
+        """Lease the machine of the worker's own number if it is free, otherwise the first that is; None if none is."""
+        own = self.machines[worker]
+        machine = own if own.is_free else self._first_free()
+        if machine is not None:
+            machine.lease(worker, now)
+        return machine
+
+    def release(self, machine: Machine, now: float) -> None:
+        """End a machine's lease, if there is one."""
+        machine.release(now)
+        self._note_if_free(machine)
+
+    def take_away(self, machine: Machine, reason: str) -> None:
+        """Let nobody lease a machine any more, for a reason; its lease goes on until it is released."""
+        machine.absences |= {reason}
+
+    def give_back(self, machine: Machine, reason: str) -> None:
+        """End the absence of a machine for a reason; it can be had if there is no other reason."""
+        machine.absences -= {reason}
+        self._note_if_free(machine)
+
+    def add_all(self) -> None:
+        """Count all machines that are free."""
+        self._free = [machine.number for machine in self.machines if machine.is_free]
+
+    def _note_if_free(self, machine: Machine) -> None:
+        if machine.is_free:
+            heapq.heappush(self._free, machine.number)
+
+    def _first_free(self) -> Machine | None:
+        while self._free:
+            machine = self.machines[heapq.heappop(self._free)]
+            if machine.is_free:
+                return machine
+        return None
 
 
 def machines_of(scenario: Scenario) -> list[Machine]:

@@ -9,7 +9,10 @@ from itertools import pairwise
 from typing import Final
 
 from hypha_ray.config import Job
+from hypha_ray.exchange_schedule import fragments_of_round
+from hypha_ray.scheduler.messages import Merge
 
+UNCODED: Final = "fp32"
 WEIGHT_BYTES: Final = 4
 """Bytes of a parameter in uncoded weights."""
 
@@ -39,6 +42,43 @@ def encoded_bytes(codec: str, parameters: int) -> int:
         return round(parameters * MEAN_BITS[codec] / 8)
     chunk, size = BYTES_PER_CHUNK[codec]
     return -(-parameters // chunk) * size
+
+
+class PayloadSizes:
+    """Sizes of a run's payloads, in bytes.
+
+    Args:
+        job: gives codecs, fragments and their turns.
+        parameters: trained parameters.
+
+    """
+
+    def __init__(self, job: Job, parameters: int) -> None:
+        self._job = job
+        self.fragments = fragment_sizes(parameters, job.sync.fragments)
+        """Parameters of each fragment."""
+
+    def delta_bytes(self, round: int) -> int:
+        """Bytes of a worker's delta of a round."""
+        return self._encoded(self._job.sync.codec, round)
+
+    def coded_bytes(self, round: int) -> int:
+        """Bytes of a round's new weights for a worker with those before; 0 if they are sent uncoded."""
+        codec = self._job.sync.downward_codec
+        return 0 if codec == UNCODED else self._encoded(codec, round)
+
+    def weights_bytes(self, command: Merge) -> int:
+        """Bytes of the weights that an order brings."""
+        if command.whole or not self._job.sync.traits.has_barrier:
+            return WEIGHT_BYTES * sum(self.fragments)
+        round_before = command.version - 1
+        return self.coded_bytes(round_before) or self._encoded(UNCODED, round_before)
+
+    def _encoded(self, codec: str, round: int) -> int:
+        total = 0
+        for fragment in fragments_of_round(self._job, round):
+            total += encoded_bytes(codec, self.fragments[fragment])
+        return total
 
 
 def size_notes(job: Job) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hypha_ray.errors import ConfigError
+
 HEADLINE = "simulated: times, bytes and costs; no loss curve"
 """First line of every output of a simulation."""
 DIGITS = 9
@@ -60,10 +62,19 @@ class SimulationResult:
 
 
 def write_json(results: Sequence[SimulationResult], file: Path) -> None:
-    """Write results as a JSON list; equal results give equal bytes."""
+    """Write results as a JSON list; equal results give equal bytes.
+
+    Raises:
+        ConfigError: CFG015, the file can't be written.
+
+    """
     rows = [result.as_json() for result in results]
     text = json.dumps(rows, indent=2, sort_keys=True, allow_nan=False)
-    file.write_text(text + "\n", encoding="utf-8")
+    try:
+        file.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError("CFG015", f"{file} can't be written", reason, fix="name a file for --json") from None
 
 
 def _rounded(value: Any) -> Any:

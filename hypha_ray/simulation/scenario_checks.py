@@ -11,6 +11,7 @@ from hypha_ray.config.keys import KeyPath
 from hypha_ray.errors import ConfigError
 from hypha_ray.simulation.payload_sizes import BYTES_PER_CHUNK, MEAN_BITS
 from hypha_ray.simulation.scenario import MachineGroup, Scenario
+from hypha_ray.simulation.traces import read_trace
 
 Locate = Callable[[KeyPath], str]
 """Gives a key with its file and line."""
@@ -38,7 +39,7 @@ def check_scenario(scenario: Scenario, folder: Path, locate: Locate) -> Scenario
 def with_workers(scenario: Scenario, workers: int) -> Scenario:
     """Scale a scenario to another number of machines; groups keep their shares, by largest remainders.
 
-    `resources.num_workers` and `min_workers` scale alike. Samples of a round follow if `samples_per_worker` gives them.
+    `resources.num_workers`, `min_workers` and `sync.quorum` scale alike. So do samples, by `samples_per_worker`.
 
     Raises:
         ConfigError: CFG003, there are more groups than workers.
@@ -53,12 +54,20 @@ def with_workers(scenario: Scenario, workers: int) -> Scenario:
     for group, count in zip(scenario.machines, counts, strict=True):
         groups.append(group.model_copy(update={"count": count}))
     resources = scenario.job.resources
-    sizes = {"num_workers": min(workers, max(1, round(factor * resources.num_workers)))}
+    sizes = {"num_workers": _resized(resources.num_workers, factor, workers)}
     if "min_workers" in resources.model_fields_set:
-        sizes["min_workers"] = min(workers, max(1, round(factor * resources.min_workers)))
+        sizes["min_workers"] = _resized(resources.min_workers, factor, sizes["num_workers"])
+    job = scenario.job.model_copy(update={"resources": resources.model_copy(update=sizes)})
+    if job.sync.quorum is not None:
+        quorum = _resized(job.sync.quorum, factor, sizes["num_workers"])
+        job = job.model_copy(update={"sync": job.sync.model_copy(update={"quorum": quorum})})
+    job = _with_samples(job, scenario.samples_per_worker)
     varied = {**scenario.varied, "workers": workers}
-    job = _with_samples(_with_resources(scenario.job, sizes), scenario.samples_per_worker)
     return scenario.model_copy(update={"machines": tuple(groups), "job": job, "varied": varied})
+
+
+def _resized(number: int, factor: float, most: int) -> int:
+    return min(most, max(1, round(factor * number)))
 
 
 def _scaled(counts: list[int], total: int) -> list[int]:
@@ -121,12 +130,10 @@ def _check_group(group: MachineGroup, path: KeyPath, locate: Locate) -> None:
 
 
 def _with_job_of_fleet(scenario: Scenario, locate: Locate) -> Scenario:
-    """Give the job as many workers as there are machines, unless it wants fewer, and its samples of a round."""
+    """Give the job its samples of a round, if they are given for each worker."""
     job = scenario.job
     machines = scenario.machine_count
-    if "num_workers" not in job.resources.model_fields_set:
-        job = _with_resources(job, {"num_workers": machines})
-    elif job.num_workers > machines:
+    if job.num_workers > machines:
         problem = f"{locate(('job', 'resources', 'num_workers'))} is out of range"
         fix = "describe more machines, or want fewer workers"
         raise ConfigError("CFG003", problem, str(job.num_workers), f"up to {machines}, the number of machines", fix)
@@ -137,10 +144,6 @@ def _with_job_of_fleet(scenario: Scenario, locate: Locate) -> Scenario:
     return scenario.model_copy(update={"job": _with_samples(job, scenario.samples_per_worker)})
 
 
-def _with_resources(job: Job, sizes: dict[str, int]) -> Job:
-    return job.model_copy(update={"resources": job.resources.model_copy(update=sizes)})
-
-
 def _with_samples(job: Job, samples_per_worker: int | None) -> Job:
     if samples_per_worker is None:
         return job
@@ -149,12 +152,13 @@ def _with_samples(job: Job, samples_per_worker: int | None) -> Job:
 
 
 def _with_files(scenario: Scenario, folder: Path) -> Scenario:
-    """Name files of traces as seen from the working directory."""
+    """Read traces for mistakes, and name their files as seen from the working directory."""
     groups = []
     for group in scenario.machines:
         if group.available is None:
             groups.append(group)
             continue
         path = folder / Path(group.available).expanduser()
+        read_trace(path, group.count)
         groups.append(group.model_copy(update={"available": str(path)}))
     return scenario.model_copy(update={"machines": tuple(groups)})

@@ -206,15 +206,29 @@ def _job_of(settings: _Settings, table: Any) -> Job:
     if not isinstance(table, dict):
         problem = f"{settings.key_location(('job',))} has the wrong type"
         raise ConfigError("CFG002", problem, shown(table), "table", "give the tables of a job file as [job.NAME]")
+    resources = table.setdefault("resources", {})
+    if isinstance(resources, dict) and "workers" not in table:
+        resources.setdefault("num_workers", _machine_count(settings.table.get("machines")))
     document = settings.document
     part = _JobPart(document.file, document.text, table, document.private)
     object.__setattr__(part, "settings", settings)
     return from_read_document(part)
 
 
+def _machine_count(groups: Any) -> int:
+    """Number of machines, as far as the tables are right; the others are found out later."""
+    count = 0
+    for group in groups if isinstance(groups, list) else []:
+        number = group.get("count") if isinstance(group, dict) else None
+        if isinstance(number, int):
+            count += number
+    return max(1, count)
+
+
 def _explained(error: ValidationError, settings: _Settings) -> ConfigError:
-    """The first error that pydantic reports, with file, line and the nearest key."""
-    first: dict[str, Any] = dict(error.errors(include_url=False)[0])
+    """The first error that pydantic reports, an unknown key before others, with file, line and the nearest key."""
+    errors: list[dict[str, Any]] = [dict(details) for details in error.errors(include_url=False)]
+    first = min(errors, key=lambda details: details["type"] != "extra_forbidden")
     kind = first["type"]
     path = tuple(map(str, first["loc"]))
     location = settings.key_location(path)

@@ -27,6 +27,7 @@ JOBS = (
     "grpo",
     "ppo",
     "market",
+    "simulate",
 )
 
 

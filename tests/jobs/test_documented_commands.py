@@ -145,6 +145,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     job = re.search(r'(?s)```toml\n(\[model\]\ntype = "causal-lm".*?)```', QUICKSTART)
     assert job is not None
     (folder / "job.toml").write_text(job[1].replace("samples_between_updates = 1024", "samples_between_updates = 64"))
+    scenario = re.search(r"(?s)```toml\n(.*?)```", (ROOT / "docs/simulation.md").read_text())
+    assert scenario is not None
+    (folder / "scenario.toml").write_text(scenario[1])
     byte_tokenizer().save_pretrained(folder / "my-tokenizer")
     ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(folder / "my-vit")
     table(folder / "rows.jsonl", *({"body": f"Row {n} of many. " * 9} for n in range(90)))

@@ -1,0 +1,163 @@
+"""Failures and availability of machines: at random times, by day and night, or as a trace says.
+
+Times in seconds. Each machine's failures are a Poisson process of its own, which its worker's life doesn't change.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from hypha_ray.simulation.machines import Machine, dice_of
+from hypha_ray.simulation.scenario import Diurnal, Failures, MachineGroup, Scenario
+from hypha_ray.simulation.traces import TraceEvent, read_trace
+
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+PREEMPTED = "preempted"
+NIGHT = "night"
+TRACE = "trace"
+"""Reasons of absences."""
+
+
+class MachineHost(Protocol):
+    """World that carries out what happens to machines."""
+
+    @property
+    def now(self) -> float:
+        """Present time in seconds."""
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Schedule an action."""
+
+    def kill(self, machine: Machine) -> None:
+        """End the process of the machine's worker, if there is one."""
+
+    def hang(self, machine: Machine) -> None:
+        """Let the machine's worker fall silent, if there is one."""
+
+    def partition(self, machine: Machine, seconds: float) -> None:
+        """Cut the machine's link for a while."""
+
+    def preempt(self, machine: Machine, notice_s: float, reason: str) -> None:
+        """Announce the machine's end, and take it away after the notice."""
+
+    def leave(self, machine: Machine, reason: str) -> None:
+        """Take the machine away at once, and end its worker."""
+
+    def join(self, machine: Machine, reason: str) -> None:
+        """End the absence for a reason."""
+
+
+class FailureSchedule:
+    """Schedules what happens to the machines of a scenario.
+
+    Args:
+        scenario: gives models and traces.
+        machines: machines in the order of their numbers.
+        host: world that carries the events out.
+
+    """
+
+    def __init__(self, scenario: Scenario, machines: Sequence[Machine], host: MachineHost) -> None:
+        self._host = host
+        self._seed = scenario.seed
+        first = 0
+        self._groups: list[tuple[MachineGroup, Sequence[Machine]]] = []
+        for group in scenario.machines:
+            self._groups.append((group, machines[first : first + group.count]))
+            first += group.count
+
+    def start(self) -> None:
+        """Say which machines are there at the beginning, and schedule the first events."""
+        for number, (group, machines) in enumerate(self._groups):
+            if group.failures.every_h is not None:
+                for machine in machines:
+                    self._expect_failure(machine, group.failures, dice_of(self._seed, machine.number, "failures"))
+            if group.diurnal is not None:
+                self._follow_day(group.diurnal, machines, dice_of(self._seed, number, "diurnal"))
+            if group.available is not None:
+                self._follow_trace(read_trace(Path(group.available), group.count), group, machines)
+
+    # ── random failures ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _expect_failure(self, machine: Machine, failures: Failures, dice: random.Random) -> None:
+        assert failures.every_h is not None
+        wait_s = dice.expovariate(1.0) * failures.every_h * HOUR_S
+        self._host.later(wait_s, partial(self._fail, machine, failures, dice))
+
+    def _fail(self, machine: Machine, failures: Failures, dice: random.Random) -> None:
+        weights = failures.kinds.weights
+        (kind,) = dice.choices(list(weights), list(weights.values()))
+        if machine.available:
+            self._strike(machine, kind, failures, dice)
+        self._expect_failure(machine, failures, dice)
+
+    def _strike(self, machine: Machine, kind: str, failures: Failures, dice: random.Random) -> None:
+        match kind:
+            case "kill":
+                self._host.kill(machine)
+            case "hang":
+                self._host.hang(machine)
+            case "partition":
+                self._host.partition(machine, dice.expovariate(1.0) * failures.cut_s)
+            case "preempt":
+                self._host.preempt(machine, failures.notice_s, PREEMPTED)
+                away_s = dice.expovariate(1.0) * failures.away_s
+                self._host.later(failures.notice_s + away_s, partial(self._host.join, machine, PREEMPTED))
+
+    # ── day and night ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _follow_day(self, diurnal: Diurnal, machines: Sequence[Machine], dice: random.Random) -> None:
+        """Give each machine a rank, in random order; it is there while the part that can be had is above its rank."""
+        ranks = [(index + 0.5) / len(machines) for index in range(len(machines))]
+        dice.shuffle(ranks)
+        for machine, rank in zip(machines, ranks, strict=True):
+            if rank > diurnal.least:
+                self._follow_rank(machine, diurnal, rank)
+
+    def _follow_rank(self, machine: Machine, diurnal: Diurnal, rank: float) -> None:
+        cosine = 2 * (rank - diurnal.least) / (1 - diurnal.least) - 1
+        half_s = math.acos(max(-1.0, min(1.0, cosine))) * DAY_S / (2 * math.pi)
+        """Seconds before and after the peak in which the machine is there."""
+        since_peak_s = -diurnal.peak_hour * HOUR_S % DAY_S
+        is_there = since_peak_s < half_s or since_peak_s > DAY_S - half_s
+        if not is_there:
+            self._host.leave(machine, NIGHT)
+        join_in_s = (DAY_S - half_s - since_peak_s) % DAY_S
+        leave_in_s = (half_s - since_peak_s) % DAY_S
+        self._repeat_daily(join_in_s, partial(self._host.join, machine, NIGHT))
+        notice_s = machine.group.failures.notice_s
+        self._repeat_daily(leave_in_s, partial(self._host.preempt, machine, notice_s, NIGHT))
+
+    def _repeat_daily(self, first_s: float, action: Callable[[], None]) -> None:
+        def act() -> None:
+            action()
+            self._host.later(DAY_S, act)
+
+        self._host.later(first_s, act)
+
+    # ── traces ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _follow_trace(self, events: Iterable[TraceEvent], group: MachineGroup, machines: Sequence[Machine]) -> None:
+        seen: set[int] = set()
+        dice = dice_of(self._seed, machines[0].number, "trace")
+        for event in events:
+            machine = machines[event.machine]
+            if event.event == "join" and event.machine not in seen:
+                self._host.leave(machine, TRACE)
+            seen.add(event.machine)
+            self._host.later(event.at_s, self._action_of(event.event, machine, group.failures, dice))
+
+    def _action_of(self, kind: str, machine: Machine, failures: Failures, dice: random.Random) -> Callable[[], None]:
+        match kind:
+            case "join":
+                return partial(self._host.join, machine, TRACE)
+            case "leave":
+                return partial(self._host.leave, machine, TRACE)
+            case _:
+                return partial(self._strike, machine, kind, failures, dice)

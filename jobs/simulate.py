@@ -1,0 +1,125 @@
+"""Simulate a training on many machines: times, bytes, utilisation and cost, from a scenario; nothing is trained.
+
+    python jobs/simulate.py --scenario laptop
+    python jobs/simulate.py --scenario home-1000 --workers 100 --rounds 5 --json results.json
+    python jobs/simulate.py --scenario scenario.toml --seed 7 --plot plots
+
+The scheduler's own code runs on a virtual clock. The scenarios of the package are laptop, rack, three-regions,
+home-1000, spot-10000 and intellect-1; docs/simulation.md has the keys of a file of your own.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hypha_ray.config.cli.entry_point import run
+from hypha_ray.config.cli.options import parse_options
+from hypha_ray.config.cli.output import Phases
+from hypha_ray.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hypha_ray.simulation.result import SimulationResult
+
+
+@dataclass(frozen=True)
+class Simulate:
+    """Simulate a training."""
+
+    scenario: str | None = None
+    """name of a scenario of the package, or a TOML file"""
+    workers: int | None = None
+    """number of machines, in the proportions of the scenario's groups"""
+    rounds: int | None = None
+    """number of rounds, as job.rounds.update_rounds"""
+    seed: int | None = None
+    """seed of speeds, times and failures"""
+    json: Path | None = None
+    """file for the results, as a JSON list"""
+    plot: Path | None = None
+    """folder for plots"""
+
+
+def main() -> None:
+    """Simulate, and print a table of the results."""
+    options = parse_options(Simulate, __doc__, sys.argv[1:], position="scenario")
+    check(options)
+    phases = Phases()
+    phases.begin("reading the scenario")
+    results = simulate_scenarios(options, phases)
+    phases.end()
+    show(results, options)
+
+
+def check(options: Simulate) -> None:
+    """Refuse options that are missing or out of range.
+
+    Raises:
+        ConfigError: CFG003, a number is out of range; CFG012, there is nothing to simulate.
+
+    """
+    for name, least in (("workers", 1), ("rounds", 1), ("seed", 0)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise ConfigError("CFG003", f"--{name} is out of range", str(value), f"{least} or more", "mend it")
+    if options.scenario is None:
+        raise ConfigError("CFG012", "--scenario is missing", fix="give the name of a scenario, or a TOML file")
+
+
+def simulate_scenarios(options: Simulate, phases: Phases) -> list[SimulationResult]:
+    """Simulate a scenario, or each point of its sweep.
+
+    Raises:
+        ConfigError: with the file, line and key to correct.
+
+    """
+    from hypha_ray.simulation.scenario_file import read_scenarios
+
+    assert options.scenario is not None, "see check"
+    overrides = {}
+    for name in ("workers", "rounds", "seed"):
+        value = getattr(options, name)
+        if value is not None:
+            overrides[name] = value
+    scenarios = read_scenarios(options.scenario, overrides)
+    from hypha_ray.simulation.run import simulate
+
+    results: list[SimulationResult] = []
+    for number, scenario in enumerate(scenarios, 1):
+        text = f"simulating {scenario.workers} workers, run {number} of {len(scenarios)}"
+        phases.begin(text)
+        results.append(simulate(scenario, partial(say_round, phases, text)))
+    return results
+
+
+def say_round(phases: Phases, text: str, record: Mapping[str, Any]) -> None:
+    """Say how far a simulation is, after a silence."""
+    phases.update(f"{text}, round {record['round'] + 1} of {record['rounds']}")
+
+
+def show(results: list[SimulationResult], options: Simulate) -> None:
+    """Print a table of the results; write them, and draw them, if that is asked for."""
+    from hypha_ray.simulation.result import HEADLINE, write_json
+    from hypha_ray.simulation.table import table
+
+    print(HEADLINE)
+    for line in table(results):
+        print(line)
+    simulated_s = sum(result.time_s for result in results)
+    print(f"simulated {simulated_s:.0f} s in {time.process_time():.1f} s of this machine")
+    if options.json is not None:
+        write_json(results, options.json)
+    if options.plot is not None:
+        from hypha_ray.simulation.plots import draw_results
+
+        for path in draw_results(results, options.plot):
+            print(path)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,205 @@
+"""Simulated runs whose times, bytes and costs can be worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hypha_ray.simulation.run import simulate
+from hypha_ray.simulation.scenario_file import read_scenarios, scenario_names
+from tests.support.scenarios import EXACT, opened, read_text, result_of
+
+FIRST_BATCH_S = 10.5
+"""Start of 10 s, then 0.5 s for the first weights."""
+TRAINED_S = 10.0
+"""10 batches of each machine."""
+EXCHANGE_S = 1.0 + 1.0
+"""4 MB at 4 MB/s, then the outer step of two deltas of 4 MB at 8 MB/s."""
+WEIGHTS_S = 0.5
+"""4 MB at 8 MB/s."""
+TOLERANCE_S = 0.02
+"""Slices of 1 kB, which share the link with weights."""
+
+
+def test_times_are_those_worked_out_by_hand(tmp_path: Path) -> None:
+    result = result_of(tmp_path)
+    round_s = WEIGHTS_S + TRAINED_S + EXCHANGE_S
+    first_s = FIRST_BATCH_S + TRAINED_S + EXCHANGE_S
+    assert result.rounds == 4
+    assert result.round_s == pytest.approx([first_s, round_s, round_s, round_s], abs=TOLERANCE_S)
+    assert result.time_s == pytest.approx(first_s + 3 * round_s, abs=TOLERANCE_S)
+
+
+def test_bytes_are_those_of_all_deltas_and_weights(tmp_path: Path) -> None:
+    result = result_of(tmp_path)
+    assert result.bytes_up == 4 * 2 * 4_000_000
+    assert result.bytes_down == (4 + 1) * 2 * 4_000_000
+    assert result.bytes_slices == 2 * 1024
+    assert result.samples == 4 * 80
+
+
+def test_shares_of_time_are_those_worked_out_by_hand(tmp_path: Path) -> None:
+    result = result_of(tmp_path)
+    alive_s = result.time_s + WEIGHTS_S - 10.0  # The final weights are the end, the start isn't life.
+    assert result.utilisation == pytest.approx(4 * TRAINED_S / alive_s, rel=2e-3)
+    assert result.idle_fraction == pytest.approx(4 * (EXCHANGE_S + WEIGHTS_S) / alive_s, rel=5e-3)
+    assert result.goodput == pytest.approx(result.utilisation, rel=1e-9)  # All batches are committed.
+
+
+def test_cost_is_price_times_hours_of_leases(tmp_path: Path) -> None:
+    result = result_of(tmp_path)
+    ended_s = result.time_s + WEIGHTS_S
+    assert result.cost == pytest.approx(2 * 3.6 * ended_s / 3600, rel=1e-3)
+
+
+def test_slow_machine_gets_less_and_both_finish_together(tmp_path: Path) -> None:
+    text = EXACT.replace("count = 2", "count = 1") + (
+        "[[machines]]\ncount = 1\nbatch_s = { median = 3 }\nstart_s = { median = 10 }\nup_mbps = 32\ndown_mbps = 64\n"
+    )
+    result = result_of(tmp_path, text)
+    # 20 batches in all: 15 of 1 s beside 5 of 3 s take 15 s.
+    assert result.round_s[-1] == pytest.approx(15.0 + EXCHANGE_S + WEIGHTS_S, abs=TOLERANCE_S)
+
+
+def test_shared_head_makes_the_exchange_longer(tmp_path: Path) -> None:
+    text = EXACT + "down_gbps = 0.032\n"  # Both deltas share the 4 MB/s that one has alone else.
+    result = result_of(tmp_path, text)
+    assert result.round_s[-1] == pytest.approx(WEIGHTS_S + TRAINED_S + EXCHANGE_S + 1.0, abs=TOLERANCE_S)
+
+
+def test_latency_counts_once_for_each_message(tmp_path: Path) -> None:
+    text = EXACT.replace("[head]", '[head]\nsite = "s"').replace("count = 2", 'count = 2\nsite = "s"')
+    text += '[[sites]]\nname = "s"\nlatency_ms = 100\n'
+    result = result_of(tmp_path, text)
+    # Weights come, the delta is announced, asked for and sent: four messages in a round.
+    assert result.round_s[-1] == pytest.approx(WEIGHTS_S + TRAINED_S + EXCHANGE_S + 4 * 0.1, abs=TOLERANCE_S)
+
+
+def test_overlapped_exchange_hides_behind_batches(tmp_path: Path) -> None:
+    text = EXACT + "[job.sync]\nfragments = 2\ndelay_steps = 4\n"
+    plain = result_of(tmp_path, EXACT, {"rounds": 10})
+    overlapped = result_of(tmp_path, text, {"rounds": 10})
+    assert plain.utilisation < 0.85
+    assert overlapped.utilisation > 0.93
+    assert overlapped.bytes_up < 0.6 * plain.bytes_up
+
+
+def test_without_a_barrier_nobody_waits_for_the_slow_one(tmp_path: Path) -> None:
+    text = EXACT + '[job.sync]\nstrategy = "async"\n'
+    result = result_of(tmp_path, text, {"rounds": 10})
+    assert result.rounds == 10
+    assert 0.0 < result.idle_fraction < 1.0
+    assert result.samples > 0
+
+
+def test_killed_worker_is_replaced_and_no_sample_is_lost(tmp_path: Path) -> None:
+    world = opened(tmp_path)
+    world.later(15.0, lambda: world.kill(world.pool.machines[1]))
+    world.run()
+    assert world.events["kill"] == 1
+    assert world.events["loss"] == 1
+    assert world.samples == 4 * 80
+    assert len(world.committed_at) == 4
+
+
+def test_hung_worker_costs_its_lease(tmp_path: Path) -> None:
+    calm = result_of(tmp_path)
+    world = opened(tmp_path)
+    world.later(15.0, lambda: world.hang(world.pool.machines[1]))
+    world.run()
+    assert world.events["hang"] == 1
+    assert world.committed_at[-1] > calm.time_s
+    assert world.samples == 4 * 80
+
+
+def test_machine_that_is_taken_away_loses_its_payload_and_its_lease_ends(tmp_path: Path) -> None:
+    world = opened(tmp_path, overrides={"machines.0.price": 1})
+    machine = world.pool.machines[1]
+    world.later(21.0, lambda: world.leave(machine, "away"))  # In the middle of its upload, from 20.5 s to 21.5 s.
+    world.run()
+    world.close()
+    assert machine.leased_s == pytest.approx(21.0)
+    assert world.traffic.bytes_up % 4_000_000 == 0
+    assert len(world.committed_at) == 4
+    assert world.samples < 4 * 80 + 1
+    assert world.records[0]["workers"] == 1
+
+
+def test_preempted_worker_hands_over_before_its_machine_goes(tmp_path: Path) -> None:
+    world = opened(tmp_path)
+    world.later(15.2, lambda: world.preempt(world.pool.machines[1], 30.0, "away"))
+    world.run()
+    assert world.events["leave"] == 1
+    assert world.events["loss"] == 0
+    assert world.samples == 4 * 80
+
+
+def test_partition_shorter_than_the_lease_only_delays(tmp_path: Path) -> None:
+    calm = result_of(tmp_path)
+    world = opened(tmp_path)
+    world.later(20.6, lambda: world.partition(world.pool.machines[1], 3.0))
+    world.run()
+    assert world.events["loss"] == 0
+    assert world.committed_at[0] == pytest.approx(calm.round_s[0] + 3.0, abs=TOLERANCE_S)
+
+
+def test_too_few_machines_end_a_run_with_a_reason(tmp_path: Path) -> None:
+    text = EXACT.replace("price = 3.6", 'price = 3.6\navailable = "trace.csv"')
+    text += "[job.resources]\nmax_idle_s = 60\nmin_workers = 2\n"
+    (tmp_path / "trace.csv").write_text("at_s,machine,event\n15,1,leave\n")
+    result = result_of(tmp_path, text)
+    assert result.rounds < 4
+    assert result.failure is not None
+    assert "60 s" in result.failure
+
+
+def test_machine_whose_trace_begins_with_a_join_is_not_there_before(tmp_path: Path) -> None:
+    text = EXACT.replace("price = 3.6", 'price = 3.6\navailable = "trace.jsonl"')
+    (tmp_path / "trace.jsonl").write_text('{"at_s": 30, "machine": 1, "event": "join"}\n')
+    result = result_of(tmp_path, text)
+    workers = [record["workers"] for record in result.round_metrics]
+    assert workers[0] == 1
+    assert workers[-1] == 2
+
+
+def test_seed_changes_times_and_equal_seeds_do_not(tmp_path: Path) -> None:
+    text = EXACT.replace("{ median = 1 }", "{ median = 1, spread = 0.3, jitter = 0.1 }")
+    first, again, other = (result_of(tmp_path, text, {"seed": seed}).as_json() for seed in (1, 1, 2))
+    assert first == again
+    assert first["round_s"] != other["round_s"]
+
+
+def test_intellect_1_has_the_published_utilisation() -> None:
+    """Table 2 of arXiv 2412.01152: 38 minutes of training, and exchanges of 103, 382 and 469 s."""
+    results = [simulate(scenario) for scenario in read_scenarios("intellect-1", {"rounds": 6})]
+    utilisations = [100 * result.utilisation for result in results]
+    assert utilisations == pytest.approx([95.7, 85.6, 83.0], abs=3.0)
+    training_s = 38 * 60.0
+    exchanges = [result.round_s[-1] - training_s for result in results]
+    assert exchanges == pytest.approx([103.0, 382.0, 469.0], rel=0.02)
+
+
+SMALL = {"laptop": 2, "rack": 2, "three-regions": 6, "home-1000": 30, "spot-10000": 60, "intellect-1": 4}
+"""Workers of a small version of each scenario."""
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_scenario_of_the_package_runs_in_small(name: str) -> None:
+    for scenario in read_scenarios(name, {"workers": SMALL[name], "rounds": 3}):
+        result = simulate(scenario)
+        assert result.failure is None
+        assert result.rounds == 3
+        assert result.samples > 0
+        assert 0.0 < result.utilisation <= 1.0
+        assert 0.0 <= result.idle_fraction < 1.0
+        assert 0.0 < result.goodput <= 1.0
+        assert result.utilisation + result.idle_fraction <= 1.0 + 1e-9
+
+
+def test_on_round_is_told_each_round_without_a_loss(tmp_path: Path) -> None:
+    (scenario,) = read_text(tmp_path)
+    rounds: list[int] = []
+    result = simulate(scenario, lambda record: rounds.append(record["round"]))
+    assert rounds == [0, 1, 2, 3]
+    assert all("loss" not in record for record in result.round_metrics)

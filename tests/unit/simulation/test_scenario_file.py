@@ -1,0 +1,160 @@
+"""Scenario files: a mistake is one error with its line and the nearest key; sweeps, overrides, numbers of workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hypha_ray.errors import ConfigError
+from hypha_ray.simulation.scenario_file import read_scenarios, scenario_names
+from tests.support.scenarios import EXACT, read_text
+
+
+def line_of(text: str, part: str) -> int:
+    (number,) = [number for number, line in enumerate(text.split("\n"), 1) if part in line]
+    return number
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "parts"),
+    [
+        ("parameters = 1.0e6", "paramters = 1.0e6", "CFG001", ["model.paramters", "did you mean model.parameters?"]),
+        ("{ median = 1 }", "{ meadian = 1 }", "CFG001", ["batch_s.meadian", "did you mean machines.0.batch_s.median?"]),
+        ("max_batch_size = 4", "max_batch_sise = 4", "CFG001", ["rounds.max_batch_sise", "rounds.max_batch_size"]),
+        ("count = 2", 'count = "two"', "CFG002", ["machines.0.count", "'two'", "integer"]),
+        ("up_mbps = 32", "up_mbps = -1", "CFG003", ["machines.0.up_mbps", "-1", "> 0"]),
+        ("max_batch_size = 4", "max_batch_size = 0", "CFG003", ["rounds.max_batch_size", "0"]),
+        (
+            "batch_s = { median = 1 }",
+            "batch_s = { median = 1, drift = 1.0 }",
+            "CFG003",
+            ["machines.0.batch_s.drift", "< 1"],
+        ),
+        ("count = 2", 'count = 2\nsite = "eu"', "CFG003", ["machines.0.site", "'eu'"]),
+        ("price = 3.6", "price = 3.6\nfailures = { every_h = 1, kinds = {} }", "CFG003", ["failures.kinds"]),
+        ("price = 3.6", 'price = 3.6\navailable = "t"\ndiurnal = { least = 1 }', "CFG011", ["available", "diurnal"]),
+        ("parameters = 1.0e6", "parameters = 1.5", "CFG002", ["model.parameters", "1.5", "integer"]),
+    ],
+)
+def test_mistake_is_named_with_its_line(tmp_path: Path, old: str, new: str, code: str, parts: list[str]) -> None:
+    text = EXACT.replace(old, new)
+    with pytest.raises(ConfigError) as raised:
+        read_text(tmp_path, text)
+    message = str(raised.value)
+    assert raised.value.code == code
+    assert raised.value.exit_code == 2
+    assert f"scenario.toml:{line_of(text, new.splitlines()[-1])}: " in message or "\n" in new
+    for part in parts:
+        assert part in message
+    assert "\n" not in message
+
+
+def test_missing_key_is_named_with_its_meaning(tmp_path: Path) -> None:
+    text = EXACT.replace("batch_s = { median = 1 }\n", "")
+    with pytest.raises(ConfigError, match=r"CFG012.*machines\.0\.batch_s is missing"):
+        read_text(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ("[[job.workers]]\ncount = 2\n", "job.workers"),
+        ('[job.rl]\nalgorithm = "grpo"\n', "job.rl.algorithm"),
+        ('[job.run]\nmode = "replay"\n', "job.run.mode"),
+        (
+            "[job.worker]\nprobe_batch_size = true\n[job.resources.worker]\nmemory_gb = 1\n",
+            "job.worker.probe_batch_size",
+        ),
+    ],
+)
+def test_job_that_cannot_be_simulated_is_refused(tmp_path: Path, table: str, key: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read_text(tmp_path, EXACT + table)
+    assert raised.value.code == "CFG011"
+    assert key in str(raised.value)
+
+
+def test_more_workers_than_machines_are_refused(tmp_path: Path) -> None:
+    text = EXACT + "[job.resources]\nnum_workers = 3\n"
+    with pytest.raises(ConfigError, match=r"num_workers.*got 3, allowed up to 2"):
+        read_text(tmp_path, text)
+
+
+def test_samples_of_a_round_are_given_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"samples_per_worker.*samples_between_updates exclude each other"):
+        read_text(tmp_path, "samples_per_worker = 4\n" + EXACT)
+
+
+def test_unknown_name_names_the_nearest_scenario() -> None:
+    with pytest.raises(ConfigError, match=r"CFG015.*did you mean three-regions\?"):
+        read_scenarios("three-region")
+
+
+def test_missing_file_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"CFG015.*No such file"):
+        read_scenarios(str(tmp_path / "absent.toml"))
+
+
+def test_sweep_is_every_combination_in_order(tmp_path: Path) -> None:
+    text = EXACT + '[sweep]\n"job.sync.codec" = ["fp32", "int4"]\n"machines.0.count" = [2, 3, 4]\nseed = [5]\n'
+    scenarios = read_text(tmp_path, text)
+    swept = [(scenario.job.sync.codec, scenario.machine_count) for scenario in scenarios]
+    assert swept == [(codec, count) for codec in ("fp32", "int4") for count in (2, 3, 4)]
+    assert {scenario.seed for scenario in scenarios} == {5}
+    assert scenarios[0].varied == {"job.sync.codec": "fp32", "machines.0.count": 2, "seed": 5}
+
+
+def test_mistyped_key_of_a_sweep_is_named_with_its_line(tmp_path: Path) -> None:
+    text = EXACT + '[sweep]\n"job.sync.codec" = ["fp32"]\n"model.paramters" = [1]\n'
+    with pytest.raises(ConfigError) as raised:
+        read_text(tmp_path, text)
+    assert f"scenario.toml:{line_of(text, 'paramters')}: model.paramters" in str(raised.value)
+    assert "did you mean model.parameters?" in str(raised.value)
+
+
+@pytest.mark.parametrize(("values", "code"), [("2", "CFG002"), ("[]", "CFG003")])
+def test_sweep_takes_lists_with_values(tmp_path: Path, values: str, code: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read_text(tmp_path, EXACT + f"[sweep]\nseed = {values}\n")
+    assert raised.value.code == code
+
+
+def test_overrides_win_over_the_file_and_its_sweep(tmp_path: Path) -> None:
+    text = EXACT + "[sweep]\nseed = [1]\n"
+    (scenario,) = read_text(tmp_path, text, {"seed": 9, "rounds": 7, "machines.0.up_mbps": 5})
+    assert scenario.seed == 9
+    assert scenario.job.rounds.update_rounds == 7
+    assert scenario.machines[0].up_mbps == 5
+
+
+def test_mistyped_override_names_the_nearest_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unknown key model\.paramters.*did you mean model\.parameters\?"):
+        read_text(tmp_path, EXACT, {"model.paramters": 1})
+    with pytest.raises(ConfigError, match=r"there is no machines\.3"):
+        read_text(tmp_path, EXACT, {"machines.3.count": 1})
+
+
+def test_workers_scale_groups_quorum_and_samples_alike() -> None:
+    (whole,) = read_scenarios("spot-10000")
+    (small,) = read_scenarios("spot-10000", {"workers": 100})
+    assert [group.count for group in small.machines] == [50, 30, 20]
+    assert small.workers == 100
+    quorum = whole.job.sync.quorum
+    assert quorum is not None
+    assert small.job.sync.quorum == quorum // 100
+    assert small.job.rounds.samples_between_updates * 100 == whole.job.rounds.samples_between_updates
+
+
+def test_fewer_workers_than_groups_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"CFG003.*got 2, allowed 3 or more"):
+        read_scenarios("spot-10000", {"workers": 2})
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_scenario_of_the_package_is_what_its_name_says(name: str) -> None:
+    scenarios = read_scenarios(name)
+    assert {scenario.name for scenario in scenarios} == {name}
+    _, _, number = name.rpartition("-")
+    if number in ("1000", "10000"):
+        assert {scenario.workers for scenario in scenarios} == {int(number)}
