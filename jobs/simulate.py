@@ -5,7 +5,7 @@
     python jobs/simulate.py --scenario scenario.toml --seed 7 --plot plots
 
 The scheduler's own code runs on a virtual clock. The scenarios of the package are laptop, rack, three-regions,
-home-1000, spot-10000 and intellect-1; docs/simulation.md has the keys of a file of your own.
+home-1000, spot-10000, intellect-1 and streaming-10b; docs/simulation.md has the keys of a file of your own.
 """
 
 from __future__ import annotations

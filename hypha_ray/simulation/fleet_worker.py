@@ -1,14 +1,29 @@
-"""A simulated worker whose figures are those of its machine: real times of batches, sizes of payloads, waits."""
+"""A simulated worker whose figures are those of its machine: real times of batches, sizes of payloads, waits.
+
+Batches up to the next report or the end of the plan are one action on the clock. An order that changes the plan first
+counts those that have ended, so that results are as if each batch were an action.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Protocol
 
+from hypha_ray.scheduler import messages as c
 from hypha_ray.simulation.machines import Machine
 from hypha_ray.simulation.worker import SimulatedWorker, Surroundings
-from hypha_ray.types import Delta, Event, Left, Merged, Report, Source
+from hypha_ray.types import Delta, Event, Left, Merged, Plan, Report, Source
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch that will have been trained on."""
+
+    ends_at: float
+    samples: int
+    seconds: float
 
 
 class Accounts(Surroundings, Protocol):
@@ -45,7 +60,9 @@ class FleetWorker(SimulatedWorker):
         self.waited_s = 0.0
         """Time at the barrier."""
         self._batch_began_at: float | None = None
-        """Beginning of the present batch; None between batches."""
+        """Beginning of the batches that are one action; None between them."""
+        self._batches: list[Batch] = []
+        """Batches that are one action, or the one that is under way."""
         self._idle_since: float | None = None
         """Time at which it began to wait for new weights; None while it doesn't."""
         self._unreported_s = 0.0
@@ -74,6 +91,69 @@ class FleetWorker(SimulatedWorker):
         elif self._idle_since is None:
             self._idle_since = self._accounts.now
 
+    def order(self, command: c.Order) -> None:
+        """Accept an order."""
+        if isinstance(command, c.Assign | c.Drain):
+            self._count_ended_batches()
+        super().order(command)
+
+    def leave(self, reason: str) -> None:
+        """End the batch, deliver what is done, and leave."""
+        self._count_ended_batches()
+        super().leave(reason)
+
+    def _train(self, plan: Plan) -> None:
+        """Train until a report is due or the plan is done."""
+        assert self._longest is not None
+        self._longest = max(self._longest, plan, key=attrgetter("samples"))
+        now = ends_at = self._accounts.now
+        samples = self._samples
+        seconds = self._seconds
+        self._batches = []
+        is_report_due = False
+        while samples < plan.samples and not is_report_due:
+            size = min(plan.batch_size, plan.samples - samples)
+            batch_s = self.machine.batch_s(ends_at)
+            ends_at += batch_s
+            samples += size
+            seconds += batch_s
+            self._batches.append(Batch(ends_at, size, batch_s))
+            is_report_due = self._accounts.report_due((samples - self._reported) / size, seconds)
+        self._spend_batch(ends_at - now, self._end_batches)
+
+    def _end_batches(self) -> None:
+        *earlier, last = self._batches
+        self._batches = []
+        self._count(earlier)
+        self._trained(last.samples, last.seconds)
+
+    def _count_ended_batches(self) -> None:
+        """Count the batches that have ended by now; the one under way becomes an action of its own."""
+        now = self._accounts.now
+        ended = [batch for batch in self._batches if batch.ends_at <= now]
+        if not self.alive or len(ended) == len(self._batches) or len(self._batches) == 1:
+            return
+        under_way = self._batches[len(ended)]
+        self._batches = [under_way]
+        if ended:
+            self._count(ended)
+            self._count_time(ended[-1].ends_at)
+        self._spend(under_way.ends_at - now, self._end_batches)
+
+    def _count(self, batches: list[Batch]) -> None:
+        for batch in batches:
+            self._samples += batch.samples
+            self._seconds += batch.seconds
+
+    def _count_time(self, now: float) -> None:
+        """Count the time in batches until now, where another one begins."""
+        assert self._batch_began_at is not None
+        seconds = now - self._batch_began_at
+        self.batches_s += seconds
+        self._unreported_s += seconds
+        self._delta_s += seconds
+        self._batch_began_at = now
+
     def _pulse(self) -> None:
         if self.alive:
             self._accounts.renew_lease(self)
@@ -85,10 +165,7 @@ class FleetWorker(SimulatedWorker):
 
     def _end_if_busy(self, token: object, then: Callable[[], None]) -> None:
         if self._busy is token and self.alive and self._batch_began_at is not None:
-            seconds = self._accounts.now - self._batch_began_at
-            self.batches_s += seconds
-            self._unreported_s += seconds
-            self._delta_s += seconds
+            self._count_time(self._accounts.now)
             self._batch_began_at = None
         super()._end_if_busy(token, then)
 

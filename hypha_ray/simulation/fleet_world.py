@@ -183,7 +183,7 @@ class FleetWorld(World):
             worker.stop()
 
     def partition(self, machine: Machine, seconds: float) -> None:
-        """Cut the machine's link for a while; nobody can lease it meanwhile."""
+        """Cut the machine's link for a while; it can't be leased meanwhile."""
         self.events["partition"] += 1
         machine.cut_until = max(machine.cut_until, self.now + seconds)
         self.pool.take_away(machine, CUT)

@@ -173,7 +173,7 @@ class MachinePool:
         self._note_if_free(machine)
 
     def take_away(self, machine: Machine, reason: str) -> None:
-        """Let nobody lease a machine any more, for a reason; its lease goes on until it is released."""
+        """Let a machine no longer be leased, for a reason; its lease goes on until it is released."""
         machine.absences |= {reason}
 
     def give_back(self, machine: Machine, reason: str) -> None:

@@ -170,6 +170,7 @@ def test_seed_changes_times_and_equal_seeds_do_not(tmp_path: Path) -> None:
     assert first["round_s"] != other["round_s"]
 
 
+@pytest.mark.slow
 def test_intellect_1_has_the_published_utilisation() -> None:
     """Table 2 of arXiv 2412.01152: 38 minutes of training, and exchanges of 103, 382 and 469 s."""
     results = [simulate(scenario) for scenario in read_scenarios("intellect-1", {"rounds": 6})]
@@ -180,10 +181,19 @@ def test_intellect_1_has_the_published_utilisation() -> None:
     assert exchanges == pytest.approx([103.0, 382.0, 469.0], rel=0.02)
 
 
-SMALL = {"laptop": 2, "rack": 2, "three-regions": 6, "home-1000": 30, "spot-10000": 60, "intellect-1": 4}
+SMALL = {
+    "laptop": 2,
+    "rack": 2,
+    "three-regions": 6,
+    "home-1000": 30,
+    "spot-10000": 60,
+    "intellect-1": 4,
+    "streaming-10b": 2,
+}
 """Workers of a small version of each scenario."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", scenario_names())
 def test_scenario_of_the_package_runs_in_small(name: str) -> None:
     for scenario in read_scenarios(name, {"workers": SMALL[name], "rounds": 3}):
