@@ -58,11 +58,6 @@ def groups(device: str = "cuda", beside: Path | None = None) -> dict[tuple[str, 
     from benchmarks.exchange import EXCHANGES, SIZES, exchange
     from benchmarks.gpu.rows import groups_on
     from benchmarks.relay import relay
-    from benchmarks.scheduling.core import ROWS as CORE
-    from benchmarks.scheduling.core import core
-    from benchmarks.scheduling.market import market
-    from benchmarks.scheduling.planner import plan_time, planner
-    from benchmarks.scheduling.streams import streams
     from benchmarks.slice_path import ROWS as SLICE_PATH
     from benchmarks.slice_path import slice_path
     from benchmarks.start import ROWS as START
@@ -75,14 +70,10 @@ def groups(device: str = "cuda", beside: Path | None = None) -> dict[tuple[str, 
     from hypha_ray.codec import NAMES
 
     return {
-        ("planner",): planner,
+        **_of_scheduling(),
         ("start", *START): partial(start, beside),
-        ("plan_64_ms", "plan_10000_ms"): plan_time,
         ("inner_overhead", "inner_loop_cpu", "data_wait_fraction"): inner_loop,
         **_of_reinforcement(),
-        CORE: core,
-        ("streams_500",): streams,
-        ("hire", "exchange_leases", "selection_10000"): market,
         ("bridge_receive", "bridge_throughput", "bridge_file"): bridge,
         ("bridge_relay",): relay,
         SLICE_PATH: slice_path,
@@ -95,6 +86,26 @@ def groups(device: str = "cuda", beside: Path | None = None) -> dict[tuple[str, 
         **_of_convergence(),
         tuple(f"codec_{name}" for name in NAMES[1:]): codecs,
         **groups_on(device),
+    }
+
+
+def _of_scheduling() -> dict[tuple[str, ...], Callable[[], Rows]]:
+    """Rows of plans, the scheduler's core, predictions of runs, and the market."""
+    from benchmarks.scheduling.core import ROWS as CORE
+    from benchmarks.scheduling.core import core
+    from benchmarks.scheduling.market import market
+    from benchmarks.scheduling.planner import plan_time, planner
+    from benchmarks.scheduling.prediction import ROWS as PREDICTION
+    from benchmarks.scheduling.prediction import prediction
+    from benchmarks.scheduling.streams import streams
+
+    return {
+        ("planner",): planner,
+        ("plan_64_ms", "plan_10000_ms"): plan_time,
+        CORE: core,
+        ("streams_500",): streams,
+        ("hire", "exchange_leases", "selection_10000"): market,
+        PREDICTION: prediction,
     }
 
 

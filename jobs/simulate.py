@@ -3,6 +3,7 @@
     python jobs/simulate.py --scenario laptop
     python jobs/simulate.py --scenario home-1000 --workers 100 --rounds 5 --json results.json
     python jobs/simulate.py --scenario scenario.toml --seed 7 --plot plots
+    python jobs/simulate.py --from RUN --try sync.codec=int4 --try sync.fragments=4,sync.delay_steps=4 --deadline 6h
 
 The scheduler's own code runs on a virtual clock. The scenarios of the package are laptop, rack, three-regions,
 home-1000, spot-10000, intellect-1 and streaming-10b; docs/simulation.md has the keys of a file of your own.
@@ -13,13 +14,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import parse_options
+from hypha_ray.config.cli.options import REPEATED, parse_options, refuse_strays
 from hypha_ray.config.cli.output import Phases
 from hypha_ray.errors import ConfigError
 
@@ -43,12 +44,29 @@ class Simulate:
     """file for the results, as a JSON list"""
     plot: Path | None = None
     """folder for plots"""
+    from_: str | None = None
+    """name of a run, or its directory: predicted from its own records, beside what took place"""
+    try_: list[str] | None = field(default=None, metadata=REPEATED)
+    """other settings for that run, as KEY=VALUE[,KEY=VALUE…], for each --try a row"""
+    deadline: str | None = None
+    """longest time for that run, such as 6h, 90min or 2d"""
+    budget: float | None = None
+    """highest cost for that run"""
+
+
+OF_A_RUN = dict.fromkeys(("try_", "deadline", "budget"), ("from_",))
+"""Options that mean something beside --from alone."""
+OF_A_SCENARIO = ("scenario", "workers", "rounds", "seed", "plot")
+"""Options that mean nothing beside --from."""
 
 
 def main() -> None:
     """Simulate, and print a table of the results."""
     options = parse_options(Simulate, __doc__, sys.argv[1:], position="scenario")
     check(options)
+    if options.from_ is not None:
+        predict(options)
+        return
     phases = Phases()
     phases.begin("reading the scenario")
     results = simulate_scenarios(options, phases)
@@ -60,15 +78,35 @@ def check(options: Simulate) -> None:
     """Refuse options that are missing or out of range.
 
     Raises:
-        ConfigError: CFG003, a number is out of range; CFG012, there is nothing to simulate.
+        ConfigError: CFG003, a number is out of range; CFG011, options exclude each other; CFG012, there is nothing to
+            simulate.
 
     """
+    refuse_strays(options, OF_A_RUN)
     for name, least in (("workers", 1), ("rounds", 1), ("seed", 0)):
         value = getattr(options, name)
         if value is not None and value < least:
             raise ConfigError("CFG003", f"--{name} is out of range", str(value), f"{least} or more", "mend it")
+    if options.from_ is not None:
+        for name in OF_A_SCENARIO:
+            if getattr(options, name) is not None:
+                fix = "leave one out; --try KEY=VALUE changes a run's settings"
+                raise ConfigError("CFG011", f"--from and --{name} exclude each other", fix=fix)
+        return
     if options.scenario is None:
-        raise ConfigError("CFG012", "--scenario is missing", fix="give the name of a scenario, or a TOML file")
+        raise ConfigError(
+            "CFG012", "--scenario is missing", fix="give the name of a scenario or a TOML file, or --from RUN"
+        )
+
+
+def predict(options: Simulate) -> None:
+    """Print predictions of a run from its records, with its own settings and with others."""
+    assert options.from_ is not None, "see main"
+    from hypha_ray.driver.what_if import answers
+
+    lines = answers(options.from_, options.try_ or [], options.deadline, options.budget, options.json)
+    for line in lines:
+        print(line)
 
 
 def simulate_scenarios(options: Simulate, phases: Phases) -> list[SimulationResult]:
