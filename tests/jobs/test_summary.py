@@ -39,7 +39,7 @@ def test_dry_run_start_and_resumption_begin_with_a_summary(run_job: Jobs, corpus
 
     again = run_job(*words, "--dry-run")
     (time,) = [line for line in again.stdout.splitlines() if line.startswith("# time")]
-    assert time.startswith("# time       about ") and time.endswith(" of run first")
+    assert time.startswith("# time       about ") and time.endswith(" of run first on cpu")
 
     longer = run_job("--resume", "first", "--rounds.update_rounds", "5")
     lines = longer.stdout.splitlines()

@@ -22,8 +22,6 @@ from hypha_ray.plugins import attempt, is_own, look_beside_the_job
 from hypha_ray.telemetry.sinks.base import check_built_in
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from hypha_ray.driver.preflight.compatibility import Case
 
 
@@ -173,7 +171,7 @@ def check_case(case: Case) -> list[str]:
     notes.extend(token_notes(case))
     notes.extend(muon_notes(case))
     if has_adapter(model):
-        notes.extend(_check_adapter(case.job, case.network))
+        _check_adapter(case.job)
     notes.extend(_try_copy(case))
     check_sharding(case)
     check_fused_loss(case)
@@ -190,8 +188,8 @@ def _try_copy(case: Case) -> list[str]:
     return check(case)
 
 
-def _check_adapter(job: Job, network: PreTrainedModel) -> list[str]:
-    """Refuse an adapter that can't be trained; return a note with the number of trained parameters."""
+def _check_adapter(job: Job) -> None:
+    """Refuse an adapter that can't be trained."""
     if job.rl.has_critic:
         critic = f"rl.algorithm = {job.rl.algorithm!r} trains a critic beside the policy"
         problem = f"{critic}, and adapters of two models at once aren't supported"
@@ -202,13 +200,6 @@ def _check_adapter(job: Job, network: PreTrainedModel) -> list[str]:
     if job.worker.sharding == "full":
         problem = f"{job.model.repository} is an adapter, and worker.sharding trains whole models"
         raise ConfigError("CFG011", problem, fix="give a whole model, or leave worker.sharding out")
-    trained = 0
-    whole = 0
-    for parameter in network.parameters():
-        whole += parameter.numel()
-        if parameter.requires_grad:
-            trained += parameter.numel()
-    return [f"the adapter trains {trained:,} of {whole:,} parameters"]
 
 
 def check_fragments(job: Job) -> None:

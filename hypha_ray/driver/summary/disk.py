@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hypha_ray.config import Job
+from hypha_ray.telemetry.sinks.files import read_json
 from hypha_ray.types import Layout
 from hypha_ray.types.layout import dtype_of, is_trained
 
@@ -33,7 +34,7 @@ class DiskSizes:
     models: int
     """Number of saved models: the last one, and the best one if the job keeps it."""
     is_bound: bool
-    """Whether snapshots are larger, by a state of optimizers whose size isn't known."""
+    """Whether files may be larger: an optimizer's state has no known size, or the model's weights no known dtype."""
 
     @property
     def in_the_end(self) -> int:
@@ -68,8 +69,10 @@ def disk_sizes(case: Case, layout: Layout) -> DiskSizes:
         snapshots += 1
         models += 1
     snapshots = min(snapshots, _written(job))
+    dtype, is_known = _saved_dtype(job)
+    is_bound = is_bound or not is_known
     snapshot = layout.bytes() + (with_state or 0) + inner
-    return DiskSizes(snapshot, snapshots, _model_bytes(case, layout), models, is_bound)
+    return DiskSizes(snapshot, snapshots, _model_bytes(case, layout, dtype), models, is_bound)
 
 
 def free_bytes(folder: Path) -> int:
@@ -132,13 +135,11 @@ def _trained_bytes(layout: Layout) -> int:
     return total
 
 
-def _model_bytes(case: Case, layout: Layout) -> int:
+def _model_bytes(case: Case, layout: Layout, dtype: str | None) -> int:
     """Bytes of the weights of the saved model; an adapter is merged into it, and saved beside it."""
     from hypha_ray.model.lora import has_adapter
 
-    job = case.job
-    dtype = job.checkpoint.export_dtype or _own_dtype(case)
-    if not has_adapter(job.model):
+    if not has_adapter(case.job.model):
         return _weights_bytes(case.network.parameters(), dtype)
     base: list[torch.nn.Parameter] = []
     for name, parameter in case.network.named_parameters():
@@ -149,17 +150,29 @@ def _model_bytes(case: Case, layout: Layout) -> int:
 
 _ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of an element of a saved model by its dtype."""
+_NARROWEST = "bfloat16"
 
 
-def _own_dtype(case: Case) -> str | None:
-    """Dtype of a repository's weights, which the saved model has again; None: that of the parameters."""
-    if case.job.model.repository is None:
-        return None
-    dtype = getattr(case.network.config, "dtype", None)
-    name = str(dtype).removeprefix("torch.")
-    if name not in _ITEM_BYTES:
-        return None
-    return name
+def _saved_dtype(job: Job) -> tuple[str | None, bool]:
+    """Dtype of the saved model, and whether it is known; None: that of the parameters. The hub isn't asked."""
+    from hypha_ray.model.loading.folders import local_folder
+    from hypha_ray.model.saved_model import original_dtype
+
+    repository = job.model.repository
+    if job.checkpoint.export_dtype is not None:
+        return job.checkpoint.export_dtype, True
+    if repository is None:
+        return None, True
+    if local_folder(repository) is not None:
+        return original_dtype(job.model), True
+    from huggingface_hub import try_to_load_from_cache
+
+    file = try_to_load_from_cache(repository, "config.json", revision=job.model.revision)
+    settings = read_json(Path(file)) if isinstance(file, str) else {}
+    dtype = str(settings.get("dtype") or settings.get("torch_dtype"))
+    if dtype in _ITEM_BYTES:
+        return dtype, True
+    return _NARROWEST, False
 
 
 def _weights_bytes(parameters: Iterable[torch.nn.Parameter], dtype: str | None) -> int:

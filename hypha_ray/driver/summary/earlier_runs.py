@@ -16,7 +16,7 @@ from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.mixture import DATASET, RunDataset
 from hypha_ray.errors import HyphaError
 from hypha_ray.store.directory import runs
-from hypha_ray.telemetry.sinks.files import METRICS, Record, by_round, read_json, read_jsonl
+from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, Record, by_round, read_json, read_jsonl
 
 MOST_RUNS = 20
 """Most runs, the newest first, that are compared with a job."""
@@ -52,6 +52,8 @@ class Pace:
     """Median time from one commit to the next, with evaluations, in seconds."""
     rounds: int
     """Number of rounds behind it."""
+    devices: tuple[str, ...]
+    """Devices of the run's workers, each kind once; empty if they aren't known."""
 
 
 def pace_of_earlier_run(job: Job, manifest: Manifest) -> Pace | None:
@@ -85,7 +87,16 @@ def pace_of_run(folder: Path, workers: int) -> Pace | None:
             gaps.append(gap_s)
     if not gaps:
         return None
-    return Pace(folder.name, median(gaps), len(gaps))
+    return Pace(folder.name, median(gaps), len(gaps), _devices_of_run(folder))
+
+
+def _devices_of_run(folder: Path) -> tuple[str, ...]:
+    """Devices of the workers that have joined a run."""
+    devices: set[str] = set()
+    for event in read_jsonl(folder / EVENTS, ("join",), end=MOST_BYTES):
+        if event.get("device") is not None:
+            devices.add(str(event["device"]))
+    return tuple(sorted(devices))
 
 
 def _gap_s(before: Record, after: Record) -> float | None:

@@ -12,6 +12,7 @@ from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.storage.files import Place
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.scheduler.fleet.worker_state import batch_size, has_equal_batches
+from hypha_ray.texts import counted
 from hypha_ray.types import Layout, dataset_of
 from hypha_ray.types.layout import is_trained
 
@@ -75,8 +76,12 @@ def rounds_text(job: Job, done: int = 0) -> str:
     if job.rl.algorithm is not None and job.rl.group_size > 1:
         text += f" with {job.rl.group_size} responses each"
     text += f": {_batches_text(job)}"
-    if job.rounds.warmup_rounds:
+    if job.rounds.warmup_rounds == 1:
+        text += "; the first is one batch of each worker"
+    elif job.rounds.warmup_rounds:
         text += f"; the first {job.rounds.warmup_rounds} are one batch of each worker"
+    if job.rounds.patience is not None:
+        text += f"; the run ends after {counted(job.rounds.patience, 'round')} without a better evaluation"
     if done:
         text += f"; {done:,} are done"
     return text
@@ -160,7 +165,11 @@ def _epochs_text(job: Job, manifest: Manifest) -> str:
     if job.sync.traits.has_barrier:
         about = ""
     if not job.dataset.mix:
-        return f"{about}{_number(epochs[0])} epochs in all rounds"
+        uses = _number(epochs[0])
+        noun = "epochs"
+        if uses == "1":
+            noun = "epoch"
+        return f"{about}{uses} {noun} in all rounds"
     texts = []
     for part, number in zip(job.dataset.parts, epochs, strict=True):
         texts.append(f"{_part_name(part)} {_number(number)}")

@@ -190,6 +190,8 @@ def _time_facts(job: Job, pace: Pace | None, price: float | None, done: int = 0)
     if done:
         rest = " for the rest"
     measured = f"{duration(pace.round_s)} a round, the median of {counted(pace.rounds, 'round')} of run {pace.run}"
+    if pace.devices:
+        measured += f" on {', '.join(pace.devices)}"
     yield "time", f"about {duration(time_s)}{rest}: {measured}"
     if price is not None:
         cost = price * time_s / 3600

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from hypha_ray.codec import encoders, payload_bytes, sends_differences
@@ -22,12 +23,14 @@ from hypha_ray.driver.preflight.checks import case_of
 from hypha_ray.driver.summary.disk import DiskSizes, disk_sizes
 from hypha_ray.driver.summary.earlier_runs import pace_of_earlier_run, pace_of_run
 from hypha_ray.driver.summary.exchange import exchange_of
-from hypha_ray.driver.summary.facts import data_text, epochs_by_dataset, rounds_text, run_samples, tokens_of
+from hypha_ray.driver.summary.facts import data_text, epochs_by_dataset, model_text, rounds_text, run_samples, tokens_of
 from hypha_ray.driver.summary.lines import summary_of_new, summary_of_resumed
 from hypha_ray.driver.summary.texts import disk_text, exchange_text, size_text, space_notes
 from hypha_ray.exchange_schedule import fragments_of_round
-from hypha_ray.model.layout import gather, layout_of
+from hypha_ray.model.layout import gather, layout_of, views
 from hypha_ray.model.loading.build import build_model
+from hypha_ray.model.saved_model import export
+from hypha_ray.model.trained import build_trained
 from hypha_ray.store.directory import RunDirectory
 from tests.support.jobs import MODEL, job_of
 from tests.unit.driver.test_scoring import dataset
@@ -86,6 +89,18 @@ def test_parameters_of_an_adapter_are_those_that_peft_counts(tmp_path: Path) -> 
     )
     text = facts_of(job, source)["model"]
     assert f"{trained:,} of {total:,} parameters trained ({trained / total:.2%})" in text
+
+
+def test_parameters_of_policy_and_critic_are_those_of_two_models_without_the_second_head(tmp_path: Path) -> None:
+    config = MODEL | {"tie_word_embeddings": False}
+    policy = AutoModelForCausalLM.from_config(LlamaConfig(**config))
+    critic = policy.get_decoder().num_parameters() + config["hidden_size"] + 1
+    total = policy.num_parameters() + critic
+    source = texts(tmp_path)
+    job = small_job(tmp_path, model={"config": config}, rl={"algorithm": "ppo"})
+    layout = layout_of(case_of(job, source).modules)
+    expected = f"LlamaForCausalLM as policy and as critic, {total:,} parameters, all of them trained"
+    assert model_text(case_of(job, source).modules, layout) == expected
 
 
 # ── data and rounds ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -152,7 +167,10 @@ def test_epochs_of_a_mixture_are_those_of_each_dataset_by_its_weight(tmp_path: P
          "3 of 8 samples: 1 batch of 4 by each of 2 workers"),
         ({"sync": {"strategy": "async", "period": 4}}, "3 of 64 samples: about 4 batches of 4 by each of 2 workers"),
         ({"rounds": {"warmup_rounds": 1}},
-         "3 of 64 samples: about 8 batches of 4 by each of 2 workers; the first 1 are one batch of each worker"),
+         "3 of 64 samples: about 8 batches of 4 by each of 2 workers; the first is one batch of each worker"),
+        ({"rounds": {"warmup_rounds": 2, "patience": 1}},
+         "3 of 64 samples: about 8 batches of 4 by each of 2 workers; the first 2 are one batch of each worker; "
+         "the run ends after 1 round without a better evaluation"),
     ],
 )  # fmt: skip
 def test_rounds_are_told_with_the_batches_of_a_worker(
@@ -244,6 +262,23 @@ def test_snapshots_that_stay_are_those_to_keep_if_so_many_are_written(
     assert (sizes.snapshots, sizes.models) == (snapshots, models)
 
 
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("lora", [{}, {"rank": 8}], ids=["whole", "adapter"])
+def test_size_of_a_saved_model_is_that_of_its_weights(tmp_path: Path, lora: dict[str, Any], dtype: str | None) -> None:
+    config = LlamaConfig(**MODEL | {"hidden_size": 64, "intermediate_size": 256})
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(tmp_path / "base")
+    source = texts(tmp_path / "data")
+    tables: dict[str, Any] = small_job(source.folder, checkpoint={"export_dtype": dtype}).model_dump(exclude={"model"})
+    job = Job.model_validate(tables | {"model": {"repository": str(tmp_path / "base"), "lora": lora}})
+    case = case_of(job, source)
+    trained = build_trained(job)
+    layout = layout_of(trained)
+    export(job, None, views(layout, [gather(trained, layout, 0)]), tmp_path / "model")
+    written = sum(file.stat().st_size for file in (tmp_path / "model").rglob("*.safetensors"))
+    headers = sum(2500 for _ in (tmp_path / "model").rglob("*.safetensors"))
+    assert written == pytest.approx(disk_sizes(case, layout).model, abs=2 * headers)
+
+
 def test_too_little_space_is_a_warning_for_each_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = small_job(tmp_path, run={"dir": str(tmp_path)}, checkpoint={"mirror": str(tmp_path / "mirror")})
     sizes = DiskSizes(snapshot=1000, snapshots=2, model=500, models=1, is_bound=False)
@@ -271,6 +306,8 @@ def write_run(job: Job, parent: Path, source: DataSource, ends_s: Sequence[float
         record = {"kind": "round", "round": number, "elapsed_s": end_s, "workers": workers}
         records.append(json.dumps(record | {"bytes_up": 1000, "bytes_down": 2000}))
     (folder / "metrics.jsonl").write_text("\n".join(records) + "\n")
+    joins = [json.dumps({"kind": "join", "worker": worker, "device": "cpu"}) for worker in range(workers)]
+    (folder / "events.jsonl").write_text("\n".join(joins) + "\n")
     return folder
 
 
@@ -283,7 +320,7 @@ def test_time_and_cost_are_those_of_an_earlier_run_of_the_same_work(tmp_path: Pa
         inner_optimizer={"learning_rate": 1e-4},
     )  # fmt: skip
     facts = facts_of(longer, source, price=6.0)
-    assert facts["time"] == "about 30m00s: 2.0s a round, the median of 3 rounds of run first"
+    assert facts["time"] == "about 30m00s: 2.0s a round, the median of 3 rounds of run first on cpu"
     assert facts["cost"] == "about 3.00, at 6.00 an hour"
 
 
@@ -336,7 +373,7 @@ def test_a_run_that_goes_on_is_told_by_its_own_records(tmp_path: Path) -> None:
     facts = dict(summary_of_resumed(job, source, RunDirectory(folder), None).facts)
     assert facts["rounds"].endswith("; 4 are done")
     assert facts["exchange"] == "1.00 kB up and 2.00 kB down in the newest round, 4.00 kB and 8.00 kB so far"
-    assert facts["time"] == "about 12.0s for the rest: 2.0s a round, the median of 3 rounds of run first"
+    assert facts["time"] == "about 12.0s for the rest: 2.0s a round, the median of 3 rounds of run first on cpu"
 
 
 def test_lines_are_aligned_and_a_partial_job_has_fewer(tmp_path: Path) -> None:
