@@ -31,7 +31,7 @@ from hypha_ray.scheduler.runtime.supervised_actor import GONE, NodeAttendance
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
 from hypha_ray.store.directory import RunDirectory
-from hypha_ray.telemetry.sinks.files import METRICS, by_round, read_json, read_jsonl, rewind
+from hypha_ray.telemetry.sinks.files import METRICS, by_round, read_json, read_jsonl, rewind, uncommitted_s
 from hypha_ray.types import Event, Saved
 from hypha_ray.worker.actor import FromDataset
 
@@ -169,6 +169,7 @@ class Scheduler:
                 layout=survey.layout,
                 evaluations=tuple(record for record in evaluations if record["round"] < survey.next_round),
                 skipped=survey.skipped,
+                lost_s=await asyncio.to_thread(uncommitted_s, self._directory, survey.state.get("totals", {})),
             )
         await asyncio.to_thread(rewind, metrics, resume_point.next_round)
         await self._costs.recall()
@@ -250,15 +251,16 @@ class Scheduler:
                 commit.add_done_callback(self._forget_commit)
             case c.LogMetric(fields=fields):
                 if fields["kind"] == "round":
-                    fields = {**fields, **self._round_fields()}
+                    fields = {**fields, **self._round_fields(fields["round"], fields["samples"])}
                 self._telemetry.record(fields)
             case c.LogEvent(fields=fields):
                 self._telemetry.event(fields)
 
-    def _round_fields(self) -> dict[str, Any]:
-        """Fields of a round's record that the core doesn't know of: bytes by data node, and cost."""
+    def _round_fields(self, round: int, samples: int) -> dict[str, Any]:
+        """Further fields of a round's record: use of the fleet's time, bytes by data node, and cost."""
         self._spawn(self._speeds.publish())
-        fields: dict[str, Any] = {}
+        assert self._core is not None
+        fields = self._core.fleet_time(round).record(samples)
         if bytes_by_node := self._reader.traffic():
             fields["bytes_from"] = bytes_by_node
         return fields | self._costs.bill()
@@ -295,6 +297,8 @@ class Scheduler:
 
     async def _finish(self) -> dict[str, Any]:
         self._costs.bill()
+        if self._core is not None and self._core.closing_time is not None:
+            self._telemetry.note("fleet_time", **self._core.closing_time.fields())
         figures = {"parameter_bytes": self._weights.bytes, "attempt": self._attempt}
         return await self._telemetry.finish(figures)
 

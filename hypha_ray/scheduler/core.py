@@ -19,6 +19,7 @@ from operator import attrgetter
 from hypha_ray import types as t
 from hypha_ray.config import Job
 from hypha_ray.errors import CapacityError
+from hypha_ray.fleet_time import FleetTime
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.asynchronous.async_planner import AsyncPlanner
 from hypha_ray.scheduler.asynchronous.strategy import AsyncRounds
@@ -93,8 +94,9 @@ class SchedulerCore:
         self._resources = job.resources
         self._needed = job.num_workers if job.run.mode == "replay" else self._resources.min_workers
         self._out = c.Outbox()
-        self._roster = Roster(job, run, resume_point.attempt)
+        self._roster = Roster(job, run, resume_point.attempt, resume_point.next_round)
         self._roster.restore(resume_point.state.get("workers", {}))
+        self._roster.recall_loss(resume_point.lost_s)
         self._strategy = strategy_of(job, slices, sizes, resume_point, self._roster, self._out)
         self._weight_hashes = WeightHashes()
         self._layout_sha256: str | None = None
@@ -138,6 +140,15 @@ class SchedulerCore:
         """Workers and rounds, to be read only."""
         return FleetView(self._needed, self._roster, self._strategy)
 
+    def fleet_time(self, round: int) -> FleetTime:
+        """Return the fleet's time that belongs in the record of a round among the last commands."""
+        return self._roster.times.recorded(round)
+
+    @property
+    def closing_time(self) -> FleetTime | None:
+        """The fleet's time after the last record; None unless the run has ended well."""
+        return self._roster.times.closing
+
     def arrived(self, event: t.Event, now: float) -> None:
         """Renew a worker's lease when its event arrives, which may be well before it is handled."""
         self._roster.renew_lease(event.source, now, progress=not isinstance(event, t.Alive))
@@ -146,6 +157,7 @@ class SchedulerCore:
         """Handle one event; return commands, in order."""
         if self.over:
             return []
+        self._roster.times.forget_recorded()
         self._forgive_own_absence(now)
         try:
             self._handle_event(event, now)
@@ -155,6 +167,8 @@ class SchedulerCore:
         for follow in (self._tick, self._begin_if_staffed, self._limit_waiting):
             if not self.over:
                 follow(now)
+        if self._out.ended_well:
+            self._roster.end(now)
         return self._out.take()
 
     def _handle_event(self, event: c.Input, now: float) -> None:
@@ -171,6 +185,8 @@ class SchedulerCore:
                 if problem is not None:
                     self._out.problem(problem, now)
                 self._record_commit(commit.round, commit.theta_sha256, now)
+            case c.Leased(source=source):
+                self._roster.leased(source, now)
             case c.PlacementFailed():
                 self._lose_worker(event.source, event.reason, now)
             case c.Lost():
@@ -217,7 +233,7 @@ class SchedulerCore:
             self._timers.pop(name, None)
         self._strategy.make_up_corrections(now)
         if self._strategy.grace_until is not None and now >= self._strategy.grace_until:
-            self._strategy.close()
+            self._strategy.close(now)
         if "start" in over:
             self._stop_waiting_for_starters(now)
         if "idle" in over:

@@ -142,6 +142,13 @@ Command: TypeAlias = Order | Reduce | Persist | Hire | Dismiss | LogMetric | Log
 
 
 @dataclass(frozen=True, slots=True)
+class Leased:
+    """There is a machine for a worker to be hired."""
+
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """A worker's stream broke: its process or node is gone."""
 
@@ -205,7 +212,7 @@ class Tick:
 
 
 Input: TypeAlias = (
-    Event | Lost | PlacementFailed | Draining | Initialised | Reduced | Committed | SchedulerFailed | Tick
+    Event | Leased | Lost | PlacementFailed | Draining | Initialised | Reduced | Committed | SchedulerFailed | Tick
 )
 
 
@@ -219,6 +226,8 @@ class Outbox:
     def __init__(self) -> None:
         self._commands: list[Command] = []
         self.over = False
+        self.ended_well = False
+        """Whether the run is over, and no error has ended it."""
 
     def take(self) -> list[Command]:
         """Return and remove all commands."""
@@ -276,4 +285,5 @@ class Outbox:
         """End the run, once."""
         if not self.over:
             self.over = True
+            self.ended_well = error is None
             self.put(Finish(error))

@@ -29,6 +29,8 @@ class ResumePoint:
     """Recorded evaluations, in the order of their rounds."""
     skipped: tuple[str, ...] = ()
     """Parts of the log that couldn't be used, with reasons."""
+    lost_s: float = 0.0
+    """Seconds that the earlier attempt has trained after its last commit."""
 
     @property
     def evaluated(self) -> bool:

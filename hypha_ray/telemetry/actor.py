@@ -20,6 +20,9 @@ from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.telemetry.sinks.base import build
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, SUMMARY, Record, read_jsonl, summary, write_json
 
+SUMMARY_EVENTS = ("attempt", "stop", "loss", "quarantine", "cost", "fleet_time")
+"""Kinds of events that the summary is made of."""
+
 
 class Telemetry:
     """Writes records and events to the run directory, and passes them to the job's other sinks.
@@ -83,7 +86,7 @@ class Telemetry:
         `extra` is added to it; its `parameter_bytes` is the base of the run's traffic ratio.
         """
         records = read_jsonl(self._directory / METRICS, kinds=("round", "eval"))
-        events = read_jsonl(self._directory / EVENTS, kinds=("attempt", "stop", "loss", "quarantine", "cost"))
+        events = read_jsonl(self._directory / EVENTS, kinds=SUMMARY_EVENTS)
         figures = {**summary(records, events, extra.get("parameter_bytes")), **extra}
         self._sinks.summary(figures)  # before the sinks are waited for: little time may be left
         self._sinks.close()

@@ -1,4 +1,4 @@
-"""Plots of a run, drawn from its files: objective, batches, round times, traffic and utilisation."""
+"""Plots of a run, drawn from its files: objective, batches, round times, traffic, utilisation and the use of time."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hypha_ray.errors import DataError
 from hypha_ray.figures import objective_of, task_figures
 from hypha_ray.files import make_private
+from hypha_ray.fleet_time import TIME_KINDS
 from hypha_ray.telemetry.sinks.files import METRICS, SUMMARY, Record, by_round, read_json, read_jsonl
 
 if TYPE_CHECKING:
@@ -154,6 +155,8 @@ def _draw(run_directory: Path, path: Path) -> list[Path]:
     folder.mkdir(exist_ok=True)
     make_private(folder)
     plots = {"batches": _batches, "finish": _finish, "bytes": _bytes, "utilisation": _utilisation}
+    if series.has("time_shares"):
+        plots["time"] = _time
     if any(series.tasks.values()):
         plots = {"task": _task, **plots}
     plots = {series.objective.trained: _objective, **plots}
@@ -430,4 +433,24 @@ def _utilisation(series: Series) -> Figure:
     _legend(parts)
     sync.plot(series.numbers, series.column("sync_s"), color=GREEN, marker=marker, ms=4)
     _by_round(sync, series, "from the last delta to the last worker's new weights", "seconds")
+    return figure
+
+
+def _time(series: Series) -> Figure:
+    """Draw the uses of the fleet's time as stacked areas that fill the panel, and the goodput above them."""
+    title = "Goodput, and what the fleet's time was spent on"
+    figure, (goodput, parts) = _panels(title, rows=2, height=3)
+    values = series.column("goodput", 100)
+    goodput.plot(series.numbers, values, color=BLUE, marker=_marker(len(values)), ms=4)
+    _by_round(goodput, series, "committed samples, of those that the hired workers could have made", "%")
+    timed = [record for record in series.rounds if record.get("time_shares")]
+    numbers = [int(record["round"]) + 1 for record in timed]
+    shares = [[100 * record["time_shares"][kind] for record in timed] for kind in TIME_KINDS]
+    if len(timed) == 1:  # An area needs a width.
+        numbers = [numbers[0] - 0.5, numbers[0] + 0.5]  # type: ignore[list-item]
+        shares = [2 * column for column in shares]
+    parts.stackplot(numbers, shares, labels=TIME_KINDS, colors=PALETTE)
+    _by_round(parts, series, "all time of the fleet, from the first machine on", "%", from_zero=False)
+    parts.set_ylim(0, 100)
+    _legend(parts)
     return figure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -157,7 +157,7 @@ class Fleet(World):
             case c.Persist():
                 self.persisted.append(command)
             case c.LogMetric(fields=fields):
-                self.records.append(dict(fields))
+                self.records.append({**fields, **self._time_fields(fields)})
             case c.LogEvent(fields=fields):
                 self.notes.append(dict(fields))
             case c.Finish():
@@ -165,6 +165,12 @@ class Fleet(World):
         super().obey(command)
         for watch in self.watchers:
             watch(command)
+
+    def _time_fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Use of the fleet's time, which the scheduler's actor adds to a round's record."""
+        if fields["kind"] != "round":
+            return {}
+        return self.core.fleet_time(fields["round"]).record(fields["samples"])
 
     def send(self, command: c.Order) -> None:
         """Send an order; a plan only of slices that were sent before, and kept."""

@@ -79,7 +79,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         self._totals.begin(now)
         self._enter(AsyncRound(number, now, self._planner.size), number)
         if self.final:
-            self._discard_unmerged()
+            self._discard_unmerged(now)
         self._unplanned.update(member.source.worker for member in self._roster.assignable)
         members = self._idle()
         if not self.pending.evaluating:
@@ -120,12 +120,12 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
             self.queue.discard(source.worker)
             self._unplanned.add(source.worker)
 
-    def close(self) -> None:
+    def close(self, now: float) -> None:
         """End the grace time: reduce what has arrived."""
         assert isinstance(self.state, Training)
         self.state.grace_until = None
         if self.queue.arrived and not self.queue.reducing:
-            self._reduce(self.state)
+            self._reduce(self.state, now)
 
     # ── events of workers ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -164,6 +164,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
             return
         current.bytes_up += delta.payload_bytes
         member.delivered(delta, now - local.began_at, local.evaluating)
+        self._roster.times.deliver(worker, delta, now)
         self.queue.receive(ReceivedDelta(delta, local))
         self._handed_over_at[worker] = now
         self._advance(now)
@@ -174,6 +175,8 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
             waited_s = None if local.handed_over_at is None else now - local.handed_over_at
             since = local.began_at if member.merged_at is None else member.merged_at
             self.current.began(member.source.worker, waited_s, now - since, self.sent_bytes[0])
+        if member.merged_version != event.version:
+            self._roster.times.merge(member.source.worker, event.version, event.waited_s, now)
         member.merged_at = now
         member.merged_version = event.version
         if member.plan is not None and not member.plan.evaluate:
@@ -196,7 +199,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         if self.state.grace_until is None:
             self.state.grace_until = now + self._planner.grace_s(self._roster.assignable)
         if not self.training.rounds or now >= self.state.grace_until:
-            self._reduce(self.state)
+            self._reduce(self.state, now)
 
     def _plan_local_round(self, member: WorkerState, now: float) -> None:
         assert self.current is not None
@@ -211,8 +214,9 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         self._out.event("plan", now, round=self.current.number, batches=batches, predicted_s=None, step=version)
         self._out.put(*commands)
 
-    def _reduce(self, state: Training[AsyncRound]) -> None:
+    def _reduce(self, state: Training[AsyncRound], now: float) -> None:
         state.grace_until = None
+        self._roster.times.close(WeightsVersion(self.queue.version + 1), (), now)
         self._out.put(self.queue.reduce(state.round, self.training.oldest_version))
 
     def reduced(self, verdict: Verdict, now: float) -> list[Source]:
@@ -228,6 +232,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
             current.accept(contribution, arrival, staleness, weight(self._job.sync, arrival.delta))
             self._planner.settle(worker, arrival.delta.spans)
             self._totals.count(arrival.delta)
+            self._roster.times.decide(worker, arrival.delta.round, current.number, accepted=True)
             self._roster.contributed(worker)
             fields = {"worker": worker, "incarnation": contribution.incarnation, "staleness": staleness}
             self._out.event("arrival", now, round=current.number, step=self.queue.version, **fields)
@@ -247,6 +252,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         """Record a rejected delta; its samples become available again."""
         assert self.current is not None
         self.plans.ledger.release(rejection.worker)
+        self._roster.times.discard(rejection.worker, self.current.number)
         self.current.rejected.append(rejection)
         self._out.event("reject", now, round=self.current.number, worker=rejection.worker, reason=rejection.reason)
 
@@ -262,8 +268,9 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         self.pending.awaiting_merge.append(CommittedAsyncRound(current, commit, len(members), now))
         self.state = Waiting(current.number + 1, current)
 
-    def _discard_unmerged(self) -> None:
+    def _discard_unmerged(self, now: float) -> None:
         """Discard all unmerged work after the last commit."""
+        self._roster.times.close(WeightsVersion(self.queue.version + 1), self.training.rounds, now)
         for worker in (*self.training.rounds, *self.queue.arrived):
             self.plans.ledger.release(worker)
         self.training = LocalRounds()

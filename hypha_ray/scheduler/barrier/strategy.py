@@ -187,6 +187,7 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
         current.deltas[worker] = delta
         current.delivered_at[worker] = now
         member.delivered(delta, now - current.started_at, current.evaluating)
+        self._roster.times.deliver(worker, delta, now)
         if len(current.deltas) == self._job.sync.quorum and not self._replay:
             state.grace_until = now + self._job.sync.grace_s
         self.correct_plans(now)
@@ -199,12 +200,14 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
             self._correction_pace.hurry()
             self.correct_plans(now)
         if current is not None and current.complete:
-            self.close()
+            self.close(now)
 
-    def close(self) -> None:
+    def close(self, now: float) -> None:
         """Queue the deltas for reduction, and send the slices that the next round probably needs."""
         assert isinstance(self.state, Training)
         current = self.state.round
+        late = current.awaiting - current.deltas.keys()
+        self._roster.times.close(WeightsVersion(current.number + 1), late, now)
         self.state = Reducing(current)
         if self._overlapped:
             self._roster.rest_idle()
@@ -260,12 +263,14 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
             self._out.finish(error)
             return []
         excluded = strike(self._roster, self._out, verdict, now)
+        accepted = {contribution.worker for contribution in verdict.accepted}
+        self._roster.times.decide_all(done.number, accepted)
         totals = self._commit(done, verdict, now)
         self._owe_samples(done, verdict, now)
         members = self._roster.members
         self._inner_states -= self._roster.refused(done.refused(verdict))
         if self._job.sync.overlaps:
-            not_accepted = done.awaiting - {contribution.worker for contribution in verdict.accepted}
+            not_accepted = done.awaiting - accepted
             for member in members:
                 if member.source.worker in not_accepted:
                     member.merged_version = None  # Its own weights contain samples that are given out again.
@@ -332,6 +337,8 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
             if committed.number < event.version:
                 size = received_bytes(self._job, self.sent_bytes, committed, member, event.version)
                 committed.merged(member.source.worker, member.merged_at, now, size, event.waited_s)
+        if member.merged_version != event.version:
+            self._roster.times.merge(member.source.worker, event.version, event.waited_s, now)
         member.merged_at = now
         member.merged_version = event.version
         if member.plan is not None and not member.plan.evaluate:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from hypha_ray.config import Job
 from hypha_ray.market.leases import Lease, LeaseBook
+from hypha_ray.scheduler.fleet.time_book import TimeBook
 from hypha_ray.scheduler.fleet.trust import LossBook
 from hypha_ray.scheduler.fleet.worker_state import WorkerState, batch_size
 from hypha_ray.types import Source
@@ -80,15 +81,17 @@ class Roster:
         job: the job file.
         run: name of the run.
         attempt: number of the scheduler that keeps this roster, over the whole run.
+        next_round: first round of this attempt.
 
     """
 
-    def __init__(self, job: Job, run: str, attempt: int) -> None:
+    def __init__(self, job: Job, run: str, attempt: int, next_round: int = 0) -> None:
         self._job = job
         self._run = run
         self._attempt = attempt
         self.most_strikes = job.sync.strikes
         self.book = LeaseBook()
+        self.times = TimeBook(job.sync.delay_steps > 0 or job.sync.in_flight > 1, next_round)
         self.slots = {number: Slot(number) for number in range(job.num_workers)}
         self._vacant: set[int] = set()
         """Numbers of slots to be filled."""
@@ -170,6 +173,7 @@ class Roster:
             slot.progress_at = now
             slot.retry_at = None
             slot.work = ""
+            self.times.hire(number, now)
             hired.append(slot.source)
         return hired
 
@@ -189,6 +193,7 @@ class Roster:
             slot.member.overhead = before.overhead
         slot.lease = self.book.grant(f"worker-{slot.number}", {}, now, self._job.lease_s)
         slot.progress_at = now
+        self.times.ready(slot.number)
         self._count_assignable(joins=True)
         return slot.member
 
@@ -219,6 +224,11 @@ class Roster:
             slot.progress_at = now
         slot.work = work
         slot.machine = machine
+
+    def leased(self, source: Source, now: float) -> None:
+        """Record that there is a machine for a worker."""
+        if self._slot(source) is not None:
+            self.times.lease(source.worker, now)
 
     def lost_at(self, source: Source) -> tuple[str, int]:
         """Record that a worker was lost at its work; return the work, and the number of workers lost at it."""
@@ -281,6 +291,7 @@ class Roster:
             self._count_assignable(joins=False)
         if slot.lease is not None:
             self.book.release(slot.lease)
+        self.times.release(slot.number, now)
         wait_s = _wait_s(slot.failures) if blame else 0.0
         slot.source = None
         slot.lease = None
@@ -344,6 +355,11 @@ class Roster:
         """Mark a worker as done: its silence is fine, and it needs no successor."""
         self.slots[number].done = True
 
+    def end(self, now: float) -> None:
+        """Account for the fleet's time up to the end of a run."""
+        training = {member.source.worker for member in self.members if not member.idle}
+        self.times.end(training, now)
+
     def rest_idle(self) -> None:
         """Let batch times fade of workers without a batch in the round."""
         for member in self.members:
@@ -374,6 +390,11 @@ class Roster:
             if "batch_s" in fields:
                 slot.member = WorkerState(Source(self._run, slot.number, 0), batch_size(self._job))
                 slot.member.batch_time.observe(fields["batch_s"])
+
+    def recall_loss(self, seconds: float) -> None:
+        """Count what the workers of an earlier attempt did after its last commit as lost."""
+        trained = [slot.number for slot in self.slots.values() if slot.member is not None]
+        self.times.recall_loss(trained, seconds)
 
     def _slot(self, source: Source) -> Slot | None:
         """Slot of a worker; None if another worker is in it."""

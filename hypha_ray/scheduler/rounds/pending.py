@@ -12,6 +12,7 @@ from hypha_ray.figures import METRIC, Figure, figures_of, metric_figure
 from hypha_ray.model.tasks.table import find_task
 from hypha_ray.plugins import create
 from hypha_ray.scheduler import messages as c
+from hypha_ray.scheduler.fleet.time_book import TimeBook
 from hypha_ray.scheduler.ledger.ledger import Ledger
 from hypha_ray.scheduler.ledger.mixture import Mixture
 from hypha_ray.scheduler.messages import Outbox
@@ -114,16 +115,24 @@ class PendingRounds(Generic[C]):
         resume_point: point from which the run goes on.
         tally: totals of the run.
         ledger: ledger of the run.
+        times: account of the fleet's time.
         out: takes the records.
 
     """
 
     def __init__(
-        self, job: Job, resume_point: ResumePoint, tally: RunTotals, ledger: Ledger | Mixture, out: Outbox
+        self,
+        job: Job,
+        resume_point: ResumePoint,
+        tally: RunTotals,
+        ledger: Ledger | Mixture,
+        times: TimeBook,
+        out: Outbox,
     ) -> None:
         self._rounds = job.rounds.update_rounds
         self._totals = tally
         self._ledger = ledger
+        self._times = times
         self._out = out
         self._signs = LearningReports()
         self.patience = EvaluationPatience(job.rounds, resume_point.evaluations)
@@ -235,6 +244,7 @@ class PendingRounds(Generic[C]):
         if self.awaiting_merge:
             done = self.awaiting_merge.popleft()
             record = done.record(self._rounds, self._totals.elapsed_s(now), self._ledger.epoch)
+            self._times.record(done.number, now)
             self._out.put(c.LogMetric(record))
             for text in self._signs.fresh(record):
                 self._out.problem(text, now)

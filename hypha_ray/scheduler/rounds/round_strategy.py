@@ -94,7 +94,7 @@ class RoundStrategy(Generic[R, C]):
         self.latest_version = WeightsVersion(resume_point.next_round)
         """Version of the newest committed weights."""
         self._totals = RunTotals(resume_point.state.get("totals", {}))
-        self.pending: PendingRounds[C] = PendingRounds(job, resume_point, self._totals, plans.ledger, out)
+        self.pending: PendingRounds[C] = PendingRounds(job, resume_point, self._totals, plans.ledger, roster.times, out)
         self.sent_bytes: tuple[int, tuple[int, ...]] = 0, ()
         """Bytes of all of θ, and of each fragment."""
 
@@ -179,6 +179,7 @@ class RoundStrategy(Generic[R, C]):
 
     def _record_evaluation(self, member: WorkerState, event: Evaluated, now: float) -> None:
         member.progress.heard_at = now
+        self._roster.times.evaluate(member.source.worker, event.seconds)
         self.pending.evaluated(event)
         self._done_if_final(member)
         self._settle(now)

@@ -151,6 +151,7 @@ class WorkerDispatcher:
             self._hiring.pop(source, None)
         fields = {"worker": source.worker, "incarnation": source.incarnation, "kept": is_taken_over}
         self._telemetry.note("lease", **fields, **self._actors.terms(source.worker))
+        self._inbox(c.Leased(source))
         if self._actors.bridges(source.worker):
             self._spawn(self._send_layout(source))
         await self._slice_cache.locate(source.worker)

@@ -12,7 +12,7 @@ from typing import Any
 from hypha_ray.config import Job
 from hypha_ray.errors import AuthenticationError, ConfigError
 from hypha_ray.telemetry.sinks.files import Record, plain
-from hypha_ray.telemetry.sinks.inputs import SinkPlace
+from hypha_ray.telemetry.sinks.inputs import TIME_SHARES, SinkPlace
 
 OLDEST = (3, 29)
 """Oldest supported version; where Aim has no wheel, pip installs a much older one."""
@@ -128,6 +128,8 @@ class Aim:
             by_worker = record.get(name) or {}
             for worker, value in by_worker.items():
                 self._track({name: value}, record["round"], {"worker": str(worker)})
+        for use, share in (record.get(TIME_SHARES) or {}).items():
+            self._track({TIME_SHARES: share}, record["round"], {"kind": use})
 
     def _track(
         self, record: Record, step: int, context: dict[str, Any], leave_out: frozenset[str] | set[str] = frozenset()

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from hypha_ray.figures import Objective, objective_of, shown_beside
 from hypha_ray.files import opener
+from hypha_ray.fleet_time import FleetTime
 from hypha_ray.texts import redacted
 
 Record: TypeAlias = Mapping[str, Any]
@@ -198,6 +199,25 @@ def _is_of_a_round_from(first: int, line: bytes) -> bool:
     return record.get("kind") in _REPEATED and isinstance(number, int) and number >= first
 
 
+def uncommitted_s(directory: Path, totals: Record) -> float:
+    """Seconds of training that the records of a run's last attempt have after its last commit, before they are dropped.
+
+    Args:
+        directory: the run directory.
+        totals: totals of the run at the last commit.
+
+    Returns:
+        0 after an attempt that has ended well: it has accounted for all its time.
+
+    """
+    ends = read_jsonl(directory / EVENTS, kinds=("attempt", "fleet_time"))
+    if ends and ends[-1]["kind"] == "fleet_time":
+        return 0.0
+    elapsed_s = _measured(read_jsonl(directory / METRICS, kinds=_REPEATED), "elapsed_s")
+    committed_s = float(totals.get("elapsed_s", 0.0))
+    return max(0.0, max(elapsed_s, default=0.0) - committed_s)
+
+
 def write_json(path: Path, value: object) -> None:
     """Write a JSON file so that a reader sees the old content or the new one, never a part."""
     _replace(path, _encoded(plain(value), indent=2) + b"\n")
@@ -264,6 +284,7 @@ def summary(
         **_work(rounds),
         **_quality(rounds, evaluations),
         "ended_early": ended_early(events),
+        **_fleet_time(rounds, events),
         "idle_fraction": _mean(_measured(planned_rounds, "idle_fraction")),
         "plan_error": _mean([abs(error) for error in plan_errors]),
         "peak_memory_bytes": _peak_memory(rounds),
@@ -273,6 +294,15 @@ def summary(
         "cost": sum(costs) if costs else None,
         "slices_quarantined": len({event["slice"] for event in _of_kind(events, "quarantine")}),
     }
+
+
+def _fleet_time(rounds: list[Record], events: list[Record]) -> dict[str, Any]:
+    """Goodput, and shares of the fleet's time; None for records of an earlier version, which lack it."""
+    timed = [record for record in rounds if record.get("fleet_s") is not None]
+    samples = _total(timed, "samples")
+    time = FleetTime.of_records([*timed, *_of_kind(events, "fleet_time")])
+    fields = time.record(int(samples))
+    return {name: fields[name] for name in ("goodput", "time_shares")}
 
 
 def ended_early(events: Iterable[Record]) -> str | None:

@@ -53,14 +53,17 @@ class SinkPlace:
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """A gauge of `field` in records of `kind`; `unit` is in UCUM, the convention of OpenTelemetry."""
+    """A gauge of `field` in records of `kind`; `unit` is in UCUM, the convention of OpenTelemetry.
+
+    With a `tag` the field is a table of values, by worker or by whatever the tag tells.
+    """
 
     name: str
     kind: str
     field: str
     unit: str
     description: str
-    per_worker: bool = False
+    tag: str | None = None
 
 
 METRICS = (
@@ -71,41 +74,51 @@ METRICS = (
     Gauge("hypha_scored_per_second", "round", "scored_per_s", "{position}/s", "positions scored, all workers"),
     Gauge("hypha_mfu", "round", "mfu", "1", "operations of training, of those that all workers' GPUs are made for"),
     Gauge("hypha_round", "round", "round", "1", "number of the last complete round"),
+    Gauge(
+        "hypha_goodput", "round", "goodput", "1", "committed samples, of those that the hired workers could have made"
+    ),
+    Gauge("hypha_time_share", "round", "time_shares", "1", "part of the fleet's time, by its use", tag="kind"),
     Gauge("hypha_idle_fraction", "round", "idle_fraction", "1", "part of worker time spent at the barrier"),
     Gauge("hypha_bytes_up", "round", "bytes_up", "By", "bytes from workers to servers in the round"),
     Gauge("hypha_bytes_down", "round", "bytes_down", "By", "bytes from servers to workers in the round"),
     Gauge("hypha_sync_seconds", "round", "sync_s", "s", "last delta ready to every worker merged"),
     Gauge("hypha_workers", "round", "workers", "{worker}", "workers in the round"),
-    Gauge("hypha_worker_batch_seconds", "round", "batch_s", "s", "time of one batch on a worker", per_worker=True),
-    Gauge("hypha_worker_mfu", "round", "mfu_by_worker", "1", "the same of a worker while it trains", per_worker=True),
+    Gauge("hypha_worker_batch_seconds", "round", "batch_s", "s", "time of one batch on a worker", tag="worker"),
+    Gauge("hypha_worker_mfu", "round", "mfu_by_worker", "1", "the same of a worker while it trains", tag="worker"),
     Gauge(
         "hypha_worker_peak_memory_bytes",
         "round",
         "peak_memory_bytes",
         "By",
         "most memory of tensors on a worker's GPU in the round",
-        per_worker=True,
+        tag="worker",
     ),
-    Gauge("hypha_worker_batches", "round", "batches", "{batch}", "batches of a worker in the round", per_worker=True),
+    Gauge("hypha_worker_batches", "round", "batches", "{batch}", "batches of a worker in the round", tag="worker"),
 )
 
 
 KINDS = {metric.name: metric.kind for metric in METRICS}
+TAGS = {metric.name: metric.tag for metric in METRICS}
 NONE_LEFT = {"hypha_worker_batches": 0.0}
 """Value of a gauge for a worker that isn't in the round any more; other gauges have no value then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Value of a metric, for a worker if the metric is per worker; NaN if it has no value any more."""
+    """Value of a metric, for a worker or a kind if the metric has such a tag; NaN if it has no value any more."""
 
     metric: str
     value: float
-    worker: str | None = None
+    label: str | None = None
+    """Worker, or whatever else the metric's tag tells; None without a tag."""
 
     def tags(self, run: str) -> dict[str, str]:
         """Tags that distinguish the values of a metric."""
-        return {"run": run} if self.worker is None else {"run": run, "worker": self.worker}
+        tags = {"run": run}
+        tag = TAGS[self.metric]
+        if tag is not None and self.label is not None:
+            tags[tag] = self.label
+        return tags
 
 
 class Measures:
@@ -121,21 +134,21 @@ class Measures:
         for metric in METRICS:
             if metric.kind == kind:
                 measurements += _finite_values(metric, record.get(metric.field))
-        present = {(measurement.metric, measurement.worker) for measurement in measurements}
-        of_kind = {(name, worker) for name, worker in self._known if KINDS[name] == kind}
+        present = {(measurement.metric, measurement.label) for measurement in measurements}
+        of_kind = {(name, label) for name, label in self._known if KINDS[name] == kind}
         ended = of_kind - present
         self._known = (self._known | present) - ended
-        for name, worker in sorted(ended, key=lambda key: (key[0], key[1] or "")):
-            measurements.append(Measurement(name, NONE_LEFT.get(name, math.nan), worker))
+        for name, label in sorted(ended, key=lambda key: (key[0], key[1] or "")):
+            measurements.append(Measurement(name, NONE_LEFT.get(name, math.nan), label))
         return measurements
 
 
 def _finite_values(metric: Gauge, field: object) -> Iterator[Measurement]:
-    if isinstance(field, dict) and metric.per_worker:
-        for worker, value in field.items():
+    if isinstance(field, dict) and metric.tag is not None:
+        for label, value in field.items():
             if value is not None and math.isfinite(value):
-                yield Measurement(metric.name, float(value), str(worker))
-    elif isinstance(field, int | float) and not metric.per_worker and math.isfinite(field):
+                yield Measurement(metric.name, float(value), str(label))
+    elif isinstance(field, int | float) and metric.tag is None and math.isfinite(field):
         yield Measurement(metric.name, float(field))
 
 
@@ -151,6 +164,10 @@ def check_installed(tracker: str, packages: Iterable[str]) -> None:
         raise ConfigError("CFG022", problem, fix=f"pip install {tracker}, or leave it out of telemetry.sinks")
 
 
+TIME_SHARES = "time_shares"
+"""Field with parts of the fleet's time by their use."""
+
+
 class Points(NamedTuple):
     """One point on each of several curves, all at the same step."""
 
@@ -163,7 +180,7 @@ class Points(NamedTuple):
 
 
 class Curves:
-    """Names and steps of curves: ``round/loss``, ``round/batches/worker-3``, ``eval/val_loss`` and ``worker-3/loss``.
+    """Names and steps of curves, such as ``round/loss``, ``round/batches/worker-3``, ``eval/val_loss``, ``worker-3/loss``.
 
     Steps of rounds and evaluations are round numbers, those of workers count reports of this attempt.
     """
@@ -181,6 +198,8 @@ class Curves:
                     by_worker = record.get(name) or {}
                     for worker, value in by_worker.items():
                         fields[f"{name}/worker-{worker}"] = value
+                for use, share in (record.get(TIME_SHARES) or {}).items():
+                    fields[f"{TIME_SHARES}/{use}"] = share
                 return Points(kind, "round", record["round"], numbers_of(kind, fields))
             case "step":
                 worker = f"worker-{record['worker']}"

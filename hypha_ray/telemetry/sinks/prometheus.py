@@ -22,7 +22,7 @@ class Prometheus:
     def start(self, config: Record) -> None:
         """Register the gauges."""
         for metric in METRICS:
-            tags = ("run", "worker") if metric.per_worker else ("run",)
+            tags = ("run",) if metric.tag is None else ("run", metric.tag)
             self._gauges[metric.name] = Gauge(metric.name, description=metric.description, tag_keys=tags)
 
     def record(self, record: Record) -> None:

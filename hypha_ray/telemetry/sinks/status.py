@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hypha_ray.telemetry.sinks.files import Record, plain
+from hypha_ray.telemetry.sinks.inputs import TIME_SHARES
 
 TIMEOUT_S = 5.0
 """Longest wait for a connector, and for its whole answer after that."""
@@ -138,7 +139,10 @@ def measurements(record: Record) -> Iterator[tuple[str, str, float]]:
                     yield f"worker-{record['worker']}", name, fields[name]
         case "round" | "eval":
             for name, value in fields.items():
-                if isinstance(value, dict):
+                if name == TIME_SHARES:
+                    for use, share in (value or {}).items():
+                        yield ALL, f"{name}/{use}", share
+                elif isinstance(value, dict):
                     for worker, number in value.items():
                         if _is_number(number):
                             yield f"worker-{worker}", name, number

@@ -204,6 +204,8 @@ def _summary_parts(figures: Record) -> Iterator[str]:
     yield f"{rounds} in {duration(figures.get('seconds'))}"
     yield from _work(figures)
     yield from _quality(figures)
+    if figures.get("goodput") is not None:
+        yield f"goodput {figures['goodput']:.3f}{_largest_losses(figures)}"
     megabytes = (figures.get("bytes_up") or 0) / 1e6
     yield f"{megabytes:.1f} MB up"
     ratio = figures.get("traffic_ratio")
@@ -224,6 +226,15 @@ def _summary_parts(figures: Record) -> Iterator[str]:
     losses = list(_losses(figures.get("sinks") or {}))
     if losses:
         yield f"records lost by sinks: {', '.join(losses)}"
+
+
+def _largest_losses(figures: Record) -> str:
+    """Write the two uses of time besides training that took the most, in brackets; empty if none took a percent."""
+    shares = dict(figures.get("time_shares") or {})
+    shares.pop("training", None)
+    largest = sorted(shares, key=lambda kind: -shares[kind])[:2]
+    parts = [f"{kind} {100 * shares[kind]:.0f} %" for kind in largest if shares[kind] >= 0.01]
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _work(figures: Record) -> Iterator[str]:

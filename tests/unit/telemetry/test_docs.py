@@ -129,5 +129,5 @@ def test_fields_of_the_summary_are_those_that_are_documented(records: list[dict[
 
 def test_gauges_are_those_that_are_documented() -> None:
     rows = table("## Ray's dashboard, Prometheus, Grafana")
-    documented = {name.partition("{")[0]: "{worker}" in name for name in rows}
-    assert documented == {metric.name: metric.per_worker for metric in METRICS}
+    documented = {name.partition("{")[0]: name.partition("{")[2].rstrip("}") or None for name in rows}
+    assert documented == {metric.name: metric.tag for metric in METRICS}
