@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate, cycle
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypha_ray.errors import DataError
-from hypha_ray.figures import objective_of, task_figures
 from hypha_ray.files import make_private
 from hypha_ray.fleet_time import TIME_KINDS
-from hypha_ray.telemetry.sinks.files import METRICS, SUMMARY, Record, by_round, read_json, read_jsonl
+from hypha_ray.telemetry.series import Series
+from hypha_ray.telemetry.sinks.files import METRICS, SUMMARY, read_json, read_jsonl
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,62 +63,6 @@ LEAST_PANELS_IN = 6.0
 STACKED_WORKERS = len(PALETTE)
 STACKED_ROUNDS = 60
 """Most workers and rounds of a stacked bar chart; larger runs get a heat map."""
-
-
-class Series:
-    """A run's rounds as columns of numbers, with NaN where a record has none."""
-
-    def __init__(self, records: Sequence[Record], summary: Record) -> None:
-        self.rounds = by_round(records, "round")
-        evaluations = by_round(records, "eval")
-        self.objective = objective_of(evaluations)
-        self.tasks = {int(record["round"]): task_figures(record) for record in evaluations}
-        """Figures of the task by round; most rounds may have none."""
-        self.evaluations = [record for record in evaluations if record.get(self.objective.name) is not None]
-        self.summary = summary
-        self.numbers = [int(record["round"]) + 1 for record in self.rounds]
-        round_seconds = [record.get("time_s") or 0.0 for record in self.rounds]
-        self.seconds = list(accumulate(round_seconds))
-        """Seconds of training up to the end of each round."""
-
-    def column(self, name: str, scale: float = 1.0, otherwise: str = "") -> list[float]:
-        """Return a field of every round, or another field where a round lacks it."""
-        column = []
-        for record in self.rounds:
-            value = record.get(name, record.get(otherwise))
-            column.append(math.nan if value is None else scale * float(value))
-        return column
-
-    def total_after(self, totals: Sequence[float], number: int) -> float:
-        """Return a running total after a round, 0 before the first: the amount of training of evaluated weights.
-
-        `number` is that of a record, counted from 0.
-        """
-        latest = 0.0
-        for round_number, total in zip(self.numbers, totals, strict=True):
-            if round_number <= number + 1:
-                latest = total
-        return latest
-
-    @property
-    def workers(self) -> list[str]:
-        """Workers of all rounds, in the order of their numbers."""
-        names: set[str] = set()
-        for record in self.rounds:
-            names |= {str(worker) for worker in record.get("batches") or {}}
-        return sorted(names, key=lambda name: (len(name), name))
-
-    def batches(self, worker: str) -> list[int]:
-        """Return a worker's batches in every round; 0 if it took no part."""
-        counts = []
-        for record in self.rounds:
-            batches_by_worker = record.get("batches") or {}
-            counts.append(int(batches_by_worker.get(worker, 0)))
-        return counts
-
-    def has(self, name: str) -> bool:
-        """Whether any round has a field."""
-        return any(record.get(name) is not None for record in self.rounds)
 
 
 def draw(run_directory: Path) -> list[Path]:
@@ -437,19 +381,17 @@ def _utilisation(series: Series) -> Figure:
 
 
 def _time(series: Series) -> Figure:
-    """Draw the uses of the fleet's time as stacked areas that fill the panel, and the goodput above them."""
-    title = "Goodput, and what the fleet's time was spent on"
-    figure, (goodput, parts) = _panels(title, rows=2, height=3)
-    values = series.column("goodput", 100)
-    goodput.plot(series.numbers, values, color=BLUE, marker=_marker(len(values)), ms=4)
-    _by_round(goodput, series, "committed samples, of those that the hired workers could have made", "%")
-    timed = [record for record in series.rounds if record.get("time_shares")]
-    numbers = [int(record["round"]) + 1 for record in timed]
-    shares = [[100 * record["time_shares"][kind] for record in timed] for kind in TIME_KINDS]
-    if len(timed) == 1:  # An area needs a width.
-        numbers = [numbers[0] - 0.5, numbers[0] + 0.5]  # type: ignore[list-item]
-        shares = [2 * column for column in shares]
-    parts.stackplot(numbers, shares, labels=TIME_KINDS, colors=PALETTE)
+    """Draw the goodput, and below it the uses of the fleet's time as stacked areas that fill the panel."""
+    figure, (useful, parts) = _panels("Goodput, and what the fleet's time was spent on", rows=2, height=3)
+    useful.plot(series.numbers, series.column("goodput", 100), color=BLUE, marker=_marker(len(series.rounds)), ms=4)
+    _by_round(useful, series, "committed samples, of those that the hired workers could have made", "%")
+    numbers = series.numbers
+    edges = [numbers[0] - 0.5, *numbers, numbers[-1] + 0.5]
+    shares: list[list[float]] = []
+    for kind in TIME_KINDS:
+        column = series.time_shares(kind)
+        shares.append([column[0], *column, column[-1]])
+    parts.stackplot(edges, shares, labels=TIME_KINDS, colors=PALETTE)
     _by_round(parts, series, "all time of the fleet, from the first machine on", "%", from_zero=False)
     parts.set_ylim(0, 100)
     _legend(parts)

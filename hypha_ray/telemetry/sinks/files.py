@@ -298,11 +298,13 @@ def summary(
 
 def _fleet_time(rounds: list[Record], events: list[Record]) -> dict[str, Any]:
     """Goodput, and shares of the fleet's time; None for records of an earlier version, which lack it."""
-    timed = [record for record in rounds if record.get("fleet_s") is not None]
-    samples = _total(timed, "samples")
-    time = FleetTime.of_records([*timed, *_of_kind(events, "fleet_time")])
-    fields = time.record(int(samples))
-    return {name: fields[name] for name in ("goodput", "time_shares")}
+    samples = 0
+    for record in rounds:
+        if record.get("fleet_s") is not None:
+            samples += record["samples"]
+    time = FleetTime.of_records([*rounds, *_of_kind(events, "fleet_time")])
+    fields = time.record(samples)
+    return {"goodput": fields["goodput"], "time_shares": fields["time_shares"]}
 
 
 def ended_early(events: Iterable[Record]) -> str | None:

@@ -74,9 +74,7 @@ METRICS = (
     Gauge("hypha_scored_per_second", "round", "scored_per_s", "{position}/s", "positions scored, all workers"),
     Gauge("hypha_mfu", "round", "mfu", "1", "operations of training, of those that all workers' GPUs are made for"),
     Gauge("hypha_round", "round", "round", "1", "number of the last complete round"),
-    Gauge(
-        "hypha_goodput", "round", "goodput", "1", "committed samples, of those that the hired workers could have made"
-    ),
+    Gauge("hypha_goodput", "round", "goodput", "1", "committed samples, of those that hired workers could have made"),
     Gauge("hypha_time_share", "round", "time_shares", "1", "part of the fleet's time, by its use", tag="kind"),
     Gauge("hypha_idle_fraction", "round", "idle_fraction", "1", "part of worker time spent at the barrier"),
     Gauge("hypha_bytes_up", "round", "bytes_up", "By", "bytes from workers to servers in the round"),
@@ -180,7 +178,7 @@ class Points(NamedTuple):
 
 
 class Curves:
-    """Names and steps of curves, such as ``round/loss``, ``round/batches/worker-3``, ``eval/val_loss``, ``worker-3/loss``.
+    """Names and steps of curves, such as ``round/loss``, ``round/batches/worker-3`` and ``worker-3/loss``.
 
     Steps of rounds and evaluations are round numbers, those of workers count reports of this attempt.
     """

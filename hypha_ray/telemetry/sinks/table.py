@@ -233,7 +233,10 @@ def _largest_losses(figures: Record) -> str:
     shares = dict(figures.get("time_shares") or {})
     shares.pop("training", None)
     largest = sorted(shares, key=lambda kind: -shares[kind])[:2]
-    parts = [f"{kind} {100 * shares[kind]:.0f} %" for kind in largest if shares[kind] >= 0.01]
+    parts: list[str] = []
+    for kind in largest:
+        if shares[kind] >= 0.01:
+            parts.append(f"{kind} {100 * shares[kind]:.0f} %")
     return f" ({', '.join(parts)})" if parts else ""
 
 

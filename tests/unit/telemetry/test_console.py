@@ -247,6 +247,27 @@ def test_console_summary_of_data_without_tokens_has_samples_a_second() -> None:
     assert stream.getvalue().startswith("done: 3 rounds in 65.0s, 3.60k samples (55/s), 0.0 MB up")
 
 
+def test_console_summary_has_the_goodput_and_the_two_largest_losses() -> None:
+    shares = {
+        "training": 0.6,
+        "barrier": 0.05,
+        "exchange": 0.2,
+        "data": 0.0,
+        "evaluation": 0.0,
+        "loss": 0.1,
+        "start": 0.05,
+    }
+    stream = io.StringIO()
+    Console(3, stream).close({"rounds": 3, "goodput": 0.6174, "time_shares": shares})
+    assert ", goodput 0.617 (exchange 20 %, loss 10 %), 0.0 MB up" in stream.getvalue()
+
+
+def test_console_summary_without_losses_has_the_goodput_alone() -> None:
+    stream = io.StringIO()
+    Console(3, stream).close({"rounds": 3, "goodput": 1.0, "time_shares": {"training": 0.995, "exchange": 0.005}})
+    assert ", goodput 1.000, 0.0 MB up" in stream.getvalue()
+
+
 def test_console_summary_names_the_sinks_that_lost_records() -> None:
     stream = io.StringIO()
     sinks = {"files": {"failed": 0, "dropped": 0}, "otel": {"failed": 2, "dropped": 1}}

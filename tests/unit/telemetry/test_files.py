@@ -7,7 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hypha_ray.fleet_time import TIME_KINDS
 from hypha_ray.telemetry.sinks.files import (
+    EVENTS,
+    METRICS,
     JsonLines,
     Record,
     newest_records,
@@ -15,6 +18,7 @@ from hypha_ray.telemetry.sinks.files import (
     read_jsonl,
     rewind,
     summary,
+    uncommitted_s,
     write_json,
 )
 
@@ -153,6 +157,8 @@ def test_summary_of_three_rounds_adds_up() -> None:
         "best_perplexity": 7.4,
         "best_round": 2,
         "ended_early": None,
+        "goodput": None,
+        "time_shares": None,
         "idle_fraction": 0.1,
         "plan_error": pytest.approx(0.2),
         "peak_memory_bytes": None,
@@ -243,3 +249,31 @@ def test_summary_has_the_utilisation_over_the_time_of_all_rounds_or_none() -> No
 def test_summary_has_the_largest_peak_of_memory_of_all_rounds_and_workers() -> None:
     rounds = [a_round(0) | {"peak_memory_bytes": {0: 5, 1: 9}}, a_round(1), a_round(2) | {"peak_memory_bytes": {0: 7}}]
     assert summary(rounds)["peak_memory_bytes"] == 9
+
+
+def shares(**used: float) -> dict[str, float]:
+    return dict.fromkeys(TIME_KINDS, 0.0) | used
+
+
+def test_summary_weighs_shares_of_time_by_their_seconds_and_adds_what_comes_after_the_last_round() -> None:
+    first = a_round(0, samples=100, fleet_s=10.0, time_shares=shares(training=0.5, start=0.5), possible_samples=200.0)
+    second = a_round(1, samples=50, fleet_s=20.0, time_shares=shares(training=0.8, loss=0.2), possible_samples=80.0)
+    end = {"kind": "fleet_time", "fleet_s": 10.0, "time_shares": shares(evaluation=1.0), "possible_samples": 20.0}
+    figures = summary([first, second], [end])
+    assert figures["goodput"] == pytest.approx(150 / 300)
+    wanted = shares(training=21 / 40, start=5 / 40, loss=4 / 40, evaluation=10 / 40)
+    assert figures["time_shares"] == pytest.approx(wanted)
+
+
+def test_summary_of_records_of_an_earlier_version_counts_only_the_samples_of_those_with_times() -> None:
+    timed = a_round(1, samples=50, fleet_s=20.0, time_shares=shares(training=1.0), possible_samples=100.0)
+    assert summary([a_round(0, samples=1000), timed])["goodput"] == 0.5
+
+
+def test_uncommitted_time_is_that_of_records_after_the_last_commit(tmp_path: Path) -> None:
+    write(tmp_path / METRICS, a_round(0, elapsed_s=5.0), {"kind": "step", "round": 1, "elapsed_s": 7.5})
+    write(tmp_path / EVENTS, {"kind": "attempt"})
+    assert uncommitted_s(tmp_path, {"elapsed_s": 4.5}) == 3.0
+    write(tmp_path / EVENTS, {"kind": "fleet_time"})
+    assert uncommitted_s(tmp_path, {"elapsed_s": 4.5}) == 0.0
+    assert uncommitted_s(tmp_path / "none", {}) == 0.0

@@ -4,13 +4,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 from hypha_ray.errors import DataError
+from hypha_ray.fleet_time import TIME_KINDS
 from hypha_ray.telemetry import plots
-from hypha_ray.telemetry.plots import Series, draw
+from hypha_ray.telemetry.plots import PALETTE, Series, draw
 from hypha_ray.telemetry.sinks.files import JsonLines, write_json
 
 NAMES = ["loss.png", "batches.png", "finish.png", "bytes.png", "utilisation.png"]
@@ -46,6 +49,27 @@ def a_run(directory: Path, *records: dict[str, Any]) -> Path:
 def inked(path: Path) -> float:
     """Return the part of an image that isn't white."""
     return float((imread(path)[..., :3] < 0.98).any(axis=-1).mean())
+
+
+def with_shares(number: int, **shares: float) -> dict[str, Any]:
+    all_shares = dict.fromkeys(TIME_KINDS, 0.0) | shares
+    return a_round(number) | {"goodput": 0.5, "fleet_s": 9.0, "time_shares": all_shares}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_plot_of_time_shows_shares_as_areas_of_their_size(tmp_path: Path, rounds: int) -> None:
+    a_run(tmp_path, *(with_shares(number, training=0.75, loss=0.25) for number in range(rounds)))
+    (path,) = [path for path in draw(tmp_path) if path.name == "time.png"]
+    image = imread(path)[..., :3]
+    training = np.isclose(image, to_rgb(PALETTE[0]), atol=0.01).all(axis=-1).sum()
+    lost = np.isclose(image, to_rgb(PALETTE[TIME_KINDS.index("loss")]), atol=0.01).all(axis=-1).sum()
+    assert 2.5 < training / lost < 3.5 and lost > 0.01 * image[..., 0].size
+
+
+@pytest.mark.slow
+def test_run_of_an_earlier_version_has_no_plot_of_time(tmp_path: Path) -> None:
+    assert not [path for path in draw(a_run(tmp_path, a_round(0))) if path.name == "time.png"]
 
 
 @pytest.mark.slow

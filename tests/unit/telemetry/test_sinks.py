@@ -14,7 +14,7 @@ import pytest
 from hypha_ray.errors import AuthenticationError
 from hypha_ray.telemetry.sinks.base import Composite, Files, Isolated, Tally, build
 from hypha_ray.telemetry.sinks.files import METRICS, Record, read_jsonl
-from hypha_ray.telemetry.sinks.inputs import Measurement, Measures
+from hypha_ray.telemetry.sinks.inputs import Curves, Measurement, Measures
 
 RECORDS: list[dict[str, Any]] = [
     {"kind": "round", "round": number, "loss": 3.0 / (number + 1), "batches": {"0": 3}} for number in range(20)
@@ -283,6 +283,7 @@ def test_measures_of_a_round_have_every_finite_value() -> None:
         "idle_fraction": None,
         "workers": 2,
         "batches": {"0": 6, "10": 4},
+        "time_shares": {"training": 0.75, "loss": 0.25},
     }
     assert set(Measures().measure(record)) == {
         Measurement("hypha_round", 3.0),
@@ -290,7 +291,21 @@ def test_measures_of_a_round_have_every_finite_value() -> None:
         Measurement("hypha_workers", 2.0),
         Measurement("hypha_worker_batches", 6.0, "0"),
         Measurement("hypha_worker_batches", 4.0, "10"),
+        Measurement("hypha_time_share", 0.75, "training"),
+        Measurement("hypha_time_share", 0.25, "loss"),
     }
+
+
+def test_tags_of_a_measurement_say_whose_it_is() -> None:
+    assert Measurement("hypha_loss", 1.0).tags("r") == {"run": "r"}
+    assert Measurement("hypha_worker_batches", 6.0, "0").tags("r") == {"run": "r", "worker": "0"}
+    assert Measurement("hypha_time_share", 0.5, "loss").tags("r") == {"run": "r", "kind": "loss"}
+
+
+def test_curves_of_a_round_have_one_for_each_use_of_time() -> None:
+    points = Curves().points({"kind": "round", "round": 2, "time_shares": {"training": 0.75, "loss": 0.25}})
+    assert points is not None
+    assert points.values == {"round/time_shares/training": 0.75, "round/time_shares/loss": 0.25}
 
 
 def test_measures_worker_that_left_has_no_batches() -> None:
@@ -305,7 +320,7 @@ def test_measures_worker_that_left_has_no_other_figures() -> None:
     measures.measure({"kind": "eval", "val_loss": 1.0})
     (loss, rest, gone) = measures.measure({"kind": "round", "loss": 1.5, "batch_s": {0: 0.25}})
     assert (loss.value, rest.value) == (1.5, 0.25)
-    assert (gone.metric, gone.worker, math.isnan(gone.value)) == ("hypha_worker_batch_seconds", "1", True)
+    assert (gone.metric, gone.label, math.isnan(gone.value)) == ("hypha_worker_batch_seconds", "1", True)
     assert len(measures.measure({"kind": "round", "loss": 1.5, "batch_s": {0: 0.25}})) == 2
 
 

@@ -129,6 +129,7 @@ def test_connector_gets_the_numbers_of_the_metrics_file(tmp_path: Path) -> None:
         assert got[name, round_["round"], "all"] == round_[name]
     assert got["val_loss", evaluation["round"], "all"] == evaluation["val_loss"]
     assert got["batches", round_["round"], "worker-1"] == round_["batches"]["1"]
+    assert got["time_shares/training", round_["round"], "all"] == round_["time_shares"]["training"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

@@ -1,0 +1,74 @@
+"""A run's rounds as columns of numbers, which plots are drawn from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+
+from hypha_ray.figures import objective_of, task_figures
+from hypha_ray.telemetry.sinks.files import Record, by_round
+
+
+class Series:
+    """A run's rounds as columns of numbers, with NaN where a record has none."""
+
+    def __init__(self, records: Sequence[Record], summary: Record) -> None:
+        self.rounds = by_round(records, "round")
+        evaluations = by_round(records, "eval")
+        self.objective = objective_of(evaluations)
+        self.tasks = {int(record["round"]): task_figures(record) for record in evaluations}
+        """Figures of the task by round; most rounds may have none."""
+        self.evaluations = [record for record in evaluations if record.get(self.objective.name) is not None]
+        self.summary = summary
+        self.numbers = [int(record["round"]) + 1 for record in self.rounds]
+        round_seconds = [record.get("time_s") or 0.0 for record in self.rounds]
+        self.seconds = list(accumulate(round_seconds))
+        """Seconds of training up to the end of each round."""
+
+    def column(self, name: str, scale: float = 1.0, otherwise: str = "") -> list[float]:
+        """Return a field of every round, or another field where a round lacks it."""
+        column = []
+        for record in self.rounds:
+            value = record.get(name, record.get(otherwise))
+            column.append(math.nan if value is None else scale * float(value))
+        return column
+
+    def time_shares(self, kind: str) -> list[float]:
+        """Return the percentage of the fleet's time that every round has spent on a use; NaN without it."""
+        column: list[float] = []
+        for record in self.rounds:
+            shares = record.get("time_shares") or {}
+            column.append(100 * shares.get(kind, math.nan))
+        return column
+
+    def total_after(self, totals: Sequence[float], number: int) -> float:
+        """Return a running total after a round, 0 before the first: the amount of training of evaluated weights.
+
+        `number` is that of a record, counted from 0.
+        """
+        latest = 0.0
+        for round_number, total in zip(self.numbers, totals, strict=True):
+            if round_number <= number + 1:
+                latest = total
+        return latest
+
+    @property
+    def workers(self) -> list[str]:
+        """Workers of all rounds, in the order of their numbers."""
+        names: set[str] = set()
+        for record in self.rounds:
+            names |= {str(worker) for worker in record.get("batches") or {}}
+        return sorted(names, key=lambda name: (len(name), name))
+
+    def batches(self, worker: str) -> list[int]:
+        """Return a worker's batches in every round; 0 if it took no part."""
+        counts = []
+        for record in self.rounds:
+            batches_by_worker = record.get("batches") or {}
+            counts.append(int(batches_by_worker.get(worker, 0)))
+        return counts
+
+    def has(self, name: str) -> bool:
+        """Whether any round has a field."""
+        return any(record.get(name) is not None for record in self.rounds)
