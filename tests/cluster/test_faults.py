@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.faults import events, news, survive, told_of_replacements
+from tests.support.faults import audit_fleet_time, events, news, survive, told_of_replacements
 from tests.support.head_node import free_port
 from tests.support.jobs import job_of, run_job
 
@@ -42,6 +42,21 @@ def test_silent_worker_loses_its_lease_within_five_seconds_of_its_planned_report
     (loss,) = events(run, "loss")
     reported = next(event for event in events(run, "join") if event["worker"] == 1)["monotonic_s"]
     assert loss["reason"] == "silent for 5 s" and loss["monotonic_s"] > reported
+
+
+def test_time_of_a_run_with_a_killed_worker_and_a_silent_one_is_accounted_for(corpus: Path, tmp_path: Path) -> None:
+    rounds = {"update_rounds": 4, "samples_between_updates": 160}
+    tables = {"rounds": rounds, "testing": {"batch_times_s": [0.1, 0.1]}, "worker": {"lease_s": 5.0}}
+    run = survive("time", corpus, tmp_path, ["worker.step:1=kill@12", "worker.step:1=stop@40"], 2, **tables)
+    seconds = audit_fleet_time(run, 2)
+    _, silent = events(run, "loss")
+    assert "silent" in silent["reason"]
+    # At least the lease of the silent one; at most all between its last whole round and its loss, and so of the killed.
+    assert seconds["loss"] > 5.0
+    # Every batch takes 0.1 s at least: committed samples are 4 a batch.
+    committed = sum(record["samples"] for record in run.of_kind("round"))
+    assert 0.1 * committed / 4 <= seconds["training"] < 0.5 * committed / 4
+    assert seconds["start"] > 0 and seconds["evaluation"] > 0 and seconds["exchange"] > 0
 
 
 def test_worker_killed_around_its_delta_leaves_it_whole_or_absent(corpus: Path, tmp_path: Path) -> None:

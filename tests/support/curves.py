@@ -21,6 +21,8 @@ def expected_curves(records: list[dict[str, Any]]) -> dict[str, list[tuple[int, 
             by_worker = record.get(name)
             if isinstance(by_worker, dict):
                 numbers |= {f"{name}/worker-{worker}": value for worker, value in by_worker.items()}
+        shares = record.get("time_shares") or {}
+        numbers |= {f"time_shares/{use}": share for use, share in shares.items()}
         numbers.pop("round")
         for name, value in numbers.items():
             curves[f"{group}/{name}"].append((step, value))

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hypha_ray.config import Job
 from hypha_ray.failpoints import hits
 from tests.support.jobs import Outcome, job_of, run_job
@@ -50,3 +52,29 @@ def news(run: Outcome) -> list[str]:
 def told_of_replacements(run: Outcome, role: str) -> bool:
     """Whether the driver was told that an actor was replaced, and why: each time, or several times at once."""
     return any(re.match(rf"{role} was replaced(?: \d+ times, the first)?: ", text) for text in news(run))
+
+
+def audit_fleet_time(run: Outcome, workers: int) -> dict[str, float]:
+    """Hold the use of a run's time against its events and commits; return the seconds of each use.
+
+    All time from each worker's first machine to the end is accounted for, once.
+    """
+    (end,) = events(run, "fleet_time")
+    rounds = run.of_kind("round")
+    seconds = dict.fromkeys(end["time_shares"], 0.0)
+    for record in [*rounds, end]:
+        assert sum(record["time_shares"].values()) == pytest.approx(1.0)
+        for kind, share in record["time_shares"].items():
+            seconds[kind] += share * record["fleet_s"]
+    leased_at = {event["worker"]: event["monotonic_s"] for event in reversed(events(run, "lease"))}
+    assert len(leased_at) == workers
+    lived_s = sum(end["monotonic_s"] - at for at in leased_at.values())
+    assert sum(seconds.values()) == pytest.approx(lived_s, abs=0.5 * workers)
+    summary = json.loads((run.directory / "summary.json").read_text(encoding="utf-8"))
+    for kind, used_s in seconds.items():
+        assert summary["time_shares"][kind] == pytest.approx(used_s / sum(seconds.values()))
+    committed = sum(delta["samples"] for commit in run.commits() for delta in commit["deltas"])
+    possible = sum(record["possible_samples"] for record in [*rounds, end])
+    assert summary["goodput"] == pytest.approx(committed / possible)
+    assert 0 < summary["goodput"] < 1
+    return seconds

@@ -291,7 +291,7 @@ class Roster:
             self._count_assignable(joins=False)
         if slot.lease is not None:
             self.book.release(slot.lease)
-        self.times.release(slot.number, now)
+        self.times.lose(slot.number, now)
         wait_s = _wait_s(slot.failures) if blame else 0.0
         slot.source = None
         slot.lease = None

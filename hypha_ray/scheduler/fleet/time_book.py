@@ -131,7 +131,7 @@ class TimeBook:
         slot = self._slots[number]
         slot.counted = slot.has_machine = True
 
-    def release(self, number: int, now: float) -> None:
+    def lose(self, number: int, now: float) -> None:
         """Record that a worker is gone: what it had begun is lost, and its machine is down."""
         slot = self._slots.get(number)
         if slot is None:

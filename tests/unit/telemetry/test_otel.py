@@ -30,9 +30,9 @@ class Collector:
         """Number of requests that are refused from here on."""
 
     def values(self) -> dict[tuple[str, str | None], float]:
-        """Return the last value of every metric and worker."""
+        """Return the last value of every metric, by worker or use of time."""
         return {
-            (metric.name, attributes(point.attributes).get("worker")): point.as_double
+            (metric.name, label_of(point.attributes)): point.as_double
             for _, request in self.requests
             for resource in request.resource_metrics
             for scope in resource.scope_metrics
@@ -43,6 +43,12 @@ class Collector:
 
 def attributes(pairs: object) -> dict[str, str]:
     return {pair.key: pair.value.string_value for pair in pairs}  # type: ignore[attr-defined]
+
+
+def label_of(pairs: object) -> str | None:
+    """Worker or use of time that a value is of; None if it is of the whole run."""
+    tags = attributes(pairs)
+    return tags.get("worker", tags.get("kind"))
 
 
 @pytest.fixture
