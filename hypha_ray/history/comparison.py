@@ -14,7 +14,7 @@ from hypha_ray.figures import OBJECTIVES
 from hypha_ray.history.account import RunFiles
 from hypha_ray.history.overview import RECORD_ERRORS, committed_rounds, cost_of, text_of
 from hypha_ray.telemetry.comparison_plot import draw_curves
-from hypha_ray.telemetry.plots import Series
+from hypha_ray.telemetry.series import Series
 from hypha_ray.telemetry.sinks.files import SUMMARY, Record, read_json, summary
 from hypha_ray.telemetry.sinks.table import ABSENT, duration, si
 

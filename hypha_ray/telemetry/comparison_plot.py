@@ -7,7 +7,8 @@ from io import BytesIO
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from hypha_ray.telemetry.plots import PALETTE, Series, by_progress, marker_for, panels, place_panels, style
+from hypha_ray.telemetry.plots import PALETTE, by_progress, marker_for, panels, place_panels, style
+from hypha_ray.telemetry.series import Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

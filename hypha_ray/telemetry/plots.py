@@ -382,8 +382,8 @@ def _utilisation(series: Series) -> Figure:
 
 def _time(series: Series) -> Figure:
     """Draw the goodput, and below it the uses of the fleet's time as stacked areas that fill the panel."""
-    figure, (useful, parts) = _panels("Goodput, and what the fleet's time was spent on", rows=2, height=3)
-    useful.plot(series.numbers, series.column("goodput", 100), color=BLUE, marker=_marker(len(series.rounds)), ms=4)
+    figure, (useful, parts) = panels("Goodput, and what the fleet's time was spent on", rows=2, height=3)
+    useful.plot(series.numbers, series.column("goodput", 100), color=BLUE, marker=marker_for(len(series.rounds)), ms=4)
     _by_round(useful, series, "committed samples, of those that the hired workers could have made", "%")
     numbers = series.numbers
     edges = [numbers[0] - 0.5, *numbers, numbers[-1] + 0.5]

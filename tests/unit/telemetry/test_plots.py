@@ -13,7 +13,8 @@ from matplotlib.image import imread
 from hypha_ray.errors import DataError
 from hypha_ray.fleet_time import TIME_KINDS
 from hypha_ray.telemetry import plots
-from hypha_ray.telemetry.plots import PALETTE, Series, draw
+from hypha_ray.telemetry.plots import PALETTE, draw
+from hypha_ray.telemetry.series import Series
 from hypha_ray.telemetry.sinks.files import JsonLines, write_json
 
 NAMES = ["loss.png", "batches.png", "finish.png", "bytes.png", "utilisation.png"]
