@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.simulation.machines import Machine
+from hypha_ray.simulation.failures import FailureSchedule
+from hypha_ray.simulation.machines import Machine, MachinePool, machines_of
 from hypha_ray.simulation.scenario import BatchTimes, MachineGroup, Stragglers
 from hypha_ray.simulation.traces import TraceEvent, read_trace
-from tests.support.scenarios import EXACT, opened, read_text
+from hypha_ray.simulation.world import VirtualClock
+from tests.support.scenarios import EXACT, read_text
 
 ROWS = [TraceEvent(0.0, 1, "join"), TraceEvent(2.5, 0, "kill"), TraceEvent(7.0, 1, "leave")]
 
@@ -59,24 +62,50 @@ def test_missing_trace_is_found_when_the_scenario_is_read(tmp_path: Path) -> Non
         read_text(tmp_path, text)
 
 
+class Market:
+    """Machines without workers: each may be there or not."""
+
+    def __init__(self, clock: VirtualClock, pool: MachinePool) -> None:
+        self.clock = clock
+        self.pool = pool
+
+    @property
+    def now(self) -> float:
+        return self.clock.now
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        self.clock.later(seconds, action)
+
+    def kill(self, machine: Machine) -> None:
+        raise AssertionError("nothing fails")
+
+    hang = kill
+
+    def partition(self, machine: Machine, seconds: float) -> None:
+        raise AssertionError("nothing fails")
+
+    def preempt(self, machine: Machine, notice_s: float, reason: str) -> None:
+        self.pool.take_away(machine, reason)
+
+    def leave(self, machine: Machine, reason: str) -> None:
+        self.pool.take_away(machine, reason)
+
+    def join(self, machine: Machine, reason: str) -> None:
+        self.pool.give_back(machine, reason)
+
+
 def test_half_of_the_machines_are_there_at_the_worst_hour(tmp_path: Path) -> None:
     text = EXACT.replace("count = 2", "count = 100").replace("price = 3.6", "diurnal = { least = 0.5, peak_hour = 12 }")
-    world = opened(tmp_path, text, {"job.rounds.samples_between_updates": 80_000_000})
-    assert sum(machine.available for machine in world.pool.machines) == 50
-    present: dict[int, int] = {}
-
-    def look() -> None:
-        present[round(world.now / 3600)] = sum(machine.available for machine in world.pool.machines)
-        if len(present) < 12:
-            world.later(2 * 3600.0, look)
-
-    world.later(2 * 3600.0, look)
-    world.core.__dict__["handle"] = lambda event, now: []  # Only the machines matter here.
-    while len(present) < 12:
-        assert world.clock.advance(1e9)
-    for hour, count in present.items():
+    (scenario,) = read_text(tmp_path, text)
+    clock = VirtualClock()
+    pool = MachinePool(machines_of(scenario))
+    FailureSchedule(scenario, pool.machines, Market(clock, pool)).start()
+    assert pool.free_count() == 50
+    for hour in range(2, 48, 2):
+        while clock.advance(hour * 3600.0):
+            pass
         share = 0.5 + 0.5 * (1 + math.cos(2 * math.pi * (hour - 12) / 24)) / 2
-        assert count == pytest.approx(100 * share, abs=1.01), hour
+        assert pool.free_count() == pytest.approx(100 * share, abs=1.01), hour
 
 
 def machine_of(**tables: object) -> Machine:
