@@ -3,6 +3,7 @@
 hypha-ray prepare --source stdlib --out data/stdlib
 hypha-ray diloco @ tiny.toml --dataset.path data/stdlib
 hypha-ray JOB --help
+hypha-ray --completion bash|zsh|fish      # a script that lets the shell complete jobs, options, files and runs
 """
 
 from __future__ import annotations
@@ -31,6 +32,14 @@ def _main() -> None:
             print(_help(jobs))
         case ["--version"]:
             print(__version__)
+        case ["--completion", *shells]:
+            from hypha_ray.history.completion import completion_script
+
+            print(completion_script(" ".join(shells)), end="")
+        case ["--complete", *words]:
+            from hypha_ray.history.completion import candidates
+
+            print("".join(f"{candidate}\n" for candidate in candidates(words, jobs)), end="")
         case [name, *arguments] if name in jobs:
             _run(jobs[name], arguments)
         case [name, *_]:

@@ -48,6 +48,7 @@ ELSEWHERE = {
     r"python jobs/evaluate\.py .*--lm-eval .*": "tests/jobs/test_evaluate.py, with a task of the page",
     r"python jobs/(compare|configs|explain|runs|show)\.py.*": "tests/jobs/test_looking.py",
     r"python jobs/simulate\.py --from .*": "tests/jobs/test_simulate_from.py, from a recorded run",
+    r"source <\(hypha-ray --completion bash\)|hypha-ray --completion .*": "tests/unit/history/test_completion.py",
     r"python -m venv ~/mlflow": "beside a checkout, by hand: MLflow's pages need packages that CI doesn't install",
     r"python jobs/prepare\.py .*--nodes 4.*": "tests/jobs/test_data.py",
     r"python jobs/\w+\.py .*(s3://|https://host).*": "tests/jobs/test_data.py and tests/unit/data/test_upload.py",
