@@ -94,13 +94,14 @@ def _of_scheduling() -> dict[tuple[str, ...], Callable[[], Rows]]:
     from benchmarks.scheduling.core import ROWS as CORE
     from benchmarks.scheduling.core import core
     from benchmarks.scheduling.market import market
+    from benchmarks.scheduling.planner import ROWS as PLANNER
     from benchmarks.scheduling.planner import plan_time, planner
     from benchmarks.scheduling.prediction import ROWS as PREDICTION
     from benchmarks.scheduling.prediction import prediction
     from benchmarks.scheduling.streams import streams
 
     return {
-        ("planner",): planner,
+        PLANNER: planner,
         ("plan_64_ms", "plan_10000_ms"): plan_time,
         CORE: core,
         ("streams_500",): streams,

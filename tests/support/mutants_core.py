@@ -39,6 +39,7 @@ PATHS = (
             "planning.worker_plans",
             "rounds.round_strategy",
             "failures",
+            "planning.correction",
             "barrier.round_planner",
             "barrier.strategy",
             "asynchronous.async_round",

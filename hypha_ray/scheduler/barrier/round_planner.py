@@ -9,7 +9,6 @@ from hypha_ray.config import Job
 from hypha_ray.exchange_schedule import version_due
 from hypha_ray.scheduler.barrier.round import BarrierRound
 from hypha_ray.scheduler.fleet.worker_state import (
-    ExpectedProgress,
     WorkerState,
     batch_size,
     has_equal_batches,
@@ -18,16 +17,11 @@ from hypha_ray.scheduler.fleet.worker_state import (
 )
 from hypha_ray.scheduler.ledger.epoch import samples_of
 from hypha_ray.scheduler.messages import Command
+from hypha_ray.scheduler.planning.correction import CORRECTION_GAIN, cautious, correct
 from hypha_ray.scheduler.planning.planner import plan as plan_batches
 from hypha_ray.scheduler.planning.worker_plans import Sizes, ValidationSamples, WorkerPlans
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.types import Plan, SliceInfo, Span, WeightsVersion
-
-CORRECTION_GAIN = 0.02
-"""Relative gain in a round's length from which plans are corrected."""
-
-LEAD_S = 0.3
-"""Seconds before the end of a plan within which a longer one may arrive too late; then none is changed."""
 
 
 class RoundPlanner:
@@ -62,7 +56,10 @@ class RoundPlanner:
         shares = self._eval_shares(number, members)
         equal = self._equal_in(number)
         target = 0 if final else self._target_samples(number)
-        allocation = plan_batches(paces_at_start(members, bool(shares), equal), target)
+        paces = paces_at_start(members, bool(shares), equal)
+        allocation = plan_batches(paces, target)
+        if not equal:
+            allocation = plan_batches(cautious(members, paces, allocation), target)
         is_predictable = number > 0 and not final and not equal
         predicted_s = allocation.finish_s if is_predictable else None
         opened = BarrierRound(number, started_at, predicted_s, weights_version, target, shares)
@@ -124,32 +121,24 @@ class RoundPlanner:
         members = [member for member in members if member.source.worker not in current.deltas]
         if self._fixed or not members:
             return 0.0, []
+        equal = self._equal_in(current.number)
         report_every_s = self._job.report_interval_s
-        origin, fleet = standings(members, current.started_at, current.evaluating, report_every_s, now)
-        finishes: list[float] = []
-        trained = current.samples
-        for member, standing in zip(members, fleet, strict=True):
-            trained += standing.done * standing.pace.batch_size
-            if not member.idle:
-                finishes.append(_planned_finish(member, standing))
-        allocation = plan_batches([standing.pace for standing in fleet], max(0, current.target_samples - trained))
-        last_finish = max(finishes, default=0.0)
-        saved_s = last_finish - max(allocation.finish_s, now - origin)
-        planned = current.samples + sum(member.planned_samples for member in members)
-        if planned >= current.target_samples:
-            is_late = min(finishes, default=0.0) < now - origin + LEAD_S
-            gains_little = saved_s <= CORRECTION_GAIN * (origin + last_finish - current.started_at)
-            if self._equal_in(current.number) or gains_little or is_late:
+        origin, fleet = standings(members, current.started_at, current.evaluating, report_every_s, now, equal)
+        missing = current.target_samples - current.samples
+        correction = correct(members, fleet, missing, now - origin, equal)
+        if not correction.misses_target:
+            length_s = origin + correction.present_finish_s - current.started_at
+            if equal or correction.saved_s <= CORRECTION_GAIN * length_s:
                 return 0.0, []
         commands: list[Command] = []
-        for member, standing in zip(members, fleet, strict=True):
-            batches = standing.done + allocation.batches[member.source.worker]
+        for member in members:
+            batches = correction.batches[member.source.worker]
             if not member.idle:  # It is at least at its first batch after the merge, and delivers that.
                 batches = max(batches, member.prestarted_batches + 1)
             commands += self.plans.correct(member, batches, now)
             if not member.idle:
                 current.awaiting.add(member.source.worker)
-        return saved_s, commands
+        return correction.saved_s, commands
 
     def _target_samples(self, number: int) -> int:
         """Samples of a round, with as many again at most of those that earlier rounds lack."""
@@ -172,9 +161,3 @@ class RoundPlanner:
         """Whether all workers get equally many batches in a round."""
         is_warmup = number < self._job.rounds.warmup_rounds
         return self._equal or is_warmup
-
-
-def _planned_finish(member: WorkerState, standing: ExpectedProgress) -> float:
-    """Time until the worker's present plan is done, from the standings' origin."""
-    batches = max(0, member.planned - standing.done)
-    return standing.pace.offset_s + batches * standing.pace.batch_s

@@ -85,6 +85,20 @@ class BatchTime(Decayed):
 
     def __init__(self, half_life: float = 16.0, outlier: float = 2.0) -> None:
         super().__init__(half_life, outlier)
+        self._variance = 0.0
+        """Relative variance of a single batch's time."""
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of a single batch's time, relative to the mean; 0 before the second observation."""
+        return math.sqrt(self._variance)
+
+    def _follow(self, mean: float, seconds: float, count: int) -> None:
+        believed = min(max(seconds, mean / self._outlier), mean * self._outlier)
+        deviation = believed / mean - 1
+        gain = self._gain(1)  # One deviation is as good as another, whatever the number of batches behind it.
+        self._variance += gain * (count * deviation**2 - self._variance)
+        super()._follow(mean, seconds, count)
 
     def fade(self, factor: float) -> None:
         """Multiply the estimate, see `Decayed`; it stays within a planner's limits."""
@@ -98,6 +112,9 @@ class BatchTime(Decayed):
 
 UNKNOWN_BATCH_S = 1.0
 """Seconds per batch assumed before any report; it is equal for all workers, so it only sets the scale."""
+
+OVERDUE_SHARE = 0.2
+"""Least part of a batch's time that a worker's present batch is expected to take on."""
 
 IDLE_FADE = 0.5
 """Factor on a worker's batch time after a round without a batch."""
@@ -263,12 +280,18 @@ def paces_at_start(members: Sequence[WorkerState], evaluating: bool, equal: bool
 
 
 def standings(
-    members: Sequence[WorkerState], started_at: float, evaluating: bool, report_every_s: float, now: float
+    members: Sequence[WorkerState],
+    started_at: float,
+    evaluating: bool,
+    report_every_s: float,
+    now: float,
+    equal: bool = False,
 ) -> tuple[float, list[ExpectedProgress]]:
     """Expected progress of the fleet in a round, and the time that its paces count from, on the scheduler's clock.
 
-    Batches that a worker must have finished since its last report are counted.
-    A worker reports after every batch longer than `report_every_s`, so longer silence means a slow batch.
+    Batches that a worker should have finished since its last report are counted. It would have reported any that don't
+    fit into `report_every_s`, so longer silence means a slow batch that isn't finished. With `equal` batches for all,
+    silence only bounds the batch time.
     """
     seconds = batch_seconds(members, equal=False)
     reported_at: dict[int, float] = {}
@@ -282,9 +305,12 @@ def standings(
         worker = member.source.worker
         batch_s = seconds[worker]
         silence_s = now - reported_at[worker]
-        unreported = max(0, math.floor(silence_s / batch_s))
-        offset_s = max(0.0, reported_at[worker] + unreported * batch_s - origin)
-        pace = Pace(worker, batch_s, member.batch_size, offset_s)
+        unreported_s = silence_s if equal else min(silence_s, report_every_s)
+        unreported = max(0, math.floor(unreported_s / batch_s))
+        began_at = reported_at[worker] + unreported * batch_s
+        if not equal:
+            began_at = max(began_at, now - (1 - OVERDUE_SHARE) * batch_s)
+        pace = Pace(worker, batch_s, member.batch_size, max(0.0, began_at - origin))
         done = min(member.progress.batches + unreported, member.planned)
         fleet.append(ExpectedProgress(done, pace))
     return origin, fleet

@@ -9,10 +9,19 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+from benchmarks.scheduling.planner_rivals import ROWS as RIVAL_ROWS
+from benchmarks.scheduling.planner_rivals import planner_rivals
 from hypha_ray.scheduler.planning.planner import Pace, plan
+
+ROWS = ("planner", *RIVAL_ROWS)
 
 
 def planner() -> dict[str, dict[str, Any]]:
+    """Finish of a plan, and times of rounds, as ratios to the best."""
+    return {"planner": _exactness(), **planner_rivals()}
+
+
+def _exactness() -> dict[str, Any]:
     """Finish of the plan ÷ the best finish of all ways to share the batches, the worst of 1 000 random small fleets."""
     dice = random.Random(0)
     worst = 0.0
@@ -20,7 +29,7 @@ def planner() -> dict[str, dict[str, Any]]:
         fleet = _fleet(dice, dice.randint(1, 4))
         target = dice.randint(1, 12) * min(pace.batch_size for pace in fleet)
         worst = max(worst, plan(fleet, target).finish_s / _best(fleet, target))
-    return {"planner": {"value": worst, "target": "= 1.000", "fleets": 1000, "workers": "1-4", "seed": 0}}
+    return {"value": worst, "target": "= 1.000", "fleets": 1000, "workers": "1-4", "seed": 0}
 
 
 def plan_time() -> dict[str, dict[str, Any]]:
