@@ -5,8 +5,13 @@ Fragments take turns, so that less is on the wire at one time (Streaming DiLoCo,
 
 from __future__ import annotations
 
+import math
+
 from hypha_ray.config.schema import Job
 from hypha_ray.types import WeightsVersion
+
+SETTLING = 5.0
+"""Outer steps until momentum has 99 % of its final sum, in units of 1 / (1 − μ)."""
 
 
 def fragments_of_round(job: Job, round: int) -> tuple[int, ...]:
@@ -38,3 +43,10 @@ def outer_steps_before(job: Job, round: int, fragment: int) -> int:
         return max(0, round - warmup)
     first_exchange = warmup + (fragment - warmup) % fragments
     return len(range(first_exchange, round, fragments))
+
+
+def settled_momentum(steps: int) -> float:
+    """Largest outer momentum that settles within so many outer steps, rounded down to hundredths; 0 if none does."""
+    if steps <= SETTLING:
+        return 0.0
+    return math.floor(100 * (1 - SETTLING / steps)) / 100

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -65,11 +65,7 @@ def strided(sizes: Mapping[str, int], fragments: int) -> dict[str, int]:
         ConfigError: there are fewer layers than fragments.
 
     """
-    layer_of: dict[str, int] = {}
-    for name in sizes:
-        match = re.search(r"(?:^|\.)(\d+)\.", name)
-        if match:
-            layer_of[name] = int(match[1])
+    layer_of = layers_of(sizes)
     layers = sorted(set(layer_of.values()))
     _check(fragments, len(layers), "its layers")
     fragment_of: dict[str, int] = {}
@@ -86,6 +82,16 @@ def strided(sizes: Mapping[str, int], fragments: int) -> dict[str, int]:
     return fragment_of
 
 
+def layers_of(names: Iterable[str]) -> dict[str, int]:
+    """Find the layer of each parameter within layers, the first number in its name; those outside are left out."""
+    layer_of: dict[str, int] = {}
+    for name in names:
+        match = re.search(r"(?:^|\.)(\d+)\.", name)
+        if match:
+            layer_of[name] = int(match[1])
+    return layer_of
+
+
 def _check(fragments: int, most: int, of: str) -> None:
     if not 1 <= fragments <= most:
         allowed = f"1 to {most}, {of}"
@@ -98,6 +104,7 @@ __all__ = [
     "array_of",
     "empty",
     "gather",
+    "layers_of",
     "layout_of",
     "live_tensors",
     "load",

@@ -16,7 +16,7 @@ from hypha_ray.data.mixture import COPY, mixed
 from hypha_ray.driver.datasets.classes import with_classes
 from hypha_ray.driver.find_run import no_run
 from hypha_ray.errors import ConfigError
-from hypha_ray.exchange_schedule import outer_steps_before
+from hypha_ray.exchange_schedule import SETTLING, outer_steps_before, settled_momentum
 from hypha_ray.model.loading.folders import local_folder
 from hypha_ray.optim.schedules import check_schedule, inner_steps
 from hypha_ray.store.directory import RunDirectory
@@ -126,10 +126,6 @@ def _refuse_another_job(job: Job, directory: RunDirectory, folders: list[Path]) 
         refuse_changes(differences(job, run_job), job)
 
 
-SETTLING = 5.0
-"""Steps until outer momentum has 99 % of its final sum, in units of 1 / (1 − μ)."""
-
-
 def advice(job: Job, gpus: float = 0.0) -> Iterator[str]:
     """Advice on a job, as texts; `gpus` is the number of GPUs of the cluster."""
     yield from _of_gpus(job, gpus)
@@ -165,8 +161,7 @@ def _of_momentum(job: Job) -> Iterator[str]:
         return
     needed = round(SETTLING / (1 - momentum))
     if needed > steps:
-        percent = math.floor(100 * (1 - SETTLING / steps))
-        better = max(0.0, percent / 100)
+        better = settled_momentum(steps)
         problem = (
             f"outer_optimizer.momentum {momentum:g} takes about {needed} rounds to settle, and {available} {steps}"
         )

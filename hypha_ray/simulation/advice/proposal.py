@@ -1,0 +1,297 @@
+"""Proposals for a job's exchange: each key with its value, the reason and the figures that speak for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hypha_ray.config import Job
+from hypha_ray.errors import ConfigError
+from hypha_ray.exchange_schedule import settled_momentum
+from hypha_ray.plugins import is_own
+from hypha_ray.simulation.advice import evidence
+from hypha_ray.simulation.advice.evidence import Evidence
+from hypha_ray.simulation.advice.exchange import Circumstances, ExchangeEstimate, ExchangeSettings, whole_weights_s
+from hypha_ray.simulation.advice.ladder import ExchangeChoice, Limits
+
+QUORUM_PART: Final = 4
+"""A quorum does without one of so many workers."""
+LEAST_GRACE_S: Final = 5.0
+"""Shortest time that a round waits for workers beyond the quorum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A key of the job file with a value, and why."""
+
+    key: str
+    value: Any
+    reason: str
+    evidence: tuple[str, ...] = ()
+    """Measured figures, each with its source; none if arithmetic alone speaks for the value."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The proposal as plain values."""
+        return {"key": self.key, "value": self.value, "reason": self.reason, "evidence": list(self.evidence)}
+
+
+def check_advisable(job: Job) -> None:
+    """Refuse a job whose exchange can't be advised on.
+
+    Raises:
+        ConfigError: CFG011, it has no rounds of inner steps, or a codec of its own, whose size isn't known.
+
+    """
+    if job.sync.traits.sends_gradients:
+        problem = f'--advise and sync.strategy = "{job.sync.strategy}" exclude each other'
+        fix = "a round is one step there; ask with --sync.strategy diloco"
+        raise ConfigError("CFG011", problem, fix=fix)
+    for key in ("codec", "downward_codec"):
+        name = getattr(job.sync, key)
+        if is_own("codecs", name):
+            problem = f"--advise and sync.{key} = {name} exclude each other"
+            fix = f"its payloads are of unknown size; ask with --sync.{key} fp32"
+            raise ConfigError("CFG011", problem, fix=fix)
+
+
+def limits_of(job: Job) -> Limits:
+    """Return the limits of a job: nothing is proposed that `config.conflicts` refuses."""
+    sync = job.sync
+    replay = job.run.mode == "replay"
+    external = any(group.bridged for group in job.worker_groups)
+    overlaps = sync.traits.own_weights and not replay and not external
+    return Limits(total_steps(job), overlaps, sync.traits.has_barrier)
+
+
+def total_steps(job: Job) -> int:
+    """Inner steps of each worker in the long rounds of a run, if all workers are equal."""
+    return max(1, long_samples(job) // global_batch(job))
+
+
+def long_samples(job: Job) -> int:
+    """Samples of all rounds behind the warm-up."""
+    rounds = job.rounds
+    return (rounds.update_rounds - rounds.warmup_rounds) * rounds.samples_between_updates
+
+
+def global_batch(job: Job) -> int:
+    """Samples of one batch of each worker."""
+    return job.num_workers * job.rounds.max_batch_size
+
+
+def proposals(job: Job, circumstances: Circumstances, choice: ExchangeChoice) -> list[Proposal]:
+    """Propose settings for a job: rounds, codecs, fragments, delay, the outer step, quorum and grace time."""
+    settings = choice.settings
+    proposed = [*_of_rounds(job, circumstances, choice), *_of_codecs(job, circumstances, choice)]
+    proposed += _of_fragments(job, circumstances, choice)
+    proposed += _of_outer_step(job, circumstances, settings)
+    proposed += _of_quorum(job, circumstances, choice.estimate)
+    proposed += _of_stalls(job, circumstances)
+    return proposed
+
+
+def round_samples(job: Job, settings: ExchangeSettings) -> int:
+    """Samples of a round over all workers."""
+    return settings.round_steps * global_batch(job)
+
+
+def update_rounds(job: Job, settings: ExchangeSettings) -> int:
+    """Rounds of the run, so that it trains on as many samples as before, or less than a round more."""
+    rounds = max(1, math.ceil(long_samples(job) / round_samples(job, settings)))
+    return job.rounds.warmup_rounds + rounds
+
+
+def _of_rounds(job: Job, circumstances: Circumstances, choice: ExchangeChoice) -> Iterator[Proposal]:
+    settings = choice.settings
+    figures = choice.estimate
+    batch = job.rounds.max_batch_size
+    reason = (
+        f"H = {settings.steps} inner steps between two exchanges of a weight; {job.num_workers} workers, batches of "
+        f"{batch}. An exchange takes about {_seconds(figures.exchange_s)}, a round's batches "
+        f"{_seconds(figures.train_s)}: workers wait for {percent(figures.overhead)} of the time"
+    )
+    if settings.fragments > 1:
+        reason = f"{reason}. A round exchanges one of {settings.fragments} fragments, each every {settings.steps} steps"
+    cited = _texts(_of_steps(settings.steps), circumstances)
+    yield Proposal("rounds.samples_between_updates", round_samples(job, settings), reason, cited)
+    rounds = update_rounds(job, settings)
+    samples = long_samples(job)
+    yield Proposal("rounds.update_rounds", rounds, f"as many samples as the job has in its long rounds, {samples}")
+    factor = job.rounds.samples_between_updates / round_samples(job, settings)
+    for table, name in (("rounds", "evaluate_every"), ("checkpoint", "every_rounds"), ("rounds", "patience")):
+        interval = getattr(getattr(job, table), name)
+        if interval:
+            proposed = min(rounds, max(1, round(interval * factor)))
+            if proposed != interval:
+                yield Proposal(f"{table}.{name}", proposed, "about as many samples apart as in the job")
+
+
+def _of_steps(steps: int) -> tuple[Evidence, ...]:
+    """Figures about rounds of that length."""
+    if steps <= 20:
+        return (evidence.SHORT_ROUNDS,)
+    if steps <= 50:
+        return (evidence.H_30,)
+    if steps < 200:
+        return (evidence.H_100,)
+    if steps <= 550:
+        return (evidence.H_500, evidence.H_500_LARGE)
+    return (evidence.H_1000,)
+
+
+def _of_codecs(job: Job, circumstances: Circumstances, choice: ExchangeChoice) -> Iterator[Proposal]:
+    settings = choice.settings
+    figures = choice.estimate
+    cited = _texts(_of_codec(settings.codec), circumstances)
+    parameters = max(circumstances.model.fragment_parameters(settings.fragments))
+    scope = "the largest fragment" if settings.fragments > 1 else "the model"
+    reason = f"{scope} has {evidence.size_text(parameters)} parameters; all deltas are up in {_seconds(figures.up_s)}"
+    yield Proposal("sync.codec", settings.codec, reason, cited)
+    if job.sync.traits.has_barrier:
+        reason = f"all new weights are down in {_seconds(figures.down_s)}"
+        cited = _texts(_of_downward_codec(settings.downward_codec), circumstances)
+        yield Proposal("sync.downward_codec", settings.downward_codec, reason, cited)
+    if job.sync.error_feedback < 1 and settings.codec != "fp32":
+        reason = (
+            "losses with these codecs were measured with all of the encoding error fed back (docs/communication.md)"
+        )
+        yield Proposal("sync.error_feedback", 1.0, reason)
+
+
+def _of_codec(codec: str) -> tuple[Evidence, ...]:
+    """Figures about a codec."""
+    match codec:
+        case "fp32":
+            return ()
+        case "bf16" | "fp16":
+            return (evidence.HALF_PRECISION,)
+        case "int8":
+            return (evidence.EIGHT_BITS,)
+        case "int4" | "e3m0":
+            return (evidence.FOUR_BITS, evidence.FOUR_BITS_HERE)
+        case _:
+            return (evidence.TWO_BITS,)
+
+
+def _of_downward_codec(codec: str) -> tuple[Evidence, ...]:
+    """Figures about an encoding of new weights."""
+    match codec:
+        case "fp32":
+            return ()
+        case "huffman2" | "huffman3" | "topk":
+            return (evidence.TWO_BITS,)
+        case _:
+            return (evidence.FOUR_BITS_HERE,)
+
+
+def _of_fragments(job: Job, circumstances: Circumstances, choice: ExchangeChoice) -> Iterator[Proposal]:
+    settings = choice.settings
+    if settings.fragments == 1:
+        if job.sync.fragments > 1:
+            yield Proposal("sync.fragments", 1, "a whole exchange is short enough")
+        if job.sync.delay_steps:
+            yield Proposal("sync.delay_steps", 0, "a whole exchange is short enough")
+        if job.sync.in_flight > 1:
+            yield Proposal("sync.in_flight", 1, "there is one exchange a round")
+        return
+    cited = _texts((evidence.FRAGMENTS, evidence.FRAGMENTS_HERE), circumstances)
+    layers = circumstances.model.layers
+    if layers is None:
+        reason = f"for {3 * settings.fragments} layers or more; the number of layers isn't known here"
+    else:
+        reason = f"{layers} layers, some {layers / settings.fragments:.0f} a fragment"
+    yield Proposal("sync.fragments", settings.fragments, reason, cited)
+    partition = "contiguous" if layers is None else "strided"
+    yield Proposal("sync.partition", partition, "layers of a fragment are spread over the model" if layers else "")
+    if not job.sync.stagger:
+        yield Proposal("sync.stagger", True, "fragments take turns")
+    lateness = settings.lateness / settings.steps
+    reason = f"results come {settings.lateness} steps late, {percent(lateness)} of H, and an exchange runs meanwhile"
+    cited = _texts((evidence.SHORT_DELAY,), circumstances)
+    if settings.lateness > 10:
+        note = f"{settings.lateness} steps late is beyond what was measured to be free"
+        cited = (note, *_texts((evidence.SHORT_DELAY, evidence.LONG_DELAY), circumstances))
+    yield Proposal("sync.delay_steps", settings.delay_steps, reason, cited)
+    if settings.in_flight > 1 or job.sync.in_flight > 1:
+        yield Proposal("sync.in_flight", settings.in_flight, "an exchange may take longer than a round")
+
+
+def _of_outer_step(job: Job, circumstances: Circumstances, settings: ExchangeSettings) -> Iterator[Proposal]:
+    outer = job.outer_optimizer
+    if outer.name != "nesterov":
+        return  # The job's own choice, such as averaging for a short fine-tuning: nothing measured here replaces it.
+    if settings.fragments > 1:
+        cited = _texts((evidence.OUTER_STREAMING,), circumstances)
+        yield Proposal("outer_optimizer.learning_rate", 0.4, "fragments take turns", cited)
+    else:
+        cited = _texts((evidence.OUTER,), circumstances)
+        yield Proposal("outer_optimizer.learning_rate", 0.7, "all weights are exchanged at once", cited)
+    steps = (update_rounds(job, settings) - job.rounds.warmup_rounds) // settings.fragments
+    momentum = min(0.9, settled_momentum(steps))
+    reason = f"each weight has {steps} outer steps, and momentum needs 5 / (1 − μ) of them to settle"
+    cited = _texts((evidence.OUTER,), circumstances) if momentum == 0.9 else ()
+    if job.rl.algorithm is not None and momentum > 0.5:
+        momentum = 0.5
+        reason = "policies lose their entropy with more (docs/rl.md)"
+        cited = ()
+    yield Proposal("outer_optimizer.momentum", momentum, reason, cited)
+
+
+def _of_quorum(job: Job, circumstances: Circumstances, figures: ExchangeEstimate) -> Iterator[Proposal]:
+    if not job.sync.traits.has_barrier:
+        return
+    if not circumstances.unreliable:
+        if job.sync.quorum is None and circumstances.unequal:
+            reason = "batches by each worker's speed: they finish together, so none has to be left behind"
+            yield Proposal("sync.dynamic_local_steps", True, reason, (_PLANNER,))
+        return
+    workers = circumstances.workers
+    if workers < 3:
+        return
+    quorum = workers - max(1, workers // QUORUM_PART)
+    reason = (
+        f"a machine fails every {circumstances.fails_every_h:g} h or so; a round closes without up to "
+        f"{workers - quorum} of {workers} deltas"
+    )
+    yield Proposal("sync.quorum", quorum, reason, _texts((evidence.DROPPED,), circumstances))
+    slowest_s = max(circumstances.batch_s)
+    grace_s = max(LEAST_GRACE_S, math.ceil(2 * slowest_s + figures.up_s))
+    batches_s = 2 * slowest_s
+    reason = f"two batches of the slowest worker, {_seconds(batches_s)}, and the way up, {_seconds(figures.up_s)}"
+    yield Proposal("sync.grace_s", float(grace_s), reason)
+
+
+def _of_stalls(job: Job, circumstances: Circumstances) -> Iterator[Proposal]:
+    """Give workers time to fetch all weights, as they do when they join, and before the first round."""
+    weights_s = whole_weights_s(circumstances)
+    needed_s = math.ceil(2 * weights_s + max(circumstances.batch_s))
+    if needed_s > job.worker.stall_s:
+        reason = (
+            f"all weights in fp32 take {_seconds(weights_s)} down to every worker at the start, and a worker without "
+            f"progress for {job.worker.stall_s:g} s is replaced"
+        )
+        yield Proposal("worker.stall_s", float(needed_s), reason)
+
+
+_PLANNER: Final = (
+    "four workers of speeds 1 to 6 take 0.31 of the time of equal batches, as without a barrier, and end at 2.06 "
+    f"instead of 2.29 ({evidence.QUALITY})"
+)
+
+
+def _texts(figures: tuple[Evidence, ...], circumstances: Circumstances) -> tuple[str, ...]:
+    return tuple(figure.text(circumstances.model.parameters) for figure in figures)
+
+
+def percent(part: float) -> str:
+    """Write a part as a percentage."""
+    return f"{100 * part:.2g} %"
+
+
+def _seconds(seconds: float) -> str:
+    """Write a time, in seconds or, if it is short, milliseconds."""
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    return f"{seconds:.3g} s"

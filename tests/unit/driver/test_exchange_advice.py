@@ -1,0 +1,117 @@
+"""Advice from a command line: the report, the proposed settings, and errors that name what to mend."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypha_ray.config.load import from_tables, load
+from hypha_ray.driver.exchange_advice import advise
+from hypha_ray.driver.preflight.model_shape import model_shape
+from hypha_ray.errors import ConfigError, HyphaError
+from hypha_ray.model.loading.build import build_model
+from hypha_ray.simulation.result import HEADLINE
+from tests.support.prose import ROOT
+
+TINY = str(ROOT / "jobs/configs/tiny.toml")
+GPT = {"model_type": "gpt2", "vocab_size": 100, "n_positions": 16, "n_embd": 8, "n_layer": 7, "n_head": 2}
+
+
+def test_shape_counts_what_is_trained_and_its_layers() -> None:
+    job = from_tables({"model": {"config": GPT}})
+    shape = model_shape(job)
+    model = build_model(job.model, 0)
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert shape.layers == 7
+    assert sorted(shape.parts) == [2, 4]
+    for fragments, sizes in shape.parts.items():
+        assert len(sizes) == fragments
+        assert sum(sizes) == shape.parameters
+
+
+def test_advice_on_standard_output_is_a_job_file_that_begins_with_the_headline(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    figures = tmp_path / "figures.json"
+    advise(["--advise", "@", TINY, "--link", "20mbit", "--latency", "20ms", "--json", str(figures)], None)
+    output = capsys.readouterr().out
+    assert output.splitlines()[0] == f"# {HEADLINE}"
+    assert "for other speeds" in output
+    overlay = tmp_path / "overlay.toml"
+    overlay.write_text(output)
+    job = load(["@", TINY, "@", str(overlay)]).job
+    tables = tomllib.loads(output)
+    assert job.sync.codec == tables["sync"]["codec"] != "fp32"
+    rows: list[dict[str, Any]] = json.loads(figures.read_text())
+    assert [row["name"] for row in rows] == ["proposed", "the job as it is"]
+    needed = {"settings", "rounds", "time_s", "bytes_up", "bytes_down", "utilisation", "idle_fraction", "goodput"}
+    for row in rows:
+        assert needed | {"cost", "events", "waiting", "estimate"} <= set(row)
+    keys = {proposal["key"] for proposal in rows[0]["advice"]}
+    assert keys == {f"{table}.{name}" for table, names in tables.items() for name in names}
+    assert all(proposal["reason"] for proposal in rows[0]["advice"])
+
+
+def test_advice_with_a_file_prints_the_report_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "overlay.toml"
+    advise(["--advise", "@", TINY, "--link", "10gbit", "--batch-s", "0.05", "--out", str(out)], None)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == HEADLINE
+    assert lines[-1] == f"proposed settings: {out}"
+    assert "for other speeds" not in "\n".join(lines)
+    assert load(["@", TINY, "@", str(out)]).job.sync.codec == "fp32"
+
+
+def test_estimated_and_simulated_waiting_agree(tmp_path: Path) -> None:
+    """The simulation has no coding times; a tiny model's are nothing beside a slow link's."""
+    figures = tmp_path / "figures.json"
+    for link in ("2mbit", "50mbit/10mbit"):
+        command = ["--advise", "@", TINY, "--link", link, "--latency", "20ms", "--batch-s", "0.1"]
+        advise([*command, "--json", str(figures), "--out", str(tmp_path / "overlay.toml")], None)
+        for row in json.loads(figures.read_text()):
+            assert row["waiting"] == pytest.approx(row["estimate"]["waiting"], abs=0.03)
+
+
+def test_flag_of_the_job_that_wins_over_the_advice_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = str(tmp_path / "overlay.toml")
+    advise(["--advise", "@", TINY, "--link", "20mbit", "--sync.codec", "bf16", "--batch-s", "0.1", "--out", out], None)
+    assert "--sync.codec 'bf16' wins over the proposed" in capsys.readouterr().err.replace('"', "'")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ([], "CFG012", "--link is missing"),
+        (["--link", "fast"], "CFG015", "100mbit"),
+        (["--link", "1gbit", "--latency", "20"], "CFG015", "20ms"),
+        (["--link", "1gbit", "--latensy", "20ms"], "CFG001", "did you mean --latency?"),
+        (["--link", "1gbit", "--sync.codecc", "int4"], "CFG001", "sync.codec"),
+        (["--link", "1gbit", "--batch-s", "1", "2", "3"], "CFG003", "1 or 2"),
+        (["--link", "1gbit", "--batch-s", "0"], "CFG003", "--batch-s"),
+        (["--link", "1gbit", "--overhead", "2"], "CFG003", "--overhead"),
+        (["--link", "1gbit", "--parameters", "0.5"], "CFG003", "--parameters"),
+        (["--link", "1gbit", "--head-link", "x"], "CFG015", "--head-link"),
+        (["--link", "1gbit", "--sync.strategy", "sync"], "CFG011", "--sync.strategy diloco"),
+        (["--link", "1gbit", "--model.config", "none"], "CFG012", "--parameters"),
+    ],
+)
+def test_wrong_command_is_one_error_that_says_what_is_right(arguments: list[str], code: str, text: str) -> None:
+    with pytest.raises(HyphaError) as caught:
+        advise(["--advise", "@", TINY, *arguments], None)
+    assert isinstance(caught.value, ConfigError)
+    assert caught.value.code == code
+    assert text in str(caught.value)
+
+
+def test_size_may_be_given_in_place_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["--advise", "--link", "20mbit", "--head-link", "10gbit", "--parameters", "1.1e9", "--batch-s", "1"]
+    advise([*command, "--rounds.update_rounds", "10000", "--rounds.max_batch_size", "8"], None)
+    tables = tomllib.loads(capsys.readouterr().out)
+    assert tables["sync"]["codec"] == "int4"
+    assert tables["sync"]["fragments"] == 8
+    assert tables["sync"]["partition"] == "contiguous"
+    assert tables["worker"]["stall_s"] > 2 * 1760  # 4.4 GB at 20 Mbit/s
