@@ -18,7 +18,7 @@ from hypha_ray.simulation.advice.exchange import ModelShape
 from hypha_ray.simulation.advice.ladder import choose
 from hypha_ray.simulation.advice.options import Advise, circumstances_of, parse_advise, split_arguments
 from hypha_ray.simulation.advice.overlay import overlay_text
-from hypha_ray.simulation.advice.proposal import Proposal, check_advisable, limits_of, proposals
+from hypha_ray.simulation.advice.proposal import Proposal, check_advisable, limits_of, proposals, with_proposals
 from hypha_ray.simulation.advice.report import report_lines
 
 
@@ -48,7 +48,7 @@ def advise(arguments: Sequence[str], doc: str | None) -> None:
     proposed = proposals(job, circumstances, choice)
     advised = _verified(of_job, proposed)
     candidates = [
-        Candidate("proposed", choice.settings, advised),
+        Candidate("proposed", choice.settings, with_proposals(job, proposed)),
         Candidate("the job as it is", settings_of(job), job),
     ]
     compared = [compare(candidate, circumstances, options.seed, phases.begin) for candidate in candidates]

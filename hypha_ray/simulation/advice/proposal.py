@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -90,6 +90,16 @@ def proposals(job: Job, circumstances: Circumstances, choice: ExchangeChoice) ->
     proposed += _of_quorum(job, circumstances, choice.estimate)
     proposed += _of_stalls(job, circumstances)
     return proposed
+
+
+def with_proposals(job: Job, members: Iterable[Proposal]) -> Job:
+    """Return the job with the proposed values."""
+    updates: dict[str, dict[str, Any]] = {}
+    for member in members:
+        table, _, name = member.key.partition(".")
+        updates.setdefault(table, {})[name] = member.value
+    tables = {table: getattr(job, table).model_copy(update=values) for table, values in updates.items()}
+    return job.model_copy(update=tables)
 
 
 def round_samples(job: Job, settings: ExchangeSettings) -> int:

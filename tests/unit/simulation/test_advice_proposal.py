@@ -28,6 +28,7 @@ from hypha_ray.simulation.advice.proposal import (
     limits_of,
     long_samples,
     proposals,
+    with_proposals,
 )
 from tests.support.prose import ROOT
 
@@ -97,6 +98,7 @@ def test_proposals_load_behind_the_job_and_pass_its_checks(name: str, tmp_path: 
         members = proposed(job, parameters, layers, mbps, fails_every_h)
         with_them = advised(name, members, tmp_path)
         check_settings(with_them)
+        assert with_proposals(job, members) == with_them
         for member in members:
             table, _, key = member.key.partition(".")
             assert getattr(getattr(with_them, table), key) == member.value
