@@ -4,9 +4,13 @@
     python jobs/simulate.py --scenario home-1000 --workers 100 --rounds 5 --json results.json
     python jobs/simulate.py --scenario scenario.toml --seed 7 --plot plots
     python jobs/simulate.py --from RUN --try sync.codec=int4 --try sync.fragments=4,sync.delay_steps=4 --deadline 6h
+    python jobs/simulate.py --advise @ jobs/configs/tiny.toml --link 20mbit --latency 20ms
 
 The scheduler's own code runs on a virtual clock. The scenarios of the package are laptop, rack, three-regions,
 home-1000, spot-10000, intellect-1 and streaming-10b; docs/simulation.md has the keys of a file of your own.
+
+With --advise it proposes settings for a job and its links, as TOML that goes behind the job file; docs/choosing.md. All
+of its options: python jobs/simulate.py --advise --help
 """
 
 from __future__ import annotations
@@ -40,6 +44,8 @@ class Simulate:
     """number of rounds, as job.rounds.update_rounds"""
     seed: int | None = None
     """seed of speeds, times and failures"""
+    advise: bool = False
+    """propose settings for a job file and its links instead; --advise --help lists the options"""
     json: Path | None = None
     """file for the results, as a JSON list"""
     plot: Path | None = None
@@ -62,6 +68,11 @@ OF_A_SCENARIO = ("scenario", "workers", "rounds", "seed", "plot")
 
 def main() -> None:
     """Simulate, and print a table of the results."""
+    if any(word.partition("=")[0] == "--advise" for word in sys.argv[1:]):
+        from hypha_ray.driver.exchange_advice import advise
+
+        advise(sys.argv[1:], __doc__)
+        return
     options = parse_options(Simulate, __doc__, sys.argv[1:], position="scenario")
     check(options)
     if options.from_ is not None:

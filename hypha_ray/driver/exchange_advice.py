@@ -6,20 +6,20 @@ import json
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypha_ray.config import Job
 from hypha_ray.config.cli.output import Phases, print_notes
 from hypha_ray.config.keys import shown
 from hypha_ray.config.load import load
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.simulation.advice.comparison import Candidate, ComparedCandidate, compare, settings_of
 from hypha_ray.simulation.advice.exchange import ModelShape
-from hypha_ray.simulation.advice.ladder import choose
 from hypha_ray.simulation.advice.options import Advise, circumstances_of, parse_advise, split_arguments
 from hypha_ray.simulation.advice.overlay import overlay_text
 from hypha_ray.simulation.advice.proposal import Proposal, check_advisable, limits_of, proposals, with_proposals
-from hypha_ray.simulation.advice.report import report_lines
+
+if TYPE_CHECKING:
+    from hypha_ray.simulation.advice.comparison import ComparedCandidate
 
 
 def advise(arguments: Sequence[str], doc: str | None) -> None:
@@ -39,6 +39,10 @@ def advise(arguments: Sequence[str], doc: str | None) -> None:
     job = loaded.job
     print_notes(loaded.notes)
     check_advisable(job)
+    from hypha_ray.simulation.advice.comparison import Candidate, compare, settings_of
+    from hypha_ray.simulation.advice.ladder import choose
+    from hypha_ray.simulation.advice.report import report_lines
+
     circumstances_of(options, job, ModelShape(1))  # What is wrong with a link is said before libraries are loaded.
     phases = Phases()
     phases.begin("counting the model's parameters")
