@@ -33,8 +33,8 @@ def advise(arguments: Sequence[str], doc: str | None) -> None:
         HyphaError: the command line, the job or its model is wrong.
 
     """
-    own, of_job = split_arguments(arguments)
-    options = parse_advise(own, doc)
+    of_advice, of_job = split_arguments(arguments)
+    options = parse_advise(of_advice, doc)
     loaded = load(of_job)
     job = loaded.job
     print_notes(loaded.notes)

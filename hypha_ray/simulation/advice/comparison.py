@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -142,25 +142,12 @@ def scenario_of(candidate: Candidate, circumstances: Circumstances, seed: int) -
         resources=Resources(num_workers=circumstances.workers, min_workers=1),
         worker=Worker(report_every_s=report_s, lease_s=lease_s, stall_s=_NEVER_S),
     )
-    failures = Failures(every_h=circumstances.fails_every_h, kinds=FailureKinds(kill=1.0, hang=1.0))
-    groups = []
-    for batch_s, count in Counter(circumstances.batch_s).items():
-        group = MachineGroup(
-            count=count,
-            site="machines",
-            batch_s=BatchTimes(median=batch_s),
-            start_s=StartTimes(median=0.001),
-            up_mbps=link.up_mbps,
-            down_mbps=link.down_mbps,
-            failures=failures,
-        )
-        groups.append(group)
     return Scenario(
         name=candidate.name,
         seed=seed,
         job=job,
         model=ModelSize(parameters=circumstances.model.parameters, sample_bytes=1),
-        machines=tuple(groups),
+        machines=tuple(_machines(circumstances)),
         sites=(Site(name="machines", latency_ms=1000 * link.latency_s),),
         head=Head(
             up_gbps=circumstances.head.up_mbps / 1000,
@@ -173,6 +160,22 @@ def scenario_of(candidate: Candidate, circumstances: Circumstances, seed: int) -
 def edge_of(settings: ExchangeSettings) -> int:
     """Number of first and of last rounds that aren't like the others: exchanges begin, and all of them end."""
     return settings.in_flight + 1
+
+
+def _machines(circumstances: Circumstances) -> Iterator[MachineGroup]:
+    """Describe the machines of each speed."""
+    link = circumstances.link
+    failures = Failures(every_h=circumstances.fails_every_h, kinds=FailureKinds(kill=1.0, hang=1.0))
+    for batch_s, count in Counter(circumstances.batch_s).items():
+        yield MachineGroup(
+            count=count,
+            site="machines",
+            batch_s=BatchTimes(median=batch_s),
+            start_s=StartTimes(median=0.001),
+            up_mbps=link.up_mbps,
+            down_mbps=link.down_mbps,
+            failures=failures,
+        )
 
 
 def _waiting(result: SimulationResult, settings: ExchangeSettings, figures: ExchangeEstimate) -> float | None:

@@ -62,7 +62,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
     """
     names = [option.name for option in fields(Advise)]
-    own: list[str] = []
+    of_advice: list[str] = []
     of_job: list[str] = []
     values_left = 0
     """Number of following words that may be values of one of these options."""
@@ -81,9 +81,9 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             is_own = values_left > 0
             values_left -= 1
-        target = own if is_own else of_job
+        target = of_advice if is_own else of_job
         target.append(word)
-    return own, of_job
+    return of_advice, of_job
 
 
 def _refuse_resembling(name: str, names: Sequence[str]) -> None:
@@ -147,23 +147,23 @@ def circumstances_of(options: Advise, job: Job, model: ModelShape) -> Circumstan
     )
 
 
-def batch_times(given: Sequence[float], job: Job) -> tuple[float, ...]:
+def batch_times(times_s: Sequence[float], job: Job) -> tuple[float, ...]:
     """Seconds of a batch of each worker.
 
     Raises:
         ConfigError: CFG003, there is another number of them than of groups or of workers.
 
     """
-    if len(given) == 1:
-        return (given[0],) * job.num_workers
+    if len(times_s) == 1:
+        return (times_s[0],) * job.num_workers
     groups = job.worker_groups
-    if len(given) == len(groups):
+    if len(times_s) == len(groups):
         times: list[float] = []
-        for batch_s, group in zip(given, groups, strict=True):
+        for batch_s, group in zip(times_s, groups, strict=True):
             times += [batch_s] * group.count
         return tuple(times)
-    if len(given) == job.num_workers:
-        return tuple(given)
+    if len(times_s) == job.num_workers:
+        return tuple(times_s)
     numbers = sorted({1, len(groups), job.num_workers})
     allowed = " or ".join(map(str, numbers))
-    raise ConfigError("CFG003", "--batch-s has a wrong number of times", str(len(given)), allowed, "give one for all")
+    raise ConfigError("CFG003", "--batch-s has a wrong number of times", str(len(times_s)), allowed, "give one for all")
