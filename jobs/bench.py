@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
+from hypha_ray.config.cli.output import require_writable, write_result
 from hypha_ray.config.keys import choice_remedy
 from hypha_ray.errors import ConfigError
 from hypha_ray.files import use_tools
@@ -141,6 +142,7 @@ def main() -> None:
     arguments = parse_options(Arguments, __doc__, sys.argv[1:])
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it when it is imported, and some rows start Ray twice.
     measures = _chosen(arguments)
+    require_writable("--json", arguments.json)
     rows: Rows = {}
     failed: list[str] = []
     for number, (names, measure) in enumerate(measures.items(), 1):
@@ -154,7 +156,7 @@ def main() -> None:
         _show(new_rows)
         rows |= new_rows
         if arguments.json is not None:
-            arguments.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+            write_result("--json", arguments.json, json.dumps(rows, indent=2) + "\n")
     if arguments.plots is not None:
         from benchmarks.plots import draw
 

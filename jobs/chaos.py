@@ -20,6 +20,7 @@ from pathlib import Path
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
+from hypha_ray.config.cli.output import require_writable, write_result
 from hypha_ray.files import use_tools
 
 use_tools()
@@ -31,6 +32,7 @@ def main() -> None:
 
     options = parse_options(Options, __doc__, sys.argv[1:])
     options.check()
+    require_writable("--json", options.json)
     os.environ.update(RAY_AUTH_MODE="token", RAY_USAGE_STATS_ENABLED="0", OMP_NUM_THREADS="1")  # Read on import.
     from chaoslab.campaign import carry_out
     from chaoslab.report import figures, page
@@ -41,7 +43,7 @@ def main() -> None:
     report = figures(options, carry_out(options, out))
     print(page(report))
     if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_result("--json", options.json, json.dumps(report, indent=2) + "\n")
     if options.out is None and not report["problems"]:
         shutil.rmtree(out)
     else:

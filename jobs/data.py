@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options, refuse_strays
-from hypha_ray.config.cli.output import Phases
+from hypha_ray.config.cli.output import Phases, write_result
 from hypha_ray.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def show(file: Path | None) -> None:
     if not rows:
         print("no dataset is served")
     if file is not None:
-        file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        write_result("--json", file, json.dumps(rows, indent=1) + "\n")
 
 
 def conflict_of(dataset: str, replicas: Sequence[Replica]) -> DataError | None:

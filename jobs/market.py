@@ -20,7 +20,7 @@ from typing import Literal
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options, refuse_strays
-from hypha_ray.config.cli.output import Phases
+from hypha_ray.config.cli.output import Phases, write_result
 from hypha_ray.errors import ConfigError
 from hypha_ray.market.offers import require_terms
 
@@ -107,7 +107,7 @@ def main() -> None:
         machines = overview()
         phases.end()
         if options.json is not None:
-            options.json.write_text(json.dumps(machines, indent=1) + "\n", encoding="utf-8")
+            write_result("--json", options.json, json.dumps(machines, indent=1) + "\n")
         if not actions:
             print(*lines(machines), sep="\n")
 

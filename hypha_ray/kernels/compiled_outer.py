@@ -37,45 +37,35 @@ def _square_distance(quick: float, x: int, y: int, size: int) -> Any:
     return total
 
 
-_ARGUMENTS = (_ADDRESSES, _TABLE, _ADDRESSES, _RATES, _ADDRESSES, types.intp, _ADDRESSES, _SQUARES)
+_ARGUMENTS = (_ADDRESSES, _TABLE, _ADDRESSES, _RATES, types.intp, _ADDRESSES, _SQUARES)
 
 
 @njit(types.void(*_ARGUMENTS), nogil=True, cache=True)
 def nesterov(
-    values: _Array,
-    portions: _Array,
-    state: _Array,
-    rates: _Array,
-    outs: _Array,
-    size: int,
-    scratch: _Array,
-    squares: _Array,
+    values: _Array, portions: _Array, state: _Array, rates: _Array, size: int, room: _Array, squares: _Array
 ) -> None:
     """Average weights and take a step on the mean; see `passes.nesterov`.
 
-    All memory is the caller's: numba frees an array of its own after the last use of its name, even while the address
-    of its values is in use.
+    All memory is the caller's: numba frees an array after the last use of its name, even if its address is in use.
 
     Args:
         values: addresses of the workers' weights.
         portions: as `passes.portions` gives them.
-        state: addresses of θ and of momentum.
+        state: addresses of θ and momentum, and of where new ones go; 0: nowhere.
         rates: the outer learning rate, and what momentum is multiplied by.
-        outs: addresses where new θ and new momentum go; 0: nowhere.
         size: values of each array, a multiple of `LANES`.
-        scratch: addresses of `LANES` float32 values for each worker, and then of `ROW` values, for a new θ that
-            goes nowhere.
+        room: addresses of `LANES` float32 values for each worker, and of `ROW` values for a new θ that goes nowhere.
         squares: squared L2 norms of each worker's delta and of θ's change are added to these.
 
     """
-    theta, velocity, new, new_velocity = state[0], state[1], outs[0], outs[1]
+    theta, velocity, new, new_velocity = state[0], state[1], state[2], state[3]
     eta, mu, zero, workers = splat(rates[0]), splat(rates[1]), splat(np.float32(0)), len(values)
     for start in range(0, size, ROW):
         row, length = np.uint64(4 * start), min(ROW, size - start)
-        after = new + row if new else scratch[workers]
+        after = new + row if new else room[workers]
         first, changed = zero, zero
         for worker in range(1, workers):
-            store(scratch[worker], zero)
+            store(room[worker], zero)
         for line in range(0, length, LANES):
             inside = np.uint64(4 * line)
             at = row + inside
@@ -85,7 +75,7 @@ def nesterov(
             for worker in range(1, workers):
                 value, rest = load(values[worker] + at), splat(portions[worker, 0])
                 delta = value - before
-                store(scratch[worker], load(scratch[worker]) + delta * delta)
+                store(room[worker], load(room[worker]) + delta * delta)
                 mean = fma(rest, value - mean, value) if portions[worker, 1] else fma(rest, mean - value, mean)
             delta = mean - before
             faster = mu * load(velocity + at) + delta
@@ -96,6 +86,6 @@ def nesterov(
             if new_velocity:
                 store(new_velocity + at, faster)
         for worker in range(workers):
-            quick = total(first if worker == 0 else load(scratch[worker]))
+            quick = total(first if worker == 0 else load(room[worker]))
             squares[worker] += _square_distance(quick, values[worker] + row, theta + row, length)
         squares[workers] += _square_distance(total(changed), after, theta + row, length)

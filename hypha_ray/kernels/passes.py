@@ -142,17 +142,16 @@ def _take_step(eta: float, mu: float, block: Averaged, squares: np.ndarray[tuple
     numba = compiled("outer")
     assert numba is not None
     values = _addresses(block.values)
-    state = _addresses((block.theta, block.velocity))
-    outs = _addresses((block.new, block.new_velocity))
+    state = _addresses((block.theta, block.velocity, block.new, block.new_velocity))
     rates = np.array([eta, mu], np.float32)
     line_bytes = 4 * LANES
     lines = np.empty((len(values) + 1) * LANES, np.float32)
     first_line = -(-lines.ctypes.data // line_bytes) * line_bytes
     unwanted = np.empty(numba.ROW, np.float32)
-    scratch = np.empty(len(values) + 1, np.uint64)
-    scratch[:-1] = first_line + line_bytes * np.arange(len(values))
-    scratch[-1] = unwanted.ctypes.data
-    numba.nesterov(values, block.portions, state, rates, outs, len(block.theta), scratch, squares)
+    room = np.empty(len(values) + 1, np.uint64)
+    room[:-1] = first_line + line_bytes * np.arange(len(values))
+    room[-1] = unwanted.ctypes.data
+    numba.nesterov(values, block.portions, state, rates, len(block.theta), room, squares)
 
 
 def _addresses(tensors: Sequence[torch.Tensor | None]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:

@@ -55,6 +55,20 @@ def write_result(option: str, file: Path, content: str | bytes) -> None:
         raise ConfigError("CFG008", f"{option} can't be used", got, "a file that can be written", "name one") from None
 
 
+def require_writable(option: str, file: Path | None) -> None:
+    """Refuse a file for a result that comes late; None is no file.
+
+    Raises:
+        ConfigError: CFG008, the file can't be written.
+
+    """
+    if file is None:
+        return
+    is_writable = os.access(file if file.exists() else file.parent, os.W_OK)
+    if file.is_dir() or not is_writable:
+        raise ConfigError("CFG008", f"{option} can't be used", str(file), "a file that can be written", "name one")
+
+
 def unwritten() -> str:
     """Reason that standard output could not be written; empty if it was, or if its reader went away."""
     with suppress(OSError, ValueError):
