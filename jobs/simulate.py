@@ -5,9 +5,11 @@
     python jobs/simulate.py --scenario scenario.toml --seed 7 --plot plots
     python jobs/simulate.py --from RUN --try sync.codec=int4 --try sync.fragments=4,sync.delay_steps=4 --deadline 6h
     python jobs/simulate.py --advise @ jobs/configs/tiny.toml --link 20mbit --latency 20ms
+    python jobs/simulate.py --rivals --workers 50 --rounds 5
 
 The scheduler's own code runs on a virtual clock. The scenarios of the package are laptop, rack, three-regions,
-home-1000, spot-10000, intellect-1 and streaming-10b; docs/simulation.md has the keys of a file of your own.
+home-1000, failing-1000, spot-10000, intellect-1 and streaming-10b; docs/simulation.md has the keys of a file of your
+own.
 
 With --advise it proposes settings for a job and its links, as TOML that goes behind the job file; docs/choosing.md. All
 of its options: python jobs/simulate.py --advise --help
@@ -30,6 +32,7 @@ from hypha_ray.errors import ConfigError
 
 if TYPE_CHECKING:
     from hypha_ray.simulation.result import SimulationResult
+    from hypha_ray.simulation.scenario import Scenario
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,24 @@ class Simulate:
     """longest time for that run, such as 6h, 90min or 2d"""
     budget: float | None = None
     """highest cost for that run"""
+    rivals: bool = False
+    """compare the goodput with models of DDP, Ray Train and torchft; default scenario: failing-1000"""
+    restart_s: float | None = None
+    """seconds of a restart in those models; default: 180"""
+    reload_s: float | None = None
+    """seconds in which they load a checkpoint; default: 30"""
+    checkpoint_s: float | None = None
+    """seconds in which they write a checkpoint; default: 10"""
 
 
+FAILING = "failing-1000"
+"""Scenario of --rivals without another."""
+RIVAL_COSTS = ("restart_s", "reload_s", "checkpoint_s")
+OF_RIVALS = dict.fromkeys(RIVAL_COSTS, ("rivals",))
+"""Options that mean something beside --rivals alone."""
 OF_A_RUN = dict.fromkeys(("try_", "deadline", "budget"), ("from_",))
 """Options that mean something beside --from alone."""
-OF_A_SCENARIO = ("scenario", "workers", "rounds", "seed", "plot")
+OF_A_SCENARIO = ("scenario", "workers", "rounds", "seed", "plot", "rivals")
 """Options that mean nothing beside --from."""
 
 
@@ -80,9 +96,13 @@ def main() -> None:
         return
     phases = Phases()
     phases.begin("reading the scenario")
-    results = simulate_scenarios(options, phases)
+    scenarios = scenarios_of(options)
+    results = simulate_scenarios(scenarios, phases)
     phases.end()
-    show(results, options)
+    if options.rivals:
+        show_rivals(scenarios, results, options)
+    else:
+        show(results, options)
 
 
 def check(options: Simulate) -> None:
@@ -93,18 +113,23 @@ def check(options: Simulate) -> None:
             simulate.
 
     """
-    refuse_strays(options, OF_A_RUN)
+    refuse_strays(options, OF_A_RUN | OF_RIVALS)
+    for name in RIVAL_COSTS:
+        value = getattr(options, name)
+        if value is not None and not 0 < value < float("inf"):
+            option = "--" + name.replace("_", "-")
+            raise ConfigError("CFG003", f"{option} is out of range", str(value), "seconds above 0", "mend it")
     for name, least in (("workers", 1), ("rounds", 1), ("seed", 0)):
         value = getattr(options, name)
         if value is not None and value < least:
             raise ConfigError("CFG003", f"--{name} is out of range", str(value), f"{least} or more", "mend it")
     if options.from_ is not None:
         for name in OF_A_SCENARIO:
-            if getattr(options, name) is not None:
+            if getattr(options, name) not in (None, False):
                 fix = "leave one out; --try KEY=VALUE changes a run's settings"
                 raise ConfigError("CFG011", f"--from and --{name} exclude each other", fix=fix)
         return
-    if options.scenario is None:
+    if options.scenario is None and not options.rivals:
         raise ConfigError(
             "CFG012", "--scenario is missing", fix="give the name of a scenario or a TOML file, or --from RUN"
         )
@@ -120,8 +145,8 @@ def predict(options: Simulate) -> None:
         print(line)
 
 
-def simulate_scenarios(options: Simulate, phases: Phases) -> list[SimulationResult]:
-    """Simulate a scenario, or each point of its sweep.
+def scenarios_of(options: Simulate) -> list[Scenario]:
+    """Read a scenario, or all points of its sweep.
 
     Raises:
         ConfigError: with the file, line and key to correct.
@@ -129,13 +154,16 @@ def simulate_scenarios(options: Simulate, phases: Phases) -> list[SimulationResu
     """
     from hypha_ray.simulation.scenario_file import read_scenarios
 
-    assert options.scenario is not None, "see check"
     overrides = {}
     for name in ("workers", "rounds", "seed"):
         value = getattr(options, name)
         if value is not None:
             overrides[name] = value
-    scenarios = read_scenarios(options.scenario, overrides)
+    return read_scenarios(options.scenario or FAILING, overrides)
+
+
+def simulate_scenarios(scenarios: list[Scenario], phases: Phases) -> list[SimulationResult]:
+    """Simulate each scenario."""
     from hypha_ray.simulation.run import simulate
 
     results: list[SimulationResult] = []
@@ -163,11 +191,36 @@ def show(results: list[SimulationResult], options: Simulate) -> None:
     print(f"simulated {simulated_s:.0f} s in {time.process_time():.1f} s of this machine")
     if options.json is not None:
         write_json(results, options.json)
+    draw(results, options)
+
+
+def draw(results: list[SimulationResult], options: Simulate) -> None:
+    """Draw the results if that is asked for."""
     if options.plot is not None:
         from hypha_ray.simulation.plots import draw_results
 
         for path in draw_results(results, options.plot):
             print(path)
+
+
+def show_rivals(scenarios: list[Scenario], results: list[SimulationResult], options: Simulate) -> None:
+    """Print the goodput of each run beside that of models under the same failures; write them if that is asked for."""
+    from hypha_ray.simulation.result import HEADLINE
+    from hypha_ray.simulation.rival_table import compare, comparison_lines, write_comparisons
+    from hypha_ray.simulation.rivals import RivalCosts
+
+    given = {name: getattr(options, name) for name in RIVAL_COSTS if getattr(options, name) is not None}
+    costs = RivalCosts(**given)
+    print(HEADLINE)
+    comparisons = []
+    for scenario, result in zip(scenarios, results, strict=True):
+        comparison = compare(scenario, result, costs)
+        comparisons.append(comparison)
+        for line in comparison_lines(comparison):
+            print(line)
+    if options.json is not None:
+        write_comparisons(comparisons, options.json)
+    draw(results, options)
 
 
 if __name__ == "__main__":

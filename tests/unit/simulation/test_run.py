@@ -186,6 +186,7 @@ SMALL = {
     "rack": 2,
     "three-regions": 6,
     "home-1000": 30,
+    "failing-1000": 10,
     "spot-10000": 60,
     "intellect-1": 4,
     "streaming-10b": 2,
