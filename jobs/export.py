@@ -45,8 +45,9 @@ def main() -> None:
     release = None if arguments.compatible is None else int(arguments.compatible)
     folder = trained_run.export(arguments.to, number, release)
     phases.end()
-    rounds = trained_run.job.rounds.update_rounds
-    print(f"after round {number + 1} of {rounds}, {trained_run.committed_rounds} are committed")
+    rounds = trained_run.job.rounds
+    of_all = f" of {rounds.update_rounds}" if rounds.counted else ""
+    print(f"after round {number + 1}{of_all}, {trained_run.committed_rounds} are committed")
     print(f"model: {folder}")
 
 

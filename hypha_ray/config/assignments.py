@@ -47,6 +47,15 @@ class Setting:
         return self.path[: len(path)] == path != self.path
 
     @property
+    def is_absent(self) -> bool:
+        """Whether the value says that the key has none."""
+        return self.value is None
+
+    def replaces(self, earlier: Setting) -> bool:
+        """Whether an earlier setting, of another file or before the flags, gives a run's length by the other key."""
+        return earlier.path == LENGTHS.get(self.path) and earlier.document is not self.document
+
+    @property
     def location(self) -> str:
         """``FILE:LINE``, or the flag."""
         return _location(self.written, self.document)
@@ -134,12 +143,24 @@ def merged(settings: Sequence[Setting]) -> dict[str, Any]:
     return tree
 
 
+LENGTHS: dict[KeyPath, KeyPath] = {
+    ("rounds", "epochs"): ("rounds", "update_rounds"),
+    ("rounds", "update_rounds"): ("rounds", "epochs"),
+}
+"""Keys that give a run's length, each with the one that it replaces if that stands in an earlier place."""
+
+
 def in_force(settings: Iterable[Setting]) -> list[Setting]:
-    """Settings without those inside an array that a later one replaces."""
+    """Settings without those that a later one replaces: inside an array, or by another key of the same meaning.
+
+    Two keys of one file, or of the command line, replace each other in no order: they are a conflict.
+    """
     effective: list[Setting] = []
     for setting in settings:
         if setting.path in arrays():
             effective = [earlier for earlier in effective if not earlier.is_below(setting.path)]
+        if setting.path in LENGTHS and not setting.is_absent:
+            effective = [earlier for earlier in effective if not setting.replaces(earlier)]
         effective.append(setting)
     return effective
 

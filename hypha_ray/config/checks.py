@@ -124,7 +124,8 @@ def _limits(job: Job) -> Iterator[tuple[str, float | None, str, float | None]]:
     prices = {"worker_price": resources.worker_price, "parameter_server_price": resources.parameter_server_price}
     for name, price in prices.items():
         yield f"resources.{name}.bid", price.bid, f"resources.{name}.max", price.max
-    yield "rounds.warmup_rounds", rounds.warmup_rounds, "rounds.update_rounds", rounds.update_rounds
+    if rounds.epochs is None:
+        yield "rounds.warmup_rounds", rounds.warmup_rounds, "rounds.update_rounds", rounds.update_rounds
     yield "rl.minibatches", job.rl.minibatches, "rounds.max_batch_size", rounds.max_batch_size
     yield "inner_optimizer.warmup_steps", inner.warmup_steps, "inner_optimizer.total_steps", inner.total_steps
 

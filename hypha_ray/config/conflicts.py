@@ -34,6 +34,10 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         if group.command is not None and not group.bridged:
             kind = f'workers.{number}.kind = "{group.kind}"'
             yield Conflict(f"workers.{number}.command", kind, 'choose kind = "bridged"')
+    if job.rounds.epochs is not None and "update_rounds" in job.rounds.model_fields_set:
+        yield Conflict(
+            "rounds.epochs", "rounds.update_rounds", f"{_LEAVE_ONE_OUT}: epochs make as many rounds as needed"
+        )
     yield from _of_strategy(job)
     yield from _of_optimizer(job)
     if job.sync.in_flight > 1:

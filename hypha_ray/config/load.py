@@ -42,6 +42,7 @@ __all__ = [
 CONFIG = "config.toml"
 """Name of the job file in a run's directory."""
 
+UPDATE_ROUNDS = ("rounds", "update_rounds")
 _NAME = ("run", "name")
 _DIR = ("run", "dir")
 _MIRROR = ("checkpoint", "mirror")
@@ -142,6 +143,8 @@ def resolved(job: Job) -> dict[str, Any]:
     def shown_values() -> Iterator[tuple[KeyPath, Any]]:
         for key, value in values(job):
             if job.workers and in_groups(key.path):
+                continue
+            if key.path == UPDATE_ROUNDS and job.rounds.epochs is not None:
                 continue
             if value is not None and not key.secret:
                 yield key.path, redacted_tree(_without_none(value))

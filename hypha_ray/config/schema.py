@@ -101,6 +101,10 @@ class Rounds(Table):
     """Amount of work, and its division into rounds and batches."""
 
     update_rounds: Count = Field(100, description="outer rounds")
+    epochs: Count | None = Field(
+        None,
+        description="in place of update_rounds: uses of each sample; in a mixture, of its largest dataset's",
+    )
     samples_between_updates: Count = Field(1200, description="samples of a round, over all workers")
     max_batch_size: Count = Field(32, description="samples of one inner step of one worker")
     accumulation: Count = Field(1, description="micro-batches that a batch is split into, to save memory")
@@ -114,6 +118,11 @@ class Rounds(Table):
         None, description="rounds without a better evaluation after which the run ends; default: it goes on"
     )
     min_delta: NotNegative = Field(0.0, description="least change of an evaluation that counts as better")
+
+    @property
+    def counted(self) -> bool:
+        """Whether the number of rounds is known: from the job file, or by the dataset if that gives epochs."""
+        return self.epochs is None or "update_rounds" in self.model_fields_set
 
 
 class Sync(Table):
@@ -269,6 +278,10 @@ class Job(Table):
         job = self.model_copy(update={"worker": self.worker.model_copy(update=dict(settings))})
         job._reasons = {**self._reasons, **reasons}
         return job
+
+    def lasting(self, rounds: int) -> Job:
+        """The job with the number of rounds that its epochs take on its dataset."""
+        return self.model_copy(update={"rounds": self.rounds.model_copy(update={"update_rounds": rounds})})
 
     def samples(self, round: int) -> int:
         """Samples of a round, over all workers."""

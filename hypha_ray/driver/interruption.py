@@ -52,7 +52,8 @@ class InterruptionReport:
     def __init__(
         self, job: Job, directory: RunDirectory, command: Sequence[str] = (), resume: Sequence[str] | None = None
     ) -> None:
-        self._rounds = job.rounds.update_rounds
+        self.rounds = job.rounds.update_rounds if job.rounds.counted else None
+        """Number of rounds of the run; None until the dataset tells it."""
         self._directory = directory
         self._command = command
         self._resume = command if resume is None else resume
@@ -118,7 +119,9 @@ class InterruptionReport:
         if not committed:
             text = "stopped before the first commit: nothing is committed yet"
         else:
-            text = f"stopped after round {committed} of {self._rounds}"
+            text = f"stopped after round {committed}"
+            if self.rounds is not None:
+                text += f" of {self.rounds}"
             if usable != committed:
                 text += f"; the newest checkpoint is that of round {usable}"
         command = self._resume if self._directory.begun else self._command

@@ -38,6 +38,7 @@ from hypha_ray.driver.preflight.settings import advice
 from hypha_ray.driver.ray_cluster import connected, connecting
 from hypha_ray.driver.run_folders import name_run, with_run_name
 from hypha_ray.driver.run_identity import compare, is_done, keep_identity, last_round, settle, with_identity
+from hypha_ray.driver.run_length import length_note, with_rounds
 from hypha_ray.driver.run_provenance import record_devices, record_start, recorded_error
 from hypha_ray.driver.summary.lines import summary_of_new, summary_of_resumed
 from hypha_ray.heavy_imports import uncollected
@@ -109,6 +110,9 @@ def run_in(
             raise no_run(str(job.run.name), directory.path.parent)
         if not is_new:
             stack.enter_context(directory.lock())
+        job = with_rounds(job, source.manifest, directory)
+        interruption.rounds = job.rounds.update_rounds
+        if not is_new:
             settle(job, directory, source.manifest, loaded.resume)
         check_job(job)
         job_without_identity = job
@@ -120,6 +124,7 @@ def run_in(
             job = with_identity(job, directory, source, loaded.resume)
         case = _checked_case(job, source) if is_new else None
         if trains:
+            print_notes(filter(None, [length_note(job, source.manifest)]))
             require_secrets(job)
             _check_upload(job)
             phases.begin(f"{connecting()} Ray")
@@ -208,8 +213,10 @@ def _load_end() -> None:
 
 def _open_source(job: Job, directory: RunDirectory, stack: ExitStack) -> DataSource:
     """The job's dataset; a run with all its rounds needs only its copy of a dataset from another machine."""
-    if directory.begun and (directory.path / COPY).is_dir() and is_done(job, directory):
-        return run_copy(job.dataset, directory)
+    if directory.begun and (directory.path / COPY).is_dir():
+        source = run_copy(job.dataset, directory)
+        if is_done(with_rounds(job, source.manifest, directory), directory):
+            return source
     if is_served(job.dataset):
         stack.enter_context(connected(str(job.run.name)))
     return stack.enter_context(opened(job.dataset))
@@ -252,6 +259,8 @@ def dry_run(
         elif source is not None and has_model:
             require_complete(job)
             job = with_sample_tokens(with_classes(job, source.manifest), source.manifest)
+            job = _with_rounds_of_run(job, source)
+            print_notes(filter(None, [length_note(job, source.manifest)]))
             _compare_with_run(job, loaded.resume, source)
             case = case_of(job, source)
             print_notes(check_case(case))
@@ -280,6 +289,14 @@ def _missing_parts(loaded: Loaded, has_model: bool, has_data: bool) -> Iterator[
     for part, is_there in (("model", has_model), ("dataset", has_data)):
         if not is_there:
             yield f"{origin}: the job has no {part}, so what depends on one isn't checked"
+
+
+def _with_rounds_of_run(job: Job, source: DataSource) -> Job:
+    """The job with the number of rounds that its epochs take, in a run that may have begun."""
+    if job.run.name is None:
+        return with_rounds(job, source.manifest, None)
+    named_job = with_run_name(job, "")
+    return with_rounds(job, source.manifest, RunDirectory(Path(str(named_job.run.dir), str(named_job.run.name))))
 
 
 def _compare_with_run(job: Job, resume: bool, source: DataSource) -> None:

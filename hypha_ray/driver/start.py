@@ -5,9 +5,11 @@ Job scripts import this to parse their command line, so heavy modules are import
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from contextlib import ExitStack, closing
+from pathlib import Path
 from types import TracebackType
 
 from hypha_ray.config import Job
@@ -109,8 +111,18 @@ def _needs_own_ray(job: Job, directory: RunDirectory) -> bool:
     """Whether a job is to start Ray on this machine, as far as is known without libraries."""
     if not _starts_ray():
         return False
-    commits = list(directory.path.glob("commits/round_*.json"))
-    return len(commits) < job.rounds.update_rounds
+    commits = sorted(directory.path.glob("commits/round_*.json"))
+    if job.rounds.counted:
+        return len(commits) < job.rounds.update_rounds
+    return job.dataset.mix != [] or not commits or epoch_of(commits[-1]) < (job.rounds.epochs or 0)
+
+
+def epoch_of(record: Path) -> int:
+    """The oldest epoch that isn't complete after a commit; 0 if its record is damaged."""
+    try:
+        return int(json.loads(record.read_bytes())["epoch"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def _starts_ray() -> bool:

@@ -109,6 +109,8 @@ class CommitWriter:
             TryAgainError: too many rounds in a row couldn't be written, or the last one; earlier files are intact.
 
         """
+        if outcome.state.get("last"):  # The run ends by samples, in this round.
+            self._update_rounds = outcome.round + 1
         parts = _SnapshotParts.of(outcome, layout, inner, flats)
         repeated = self._newest if self._newest and outcome.round == self._newest.round else None
         if repeated:

@@ -27,6 +27,10 @@ class Books:
 
     def __init__(self, job: Job, slices: list[SliceInfo]) -> None:
         self.job, self._sizes = job, {info.index: info.samples for info in slices if info.split == "train"}
+        self.all_samples: int | None = None
+        """Samples of all epochs together; None if the run ends after a number of rounds."""
+        if job.rounds.epochs is not None:
+            self.all_samples = job.rounds.epochs * sum(self._sizes.values())
         self.now = self.clock = 0.0
         """The time, with and without that in which the scheduler was stopped."""
         self.calm: list[Any] | None = None
@@ -276,6 +280,8 @@ class Books:
         assert len(samples) == len(set(samples)) and not self.used & set(samples), "a sample is used twice"
         assert all(0 <= number < self._sizes[index] for _, index, number in samples), "there is no such sample"
         self.used |= set(samples)
+        epochs = self.job.rounds.epochs
+        assert epochs is None or max(sample[0] for sample in samples) < epochs, "a sample is used once too often"
         self.log.append(persist)
         self.rejected.update(one.worker for one in persist.verdict.rejected)
         self.inner |= {worker: persist.round for worker, _ in persist.spans if self.job.run.mode == "replay"}
@@ -339,12 +345,19 @@ class Books:
             first = self.deltas.get((current.number, source))
             assert first is delta and at == taken[1], "a delta is taken that is not the first"
 
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the log has all that the run is to have."""
+        if self.all_samples is None:
+            return len(self.log) == self.job.rounds.update_rounds
+        return len(self.used) == self.all_samples and bool(self.log[-1].state["last"])
+
     def finish(self, core: Any, error: Exception | None) -> None:
         """Was it right to end the run?"""
         code, needed = getattr(error, "code", None), core.view().needed
         match code:
             case None:
-                assert error is None and len(self.log) == self.job.rounds.update_rounds, "the run ends too early"
+                assert error is None and self._is_whole, "the run ends too early"
             case "CAP002":
                 assert len(core.view().roster.assignable) < needed, "there are workers enough"
             case "CKPT005":

@@ -45,6 +45,11 @@ class AsyncBooks(Books):
         return self.vain >= self.size
 
     @property
+    def _merged_samples(self) -> int:
+        """Samples of the log and of the deltas that were accepted since."""
+        return len(self.used) + sum(delta.samples for _, delta in self.accepted)
+
+    @property
     def size(self) -> int:
         return self.job.sync.period or self.job.num_workers
 
@@ -115,16 +120,23 @@ class AsyncBooks(Books):
         self.payloads = kept - set(zip(command.sources, command.rounds, strict=True))
         unit = self.size if uniform else self.job.rounds.samples_between_updates
         weight = sum(1 if uniform else delta.samples for _, delta in self.accepted)
-        assert command.phase == RoundProgress(
-            len(self.log), self.size, unit, len(self.accepted), weight, tuple(self.norms)
-        )
+        size = self.size
+        if self.all_samples is not None:
+            reduced = sum(
+                self.deltas[round, source].samples
+                for source, round in zip(command.sources, command.rounds, strict=True)
+            )
+            if self._merged_samples + reduced == self.all_samples:
+                size = min(size, len(self.accepted) + len(command.sources))
+        assert command.phase == RoundProgress(len(self.log), size, unit, len(self.accepted), weight, tuple(self.norms))
         self.reduce, self.waiting = command, True
 
     def _persist(self, persist: c.Persist) -> None:
         assert not self.waiting and persist.round == len(self.log), "rounds aren't dense"
         merged = tuple(replace(one, samples=delta.samples) for one, delta in self.accepted)
         assert persist.verdict.accepted == merged, "other deltas than were merged"
-        assert len(self.accepted) >= self.size, "a round is too short"
+        is_last = self._merged_samples == self.all_samples
+        assert len(self.accepted) >= self.size or is_last, "a round is too short"
         spans: dict[int, tuple[Span, ...]] = {}
         for one, delta in self.accepted:
             spans[one.worker] = spans.get(one.worker, ()) + delta.spans
@@ -151,7 +163,8 @@ class AsyncBooks(Books):
         assert not training & on_their_way, "a number trains while its delta is on its way"
         if strategy.open and not strategy.final and not queue.reducing:
             free = {slot.number for slot in self.roster.slots.values() if slot.working and not slot.excluded}
-            assert free <= training | on_their_way, "a worker has nothing to do"
+            has_samples = self.all_samples is None or strategy.plans.ledger.available
+            assert free <= training | on_their_way or not has_samples, "a worker has nothing to do"
             assert not queue.arrived or strategy.grace_until is not None, "a delta is kept waiting"
         came = [one.delta.samples for one in (*queue.arrived.values(), *queue.reducing.values())]
         assert queue.samples == sum(came), "samples on their way are miscounted"

@@ -55,7 +55,8 @@ def check_settings(job: Job) -> None:
         HyphaError: a setting of the job file is wrong.
 
     """
-    check_schedule(job.inner_optimizer, inner_steps(job))
+    if job.rounds.counted:
+        check_schedule(job.inner_optimizer, inner_steps(job))
     if any(group.dials_in for group in job.worker_groups):
         from hypha_ray.worker.bridged.endpoint import check as check_door
 

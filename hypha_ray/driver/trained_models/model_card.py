@@ -91,7 +91,12 @@ def _facts(job: Job, manifest: Manifest, round: int, base: str | None) -> Iterat
     yield "begins with", base or begins
     yield "dataset", f"{manifest.name}, {manifest.samples('train'):,} samples"
     yield "hash of the dataset", manifest.identity
-    yield "rounds", f"{round + 1} of {job.rounds.update_rounds}"
+    if job.rounds.counted:
+        yield "rounds", f"{round + 1} of {job.rounds.update_rounds}"
+    else:
+        yield "rounds", str(round + 1)
+    if job.rounds.epochs is not None:
+        yield "epochs of the whole run", str(job.rounds.epochs)
 
 
 def _settings(job: Job) -> Iterator[tuple[str, str]]:

@@ -268,18 +268,20 @@ class ArrivalQueue:
                 rejections.append(Rejection(worker, reason))
         return rejections
 
-    def reduce(self, current: AsyncRound, since: int | None) -> Reduce:
+    def reduce(self, current: AsyncRound, since: int | None, is_last: bool) -> Reduce:
         """Start a reduction of all waiting deltas, in the order of worker numbers.
 
         Args:
             current: round that they will belong to.
             since: oldest version that a worker still trains from; None: no worker trains.
+            is_last: whether the run ends with these deltas if all are accepted, however many its last round has.
 
         """
         self.reducing = dict(sorted(self.arrived.items()))
         self.arrived = {}
         self._unaged.clear()
         deltas = [arrival.delta for arrival in self.reducing.values()]
+        size = min(self._size, len(current.accepted) + len(deltas)) if is_last else self._size
         unit = self._size if self._sync.weighting == "uniform" else self._target
         norms = tuple(self._norms)
         return Reduce(
@@ -288,7 +290,7 @@ class ArrivalQueue:
             tuple(weight(self._sync, delta) for delta in deltas),
             tuple(delta.round for delta in deltas),
             self.version if since is None else since,
-            RoundProgress(current.number, self._size, unit, len(current.accepted), current.weight, norms),
+            RoundProgress(current.number, size, unit, len(current.accepted), current.weight, norms),
         )
 
     def is_awaited(self, verdict: Verdict) -> bool:

@@ -81,9 +81,9 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         if self.final:
             self._discard_unmerged(now)
         self._unplanned.update(member.source.worker for member in self._roster.assignable)
-        members = self._idle()
+        members = self._idle() if self.final else self._employable()
         if not self.pending.evaluating:
-            self.pending.start_evaluation(number - 1, self._planner.eval_shares(number, members))
+            self.pending.start_evaluation(number - 1, self._planner.eval_shares(number, members, self.final))
         if self.final:
             for member in members:
                 self._plan_last(member)
@@ -97,7 +97,8 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
     def join(self, member: WorkerState, now: float) -> None:
         """Let a worker in; it takes over a lost evaluation share if it gets those weights."""
         self._unplanned.add(member.source.worker)
-        self.pending.hand_out(member.source.worker, self.commit_before(self.queue.version))
+        if self.final or self._employable():
+            self.pending.hand_out(member.source.worker, self.commit_before(self.queue.version))
         if self.final:
             self._plan_last(member)
         self._advance(now)
@@ -192,8 +193,11 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         for rejection in self.queue.drop_stale():
             self._unplanned.add(rejection.worker)
             self._reject(rejection, now)
-        for member in self._idle():
+        members = self._employable()
+        for number, member in enumerate(members):
+            self.plans.share_among(len(members) - number)
             self._plan_local_round(member, now)
+        self.plans.reserve = 0
         if not self.queue.arrived:
             return
         if self.state.grace_until is None:
@@ -217,7 +221,10 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
     def _reduce(self, state: Training[AsyncRound], now: float) -> None:
         state.grace_until = None
         self._roster.times.close(WeightsVersion(self.queue.version + 1), (), now)
-        self._out.put(self.queue.reduce(state.round, self.training.oldest_version))
+        plans = self.plans
+        arrived = sum(arrival.delta.samples for arrival in self.queue.arrived.values())
+        is_last = plans.ends_by_samples and plans.ledger.unused == arrived
+        self._out.put(self.queue.reduce(state.round, self.training.oldest_version, is_last))
 
     def reduced(self, verdict: Verdict, now: float) -> list[Source]:
         """Merge accepted deltas, and commit a complete round; return the workers that are excluded."""
@@ -242,7 +249,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
             self._out.finish(diverged(current.number, blamed[0].reason))
             return []
         excluded = strike(self._roster, self._out, verdict, now)
-        if current.whole:
+        if current.whole or self.plans.used_up:
             self._commit_round(current, verdict.update_norm, now)
         else:
             self._advance(now)
@@ -304,6 +311,11 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
             if member is not None:
                 members.append(member)
         return members
+
+    def _employable(self) -> list[WorkerState]:
+        """Idle workers for which there is at least a sample each."""
+        members = self._idle()
+        return members[: self.plans.free_samples] if self.plans.ends_by_samples else members
 
     def _is_idle(self, number: int) -> bool:
         slot = self._roster.slots[number]

@@ -18,7 +18,9 @@ from hypha_ray.scheduler.fleet.worker_state import (
 from hypha_ray.scheduler.ledger.epoch import samples_of
 from hypha_ray.scheduler.messages import Command
 from hypha_ray.scheduler.planning.correction import CORRECTION_GAIN, cautious, correct
+from hypha_ray.scheduler.planning.planner import Allocation
 from hypha_ray.scheduler.planning.planner import plan as plan_batches
+from hypha_ray.scheduler.planning.run_length import RunLength, fitted
 from hypha_ray.scheduler.planning.worker_plans import Sizes, ValidationSamples, WorkerPlans
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.types import Plan, SliceInfo, Span, WeightsVersion
@@ -36,9 +38,15 @@ class RoundPlanner:
         """Version of the weights that the run resumes with."""
         self.owed = 0
         """Samples that committed rounds lack, which the next ones make up."""
+        self._length: RunLength | None = None
+        """Samples of the rounds; None if the run ends after a number of rounds."""
+        self._workers_ahead = 0
+        """Workers that train ahead after the round that is planned."""
         longest = max(job.samples(0), job.samples(job.rounds.warmup_rounds))
         self.plans = WorkerPlans(job, slices, sizes, resume_point, 2 * longest + batch_size(job))
         self._validation = ValidationSamples(job, slices, resume_point)
+        if self.plans.ends_by_samples:
+            self._length = RunLength(job, resume_point.next_round, self.plans.ledger.unused)
 
     def due(self, number: int) -> WeightsVersion:
         """Version of the weights that workers must have in a round: its own, or older with several exchanges."""
@@ -51,11 +59,11 @@ class RoundPlanner:
 
         The weights due in the round are evaluated if they, or versions skipped since the round before, are to be.
         """
-        final = number == self._job.rounds.update_rounds
+        final = self.plans.is_over(number)
         weights_version = self.due(number)
-        shares = self._eval_shares(number, members)
+        shares = self._eval_shares(number, members, final)
         equal = self._equal_in(number)
-        target = 0 if final else self._target_samples(number)
+        target = 0 if final else self._target_samples(number, members)
         paces = paces_at_start(members, bool(shares), equal)
         allocation = plan_batches(paces, target)
         if not equal:
@@ -63,12 +71,16 @@ class RoundPlanner:
         is_predictable = number > 0 and not final and not equal
         predicted_s = allocation.finish_s if is_predictable else None
         opened = BarrierRound(number, started_at, predicted_s, weights_version, target, shares)
+        new_samples = self._new_samples(members, allocation, target)
+        self._workers_ahead = 0
+        unplanned_samples = sum(new_samples.values())
         commands: list[Command] = []
         for member in members:
             worker = member.source.worker
             share = shares.get(worker, ())
-            spans = self._round_spans(member, allocation.batches[worker])
-            member.overlap_spans = self._overlap_spans(member, number, samples_of(spans))
+            unplanned_samples -= new_samples[worker]
+            spans = self._round_spans(member, new_samples[worker])
+            member.overlap_spans = self._overlap_spans(member, number, samples_of(spans), unplanned_samples)
             commands += self.plans.feed_spans(member, (*share, *spans, *member.overlap_spans))
             plan = Plan(number, 0, spans, member.batch_size, share, final=final, ahead=member.overlap_spans)
             commands += self.plans.start(member, plan, newest)
@@ -78,24 +90,42 @@ class RoundPlanner:
         opened.overlapped = trains_ahead or self.due(number + 1) <= number
         return opened, commands
 
-    def _eval_shares(self, number: int, members: Sequence[WorkerState]) -> dict[int, tuple[Span, ...]]:
+    def _eval_shares(self, number: int, members: Sequence[WorkerState], final: bool) -> dict[int, tuple[Span, ...]]:
         """Each worker's share in the evaluation that a round begins with; empty if none is due."""
         weights_version = self.due(number)
         oldest = self.due(number - 1) + 1 if number > self._first else weights_version
-        if not any(map(self._validation.is_due, range(oldest, weights_version + 1))):
+        if not any(self._validation.is_due(version, final) for version in range(oldest, weights_version + 1)):
             return {}
         # A worker that was sent newer weights with all fragments may merge those instead.
         able = [member for member in members if (member.full_version or 0) <= weights_version]
         return self._validation.shares(able)
 
-    def _round_spans(self, member: WorkerState, batches: int) -> tuple[Span, ...]:
-        """A worker's samples of a round: those that it has trained ahead, with at least a batch more, or new ones."""
-        samples = batches * member.batch_size
+    def _new_samples(self, members: Sequence[WorkerState], allocation: Allocation, target: int) -> dict[int, int]:
+        """Samples that each worker is to have beside those that it has trained ahead, with which it has a batch more.
+
+        A run that ends by samples has rounds without an overshoot: the last batch of a round may be a short one.
+        """
+        wanted: dict[int, int] = {}
+        ahead_samples = 0
+        workers_ahead = set[int]()
+        for member in members:
+            worker = member.source.worker
+            samples = allocation.batches[worker] * member.batch_size
+            ahead = samples_of(member.overlap_spans)
+            if ahead:
+                samples = max(samples - ahead, member.batch_size)
+                ahead_samples += ahead
+                workers_ahead.add(worker)
+            wanted[worker] = samples
+        if self.plans.ends_by_samples:
+            return fitted(wanted, workers_ahead, target - ahead_samples)
+        return wanted
+
+    def _round_spans(self, member: WorkerState, samples: int) -> tuple[Span, ...]:
+        """A worker's samples of a round: those that it has trained ahead, and new ones."""
         ahead = samples_of(member.overlap_spans)
-        if ahead:
-            samples = max(samples, ahead + member.batch_size)
         member.prestarted_batches = -(-ahead // member.batch_size)
-        return member.overlap_spans + self.plans.assign(member, samples - ahead)
+        return member.overlap_spans + self.plans.assign(member, samples)
 
     def plan_joiner(
         self, current: BarrierRound, member: WorkerState, share: tuple[Span, ...], newest: WeightsVersion
@@ -106,7 +136,7 @@ class RoundPlanner:
         """
         worker = member.source.worker
         orphan = current.replay_plans.pop(worker, None)
-        final = current.number == self._job.rounds.update_rounds
+        final = self.plans.is_over(current.number)
         blank = Plan(current.number, 0, (), member.batch_size, final=final)
         plan = replace(orphan or blank, version=0, evaluate=share)
         feeds = self.plans.feed_spans(member, (*share, *plan.spans))
@@ -130,32 +160,45 @@ class RoundPlanner:
             length_s = origin + correction.present_finish_s - current.started_at
             if equal or correction.saved_s <= CORRECTION_GAIN * length_s:
                 return 0.0, []
+        is_last = self.plans.ends_by_samples and current.number >= self._job.rounds.update_rounds - 1
         commands: list[Command] = []
         for member in members:
             batches = correction.batches[member.source.worker]
             if not member.idle:  # It is at least at its first batch after the merge, and delivers that.
                 batches = max(batches, member.prestarted_batches + 1)
+            if is_last:  # No samples are left for others, and those that a worker may have used aren't taken back.
+                batches = max(batches, member.planned)
             commands += self.plans.correct(member, batches, now)
             if not member.idle:
                 current.awaiting.add(member.source.worker)
         return correction.saved_s, commands
 
-    def _target_samples(self, number: int) -> int:
+    def _target_samples(self, number: int, members: Sequence[WorkerState]) -> int:
         """Samples of a round, with as many again at most of those that earlier rounds lack."""
+        if self._length is not None:
+            ahead = sum(samples_of(member.overlap_spans) for member in members)
+            free = self.plans.ledger.available + ahead
+            self.plans.reserve = self._length.reserve(number, free)
+            return self._length.target(number, free)
         usual = self._job.samples(number)
         made_up = min(self.owed, usual)
         self.owed -= made_up
         return usual + made_up
 
-    def _overlap_spans(self, member: WorkerState, number: int, samples: int) -> tuple[Span, ...]:
+    def _overlap_spans(self, member: WorkerState, number: int, samples: int, unplanned: int) -> tuple[Span, ...]:
         """Samples of the next round that a worker trains on before it merges the result of this one.
 
-        They are fewer than the next round has, because its delta is made of the steps after the merge.
+        They are fewer than the next round has, because its delta is made of the steps after the merge. At the end of a
+        run `unplanned` samples are kept for the other workers, and one of the next round for each that trains ahead.
         """
         if not self._job.rounds.warmup_rounds <= number + 1 < self._job.rounds.update_rounds:
             return ()
         batches = min(self._job.sync.delay_steps, max(0, samples - 1) // member.batch_size)
-        return self.plans.assign(member, batches * member.batch_size)
+        if not batches:
+            return self.plans.assign(member, 0)
+        self._workers_ahead += 1
+        self.plans.reserve = max(self.plans.reserve, self._workers_ahead)
+        return self.plans.assign(member, batches * member.batch_size, unplanned)
 
     def _equal_in(self, number: int) -> bool:
         """Whether all workers get equally many batches in a round."""

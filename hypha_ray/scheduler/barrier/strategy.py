@@ -290,7 +290,9 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
         if lacking <= 0 or self._job.sync.quorum is not None or self._job.sync.traits.sends_gradients or self._replay:
             return
         self._planner.owed += lacking
-        if done.number + 1 == self._job.rounds.update_rounds:
+        if self.plans.ends_by_samples:
+            consequence = "later ones make them up"
+        elif done.number + 1 == self._job.rounds.update_rounds:
             consequence = "it was the last one, so the run has fewer than asked for"
         else:
             consequence = "the next ones make them up"

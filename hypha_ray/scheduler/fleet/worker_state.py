@@ -240,6 +240,11 @@ def has_equal_batches(job: Job) -> bool:
     return job.run.mode == "replay" or job.sync.traits.sends_gradients or not job.sync.dynamic_local_steps
 
 
+def makes_up(job: Job) -> bool:
+    """Whether rounds have more samples if earlier ones lack some; not if a round is one step or is repeated."""
+    return not (job.sync.traits.sends_gradients or job.run.mode == "replay")
+
+
 def batch_seconds(members: Iterable[WorkerState], equal: bool) -> dict[int, float]:
     """Seconds per batch of each worker: the fleet's median if unknown, or one value for all if `equal`."""
     members = list(members)

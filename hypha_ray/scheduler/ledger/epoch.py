@@ -96,6 +96,11 @@ class Epoch:
         self.unused -= span.samples
         self._enqueue(span.slice)
 
+    @property
+    def available(self) -> int:
+        """Samples that are neither assigned nor used."""
+        return self._available
+
     def cursors(self) -> dict[int, int]:
         """Used samples of each slice that has any."""
         return {index: samples_of(spans) for index, spans in sorted(self.used.items())}

@@ -13,7 +13,7 @@ original one would after releasing all workers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain, count
 from typing import Any
@@ -31,15 +31,19 @@ class Ledger:
         slices: the train slices.
         seed: seed of the order of slices, which is shuffled in every epoch.
         most: samples that a worker may be given at once; None: any number.
+        epochs: epochs after which no samples are left; None: there is always another one.
 
     """
 
-    def __init__(self, slices: Sequence[SliceInfo], seed: int, most: int | None = None) -> None:
+    def __init__(
+        self, slices: Sequence[SliceInfo], seed: int, most: int | None = None, epochs: int | None = None
+    ) -> None:
         self._sizes = {info.index: info.samples for info in slices}
         if not self._sizes or len(self._sizes) < len(slices) or min(self._sizes.values()) < 1:
             raise LedgerError("LED001", "there are no slices, or one is empty or listed twice")
         self._seed = seed
         self._most = most
+        self._limit = epochs
         self._oldest = 0
         self._epochs: dict[int, Epoch] = {}
         self.held: dict[int, list[Span]] = {}
@@ -47,7 +51,12 @@ class Ledger:
 
     @classmethod
     def restore(
-        cls, slices: Sequence[SliceInfo], seed: int, state: Mapping[str, Any], most: int | None = None
+        cls,
+        slices: Sequence[SliceInfo],
+        seed: int,
+        state: Mapping[str, Any],
+        most: int | None = None,
+        epochs: int | None = None,
     ) -> Ledger:
         """Restore a ledger from its `state`; all samples that aren't used are available.
 
@@ -57,7 +66,7 @@ class Ledger:
             LedgerError: the state doesn't fit the slices.
 
         """
-        ledger = cls(slices, seed, most)
+        ledger = cls(slices, seed, most, epochs)
         ledger._oldest = state["epoch"]
         used_spans = by_slice(Span(*fields) for fields in state["used"])
         for (number, index), spans in used_spans.items():
@@ -85,7 +94,9 @@ class Ledger:
         batch: int = 1,
         nearby: AbstractSet[int] = frozenset(),
     ) -> tuple[Span, ...]:
-        """Give `samples` samples to a worker, of the oldest epochs that have some; all batches are alike here.
+        """Give `samples` samples to a worker, of the oldest epochs that have some; fewer once the last epoch has none.
+
+        All batches are alike here.
 
         In each epoch, slices that the worker has or is being sent come first, and untouched ones second. Rests of
         slices without a holder follow, and slices that other workers hold a part of come last. If there are `nearby`
@@ -100,7 +111,7 @@ class Ledger:
         assigned = self.held.setdefault(worker, [])
         present = {*cached, *(span.slice for span in assigned)}
         spans: list[Span] = []
-        for number in count(self._oldest):
+        for number in self._epochs_to_come():
             if samples <= 0:
                 break
             epoch_spans = self._epoch(number).assign(samples, present, nearby)
@@ -131,6 +142,12 @@ class Ledger:
                 self._epochs[span.epoch].use(span)
         self._close_epochs()
 
+    def _epochs_to_come(self) -> Iterable[int]:
+        """Numbers of the epochs that may have available samples, oldest first."""
+        if self._limit is None:
+            return count(self._oldest)
+        return range(self._oldest, self._limit)
+
     def _epoch(self, number: int) -> Epoch:
         if number not in self._epochs:
             self._epochs[number] = Epoch(number, self._sizes, self._seed)
@@ -153,6 +170,30 @@ class Ledger:
         """The oldest epoch that isn't wholly used."""
         return self._oldest
 
+    @property
+    def unused(self) -> int:
+        """Samples that no commit has used, up to the last epoch; the ledger must have a last one."""
+        return self._total(lambda epoch: epoch.unused)
+
+    @property
+    def available(self) -> int:
+        """Samples that are neither assigned nor used, up to the last epoch; the ledger must have a last one."""
+        return self._total(lambda epoch: epoch.available)
+
+    @property
+    def assigned(self) -> int:
+        """Samples that workers hold."""
+        return sum(epoch.unused - epoch.available for epoch in self._epochs.values())
+
+    def _total(self, samples_in: Callable[[Epoch], int]) -> int:
+        """Sum over the epochs to come, of which untouched ones count whole."""
+        assert self._limit is not None
+        total = max(0, self._limit - self._oldest) * sum(self._sizes.values())
+        for number, epoch in self._epochs.items():
+            if number < self._limit:
+                total += samples_in(epoch) - sum(self._sizes.values())
+        return total
+
     def cursors(self) -> dict[int, int]:
         """Used samples of each slice in the oldest epoch, zeros left out."""
         return self._epochs[self._oldest].cursors() if self._oldest in self._epochs else {}
@@ -168,7 +209,7 @@ class Ledger:
     def upcoming(self, samples: int) -> tuple[int, ...]:
         """Slices from which the next `samples` samples will probably be assigned, in order."""
         slices: dict[int, None] = {}
-        for number in count(self._oldest):
+        for number in self._epochs_to_come():
             if samples <= 0 or len(slices) == len(self._sizes):
                 break
             for index, available in self._epoch(number).next_slices(samples):

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import Any
 
+from hypha_ray.config.epochs import beside_largest, largest
 from hypha_ray.scheduler.ledger.epoch import LedgerError
 from hypha_ray.scheduler.ledger.ledger import Ledger
 from hypha_ray.types import SliceInfo, Span, dataset_of, window
@@ -27,6 +28,8 @@ class Mixture:
         most: see `Ledger`.
         used: see `Ledger.restore`.
         shares: `shares` of the last commit: used samples of each worker, by dataset.
+        epochs: epochs of the largest dataset after which no samples are left, in the whole mixture; the others have
+            their shares until then. None: there are always more.
 
     """
 
@@ -38,24 +41,43 @@ class Mixture:
         most: int | None,
         used: Mapping[str, Any],
         shares: Mapping[str, Sequence[int]],
+        epochs: int | None = None,
     ) -> None:
         self._weights = [weight / sum(weights) for weight in weights]
         self._most = most
         self._ledgers = []
+        slices_by_dataset: list[list[SliceInfo]] = []
+        sizes: list[int] = []
         for number in range(len(weights)):
             dataset_slices = [info for info in slices if dataset_of(info.index) == number]
+            slices_by_dataset.append(dataset_slices)
+            sizes.append(sum(info.samples for info in dataset_slices))
+        self._largest = largest(sizes)
+        self._others: int | None = None
+        """Samples of all datasets but the largest until the end of the run; None without a last epoch."""
+        if epochs is not None:
+            self._others = beside_largest(sizes, weights, epochs)
+        for number, dataset_slices in enumerate(slices_by_dataset):
             used_spans = [span for span in used["used"] if dataset_of(span[1]) == number]
             state = {"epoch": used["epoch"], "used": used_spans}
-            self._ledgers.append(Ledger.restore(dataset_slices, seed, state, most))
+            limit = epochs if number == self._largest else None
+            self._ledgers.append(Ledger.restore(dataset_slices, seed, state, most, limit))
         self._used: dict[int, Counter[int]] = {}
         """Used samples of each worker, by dataset."""
         for worker, counts in shares.items():
             self._used[int(worker)] = Counter(dict(enumerate(counts)))
+        self._others_used = sum(self._of_others(counts) for counts in self._used.values())
+        """Used samples of all datasets but the largest."""
 
     def assign(self, worker: int, samples: int, cached: Collection[int] = (), batch: int = 1) -> tuple[Span, ...]:
-        """Give samples to a worker, see `Ledger.assign`; each batch of `batch` samples in a row is mixed."""
+        """Give samples to a worker, see `Ledger.assign`; each batch of `batch` samples in a row is mixed.
+
+        At the end of the last epoch, batches have of each dataset what is left.
+        """
         if self._most is not None and samples > self._most:
             raise LedgerError("LED005", f"too much for worker {worker}", f"{samples} samples", f"up to {self._most}")
+        if self._others is not None:
+            samples = min(samples, self.available)
         deals = self._deals(self._counts(worker), samples, batch)
         spans_by_dataset: list[tuple[Span, ...]] = []
         for number, ledger in enumerate(self._ledgers):
@@ -74,7 +96,34 @@ class Mixture:
             ledger.commit({worker: _of_dataset(number, spans) for worker, spans in deltas.items()})
         for worker, spans in deltas.items():
             used = self._used.setdefault(worker, Counter())
-            used.update(_count_by_dataset(spans))
+            counts = _count_by_dataset(spans)
+            used.update(counts)
+            self._others_used += self._of_others(counts)
+
+    @property
+    def unused(self) -> int:
+        """Samples that no commit has used, up to the last epoch; there must be a last one."""
+        assert self._others is not None
+        return self._ledgers[self._largest].unused + max(0, self._others - self._others_used)
+
+    @property
+    def available(self) -> int:
+        """Samples that are neither assigned nor used, up to the last epoch; there must be a last one."""
+        return sum(self._room())
+
+    def _room(self) -> tuple[int, int]:
+        """Available samples of the largest dataset, and of the others together, up to the last epoch."""
+        assert self._others is not None
+        assigned = 0
+        for number, ledger in enumerate(self._ledgers):
+            if number != self._largest:
+                assigned += ledger.assigned
+        others = max(0, self._others - self._others_used - assigned)
+        return self._ledgers[self._largest].available, others
+
+    def _of_others(self, counts: Mapping[int, int]) -> int:
+        """Samples of all datasets but the largest, of counts by dataset."""
+        return sum(count for number, count in counts.items() if number != self._largest)
 
     @property
     def epoch(self) -> int:
@@ -136,9 +185,18 @@ class Mixture:
         """Samples of each dataset in each batch: those that bring the worker nearest to its weights."""
         deals = []
         numbers = range(len(self._weights))
+        own_room = others_room = samples
+        if self._others is not None:
+            own_room, others_room = self._room()
         while samples > 0:
             size = min(batch, samples)
-            deal = _deal([counts[number] for number in numbers], self._weights, size)
+            dataset_counts = [counts[number] for number in numbers]
+            deal = _deal(dataset_counts, self._weights, size)
+            own = _within(deal[self._largest], size - others_room, own_room)
+            if own != deal[self._largest]:
+                deal = _deal_beside(self._largest, own, dataset_counts, self._weights, size)
+            own_room -= own
+            others_room -= size - own
             deals.append(deal)
             counts.update(dict(enumerate(deal)))
             samples -= size
@@ -161,6 +219,25 @@ def _deal(counts: Sequence[int], weights: Sequence[float], size: int) -> list[in
     order = sorted(range(len(deal)), key=lambda number: (deal[number] - quotas[number], number))
     for number in order[: size - sum(deal)]:
         deal[number] += 1
+    return deal
+
+
+def _within(value: int, least: int, most: int) -> int:
+    return min(max(value, least), most)
+
+
+def _deal_beside(number: int, samples: int, counts: Sequence[int], weights: Sequence[float], size: int) -> list[int]:
+    """Divide a batch that has so many samples of dataset `number`; the others have the rest by their weights."""
+    rest = size - samples
+    deal = [0] * len(counts)
+    if rest:
+        other_counts = [*counts]
+        other_counts[number] = 0
+        others = 1 - weights[number]
+        other_weights = [weight / others for weight in weights]
+        other_weights[number] = 0.0
+        deal = _deal(other_counts, other_weights, rest)
+    deal[number] = samples
     return deal
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypha_ray.config import Job
+from hypha_ray.config.epochs import rounds_for
 from hypha_ray.scheduler.fleet.worker_state import WorkerState, batch_seconds, has_equal_batches
 from hypha_ray.scheduler.ledger.ledger import Ledger
 from hypha_ray.scheduler.ledger.mixture import Mixture
@@ -28,18 +29,17 @@ class ValidationSamples:
 
     def __init__(self, job: Job, slices: Sequence[SliceInfo], resume_point: ResumePoint) -> None:
         self._every = job.rounds.evaluate_every
-        self._last = job.rounds.update_rounds
         self._equal = has_equal_batches(job)
         self._spans = tuple(Span(0, info.index, 0, info.samples) for info in slices if info.split == "validation")
         self._samples = sum(span.samples for span in self._spans)
         self._evaluated = resume_point.next_round if resume_point.evaluated else None
         """Version of the weights whose evaluation an earlier attempt has recorded; None without one."""
 
-    def is_due(self, number: int) -> bool:
-        """Whether the weights that round `number` starts from are to be evaluated."""
+    def is_due(self, number: int, final: bool) -> bool:
+        """Whether the weights that round `number` starts from are to be evaluated; `final`: it has no training."""
         if not self._spans or number <= 0 or number == self._evaluated:
             return False
-        return number == self._last or (self._every > 0 and number % self._every == 0)
+        return final or (self._every > 0 and number % self._every == 0)
 
     def shares(self, members: Sequence[WorkerState]) -> dict[int, tuple[Span, ...]]:
         """Validation samples for each worker, in proportion to its speed."""
@@ -90,25 +90,74 @@ class WorkerPlans:
     def __init__(
         self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, resume_point: ResumePoint, most: int
     ) -> None:
+        self._job = job
         self._sizes = sizes
         self._fixed = job.run.mode == "replay"
         self._behind = job.sync.in_flight - 1
         self._samples = {info.index: info.samples for info in slices}
         self._assigned: set[int] = set()
         """Workers that were given samples since the last commit."""
+        self.ends_by_samples = job.rounds.epochs is not None
+        """Whether the run ends when all samples of its epochs are used, in whatever number of rounds."""
+        self.reserve = 0
+        """Available samples that aren't to be assigned now, if the run ends by samples: they are for others, or later
+        rounds."""
         train = [info for info in slices if info.split == "train"]
         self.ledger: Ledger | Mixture
         if weights := [share.weight for share in job.dataset.mix]:
             self.ledger = Mixture(
-                train, weights, job.run.seed, most, resume_point.used, resume_point.state.get("mixture", {})
+                train,
+                weights,
+                job.run.seed,
+                most,
+                resume_point.used,
+                resume_point.state.get("mixture", {}),
+                job.rounds.epochs,
             )
         else:
-            self.ledger = Ledger.restore(train, job.run.seed, resume_point.used, most)
+            self.ledger = Ledger.restore(train, job.run.seed, resume_point.used, most, job.rounds.epochs)
 
-    def assign(self, member: WorkerState, samples: int) -> tuple[Span, ...]:
-        """Assign samples to a worker; in replay mode regardless of its cache, so that every run assigns the same."""
+    @property
+    def used_up(self) -> bool:
+        """Whether the run ends by samples, and commits have used all of them."""
+        return self.ends_by_samples and self.ledger.unused == 0
+
+    def is_over(self, number: int) -> bool:
+        """Whether a round is the one after the last; if the run ends by samples, all before it must be committed."""
+        if self.ends_by_samples:
+            return self.used_up
+        return number == self._job.rounds.update_rounds
+
+    def expected_rounds(self, committed: int) -> int:
+        """Number of rounds of the whole run, as far as is known after so many commits."""
+        if not self.ends_by_samples:
+            return self._job.rounds.update_rounds
+        unused = self.ledger.unused
+        rounds = committed + rounds_for(self._job, unused, committed)
+        if unused and self._job.sync.traits.has_barrier:
+            return max(rounds, self._job.rounds.update_rounds)
+        return rounds
+
+    def share_among(self, workers: int) -> None:
+        """Let the next of so many workers have its part of the available samples, if the run ends by samples."""
+        if self.ends_by_samples:
+            available = self.ledger.available
+            self.reserve = available - -(-available // workers)
+
+    @property
+    def free_samples(self) -> int:
+        """Samples that may be assigned now, if the run ends by samples."""
+        return max(0, self.ledger.available - self.reserve)
+
+    def assign(self, member: WorkerState, samples: int, kept: int = 0) -> tuple[Span, ...]:
+        """Assign samples to a worker, fewer if at the end of a run no more are free beside `kept` ones.
+
+        In replay mode its cache plays no part, so that every run assigns the same.
+        """
         worker = member.source.worker
         self._assigned.add(worker)
+        if self.ends_by_samples:
+            samples = min(samples, max(0, self.free_samples - kept))
         cached = () if self._fixed else member.cached_slices
         nearby = self._sizes.nearby.get(worker)
         if nearby and isinstance(self.ledger, Ledger):
@@ -185,6 +234,8 @@ class WorkerPlans:
         if missing > 0:
             member.assigned += self.assign(member, missing)
         spans = window(member.assigned, 0, samples)
+        if spans == member.plan.spans:  # There are no more samples.
+            return []
         feeds = self.feed_spans(member, (*member.plan.evaluate, *spans, *member.overlap_spans))
         version = member.plan.version + 1
         plan = replace(member.plan, version=version, spans=spans, keep=frozenset(member.cached_slices))

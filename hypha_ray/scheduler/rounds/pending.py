@@ -13,9 +13,8 @@ from hypha_ray.model.tasks.table import find_task
 from hypha_ray.plugins import create
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.fleet.time_book import TimeBook
-from hypha_ray.scheduler.ledger.ledger import Ledger
-from hypha_ray.scheduler.ledger.mixture import Mixture
 from hypha_ray.scheduler.messages import Outbox
+from hypha_ray.scheduler.planning.worker_plans import WorkerPlans
 from hypha_ray.scheduler.resume_point import ResumePoint, RunTotals
 from hypha_ray.scheduler.rounds.signs import EvaluationPatience, LearningReports
 from hypha_ray.types import Evaluated, Span, Sums, added
@@ -114,7 +113,7 @@ class PendingRounds(Generic[C]):
         job: the job file.
         resume_point: point from which the run goes on.
         tally: totals of the run.
-        ledger: ledger of the run.
+        plans: plans of the workers, with the ledger of the run.
         times: account of the fleet's time.
         out: takes the records.
 
@@ -125,13 +124,12 @@ class PendingRounds(Generic[C]):
         job: Job,
         resume_point: ResumePoint,
         tally: RunTotals,
-        ledger: Ledger | Mixture,
+        plans: WorkerPlans,
         times: TimeBook,
         out: Outbox,
     ) -> None:
-        self._rounds = job.rounds.update_rounds
         self._totals = tally
-        self._ledger = ledger
+        self._plans = plans
         self._times = times
         self._out = out
         self._signs = LearningReports()
@@ -242,8 +240,10 @@ class PendingRounds(Generic[C]):
     def emit(self, now: float) -> None:
         """Write the record of the oldest round, if any."""
         if self.awaiting_merge:
+            committed = self.awaiting_merge[-1].number + 1
             done = self.awaiting_merge.popleft()
-            record = done.record(self._rounds, self._totals.elapsed_s(now), self._ledger.epoch)
+            rounds = self._plans.expected_rounds(committed)
+            record = done.record(rounds, self._totals.elapsed_s(now), self._plans.ledger.epoch)
             self._times.record(done.number, now)
             self._out.put(c.LogMetric(record))
             for text in self._signs.fresh(record):

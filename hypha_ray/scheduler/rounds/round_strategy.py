@@ -94,7 +94,7 @@ class RoundStrategy(Generic[R, C]):
         self.latest_version = WeightsVersion(resume_point.next_round)
         """Version of the newest committed weights."""
         self._totals = RunTotals(resume_point.state.get("totals", {}))
-        self.pending: PendingRounds[C] = PendingRounds(job, resume_point, self._totals, plans.ledger, roster.times, out)
+        self.pending: PendingRounds[C] = PendingRounds(job, resume_point, self._totals, plans, roster.times, out)
         self.sent_bytes: tuple[int, tuple[int, ...]] = 0, ()
         """Bytes of all of θ, and of each fragment."""
 
@@ -121,8 +121,8 @@ class RoundStrategy(Generic[R, C]):
     @property
     def trained(self) -> bool:
         """Whether all rounds are committed, so that at most the last evaluation is missing."""
-        rounds = self._job.rounds.update_rounds
-        return self.final or self.next == rounds
+        number = self.next
+        return self.final or (number is not None and self.plans.is_over(number))
 
     @property
     def unevaluated(self) -> bool:
@@ -141,7 +141,7 @@ class RoundStrategy(Generic[R, C]):
 
     def _enter(self, current: R, number: int) -> None:
         """Make a round the current one; the round after the last only evaluates."""
-        if number == self._job.rounds.update_rounds:
+        if self.plans.is_over(number):
             self.state = Evaluating(current)
         else:
             self.state = Training(current)
@@ -193,5 +193,7 @@ class RoundStrategy(Generic[R, C]):
         totals = self._totals.totals(now)
         ledger = self.plans.ledger
         state = {"totals": totals, "workers": self._roster.state(), **self.plans.state(), **more}
+        if self.plans.used_up:
+            state["last"] = True
         self._out.put(c.Persist(number, verdict, used, ledger.cursors(), ledger.epoch, ledger.ahead(), state))
         return totals

@@ -152,6 +152,7 @@ class Console:
         number = record["round"]
         evaluated = self._evaluation.get("round", number)
         figures = table.validated(self._evaluation) if evaluated == number else {}
+        self._total = record.get("rounds", self._total)
         row = {"rounds": self._total, **figures, **record}
         if self._shows_rounds:
             self._show(lambda view: view.row(row))
