@@ -120,7 +120,7 @@ class InterruptionReport:
             text = "stopped before the first commit: nothing is committed yet"
         else:
             text = f"stopped after round {committed}"
-            if self.rounds is not None:
+            if self.rounds is not None and committed <= self.rounds:
                 text += f" of {self.rounds}"
             if usable != committed:
                 text += f"; the newest checkpoint is that of round {usable}"

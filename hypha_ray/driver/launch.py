@@ -137,7 +137,7 @@ def run_in(
                 _print_summary(job, directory, source, case)
                 _train(job, directory, source, phases, partial(_with_late_starts, service, plots, directory.path))
         with recorded_error(directory):
-            finish(job, directory, source, phases.begin, plots)
+            finish(with_rounds(job, source.manifest, directory), directory, source, phases.begin, plots)
     phases.end()
     print(f"run: {directory.path}")
 

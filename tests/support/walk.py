@@ -39,7 +39,7 @@ class Walk(World):
 
     def __init__(self, seed: int, core: type[SchedulerCore] = SchedulerCore, storm: bool = True) -> None:
         self.random, self._core_class = random.Random(seed), core
-        self.weather = Weather(self.random, storm)
+        self.weather = self.make_weather(storm)
         super().__init__(self.weather.job)
         books = AsyncBooks if self.job.sync.strategy == "async" else Books
         self.books = books(self.job, self.weather.slices)
@@ -52,8 +52,12 @@ class Walk(World):
         self._inbox: list[c.Input] = []
         self.trace: list[str] = []
         if storm and self.job.run.mode == "replay":
-            self.books.calm = [persist.spans for persist in Walk(seed, storm=False).run().books.log]
+            self.books.calm = [persist.spans for persist in type(self)(seed, storm=False).run().books.log]
         self._start()
+
+    def make_weather(self, storm: bool) -> Weather:
+        """What goes wrong, and with it the job."""
+        return Weather(self.random, storm)
 
     # ── the clock ─────────────────────────────────────────────────────────────────────────────────────────────────
 

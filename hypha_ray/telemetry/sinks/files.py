@@ -281,6 +281,7 @@ def summary(
     costs = [event["cost"] for event in _of_kind(events, "cost")]
     return {
         "rounds": len(rounds),
+        "epochs": rounds[-1].get("epoch") if rounds else None,
         **_work(rounds),
         **_quality(rounds, evaluations),
         "ended_early": ended_early(events),

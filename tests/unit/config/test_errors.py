@@ -86,6 +86,13 @@ IN_FILES = [
         "CFG003",
         "job.toml:2: bridge.commands is more than",
     ),
+    ("[rounds]\nepochs = 0", "CFG003", "rounds.epochs is out of range — got 0, allowed integer ≥ 1"),
+    ("[rounds]\nepochs = 1.5", "CFG002", "got 1.5"),
+    (
+        "[rounds]\nepochs = 3\nupdate_rounds = 8",
+        "CFG011",
+        "job.toml:2: rounds.epochs and job.toml:3: rounds.update_rounds exclude each other",
+    ),
     ("[sync]\nstrategy = 'sync'\nfragments = 2", "CFG011", "job.toml:3: sync.fragments and sync.strategy"),
     (
         "[inner_optimizer]\nk_aware = true\nname = 'sgd'",

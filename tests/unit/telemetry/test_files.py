@@ -45,6 +45,7 @@ def a_round(number: int, **changes: object) -> dict[str, object]:
         "idle_fraction": 0.5 if number < 2 else 0.1,
         "plan_error": None if number == 0 else -0.2,
         "rejected": 1,
+        "epoch": number // 2,
         **changes,
     }
 
@@ -150,6 +151,7 @@ def test_summary_of_three_rounds_adds_up() -> None:
         "samples_per_s": 50.0,
         "tokens_per_s": 500.0,
         "mfu": None,
+        "epochs": 1,
         "loss": 2.0,
         "val_loss": 2.5,
         "perplexity": 12.2,
