@@ -299,6 +299,9 @@ def go_on(run: RunFiles, state: State, total_rounds: int | None) -> str:
     if ended_early(run.events) is not None:
         patience = run.value("rounds", "patience") or 1
         return f"{command} --rounds.patience {2 * patience}"
+    epochs = run.value("rounds", "epochs")
+    if epochs:
+        return f"{command} --rounds.epochs {2 * epochs}"
     more_rounds = 2 * (total_rounds or 1)
     return f"{command} --rounds.update_rounds {more_rounds}"
 

@@ -173,10 +173,19 @@ def committed_rounds(folder: Path) -> int:
 
 
 def total_of(tables: Mapping[str, Any], last_round: Record) -> int | None:
-    """Number of rounds of a job: that of its file, otherwise that of the run's last record; None if neither has it."""
-    total = tables.get("rounds", {}).get("update_rounds")
+    """Number of rounds of a job: that of its file, otherwise that of the run's last record; None if neither has it.
+
+    The last record doesn't have it, either, if the run had used its samples and has more epochs since.
+    """
+    rounds = tables.get("rounds", {})
+    total = rounds.get("update_rounds")
     if isinstance(total, int):
         return total
+    epochs = rounds.get("epochs")
+    is_mixture = bool(tables.get("dataset", {}).get("mix"))
+    was_over = last_round.get("rounds") == last_round.get("round", 0) + 1
+    if epochs is not None and was_over and not is_mixture and last_round.get("epoch", 0) < epochs:
+        return None
     return last_round.get("rounds")
 
 

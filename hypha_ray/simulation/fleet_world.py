@@ -46,9 +46,9 @@ class FleetWorld(World):
     """
 
     def __init__(self, scenario: Scenario) -> None:
-        super().__init__(scenario.job)
+        super().__init__(scenario.job_of_run)
         self.scenario = scenario
-        self.sizes = PayloadSizes(scenario.job, scenario.model.parameters)
+        self.sizes = PayloadSizes(self.job, scenario.model.parameters)
         self.pool = MachinePool(machines_of(scenario))
         self.traffic = Traffic(scenario, self.clock, self._payloads_settled)
         self._failures = FailureSchedule(scenario, self.pool.machines, self)
@@ -363,6 +363,6 @@ def _slices(scenario: Scenario) -> list[SliceInfo]:
     model = scenario.model
     job = scenario.job
     trained = sum(job.samples(number) for number in range(job.rounds.update_rounds))
-    samples = model.samples or trained + job.num_workers * model.slice_samples
-    number = max(1, samples // model.slice_samples)
+    samples = trained + job.num_workers * model.slice_samples
+    number = max(1, samples // model.slice_samples) if model.samples is None else model.slices
     return [SliceInfo(index, "", "", model.slice_samples) for index in range(number)]

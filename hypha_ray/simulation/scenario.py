@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from hypha_ray.config import Job
+from hypha_ray.config.epochs import rounds_for
 from hypha_ray.config.load import resolved
 from hypha_ray.config.value_types import Count, NotNegative, Positive, Table
 
@@ -32,6 +33,11 @@ class ModelSize(Table):
     sample_bytes: WholeCount = Field(8192, description="bytes of a sample in a slice")
     slice_samples: WholeCount = Field(1024, description="samples of a slice")
     samples: WholeCount | None = Field(None, description="samples of the dataset; default: no sample is used twice")
+
+    @property
+    def slices(self) -> int:
+        """Number of whole slices of `samples`, at least one."""
+        return max(1, (self.samples or 0) // self.slice_samples)
 
 
 class BatchTimes(Table):
@@ -150,6 +156,15 @@ class Scenario(Table):
         return self.job.num_workers
 
     @property
+    def job_of_run(self) -> Job:
+        """The job, with the number of rounds that its epochs take on the samples of `model`."""
+        epochs = self.job.rounds.epochs
+        if epochs is None or self.model.samples is None:
+            return self.job
+        samples = self.model.slices * self.model.slice_samples
+        return self.job.lasting(rounds_for(self.job, epochs * samples))
+
+    @property
     def machine_count(self) -> int:
         """Number of machines of all groups."""
         return sum(group.count for group in self.machines)
@@ -160,4 +175,4 @@ class Scenario(Table):
         set_by_scenario = self.job.model_dump(mode="json", exclude_unset=True)
         job = resolved(self.job)
         keys = {name: {key: job.get(name, {}).get(key) for key in table} for name, table in set_by_scenario.items()}
-        return {**tables, "workers": self.workers, "rounds": self.job.rounds.update_rounds, "job": keys}
+        return {**tables, "workers": self.workers, "rounds": self.job_of_run.rounds.update_rounds, "job": keys}

@@ -26,11 +26,15 @@ def check_scenario(scenario: Scenario, folder: Path, locate: Locate) -> Scenario
         locate: gives a key with its file and line.
 
     Raises:
-        ConfigError: CFG003 out of range, CFG011 keys that exclude each other or that aren't simulated.
+        ConfigError: CFG003 out of range, CFG011 keys that exclude each other or that aren't simulated, CFG012 a key is
+            missing.
 
     """
     _refuse_what_is_not_simulated(scenario.job, locate)
     _check_sites(scenario, locate)
+    if scenario.job.rounds.epochs is not None and scenario.model.samples is None:
+        problem = f"{locate(('job', 'rounds', 'epochs'))} needs the size of the dataset"
+        raise ConfigError("CFG012", problem, fix="give model.samples")
     for number, group in enumerate(scenario.machines):
         _check_group(group, ("machines", str(number)), locate)
     return _with_files(_with_job_of_fleet(scenario, locate), folder)
