@@ -135,3 +135,21 @@ def test_json_of_a_run_has_its_folder_and_the_time_of_its_last_record(tmp_path: 
         "cost": None,
         "last_record": "1970-01-02T00:00:00+00:00",
     }
+
+
+@pytest.mark.parametrize(
+    ("epochs", "last", "total", "state"),
+    [
+        (3, {"rounds": 2, "epoch": 3}, 2, State.FINISHED),
+        (3, {"rounds": 5, "epoch": 1}, 5, State.INTERRUPTED),
+        (5, {"rounds": 2, "epoch": 3}, None, State.INTERRUPTED),  # It had used its samples, and shall use them again.
+    ],
+)
+def test_rounds_of_a_run_that_ends_by_epochs_are_those_of_its_last_record(
+    tmp_path: Path, epochs: int, last: dict[str, int], total: int | None, state: State
+) -> None:
+    metrics = [round_record(0, 4.0, rounds=5, epoch=0), round_record(1, 3.0, **last)]
+    folder = make_run(tmp_path, commits=2, metrics=metrics, rounds={"epochs": epochs})
+    (folder / "model").mkdir()
+    run = overview(folder)
+    assert (run.total_rounds, run.state) == (total, state)
