@@ -32,5 +32,5 @@ def beside_largest(sizes: Sequence[int], weights: Sequence[float], epochs: int) 
     """
     number = largest(sizes)
     share = weights[number] / sum(weights)
-    own = epochs * sizes[number]
-    return max(0, round(own / share) - own)
+    largest_samples = epochs * sizes[number]
+    return max(0, round(largest_samples / share) - largest_samples)

@@ -47,8 +47,8 @@ def with_rounds(job: Job, manifest: Manifest, directory: RunDirectory | None) ->
     next_round = 0
     spans: list[Span] = []
     if directory is not None and directory.begun:
-        left_out = quarantined(directory.path)
-        slices = [info for info in slices if info.index not in left_out]
+        damaged = quarantined(directory.path)
+        slices = [info for info in slices if info.index not in damaged]
         next_round = usable_rounds(directory.path)
         spans = _used_spans(directory, next_round)
     rounds = next_round + rounds_for(job, _unused(job, slices, spans), next_round)
@@ -92,8 +92,8 @@ def _unused(job: Job, slices: Sequence[SliceInfo], spans: Iterable[Span]) -> int
 def _length(job: Job, samples: Sequence[int]) -> Length:
     assert job.rounds.epochs is not None
     weights = [share.weight for share in job.dataset.mix] or [1.0]
-    others = beside_largest(samples, weights, job.rounds.epochs)
-    return Length(job.rounds.epochs * max(samples), others)
+    other_samples = beside_largest(samples, weights, job.rounds.epochs)
+    return Length(job.rounds.epochs * max(samples), other_samples)
 
 
 def _samples_by_dataset(slices: Iterable[SliceInfo]) -> list[int]:

@@ -105,7 +105,7 @@ class RoundPlanner:
 
         A run that ends by samples has rounds without an overshoot: the last batch of a round may be a short one.
         """
-        wanted: dict[int, int] = {}
+        new_samples: dict[int, int] = {}
         ahead_samples = 0
         workers_ahead = set[int]()
         for member in members:
@@ -116,10 +116,10 @@ class RoundPlanner:
                 samples = max(samples - ahead, member.batch_size)
                 ahead_samples += ahead
                 workers_ahead.add(worker)
-            wanted[worker] = samples
+            new_samples[worker] = samples
         if self.plans.ends_by_samples:
-            return fitted(wanted, workers_ahead, target - ahead_samples)
-        return wanted
+            return fitted(new_samples, workers_ahead, target - ahead_samples)
+        return new_samples
 
     def _round_spans(self, member: WorkerState, samples: int) -> tuple[Span, ...]:
         """A worker's samples of a round: those that it has trained ahead, and new ones."""

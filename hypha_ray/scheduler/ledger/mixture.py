@@ -118,8 +118,8 @@ class Mixture:
         for number, ledger in enumerate(self._ledgers):
             if number != self._largest:
                 assigned += ledger.assigned
-        others = max(0, self._others - self._others_used - assigned)
-        return self._ledgers[self._largest].available, others
+        available = max(0, self._others - self._others_used - assigned)
+        return self._ledgers[self._largest].available, available
 
     def _of_others(self, counts: Mapping[int, int]) -> int:
         """Samples of all datasets but the largest, of counts by dataset."""
@@ -192,11 +192,11 @@ class Mixture:
             size = min(batch, samples)
             dataset_counts = [counts[number] for number in numbers]
             deal = _deal(dataset_counts, self._weights, size)
-            own = _within(deal[self._largest], size - others_room, own_room)
-            if own != deal[self._largest]:
-                deal = _deal_beside(self._largest, own, dataset_counts, self._weights, size)
-            own_room -= own
-            others_room -= size - own
+            largest_samples = _within(deal[self._largest], size - others_room, own_room)
+            if largest_samples != deal[self._largest]:
+                deal = _deal_beside(self._largest, largest_samples, dataset_counts, self._weights, size)
+            own_room -= largest_samples
+            others_room -= size - largest_samples
             deals.append(deal)
             counts.update(dict(enumerate(deal)))
             samples -= size
@@ -228,15 +228,16 @@ def _within(value: int, least: int, most: int) -> int:
 
 def _deal_beside(number: int, samples: int, counts: Sequence[int], weights: Sequence[float], size: int) -> list[int]:
     """Divide a batch that has so many samples of dataset `number`; the others have the rest by their weights."""
-    rest = size - samples
+    other_samples = size - samples
     deal = [0] * len(counts)
-    if rest:
+    if other_samples:
         other_counts = [*counts]
         other_counts[number] = 0
-        others = 1 - weights[number]
-        other_weights = [weight / others for weight in weights]
-        other_weights[number] = 0.0
-        deal = _deal(other_counts, other_weights, rest)
+        share = 1 - weights[number]
+        other_weights: list[float] = []
+        for index, weight in enumerate(weights):
+            other_weights.append(0.0 if index == number else weight / share)
+        deal = _deal(other_counts, other_weights, other_samples)
     deal[number] = samples
     return deal
 

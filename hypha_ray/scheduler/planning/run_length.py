@@ -48,11 +48,11 @@ class RunLength:
         """
         usual = self._usual(number)
         limit = free - self.reserve(number, free)
-        wanted = usual
+        samples = usual
         if self._makes_up:
             missing = free - self._after(number)
-            wanted = max(self._least, min(missing, 2 * usual))
-        return max(1, min(wanted, limit))
+            samples = max(self._least, min(missing, 2 * usual))
+        return max(1, min(samples, limit))
 
     def reserve(self, number: int, free: int) -> int:
         """Samples that a round leaves to later ones at least."""
@@ -80,12 +80,12 @@ class RunLength:
         return samples if self._most is None else min(samples, self._most)
 
 
-def fitted(wanted: Mapping[int, int], needy: Collection[int], samples: int) -> dict[int, int]:
+def fitted(samples_by_worker: Mapping[int, int], needy: Collection[int], samples: int) -> dict[int, int]:
     """Workers' samples, cut from the last worker on until they are `samples` together.
 
     A worker in `needy` keeps at least one, also if there are more together then.
     """
-    fitting = dict(wanted)
+    fitting = dict(samples_by_worker)
     excess = sum(fitting.values()) - samples
     for worker in reversed(fitting):
         if excess <= 0:

@@ -149,15 +149,15 @@ class WorkerPlans:
         """Samples that may be assigned now, if the run ends by samples."""
         return max(0, self.ledger.available - self.reserve)
 
-    def assign(self, member: WorkerState, samples: int, kept: int = 0) -> tuple[Span, ...]:
-        """Assign samples to a worker, fewer if at the end of a run no more are free beside `kept` ones.
+    def assign(self, member: WorkerState, samples: int, reserved: int = 0) -> tuple[Span, ...]:
+        """Assign samples to a worker, fewer if at the end of a run no more are free beside `reserved` ones.
 
         In replay mode its cache plays no part, so that every run assigns the same.
         """
         worker = member.source.worker
         self._assigned.add(worker)
         if self.ends_by_samples:
-            samples = min(samples, max(0, self.free_samples - kept))
+            samples = min(samples, max(0, self.free_samples - reserved))
         cached = () if self._fixed else member.cached_slices
         nearby = self._sizes.nearby.get(worker)
         if nearby and isinstance(self.ledger, Ledger):
