@@ -19,7 +19,7 @@ from hypha_ray.types import SliceInfo, Span, dataset_of
 
 
 @dataclass(frozen=True, slots=True)
-class Length:
+class EpochSamples:
     """Length of a run, in samples of all its epochs."""
 
     own: int
@@ -89,11 +89,11 @@ def _unused(job: Job, slices: Sequence[SliceInfo], spans: Iterable[Span]) -> int
     return max(0, length.own - used[True]) + max(0, length.others - used[False])
 
 
-def _length(job: Job, samples: Sequence[int]) -> Length:
+def _length(job: Job, samples: Sequence[int]) -> EpochSamples:
     assert job.rounds.epochs is not None
     weights = [share.weight for share in job.dataset.mix] or [1.0]
     other_samples = beside_largest(samples, weights, job.rounds.epochs)
-    return Length(job.rounds.epochs * max(samples), other_samples)
+    return EpochSamples(job.rounds.epochs * max(samples), other_samples)
 
 
 def _samples_by_dataset(slices: Iterable[SliceInfo]) -> list[int]:

@@ -20,7 +20,7 @@ from hypha_ray.scheduler.messages import Command
 from hypha_ray.scheduler.planning.correction import CORRECTION_GAIN, cautious, correct
 from hypha_ray.scheduler.planning.planner import Allocation
 from hypha_ray.scheduler.planning.planner import plan as plan_batches
-from hypha_ray.scheduler.planning.run_length import RunLength, fitted
+from hypha_ray.scheduler.planning.run_length import RoundSamples, fitted
 from hypha_ray.scheduler.planning.worker_plans import Sizes, ValidationSamples, WorkerPlans
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.types import Plan, SliceInfo, Span, WeightsVersion
@@ -38,7 +38,7 @@ class RoundPlanner:
         """Version of the weights that the run resumes with."""
         self.owed = 0
         """Samples that committed rounds lack, which the next ones make up."""
-        self._length: RunLength | None = None
+        self._length: RoundSamples | None = None
         """Samples of the rounds; None if the run ends after a number of rounds."""
         self._workers_ahead = 0
         """Workers that train ahead after the round that is planned."""
@@ -46,7 +46,7 @@ class RoundPlanner:
         self.plans = WorkerPlans(job, slices, sizes, resume_point, 2 * longest + batch_size(job))
         self._validation = ValidationSamples(job, slices, resume_point)
         if self.plans.ends_by_samples:
-            self._length = RunLength(job, resume_point.next_round, self.plans.ledger.unused)
+            self._length = RoundSamples(job, resume_point.next_round, self.plans.ledger.unused)
 
     def due(self, number: int) -> WeightsVersion:
         """Version of the weights that workers must have in a round: its own, or older with several exchanges."""

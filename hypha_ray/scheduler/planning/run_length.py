@@ -12,7 +12,7 @@ from hypha_ray.config import Job
 from hypha_ray.scheduler.fleet.worker_state import makes_up
 
 
-class RunLength:
+class RoundSamples:
     """Samples of each round that is to come.
 
     Args:

@@ -11,7 +11,7 @@ import pytest
 from hypha_ray.config.epochs import beside_largest, rounds_for
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.barrier.round import LOST
-from hypha_ray.scheduler.planning.run_length import RunLength, fitted
+from hypha_ray.scheduler.planning.run_length import RoundSamples, fitted
 from hypha_ray.types import SLICES_PER_DATASET, Delta, SliceInfo
 from tests.support.epochs import EpochWalk, train_samples, uses, with_epochs
 from tests.support.fleet import FIRST_ONLY, Faults, Fleet, job_of, past_of, slices_of
@@ -269,7 +269,7 @@ def test_number_of_rounds_is_that_of_the_samples(samples: int, first: int, round
 
 def test_each_round_leaves_samples_to_all_later_ones() -> None:
     job = with_epochs(job_of(rounds={"samples_between_updates": 40}, resources={"num_workers": 3}), SLICES, 3)
-    length = RunLength(job, 0, 588)
+    length = RoundSamples(job, 0, 588)
     assert [length.target(0, 588), length.target(13, 68), length.target(14, 28)] == [40, 40, 28]
     assert length.target(13, 30) == 3  # Overshot before: the last one is to have its 28 samples if possible.
     assert length.reserve(12, 588) == 6
