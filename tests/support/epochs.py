@@ -46,5 +46,8 @@ class EpochWeather(Weather):
 class EpochWalk(Walk):
     """A walk whose run ends by samples."""
 
+    def calm_walk(self, seed: int) -> Walk:
+        return EpochWalk(seed, storm=False)
+
     def make_weather(self, storm: bool) -> Weather:
         return EpochWeather(self.random, storm)

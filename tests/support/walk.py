@@ -52,8 +52,12 @@ class Walk(World):
         self._inbox: list[c.Input] = []
         self.trace: list[str] = []
         if storm and self.job.run.mode == "replay":
-            self.books.calm = [persist.spans for persist in type(self)(seed, storm=False).run().books.log]
+            self.books.calm = [persist.spans for persist in self.calm_walk(seed).run().books.log]
         self._start()
+
+    def calm_walk(self, seed: int) -> Walk:
+        """The same walk in which nothing goes wrong."""
+        return Walk(seed, storm=False)
 
     def make_weather(self, storm: bool) -> Weather:
         """What goes wrong, and with it the job."""
