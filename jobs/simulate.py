@@ -206,8 +206,8 @@ def draw(results: list[SimulationResult], options: Simulate) -> None:
 def show_rivals(scenarios: list[Scenario], results: list[SimulationResult], options: Simulate) -> None:
     """Print the goodput of each run beside that of models under the same failures; write them if that is asked for."""
     from hypha_ray.simulation.result import HEADLINE
-    from hypha_ray.simulation.rival_table import compare, comparison_lines, write_comparisons
-    from hypha_ray.simulation.rivals import RivalCosts
+    from hypha_ray.simulation.rivals.models import RivalCosts
+    from hypha_ray.simulation.rivals.table import compare, comparison_lines, write_comparisons
 
     given = {name: getattr(options, name) for name in RIVAL_COSTS if getattr(options, name) is not None}
     costs = RivalCosts(**given)

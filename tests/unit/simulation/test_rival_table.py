@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.simulation.failure_trace import failure_trace
-from hypha_ray.simulation.rival_table import RivalComparison, compare, comparison_lines, write_comparisons
-from hypha_ray.simulation.rivals import RivalCosts
+from hypha_ray.simulation.rivals.failure_trace import failure_trace
+from hypha_ray.simulation.rivals.models import RivalCosts
+from hypha_ray.simulation.rivals.table import RivalComparison, compare, comparison_lines, write_comparisons
 from hypha_ray.simulation.run import simulate
 from hypha_ray.simulation.scenario_file import read_scenarios
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from hypha_ray.simulation.rivals import (
+from hypha_ray.simulation.rivals.models import (
     MachineFailure,
     RivalCosts,
     daly_interval,

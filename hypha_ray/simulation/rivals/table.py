@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hypha_ray.simulation.failure_trace import failure_trace
 from hypha_ray.simulation.result import SimulationResult
-from hypha_ray.simulation.rivals import MachineFailure, RivalCosts, mean_time_between, rivals_goodput
+from hypha_ray.simulation.rivals.failure_trace import failure_trace
+from hypha_ray.simulation.rivals.models import MachineFailure, RivalCosts, mean_time_between, rivals_goodput
 from hypha_ray.simulation.scenario import Scenario
 from hypha_ray.telemetry.sinks.table import duration
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from hypha_ray.simulation.failures import FailureSchedule
 from hypha_ray.simulation.machines import Machine, machines_of
-from hypha_ray.simulation.rivals import MachineFailure
+from hypha_ray.simulation.rivals.models import MachineFailure
 from hypha_ray.simulation.scenario import Scenario
 from hypha_ray.simulation.world import VirtualClock
 
