@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hypha_ray.scheduler.fleet.worker_state import ExpectedProgress, WorkerState
 from hypha_ray.scheduler.planning.planner import Allocation, Pace
@@ -105,7 +105,7 @@ def cautious(members: Sequence[WorkerState], paces: Sequence[Pace], allocation: 
     cautious_paces: list[Pace] = []
     for member, pace in zip(members, paces, strict=True):
         margin_s = _margin_s(member, pace, allocation.batches[pace.worker])
-        cautious_paces.append(replace(pace, offset_s=pace.offset_s + margin_s))
+        cautious_paces.append(Pace(pace.worker, pace.batch_s, pace.batch_size, pace.offset_s + margin_s))
     return cautious_paces
 
 
@@ -136,4 +136,5 @@ def _remainder(member: WorkerState, standing: ExpectedProgress, now_s: float, ma
     certain = further if closed else min(1, further)
     margin_s = _margin_s(member, pace, further)
     start_s = pace.offset_s + certain * pace.batch_s + margin_s
-    return _Remainder(certain, closed, end_s + margin_s, replace(pace, offset_s=start_s))
+    later = Pace(pace.worker, pace.batch_s, pace.batch_size, start_s)  # Much quicker than `replace`.
+    return _Remainder(certain, closed, end_s + margin_s, later)
