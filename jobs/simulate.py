@@ -8,7 +8,7 @@
     python jobs/simulate.py --rivals --workers 50 --rounds 5
 
 The scheduler's own code runs on a virtual clock. The scenarios of the package are laptop, rack, three-regions,
-home-1000, failing-1000, spot-10000, intellect-1 and streaming-10b; docs/simulation.md has the keys of a file of your
+home-1000, failing-1000, spot-10000, intellect-1 and streaming-10b. docs/simulation.md has the keys of a file of your
 own.
 
 With --advise it proposes settings for a job and its links, as TOML that goes behind the job file; docs/choosing.md. All

@@ -97,8 +97,7 @@ def run_in(
 ) -> None:
     """Run a job as `run_job`, in the run directory that `name_run` returns with the job.
 
-    `phases` shows the phases before and after training; `interruption` reports an interruption while Ray is connected.
-    `service` is a Ray of our own that is starting.
+    `phases` shows the phases beside training, `interruption` reports one in Ray, `service` is our starting Ray.
     """
     job, directory = run
     phases.begin("checking the model and the data")
@@ -120,19 +119,17 @@ def run_in(
         plots = stack.enter_context(_plot_service(job, command is not None))
         if trains:
             _fork_workers(job, service, interruption)
-            print_notes(check_plugins(job))
+            print_notes(filter(None, [*check_plugins(job), length_note(job, source.manifest)]))
             job = with_identity(job, directory, source, loaded.resume)
         case = _checked_case(job, source) if is_new else None
         if trains:
-            print_notes(filter(None, [length_note(job, source.manifest)]))
             require_secrets(job)
             _check_upload(job)
             phases.begin(f"{connecting()} Ray")
             with connected(str(job.run.name), service=service), interruption.reported():
                 if is_new:
                     workers_to_hire(job, possible_nodes(), own_node(), speeds_of(job, source.manifest.shapes))
-                    stack.enter_context(directory.lock())
-                    settle(job_without_identity, directory, source.manifest, loaded.resume)
+                    _begin(job_without_identity, directory, source, stack)
                 _record(job, directory, source, command, stack)
                 _print_summary(job, directory, source, case)
                 _train(job, directory, source, phases, partial(_with_late_starts, service, plots, directory.path))
@@ -140,6 +137,12 @@ def run_in(
             finish(with_rounds(job, source.manifest, directory), directory, source, phases.begin, plots)
     phases.end()
     print(f"run: {directory.path}")
+
+
+def _begin(job: Job, directory: RunDirectory, source: DataSource, stack: ExitStack) -> None:
+    """Make the directory of a new run, which other drivers are kept from until `stack` ends."""
+    stack.enter_context(directory.lock())
+    settle(job, directory, source.manifest, resume=False)
 
 
 def _checked_case(job: Job, source: DataSource) -> Case:
@@ -260,7 +263,6 @@ def dry_run(
             require_complete(job)
             job = with_sample_tokens(with_classes(job, source.manifest), source.manifest)
             job = _with_rounds_of_run(job, source)
-            print_notes(filter(None, [length_note(job, source.manifest)]))
             _compare_with_run(job, loaded.resume, source)
             case = case_of(job, source)
             print_notes(check_case(case))

@@ -42,7 +42,7 @@ _ARGUMENTS = (_ADDRESSES, _TABLE, _ADDRESSES, _RATES, types.intp, _ADDRESSES, _S
 
 @njit(types.void(*_ARGUMENTS), nogil=True, cache=True)
 def nesterov(
-    values: _Array, portions: _Array, state: _Array, rates: _Array, size: int, room: _Array, squares: _Array
+    values: _Array, portions: _Array, state: _Array, rates: _Array, size: int, scratch: _Array, squares: _Array
 ) -> None:
     """Average weights and take a step on the mean; see `passes.nesterov`.
 
@@ -54,7 +54,7 @@ def nesterov(
         state: addresses of θ and momentum, and of where new ones go; 0: nowhere.
         rates: the outer learning rate, and what momentum is multiplied by.
         size: values of each array, a multiple of `LANES`.
-        room: addresses of `LANES` float32 values for each worker, and of `ROW` values for a new θ that goes nowhere.
+        scratch: addresses of `LANES` float32 values for each worker, and of `ROW` values for a new θ that goes nowhere.
         squares: squared L2 norms of each worker's delta and of θ's change are added to these.
 
     """
@@ -62,10 +62,10 @@ def nesterov(
     eta, mu, zero, workers = splat(rates[0]), splat(rates[1]), splat(np.float32(0)), len(values)
     for start in range(0, size, ROW):
         row, length = np.uint64(4 * start), min(ROW, size - start)
-        after = new + row if new else room[workers]
+        after = new + row if new else scratch[workers]
         first, changed = zero, zero
         for worker in range(1, workers):
-            store(room[worker], zero)
+            store(scratch[worker], zero)
         for line in range(0, length, LANES):
             inside = np.uint64(4 * line)
             at = row + inside
@@ -75,7 +75,7 @@ def nesterov(
             for worker in range(1, workers):
                 value, rest = load(values[worker] + at), splat(portions[worker, 0])
                 delta = value - before
-                store(room[worker], load(room[worker]) + delta * delta)
+                store(scratch[worker], load(scratch[worker]) + delta * delta)
                 mean = fma(rest, value - mean, value) if portions[worker, 1] else fma(rest, mean - value, mean)
             delta = mean - before
             faster = mu * load(velocity + at) + delta
@@ -86,6 +86,6 @@ def nesterov(
             if new_velocity:
                 store(new_velocity + at, faster)
         for worker in range(workers):
-            quick = total(first if worker == 0 else load(room[worker]))
+            quick = total(first if worker == 0 else load(scratch[worker]))
             squares[worker] += _square_distance(quick, values[worker] + row, theta + row, length)
         squares[workers] += _square_distance(total(changed), after, theta + row, length)

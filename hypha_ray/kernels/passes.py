@@ -148,10 +148,10 @@ def _take_step(eta: float, mu: float, block: Averaged, squares: np.ndarray[tuple
     lines = np.empty((len(values) + 1) * LANES, np.float32)
     first_line = -(-lines.ctypes.data // line_bytes) * line_bytes
     unwanted = np.empty(numba.ROW, np.float32)
-    room = np.empty(len(values) + 1, np.uint64)
-    room[:-1] = first_line + line_bytes * np.arange(len(values))
-    room[-1] = unwanted.ctypes.data
-    numba.nesterov(values, block.portions, state, rates, len(block.theta), room, squares)
+    scratch = np.empty(len(values) + 1, np.uint64)
+    scratch[:-1] = first_line + line_bytes * np.arange(len(values))
+    scratch[-1] = unwanted.ctypes.data
+    numba.nesterov(values, block.portions, state, rates, len(block.theta), scratch, squares)
 
 
 def _addresses(tensors: Sequence[torch.Tensor | None]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:

@@ -243,6 +243,7 @@ class TimeBook:
     def end(self, training: Collection[int], now: float) -> None:
         """Account for the rest of a run that has ended well; deltas of `training` workers are in no commit."""
         rates = [slot.samples_per_s for slot in self._slots.values() if slot.samples_per_s is not None]
+        typical_rate = median(rates) if rates else None
         time = self._round(self._next_record)
         for number, slot in self._slots.items():
             if slot.started:
@@ -253,8 +254,8 @@ class TimeBook:
                 cycle.spent.lose_training()
                 time.add(cycle.spent)
             slot.cycles = []
-            if rates:
-                time.possible_samples += slot.unrated_s * median(rates)
+            if typical_rate is not None:
+                time.possible_samples += slot.unrated_s * typical_rate
                 slot.unrated_s = 0.0
         closing = FleetTime()
         for unrecorded in self._rounds.values():
