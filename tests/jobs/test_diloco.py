@@ -56,7 +56,7 @@ ROUND = {
 }
 ROUND |= {"sync_s", "idle_fraction", "data_wait_fraction", "plan_error"}
 COMMIT = {"round", "parent_sha256", "theta_sha256", "outer_sha256", "deltas", "cursors", "epoch", "rejected"}
-PLOTS = {"loss.png", "batches.png", "finish.png", "bytes.png", "utilisation.png"}
+PLOTS = {"loss.png", "batches.png", "finish.png", "bytes.png", "utilisation.png", "time.png"}
 
 
 def flags(**settings: Any) -> list[str]:
@@ -83,8 +83,11 @@ def run(done: Done) -> Path:
 def test_output_is_a_table_with_a_line_for_each_round_and_ends_with_the_directory(
     done: Done, run: Path, run_shared_job: Jobs
 ) -> None:
-    begun, advice, *lines = done.stdout.splitlines()
-    assert begun == lines[-1], "the run's directory is told at the start and at the end"
+    printed = done.stdout.splitlines()
+    begin = printed.index(printed[-1])
+    assert begin < len(printed) - 1, "the run's directory is told at the start and at the end"
+    assert [line.split()[0] for line in printed[:begin]][:3] == ["model", "data", "rounds"]
+    advice, *lines = printed[begin + 1 :]
     assert advice.startswith("-- outer_optimizer.momentum 0.5 takes about 10 rounds to settle, and there are 3: ")
     assert lines[-1] == f"run: {run_shared_job.home / 'small'}" and run.is_absolute()
     phases = [line[10:] for line in lines if re.match(r"\[ *\d+\.\ds\] ", line)]
