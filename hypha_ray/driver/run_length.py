@@ -64,14 +64,19 @@ def length_note(job: Job, manifest: Manifest) -> str | None:
     if epochs is None:
         return None
     samples = _samples_by_dataset(manifest.of("train"))
-    length = _length(job, samples)
-    text = f"rounds.epochs = {epochs}: {counted(length.own + length.others, 'sample')}"
+    text = f"rounds.epochs = {epochs}: {counted(samples_in_epochs(job, manifest), 'sample')}"
     text += f" in {counted(job.rounds.update_rounds, 'round')}"
     if not job.dataset.mix:
         return text
     number = largest(samples)
     share = job.dataset.mix[number]
     return f"{text}; those of {share.name or share.path}, the largest dataset, {counted(epochs, 'time')}"
+
+
+def samples_in_epochs(job: Job, manifest: Manifest) -> int:
+    """Number of samples that a run uses whose job file gives epochs."""
+    length = _length(job, _samples_by_dataset(manifest.of("train")))
+    return length.own + length.others
 
 
 def _unused(job: Job, slices: Sequence[SliceInfo], spans: Iterable[Span]) -> int:

@@ -11,6 +11,7 @@ from hypha_ray.config.tables.training import Dataset
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.storage.files import Place
 from hypha_ray.driver.datasets.data_source import DataSource
+from hypha_ray.driver.run_length import samples_in_epochs
 from hypha_ray.scheduler.fleet.worker_state import batch_size, has_equal_batches
 from hypha_ray.texts import counted
 from hypha_ray.types import Layout, dataset_of
@@ -75,6 +76,8 @@ def rounds_text(job: Job, done: int = 0) -> str:
     text = f"{rounds:,} of {round_samples(job):,} {_noun(job)}"
     if job.rl.algorithm is not None and job.rl.group_size > 1:
         text += f" with {job.rl.group_size} responses each"
+    if job.rounds.epochs is not None:
+        text += ", the last one with the rest"
     text += f": {_batches_text(job)}"
     if job.rounds.warmup_rounds == 1:
         text += "; the first is one batch of each worker"
@@ -88,14 +91,18 @@ def rounds_text(job: Job, done: int = 0) -> str:
 
 
 def round_samples(job: Job) -> int:
-    """Samples of a round after the warm-up: those that the job asks for, in whole batches."""
+    """Samples of a round after the warm-up: those that the job asks for, in whole batches unless it gives epochs."""
+    if job.rounds.epochs is not None:
+        return job.rounds.samples_between_updates
     size = batch_size(job)
     batches = -(-job.rounds.samples_between_updates // size)
     return batches * size
 
 
-def run_samples(job: Job) -> int:
+def run_samples(job: Job, manifest: Manifest) -> int:
     """Samples of all rounds of a run."""
+    if job.rounds.epochs is not None:
+        return samples_in_epochs(job, manifest)
     rounds = job.rounds.update_rounds
     warmup = min(job.rounds.warmup_rounds, rounds)
     warmup_samples = warmup * job.samples(0)
@@ -104,7 +111,7 @@ def run_samples(job: Job) -> int:
 
 def epochs_by_dataset(job: Job, manifest: Manifest) -> list[float]:
     """Return how often a run uses each sample of its dataset, or of each dataset of a mixture, on average."""
-    samples = run_samples(job)
+    samples = run_samples(job, manifest)
     if not job.dataset.mix:
         return [samples / manifest.samples("train")]
     counts = [0] * len(job.dataset.mix)
@@ -194,7 +201,7 @@ def _noun(job: Job) -> str:
 def _batches_text(job: Job) -> str:
     """Say which batches a worker takes in a round, if all workers are equally fast."""
     size = batch_size(job)
-    batches = round_samples(job) // size
+    batches = -(-round_samples(job) // size)
     deltas = job.num_workers
     if not job.sync.traits.has_barrier:
         deltas = job.sync.period or job.num_workers

@@ -20,6 +20,7 @@ from hypha_ray.config.load import resolved_toml
 from hypha_ray.data.mixture import described, mixed
 from hypha_ray.driver.datasets.data_source import DataSource, in_folder
 from hypha_ray.driver.preflight.checks import case_of
+from hypha_ray.driver.run_length import with_rounds
 from hypha_ray.driver.summary.disk import DiskSizes, disk_sizes
 from hypha_ray.driver.summary.earlier_runs import pace_of_earlier_run, pace_of_run
 from hypha_ray.driver.summary.exchange import exchange_of
@@ -140,9 +141,18 @@ def test_epochs_are_the_samples_of_all_rounds_over_those_of_the_dataset(tmp_path
     rounds = {"update_rounds": 5, "samples_between_updates": 62, "max_batch_size": 4, "warmup_rounds": 2}
     job = small_job(tmp_path, rounds=rounds)
     # Two rounds of a batch of both workers, three of 16 batches, which are 64 samples.
-    assert run_samples(job) == 2 * 2 * 4 + 3 * 64
+    assert run_samples(job, source.manifest) == 2 * 2 * 4 + 3 * 64
     assert epochs_by_dataset(job, source.manifest) == [208 / 40]
     assert "5.2 epochs in all rounds" in data_text(job, source)
+
+
+def test_run_of_epochs_has_exactly_these(tmp_path: Path) -> None:
+    source = texts(tmp_path)
+    rounds = {"epochs": 3, "samples_between_updates": 25, "max_batch_size": 4}
+    job = with_rounds(small_job(tmp_path, rounds=rounds), source.manifest, None)
+    assert run_samples(job, source.manifest) == 3 * 40
+    assert "3 epochs in all rounds" in data_text(job, source)
+    assert rounds_text(job).startswith("5 of 25 samples, the last one with the rest: about 3 to 4 batches of 4 by each")
 
 
 def test_epochs_of_a_mixture_are_those_of_each_dataset_by_its_weight(tmp_path: Path) -> None:
