@@ -99,8 +99,9 @@ def test_shipped_job_files_are_listed_and_taken_by_their_names(installed: Instal
     assert listed.returncode == 0, listed.stderr
     names = {line.split()[0] for line in listed.stdout.splitlines()}
     assert names == {file.stem for file in (ROOT / "jobs" / "configs").glob("*.toml")}
-    printed = installed.hypha_ray("configs", "chat-lora")
-    assert "hypha-ray diloco @ chat-lora.toml" in printed.stdout
+    printed = installed.hypha_ray("configs", "sums-warm")
+    assert "hypha-ray diloco @ sums-warm.toml" in printed.stdout
+    assert "python jobs/" not in printed.stdout
     wrong = installed.hypha_ray("diloco", "@", "tinny")
     assert wrong.returncode == 2 and wrong.stderr.endswith("Fix: did you mean 'tiny'?\n")
 

@@ -67,6 +67,7 @@ _DEPENDENT |= {
     "bid",
     "data_parallel",
     "engine",
+    "epochs",
     "factory",
     "key_variable",
     "locality",
