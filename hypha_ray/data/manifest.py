@@ -210,8 +210,13 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def parse_manifest(data: bytes, path: Path | str) -> Manifest:
+def parse_manifest(data: bytes, path: Path | str, datasets: int = 1) -> Manifest:
     """The manifest that a file contains; `path` names it in errors.
+
+    Args:
+        data: the file's content.
+        path: place of the file.
+        datasets: number of datasets that it is a mixture of, as `mixture.mixed` makes it.
 
     Raises:
         DataError: it is malformed, or of another version.
@@ -220,7 +225,7 @@ def parse_manifest(data: bytes, path: Path | str) -> Manifest:
     if len(data) > MOST_BYTES:
         raise _too_large(path, len(data))
     manifest = _parse(data, path)
-    for problem in _problems(manifest):
+    for problem in _problems(manifest, datasets):
         raise _malformed(path, problem)
     return manifest
 
@@ -243,7 +248,7 @@ def _parse(data: bytes, path: Path | str) -> Manifest:
         raise _malformed(path, f"{key}: {first['msg']}") from None
 
 
-def _problems(manifest: Manifest) -> Iterator[str]:
+def _problems(manifest: Manifest, datasets: int) -> Iterator[str]:
     """Problems that pydantic doesn't find, such as a slice's file name that leads out of the folder."""
     if not manifest.slices:
         yield "no slices"
@@ -264,7 +269,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     for tensor in manifest.tensors:
         yield from _problems_of_tensor(tensor)
     for info in manifest.slices:
-        yield from _problems_of_slice(info, manifest)
+        yield from _problems_of_slice(info, manifest, datasets * SLICES_PER_DATASET)
 
 
 def _problems_of_tensor(tensor: TensorInfo) -> Iterator[str]:
@@ -278,14 +283,14 @@ def _problems_of_tensor(tensor: TensorInfo) -> Iterator[str]:
         yield f"tensor {tensor.name!r} has numbers of more than 64 bits"
 
 
-def _problems_of_slice(info: SliceInfo, manifest: Manifest) -> Iterator[str]:
+def _problems_of_slice(info: SliceInfo, manifest: Manifest, index_limit: int) -> Iterator[str]:
     slice_name = f"slice {_short(info.index)}"
     if info.file in {".", ".."} or not _FILE_NAME.fullmatch(info.file):
         yield f"{slice_name} has the file {info.file!r}, which isn't a plain name"
     elif info.index < 0 or info.samples < 1:
         yield f"{slice_name} has {_short(info.samples)} samples"
-    elif info.index >= SLICES_PER_DATASET:
-        yield f"a slice has the index {_short(info.index)}; indices are below {SLICES_PER_DATASET}"
+    elif info.index >= index_limit:
+        yield f"a slice has the index {_short(info.index)}; indices are below {index_limit}"
     elif info.samples > MOST_SAMPLES or info.samples * manifest.sample_bytes > MOST_SLICE_BYTES:
         yield f"{slice_name} has {_short(info.samples)} samples, of {_short(manifest.sample_bytes)} bytes each"
     elif info.split not in SPLITS:

@@ -187,7 +187,8 @@ def run_copy(dataset: Dataset, directory: RunDirectory) -> DataSource:
     manifest_path = copy / MANIFEST
     if not manifest_path.is_file():
         return in_folder(locate(dataset))
-    return in_folder(copy, parse_manifest(manifest_path.read_bytes(), manifest_path))
+    manifest = parse_manifest(manifest_path.read_bytes(), manifest_path, len(dataset.parts))
+    return in_folder(copy, manifest)
 
 
 def _reader(replicas: list[Replica]) -> Callable[[SliceInfo], Arrays]:
