@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import REPEATED, parse_options, refuse_strays
-from hypha_ray.config.cli.output import Phases
+from hypha_ray.config.cli.output import Phases, require_writable
 from hypha_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -109,11 +109,12 @@ def check(options: Simulate) -> None:
     """Refuse options that are missing or out of range.
 
     Raises:
-        ConfigError: CFG003, a number is out of range; CFG011, options exclude each other; CFG012, there is nothing to
-            simulate.
+        ConfigError: CFG003, a number is out of range; CFG008, a file can't be written; CFG011, options exclude each
+            other; CFG012, there is nothing to simulate.
 
     """
     refuse_strays(options, OF_A_RUN | OF_RIVALS)
+    require_writable("--json", options.json)
     for name in RIVAL_COSTS:
         value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):
@@ -181,7 +182,7 @@ def say_round(phases: Phases, text: str, record: Mapping[str, Any]) -> None:
 
 def show(results: list[SimulationResult], options: Simulate) -> None:
     """Print a table of the results; write them, and draw them, if that is asked for."""
-    from hypha_ray.simulation.result import HEADLINE, write_json
+    from hypha_ray.simulation.result import HEADLINE, write_rows
     from hypha_ray.simulation.table import table
 
     print(HEADLINE)
@@ -190,7 +191,7 @@ def show(results: list[SimulationResult], options: Simulate) -> None:
     simulated_s = sum(result.time_s for result in results)
     print(f"simulated {simulated_s:.0f} s in {time.process_time():.1f} s of this machine")
     if options.json is not None:
-        write_json(results, options.json)
+        write_rows([result.as_json() for result in results], options.json)
     draw(results, options)
 
 
@@ -205,9 +206,9 @@ def draw(results: list[SimulationResult], options: Simulate) -> None:
 
 def show_rivals(scenarios: list[Scenario], results: list[SimulationResult], options: Simulate) -> None:
     """Print the goodput of each run beside that of models under the same failures; write them if that is asked for."""
-    from hypha_ray.simulation.result import HEADLINE
+    from hypha_ray.simulation.result import HEADLINE, write_rows
     from hypha_ray.simulation.rivals.models import RivalCosts
-    from hypha_ray.simulation.rivals.table import compare, comparison_lines, write_comparisons
+    from hypha_ray.simulation.rivals.table import compare, comparison_lines
 
     given = {name: getattr(options, name) for name in RIVAL_COSTS if getattr(options, name) is not None}
     costs = RivalCosts(**given)
@@ -219,7 +220,7 @@ def show_rivals(scenarios: list[Scenario], results: list[SimulationResult], opti
         for line in comparison_lines(comparison):
             print(line)
     if options.json is not None:
-        write_comparisons(comparisons, options.json)
+        write_rows([comparison.as_json() for comparison in comparisons], options.json)
     draw(results, options)
 
 

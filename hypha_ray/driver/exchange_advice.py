@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypha_ray.config import Job
-from hypha_ray.config.cli.output import Phases, print_notes
+from hypha_ray.config.cli.output import Phases, print_notes, require_writable, write_result
 from hypha_ray.config.keys import shown
 from hypha_ray.config.load import load
-from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.errors import ConfigError
 from hypha_ray.simulation.advice.exchange import ModelShape
 from hypha_ray.simulation.advice.options import Advise, circumstances_of, parse_advise, split_arguments
 from hypha_ray.simulation.advice.overlay import overlay_text
 from hypha_ray.simulation.advice.proposal import Proposal, check_advisable, limits_of, proposals, with_proposals
+from hypha_ray.simulation.result import write_rows
 
 if TYPE_CHECKING:
     from hypha_ray.simulation.advice.comparison import ComparedCandidate
@@ -35,6 +35,8 @@ def advise(arguments: Sequence[str], doc: str | None) -> None:
     """
     of_advice, of_job = split_arguments(arguments)
     options = parse_advise(of_advice, doc)
+    require_writable("--json", options.json)
+    require_writable("--out", options.out)
     loaded = load(of_job)
     job = loaded.job
     print_notes(loaded.notes)
@@ -60,11 +62,11 @@ def advise(arguments: Sequence[str], doc: str | None) -> None:
     report = report_lines(circumstances, limits, options.overhead, not options.batch_s, choice, compared)
     print_notes(_overridden(advised, proposed))
     if options.json is not None:
-        _write(options.json, _json_text(compared, proposed))
+        write_rows(_json_rows(compared, proposed), options.json)
     if options.out is None:
         print(overlay_text(proposed, report), end="")
         return
-    _write(options.out, overlay_text(proposed, report))
+    write_result("--out", options.out, overlay_text(proposed, report))
     print(*report, sep="\n")
     print(f"\nproposed settings: {options.out}")
 
@@ -95,19 +97,11 @@ def _overridden(advised: Job, proposed: Iterable[Proposal]) -> Iterator[str]:
             yield f"{flag} wins over the proposed {shown(proposal.value)}: leave the flag out"
 
 
-def _json_text(compared: Sequence[ComparedCandidate], proposed: Sequence[Proposal]) -> str:
-    """Results of the simulated runs as a JSON list; the first of them has the proposals with their reasons."""
+def _json_rows(compared: Sequence[ComparedCandidate], proposed: Sequence[Proposal]) -> list[dict[str, Any]]:
+    """Results of the simulated runs; the first of them has the proposals with their reasons."""
     rows: list[dict[str, Any]] = [entry.as_json() for entry in compared if entry.result is not None]
     if not rows:
         problem = "the simulated runs were left out, since they would take minutes, so there are no figures for --json"
         raise ConfigError("CFG003", problem, fix="ask for fewer workers, or leave --json out")
     rows[0]["advice"] = [proposal.as_json() for proposal in proposed]
-    return json.dumps(rows, indent=2, sort_keys=True, allow_nan=False) + "\n"
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        problem = f"{file} can't be written"
-        raise DataError("OUT001", problem, error.strerror or str(error), fix="name another file") from None
+    return rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from hypha_ray.driver.run_sizes import RunSizes
 from hypha_ray.errors import ConfigError
 from hypha_ray.history.find import existing_run
 from hypha_ray.simulation.calibration import Calibration, calibrate
+from hypha_ray.simulation.result import write_rows
 from hypha_ray.simulation.what_if.predictions import predict
 from hypha_ray.simulation.what_if.table import as_json, lines
 from hypha_ray.simulation.what_if.trials import Trial, parse_duration_s, parse_trials
@@ -46,8 +46,7 @@ def answers(
     what_if = predict(fit, folder, trials, RunSizes(folder), lambda label: phases.begin(f"simulating: {label}"))
     phases.end()
     if file is not None:
-        text = json.dumps(as_json(what_if), indent=2, sort_keys=True, allow_nan=False)
-        file.write_text(text + "\n", encoding="utf-8")
+        write_rows(as_json(what_if), file)
     yield from lines(what_if, deadline_s, budget)
 
 

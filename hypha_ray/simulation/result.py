@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hypha_ray.errors import ConfigError
+from hypha_ray.config.cli.output import write_result
 
 HEADLINE = "simulated: times, bytes and costs; no loss curve"
 """First line of every output of a simulation."""
@@ -61,20 +61,15 @@ class SimulationResult:
         return rounded
 
 
-def write_json(results: Sequence[SimulationResult], file: Path) -> None:
-    """Write results as a JSON list; equal results give equal bytes.
+def write_rows(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Write results as a JSON list, to the file of ``--json``; equal results give equal bytes.
 
     Raises:
-        ConfigError: CFG015, the file can't be written.
+        ConfigError: CFG008, the file can't be written.
 
     """
-    rows = [result.as_json() for result in results]
     text = json.dumps(rows, indent=2, sort_keys=True, allow_nan=False)
-    try:
-        file.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError("CFG015", f"{file} can't be written", reason, fix="name a file for --json") from None
+    write_result("--json", file, text + "\n")
 
 
 def _rounded(value: Any) -> Any:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from hypha_ray.simulation.result import SimulationResult
@@ -75,10 +73,3 @@ def comparison_lines(comparison: RivalComparison) -> Iterator[str]:
     yield f"models write a checkpoint in {costs.checkpoint_s:g} s and load it in {costs.reload_s:g} s"
     for assumption in ASSUMPTIONS:
         yield f"assumed of {assumption}"
-
-
-def write_comparisons(comparisons: list[RivalComparison], file: Path) -> None:
-    """Write comparisons as a JSON list; equal ones give equal bytes."""
-    rows = [comparison.as_json() for comparison in comparisons]
-    text = json.dumps(rows, indent=2, sort_keys=True, allow_nan=False)
-    file.write_text(text + "\n", encoding="utf-8")

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hypha_ray.simulation.result import write_rows
 from hypha_ray.simulation.rivals.failure_trace import failure_trace
 from hypha_ray.simulation.rivals.models import RivalCosts
-from hypha_ray.simulation.rivals.table import RivalComparison, compare, comparison_lines, write_comparisons
+from hypha_ray.simulation.rivals.table import RivalComparison, compare, comparison_lines
 from hypha_ray.simulation.run import simulate
 from hypha_ray.simulation.scenario_file import read_scenarios
 
@@ -44,7 +45,7 @@ def test_table_has_a_row_of_each_model_and_the_assumptions(comparison: RivalComp
 
 
 def test_json_has_the_models_beside_the_run(comparison: RivalComparison, tmp_path: Path) -> None:
-    write_comparisons([comparison], tmp_path / "a.json")
+    write_rows([comparison.as_json()], tmp_path / "a.json")
     (row,) = json.loads((tmp_path / "a.json").read_text())
     assert row["goodput"] == comparison.result.as_json()["goodput"]
     assert row["rivals"] == comparison.rivals(180.0) and row["failures"] == len(comparison.failures)
