@@ -25,6 +25,7 @@ MOST_BYTES = 8 << 20
 _OF_NO_PACE: tuple[KeyPath, ...] = (
     ("run", "seed"),
     ("rounds", "update_rounds"),
+    ("rounds", "epochs"),
     ("rounds", "patience"),
     ("rounds", "min_delta"),
     ("dataset", "path"),

@@ -44,6 +44,7 @@ class Ledger:
         self._seed = seed
         self._most = most
         self._limit = epochs
+        self._epoch_samples = sum(self._sizes.values())
         self._oldest = 0
         self._epochs: dict[int, Epoch] = {}
         self.held: dict[int, list[Span]] = {}
@@ -188,10 +189,10 @@ class Ledger:
     def _total(self, samples_in: Callable[[Epoch], int]) -> int:
         """Sum over the epochs to come, of which untouched ones count whole."""
         assert self._limit is not None
-        total = max(0, self._limit - self._oldest) * sum(self._sizes.values())
+        total = max(0, self._limit - self._oldest) * self._epoch_samples
         for number, epoch in self._epochs.items():
             if number < self._limit:
-                total += samples_in(epoch) - sum(self._sizes.values())
+                total += samples_in(epoch) - self._epoch_samples
         return total
 
     def cursors(self) -> dict[int, int]:
