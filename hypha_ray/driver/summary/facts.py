@@ -64,21 +64,27 @@ def data_text(job: Job, source: DataSource) -> str:
     return text
 
 
-def rounds_text(job: Job, done: int = 0) -> str:
+def rounds_text(job: Job, manifest: Manifest | None = None, done: int = 0) -> str:
     """Describe the rounds: their number, their samples, and a worker's batches.
 
     Args:
         job: the job file.
+        manifest: its dataset; None: it has none.
         done: number of committed rounds of a run that goes on.
 
     """
     rounds = job.rounds.update_rounds
-    text = f"{rounds:,} of {round_samples(job):,} {_noun(job)}"
+    samples = round_samples(job)
+    if not job.rounds.counted:
+        return f"as many of {samples:,} {_noun(job)} as {counted(job.rounds.epochs or 0, 'epoch')} take"
+    if job.rounds.epochs is not None and manifest is not None:
+        samples = min(samples, samples_in_epochs(job, manifest))
+    text = f"{rounds:,} of {samples:,} {_noun(job)}"
     if job.rl.algorithm is not None and job.rl.group_size > 1:
         text += f" with {job.rl.group_size} responses each"
-    if job.rounds.epochs is not None:
+    if job.rounds.epochs is not None and rounds > 1:
         text += ", the last one with the rest"
-    text += f": {_batches_text(job)}"
+    text += f": {_batches_text(job, samples)}"
     if job.rounds.warmup_rounds == 1:
         text += "; the first is one batch of each worker"
     elif job.rounds.warmup_rounds:
@@ -169,7 +175,7 @@ def _epochs_text(job: Job, manifest: Manifest) -> str:
     """Say how often the run uses the samples."""
     epochs = epochs_by_dataset(job, manifest)
     about = "about "
-    if job.sync.traits.has_barrier:
+    if job.sync.traits.has_barrier or job.rounds.epochs is not None:
         about = ""
     if not job.dataset.mix:
         uses = _number(epochs[0])
@@ -198,10 +204,10 @@ def _noun(job: Job) -> str:
     return "samples" if job.rl.algorithm is None else "prompts"
 
 
-def _batches_text(job: Job) -> str:
-    """Say which batches a worker takes in a round, if all workers are equally fast."""
+def _batches_text(job: Job, samples: int) -> str:
+    """Say which batches a worker takes in a round of so many samples, if all workers are equally fast."""
     size = batch_size(job)
-    batches = -(-round_samples(job) // size)
+    batches = -(-samples // size)
     deltas = job.num_workers
     if not job.sync.traits.has_barrier:
         deltas = job.sync.period or job.num_workers

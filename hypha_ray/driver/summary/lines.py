@@ -64,11 +64,11 @@ def summary_of_new(
         with_memory: whether to estimate the memory of a training step, which takes two steps without values.
 
     """
+    if case is None and source is None:
+        return JobReport([("rounds", rounds_text(job))], [])
     if case is None:
-        facts = [("rounds", rounds_text(job))]
-        if source is not None:
-            facts.insert(0, ("data", data_text(job, source)))
-        return JobReport(facts, [])
+        assert source is not None
+        return JobReport([("data", data_text(job, source)), ("rounds", rounds_text(job, source.manifest))], [])
     summary = _of_case(case)
     with uncollected():
         from hypha_ray.driver.preflight.step_notes import step_notes
@@ -102,7 +102,7 @@ def summary_of_resumed(job: Job, source: DataSource, directory: RunDirectory, pr
     if newest is not None:
         facts.extend(_of_model(newest))
     facts.append(("data", data_text(job, source)))
-    facts.append(("rounds", rounds_text(job, done=len(records))))
+    facts.append(("rounds", rounds_text(job, source.manifest, done=len(records))))
     if records:
         facts.extend(_of_records(records))
     if newest is not None:
@@ -126,7 +126,7 @@ def _of_case(case: Case) -> JobReport:
     facts = [
         ("model", model_text(case.modules, layout)),
         ("data", data_text(job, case.source)),
-        ("rounds", rounds_text(job)),
+        ("rounds", rounds_text(job, case.manifest)),
         ("exchange", exchange_text(job, exchange_of(job, layout))),
         ("disk", disk_text(job, use)),
     ]

@@ -152,7 +152,14 @@ def test_run_of_epochs_has_exactly_these(tmp_path: Path) -> None:
     job = with_rounds(small_job(tmp_path, rounds=rounds), source.manifest, None)
     assert run_samples(job, source.manifest) == 3 * 40
     assert "3 epochs in all rounds" in data_text(job, source)
-    assert rounds_text(job).startswith("5 of 25 samples, the last one with the rest: about 3 to 4 batches of 4 by each")
+    whole = "5 of 25 samples, the last one with the rest: about 3 to 4 batches of 4 by each"
+    assert rounds_text(job, source.manifest).startswith(whole)
+    assert rounds_text(Job.model_validate({"rounds": rounds})) == "as many of 25 samples as 3 epochs take"
+    longer = {"epochs": 1, "samples_between_updates": 5000, "max_batch_size": 4}
+    only_round = with_rounds(small_job(tmp_path, rounds=longer), source.manifest, None)
+    assert rounds_text(only_round, source.manifest).startswith("1 of 40 samples: about 5 batches of 4 by each")
+    without_barrier = with_rounds(small_job(tmp_path, rounds=rounds, sync={"strategy": "async"}), source.manifest, None)
+    assert ", 3 epochs in all rounds" in data_text(without_barrier, source)
 
 
 def test_epochs_of_a_mixture_are_those_of_each_dataset_by_its_weight(tmp_path: Path) -> None:
