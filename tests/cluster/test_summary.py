@@ -50,7 +50,7 @@ def test_bytes_of_a_run_are_those_of_its_summary(corpus: Path, tmp_path: Path, n
     )
     if exchange.is_exact:
         assert {record["bytes_up"] for record in records} == set(exchange.up)
-        assert sum(record["samples"] for record in records) == run_samples(job)
+        assert sum(record["samples"] for record in records) == run_samples(job, in_folder(corpus).manifest)
 
 
 @pytest.mark.parametrize(
