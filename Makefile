@@ -33,11 +33,12 @@ check: setup        ## lint, and the tests that start no Ray and take seconds
 test: setup         ## run the whole test suite, two files at a time and a third in their gaps
 	python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-lint: setup         ## ruff, mypy --strict, import contracts
+lint: setup         ## ruff, mypy --strict, import contracts, links of the documentation
 	ruff check .
 	ruff format --check .
 	mypy
 	lint-imports
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 
 bench: setup        ## measure the benchmark table
 	python jobs/bench.py
@@ -49,5 +50,5 @@ proto: setup        ## generate the bridge's protobuf code
 	python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. hypha_ray/bridge/bridge.proto
 
 clean:              ## remove the environment, all caches, and the demo's data
-	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	rm -rf .venv .demo .site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
 	find hypha_ray jobs tools tests -name __pycache__ -type d -prune -exec rm -rf {} +
