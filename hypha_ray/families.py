@@ -69,6 +69,7 @@ CODECS = Family(
         "huffman3": "hypha_ray.codec.formats.huffman:Huffman3",
         "huffman2": "hypha_ray.codec.formats.huffman:Huffman2",
         "topk": "hypha_ray.codec.formats.topk:TopK",
+        "visible": "hypha_ray.codec.formats.visible:Visible",
     },
     "a class derived from hypha_ray.codec.formats.chunked.Chunked",
     methods={"compress": 1, "expand": 1, "form": 1, "decode": 3, "allocate": 1, "encode_block": 3, "pack": 1},

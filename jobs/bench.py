@@ -51,7 +51,7 @@ class Arguments:
 def groups(device: str = "cuda", beside: Path | None = None) -> dict[tuple[str, ...], Callable[[], Rows]]:
     """Rows that are measured together; those of one GPU on a device, and starts also `beside` another checkout."""
     from benchmarks.bridge import bridge
-    from benchmarks.codecs import codecs
+    from benchmarks.codecs import DOWNWARD, codecs
     from benchmarks.data_faults import ROWS as DATA_FAULTS
     from benchmarks.data_faults import data_faults
     from benchmarks.device_exchange import ROWS as DEVICE
@@ -85,7 +85,7 @@ def groups(device: str = "cuda", beside: Path | None = None) -> dict[tuple[str, 
         ("overlap_none", "overlap", "overlap_one_in_flight", "overlap_three_in_flight"): overlap,
         ("peak_bytes",): peak,
         **_of_convergence(),
-        tuple(f"codec_{name}" for name in NAMES[1:]): codecs,
+        (*(f"codec_{name}" for name in NAMES[1:]), DOWNWARD): codecs,
         **groups_on(device),
     }
 

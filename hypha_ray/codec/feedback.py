@@ -53,12 +53,14 @@ class Feedback:
             residual = self._residual(group, array.size)
             for part in blocks(array.size):
                 target = sources[group][part]
+                base = None
                 if theta is not None:
-                    target = target - bases[group][part]
+                    base = bases[group][part]
+                    target = target - base
                 target = target.float()
                 if residual is not None:
                     target = torch.add(target, residual[part], alpha=self._decay)
-                decoded = codec.encode_block(target, out, part.start)
+                decoded = codec.encode_change(target, base, out, part.start)
                 difference = target - decoded
                 if residual is not None:
                     residual[part] = difference
@@ -85,7 +87,8 @@ def _as_rows(codec: Chunked, arrays: Mapping[str, torch.Tensor]) -> dict[str, to
 ELEMENTWISE = (Bf16, Fp16, Int8, Int4, E3m0)
 """Codecs whose payloads are the same on every device, because each element is rounded by itself.
 
-`huffman2`, `huffman3` and `topk` encode on the host: a GPU adds up a chunk, and breaks ties, in another order.
+`huffman2`, `huffman3` and `topk` encode on the host: a GPU adds up a chunk, and breaks ties, in another order. So does
+`visible`, whose streams are made there.
 """
 DEVICE_BLOCK = 1 << 22
 """Number of elements that are encoded at a time: enough for a GPU, and few compared with a model."""
@@ -211,7 +214,7 @@ def advance(codec: Chunked, theta: Flat, payload: Flat, out: Flat | None = None)
     """Add a decoded difference to weights, block by block. Sender and receivers get the same bits.
 
     Args:
-        codec: codec of the payload.
+        codec: codec of the payload, `Chunked.downward`.
         theta: the weights before, never written to.
         payload: the encoded difference, and buffers unencoded.
         out: arrays to write to; None: allocate new arrays.
@@ -225,7 +228,7 @@ def advance(codec: Chunked, theta: Flat, payload: Flat, out: Flat | None = None)
     for group, old in before.items():
         if is_trained(group):
             for part in blocks(len(old)):
-                torch.add(old[part], codec.decode(encoded, group, part), out=after[group][part])
+                codec.advance_block(encoded, group, part, old[part], after[group][part])
         else:
             after[group].copy_(encoded[group])
     return out
@@ -235,7 +238,7 @@ def publish(codec: Chunked, decay: float, theta: Flat, new: Flat, residual: Flat
     """Encode a step of the global weights, and set the new weights to what receivers decode.
 
     Args:
-        codec: codec of the payload.
+        codec: codec of the payload, `Chunked.downward`.
         decay: part of the residual that is made up for.
         theta: the weights before the step, which all workers have.
         new: the weights after the step; overwritten by the weights that all workers will have.

@@ -38,6 +38,12 @@ def difference_codec(name: str, options: CodecOptions = None) -> Chunked | None:
     return cast("Chunked", member)
 
 
+def downward_codec(name: str, options: CodecOptions = None) -> Chunked | None:
+    """Look up the codec of steps of the global weights; None for fp32, which encodes the weights themselves."""
+    member = difference_codec(name, options)
+    return None if member is None else member.downward()
+
+
 def encoder(name: str, decay: float, options: CodecOptions = None) -> Encoder:
     """Build an encoder for one fragment.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
+from hypha_ray.config.exchange_conflicts import Conflict, exchange_conflicts, external_trainers_key, strategy_text
 from hypha_ray.config.keys import BESIDE_REPOSITORY
 from hypha_ray.config.schema import Job
 from hypha_ray.config.tables.rl import RL
+
+__all__ = ["SHARDABLE", "Conflict", "conflicts"]
 
 SHARDABLE = ("adamw", "sgd", "muon")
 """Inner optimizers that need only a part of each tensor, or that gather what they need."""
@@ -15,18 +17,10 @@ _REPLAY = 'run.mode = "replay"'
 _LEAVE_ONE_OUT = "leave one of them out"
 
 
-class Conflict(NamedTuple):
-    """Two keys that exclude each other, or settings of the form ``key = value``."""
-
-    first: str
-    second: str
-    fix: str
-
-
 def conflicts(job: Job) -> Iterator[Conflict]:
     """All conflicts in a job."""
     replay = job.run.mode == "replay"
-    external_key = _external_trainers_key(job)
+    external_key = external_trainers_key(job)
     if external_key and replay:
         fix = "an external trainer isn't reproducible bit for bit: choose elastic"
         yield Conflict(external_key, _REPLAY, fix)
@@ -38,14 +32,8 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         yield Conflict(
             "rounds.epochs", "rounds.update_rounds", f"{_LEAVE_ONE_OUT}: epochs make as many rounds as needed"
         )
-    yield from _of_strategy(job)
+    yield from exchange_conflicts(job)
     yield from _of_optimizer(job)
-    if job.sync.in_flight > 1:
-        yield from _of_exchanges_in_flight(job)
-    if job.sync.overlaps:
-        yield from _of_overlap(job, replay)
-    if not job.sync.traits.has_barrier:
-        yield from _of_asynchrony(job, replay)
     yield from _of_model(job)
     yield from _of_own_loss(job)
     yield from _of_computation(job, replay)
@@ -55,24 +43,10 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         yield from _of_rl(job)
 
 
-def _strategy(job: Job) -> str:
-    return f'sync.strategy = "{job.sync.strategy}"'
-
-
-def _of_strategy(job: Job) -> Iterator[Conflict]:
-    """Conflicts of strategies without rounds of inner steps."""
-    traits = job.sync.traits
-    if traits.sends_gradients and job.sync.fragments > 1:
-        fix = "leave sync.fragments at 1: gradients are clipped by their norm over all fragments"
-        yield Conflict("sync.fragments", _strategy(job), fix)
-    if not traits.own_weights and job.rounds.warmup_rounds:
-        yield Conflict("rounds.warmup_rounds", _strategy(job), "only DiLoCo has long rounds")
-
-
 def _of_optimizer(job: Job) -> Iterator[Conflict]:
     """Conflicts of inner optimizers."""
     inner = job.inner_optimizer
-    strategy = _strategy(job)
+    strategy = strategy_text(job)
     sends_gradients = job.sync.traits.sends_gradients
     if inner.k_aware and sends_gradients:
         fix = "leave it out: the gradient is already the mean over all workers"
@@ -89,54 +63,6 @@ def _of_optimizer(job: Job) -> Iterator[Conflict]:
             yield Conflict(name, strategy, fix)
         if job.run.mode == "replay":
             yield Conflict(name, _REPLAY, fix)
-
-
-def _of_exchanges_in_flight(job: Job) -> Iterator[Conflict]:
-    """Conflicts of several exchanges in flight, which are of different fragments."""
-    sync = job.sync
-    if sync.staggered and sync.in_flight <= sync.fragments:
-        return
-    cause = f"sync.fragments = {sync.fragments}" if sync.stagger else "sync.stagger = false"
-    yield Conflict("sync.in_flight", cause, "set at least as many fragments, which take turns")
-
-
-def _of_overlap(job: Job, replay: bool) -> Iterator[Conflict]:
-    """Conflicts of overlap, with which workers have weights of their own."""
-    hint = ""
-    if job.sync.delay_steps:
-        key = "sync.delay_steps"
-    elif job.sync.mixing:
-        key = "sync.mixing"
-    else:
-        key = "sync.fragments"
-        hint = "; or set sync.stagger = false"
-    if replay:
-        yield Conflict(key, "run.mode", f"workers' own weights aren't saved: choose elastic{hint}")
-    if not job.sync.traits.own_weights:
-        yield Conflict(key, "sync.strategy", f"only DiLoCo workers have weights of their own{hint}")
-    external_key = _external_trainers_key(job)
-    if external_key is not None:
-        fix = f"an external trainer starts each round from the global weights{hint}"
-        yield Conflict(key, external_key, fix)
-
-
-def _of_asynchrony(job: Job, replay: bool) -> Iterator[Conflict]:
-    """Conflicts of options that need the deltas or weights of all workers at the same time."""
-    sync = job.sync
-    strategy = _strategy(job)
-    if replay:
-        yield Conflict("run.mode", strategy, "the order of arrival isn't reproducible: choose elastic")
-    if sync.downward_codec != "fp32":
-        yield Conflict("sync.downward_codec", strategy, "workers have different weights: choose fp32")
-    if sync.quorum is not None:
-        yield Conflict("sync.quorum", strategy, "deltas are merged as they arrive: leave it out")
-    if sync.merge != "mean":
-        yield Conflict("sync.merge", strategy, "a single delta has no median: choose mean")
-    if sync.weighting not in ("samples", "uniform"):
-        yield Conflict("sync.weighting", strategy, "deltas are merged one by one: choose samples")
-    if job.outer_optimizer.name not in ("nesterov", "average"):
-        fix = "only momentum can be delayed: choose nesterov or average"
-        yield Conflict("outer_optimizer.name", strategy, fix)
 
 
 def _of_computation(job: Job, replay: bool) -> Iterator[Conflict]:
@@ -266,7 +192,7 @@ def _of_own_loss(job: Job) -> Iterator[Conflict]:
     loss = "model.loss"
     metrics = "model.metrics"
     trains_policies = job.rl.algorithm is not None
-    external_key = _external_trainers_key(job)
+    external_key = external_trainers_key(job)
     if job.model.loss is not None:
         if job.worker.fused_loss is True:
             yield Conflict(loss, "worker.fused_loss", "leave it out: the loss is computed from logits")
@@ -311,7 +237,7 @@ def _of_adapters(job: Job) -> Iterator[Conflict]:
     if job.model.repository is None and job.model.config is not None:
         fix = "name a pretrained model in model.repository, or drop the adapter"
         yield Conflict("model.lora.rank", "model.config", fix)
-    external_key = _external_trainers_key(job)
+    external_key = external_trainers_key(job)
     if external_key is not None:
         fix = "an external trainer's base model can't be proved: train all weights, or have Ray start the workers"
         yield Conflict("model.lora.rank", external_key, fix)
@@ -336,17 +262,17 @@ def _of_rl(job: Job) -> Iterator[Conflict]:
     """Conflicts of reinforcement learning."""
     rl = job.rl
     sends_gradients = job.sync.traits.sends_gradients
-    external_key = _external_trainers_key(job)
+    external_key = external_trainers_key(job)
     if external_key is not None and sends_gradients:
         fix = "losses of external policies are means over other things: choose diloco"
-        yield Conflict(external_key, _strategy(job), fix)
+        yield Conflict(external_key, strategy_text(job), fix)
     if job.worker.processes is not None:
         fix = "set rl.model_workers, and rl.data_parallel for gradients of all: a worker has processes of one kind"
         yield Conflict("worker.processes", "rl.algorithm", fix)
     if job.worker.gradient_checkpointing:
         yield Conflict("worker.gradient_checkpointing", "rl.algorithm", "a policy is in evaluation mode: leave it out")
     if sends_gradients:
-        yield from _of_synchronous_rl(rl, _strategy(job))
+        yield from _of_synchronous_rl(rl, strategy_text(job))
     if rl.is_asynchronous and rl.model_workers == 1:
         yield Conflict("rl.staleness", "rl.model_workers = 1", "set rl.model_workers to 2 or more: others respond")
     if rl.kl and rl.reference == "none":
@@ -438,11 +364,3 @@ def _of_generation(job: Job) -> Iterator[Conflict]:
         fix = f"give {job.num_workers} different addresses: each worker has weights of its own between exchanges"
         count_key = "workers" if job.workers else "resources.num_workers"
         yield Conflict("rl.generation.server.urls", count_key, fix)
-
-
-def _external_trainers_key(job: Job) -> str | None:
-    """Key that gives the job trainers outside of Ray; None if it has none."""
-    for number, group in enumerate(job.workers):
-        if group.bridged:
-            return f"workers.{number}.kind"
-    return "bridge.commands" if job.bridge.commands else None

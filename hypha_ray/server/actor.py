@@ -182,7 +182,7 @@ class ParameterServer:
 
         The part named by `outputs` is complete. A downward codec needs both.
         """
-        from hypha_ray.codec import difference_codec
+        from hypha_ray.codec import downward_codec
         from hypha_ray.server.admission import Received
         from hypha_ray.server.downlink import encode_result, split_state
         from hypha_ray.server.reduce import is_whole, reduce
@@ -192,7 +192,7 @@ class ParameterServer:
         received = []
         for sender, payload in zip(request.senders, payloads, strict=True):
             received.append(Received(*sender, payload))
-        codec = difference_codec(sync.downward_codec, sync.downward_codec_options)
+        codec = downward_codec(sync.downward_codec, sync.downward_codec_options)
         spec = self._spec(request, outputs if codec is None else "all")
         arrays = self._output_arrays(request.layout, request.fragment)
         old_state, residual = split_state(momentum)

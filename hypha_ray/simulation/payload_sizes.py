@@ -28,6 +28,8 @@ BYTES_PER_CHUNK: Final[dict[str, tuple[int, int]]] = {
 """Elements of a chunk, and bytes of an encoded chunk, of codecs whose payloads have a fixed size."""
 MEAN_BITS: Final[dict[str, float]] = {"huffman2": 1.67, "huffman3": 2.7}
 """Bits of an element of codecs whose payloads depend on the values; of Gaussian values, as the codecs state."""
+MOST_BITS: Final[dict[str, float]] = {"visible": 16.0}
+"""Bits of an element, at most, of codecs whose payloads depend on the length of the steps."""
 
 
 def fragment_sizes(parameters: int, fragments: int) -> list[int]:
@@ -37,9 +39,11 @@ def fragment_sizes(parameters: int, fragments: int) -> list[int]:
 
 
 def encoded_bytes(codec: str, parameters: int) -> int:
-    """Bytes of an encoded fragment; an estimate for the codecs of `MEAN_BITS`."""
+    """Bytes of an encoded fragment; an estimate for codecs of `MEAN_BITS`, the most for those of `MOST_BITS`."""
     if codec in MEAN_BITS:
         return round(parameters * MEAN_BITS[codec] / 8)
+    if codec in MOST_BITS:
+        return round(parameters * MOST_BITS[codec] / 8)
     chunk, size = BYTES_PER_CHUNK[codec]
     return -(-parameters // chunk) * size
 
@@ -82,8 +86,11 @@ class PayloadSizes:
 
 
 def size_notes(job: Job) -> tuple[str, ...]:
-    """Note for each codec whose sizes are estimates."""
+    """Note for each codec whose sizes are estimates or bounds."""
     notes = []
-    for codec in sorted({job.sync.codec, job.sync.downward_codec} & MEAN_BITS.keys()):
+    codecs = {job.sync.codec, job.sync.downward_codec}
+    for codec in sorted(codecs & MEAN_BITS.keys()):
         notes.append(f"bytes of {codec} are estimated as those of Gaussian values")
+    for codec in sorted(codecs & MOST_BITS.keys()):
+        notes.append(f"bytes of {codec} are the most there can be, those of bf16: the shorter the steps, the fewer")
     return tuple(notes)

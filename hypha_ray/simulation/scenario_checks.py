@@ -9,7 +9,7 @@ from pathlib import Path
 from hypha_ray.config import Job
 from hypha_ray.config.keys import KeyPath
 from hypha_ray.errors import ConfigError
-from hypha_ray.simulation.payload_sizes import BYTES_PER_CHUNK, MEAN_BITS
+from hypha_ray.simulation.payload_sizes import BYTES_PER_CHUNK, MEAN_BITS, MOST_BITS
 from hypha_ray.simulation.scenario import MachineGroup, Scenario
 from hypha_ray.simulation.traces import read_trace
 
@@ -99,9 +99,10 @@ def _refuse_what_is_not_simulated(job: Job, locate: Locate) -> None:
         if refused:
             raise ConfigError("CFG011", f"{locate(('job', *path))} isn't simulated", fix=fix)
     for key, codec in (("codec", job.sync.codec), ("downward_codec", job.sync.downward_codec)):
-        if codec not in BYTES_PER_CHUNK and codec not in MEAN_BITS:
+        known = (*BYTES_PER_CHUNK, *MEAN_BITS, *MOST_BITS)
+        if codec not in known:
             problem = f"{locate(('job', 'sync', key))} has no known size"
-            allowed = ", ".join((*BYTES_PER_CHUNK, *MEAN_BITS))
+            allowed = ", ".join(known)
             raise ConfigError("CFG003", problem, codec, allowed, "choose one of them")
 
 

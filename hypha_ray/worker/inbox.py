@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hypha_ray.codec import difference_codec
+from hypha_ray.codec import downward_codec
 from hypha_ray.types import Arrays, Flat, FragmentUpdate, Layout, Plan, Samples, Span, WeightsVersion, joined, window
 from hypha_ray.worker.interrupts import Interruptible
 
@@ -23,7 +23,7 @@ class DifferenceDecoder:
     """
 
     def __init__(self, name: str, options: Mapping[str, Any] | None = None) -> None:
-        self._codec = difference_codec(name, options)
+        self._codec = downward_codec(name, options)
         self._theta: dict[int, Flat] = {}
         self._spare: dict[int, Flat] = {}
         """Arrays of the round before the last, which are written again; those of the last one may still be read."""

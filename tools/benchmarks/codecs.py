@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from hypha_ray.codec import NAMES, codec, encoder, payload_bytes
+from hypha_ray.codec import NAMES, Encoder, codec, downward_codec, encoder, payload_bytes
 from hypha_ray.codec.blocks import blocks, tensors
+from hypha_ray.codec.feedback import Feedback, advance
 from hypha_ray.types import Flat
 
 ELEMENTS = 16 << 20
@@ -19,6 +20,8 @@ TURNS = 5
 LINK = 1e9 / 8
 """Bytes per second of the link that the saved bytes would have gone over."""
 _GROUP = "parameters/float32"
+DOWNWARD = "codec_visible_down"
+"""Name of the row of new weights."""
 
 
 def codecs() -> dict[str, dict[str, Any]]:
@@ -27,23 +30,40 @@ def codecs() -> dict[str, dict[str, Any]]:
     rng = np.random.default_rng(0)
     theta = rng.standard_normal(ELEMENTS, np.float32)
     weights = theta + rng.standard_normal(ELEMENTS, np.float32) * np.float32(1e-3)
-    return {f"codec_{name}": _row(name, {_GROUP: weights}, {_GROUP: theta}) for name in NAMES[1:]}
+    rows = {f"codec_{name}": _row(name, {_GROUP: weights}, {_GROUP: theta}) for name in NAMES[1:]}
+    rows[DOWNWARD] = _downward_row({_GROUP: weights}, {_GROUP: theta})
+    return rows
 
 
 def _row(name: str, weights: Flat, theta: Flat) -> dict[str, Any]:
-    sender = encoder(name, 1.0)
+    """Measure a codec of deltas."""
     receiver = codec(name)
-    copy = np.empty_like(weights[_GROUP])
-    payload, quality = sender.encode(weights, theta)
-    views = tensors(payload)
 
-    def decode() -> None:
+    def decode(payload: Flat) -> None:
+        views = tensors(payload)
         for part in blocks(ELEMENTS):
             receiver.decode(views, _GROUP, part)
 
+    return _measured(encoder(name, 1.0), decode, weights, theta)
+
+
+def _downward_row(weights: Flat, theta: Flat) -> dict[str, Any]:
+    """Measure `visible` as the encoding of new weights."""
+    receiver = downward_codec("visible")
+    assert receiver is not None
+    out = {_GROUP: np.empty_like(weights[_GROUP])}
+    return _measured(Feedback(receiver, 1.0), lambda payload: advance(receiver, theta, payload, out), weights, theta)
+
+
+def _measured(sender: Encoder, decode: Callable[[Flat], Any], weights: Flat, theta: Flat) -> dict[str, Any]:
+    """Measure an encoder and its decoder on changes of weights."""
+    copy = np.empty_like(weights[_GROUP])
+    payload, quality = sender.encode(weights, theta)
     plain = payload_bytes(weights)
     coded = payload_bytes(payload)
-    copying, *coding = _medians(lambda: np.copyto(copy, weights[_GROUP]), lambda: sender.encode(weights, theta), decode)
+    copying, *coding = _medians(
+        lambda: np.copyto(copy, weights[_GROUP]), lambda: sender.encode(weights, theta), lambda: decode(payload)
+    )
     return {
         "value": sum(coding) / ((plain - coded) / LINK),
         "target": "< 1",

@@ -90,6 +90,22 @@ class Chunked(ABC):
         """Return the payload's arrays, once all blocks are written."""
         return arrays
 
+    def downward(self) -> Chunked:
+        """Return the codec of steps of the global weights, whose receivers have the weights before the step."""
+        return self
+
+    def encode_change(
+        self, values: torch.Tensor, theta: torch.Tensor | None, out: Mapping[str, torch.Tensor], start: int
+    ) -> torch.Tensor:
+        """Encode a block of changes of θ as `encode_block` does; None: they aren't changes of known weights."""
+        return self.encode_block(values, out, start)
+
+    def advance_block(
+        self, payload: Mapping[str, torch.Tensor], group: str, part: slice, before: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Add a decoded block to the weights before a step, and write the sum to `out`."""
+        torch.add(before, self.decode(payload, group, part), out=out)
+
     def encode_block(self, values: torch.Tensor, out: Mapping[str, torch.Tensor], start: int) -> torch.Tensor:
         """Encode a block of float32 values.
 

@@ -8,6 +8,9 @@ import torch
 
 from hypha_ray.codec.formats.chunked import Chunked, Parts
 
+NAN_BITS = 0x7FC0
+"""Bits of NaN in bfloat16."""
+
 
 class Bf16(Chunked):
     """bfloat16: 8 bits of mantissa, the range of float32."""

@@ -6,32 +6,26 @@ costs its own long code but makes no other step longer.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from typing import ClassVar
 
-import numpy as np
 import torch
 
 from hypha_ray.codec.base import Form
 from hypha_ray.codec.blocks import BLOCK, blocks
 from hypha_ray.codec.formats.chunked import Parts
-from hypha_ray.codec.formats.floats import bf16_of_bits, bits_of_bf16
+from hypha_ray.codec.formats.floats import NAN_BITS, bf16_of_bits, bits_of_bf16
 from hypha_ray.codec.formats.integers import FourBits, multiples, pack4, pairs
+from hypha_ray.codec.streams import deflate, inflate, joined, stream_of_block
 from hypha_ray.types import Flat
 from hypha_ray.types.layout import is_trained
 
 _MAX_MULTIPLE = 7
-_RAW = -15
-_MEMORY = 9
-"""Parameters of zlib: no header, and Huffman trees for as many codes at a time as possible."""
 _BLOCK_BYTES = BLOCK // 2
 """Bytes of a block's codes before compression. Two codes share a byte and so a Huffman code: half a bit is possible."""
 _STORED_PARTS = _BLOCK_BYTES // 16_000 + 1
 _MAX_STREAM_BYTES = _BLOCK_BYTES + 5 * _STORED_PARTS + 16
 """Largest size of a block's stream: zlib stores incompressible parts with five further bytes each."""
-_NAN_BITS = 0x7FC0
-"""Bits of NaN in bfloat16."""
 
 
 def _levels(inward: float) -> torch.Tensor:
@@ -77,17 +71,14 @@ class Huffman(FourBits):
         codes = arrays["codes"]
         streams: list[bytes] = []
         for part in blocks(codes.size, _BLOCK_BYTES):
-            streams.append(_deflate(codes[part].tobytes()))
-        ends = np.cumsum([len(stream) for stream in streams], dtype=np.int64)
-        joined = np.frombuffer(b"".join(streams), np.uint8)
-        return arrays | {"codes": joined, "ends": ends}
+            streams.append(deflate(codes[part].tobytes()))
+        return arrays | joined(streams)
 
     def rows(self, payload: Mapping[str, torch.Tensor], group: str, part: slice) -> Parts:
         """Inflate the blocks that have the chunks; if one is damaged, all scales are NaN."""
         scales = payload[f"{group}/scales"].view(-1, 1)
         streams = payload[f"{group}/codes"]
-        ends: list[int] = payload[f"{group}/ends"].tolist()
-        ends = [0, *ends]
+        ends = payload[f"{group}/ends"]
         start = part.start
         stop = len(scales)
         if part.stop is not None:
@@ -99,11 +90,12 @@ class Huffman(FourBits):
         for block in range(first_block, end_block):
             chunks = min(block_chunks, len(scales) - block * block_chunks)
             size = chunks * self.chunk // 2
-            codes = _inflate(streams, ends[block], ends[block + 1], size)
+            stream = stream_of_block(streams, ends, block)
+            codes = None if stream is None else inflate(stream, size)
             if codes is None:
-                scales = torch.full_like(scales, _NAN_BITS)
-                codes = torch.zeros(size, dtype=torch.uint8)
-            inflated.append(codes)
+                scales = torch.full_like(scales, NAN_BITS)
+                codes = bytes(size)
+            inflated.append(torch.frombuffer(bytearray(codes), dtype=torch.uint8))
         first_chunk = first_block * block_chunks
         rows = torch.cat(inflated).view(-1, self.chunk // 2)
         return {"codes": rows[start - first_chunk : stop - first_chunk], "scales": scales[start:stop]}
@@ -123,23 +115,3 @@ class Huffman3(Huffman):
     name = "huffman3"
     step = 0.7
     levels = _levels(0.04)
-
-
-def _deflate(codes: bytes) -> bytes:
-    writer = zlib.compressobj(zlib.Z_BEST_SPEED, zlib.DEFLATED, _RAW, _MEMORY, zlib.Z_HUFFMAN_ONLY)
-    return writer.compress(codes) + writer.flush()
-
-
-def _inflate(streams: torch.Tensor, start: int, end: int, size: int) -> torch.Tensor | None:
-    """Decode exactly `size` bytes; None if the stream is malformed."""
-    if not 0 <= start <= end <= len(streams):
-        return None
-    stream = streams[start:end].numpy()
-    reader = zlib.decompressobj(_RAW)
-    try:
-        codes = reader.decompress(stream.tobytes(), size + 1)
-    except zlib.error:
-        return None
-    if len(codes) != size or not reader.eof or reader.unused_data:
-        return None
-    return torch.frombuffer(bytearray(codes), dtype=torch.uint8)

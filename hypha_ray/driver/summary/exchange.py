@@ -14,6 +14,7 @@ from hypha_ray.codec.registry import upward_codec
 from hypha_ray.config import Job
 from hypha_ray.config.schema import Sync
 from hypha_ray.exchange_schedule import fragments_of_round
+from hypha_ray.simulation.payload_sizes import MOST_BITS
 from hypha_ray.types import Layout
 from hypha_ray.types.layout import dtype_of
 
@@ -29,8 +30,15 @@ class Exchange:
     """Number of rounds by the bytes that workers send in one."""
     down: Counter[int]
     """Number of rounds by the bytes that workers receive in one."""
-    is_exact: bool
-    """Whether the sizes of payloads and the number of transfers don't depend on values or on the order of arrivals."""
+    is_estimated: bool
+    """Whether sizes of payloads, or the number of transfers, depend on values or on the order of arrivals."""
+    is_bound: bool
+    """Whether the sizes are the most there can be, because only visible changes are sent."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the bytes are those of the run."""
+        return not (self.is_estimated or self.is_bound)
 
     @property
     def total_up(self) -> int:
@@ -53,7 +61,7 @@ def exchange_of(job: Job, layout: Layout) -> Exchange:
     """
     sync = job.sync
     sender = upward_codec(sync)
-    is_exact = sync.traits.has_barrier and sync.quorum is None
+    is_estimated = not sync.traits.has_barrier or sync.quorum is not None
     payloads: list[int] = []
     results: list[int] = []
     for fragment in range(layout.fragments):
@@ -62,7 +70,9 @@ def exchange_of(job: Job, layout: Layout) -> Exchange:
         result, result_has_fixed_size = _result_bytes(sync, layout, fragment)
         payloads.append(payload)
         results.append(result)
-        is_exact = is_exact and has_fixed_size and result_has_fixed_size
+        is_known = has_fixed_size or sync.codec in MOST_BITS
+        result_is_known = result_has_fixed_size or sync.downward_codec in MOST_BITS
+        is_estimated = is_estimated or not (is_known and result_is_known)
     deltas = job.num_workers
     if not sync.traits.has_barrier:
         deltas = sync.period or job.num_workers
@@ -76,7 +86,8 @@ def exchange_of(job: Job, layout: Layout) -> Exchange:
             down_bytes += deltas * results[fragment]
         up[up_bytes] += rounds
         down[down_bytes] += rounds
-    return Exchange(up, down, is_exact)
+    is_bound = bool({sync.codec, sync.downward_codec} & MOST_BITS.keys())
+    return Exchange(up, down, is_estimated, is_bound)
 
 
 def _rounds_by_fragments(job: Job) -> Counter[tuple[int, ...]]:
@@ -113,7 +124,7 @@ def _payload_bytes(
 
 
 def _estimated_bytes(name: str, options: Mapping[str, object] | None, group: str, size: int) -> int:
-    """Bytes of a group by a codec whose payloads have no fixed size, if its values are Gaussian."""
+    """Bytes of a group by a codec whose payloads have no fixed size, if its values are Gaussian, and all visible."""
     count = min(size, MOST_ENCODED)
     random = np.random.default_rng(0)
     values: npt.NDArray[np.generic] = random.standard_normal(count).astype(dtype_of(group))

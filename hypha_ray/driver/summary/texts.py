@@ -16,9 +16,9 @@ from hypha_ray.texts import counted
 
 def exchange_text(job: Job, exchange: Exchange) -> str:
     """Describe the traffic of all workers together."""
-    about = "about "
-    if exchange.is_exact:
-        about = ""
+    about = "at most " if exchange.is_bound else ""
+    if exchange.is_estimated:
+        about += "about "
     up = f"{_range(exchange.up)} up"
     down = f"{_range(exchange.down)} down"
     total = f"{size_text(exchange.total_up)} and {size_text(exchange.total_down)} in all"

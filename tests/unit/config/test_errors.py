@@ -94,6 +94,13 @@ IN_FILES = [
         "job.toml:2: rounds.epochs and job.toml:3: rounds.update_rounds exclude each other",
     ),
     ("[sync]\nstrategy = 'sync'\nfragments = 2", "CFG011", "job.toml:3: sync.fragments and sync.strategy"),
+    ("[sync]\nstrategy = 'sync'\ncodec = 'visible'", "CFG011", 'sync.codec = "visible" and sync.strategy = "sync"'),
+    (
+        "[sync]\nstrategy = 'sync'\ndownward_codec = 'visible'",
+        "CFG011",
+        'sync.downward_codec = "visible" and sync.str',
+    ),
+    ("[sync]\ncodec = 'visible'\nerror_feedback = 0", "CFG011", "set it above 0: changes that aren't visible yet"),
     (
         "[inner_optimizer]\nk_aware = true\nname = 'sgd'",
         "CFG011",

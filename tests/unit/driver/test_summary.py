@@ -243,6 +243,28 @@ def test_bytes_up_are_those_of_encoded_payloads(tmp_path: Path, codec: str, sync
     )
 
 
+@pytest.mark.parametrize(
+    ("sync", "words"),
+    [
+        ({"codec": "visible"}, "at most "),
+        ({"downward_codec": "visible"}, "at most "),
+        ({"codec": "visible", "downward_codec": "visible", "fragments": 2}, "at most "),
+        ({"codec": "huffman2", "downward_codec": "visible"}, "at most about "),
+        ({"codec": "visible", "quorum": 1}, "at most about "),
+    ],
+)
+def test_traffic_of_visible_changes_is_bounded_by_bfloat16(tmp_path: Path, sync: dict[str, Any], words: str) -> None:
+    job = small_job(tmp_path, sync=sync)
+    layout = layout_of(build_model(job.model, 0), job.sync.fragments, job.sync.partition)
+    exchange = exchange_of(job, layout)
+    assert exchange_text(job, exchange).startswith(words)
+    assert not exchange.is_exact
+    plain = small_job(tmp_path, sync={key: "bf16" if value == "visible" else value for key, value in sync.items()})
+    of_bfloat16 = exchange_of(plain, layout)
+    assert exchange.total_up == pytest.approx(of_bfloat16.total_up, rel=0.01)
+    assert exchange.total_down == pytest.approx(of_bfloat16.total_down, rel=0.01)
+
+
 def test_traffic_of_fragments_in_turn_is_told_as_a_range(tmp_path: Path) -> None:
     job = small_job(tmp_path, sync={"fragments": 2, "codec": "int8"}, rounds={"update_rounds": 5})
     layout = layout_of(build_model(job.model, 0), 2)

@@ -11,6 +11,7 @@ from hypha_ray.config.load import from_tables
 from hypha_ray.simulation.payload_sizes import (
     BYTES_PER_CHUNK,
     MEAN_BITS,
+    MOST_BITS,
     PayloadSizes,
     encoded_bytes,
     fragment_sizes,
@@ -38,7 +39,7 @@ def test_estimated_size_is_near_that_of_gaussian_values(codec: str) -> None:
 
 
 def test_every_codec_has_a_size() -> None:
-    assert {*BYTES_PER_CHUNK, *MEAN_BITS} == set(NAMES)
+    assert {*BYTES_PER_CHUNK, *MEAN_BITS, *MOST_BITS} == set(NAMES)
 
 
 def test_fragments_are_all_parameters_in_even_parts() -> None:
@@ -63,3 +64,9 @@ def test_estimates_are_noted() -> None:
     assert size_notes(from_tables({})) == ()
     (note,) = size_notes(from_tables({"sync": {"codec": "huffman3"}}))
     assert "huffman3" in note
+    (bound,) = size_notes(from_tables({"sync": {"codec": "visible", "downward_codec": "visible"}}))
+    assert "bytes of visible are the most" in bound
+
+
+def test_largest_size_is_that_of_values_that_are_all_visible() -> None:
+    assert encoded_bytes("visible", 300_001) == pytest.approx(real_bytes("visible", 300_001), rel=1e-4)

@@ -45,7 +45,7 @@ def step(bench: Bench, payload: Flat) -> tuple[Flat, float]:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "topk"])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "topk", "visible"])
 @pytest.mark.parametrize("strategy", ["diloco", "async"])
 def test_nothing_learned_is_no_delta_at_all(dtype: str, codec: str, strategy: str) -> None:
     bench = bench_of(dtype, inner_optimizer=STILL, sync={"codec": codec, "strategy": strategy}).run(plan_of(16))

@@ -1,0 +1,115 @@
+"""Conflicts of the exchange: strategy, encodings, fragments and overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hypha_ray.config.schema import Job
+
+
+class Conflict(NamedTuple):
+    """Two keys that exclude each other, or settings of the form ``key = value``."""
+
+    first: str
+    second: str
+    fix: str
+
+
+def exchange_conflicts(job: Job) -> Iterator[Conflict]:
+    """All conflicts of the keys of `[sync]`."""
+    replay = job.run.mode == "replay"
+    yield from _of_strategy(job)
+    yield from _of_visible_changes(job)
+    if job.sync.in_flight > 1:
+        yield from _of_exchanges_in_flight(job)
+    if job.sync.overlaps:
+        yield from _of_overlap(job, replay)
+    if not job.sync.traits.has_barrier:
+        yield from _of_asynchrony(job, replay)
+
+
+def strategy_text(job: Job) -> str:
+    """Write the strategy as a setting of the job."""
+    return f'sync.strategy = "{job.sync.strategy}"'
+
+
+def _of_strategy(job: Job) -> Iterator[Conflict]:
+    """Conflicts of strategies without rounds of inner steps."""
+    traits = job.sync.traits
+    if traits.sends_gradients and job.sync.fragments > 1:
+        fix = "leave sync.fragments at 1: gradients are clipped by their norm over all fragments"
+        yield Conflict("sync.fragments", strategy_text(job), fix)
+    if not traits.own_weights and job.rounds.warmup_rounds:
+        yield Conflict("rounds.warmup_rounds", strategy_text(job), "only DiLoCo has long rounds")
+
+
+def _of_visible_changes(job: Job) -> Iterator[Conflict]:
+    """Conflicts of codecs that send only the changes of weights that bfloat16 shows."""
+    sync = job.sync
+    for key in ("codec", "downward_codec"):
+        if getattr(sync, key) != "visible":
+            continue
+        setting = f'sync.{key} = "visible"'
+        if sync.traits.sends_gradients:
+            fix = "choose another codec: this one is of changes of weights, and these rounds exchange gradients"
+            yield Conflict(setting, strategy_text(job), fix)
+        if not sync.error_feedback:
+            fix = "set it above 0: changes that aren't visible yet are kept until they are"
+            yield Conflict(setting, "sync.error_feedback = 0", fix)
+
+
+def _of_exchanges_in_flight(job: Job) -> Iterator[Conflict]:
+    """Conflicts of several exchanges in flight, which are of different fragments."""
+    sync = job.sync
+    if sync.staggered and sync.in_flight <= sync.fragments:
+        return
+    cause = f"sync.fragments = {sync.fragments}" if sync.stagger else "sync.stagger = false"
+    yield Conflict("sync.in_flight", cause, "set at least as many fragments, which take turns")
+
+
+def _of_overlap(job: Job, replay: bool) -> Iterator[Conflict]:
+    """Conflicts of overlap, with which workers have weights of their own."""
+    hint = ""
+    if job.sync.delay_steps:
+        key = "sync.delay_steps"
+    elif job.sync.mixing:
+        key = "sync.mixing"
+    else:
+        key = "sync.fragments"
+        hint = "; or set sync.stagger = false"
+    if replay:
+        yield Conflict(key, "run.mode", f"workers' own weights aren't saved: choose elastic{hint}")
+    if not job.sync.traits.own_weights:
+        yield Conflict(key, "sync.strategy", f"only DiLoCo workers have weights of their own{hint}")
+    external_key = external_trainers_key(job)
+    if external_key is not None:
+        fix = f"an external trainer starts each round from the global weights{hint}"
+        yield Conflict(key, external_key, fix)
+
+
+def _of_asynchrony(job: Job, replay: bool) -> Iterator[Conflict]:
+    """Conflicts of options that need the deltas or weights of all workers at the same time."""
+    sync = job.sync
+    strategy = strategy_text(job)
+    if replay:
+        yield Conflict("run.mode", strategy, "the order of arrival isn't reproducible: choose elastic")
+    if sync.downward_codec != "fp32":
+        yield Conflict("sync.downward_codec", strategy, "workers have different weights: choose fp32")
+    if sync.quorum is not None:
+        yield Conflict("sync.quorum", strategy, "deltas are merged as they arrive: leave it out")
+    if sync.merge != "mean":
+        yield Conflict("sync.merge", strategy, "a single delta has no median: choose mean")
+    if sync.weighting not in ("samples", "uniform"):
+        yield Conflict("sync.weighting", strategy, "deltas are merged one by one: choose samples")
+    if job.outer_optimizer.name not in ("nesterov", "average"):
+        fix = "only momentum can be delayed: choose nesterov or average"
+        yield Conflict("outer_optimizer.name", strategy, fix)
+
+
+def external_trainers_key(job: Job) -> str | None:
+    """Key that gives the job trainers outside of Ray; None if it has none."""
+    for number, group in enumerate(job.workers):
+        if group.bridged:
+            return f"workers.{number}.kind"
+    return "bridge.commands" if job.bridge.commands else None
