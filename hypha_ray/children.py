@@ -1,4 +1,7 @@
-"""Children: actors in the lease of the process that starts them. Ray ends them with it."""
+"""Actors: their names in Ray's lists, and children, which are in the lease of the process that starts them.
+
+Ray ends children with that process.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,20 @@ from typing import Any
 import ray
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+
+class ListedActor:
+    """Actor that Ray's dashboard, lists and logs show by its name and its run, such as ``worker-3 of texts-1``.
+
+    Ray asks for this text once, when the actor has been made. So it has nothing that changes later.
+    """
+
+    def __repr__(self) -> str:
+        if not ray.is_initialized():
+            return super().__repr__()
+        context = ray.get_runtime_context()
+        name = context.get_actor_name() or type(self).__name__
+        return f"{name} of {context.namespace}"
 
 
 def start_child(cls: type, *arguments: Any) -> Any:

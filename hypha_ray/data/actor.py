@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import ray
 
+from hypha_ray.children import ListedActor
 from hypha_ray.config.schema import Testing
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.mixture import other_slice
@@ -43,7 +44,7 @@ class Announcement:
     readers: tuple[str, ...]
 
 
-class DataShard:
+class DataShard(ListedActor):
     """Serves one dataset. Several shards may serve the same one; each reads only the slices requested from it.
 
     The result of `read` goes to the object store once, and every reader on a node maps the same copy. Nothing is opened

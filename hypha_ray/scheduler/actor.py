@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from hypha_ray.children import ListedActor
 from hypha_ray.config import Job
 from hypha_ray.data.mixture import DATASET, RunDataset, described
 from hypha_ray.data.storage.files import Place
@@ -41,7 +42,7 @@ DRAIN_CHECK_S = 2.0
 """Seconds between two checks for nodes that are drained."""
 
 
-class Scheduler:
+class Scheduler(ListedActor):
     """Runs one job.
 
     Args:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import ray
 
+from hypha_ray.children import ListedActor
 from hypha_ray.config.checks import source_hashes
 from hypha_ray.config.schema import Job
 from hypha_ray.config.tables.training import OuterOptimizer
@@ -50,7 +51,7 @@ class StepRequest:
     """Progress of the round before this step; None if a round has only one step."""
 
 
-class ParameterServer:
+class ParameterServer(ListedActor):
     """Reduces the deltas of one fragment.
 
     Its methods import the heavy libraries, so a process that only starts this actor doesn't load them.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import ray
 
+from hypha_ray.children import ListedActor
 from hypha_ray.config.schema import Rounds, Testing
 from hypha_ray.config.tables.training import Checkpoint
 from hypha_ray.errors import CheckpointError
@@ -22,7 +23,7 @@ GROUPS = {"pulse": 1, "intake": 1}
 """Concurrency groups of calls that don't wait for the disk: liveness checks, and the receipt of arrays."""
 
 
-class Store:
+class Store(ListedActor):
     """The `CommitWriter` of a run as an actor, on the node of the run directory.
 
     Nothing is opened before the first call, so an unusable directory raises an error instead of ending the actor. From

@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 
+from hypha_ray.children import ListedActor
 from hypha_ray.config.schema import Testing
 from hypha_ray.config.tables.training import WITHOUT_FILES
 from hypha_ray.config.tables.training import Telemetry as TelemetrySettings
@@ -24,7 +25,7 @@ SUMMARY_EVENTS = ("attempt", "stop", "loss", "quarantine", "cost", "fleet_time")
 """Kinds of events that the summary is made of."""
 
 
-class Telemetry:
+class Telemetry(ListedActor):
     """Writes records and events to the run directory, and passes them to the job's other sinks.
 
     Failures of sinks don't reach the caller, see `sinks.Isolated`. Files are opened for appending, so a new actor

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import ray
 
+from hypha_ray.children import ListedActor
 from hypha_ray.config import Job
 from hypha_ray.failpoints import arm
 from hypha_ray.heavy_imports import uncollected
@@ -28,7 +29,7 @@ FromDataset: TypeAlias = tuple[SpecialTokens | None, Samples | None]
 """Special tokens and samples, as a `TrainWorker` takes them."""
 
 
-class TrainWorker:
+class TrainWorker(ListedActor):
     """Trains with torch inside the actor.
 
     `run` yields events; a `Delta` is followed by its payloads. All other methods only store orders, so they return at

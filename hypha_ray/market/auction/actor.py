@@ -16,12 +16,13 @@ from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 from ray.util import list_named_actors
 
+from hypha_ray.children import ListedActor
 from hypha_ray.market.auction.allotment import Allotment, Holding, Order, Ruling, Standing
 from hypha_ray.market.auction.attendance import CHECK_S, Attendance, Rulings
 from hypha_ray.market.cluster import LeaseEntry, cluster_nodes, lease_entries, reclaim
 
 
-class Auction:
+class Auction(ListedActor):
     """Rules on the runs of a cluster; an asynchronous actor.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from hypha_ray.children import own_cores, start_child
+from hypha_ray.children import ListedActor, own_cores, start_child
 from hypha_ray.config import Job
 from hypha_ray.errors import ClusterError, ConfigError, HyphaError
 from hypha_ray.failpoints import arm
@@ -42,7 +42,7 @@ class _RequestResult(NamedTuple):
     """Samples, or Ray's reference to those of an actor."""
 
 
-class ModelWorkerActor:
+class ModelWorkerActor(ListedActor):
     """Model worker as a Ray actor. Requests that don't compute are answered while others compute.
 
     A worker that can't be built lives on, and answers each request with the reason. If it ended, that would look like

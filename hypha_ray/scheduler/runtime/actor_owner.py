@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 
+from hypha_ray.children import ListedActor
 from hypha_ray.server.actor import GROUPS, ParameterServer
 from hypha_ray.worker.actor import BridgedWorker, TrainWorker
 
@@ -37,7 +38,7 @@ def actor_class(role: str) -> Any:
     return ray.remote(concurrency_groups={"control": 1}, allow_out_of_order_execution=True)(worker)
 
 
-class ActorOwner:
+class ActorOwner(ListedActor):
     """Starts actors and keeps their handles."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from hypha_ray.children import own_cores, own_gpus, start_child
+from hypha_ray.children import ListedActor, own_cores, own_gpus, start_child
 from hypha_ray.config import Job
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.model.tasks.task import SpecialTokens
@@ -29,7 +29,7 @@ END_DELAY_S = 1.0
 """Seconds that a process lives on after its error, so that the error reaches the first process."""
 
 
-class Member:
+class Member(ListedActor):
     """One process of a worker, as a Ray actor. It leaves SIGTERM to the first process.
 
     Args:
@@ -108,7 +108,7 @@ class Member:
             raise
 
 
-class ShardedMember:
+class ShardedMember(ListedActor):
     """One process of a worker whose model is sharded, as a Ray actor. It leaves SIGTERM to the first process.
 
     Args:
