@@ -62,6 +62,8 @@ _KEYS = {
     "run.name": "name run_name experiment experiment_name project",
     "run.dir": "out output out_dir output_dir save_dir logging_dir log_dir work_dir",
     "run.seed": "seed random_seed data_seed",
+    "run.notes": "notes description comment",
+    "run.tags": "tags wandb_tags",
     "model.repository": "model model_name model_id model_path model_name_or_path base_model pretrained checkpoint_path",
     "model.trust_remote_code": "trust_remote_code",
     "model.lora.rank": "lora lora_r lora_rank rank",

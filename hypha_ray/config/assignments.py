@@ -259,8 +259,16 @@ def from_text(key: Key | None, text: str, location: str) -> Any:
         return text
     if key and key.many and not text.startswith("[") and text != "none":
         parts = map(str.strip, text.split(","))
-        return [_literal(part, location) for part in parts if part]
+        return [_element(key, part, location) for part in parts if part]
     return _literal(text, location)
+
+
+def _element(key: Key, text: str, location: str) -> Any:
+    """The value of an element of a list; in a list of texts, what looks like a number is a text, too."""
+    value = _literal(text, location)
+    if key.kind == "list of text" and not isinstance(value, str):
+        return text
+    return value
 
 
 def _literal(text: str, location: str) -> Any:

@@ -30,8 +30,14 @@ _OF_A_TRAINING: tuple[KeyPath, ...] = (
 """Keys that define the training: with other values, its commits can't be used."""
 _OF_EVALUATIONS: tuple[KeyPath, ...] = (("model", "metrics"),)
 """Keys below those that define the training and that change no weight."""
-_OF_A_COMMAND: tuple[KeyPath, ...] = (("run", "name"), ("run", "dir"), ("testing",))
-"""Keys that don't identify a run: its place, and faults of tests."""
+_OF_A_COMMAND: tuple[KeyPath, ...] = (
+    ("run", "name"),
+    ("run", "dir"),
+    ("run", "notes"),
+    ("run", "tags"),
+    ("testing",),
+)
+"""Keys that don't identify a run: its place and labels, and faults of tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +82,7 @@ def differences(here: Job, there: Job) -> tuple[Difference, ...]:
 def settings_that_differ(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Keys of resolved job files whose values aren't all equal, with the value of each file; None: unset.
 
-    Name and place of the runs are left out.
+    Name, place and labels of the runs are left out.
     """
     leaves = [dict(_leaves(tree, ())) for tree in trees]
     paths: dict[KeyPath, None] = {}

@@ -23,12 +23,14 @@ from hypha_ray.config.value_types import (
     Table,
     distinct_figures,
     run_name,
+    tag,
+    without_repetition,
 )
 from hypha_ray.plugins import Plugin
 
 
 class Run(Table):
-    """Name, place and seed of the run."""
+    """Name, place, labels and seed of the run."""
 
     name: Annotated[str, AfterValidator(run_name)] | None = Field(
         None, description="name and Ray namespace; default: job and time"
@@ -37,6 +39,10 @@ class Run(Table):
     seed: int = Field(0, ge=0, description="seed of initial weights, data order and dropout")
     mode: Literal["elastic", "replay"] = Field(
         "elastic", description="replay: equal batches for all workers and bit-exact repetition"
+    )
+    notes: str | None = Field(None, description="remark on the run, for people and trackers")
+    tags: Annotated[list[Annotated[str, AfterValidator(tag)]], AfterValidator(without_repetition)] = Field(
+        [], fail_fast=True, description="words by which the run is found: jobs/runs.py --tag, and trackers"
     )
 
 

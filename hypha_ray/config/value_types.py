@@ -25,6 +25,22 @@ def run_name(text: str) -> str:
     return text
 
 
+_LONGEST_TAG = 64
+"""Longest tag in characters; trackers take no longer ones."""
+
+
+def tag(text: str) -> str:
+    """Check a word by which runs are found."""
+    if not 0 < len(text) <= _LONGEST_TAG or text != text.strip() or "," in text or not text.isprintable():
+        raise ValueError(f"1 to {_LONGEST_TAG} characters without a comma, and no space at either end")
+    return text
+
+
+def without_repetition(tags: list[str]) -> list[str]:
+    """Leave out tags that are there already."""
+    return list(dict.fromkeys(tags))
+
+
 def distinct_figures(names: list[str]) -> list[str]:
     """Check that metrics have figures of different names."""
     if len({name.rpartition(":")[2] for name in names}) < len(names):

@@ -10,7 +10,7 @@ from typing import Any
 
 from hypha_ray.errors import DataError, reason_of
 from hypha_ray.figures import OBJECTIVES, objective_of, shown_beside
-from hypha_ray.files import as_installed
+from hypha_ray.files import as_installed, jobs_folder
 from hypha_ray.history.overview import (
     MODEL,
     PROVENANCE,
@@ -21,6 +21,7 @@ from hypha_ray.history.overview import (
     error_of,
     read_tables,
     state_of,
+    tags_of,
     text_of,
     total_of,
 )
@@ -126,6 +127,7 @@ def _lines(run: RunFiles) -> Iterator[str]:
     total = text_of(total_rounds, absent="?")
     yield _line("state", f"{state}, {rounds} of {total} rounds{_reason(run, state)}")
     if run.tables:
+        yield from _label_lines(run)
         yield _line("training", _training(run))
     if run.rounds:
         yield from _figure_lines(run)
@@ -137,6 +139,16 @@ def _lines(run: RunFiles) -> Iterator[str]:
         yield _line("model", str(model))
     if state is not State.DAMAGED:
         yield _line("go on", go_on(run, state, total_rounds))
+
+
+def _label_lines(run: RunFiles) -> Iterator[str]:
+    """Lines with the notes and the tags that the run has."""
+    notes = run.value("run", "notes")
+    if notes:
+        yield _line("notes", " ".join(notes.split()))
+    tags = tags_of(run.tables)
+    if tags:
+        yield _line("tags", ", ".join(tags))
 
 
 def _figure_lines(run: RunFiles) -> Iterator[str]:
@@ -292,7 +304,7 @@ def go_on(run: RunFiles, state: State, total_rounds: int | None) -> str:
         target = shlex.quote(run.folder.name)
     if state is State.RUNNING:
         return as_installed("python jobs/plot.py") + f" {target}     # draws the plots so far"
-    job = as_installed(f"python jobs/{_job_name(run)}.py")
+    job = as_installed(f"python jobs/{job_name(run.provenance)}.py")
     command = f"{job} --resume {target}"
     if state is not State.FINISHED:
         return command
@@ -306,10 +318,10 @@ def go_on(run: RunFiles, state: State, total_rounds: int | None) -> str:
     return f"{command} --rounds.update_rounds {more_rounds}"
 
 
-def _job_name(run: RunFiles) -> str:
-    """Name of the job that the run was started by; a program's run is continued by `diloco`."""
-    for word in run.provenance.get("command") or ():
+def job_name(provenance: Record) -> str:
+    """Name of the job that a run was started by, by the account of its start; a program's run is one of `diloco`."""
+    for word in provenance.get("command") or ():
         name = Path(word).stem
-        if name in _RESUMING:
+        if name in _RESUMING and (jobs_folder() / f"{name}.py").is_file():
             return name
     return "diloco"

@@ -12,7 +12,7 @@ A run is a folder with the job file that its start has written. Its state is
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -79,6 +79,8 @@ class RunOverview:
     """Cost of all leases so far; None without prices."""
     written_s: float
     """Time of the last record, in seconds since 1970."""
+    tags: tuple[str, ...] = ()
+    """Tags of the job file."""
 
     @property
     def name(self) -> str:
@@ -100,6 +102,7 @@ class RunOverview:
             "workers": self.workers,
             "cost": self.cost,
             "last_record": written.isoformat(timespec="seconds"),
+            "tags": list(self.tags),
         }
 
 
@@ -151,6 +154,7 @@ def overview(folder: Path) -> RunOverview:
         workers=workers,
         cost=cost_of(events),
         written_s=_written_s(folder),
+        tags=tags_of(tables or {}),
     )
 
 
@@ -165,6 +169,11 @@ def read_tables(folder: Path) -> dict[str, Any] | None:
         return tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except ValueError:
         return None
+
+
+def tags_of(tables: Mapping[str, Any]) -> tuple[str, ...]:
+    """Tags of a run, by the tables of its job file."""
+    return tuple(tables.get("run", {}).get("tags", ()))
 
 
 def committed_rounds(folder: Path) -> int:
@@ -252,20 +261,29 @@ def _written_s(folder: Path) -> float:
 
 
 TITLES = ("run", "state", "round", "objective", "age", "workers", "cost")
+_TAGS = "tags"
+"""Title of the last column, which is there if any of the runs has a tag."""
 
 
-def rows(runs: Iterable[RunOverview], now_s: float) -> Iterator[tuple[str, ...]]:
-    """Return a row of texts for each run, under `TITLES`; the age is the time since the run's last record.
+def listing(runs: Sequence[RunOverview], now_s: float) -> Iterator[tuple[str, ...]]:
+    """Return a row of texts with titles, and one for each run; the age is the time since the run's last record.
 
     `now_s` is the time in seconds since 1970.
     """
+    has_tags = any(run.tags for run in runs)
+    yield (*TITLES, _TAGS) if has_tags else TITLES
     for run in runs:
-        progress = f"{run.rounds}/{text_of(run.total_rounds, '', '?')}"
-        value = ABSENT
-        if run.value is not None:
-            value = f"{run.objective} {run.value:.4f}"
-        age_s = max(0.0, now_s - run.written_s)
-        yield (run.name, run.state, progress, value, duration(age_s), text_of(run.workers), text_of(run.cost, ".4g"))
+        row = _row(run, now_s)
+        yield (*row, ", ".join(run.tags)) if has_tags else row
+
+
+def _row(run: RunOverview, now_s: float) -> tuple[str, ...]:
+    progress = f"{run.rounds}/{text_of(run.total_rounds, '', '?')}"
+    value = ABSENT
+    if run.value is not None:
+        value = f"{run.objective} {run.value:.4f}"
+    age_s = max(0.0, now_s - run.written_s)
+    return (run.name, run.state, progress, value, duration(age_s), text_of(run.workers), text_of(run.cost, ".4g"))
 
 
 def text_of(value: float | None, format: str = "", absent: str = ABSENT) -> str:

@@ -52,6 +52,25 @@ def test_runs_of_an_empty_folder_are_none_and_a_missing_folder_is_an_error(tmp_p
     assert done.returncode == 2 and done.stderr.startswith("error[CFG008]: ") and done.stderr.count("\n") == 1
 
 
+def test_runs_are_listed_by_their_tags_and_the_nearest_is_named(tmp_path: Path) -> None:
+    make_run(tmp_path, "first", run={"tags": ["baseline", "2026"]})
+    make_run(tmp_path, "second", run={"tags": ["baseline"]})
+    make_run(tmp_path, "third")
+
+    def listed(*tags: str) -> list[str]:
+        flags = [word for tag in tags for word in ("--tag", tag)]
+        done = job("runs", *flags, "--json", str(tmp_path / "runs.json"), home=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        names = sorted(row["name"] for row in json.loads((tmp_path / "runs.json").read_text()))
+        assert names == sorted(line.split()[0] for line in done.stdout.splitlines()[1:])
+        return names
+
+    assert listed("baseline") == ["first", "second"]
+    assert listed("baseline", "2026") == ["first"]
+    none = job("runs", "--tag", "basline", home=tmp_path)
+    assert none.stdout == f"no run in {tmp_path} has all of the tags 'basline'; did you mean 'baseline'?\n"
+
+
 def test_runs_tells_folders_that_cannot_be_understood(tmp_path: Path) -> None:
     make_run(tmp_path, "foreign", metrics=[{"kind": "eval", "val_loss": "low"}])
     make_run(tmp_path, "good")

@@ -12,7 +12,7 @@ from typing import Any
 from hypha_ray.config import Job
 from hypha_ray.errors import AuthenticationError, ConfigError
 from hypha_ray.telemetry.sinks.files import Record, plain
-from hypha_ray.telemetry.sinks.inputs import TIME_SHARES, SinkPlace
+from hypha_ray.telemetry.sinks.inputs import TIME_SHARES, Labels, SinkPlace
 
 OLDEST = (3, 29)
 """Oldest supported version; where Aim has no wheel, pip installs a much older one."""
@@ -94,6 +94,11 @@ class Aim:
             capture_terminal_logs=False,
         )
         self._run["config"] = plain(config)
+        labels = Labels.of(config)
+        if labels.notes is not None:
+            self._run.description = labels.notes
+        for tag in labels.tags:
+            self._run.add_tag(tag)
 
     def record(self, record: Record) -> None:
         """Track every number of a record under its own name."""

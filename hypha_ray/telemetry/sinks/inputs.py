@@ -52,6 +52,20 @@ class SinkPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class Labels:
+    """Labels of a run for people: a remark, None without one, and tags."""
+
+    notes: str | None
+    tags: tuple[str, ...]
+
+    @classmethod
+    def of(cls, config: Record) -> Labels:
+        """Labels in the configuration that a sink starts with; secrets of URLs are masked."""
+        run = plain(config).get("run") or {}
+        return cls(run.get("notes") or None, tuple(run.get("tags") or ()))
+
+
+@dataclass(frozen=True, slots=True)
 class Gauge:
     """A gauge of `field` in records of `kind`; `unit` is in UCUM, the convention of OpenTelemetry.
 

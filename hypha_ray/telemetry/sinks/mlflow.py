@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from hypha_ray.telemetry.sinks.files import Record, plain
-from hypha_ray.telemetry.sinks.inputs import Curves, SinkPlace, numbers_of
+from hypha_ray.telemetry.sinks.inputs import Curves, Labels, SinkPlace, numbers_of
 
 EXPERIMENT = "hypha_ray"
 DATABASE = "mlflow.db"
+_NOTES = "mlflow.note.content"
+"""MLflow's own tag for the description of a run."""
 _PARAMETERS = 100
 """Most parameters that MLflow takes at once."""
 
@@ -48,7 +50,8 @@ class MLflow:
         self._client = MlflowClient(uri or f"sqlite:///{self._directory / DATABASE}")
         if self._run is None:  # An earlier start that failed later may have made a run.
             experiment = self._experiment(local=uri is None)
-            self._run = str(self._client.create_run(experiment, run_name=self._name).info.run_id)
+            run = self._client.create_run(experiment, run_name=self._name, tags=_tags(Labels.of(config)))
+            self._run = str(run.info.run_id)
         parameters = [Param(key, str(value)) for key, value in _leaves(plain(config)) if value is not None]
         for start in range(0, len(parameters), _PARAMETERS):
             self._client.log_batch(self._run, params=parameters[start : start + _PARAMETERS])
@@ -83,11 +86,21 @@ class MLflow:
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
-        metrics = []
-        for name, value in values.items():
-            allowed_name = re.sub(r"[^\w.\-/ ]", "_", name)
-            metrics.append(Metric(allowed_name, value, now_ms, step))
+        metrics = [Metric(_allowed_name(name), value, now_ms, step) for name, value in values.items()]
         self._client.log_batch(self._run, metrics=metrics)
+
+
+def _allowed_name(name: str) -> str:
+    """Name with ``_`` for characters that MLflow's names lack."""
+    return re.sub(r"[^\w.\-/ ]", "_", name)
+
+
+def _tags(labels: Labels) -> dict[str, str]:
+    """Tags of MLflow, which have a name and a value: each tag of the run under its own name."""
+    tags = {_allowed_name(tag): tag for tag in labels.tags}
+    if labels.notes is not None:
+        tags[_NOTES] = labels.notes
+    return tags
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import ClassVar
 
 from hypha_ray.telemetry.sinks.files import METRICS, Record, plain, read_jsonl
-from hypha_ray.telemetry.sinks.inputs import Curves, SinkPlace, numbers_of
+from hypha_ray.telemetry.sinks.inputs import Curves, Labels, SinkPlace, numbers_of
 
 FOLDER = "tensorboard"
 
@@ -42,6 +42,11 @@ class TensorBoard:
         self._writer = SummaryWriter(str(self._folder), purge_step=0)
         rows = [f"    {key}: {value}\n" for key, value in plain(config).items()]
         self._writer.add_text("config", "".join(rows))
+        labels = Labels.of(config)
+        if labels.notes is not None:
+            self._writer.add_text("notes", labels.notes)
+        if labels.tags:
+            self._writer.add_text("tags", ", ".join(labels.tags))
         for record in read_jsonl(self._metrics, end=self._earlier_bytes):
             self.record(record)
 

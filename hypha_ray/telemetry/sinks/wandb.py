@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from hypha_ray.telemetry.sinks.files import Record, plain
-from hypha_ray.telemetry.sinks.inputs import Curves, SinkPlace, numbers_of
+from hypha_ray.telemetry.sinks.inputs import Curves, Labels, SinkPlace, numbers_of
 
 PROJECT = "hypha_ray"
 FINISH_S = 4.0
@@ -35,11 +35,14 @@ class WeightsAndBiases:
         _quieten(self._directory)
         import wandb
 
+        labels = Labels.of(config)
         uploads = os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY")
         settings = wandb.Settings(
             root_dir=str(self._directory),
             run_group=self._name,
             run_name=self._name,
+            run_notes=labels.notes,
+            run_tags=labels.tags or None,
             project=os.environ.get("WANDB_PROJECT") or PROJECT,
             host="",
             console="off",

@@ -76,3 +76,7 @@ def test_secrets_are_no_differences(tmp_path: Path) -> None:
     assert differences(load([*BASE, "@", str(file)]).job, job()) == ()
     file.write_text('[model]\ntoken = "hf_two"\n[rounds]\nmax_batch_size = 3\n')
     assert shown(load([*BASE, "@", str(file)]).job, job()) == ["rounds.max_batch_size is 3 here and 32 in the run"]
+
+
+def test_labels_of_a_run_make_no_other_job() -> None:
+    assert differences(job("--run.notes", "again", "--run.tags", "a,b"), job()) == ()

@@ -29,6 +29,8 @@ IN_FILES = [
     ("[scheduler.job.model]\nid2lable = 3", "CFG001", "did you mean `model.id2label`?"),
     ("[rounds]\nlearning_rate = 1", "CFG001", "did you mean `inner_optimizer.learning_rate`?"),
     ("seed = 1", "CFG001", "did you mean `run.seed`?"),
+    ('run.tags = ["a,b"]', "CFG003", "1 to 64 characters without a comma"),
+    ('run.tags = ["a "]', "CFG003", "1 to 64 characters without a comma"),
     ("[resources.worker]\ncpus = 1", "CFG001", "did you mean `resources.worker.cpu`?"),
     ("resources = {worker = {cpus = 1}}", "CFG001", "job.toml:1: unknown key resources.worker.cpus"),
     ("[preprocessor]\nzzz = 1", "CFG001", "allowed repository, revision. Fix: see --help"),

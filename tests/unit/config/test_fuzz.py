@@ -27,6 +27,7 @@ _FREE = st.recursive(
 )
 _SPECIAL = {
     "run.name": st.from_regex(r"\A[a-z0-9][a-zA-Z0-9_.-]{0,20}\Z"),
+    "run.tags": st.lists(st.from_regex(r"\A[a-z0-9.:/ -]{0,20}[a-z]\Z").map(str.strip), max_size=3, unique=True),
     "telemetry.status_bridge": st.sampled_from(["127.0.0.1:61000", "[::1]:1", "host:80"]),
     "model.config": st.dictionaries(_TEXT, _FREE, max_size=3),
     "inner_optimizer.name": st.from_regex(r"\A[A-Za-z]\w{0,20}\Z", fullmatch=True),

@@ -54,6 +54,12 @@ def test_account_before_the_first_round_has_no_figures(tmp_path: Path) -> None:
     assert list(subjects(make_run(tmp_path))) == ["run", "state", "training", "go on"]
 
 
+def test_account_has_notes_and_tags_in_a_line_each(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, run={"notes": "with a larger\nbatch", "tags": ["baseline", "long run"]})
+    lines = subjects(folder)
+    assert (lines["notes"], lines["tags"]) == ("with a larger batch", "baseline, long run")
+
+
 def test_command_that_goes_on_is_one_that_resumes_the_run(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "my runs", commits=1)
     words = shlex.split(subjects(folder)["go on"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.history.overview import TITLES, State, aligned, overview, overviews, rows
+from hypha_ray.history.overview import State, aligned, listing, overview, overviews
 from hypha_ray.store.directory import RunDirectory
 from tests.support.run_folders import evaluation, make_run, round_record
 
@@ -89,7 +89,7 @@ def test_newest_run_is_first_and_other_folders_are_no_runs(tmp_path: Path) -> No
     (tmp_path / "notes.txt").write_text("")
     listed, unreadable = overviews(tmp_path)
     assert ([run.name for run in listed], unreadable) == (["new", "middle", "old"], [])
-    assert [row[4] for row in rows(listed, 400.0)] == ["1m40s", "3m20s", "5m00s"]
+    assert [row[4] for row in list(listing(listed, 400.0))[1:]] == ["1m40s", "3m20s", "5m00s"]
 
 
 def test_damaged_runs_do_not_stop_the_list(tmp_path: Path) -> None:
@@ -110,12 +110,19 @@ def test_lines_have_a_column_for_each_figure_and_a_dash_for_each_missing_one(tmp
     empty = make_run(tmp_path, "a-longer-name")
     for file in (*folder.glob("*.*"), *empty.glob("*.*")):
         os.utime(file, (0.0, 0.0))
-    lines = list(aligned([TITLES, *rows([overview(folder), overview(empty)], 7200.0)]))
+    lines = list(aligned(listing([overview(folder), overview(empty)], 7200.0)))
     assert lines == [
         "run            state        round  objective        age    workers  cost",
         "first          interrupted  1/3    val_loss 3.5000  2h00m  2        -",
         "a-longer-name  interrupted  0/3    -                2h00m  -        -",
     ]
+
+
+def test_tags_have_a_column_if_any_run_has_one(tmp_path: Path) -> None:
+    tagged = make_run(tmp_path, run={"tags": ["baseline", "long run"]})
+    lines = list(listing([overview(tagged), overview(make_run(tmp_path, "other"))], 7200.0))
+    assert [line[-1] for line in lines] == ["tags", "baseline, long run", ""]
+    assert overview(tagged).as_json()["tags"] == ["baseline", "long run"]
 
 
 def test_json_of_a_run_has_its_folder_and_the_time_of_its_last_record(tmp_path: Path) -> None:
@@ -133,6 +140,7 @@ def test_json_of_a_run_has_its_folder_and_the_time_of_its_last_record(tmp_path: 
         "value": 4.0,
         "workers": 2,
         "cost": None,
+        "tags": [],
         "last_record": "1970-01-02T00:00:00+00:00",
     }
 

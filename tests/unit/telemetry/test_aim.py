@@ -20,7 +20,11 @@ from tests.support.fleet import fleet_records
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 ROOT = Path(__file__).parents[3]
-CONFIG = {"rounds": {"update_rounds": 2}, "model": {"repository": None}}
+CONFIG = {
+    "run": {"notes": "larger batch", "tags": ["baseline", "a: b"]},
+    "rounds": {"update_rounds": 2},
+    "model": {"repository": None},
+}
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +94,10 @@ def test_aim_has_the_numbers_of_the_metrics_file(tmp_path: Path) -> None:
 def test_aim_keeps_configuration_and_summary(run: Any) -> None:
     assert run["config"] == CONFIG
     assert run["summary"] == {"rounds": 2, "loss": 2.5}
+
+
+def test_aim_has_the_labels_of_the_run(run: Any) -> None:
+    assert (run.description, sorted(run.tags)) == ("larger batch", ["a: b", "baseline"])
 
 
 def test_aim_run_is_named_closed_and_without_system_metrics(run: Any) -> None:

@@ -84,12 +84,14 @@ def test_mlflow_has_the_curves_of_the_metrics_file_and_one_run_an_attempt(
 def test_mlflow_of_two_runs_with_one_folder_has_both(tmp_path: Path) -> None:
     for run in ("first", "second"):
         sinks = build(tmp_path / run, run, ["mlflow"], patience_s=240.0, trackers=str(tmp_path / "all"))
-        sinks.start(CONFIG)
+        sinks.start(CONFIG | {"run": {"notes": "larger batch", "tags": ["baseline", "a: b"]}})
         sinks.record({"kind": "eval", "round": 0, "val_loss": 2.0})
         sinks.close()
     found = runs_of(client_of(f"sqlite:///{tmp_path / 'all' / 'mlflow.db'}"))
     assert [run.info.run_name for run in found] == ["first", "second"]
     assert [run.data.metrics["eval/val_loss"] for run in found] == [2.0, 2.0]
+    labels = {"mlflow.note.content": "larger batch", "baseline": "baseline", "a_ b": "a: b"}
+    assert [labels.items() <= run.data.tags.items() for run in found] == [True, True]
 
 
 def test_mlflow_goes_where_its_variables_say_and_takes_names_with_other_characters(

@@ -34,7 +34,7 @@ def written(directory: Path, folder: str = "tensorboard") -> Any:
 @needs_tensorboard
 def test_tensorboard_has_the_curves_of_the_metrics_file(tmp_path: Path) -> None:
     sinks = build(tmp_path, "fleet", ["tensorboard"], patience_s=120.0)
-    sinks.start({"rounds": {"update_rounds": 2}})
+    sinks.start({"run": {"notes": "larger batch", "tags": ["baseline", "long"]}, "rounds": {"update_rounds": 2}})
     for record in fleet_records():
         sinks.record(record)
     sinks.summary({"rounds": 2, "loss": 2.5})
@@ -53,6 +53,8 @@ def test_tensorboard_has_the_curves_of_the_metrics_file(tmp_path: Path) -> None:
                 assert [point.step for point in curve] == [r["round"] for r in mine if r[name] is not None]
     assert found.Scalars("summary/loss")[0].value == 2.5
     assert b"update_rounds" in found.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
+    assert found.Tensors("notes/text_summary")[0].tensor_proto.string_val[0] == b"larger batch"
+    assert found.Tensors("tags/text_summary")[0].tensor_proto.string_val[0] == b"baseline, long"
 
 
 @needs_tensorboard

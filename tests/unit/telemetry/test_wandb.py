@@ -105,6 +105,14 @@ def test_wandb_has_the_curves_of_the_metrics_file(tmp_path: Path) -> None:
     assert run.config["rounds"] == CONFIG["rounds"] and run.config["dataset"] == {"path": "sftp://me:***@host/data"}
 
 
+def test_wandb_has_the_labels_of_the_run(tmp_path: Path) -> None:
+    sinks = build(tmp_path, "fleet", ["wandb"], patience_s=120.0)
+    sinks.start(CONFIG | {"run": {"notes": "larger batch", "tags": ["baseline", "a: b"]}})
+    sinks.close()
+    (run,) = reopened(tmp_path)
+    assert (run.run.notes, list(run.run.tags)) == ("larger batch", ["baseline", "a: b"])
+
+
 def test_wandb_has_a_run_in_the_same_group_for_the_resumed_job(tmp_path: Path) -> None:
     records = fleet_records()
     killed = [record for record in records if record["round"] <= 2]
