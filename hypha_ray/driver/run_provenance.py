@@ -16,17 +16,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypha_ray
 from hypha_ray.data.storage.files import Place
 from hypha_ray.data.storage.url_folder import is_url
-from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.errors import ConfigError, HyphaError, reason_of
 from hypha_ray.history.overview import PROVENANCE
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import EVENTS, read_json, read_jsonl
 from hypha_ray.texts import redacted
+
+if TYPE_CHECKING:
+    from hypha_ray.driver.datasets.data_source import DataSource
 
 PACKAGES = (
     "ray",
@@ -42,12 +44,18 @@ PACKAGES = (
     "protobuf",
 )
 """Packages whose versions may change the results of a run; missing ones are left out."""
+CHECKOUT = Path(hypha_ray.__file__).parents[1]
+"""Folder that has the package: a checkout, unless the package is installed."""
 _GIT_S = 10.0
 """Longest time for an answer of git."""
 
 
 def record_start(
-    directory: RunDirectory, source: DataSource, command: Sequence[str] | None, nodes: Sequence[Mapping[str, Any]]
+    directory: RunDirectory,
+    source: DataSource,
+    command: Sequence[str] | None,
+    nodes: Sequence[Mapping[str, Any]],
+    secrets: Sequence[str] = (),
 ) -> None:
     """Write the account of a start over that of the start before, which becomes the last one of `earlier`.
 
@@ -56,6 +64,7 @@ def record_start(
         source: the dataset.
         command: the command; None if a program called `hypha_ray.train`.
         nodes: nodes of the cluster, as `ray.nodes` has them.
+        secrets: names of the environment variables that have credentials of the job.
 
     Raises:
         ConfigError: the folder can't be written.
@@ -66,7 +75,7 @@ def record_start(
     earlier = []
     if last_start:
         earlier = [*last_start.pop("earlier", []), last_start]
-    _write(directory, {**_start(source, command, nodes), "earlier": earlier})
+    _write(directory, {**_start(source, command, nodes), "secrets": list(secrets), "earlier": earlier})
 
 
 def record_devices(directory: RunDirectory) -> None:
@@ -118,7 +127,6 @@ def _record_error(directory: RunDirectory, text: str | None) -> None:
 
 
 def _start(source: DataSource, command: Sequence[str] | None, nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    checkout = Path(hypha_ray.__file__).parents[1]
     folder = Path.cwd()
     return {
         "wall_time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -127,8 +135,8 @@ def _start(source: DataSource, command: Sequence[str] | None, nodes: Sequence[Ma
         "user": _user(),
         "host": socket.gethostname(),
         "versions": versions(),
-        **_commit(checkout),
-        "working_folder": None if folder == checkout else _commit(folder),
+        **commit_of(CHECKOUT),
+        "working_folder": None if folder == CHECKOUT else commit_of(folder),
         "hosts": [_host(node) for node in nodes if node.get("Alive")],
         "devices": {},
         "settings": {},
@@ -151,7 +159,7 @@ def versions() -> dict[str, str]:
     return versions
 
 
-def _commit(folder: Path) -> dict[str, Any]:
+def commit_of(folder: Path) -> dict[str, Any]:
     """Return the commit of a folder that is a git checkout, and whether files of it have changed; None otherwise."""
     if not (folder / ".git").exists():
         return {"commit": None, "uncommitted_changes": None}

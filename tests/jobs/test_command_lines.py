@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 JOBS = (
     "prepare",
     "data",
+    "doctor",
     "evaluate",
     "generate",
     "export",
@@ -26,6 +27,7 @@ JOBS = (
     "sync",
     "grpo",
     "ppo",
+    "rerun",
     "market",
     "simulate",
 )
@@ -73,6 +75,12 @@ def shell(command: str, cwd: Path, **environment: str) -> subprocess.CompletedPr
         ("market.py --price 0", 2, "error[CFG011]: --price is for --offer alone"),
         ("market.py --offer --withdraw", 2, "error[CFG011]: --offer and --withdraw exclude each other"),
         ("market.py --open --close", 2, "error[CFG011]: --open and --close exclude each other"),
+        ("rerun.py r --anywya", 2, "error[CFG001]: unknown flag --anywya. Fix: did you mean --anyway?"),
+        ("rerun.py r --resume", 2, "error[CFG001]: unknown flag --resume. Fix: leave it out"),
+        ("rerun.py nosuch", 5, "error[CKPT001]: there is no run 'nosuch'"),
+        ("rerun.py", 2, "error[CFG012]: --run is missing"),
+        ("doctor.py --jsn f", 2, "error[CFG001]: unknown flag --jsn. Fix: did you mean --json?"),
+        ("doctor.py --json no/such/file", 2, "error[CFG008]: --json can't be used"),
         ("prepare.py digits", 2, "error[CFG015]: unexpected argument 'digits'"),
         (r"plot.py --run $'no\xff'", 5, "error[CKPT001]: "),
         (r"prepare.py --source $'no\xff.txt' --out d", 3, "error[DATA030]: there is no file or folder no?.txt"),

@@ -47,6 +47,8 @@ ELSEWHERE = {
     r"python jobs/(grpo|ppo)\.py .*": "tests/jobs/test_grpo.py and test_ppo.py",
     r"python jobs/evaluate\.py .*--lm-eval .*": "tests/jobs/test_evaluate.py, with a task of the page",
     r"python jobs/(compare|configs|explain|runs|show)\.py.*": "tests/jobs/test_looking.py",
+    r"python jobs/doctor\.py.*": "tests/cluster/test_nodes.py, tests/unit/driver/test_doctor.py",
+    r"python jobs/rerun\.py .*": "tests/jobs/test_plugins.py, and refusals in tests/unit/driver/test_rerun.py",
     r"python jobs/simulate\.py --from .*": "tests/jobs/test_simulate_from.py, from a recorded run",
     r"source <\(hypha-ray --completion bash\)|hypha-ray --completion .*": "tests/unit/history/test_completion.py",
     r"python -m venv ~/mlflow": "beside a checkout, by hand: MLflow's pages need packages that CI doesn't install",

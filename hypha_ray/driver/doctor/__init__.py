@@ -1,0 +1,1 @@
+"""Examination of this machine and of the cluster that it belongs to."""
