@@ -19,6 +19,7 @@ from hypha_ray.config.load import Loaded, require_complete, require_secrets
 from hypha_ray.data.catalogue import is_served
 from hypha_ray.data.mixture import COPY
 from hypha_ray.driver.attempts import records
+from hypha_ray.driver.credentials import variables_in_use
 from hypha_ray.driver.datasets.classes import with_classes, with_sample_tokens
 from hypha_ray.driver.datasets.data_source import DataSource, opened, run_copy
 from hypha_ray.driver.find_run import no_run
@@ -389,7 +390,7 @@ def _record(
     """Write the inputs of the run, its command and its nodes to the run directory; its devices when the stack ends."""
     keep_identity(job, directory)
     source.keep(directory)
-    record_start(directory, source, command, ray.nodes())
+    record_start(directory, source, command, ray.nodes(), variables_in_use(job))
     stack.callback(record_devices, directory)
 
 

@@ -49,6 +49,8 @@ _PARENT = Path(__file__).parents[2]
 _SWITCHES = ("--dry-run", "--help", "--resume")
 _RUN_OPTIONS = frozenset({"--resume", "--run"})
 """Options whose value may be the name of a run."""
+_TAKE_KEYS = frozenset({"rerun"})
+"""Jobs with options of their own that take a job file's keys, too."""
 _TAKE_RUNS = frozenset({"compare", "export", "plot", "rerun", "report", "show"})
 """Jobs that take runs by position."""
 
@@ -115,14 +117,18 @@ def _options(script: Path) -> list[str]:
     tree = ast.parse(script.read_text(encoding="utf-8"))
     name = _options_class(tree)
     if name is None:
-        from hypha_ray.config.keys import EACH, keys
+        return [*_SWITCHES, *_key_flags()]
+    flags = ["--help", *_flags_of(name, tree)]
+    if script.stem in _TAKE_KEYS:
+        flags += _key_flags()
+    return flags
 
-        flags = list(_SWITCHES)
-        for path, key in keys().items():
-            if EACH not in path:
-                flags.append(f"--{key.name}")
-        return flags
-    return ["--help", *_flags_of(name, tree)]
+
+def _key_flags() -> list[str]:
+    """Flags of the keys of the job file, but for those of tables in arrays."""
+    from hypha_ray.config.keys import EACH, keys
+
+    return [f"--{key.name}" for path, key in keys().items() if EACH not in path]
 
 
 def _options_class(tree: ast.Module) -> str | None:

@@ -31,7 +31,7 @@ def test_job_trains_with_the_members_beside_it(small_job: Path, head: str, tmp_p
         files[-1].write_text(piece, encoding="utf-8")
     arguments = [word for file in files for word in ("@", str(file))]
     with jobs_in(tmp_path / "home", place, head) as run_job:
-        done = run_job(*arguments, "--run.name", "own", "--dataset.path", data)
+        done = run_job(*arguments, "--run.name", "own", "--dataset.path", data, "--run.mode", "replay")
         assert done.returncode == 0, done.stderr
         run = run_job.home / "own"
         lines = [json.loads(line) for line in (run / "lines.txt").read_text().splitlines()]
@@ -41,12 +41,37 @@ def test_job_trains_with_the_members_beside_it(small_job: Path, head: str, tmp_p
         assert rounds[0]["bytes_up"] < rounds[0]["bytes_down"] / 3  # A sign has 8 bits of 32.
         identity = json.loads((run / "identity.json").read_text())
         assert {"sync.codec signs:Signs", "outer_optimizer.name heavy_ball:HeavyBall"} <= identity.keys()
+        repeat(run, tmp_path / "elsewhere", head)
         with (place / "heavy_ball.py").open("a") as file:
             file.write("# changed\n")
-        again = run_job(
-            *arguments, "--run.name", "own", "--dataset.path", data, "--rounds.update_rounds", "4", "--resume"
-        )
+        again = run_job("--resume", "own", "--rounds.update_rounds", "4")
         assert again.returncode == 5 and "CKPT007" in again.stderr and "heavy_ball" in again.stderr
+
+
+def repeat(run: Path, place: Path, head: str) -> None:
+    """Repeat a run from another folder, which has none of its modules; its rounds have the same weights.
+
+    The command that the new run tells is a whole one: it goes on with that run.
+    """
+    place.mkdir()
+    (place / "jobs").symlink_to(ROOT / "jobs")
+    with jobs_in(run.parent, place, head) as run_job:
+        done = run_job(run.name, "--run.name", "again", "--anyway", script="rerun")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == f"run: {run.with_name('again')}"
+        assert hashes(run.with_name("again")) == hashes(run) and len(hashes(run)) == 3
+    account = json.loads((run.with_name("again") / "provenance.json").read_text())
+    _, script, *words = account["command"]
+    assert Path(script).name == "diloco.py" and account["folder"] == str(run.parents[1] / "beside")
+    with jobs_in(run.parent, Path(account["folder"]), head) as run_job:
+        done = run_job(*words)
+        assert done.returncode == 0 and "run again has all of its 3 rounds" in done.stderr, done.stderr
+
+
+def hashes(run: Path) -> list[str]:
+    """The sha256 of the weights after each round."""
+    records = [json.loads(file.read_text()) for file in sorted((run / "commits").glob("round_*.json"))]
+    return [record["theta_sha256"] for record in records]
 
 
 @pytest.mark.parametrize("name", ["not_here:Codec", "int9"])

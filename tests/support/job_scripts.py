@@ -21,7 +21,7 @@ ALONE = {"RAY_ADDRESS": ""}
 """Variables of a job that starts a Ray of its own, whatever cluster is there."""
 PHASE = re.compile(r"\[ *\d+\.\ds\] ")
 """Beginning of a line that says what a job does."""
-TRAINERS = ("diloco", "grpo", "ppo", "sync")
+TRAINERS = ("diloco", "grpo", "ppo", "rerun", "sync")
 """Scripts whose runs have plots in the end, which take as long as the training of a small model."""
 PATIENCE_S = 60.0
 """Longest wait for processes that are about to end, on the busiest machine."""

@@ -46,7 +46,8 @@ def test_options_of_a_training_job_are_the_keys_of_the_job_file() -> None:
 
 
 def test_options_of_another_job_are_its_own() -> None:
-    assert completed("runs --") == ["--dir", "--help", "--json"]
+    assert completed("runs --") == ["--dir", "--help", "--json", "--tag"]
+    assert set(completed("rerun texts-1 --")) > {"--anyway", "--dry-run", "--run", "--run.name", "--rounds.epochs"}
     assert "--samples-per-slice" in completed("prepare --")  # Its options are those of the package.
     assert completed("evaluate --max-") == ["--max-response-tokens"]
 
