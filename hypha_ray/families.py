@@ -50,6 +50,7 @@ SINKS = Family(
         "tensorboard": "hypha_ray.telemetry.sinks.tensorboard:TensorBoard",
         "wandb": "hypha_ray.telemetry.sinks.wandb:WeightsAndBiases",
         "mlflow": "hypha_ray.telemetry.sinks.mlflow:MLflow",
+        "trackio": "hypha_ray.telemetry.sinks.trackio:Trackio",
     },
     "a class with the methods of hypha_ray.telemetry.sinks.base.Sink",
     methods={"start": 1, "record": 1, "event": 1, "summary": 1, "close": 0},

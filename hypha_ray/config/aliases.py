@@ -96,7 +96,7 @@ _KEYS = {
     "checkpoint.every_rounds": "save_steps save_every save_interval save_strategy",
     "checkpoint.keep": "save_total_limit keep_checkpoints",
     "checkpoint.push": "push_to_hub hub_model_id",
-    "telemetry.sinks": "report_to logger loggers wandb tensorboard mlflow log_with",
+    "telemetry.sinks": "report_to logger loggers wandb tensorboard mlflow trackio log_with",
 }
 _RESUME = frozenset(("resume_from_checkpoint", "resume_from", "load", "ckpt", "ckpt_path", "checkpoint", "restore"))
 _FILE = frozenset(("config", "config_file", "cfg", "conf", "job", "job_file", "file"))

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hypha_ray.config.alerts import flaws_of_alerts
 from hypha_ray.config.assignments import Setting, merged
 from hypha_ray.config.conflicts import conflicts
 from hypha_ray.config.keys import Key, KeyPath, choice_remedy, key_at, shown, values
@@ -74,7 +75,9 @@ def _explained(error: ValidationError, settings: Sequence[Setting]) -> ConfigErr
     kind = first["type"]
     value = first["input"]
     key = _key_on(tuple(map(str, first["loc"])))
-    is_secret = key.secret or key.name.endswith("_variable")  # A key may be given in place of its variable's name.
+    is_secret = key.secret or key.name.endswith(
+        ("_variable", "url_env")
+    )  # A key may be given in place of its variable's name.
     got = "a value that is kept secret" if is_secret else shown(value)
     allowed = str(first["ctx"]["error"]) if kind == "value_error" else key.kind
     fix = f"{choice_remedy(value, key.kind)}, or leave it out"
@@ -109,6 +112,9 @@ def _agree(job: Job, settings: Sequence[Setting]) -> None:
     for first, second, fix in conflicts(job):
         problem = f"{_location(settings, first)} and {_location(settings, second)} exclude each other"
         raise ConfigError("CFG011", problem, fix=fix)
+    for flaw in flaws_of_alerts(job):
+        problem = f"{_location(settings, flaw.key)} {flaw.problem}"
+        raise ConfigError(flaw.code, problem, flaw.got, flaw.allowed, flaw.fix)
 
 
 def _limits(job: Job) -> Iterator[tuple[str, float | None, str, float | None]]:

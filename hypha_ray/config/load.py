@@ -23,6 +23,7 @@ from hypha_ray.config.document import Document, check, read
 from hypha_ray.config.keys import KeyPath, dotted, key_at, shown, values
 from hypha_ray.config.no_effect import keys_without_effect
 from hypha_ray.config.schema import Job, Model, Preprocessor
+from hypha_ray.config.tables.alerts import Alert
 from hypha_ray.config.tables.rewards import RewardModel
 from hypha_ray.errors import ConfigError
 from hypha_ray.texts import is_redacted, redacted, redacted_tree
@@ -235,7 +236,7 @@ T = TypeVar("T", Model, Preprocessor, RewardModel)
 
 
 def with_absolute_folders(job: Job) -> Job:
-    """Name folders of the model, the preprocessor, the reward model and the trackers absolutely; names of a hub stay.
+    """Name folders of models, preprocessor and trackers, and programs of alerts, absolutely; names of a hub stay.
 
     Actors need it, which run in another working directory than the driver. The job file that a run keeps has the names
     as they were given, so a project may be moved.
@@ -245,6 +246,7 @@ def with_absolute_folders(job: Job) -> Job:
     folders = {
         "trackers": _absolute_path(job.telemetry.trackers),
         "aim_repository": _absolute_path(job.telemetry.aim_repository),
+        "alerts": list(map(_with_absolute_program, job.telemetry.alerts)),
     }
     tables = {
         "model": _with_absolute_repository(job.model),
@@ -259,6 +261,13 @@ def _absolute_path(folder: str | None) -> str | None:
     if folder is None or "://" in folder:
         return folder
     return str(Path(folder).expanduser().absolute())
+
+
+def _with_absolute_program(alert: Alert) -> Alert:
+    """The alert with the path of its program, if it is given as a path; a bare name is looked up where it runs."""
+    if not alert.command or "/" not in alert.command[0]:
+        return alert
+    return alert.model_copy(update={"command": [_absolute_path(alert.command[0]), *alert.command[1:]]})
 
 
 def _with_absolute_repository(table: T) -> T:

@@ -72,6 +72,13 @@ def identifier(text: str) -> str:
     return text
 
 
+def variable(name: str) -> str:
+    """Check the name of an environment variable."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise ValueError("the name of an environment variable")
+    return name
+
+
 def hub_id(text: str) -> str:
     """Check the name of a repository of a hub, with its owner."""
     if not re.fullmatch(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", text):

@@ -78,7 +78,7 @@ class Scheduler(ListedActor):
         """Commits that the end of the run waits for; a failed one stays, so that its error is raised there."""
         self._unwritten: list[dict[str, Any]] = []
         """Fields of the commits that wait for room on the disk."""
-        self._telemetry = TelemetryClient(job.num_workers)
+        self._telemetry = TelemetryClient(job.num_workers, job.telemetry.alerts)
         self._actors = RunActors(job, run, directory, owner, self._telemetry.replaced, from_dataset)
         self._telemetry.telemetry = self._actors.telemetry
         self._weights = GlobalWeights(job, self._actors)
@@ -173,6 +173,7 @@ class Scheduler(ListedActor):
                 lost_s=await asyncio.to_thread(uncommitted_s, self._directory, survey.state.get("totals", {})),
             )
         await asyncio.to_thread(rewind, metrics, resume_point.next_round)
+        await asyncio.to_thread(self._telemetry.recall, self._directory)
         await self._costs.recall()
         self._telemetry.open()
         return resume_point

@@ -65,6 +65,10 @@ class Telemetry(ListedActor):
             trackers=telemetry.trackers,
             options=telemetry.sinks_options,
         )
+        if telemetry.alerts:
+            from hypha_ray.telemetry.sinks.notifications import notifications
+
+            self._sinks.add(notifications(telemetry.alerts, run))
         self._sinks.start(config)
 
     def write(self, records: Sequence[Record], events: Sequence[Record] = ()) -> list[str]:

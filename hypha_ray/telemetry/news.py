@@ -38,7 +38,9 @@ SENTENCES = {
     "revive": Sentence("{} was replaced", "{} actors were replaced"),
 }
 """Words for kinds of events, to which the reason is added."""
-KINDS = frozenset({*SENTENCES, "waiting", "machine_loss", "stop", "problem"})
+ALERT_WORDS = {"alert": "alert", "alert_over": "alert over"}
+"""Beginnings of the lines about alerts, by the kind of event; each has a line of its own."""
+KINDS = frozenset({*SENTENCES, "waiting", "machine_loss", "stop", "problem", "alert", "alert_over"})
 """The kinds of events that are news."""
 
 
@@ -67,6 +69,8 @@ class News:
         """Earliest time of the next line, by kind, in monotonic seconds."""
         self._excluded: set[int] = set()
         self._problems = Problems()
+        self._alerts: list[str] = []
+        """Lines about alerts that aren't returned yet."""
         self._begun = False
         """Whether the first round has begun."""
 
@@ -79,6 +83,8 @@ class News:
             self._not_before.pop("join", None)
         elif kind == "problem":
             self._problems.add(_line(event["text"]))
+        elif kind in ALERT_WORDS:
+            self._alerts.append(f"{ALERT_WORDS[kind]}: {_line(event['text'])}")
         elif kind in KINDS and not (kind == "loss" and event["worker"] in self._excluded):
             if kind == "exclude":  # The loss that follows isn't reported again.
                 self._excluded.add(event["worker"])
@@ -91,7 +97,8 @@ class News:
 
         If one kind is due, all events that wait are reported with it, so lines are in the order of the events.
         """
-        lines = self._problems.lines(now, everything)
+        lines = self._problems.lines(now, everything) + self._alerts
+        self._alerts = []
         if any(everything or now >= self._not_before.get(kind, now) for kind in self._waiting):
             reported = self._waiting
             self._waiting = {}

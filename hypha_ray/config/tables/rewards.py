@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from hypha_ray.config.value_types import Count, Positive, Table
+from hypha_ray.config.value_types import Count, Positive, Table, variable
 from hypha_ray.plugins import Plugin
 
 
@@ -57,13 +57,6 @@ def judge_pattern(text: str) -> str:
     if groups != 1:
         raise ValueError("a regular expression with one group")
     return text
-
-
-def variable(name: str) -> str:
-    """Check the name of an environment variable."""
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError("the name of an environment variable")
-    return name
 
 
 class Judge(Table):

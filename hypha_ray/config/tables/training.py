@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
+from hypha_ray.config.tables.alerts import Alert
 from hypha_ray.config.value_types import (
     Count,
     Fraction,
@@ -141,10 +142,13 @@ class Telemetry(Table):
     )
     sinks_options: dict[str, Any] | None = Field(None, description="options of your own sinks: a table for each name")
     trackers: str | None = Field(
-        None, description="folder that Aim, TensorBoard, W&B and MLflow share for all runs; default: the run directory"
+        None, description="folder that Aim, TensorBoard, W&B, MLflow and trackio share for all runs; default: the run's"
     )
     plots: bool = Field(True, description="draw the run's plots at its end; jobs/plot.py draws them at any time")
     aim_repository: str | None = Field(None, description="local Aim repository; default: telemetry.trackers")
     status_bridge: Annotated[str, AfterValidator(target)] | None = Field(
         None, description="host:port of a connector that every number is posted to"
+    )
+    alerts: list[Alert] = Field(
+        [], fail_fast=True, description="conditions on metrics, and the webhooks or programs that are told of them"
     )

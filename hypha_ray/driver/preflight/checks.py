@@ -7,10 +7,12 @@ Cheap checks come first. Checks of the model use its skeleton on the meta device
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hypha_ray.config import Job
+from hypha_ray.config.alerts import check_destinations
 from hypha_ray.config.checks import check_options, plugin_uses
 from hypha_ray.config.tables.rewards import MODEL
 from hypha_ray.driver.datasets.data_source import DataSource
@@ -33,6 +35,7 @@ def check_job(job: Job) -> None:
 
     """
     check_built_in(job)
+    check_destinations(job, os.environ)
     if job.model.quantization is not None:
         from hypha_ray.model.loading.quantized import check_quantization
 

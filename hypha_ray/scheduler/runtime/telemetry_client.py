@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from ray.exceptions import RayError
 
+from hypha_ray.config.tables.alerts import Alert
 from hypha_ray.errors import HyphaError
 from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor
+from hypha_ray.telemetry.alerts import CLOCK_S, AlertBook, Notice
 from hypha_ray.telemetry.news import News
 from hypha_ray.telemetry.sinks.files import Record, stamped
 
@@ -31,10 +35,11 @@ class TelemetryClient:
 
     Args:
         workers: number of workers that the job wants; None: unknown.
+        alerts: alerts of the job, which are told as events.
 
     """
 
-    def __init__(self, workers: int | None = None) -> None:
+    def __init__(self, workers: int | None = None, alerts: Sequence[Alert] = ()) -> None:
         self.telemetry: SupervisedActor | None = None
         """Telemetry actor; None until it is started."""
         self._records: list[Record] = []
@@ -46,6 +51,9 @@ class TelemetryClient:
         """Task that sends; None until telemetry may open its files."""
         self._closing = False
         self._dropped = 0
+        self._alerts = AlertBook(alerts, time.monotonic())
+        self._clock: asyncio.Task[None] | None = None
+        """Task that looks at the clock for alerts; None without alerts."""
         self._news = News(workers)
         self._shown: list[dict[str, Any]] = []
         """Records that the driver hasn't received yet."""
@@ -57,6 +65,13 @@ class TelemetryClient:
         if self._sender is None:
             loop = asyncio.get_running_loop()
             self._sender = loop.create_task(self._send())
+            if self._alerts:
+                self._clock = loop.create_task(self._look_at_the_clock())
+
+    def recall(self, directory: Path) -> None:
+        """Go on with the alerts of earlier attempts, by the files of the run directory."""
+        if self._alerts:
+            self._alerts.recall(directory, time.monotonic())
 
     def record(self, fields: Record) -> None:
         """Send a record to metrics.jsonl and the sinks, with the time of day, and to the driver."""
@@ -68,12 +83,16 @@ class TelemetryClient:
             self._due.set()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(BATCH_S, self._due.set)
+        if self._alerts:
+            self._tell(self._alerts.add_record(fields, time.monotonic()))
 
     def event(self, fields: Record) -> None:
         """Send an event to events.jsonl, with the time of day; the driver gets a line of text if it is news."""
         self._news.add_event(fields)
         self._put(self._events, stamped(fields))
         self._due.set()
+        if self._alerts and fields["kind"] not in ("alert", "alert_over"):
+            self._tell(self._alerts.add_event(fields, time.monotonic()))
 
     def note(self, kind: str, **fields: Any) -> None:
         """Send an event of this moment."""
@@ -108,6 +127,8 @@ class TelemetryClient:
         self.open()
         self._closing = True
         self._due.set()
+        if self._clock is not None:
+            self._clock.cancel()
         try:
             if self._sender is not None:
                 await asyncio.wait({self._sender}, timeout=FINISH_S)
@@ -117,6 +138,27 @@ class TelemetryClient:
             return dict(await summary)
         except (TimeoutError, RayError, HyphaError):
             return {}
+
+    def _tell(self, notices: Iterable[Notice]) -> None:
+        """Send the events of alerts."""
+        for notice in notices:
+            self.note(
+                "alert_over" if notice.is_over else "alert",
+                alert=notice.alert.title,
+                metric=notice.alert.metric,
+                op=notice.alert.op,
+                value=notice.value,
+                limit=notice.limit,
+                round=notice.round,
+                worker=notice.worker,
+                text=notice.text,
+            )
+
+    async def _look_at_the_clock(self) -> None:
+        """Tell alerts that no record or event makes due."""
+        while True:
+            await asyncio.sleep(CLOCK_S)
+            self._tell(self._alerts.look(time.monotonic()))
 
     def _put(self, queue: list[Record], fields: Record) -> None:
         if len(self._records) + len(self._events) < BACKLOG:

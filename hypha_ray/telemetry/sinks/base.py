@@ -12,7 +12,7 @@ import queue
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -251,8 +251,14 @@ class Composite:
 
     def __init__(self, files: Files, isolated: Sequence[Isolated] = (), patience_s: float = PATIENCE_S) -> None:
         self._sinks: list[Files | Isolated] = [files, *isolated]
-        self._isolated = isolated
+        self._isolated = list(isolated)
         self._patience_s = patience_s
+
+    def add(self, isolated: Iterable[Isolated]) -> None:
+        """Add further sinks, before the start."""
+        further = list(isolated)
+        self._sinks += further
+        self._isolated += further
 
     def start(self, config: Record) -> None:
         """Start every sink."""

@@ -6,12 +6,14 @@ import importlib.util
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.telemetry.sinks.files import Record, plain
+from hypha_ray.telemetry.sinks.files import Record, newest_records, plain
 
 
 class ExportLosses(Protocol):
@@ -83,11 +85,16 @@ class Gauge:
 METRICS = (
     Gauge("hypha_loss", "round", "loss", "1", "mean training loss of the round"),
     Gauge("hypha_val_loss", "eval", "val_loss", "1", "validation loss of the global weights"),
+    Gauge("hypha_reward", "round", "reward", "1", "mean reward of the round's responses"),
+    Gauge("hypha_val_reward", "eval", "reward", "1", "mean reward of the global weights' responses"),
+    Gauge("hypha_accuracy", "eval", "accuracy", "1", "share of validation samples that are classified rightly"),
+    Gauge("hypha_learning_rate", "round", "learning_rate", "1", "learning rate of the inner optimizer"),
     Gauge("hypha_samples_per_second", "round", "samples_per_s", "{sample}/s", "samples trained on, all workers"),
     Gauge("hypha_tokens_per_second", "round", "tokens_per_s", "{token}/s", "tokens trained on, all workers"),
     Gauge("hypha_scored_per_second", "round", "scored_per_s", "{position}/s", "positions scored, all workers"),
     Gauge("hypha_mfu", "round", "mfu", "1", "operations of training, of those that all workers' GPUs are made for"),
     Gauge("hypha_round", "round", "round", "1", "number of the last complete round"),
+    Gauge("hypha_eta_seconds", "round", "eta_s", "s", "time left, if the other rounds take as long as these did"),
     Gauge("hypha_goodput", "round", "goodput", "1", "committed samples, of those that hired workers could have made"),
     Gauge("hypha_time_share", "round", "time_shares", "1", "part of the fleet's time, by its use", tag="kind"),
     Gauge("hypha_idle_fraction", "round", "idle_fraction", "1", "part of worker time spent at the barrier"),
@@ -96,6 +103,14 @@ METRICS = (
     Gauge("hypha_sync_seconds", "round", "sync_s", "s", "last delta ready to every worker merged"),
     Gauge("hypha_workers", "round", "workers", "{worker}", "workers in the round"),
     Gauge("hypha_worker_batch_seconds", "round", "batch_s", "s", "time of one batch on a worker", tag="worker"),
+    Gauge(
+        "hypha_worker_gradient_norm",
+        "step",
+        "gradient_norm",
+        "1",
+        "norm of a worker's last gradient, before clipping",
+        tag="worker",
+    ),
     Gauge("hypha_worker_mfu", "round", "mfu_by_worker", "1", "the same of a worker while it trains", tag="worker"),
     Gauge(
         "hypha_worker_peak_memory_bytes",
@@ -107,10 +122,11 @@ METRICS = (
     ),
     Gauge("hypha_worker_batches", "round", "batches", "{batch}", "batches of a worker in the round", tag="worker"),
 )
-
+COMMIT_AGE = Gauge("hypha_commit_age_seconds", "", "", "s", "time since the last commit, or since the attempt began")
+"""Gauge of the clock, which no record has."""
 
 KINDS = {metric.name: metric.kind for metric in METRICS}
-TAGS = {metric.name: metric.tag for metric in METRICS}
+TAGS = {metric.name: metric.tag for metric in (*METRICS, COMMIT_AGE)}
 NONE_LEFT = {"hypha_worker_batches": 0.0}
 """Value of a gauge for a worker that isn't in the round any more; other gauges have no value then."""
 
@@ -133,6 +149,9 @@ class Measurement:
         return tags
 
 
+_SIGNS_OF_LIFE = ("attempt", "commit")
+
+
 class Measures:
     """Extracts metrics from records; reports once when a metric has no value any more."""
 
@@ -142,17 +161,62 @@ class Measures:
     def measure(self, record: Record) -> list[Measurement]:
         """Return a record's finite values, and NaN for metrics that the previous record had and this one hasn't."""
         kind = record.get("kind")
+        reporter = str(record["worker"]) if kind == "step" else None
         measurements: list[Measurement] = []
         for metric in METRICS:
             if metric.kind == kind:
-                measurements += _finite_values(metric, record.get(metric.field))
+                field = record.get(metric.field)
+                measurements += _finite_values(metric, field if reporter is None else {reporter: field})
         present = {(measurement.metric, measurement.label) for measurement in measurements}
         of_kind = {(name, label) for name, label in self._known if KINDS[name] == kind}
-        ended = of_kind - present
-        self._known = (self._known | present) - ended
+        if reporter is not None:  # A report says nothing of other workers.
+            of_kind = {(name, label) for name, label in of_kind if label == reporter}
+        self._known |= present
+        return measurements + self._end(of_kind - present)
+
+    def departure(self, event: Record) -> list[Measurement]:
+        """Return NaN for metrics of a worker's reports, if the event tells that it is gone."""
+        if event["kind"] not in ("loss", "leave", "exclude"):
+            return []
+        worker = str(event["worker"])
+        return self._end({(name, label) for name, label in self._known if KINDS[name] == "step" and label == worker})
+
+    def _end(self, ended: set[tuple[str, str | None]]) -> list[Measurement]:
+        """Forget metrics, by name and label; return their last values."""
+        self._known -= ended
+        measurements: list[Measurement] = []
         for name, label in sorted(ended, key=lambda key: (key[0], key[1] or "")):
             measurements.append(Measurement(name, NONE_LEFT.get(name, math.nan), label))
         return measurements
+
+
+class CommitClock:
+    """Time since the last commit or, before the first one of an attempt, since the attempt began.
+
+    Args:
+        events: the events of the run so far, which an actor that takes another's place goes on from.
+
+    """
+
+    def __init__(self, events: Path) -> None:
+        self._latest: datetime | None = None
+        """Time of day of that event; None before the first one."""
+        with suppress(OSError):
+            for event in newest_records(events, _SIGNS_OF_LIFE).values():
+                self.add_event(event)
+
+    def add_event(self, event: Record) -> None:
+        """Take an event; those of other kinds change nothing."""
+        wall_time = event.get("wall_time")
+        if event["kind"] in _SIGNS_OF_LIFE and isinstance(wall_time, str):
+            time = datetime.fromisoformat(wall_time)
+            self._latest = time if self._latest is None else max(self._latest, time)
+
+    def age_s(self) -> float | None:
+        """Seconds since then, by the time of day; None before the first event."""
+        if self._latest is None:
+            return None
+        return max(0.0, (datetime.now(UTC) - self._latest).total_seconds())
 
 
 def _finite_values(metric: Gauge, field: object) -> Iterator[Measurement]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
-from hypha_ray.telemetry.sinks.files import Record
-from hypha_ray.telemetry.sinks.inputs import METRICS, ExportLosses, Measures, SinkPlace
+from hypha_ray.telemetry.sinks.files import EVENTS, Record
+from hypha_ray.telemetry.sinks.inputs import COMMIT_AGE, METRICS, CommitClock, ExportLosses, Measures, SinkPlace
 
 _CAPACITY = 1024
 """Most exports that wait for a collector: 17 hours of one a minute."""
@@ -72,6 +74,7 @@ class OpenTelemetry:
 
     def __init__(self, sink_place: SinkPlace) -> None:
         self._run = sink_place.run
+        self._events = sink_place.directory / EVENTS
         self._losses = sink_place.losses
         self._measures = Measures()
 
@@ -86,6 +89,9 @@ class OpenTelemetry:
             metric.name: meter.create_gauge(metric.name, unit=metric.unit, description=metric.description)
             for metric in METRICS
         }
+        self._clock = CommitClock(self._events)
+        age = COMMIT_AGE
+        meter.create_observable_gauge(age.name, [self._observe_age], unit=age.unit, description=age.description)
 
     def record(self, record: Record) -> None:
         """Set the gauges that the record has values for; a value that isn't set again isn't exported again."""
@@ -95,7 +101,8 @@ class OpenTelemetry:
             self._gauges[measurement.metric].set(measurement.value, measurement.tags(self._run))
 
     def event(self, event: Record) -> None:
-        """Events have no gauges."""
+        """Notice commits."""
+        self._clock.add_event(event)
 
     def summary(self, figures: Record) -> None:
         """Figures of a whole run have no gauges."""
@@ -103,6 +110,11 @@ class OpenTelemetry:
     def close(self) -> None:
         """Export for the last time and end the provider."""
         self._provider.shutdown()
+
+    def _observe_age(self, options: CallbackOptions) -> Iterable[Observation]:
+        """Time since the last commit at the moment of an export."""
+        age_s = self._clock.age_s()
+        return [] if age_s is None else [Observation(age_s, {"run": self._run})]
 
 
 def _resource(run: str) -> Resource:
