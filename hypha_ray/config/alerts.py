@@ -11,7 +11,6 @@ from hypha_ray.config.schema import Job
 from hypha_ray.config.tables.alerts import COMMIT_AGE, MEDIANS, Alert, find_metric, nearest_metric
 from hypha_ray.config.value_types import is_malformed
 from hypha_ray.errors import ConfigError
-from hypha_ray.figures import METRIC, metric_figure
 
 _METRICS = "a field of docs/telemetry.md, commit_age_s or workers"
 
@@ -68,8 +67,8 @@ def _of_metric(table: str, alert: Alert, job: Job) -> Iterator[AlertFlaw]:
     if metric.is_of_rl and job.rl.algorithm is None:
         fix = "take a metric of this job, or set rl.algorithm"
         yield AlertFlaw("CFG011", key, f"is {name}, which only jobs with rl.algorithm have", "", "", fix)
-    own_metrics = [metric_figure(member) for member in job.model.metrics]
-    if metric.field.startswith(METRIC) and metric.field not in own_metrics:
+    own_metrics = [f"metric/{member.rpartition(':')[2]}" for member in job.model.metrics]
+    if metric.field.startswith("metric/") and metric.field not in own_metrics:
         problem = "isn't among the job's model.metrics"
         yield AlertFlaw("CFG003", key, problem, shown(name), ", ".join(own_metrics), "add it to model.metrics")
     if metric.kind is None and alert.op in MEDIANS:

@@ -52,7 +52,7 @@ class Notice(NamedTuple):
         """One line for people, which counts rounds from one."""
         source = f" of worker {self.worker}" if self.worker is not None else ""
         condition = f"{self.alert.metric}{source} is {self.value:.6g}"
-        if not self.is_over:
+        if not self.is_over and not math.isnan(self.value):
             condition += f", {_comparison(self.alert, self.limit)}"
         if self.round is not None:
             condition += f", after round {self.round + 1}"

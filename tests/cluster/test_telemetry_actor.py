@@ -2,8 +2,12 @@
 
 import json
 import re
+import shutil
+import subprocess
 import threading
 import time
+import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +15,13 @@ from typing import Any
 
 import pytest
 import ray
+import yaml
 
 from hypha_ray.config.tables.training import Telemetry as TelemetrySettings
 from hypha_ray.telemetry.actor import Telemetry
-from hypha_ray.telemetry.sinks.files import read_jsonl
+from hypha_ray.telemetry.sinks.files import read_jsonl, stamped
+from hypha_ray.telemetry.sinks.inputs import METRICS, TAGS
+from tests.support.boards import FOLDER, expressions
 from tests.support.head_node import free_port
 
 DEADLINE_S = 60.0
@@ -41,6 +48,7 @@ def a_round(number: int) -> dict[str, Any]:
 
 
 RECORDS = [*(a_round(number) for number in range(3)), {"kind": "eval", "round": 2, "val_loss": 2.5, "perplexity": 12.2}]
+REPORT = {"kind": "step", "round": 2, "worker": 1, "gradient_norm": 0.75, "loss": 2.0}
 EVENTS = [{"kind": "join", "worker": 1, "monotonic_s": 1.0}, {"kind": "loss", "worker": 1, "monotonic_s": 2.0}]
 
 
@@ -102,8 +110,11 @@ def scrape(port: int, run: str, count: int) -> dict[tuple[str, str | None], floa
 
 @pytest.mark.parametrize("actor", [(["console", "prometheus"], "gauges")], indirect=True)
 def test_telemetry_gauges_appear_on_the_metrics_port(actor: Any, metrics_port: int) -> None:
-    ray.get(actor.write.remote(RECORDS))
-    assert scrape(metrics_port, "gauges", 13) == {
+    ray.get(actor.write.remote([*RECORDS, REPORT], [stamped({"kind": "commit", "round": 2})]))
+    values = scrape(metrics_port, "gauges", 15)
+    assert 0 <= values.pop(("hypha_commit_age_seconds", None)) < DEADLINE_S
+    assert values == {
+        ("hypha_worker_gradient_norm", "1"): 0.75,
         ("hypha_loss", None): 2.0,
         ("hypha_val_loss", None): 2.5,
         ("hypha_tokens_per_second", None): 500.0,
@@ -118,6 +129,57 @@ def test_telemetry_gauges_appear_on_the_metrics_port(actor: Any, metrics_port: i
         ("hypha_worker_batch_seconds", "0"): 0.25,
         ("hypha_worker_batch_seconds", "1"): 0.5,
     }
+
+
+@pytest.fixture
+def prometheus(metrics_port: int, tmp_path: Path) -> Iterator[str]:
+    """Address of a real Prometheus that scrapes the cluster every second, as Ray's own configuration does."""
+    scraped = {
+        "job_name": "ray",
+        "scrape_interval": "1s",
+        "static_configs": [{"targets": [f"127.0.0.1:{metrics_port}"]}],
+    }
+    settings = {"rule_files": [str(FOLDER / "alerts.yml")], "scrape_configs": [scraped]}
+    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(settings))
+    address = f"127.0.0.1:{free_port()}"
+    files = [f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/prometheus"]
+    command = ["prometheus", *files, f"--web.listen-address={address}", "--log.level=error"]
+    process = subprocess.Popen(command)
+    yield f"http://{address}"
+    process.kill()
+    process.wait()
+
+
+def asked(prometheus: str, query: str) -> list[dict[str, Any]]:
+    """Series that Prometheus has for a query now; none while it doesn't answer."""
+    url = f"{prometheus}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+    try:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            answer = json.loads(response.read())
+    except urllib.error.URLError:
+        return []
+    assert answer["status"] == "success", answer
+    return list(answer["data"]["result"])
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus isn't installed")
+@pytest.mark.parametrize("actor", [(["prometheus"], "boards")], indirect=True)
+def test_every_query_of_the_boards_finds_series_in_a_real_prometheus(actor: Any, prometheus: str) -> None:
+    records = [{"kind": kind, "round": 2, "worker": 1} for kind in ("round", "eval", "step")]
+    for gauge in METRICS:
+        for record in records:
+            if record["kind"] == gauge.kind:
+                record.setdefault(gauge.field, 0.5 if gauge.tag is None or gauge.kind == "step" else {"1": 0.5})
+    ray.get(actor.write.remote(records, [stamped({"kind": "commit", "round": 2})]))
+    waiting = dict.fromkeys(query.replace("$run", "boards") for _, query in expressions())
+    assert len(waiting) >= len(TAGS)
+    deadline = time.monotonic() + DEADLINE_S
+    while waiting and time.monotonic() < deadline:
+        threading.Event().wait(0.2)
+        waiting = {query: None for query in waiting if not asked(prometheus, query)}
+    assert not waiting
+    (series,) = asked(prometheus, 'ray_hypha_worker_gradient_norm{run="boards"}')
+    assert series["metric"]["worker"] == "1" and float(series["value"][1]) == 0.5
 
 
 @pytest.mark.parametrize("actor", [(["prometheus"], "leaving")], indirect=True)

@@ -33,7 +33,7 @@ TASK_FIELDS: Final = (
     *("scatters", "gathers", "broadcasts"),
 )
 """Figures of reinforcement learning, which are fields of rounds, reports and, some of them, of evaluations."""
-EVAL_FIELDS: Final = ("val_loss", "perplexity", "accuracy", "count", "seconds")
+EVAL_FIELDS: Final = ("val_loss", "perplexity", "accuracy", "count", "seconds", "elapsed_s")
 """Numeric fields of an evaluation's record."""
 STEP_FIELDS: Final = ("gradient_norm", "batch_s", "round_samples", "round_target")
 """Numeric fields that only a worker's report has."""

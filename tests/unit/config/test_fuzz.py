@@ -85,8 +85,19 @@ _DEPENDENT |= {
 }
 
 
-_TASKS = ("rl", "reward", "tasks")
-"""Tables whose keys need each other."""
+_NEEDING_EACH_OTHER = (("rl", "reward", "tasks"), ("telemetry", "alerts"))
+"""Arrays of tables whose keys need each other."""
+OF_ALERTS = Job.model_validate(
+    {
+        "telemetry": {
+            "alerts": [
+                {"metric": "commit_age_s", "op": ">", "value": 9.5, "for_s": 0, "url_env": "A_B", "message": "é"},
+                {"metric": "round/loss", "op": "below_median_times", "value": 2, "for_rounds": 3, "name": "é\n"},
+                {"metric": "workers", "op": "<=", "value": -1e300, "for_s": 1e9, "command": ["a b", "", "é"]},
+            ]
+        }
+    }
+)
 OF_TASKS = Job.model_validate(
     {
         "rl": {
@@ -118,7 +129,7 @@ def _values(key: Key) -> st.SearchStrategy[Any]:
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
-    lengths = {array: 0 if array == _TASKS else draw(st.integers(0, 2)) for array in arrays()}
+    lengths = {array: 0 if array in _NEEDING_EACH_OTHER else draw(st.integers(0, 2)) for array in arrays()}
     found: list[tuple[tuple[str, ...], Any]] = []
     for key in keys().values():
         array = key.path[: key.path.index(EACH)] if EACH in key.path else None
@@ -134,6 +145,7 @@ def jobs(draw: st.DrawFn) -> Job:
 
 @settings(max_examples=60, deadline=None)
 @example(OF_TASKS)
+@example(OF_ALERTS)
 @given(jobs())
 def test_resolved_toml_any_job_loads_to_an_equal_job(job: Job) -> None:
     with tempfile.TemporaryDirectory() as folder:

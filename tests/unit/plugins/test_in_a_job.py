@@ -57,7 +57,7 @@ def test_job_file_names_a_sink_and_its_options(tmp_path: Path, written: Written)
 
 def test_names_that_help_shows_are_those_of_the_table() -> None:
     kind = keys()["telemetry", "sinks"].kind
-    assert kind.startswith("list of console | jsonl | prometheus") and kind.endswith("mlflow | module:object")
+    assert kind.startswith("list of console | jsonl | prometheus") and kind.endswith("mlflow | trackio | module:object")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hypha_ray.config.tables.alerts import Alert
 from hypha_ray.errors import ClusterError
 from hypha_ray.scheduler.runtime import telemetry_client as telemetry
 from hypha_ray.scheduler.runtime.telemetry_client import BACKLOG, BATCH, TelemetryClient
@@ -204,3 +205,45 @@ def test_an_event_has_the_time_of_day_at_which_it_happened() -> None:
         assert next(iter(written[0])) == "wall_time"
 
     told(Writing(), tell)
+
+
+def test_alert_is_an_event_after_the_record_that_caused_it_and_a_line_for_the_driver() -> None:
+    actor = Actor()
+    alert = Alert(metric="loss", op=">", value=5, for_rounds=1, message="too high")
+
+    async def run() -> None:
+        client = TelemetryClient(None, [alert])
+        client.telemetry = actor  # type: ignore[assignment]
+        for number, loss in enumerate((1.0, 7.0, 8.0, 2.0)):
+            client.record({"kind": "round", "round": number, "loss": loss})
+        await client.finish({})
+        news = [record["text"] for record in client.for_driver(everything=True) if record["kind"] == "news"]
+        first = "alert: too high: loss is 7, above 5, after round 2"
+        assert news == [first, "alert over: too high: loss is 2, after round 4"]
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    ((_, events),) = actor.calls
+    times = [event.pop("monotonic_s") for event in events]
+    assert times == sorted(times)
+    common = {"alert": "loss > 5", "metric": "loss", "op": ">", "limit": 5.0, "worker": None}
+    assert events == [
+        {"kind": "alert", **common, "value": 7.0, "round": 1, "text": "too high: loss is 7, above 5, after round 2"},
+        {"kind": "alert_over", **common, "value": 2.0, "round": 3, "text": "too high: loss is 2, after round 4"},
+    ]
+
+
+def test_alert_about_the_last_commit_comes_though_nothing_happens_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "CLOCK_S", 0.001)
+    actor = Actor()
+
+    async def run() -> None:
+        client = TelemetryClient(None, [Alert(metric="commit_age_s", op=">", value=0.01, for_s=0)])
+        client.telemetry = actor  # type: ignore[assignment]
+        client.open()
+        await settled(lambda: bool(actor.calls))
+        for _ in range(50):
+            await asyncio.sleep(0.001)
+        await client.finish({})
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert [event["kind"] for _, events in actor.calls for event in events] == ["alert"]

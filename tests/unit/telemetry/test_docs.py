@@ -12,7 +12,7 @@ import pytest
 
 from hypha_ray.telemetry.news import KINDS
 from hypha_ray.telemetry.sinks.files import summary
-from hypha_ray.telemetry.sinks.inputs import METRICS
+from hypha_ray.telemetry.sinks.inputs import COMMIT_AGE, METRICS
 from tests.support.fleet import Fleet, job_of, slices_of
 
 ROOT = Path(__file__).parents[3]
@@ -130,4 +130,4 @@ def test_fields_of_the_summary_are_those_that_are_documented(records: list[dict[
 def test_gauges_are_those_that_are_documented() -> None:
     rows = table("## Ray's dashboard, Prometheus, Grafana")
     documented = {name.partition("{")[0]: name.partition("{")[2].rstrip("}") or None for name in rows}
-    assert documented == {metric.name: metric.tag for metric in METRICS}
+    assert documented == {metric.name: metric.tag for metric in (*METRICS, COMMIT_AGE)}

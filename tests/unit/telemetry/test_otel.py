@@ -1,7 +1,9 @@
 """OpenTelemetry: what a collector at the other end of a socket receives."""
 
+import json
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -107,16 +109,46 @@ def test_otel_gauges_have_the_last_numbers_of_the_metrics_file(tmp_path: Path, c
     sinks = build(tmp_path, "run-1", ["otel"], patience_s=60.0)
     sinks.start({})
     for record in fleet_records():
-        sinks.record(record)
+        norm = {"gradient_norm": 0.25 * (record["worker"] + 1)} if record["kind"] == "step" else {}
+        sinks.record({**record, **norm})
     sinks.close()
-    last = {record["kind"]: record for record in read_jsonl(tmp_path / "metrics.jsonl")}
+    records = read_jsonl(tmp_path / "metrics.jsonl")
+    last = {record["kind"]: record for record in records}
+    reports = {str(record["worker"]): record for record in records if record["kind"] == "step"}
     expected: dict[tuple[str, str | None], float] = {}
     for gauge in GAUGES:
+        if gauge.kind == "step":
+            expected |= {(gauge.name, worker): record[gauge.field] for worker, record in reports.items()}
+            continue
         value = last[gauge.kind].get(gauge.field, {})  # A fleet of CPUs has no utilisation.
         values = value.items() if isinstance(value, dict) else [(None, value)]
         expected |= {(gauge.name, worker): number for worker, number in values}
-    absent = {"hypha_mfu", "hypha_worker_mfu", "hypha_worker_peak_memory_bytes"}
+    assert len(reports) == 2
+    absent = {
+        "hypha_reward",
+        "hypha_val_reward",
+        "hypha_accuracy",
+        "hypha_mfu",
+        "hypha_worker_mfu",
+        "hypha_worker_peak_memory_bytes",
+    }
     assert collector.values() == expected and {name for name, _ in expected} == {one.name for one in GAUGES} - absent
+
+
+def test_otel_has_the_age_of_the_last_commit_at_the_moment_of_an_export(tmp_path: Path, collector: Collector) -> None:
+    """The file has an older commit: an actor that takes another's place goes on from it."""
+    now = datetime.now(UTC)
+    minutes_ago = [(now - timedelta(minutes=minutes)).isoformat() for minutes in (50, 40, 30)]
+    older = [{"kind": "attempt", "wall_time": minutes_ago[0]}, {"kind": "commit", "wall_time": minutes_ago[1]}]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in older))
+    report(tmp_path)
+    assert collector.values()["hypha_commit_age_seconds", None] == pytest.approx(40 * 60, abs=60)
+    sinks = build(tmp_path, "run-1", ["otel"], patience_s=60.0)
+    sinks.start({})
+    sinks.event({"kind": "join", "worker": 0, "wall_time": now.isoformat()})
+    sinks.event({"kind": "attempt", "wall_time": minutes_ago[2]})
+    sinks.close()
+    assert collector.values()["hypha_commit_age_seconds", None] == pytest.approx(30 * 60, abs=60)
 
 
 def test_otel_export_names_run_and_service(tmp_path: Path, collector: Collector) -> None:

@@ -331,3 +331,26 @@ def test_measures_figure_that_a_round_lacks_is_no_longer_that_of_the_round_befor
     (gone,) = measures.measure({"kind": "round", "loss": loss})
     assert gone.metric == "hypha_loss" and math.isnan(gone.value)
     assert measures.measure({"kind": "round", "loss": 1.0}) == [Measurement("hypha_loss", 1.0)]
+
+
+def step(worker: int, norm: float | None) -> dict[str, Any]:
+    return {"kind": "step", "round": 0, "worker": worker, "gradient_norm": norm, "loss": 9.0}
+
+
+def test_measures_of_a_report_are_those_of_its_worker_until_that_is_gone() -> None:
+    measures = Measures()
+    name = "hypha_worker_gradient_norm"
+    assert measures.measure(step(0, 0.5)) == [Measurement(name, 0.5, "0")]
+    assert measures.measure(step(1, 0.75)) == [Measurement(name, 0.75, "1")]
+    assert measures.measure({"kind": "round", "round": 0, "learning_rate": 0.1, "eta_s": 8.0, "reward": 0.25}) == [
+        Measurement("hypha_reward", 0.25),
+        Measurement("hypha_learning_rate", 0.1),
+        Measurement("hypha_round", 0.0),
+        Measurement("hypha_eta_seconds", 8.0),
+    ]
+    (ended,) = measures.measure(step(0, None))
+    assert (ended.metric, ended.label) == (name, "0") and math.isnan(ended.value)
+    assert measures.departure({"kind": "leaving", "worker": 1}) == []
+    (gone,) = measures.departure({"kind": "loss", "worker": 1})
+    assert (gone.metric, gone.label) == (name, "1") and math.isnan(gone.value)
+    assert measures.departure({"kind": "leave", "worker": 1}) == []

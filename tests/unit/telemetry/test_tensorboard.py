@@ -115,7 +115,7 @@ def test_tensorboard_point_has_the_time_of_its_record(tmp_path: Path) -> None:
     assert point.wall_time == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
 
 
-@pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "mlflow"])
+@pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "mlflow", "trackio"])
 def test_tracker_that_is_not_installed_is_refused_before_a_start(monkeypatch: pytest.MonkeyPatch, tracker: str) -> None:
     job = Job.model_validate({"telemetry": {"sinks": [tracker]}})
     monkeypatch.setattr(inputs.importlib.util, "find_spec", lambda name: None)
