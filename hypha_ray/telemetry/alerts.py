@@ -50,8 +50,10 @@ class Notice(NamedTuple):
     @property
     def text(self) -> str:
         """One line for people, which counts rounds from one."""
-        source = f" of worker {self.worker}" if self.worker is not None else ""
-        condition = f"{self.alert.metric}{source} is {self.value:.6g}"
+        subject = str(self.alert.metric)
+        if self.worker is not None:
+            subject += f" of worker {self.worker}"
+        condition = f"{subject} is {self.value:.6g}"
         if not self.is_over and not math.isnan(self.value):
             condition += f", {_comparison(self.alert, self.limit)}"
         if self.round is not None:
@@ -103,7 +105,9 @@ class AlertWatch:
     def observe(self, worker: int | None, value: float, now: float) -> None:
         """Take a value of the metric; one that is no number meets every condition."""
         limit = self._limit(worker)
-        shown_limit = self._value if limit is None else limit
+        shown_limit = self._value
+        if limit is not None:
+            shown_limit = limit
         if math.isnan(value) or (limit is not None and self.meets(value, limit)):
             streak = self._streaks.setdefault(worker, Streak(now, value, shown_limit))
             streak.value = value

@@ -210,7 +210,7 @@ class CommitClock:
         wall_time = event.get("wall_time")
         if event["kind"] in _SIGNS_OF_LIFE and isinstance(wall_time, str):
             time = datetime.fromisoformat(wall_time)
-            self._latest = time if self._latest is None else max(self._latest, time)
+            self._latest = max(self._latest or time, time)
 
     def age_s(self) -> float | None:
         """Seconds since then, by the time of day; None before the first event."""
