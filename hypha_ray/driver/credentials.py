@@ -34,6 +34,7 @@ OF_STORES: Mapping[str, tuple[str, ...]] = {
 OF_SINKS: Mapping[str, tuple[str, ...]] = {
     "wandb": ("WANDB_API_KEY",),
     "mlflow": ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
+    "trackio": ("TRACKIO_WRITE_TOKEN", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL", HUB_TOKEN),
     "otel": ("OTEL_EXPORTER_OTLP_HEADERS",),
 }
 """Variables of the clients of trackers, by the name of the sink."""
