@@ -24,6 +24,8 @@ class Family:
     """Description of a member, for messages."""
     arguments: int | None = None
     """Number of arguments that a function of the family has; None: members aren't called."""
+    keywords: tuple[str, ...] = ()
+    """Names of parameters by which a function has another signature, and is called with arguments by name."""
     methods: Mapping[str, int] = field(default_factory=dict)
     """Methods of a member, and the number of their arguments."""
     attributes: tuple[str, ...] = ()
@@ -144,8 +146,9 @@ REWARDS = Family(
         "judge": "",
         "model": "",
     },
-    "a function of one argument",
+    "a function of a response, or of completions and columns by name",
     arguments=1,
+    keywords=("completions", "completion_ids", "prompts"),
     unknown="RWD003",
     unloadable="RWD004",
 )

@@ -297,7 +297,8 @@ def _flaws(table: Family, member: Any) -> Iterator[str]:
     """Descriptions of all that a member lacks."""
     methods = dict(table.methods)
     is_class = inspect.isclass(member)
-    if table.arguments is not None:
+    called = getattr(member, "__call__", None) if is_class else member  # noqa: B004
+    if table.arguments is not None and not _names_any(called, table.keywords):
         if is_class:
             methods["__call__"] = table.arguments
         elif not _takes(member, table.arguments):
@@ -342,6 +343,17 @@ def _takes(function: Any, count: int) -> bool:
     except ValueError:  # A function of C tells no signature.
         return True
     return True
+
+
+def _names_any(function: Any, names: Sequence[str]) -> bool:
+    """Whether a function has a parameter of one of these names."""
+    if not names:
+        return False
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+    return any(name in parameters for name in names)
 
 
 def _counted(arguments: int) -> str:

@@ -229,7 +229,7 @@ class Island(WholeModel):
             tokens=actor["tokens"],
             sums=sums_of(replies) | collectives | staleness,
             bad=batch.keys if damaged else batch.keys[:0],
-            shown=rewarded[0].facts["shown"],
+            shown=_with_advantages(rewarded[0].facts["shown"], replies["advantage_inf"][0].facts["advantages"]),
             revived=revived,
             problems=tuple(problems),
         )
@@ -313,6 +313,17 @@ def validate(traverse: Traverse, batches: Iterable[Samples], model_workers: int 
 def sums_of(replies: Replies) -> Sums:
     """Return the figures of all replies."""
     return added(reply.sums for reply in chain.from_iterable(replies.values()))
+
+
+def _with_advantages(
+    records: Sequence[Mapping[str, Any]], advantages: Mapping[str, Sequence[float]]
+) -> tuple[Mapping[str, Any], ...]:
+    """Return the records of responses with their advantages, which are given by the ids of prompts."""
+    complete: list[Mapping[str, Any]] = []
+    for record in records:
+        key = "-".join(str(record[part]) for part in ("epoch", "slice", "sample"))
+        complete.append({**record, "advantage": advantages[key][record["number"]]})
+    return tuple(complete)
 
 
 def _staleness_sums(streamed: Sequence[Reply], version: int) -> Sums:

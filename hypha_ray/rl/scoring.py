@@ -13,16 +13,18 @@ import numpy.typing as npt
 from hypha_ray.config.tables.rewards import JUDGE, MODEL, Reward
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
+from hypha_ray.model.loading.tokenizer import is_templated
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.reward_data import records_of
-from hypha_ray.rl.rewards.calls import LARGEST, functions_of, limit_of
+from hypha_ray.rl.rewards.calls import functions_of, limit_of
 from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, Processes, Together
 from hypha_ray.rl.rewards.judge import JudgeCalls
 from hypha_ray.rl.rewards.response import Response
+from hypha_ray.rl.rewards.signatures import LARGEST, PartedReward
 from hypha_ray.types import Arrays, Sums
 
 _LONGEST = 4000
-"""Largest number of characters of a text in a record."""
+"""Largest number of characters of a text, and of token ids, in a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class Scored:
     total: npt.NDArray[np.float64]
     """Weighted sum."""
     parts: dict[str, npt.NDArray[np.float64]]
-    """Reward of each function before weighting, by name; NaN for functions of other tasks, too."""
+    """Reward of each function before weighting, by name, and each of its figures as ``function/figure``; NaN for
+    functions of other tasks, too."""
     passed: npt.NDArray[np.bool_]
     """Flags of responses that are right: the first function of their task gives at least 1."""
     verified: npt.NDArray[np.bool_]
@@ -75,6 +78,7 @@ class Scorer:
             self._judge = JudgeCalls(rl.reward.judge, self._tasks)
         self._evaluator = evaluator_of(rl.reward, {JUDGE: self._judge, MODEL: model})
         self._tokenizer = tokenizer
+        self._is_chat = is_templated(tokenizer)
         self._longest = rl.generation.max_response_tokens
 
     def score(self, prompts: Arrays, responses: Responses) -> Scored:
@@ -85,7 +89,8 @@ class Scorer:
 
         """
         texts = tuple(self._responses(prompts, responses))
-        rewards = np.array(self._evaluator.rewards(texts))
+        rows = self._evaluator.rewards(texts)
+        rewards = np.array(rows)
         applies = np.zeros(rewards.shape, bool)
         passed = np.zeros(len(texts), bool)
         verified = np.zeros(len(texts), bool)
@@ -101,9 +106,10 @@ class Scorer:
         if not np.isfinite(total).any():
             raise self._without_rewards()
         shape = (len(prompts["input_ids"]), -1)
+        parts = _parts(self._names, rows)
         return Scored(
             total=total.reshape(shape),
-            parts={name: rewards[:, column].reshape(shape) for column, name in enumerate(self._names)},
+            parts={name: numbers.reshape(shape) for name, numbers in parts.items()},
             passed=passed.reshape(shape),
             verified=verified.reshape(shape)[:, 0],
             responses=texts,
@@ -126,7 +132,7 @@ class Scorer:
         records = records_of(prompts["reward_data"])
         for text, record in zip(self._prompts(prompts), records, strict=True):
             answer = str(record.get("answer", ""))
-            response = Response(text, answer, (), True, record, self._longest)
+            response = Response(text, answer, (), True, record, self._longest, self._is_chat)
             # Each by itself: a function that fails for one of many responses ends no run.
             self._evaluator.rewards([response])
 
@@ -145,7 +151,7 @@ class Scorer:
             tokens = tuple(ids[row][masks[row]].tolist())
             text_tokens = tokens[:-1] if ended else tokens  # A text would show an end token that isn't special.
             text = self._text(text_tokens)
-            yield Response(texts[prompt], text, tokens, ended, records[prompt], self._longest)
+            yield Response(texts[prompt], text, tokens, ended, records[prompt], self._longest, self._is_chat)
 
     def _text(self, ids: Any) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
@@ -174,6 +180,20 @@ def evaluator_of(table: Reward, models: Mapping[str, Evaluator | None]) -> Evalu
     return Together(parts)
 
 
+def _parts(names: Sequence[str], rows: Sequence[Sequence[float]]) -> dict[str, npt.NDArray[np.float64]]:
+    """Return the rewards by function, and the figures of functions that give several."""
+    parts = {name: np.array([row[column] for row in rows]) for column, name in enumerate(names)}
+    for column, name in enumerate(names):
+        for number, row in enumerate(rows):
+            reward = row[column]
+            if not isinstance(reward, PartedReward):
+                continue
+            for part, figure in reward.parts.items():
+                absent = np.full(len(rows), math.nan)
+                parts.setdefault(f"{name}/{part}", absent)[number] = figure
+    return parts
+
+
 def _sum(rewards: npt.NDArray[np.float64]) -> tuple[float, float]:
     present = np.isfinite(rewards)
     return float(np.nansum(rewards)), float(present.sum())
@@ -199,12 +219,16 @@ def rollout_records(ids: Sequence[str], scored: Scored, count: int) -> tuple[Map
 def _record(key: str, response: Response, scored: Scored, prompt: int, number: int) -> Mapping[str, Any]:
     epoch, index, sample = map(int, key.split("-"))
     parts = {name: _finite(part[prompt, number]) for name, part in scored.parts.items()}
+    answer = response.data.get("answer")
     return {
         "epoch": epoch,
         "slice": index,
         "sample": sample,
+        "number": number,
         "prompt": response.prompt[-_LONGEST:],
         "response": response.text[:_LONGEST],
+        "answer": None if answer is None else str(answer)[:_LONGEST],
+        "ids": list(response.ids[:_LONGEST]),
         "tokens": len(response.ids),
         "ended": response.ended,
         "reward": _finite(scored.total[prompt, number]),

@@ -92,12 +92,12 @@ def check_rewards(job: Job) -> list[str]:
     from hypha_ray.rl.rewards.evaluators import check_functions
 
     look_beside_the_job()
-    check_functions(job.rl.reward.loaded_functions, job.rl.reward.deadline_s)
+    notes = check_functions(job.rl.reward.loaded_functions, job.rl.reward.deadline_s)
     if MODEL not in job.rl.reward.functions:
-        return []
+        return notes
     with uncollected():  # Loading torch takes seconds.
         from hypha_ray.rl.reward_model import check_reward_model
-    return check_reward_model(job.rl.reward, job.model)
+    return notes + check_reward_model(job.rl.reward, job.model)
 
 
 def check_end(job: Job, dataset: Path) -> None:

@@ -74,6 +74,12 @@ def rules_of(tokenizer: Any) -> TokenRules | None:
     return _parse_rules(settings.get(RULES))
 
 
+def is_templated(tokenizer: Any) -> bool:
+    """Whether the prompts of the dataset that a tokenizer comes with were put into its chat template."""
+    rules = rules_of(tokenizer)
+    return rules is not None and rules.template_sha256 is not None
+
+
 def saved_rules(model: Model) -> TokenRules | None:
     """Return the decisions that travel with the tokenizer of a model's repository; None without any.
 

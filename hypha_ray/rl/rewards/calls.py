@@ -1,23 +1,26 @@
-"""Reward functions: lookup by name, calls on one response, and the consequences of failed calls."""
+"""Reward functions: lookup by name, calls on responses, and the consequences of failed calls."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from itertools import groupby
+from typing import Any, NamedTuple, TypeAlias
 
 from hypha_ray import plugins
 from hypha_ray.config.tables.rewards import Deadline
 from hypha_ray.errors import ConfigError, HyphaError, reason_of
 from hypha_ray.families import REWARDS
 from hypha_ray.plugins import create
-from hypha_ray.rl.rewards.response import Response, Reward
+from hypha_ray.rl.rewards.response import Response
+from hypha_ray.rl.rewards.signatures import RewardFunction, Signature, reward_from
 
 SLOW = frozenset({"math", "code"})
 """Registered functions that may take long; the others are as fast as comparisons of texts."""
 LIMITS_S = {"math": 10.0}
 """Default time limits of registered functions, in seconds; `code` has limits of its own."""
+_FAILED = "RWD001"
 OWN_LIMIT_S = 60.0
 """Default time limit of a user's function, in seconds."""
 
@@ -41,15 +44,14 @@ def limit_of(name: str, deadline_s: Deadline) -> float | None:
     return LIMITS_S.get(name) if registered else OWN_LIMIT_S
 
 
-def reward_of(name: str) -> Reward:
+def reward_of(name: str) -> Any:
     """The reward function of a name, or ``module:function``.
 
     Raises:
         ConfigError: RWD003 unknown name, RWD004 module or function that can't be had.
 
     """
-    function: Reward = create("rewards", name)
-    return function
+    return create("rewards", name)
 
 
 def require_known(names: Sequence[str]) -> None:
@@ -66,10 +68,34 @@ def require_known(names: Sequence[str]) -> None:
 Row: TypeAlias = tuple[float | ConfigError | None, ...]
 """Reward of a response by each function, NaN if absent; an error if the function failed, None if it is of another
 task."""
-LARGEST = 1e15
-"""Largest size of a reward: squares of larger numbers may be infinite in the model's dtype."""
+Signatures: TypeAlias = Mapping[str, Signature]
+"""Signatures of functions by their names."""
 
 log = logging.getLogger(__name__)
+
+
+class Unit(NamedTuple):
+    """Calls that are made one after the other: of functions that take one response, or all responses to a prompt."""
+
+    columns: tuple[int, ...]
+    """Numbers of the functions."""
+    rows: tuple[int, ...]
+    """Numbers of the responses, which are to one prompt."""
+
+
+def units_of(signatures: Signatures, responses: Sequence[Response]) -> list[Unit]:
+    """Divide the calls of functions on responses; those to one prompt are neighbours and share its record."""
+    takes_group = [signature.takes_group for signature in signatures.values()]
+    group_columns = tuple(column for column, takes in enumerate(takes_group) if takes)
+    other_columns = tuple(column for column, takes in enumerate(takes_group) if not takes)
+    units: list[Unit] = []
+    for _, group in groupby(range(len(responses)), lambda row: id(responses[row].data)):
+        rows = tuple(group)
+        if other_columns:
+            units += [Unit(other_columns, (row,)) for row in rows]
+        if group_columns:
+            units.append(Unit(group_columns, rows))
+    return units
 
 
 class Calls:
@@ -87,44 +113,70 @@ class Calls:
     def __init__(self, names: Sequence[str], tasks: Tasks) -> None:
         self._names = tuple(names)
         self._tasks = tasks
-        self._functions = {name: reward_of(name) for name in names}
+        self._functions = {name: RewardFunction(name, reward_of(name)) for name in names}
+        self.signatures: Signatures = {name: function.signature for name, function in self._functions.items()}
+        """Signatures of the functions."""
 
-    def row(self, response: Response, begins: Callable[[str], None] = lambda name: None) -> Row:
-        """Return the result of each function; `begins` is called with its name before each."""
-        names = functions_of(response, self._tasks, self._names)
-        row: list[float | ConfigError | None] = []
-        for name, function in self._functions.items():
-            if name not in names:
-                row.append(None)
-                continue
-            begins(name)
-            row.append(_reward_or_error(name, function, response))
-        return tuple(row)
+    def rows(
+        self,
+        columns: Sequence[int],
+        responses: Sequence[Response],
+        begins: Callable[[str], None] = lambda name: None,
+    ) -> list[Row]:
+        """Return the results of some functions for responses to one prompt.
+
+        Args:
+            columns: numbers of the functions.
+            responses: the responses.
+            begins: function that is called with the name of each function before that is.
+
+        """
+        names_of_task = functions_of(responses[0], self._tasks, self._names)
+        cells: list[list[float | ConfigError | None]] = []
+        for column in columns:
+            name = self._names[column]
+            if name in names_of_task:
+                begins(name)
+                cells.append(_rewards_or_errors(name, self._functions[name], responses))
+            else:
+                cells.append([None] * len(responses))
+        return list(zip(*cells, strict=True))
 
 
-def _reward_or_error(name: str, function: Reward, response: Response) -> float | ConfigError:
-    """Call a function; return NaN if it gives no number, and its error if it fails."""
+def _rewards_or_errors(
+    name: str, function: RewardFunction, responses: Sequence[Response]
+) -> list[float | ConfigError | None]:
+    """Call a function; return its rewards, NaN for no number, and its error for each response that it fails for."""
     try:
-        return _number(function(response))
-    except HyphaError:
-        raise
+        results = function.results(responses)
+    except HyphaError as error:
+        if not isinstance(error, ConfigError) or error.code != _FAILED:
+            raise
+        results = [error] * len(responses)
     except (Exception, SystemExit) as error:  # A function of users may raise anything.
-        reason = reason_of(error)
-        text = response.text[:80]
-        prompt = response.prompt[-80:]
-        fix = f"mend the function; the response was {text!r} to {prompt!r}"
-        return ConfigError("RWD001", f"reward function {name} failed", reason, "a number or None", fix)
+        results = [error] * len(responses)
+    cells: list[float | ConfigError | None] = []
+    for result, response in zip(results, responses, strict=True):
+        cells.append(_reward_or_error(name, result, response))
+    return cells
 
 
-def _number(result: object) -> float:
-    """Return the result of a reward function as a number; NaN if it is None, not finite, or too large."""
-    if result is None:
-        return math.nan
-    if isinstance(result, str | bytes | bytearray):
-        beginning = result[:80]
-        raise TypeError(f"it gave the text {beginning!r}")
-    number = float(result)  # type: ignore[arg-type]  # It raises a TypeError itself.
-    return number if abs(number) <= LARGEST else math.nan
+def _reward_or_error(name: str, result: Any, response: Response) -> float | ConfigError:
+    """Return the reward that a function gave; NaN if it gave no number, and an error if it raised or gave nonsense."""
+    if isinstance(result, HyphaError):
+        if isinstance(result, ConfigError) and result.code == _FAILED:
+            return result
+        raise result
+    if not isinstance(result, BaseException):
+        try:
+            return reward_from(result)
+        except Exception as error:  # An object of users may raise anything as it becomes a number.
+            result = error
+    text = response.text[:80]
+    prompt = response.prompt[-80:]
+    fix = f"mend the function; the response was {text!r} to {prompt!r}"
+    allowed = "a number or None, or a dictionary of them"
+    return ConfigError(_FAILED, f"reward function {name} failed", reason_of(result), allowed, fix)
 
 
 class Failures:

@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from hypha_ray.config.tables.rewards import Deadline
+from hypha_ray.errors import ConfigError
 from hypha_ray.plugins import is_built_in
-from hypha_ray.rl.rewards.calls import Calls, Failures, Row, Tasks, require_known
+from hypha_ray.rl.call_process import START_S
+from hypha_ray.rl.rewards.calls import Calls, Failures, Row, Signatures, Tasks, Unit, require_known, units_of
 from hypha_ray.rl.rewards.response import Response
-from hypha_ray.rl.rewards.reward_process import START_S, RewardProcess
+from hypha_ray.rl.rewards.reward_process import RewardProcess
 from hypha_ray.types.current_work import working
 
 _MOST_LOST = 8
-"""Number of lost responses after which the rest of a batch isn't tried, if no response has got a reward."""
+"""Number of lost calls after which the rest of a batch isn't tried, if no response has got a reward."""
 
 log = logging.getLogger(__name__)
 
@@ -52,12 +54,32 @@ class InPlace:
 
     def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
         """Return rewards as `Evaluator` says."""
-        rows = [self._row(response) for response in responses]
-        return self._failures.settle(self._names, rows, responses)
+        table = _Table(len(responses), len(self._names))
+        for unit in units_of(self._calls.signatures, responses):
+            table.fill(unit, self._rows(unit, responses))
+        return self._failures.settle(self._names, table.rows(), responses)
 
-    def _row(self, response: Response) -> Row:
+    def _rows(self, unit: Unit, responses: Sequence[Response]) -> list[Row]:
+        of_unit = [responses[row] for row in unit.rows]
         with working() as now_at:
-            return self._calls.row(response, lambda name: now_at(_work_text(name, response)))
+            return self._calls.rows(unit.columns, of_unit, lambda name: now_at(_work_text(name, of_unit[0])))
+
+
+class _Table:
+    """Results of all functions for all responses; NaN until they are filled in."""
+
+    def __init__(self, responses: int, functions: int) -> None:
+        self._cells: list[list[float | ConfigError | None]] = [[math.nan] * functions for _ in range(responses)]
+
+    def fill(self, unit: Unit, rows: Sequence[Row]) -> None:
+        """Fill in the rows of a unit."""
+        for number, row in zip(unit.rows, rows, strict=True):
+            for column, cell in zip(unit.columns, row, strict=True):
+                self._cells[number][column] = cell
+
+    def rows(self) -> list[Row]:
+        """Return the rows of all responses."""
+        return [tuple(cells) for cells in self._cells]
 
 
 class Processes:
@@ -66,7 +88,7 @@ class Processes:
     Args:
         names: functions of the job.
         count: number of processes.
-        deadline_s: limit for all functions of one response.
+        deadline_s: limit for all functions of one response, or of the responses to a prompt if functions take these.
         tasks: functions of single tasks.
         start_s: limit for loading the functions.
 
@@ -88,6 +110,8 @@ class Processes:
         self._start_s = start_s
         self._failures = Failures()
         self._idle: list[RewardProcess] = []
+        self._signatures: Signatures | None = None
+        """Signatures of the functions; None until a process has loaded them."""
         self._warned: set[str] = set()
         """Functions whose first lost reward has been logged."""
 
@@ -97,35 +121,39 @@ class Processes:
             return self._failures.settle(self._names, self._rows(responses), responses)
 
     def _rows(self, responses: Sequence[Response]) -> list[Row]:
-        absent: Row = (math.nan,) * len(self._names)
-        rows = [absent] * len(responses)
-        waiting = deque(range(len(responses)))
-        busy: dict[RewardProcess, tuple[int, float]] = {}  # Row and deadline of each process.
+        table = _Table(len(responses), len(self._names))
+        if self._signatures is None:
+            process = self._process()
+            self._signatures = process.signatures
+            self._idle.append(process)
+        units = units_of(self._signatures, responses)
+        waiting = deque(units)
+        busy: dict[RewardProcess, tuple[Unit, float]] = {}  # Unit and deadline of each process.
         lost = 0
         while waiting or busy:
             while waiting and len(busy) < self._count:
                 process = self._process()
-                number = waiting.popleft()
-                process.ask(responses[number])
-                busy[process] = number, time.monotonic() + self._deadline_s
+                unit = waiting.popleft()
+                process.ask(unit, responses)
+                busy[process] = unit, time.monotonic() + self._deadline_s
             next_deadline = min(deadline for _, deadline in busy.values())
             limit_s = next_deadline - time.monotonic()
             ready, *_ = select.select(list(busy), [], [], max(0.0, limit_s))
-            for process, (number, deadline) in list(busy.items()):
+            for process, (unit, deadline) in list(busy.items()):
                 answer = process.receive() if process in ready else ""
-                if isinstance(answer, tuple):
-                    rows[number] = answer
+                if isinstance(answer, list):
+                    table.fill(unit, answer)
                     self._idle.append(process)
                 elif answer is None or time.monotonic() >= deadline:
                     process.kill()
                     lost += 1
-                    self._warn_once(process.called, responses[number], died=answer is None)
+                    self._warn_once(process.called, responses[unit.rows[0]], died=answer is None)
                 else:
                     continue
                 del busy[process]
-            if lost >= _MOST_LOST and lost == len(responses) - len(waiting) - len(busy):
+            if lost >= _MOST_LOST and lost == len(units) - len(waiting) - len(busy):
                 waiting.clear()
-        return rows
+        return table.rows()
 
     def _process(self) -> RewardProcess:
         """Return an idle process that still lives, or another one."""
@@ -146,8 +174,11 @@ class Processes:
         log.warning(text, name, reason, response.prompt[-80:])
 
 
-def check_functions(names: Sequence[str], deadline_s: Deadline) -> None:
+def check_functions(names: Sequence[str], deadline_s: Deadline) -> list[str]:
     """Load users' functions as workers will, registered ones aside.
+
+    Returns:
+        Notes for the user on how they are called.
 
     Raises:
         ConfigError: RWD003, RWD004, one can't be had.
@@ -156,11 +187,14 @@ def check_functions(names: Sequence[str], deadline_s: Deadline) -> None:
     require_known(names)
     user_functions = [name for name in names if not is_built_in("rewards", name)]
     if not user_functions:
-        return
+        return []
     if deadline_s == "none":
-        Calls(user_functions, {})
+        signatures = Calls(user_functions, {}).signatures
     else:
-        RewardProcess(user_functions, {}).kill()
+        process = RewardProcess(user_functions, {})
+        process.kill()
+        signatures = process.signatures
+    return [f"reward function {name} is {signature.text}" for name, signature in signatures.items()]
 
 
 def _work_text(function: str, response: Response) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,15 @@ class Response:
     """Record of the prompt in the dataset: ``task``, ``answer``, and other columns if there are any."""
     most_tokens: int
     """Largest number of tokens that a response may have."""
+    is_chat: bool = False
+    """Whether the prompt was put into a chat template."""
+
+    @property
+    def completion(self) -> str | list[dict[str, str]]:
+        """The response as trl's functions take it: its text, or after a chat the message of the assistant."""
+        if self.is_chat:
+            return [{"role": "assistant", "content": self.text}]
+        return self.text
 
     @property
     def answer(self) -> str:
@@ -33,7 +42,3 @@ class Response:
 
         """
         return str(self.data["answer"])
-
-
-Reward: TypeAlias = Callable[[Response], float | None]
-"""Reward of a response; None: absent, so the response isn't scored."""

@@ -127,7 +127,8 @@ class Advantage(Role):
         left_out = groups_left_out[:, None] | (absent & self._rl.has_critic)
         is_trained_on = ~left_out.flatten()
         flags = packed_numbers(sample, {"kept": is_trained_on.numpy()})
-        return RoleOutcome(packed_tokens(sample, columns).update(flags), sums)
+        facts = {"advantages": _means_of_responses(sample, columns["advantages"], mask)}
+        return RoleOutcome(packed_tokens(sample, columns).update(flags), sums, facts)
 
     def _divergence(self, sample: Sample, mask: torch.Tensor) -> torch.Tensor | None:
         """Return each token's divergence from the reference; None if it isn't subtracted from the reward."""
@@ -167,3 +168,10 @@ class Advantage(Role):
         advantages, returns = generalized_advantages(by_token, values, mask, critic.discount, critic.gae_lambda)
         is_rewarded = ~by_response.isnan()
         return {"advantages": whitened(advantages, mask * is_rewarded[:, None]), "returns": returns}
+
+
+def _means_of_responses(sample: Sample, advantages: torch.Tensor, mask: torch.Tensor) -> dict[str, list[float]]:
+    """Return the mean advantage of the tokens of each response, by the prompt's id."""
+    means = (advantages * mask).sum(1) / mask.sum(1)
+    by_prompt = means.view(len(sample.ids), -1).tolist()
+    return dict(zip(sample.ids, by_prompt, strict=True))

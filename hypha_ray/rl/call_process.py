@@ -1,0 +1,148 @@
+"""Process of a user's code, which the process that asks it can kill."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from hypha_ray.errors import ConfigError, HyphaError
+
+_PR_SET_PDEATHSIG = 1
+"""Option of prctl: the signal that a process gets when its parent ends."""
+START_S = 120.0
+"""Longest time that a process takes to load the code."""
+
+
+class Code(NamedTuple):
+    """Code of a user, as messages name it."""
+
+    noun: str
+    """Noun, such as ``reward functions``."""
+    names: str
+    """Names of its parts."""
+    unloadable: str
+    """Code of the error of code that can't be loaded."""
+    serve: str
+    """Function that the process runs, as ``module:function``; it calls `serve`."""
+
+
+class CallProcess:
+    """Child process that answers one request at a time.
+
+    Args:
+        code: the code.
+        first: message by which the process loads it.
+        start_s: longest time for that.
+
+    Raises:
+        ConfigError: the code can't be loaded, or not in time; the error's code is the one given.
+        HyphaError: an error that the process answered with.
+
+    """
+
+    def __init__(self, code: Code, first: object, start_s: float = START_S) -> None:
+        module, _, function = code.serve.partition(":")
+        command = [sys.executable, "-P", "-c", f"from {module} import {function}; {function}()"]
+        python_path = os.pathsep.join(filter(None, sys.path))
+        environment = {**os.environ, "PYTHONPATH": python_path}
+        answers_end, child_output = os.pipe()
+        child_input, requests_end = os.pipe()
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=child_input, stdout=child_output, start_new_session=True
+        )
+        os.close(child_input)
+        os.close(child_output)
+        self._answers = Connection(answers_end, writable=False)
+        self._requests = Connection(requests_end, readable=False)
+        self.send(first)
+        if not self._answers.poll(start_s):
+            self.kill()
+            fix = "see to what their modules do when they are imported"
+            got = f"{code.names}: more than {start_s:g} s"
+            raise ConfigError(code.unloadable, f"{code.noun} take too long to load", got, fix=fix)
+        greeting = self.receive()
+        if greeting is None:
+            self.kill()
+            raise ConfigError(code.unloadable, f"a process for {code.noun} ended as it began", code.names)
+        self.greeting: Any = greeting
+        """Answer of the process to the first message."""
+
+    def fileno(self) -> int:
+        """Return the descriptor that answers come from."""
+        return self._answers.fileno()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process hasn't ended."""
+        return self._process.poll() is None
+
+    def send(self, message: object) -> None:
+        """Send a message; if the process is dead, `receive` returns None."""
+        with suppress(BrokenPipeError):
+            self._requests.send(message)
+
+    def receive(self) -> Any:
+        """Return the next answer; None if the process died instead.
+
+        Raises:
+            HyphaError: an error that the process answered with.
+
+        """
+        try:
+            answer: Any = self._answers.recv()
+        except (EOFError, OSError):
+            return None
+        if isinstance(answer, HyphaError):
+            self.kill()
+            raise answer
+        return answer
+
+    def kill(self) -> None:
+        """End the process at once, and what it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._answers.close()
+        self._requests.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_process") and self.alive:
+            self.kill()
+
+
+class Service(NamedTuple):
+    """Code that a process has loaded."""
+
+    greeting: object
+    """Answer to the first message."""
+    answer: Callable[[Any, Callable[[object], None]], object]
+    """Function of a message, and of a function that sends an answer before the last one."""
+
+
+def serve(load: Callable[[Any], Service]) -> None:
+    """Answer requests from standard input until it ends; whatever the code prints goes to standard error."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # Code that hangs doesn't outlive its worker.
+    requests = Connection(os.dup(0), writable=False)
+    answers = Connection(os.dup(1), readable=False)
+    no_input = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(no_input, 0)
+    os.dup2(2, 1)
+    service: Service | None = None
+    with suppress(EOFError):
+        while True:
+            message = requests.recv()
+            try:
+                if service is None:
+                    service = load(message)
+                    answers.send(service.greeting)
+                else:
+                    answers.send(service.answer(message, answers.send))
+            except HyphaError as error:
+                answers.send(error)

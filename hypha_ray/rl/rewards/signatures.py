@@ -1,0 +1,219 @@
+"""Signatures of reward functions, found by inspection, and calls of functions of each signature.
+
+    def f(response)                 one response: a `Response`
+    def f(completions, **columns)   the responses to a prompt: trl's names, given by name
+
+Either may be a coroutine function, and either may give a dictionary of figures in place of a number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import inspect
+import math
+import weakref
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from hypha_ray.errors import ConfigError
+from hypha_ray.families import REWARDS
+from hypha_ray.rl.rewards.response import Response
+
+LARGEST = 1e15
+"""Largest size of a reward: squares of larger numbers may be infinite in the model's dtype."""
+_TOTAL: Final = "reward"
+"""Name of the figure that is the reward itself."""
+_MOST_FIGURES = 32
+"""Largest number of figures that a function gives for a response."""
+
+
+class PartedReward(float):
+    """Reward of a response beside the figures that it was made of."""
+
+    parts: Mapping[str, float]
+    """Figures by name; NaN if absent."""
+
+    @classmethod
+    def of(cls, figures: Mapping[str, Any]) -> Self:
+        """Return the figure named ``reward``, or without one the sum of all figures, which is NaN if one is absent.
+
+        Raises:
+            TypeError: a name is no text, a figure is no number, or there are none or too many.
+
+        """
+        if not 0 < len(figures) <= _MOST_FIGURES:
+            raise TypeError(f"it gave {len(figures)} figures")
+        numbers: dict[str, float] = {}
+        for name, figure in figures.items():
+            if not isinstance(name, str) or not name.strip():
+                raise TypeError(f"it gave a figure of the name {name!r}")
+            numbers[name] = _number(figure)
+        total = math.fsum(numbers.values())
+        if _TOTAL in numbers:
+            total = numbers.pop(_TOTAL)
+        reward = cls(total if abs(total) <= LARGEST else math.nan)
+        reward.parts = numbers
+        return reward
+
+
+def reward_from(result: object) -> float:
+    """Return the result of a reward function as a number; NaN if it is None, not finite, or too large.
+
+    Raises:
+        TypeError: it is a text, or something else that isn't a number or a dictionary of numbers.
+
+    """
+    if isinstance(result, Mapping):
+        return PartedReward.of(result)
+    return _number(result)
+
+
+def _number(result: object) -> float:
+    if result is None:
+        return math.nan
+    if isinstance(result, str | bytes | bytearray):
+        beginning = result[:80]
+        raise TypeError(f"it gave the text {beginning!r}")
+    number = float(result)  # type: ignore[arg-type]  # It raises a TypeError itself.
+    return number if abs(number) <= LARGEST else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Signature of a reward function."""
+
+    keywords: frozenset[str] | None
+    """Names that the function is called with, if it takes all responses to a prompt; empty: with any name. None: it
+    takes one response."""
+    required: tuple[str, ...]
+    """Names of these without a default."""
+    is_async: bool
+    """Whether it is a coroutine function."""
+
+    @property
+    def takes_group(self) -> bool:
+        """Whether a call is for all responses to a prompt: by trl's signature, or so that coroutines run together."""
+        return self.keywords is not None or self.is_async
+
+    @property
+    def text(self) -> str:
+        """Description for the user."""
+        if self.keywords is None:
+            calls = "for each response, with a Response"
+        else:
+            calls = "for all responses to a prompt, with completions and columns by name, as trl does"
+        return f"a coroutine function, called {calls}" if self.is_async else f"called {calls}"
+
+
+def signature_of(function: Any) -> Signature:
+    """Return the signature of a function, or of an object that can be called."""
+    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # A function of C tells no signature.
+        return Signature(None, (), is_async)
+    if not any(name in parameters for name in REWARDS.keywords):
+        return Signature(None, (), is_async)
+    kinds = inspect.Parameter
+    names: list[str] = []
+    required: list[str] = []
+    takes_any = False
+    for name, parameter in parameters.items():
+        if parameter.kind is kinds.VAR_KEYWORD:
+            takes_any = True
+        elif parameter.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY):
+            names.append(name)
+            if parameter.default is kinds.empty:
+                required.append(name)
+    return Signature(frozenset() if takes_any else frozenset(names), tuple(required), is_async)
+
+
+class RewardFunction:
+    """Reward function of any signature. The coroutines of one all run in the same loop.
+
+    Args:
+        name: name of the function.
+        function: the function.
+
+    """
+
+    def __init__(self, name: str, function: Any) -> None:
+        self._name = name
+        self._function = function
+        self.signature = signature_of(function)
+        self._runner: asyncio.Runner | None = None
+
+    def results(self, responses: Sequence[Response]) -> list[Any]:
+        """Return what the function gives for each of the responses to a prompt; an exception that it raised for it.
+
+        Raises:
+            ConfigError: RWD001, the records lack a column that the function needs.
+            TypeError: it gave something else than one result for each response.
+            Exception: whatever a function of all responses raises.
+
+        """
+        if self.signature.keywords is None:
+            return self._results_one_by_one(responses)
+        arguments = self._arguments(responses)
+        result = self._function(**arguments)
+        if inspect.isawaitable(result):
+            result = self._run(_awaited(result))
+        if isinstance(result, str | Mapping) or not hasattr(result, "__iter__"):
+            raise TypeError(f"it gave {type(result).__name__} and no list")
+        results = list(result)
+        if len(results) != len(responses):
+            raise TypeError(f"it gave {len(results)} rewards for {len(responses)} responses")
+        return results
+
+    def _results_one_by_one(self, responses: Sequence[Response]) -> list[Any]:
+        if self.signature.is_async:
+            calls = [self._function(response) for response in responses]
+            return self._run(_together(calls))
+        results: list[Any] = []
+        for response in responses:
+            try:
+                results.append(self._function(response))
+            except (Exception, SystemExit) as error:  # A function of users may raise anything.
+                results.append(error)
+        return results
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+            weakref.finalize(self, self._runner.close)
+        return self._runner.run(coroutine)
+
+    def _arguments(self, responses: Sequence[Response]) -> dict[str, Any]:
+        """Return what the function takes of the names that there are: trl's, and the columns of the records."""
+        arguments: dict[str, Any] = {}
+        for column in responses[0].data:
+            arguments[column] = [response.data[column] for response in responses]
+        arguments["prompts"] = [response.prompt for response in responses]
+        arguments["completions"] = [response.completion for response in responses]
+        arguments["completion_ids"] = [list(response.ids) for response in responses]
+        for name in self.signature.required:
+            if name not in arguments:
+                raise self._missing(name, arguments)
+        keywords = self.signature.keywords
+        if not keywords:
+            return arguments
+        return {name: values for name, values in arguments.items() if name in keywords}
+
+    def _missing(self, name: str, arguments: Mapping[str, Any]) -> ConfigError:
+        fix = f"prepare the dataset with --keep-columns {name}"
+        matches = difflib.get_close_matches(name, arguments, n=1, cutoff=0.75)
+        if matches:
+            fix = f"did you mean {matches[0]!r}? Otherwise {fix}"
+        problem = f"reward function {self._name} needs a column that the prompts' records lack"
+        return ConfigError("RWD001", problem, repr(name), ", ".join(sorted(arguments)), fix)
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+async def _together(calls: Sequence[Any]) -> list[Any]:
+    return await asyncio.gather(*calls, return_exceptions=True)

@@ -1,0 +1,232 @@
+"""Reward functions as people have them: trl's signature, coroutines, and several figures from one function."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hypha_ray.errors import ConfigError
+from hypha_ray.plugins import find
+from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, Processes, check_functions
+from hypha_ray.rl.rewards.response import Response
+from hypha_ray.rl.rewards.signatures import PartedReward, reward_from
+from tests.unit.rl.test_scoring import score
+
+MODULE = '''
+import asyncio, os, time
+
+def trl_lengths(completions, **columns):
+    return [float(len(text)) for text in completions]
+
+def rank_in_group(prompts, completions, completion_ids, answer, task=None, **kwargs):
+    assert len(prompts) == len(completions) == len(completion_ids) == len(answer)
+    return [float(sorted(completions).index(text)) for text in completions]
+
+def without_rest(completions, answer):
+    return [float(text == right) for text, right in zip(completions, answer)]
+
+def chat(completions, **columns):
+    return [float(len(completion[0]["content"])) for completion in completions]
+
+def needs(completions, solution, **columns):
+    return [1.0 for _ in completions]
+
+def too_few(completions, **columns):
+    return [1.0]
+
+def one_number(completions, **columns):
+    return 1.0
+
+def hangs_for_two(completions, answer, **columns):
+    while answer[0] == "2":
+        time.sleep(0.1)
+    return [1.0 for _ in completions]
+
+barrier = None
+
+async def meets(response):
+    """Ends only if all responses of the group are under way at the same time, in a loop that outlives a call."""
+    global barrier
+    if barrier is None:
+        barrier = asyncio.Barrier(2)
+    await barrier.wait()
+    return float(response.text)
+
+async def trl_async(completions, **columns):
+    await asyncio.sleep(0)
+    return [None if text == "none" else float(text) for text in completions]
+
+def several(response):
+    return {"right": float(response.text == response.answer), "size": len(response.text)}
+
+def chosen(completions, **columns):
+    return [{"reward": float(text), "other": 7} for text in completions]
+
+def absent_part(response):
+    return {"a": 1.0, "b": None}
+
+def text_part(response):
+    return {"a": "1.0"}
+
+class Callable:
+    def __call__(self, completions, **columns):
+        return [2.0 for _ in completions]
+'''
+
+
+@pytest.fixture(autouse=True)
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Functions of a user, beside the job."""
+    for name in ("people", "own_rewards"):
+        (tmp_path / f"{name}.py").write_text(MODULE, encoding="utf-8")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+
+
+def group(answer: str, *texts: str, is_chat: bool = False) -> list[Response]:
+    """Responses to one prompt, which share its record."""
+    record: Mapping[str, Any] = {"answer": answer, "task": "t"}
+    return [Response("?", text, (1, 2), True, record, 8, is_chat) for text in texts]
+
+
+def evaluators(*names: str, deadline_s: float = 20.0) -> Iterator[Evaluator]:
+    yield InPlace(names)
+    yield Processes(names, 2, deadline_s)
+
+
+def test_a_function_with_the_signature_of_trl_is_called_with_the_responses_to_one_prompt() -> None:
+    given = [*group("c", "b", "a", "c"), *group("7", "9", "7")]
+    for evaluator in evaluators("people:trl_lengths", "exact", "people:rank_in_group", "people:without_rest"):
+        found = evaluator.rewards(given)
+
+        assert [row[2] for row in found] == [1, 0, 2, 1, 0]
+        assert [row[3] for row in found] == [0, 0, 1, 0, 1]
+        assert [row[1] for row in found] == [row[3] for row in found]
+        assert [row[0] for row in found] == [1] * 5
+
+
+def test_completions_of_a_chat_are_messages() -> None:
+    assert InPlace(["people:chat"]).rewards(group("1", "abc", "d", is_chat=True)) == [(3,), (1,)]
+
+
+def test_coroutines_of_a_group_run_together_and_in_one_loop() -> None:
+    given = [*group("1", "1", "2"), *group("1", "3", "4")]
+    for evaluator in evaluators("people:meets"):
+        assert evaluator.rewards(given) == [(1,), (2,), (3,), (4,)]
+
+
+def test_a_coroutine_function_may_have_the_signature_of_trl() -> None:
+    for evaluator in evaluators("people:trl_async"):
+        (first,), (second,) = evaluator.rewards(group("1", "3", "none"))
+        assert first == 3 and math.isnan(second)
+
+
+def test_an_object_may_have_the_signature_of_trl() -> None:
+    assert InPlace(["people:Callable"]).rewards(group("1", "3")) == [(2,)]
+
+
+def test_a_function_that_hangs_costs_the_responses_to_its_own_prompt_alone() -> None:
+    given = [*group("1", "a", "b"), *group("2", "c", "d"), *group("3", "e")]
+    found = Processes(["people:hangs_for_two"], 1, 2.0).rewards(given)
+
+    assert [math.isnan(row[0]) for row in found] == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        ("needs", "needs a column that the prompts' records lack — got 'solution'"),
+        ("too_few", "it gave 1 rewards for 2 responses"),
+        ("one_number", "it gave float and no list"),
+        ("text_part", "it gave the text '1.0'"),
+    ],
+)
+def test_a_function_that_cannot_be_called_or_gives_nonsense_is_named(function: str, told: str) -> None:
+    for evaluator in evaluators(f"people:{function}"):
+        with pytest.raises(ConfigError, match="RWD001") as caught:
+            evaluator.rewards(group("1", "3", "4"))
+
+        assert told in str(caught.value)
+
+
+def test_a_column_that_is_missing_has_its_remedy() -> None:
+    with pytest.raises(ConfigError, match="prepare the dataset with --keep-columns solution"):
+        InPlace(["people:needs"]).rewards(group("1", "3"))
+
+
+def test_signatures_are_said_before_the_start() -> None:
+    names = ["exact", "people:several", "people:trl_lengths", "people:meets", "people:trl_async"]
+    for deadline_s in (None, "none"):
+        notes = check_functions(names, deadline_s)  # type: ignore[arg-type]
+
+        assert len(notes) == 4
+        assert notes[0] == "reward function people:several is called for each response, with a Response"
+        assert notes[1].startswith(
+            "reward function people:trl_lengths is called for all responses to a prompt, with compl"
+        )
+        assert "a coroutine function, called for each response" in notes[2]
+        assert "a coroutine function, called for all responses to a prompt" in notes[3]
+
+
+def test_a_function_of_several_arguments_and_no_names_of_trl_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text("def f(response, other): ...\n", encoding="utf-8")
+
+    with pytest.raises(ConfigError, match=r"RWD004.*can't be called with 1 argument"):
+        find("rewards", "wrong:f")
+
+
+def test_figures_of_a_function_are_recorded_apart_and_summed() -> None:
+    scored = score("own_rewards:several")
+
+    assert scored.total.tolist() == [[1, 3], [4, 4]]
+    assert scored.parts["own_rewards:several/right"].tolist() == [[0, 1], [1, 0]]
+    assert scored.parts["own_rewards:several/size"].tolist() == [[1, 2], [3, 4]]
+    sums = scored.sums()
+    assert sums["reward"] == sums["reward/own_rewards:several"] == (12, 4)
+    assert sums["reward/own_rewards:several/size"] == (10, 4)
+
+
+def test_a_figure_named_reward_is_the_reward() -> None:
+    scored = score("own_rewards:chosen", deadline_s=30.0)
+
+    assert scored.total.tolist() == [[1, 12], [123, 1234]]
+    assert scored.parts["own_rewards:chosen/other"].tolist() == [[7, 7], [7, 7]]
+    assert "own_rewards:chosen/reward" not in scored.parts
+
+
+def test_a_sum_with_an_absent_figure_is_absent() -> None:
+    reward = reward_from({"a": 1.0, "b": None})
+
+    assert isinstance(reward, PartedReward) and math.isnan(reward)
+    assert reward.parts["a"] == 1 and math.isnan(reward.parts["b"])
+
+
+@pytest.mark.parametrize("figures", [{}, {"": 1.0}, {3: 1.0}, {str(number): 1.0 for number in range(33)}])
+def test_figures_without_names_or_without_end_are_refused(figures: dict[Any, float]) -> None:
+    with pytest.raises(TypeError, match="it gave"):
+        reward_from(figures)
+
+
+def test_a_reward_among_figures_counts_as_a_number_everywhere() -> None:
+    reward = reward_from({"reward": np.float32(0.5), "steps": 3})
+
+    assert np.array([(reward,)]).tolist() == [[0.5]]
+
+
+def test_the_coroutine_function_of_the_documentation_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = (Path(__file__).parents[3] / "docs" / "rl.md").read_text(encoding="utf-8")
+    (block,) = (block for block in document.split("```") if block.startswith("\n# figures.py"))
+    (tmp_path / "figures.py").write_text(block, encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "figures", raising=False)
+
+    (first,), (second,), (third,) = InPlace(["figures:graded"]).rewards(group("8", "8", "79", ""))
+
+    assert (first, second) == (2, 0.5) and math.isnan(third)
