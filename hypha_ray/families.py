@@ -143,6 +143,7 @@ REWARDS = Family(
         "length": "hypha_ray.rl.rewards.text:length",
         "math": "hypha_ray.rl.rewards.mathematics:equal",
         "code": "hypha_ray.rl.rewards.code:passes",
+        "environment": "hypha_ray.rl.rewards.text:of_environment",
         "judge": "",
         "model": "",
     },
@@ -153,6 +154,17 @@ REWARDS = Family(
     unloadable="RWD004",
 )
 
+ENVIRONMENTS = Family(
+    "environments",
+    "rl.environment",
+    "environment",
+    {
+        "calculator": "hypha_ray.rl.environments.calculator:Calculator",
+        "number_game": "hypha_ray.rl.environments.number_game:NumberGame",
+    },
+    "a class with the methods reset and step",
+    methods={"reset": 1, "step": 1},
+)
 RL_LOSSES = Family(
     "rl_losses",
     "rl.loss",
@@ -234,6 +246,7 @@ FAMILIES: dict[str, Family] = {
         INNER_OPTIMIZERS,
         SCHEDULES,
         REWARDS,
+        ENVIRONMENTS,
         RL_LOSSES,
         ADVANTAGES,
         METRICS,

@@ -297,8 +297,7 @@ def _flaws(table: Family, member: Any) -> Iterator[str]:
     """Descriptions of all that a member lacks."""
     methods = dict(table.methods)
     is_class = inspect.isclass(member)
-    called = getattr(member, "__call__", None) if is_class else member  # noqa: B004
-    if table.arguments is not None and not _names_any(called, table.keywords):
+    if table.arguments is not None and not _takes_any(member, table.keywords):
         if is_class:
             methods["__call__"] = table.arguments
         elif not _takes(member, table.arguments):
@@ -345,13 +344,14 @@ def _takes(function: Any, count: int) -> bool:
     return True
 
 
-def _names_any(function: Any, names: Sequence[str]) -> bool:
-    """Whether a function has a parameter of one of these names."""
-    if not names:
-        return False
+def _takes_any(member: Any, names: Sequence[str]) -> bool:
+    """Whether a function, or what is called of a class, has a parameter of one of these names."""
+    function = member
+    if inspect.isclass(member):
+        function = _definition(member, "__call__")
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # A function of C tells no signature.
         return False
     return any(name in parameters for name in names)
 

@@ -5,6 +5,7 @@ With --lm-eval a language model is scored on tasks of lm-evaluation-harness inst
     python jobs/evaluate.py --model RUN/model --dataset data/stdlib
     python jobs/evaluate.py --model RUN/model --dataset data/digits --split train --json
     python jobs/evaluate.py --model RUN/model --dataset data/sort2 --reward exact --max-response-tokens 4 --samples 4
+    python jobs/evaluate.py --model RUN/model --dataset data/sums --environment calculator --turns 2
     python jobs/evaluate.py --model RUN/model --lm-eval arc_easy hellaswag
     python jobs/evaluate.py --model RUN/model --lm-eval capitals --include-path tasks     # tasks/capitals.yaml
 
@@ -23,10 +24,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from hypha_ray import plugins
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
 from hypha_ray.config.cli.output import Phases
-from hypha_ray.config.tables.rewards import MODEL
+from hypha_ray.config.tables.rewards import ENVIRONMENT, MODEL
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.driver.trained_models.saved_models import ModelSource, find_model_or_folder
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
@@ -53,10 +55,14 @@ class Evaluate:
     """samples in a batch; the result doesn't depend on it"""
     type: str | None = None
     """task as in model.type; default: the model's own"""
-    reward: str = "exact"
-    """reward function of answers to prompts, as in rl.reward.functions"""
+    reward: str | None = None
+    """reward function of answers to prompts, as in rl.reward.functions; default: exact, or the environment's"""
     reward_model: str | None = None
     """folder or hub id of the reward model for --reward model, as rl.reward.model.repository"""
+    environment: str | None = None
+    """environment that answers to prompts are a conversation with, as rl.environment"""
+    turns: int = 8
+    """answers after which such a conversation is over, as rl.episode.turns"""
     max_response_tokens: int = 256
     """tokens after which an answer is cut off"""
     samples: int = 1
@@ -73,7 +79,18 @@ class Evaluate:
     """print the last line as JSON"""
 
 
-OF_DATASETS = ("dataset", "split", "type", "reward", "reward_model", "max_response_tokens", "samples", "temperature")
+OF_DATASETS = (
+    "dataset",
+    "split",
+    "type",
+    "reward",
+    "reward_model",
+    "environment",
+    "turns",
+    "max_response_tokens",
+    "samples",
+    "temperature",
+)
 """Options that mean nothing to tasks of lm-evaluation-harness."""
 
 
@@ -151,7 +168,7 @@ def evaluate_on_dataset(arguments: Evaluate, model: ModelSource, phases: Phases)
     """Return model, task and split, and the figures of a prepared dataset.
 
     Raises:
-        ConfigError: RWD003, there is no such reward function.
+        ConfigError: RWD003, there is no such reward function; PLG001, there is no such environment.
         DataError: DATA001, there is no such dataset; DATA051, it has no such split.
 
     """
@@ -175,6 +192,8 @@ def evaluate_on_dataset(arguments: Evaluate, model: ModelSource, phases: Phases)
             from hypha_ray.rl.rewards.calls import require_known
 
             require_known(rl_of(arguments).reward.loaded_functions)
+            if arguments.environment is not None:
+                plugins.require_known("environments", arguments.environment)
         with model.opened() as folder:
             require_same_tokens(folder, source)
             subject, figures = score(arguments, folder, source, infos, phases)
@@ -253,6 +272,7 @@ def score_answers(
         from hypha_ray.model.saved_model import open_saved
         from hypha_ray.model.vocabulary import vocabulary_of
         from hypha_ray.plugins import look_beside_the_job
+        from hypha_ray.rl.environments.rollouts import EnvironmentRollouts
         from hypha_ray.rl.island import validate
         from hypha_ray.rl.policy import Policy, end_tokens
         from hypha_ray.rl.reward_model import load_scores
@@ -270,20 +290,20 @@ def score_answers(
     manifest = source.manifest
     require_positions(network, task, manifest.shapes, manifest.name, arguments.max_response_tokens)
     manifest.require(describe(network, task).vocab_size)
-    preprocessor = preprocessor_for(Preprocessor(), Model(repository=str(model)), source)
-    tokenizer = tokenizer_of(preprocessor)
+    tokenizer = tokenizer_of(preprocessor_for(Preprocessor(), Model(repository=str(model)), source))
     device = device_of("auto")
     policy = Policy(network.to(device), 1.0, None, vocabulary_of(tokenizer))
-    generator = Generator(rl, arguments.seed, policy, end_tokens(network, tokenizer))
+    ends = end_tokens(network, tokenizer)
+    rollouts = EnvironmentRollouts.of(rl, network, tokenizer, ends)
+    generator = Generator(rl, arguments.seed, policy, ends, rollouts=rollouts)
     slices = (source.read(info) for info in infos)
     batches = batches_of(slices, arguments.batch_size, [info.index for info in infos])
-    scores = None
-    if MODEL in rl.reward.functions:
-        scores = load_scores(rl.reward, Model(), device)
+    scores = load_scores(rl.reward, Model(), device) if MODEL in rl.reward.functions else None
     reward = RewardRole(Scorer(rl, tokenizer, scores))
     phases.begin("answering and scoring")
     master = master_of({"actor": generator, "reward": reward})
-    sums = validate(master.traverse, batches)
+    sums = validate(master.traverse, batches, rl)
+    generator.close()
     prompts = sum(info.samples for info in infos)
     return type(network).__name__, {**means(sums), "prompts": prompts}
 
@@ -297,10 +317,19 @@ def rl_of(arguments: Evaluate) -> RL:
     """
     if arguments.reward_model is not None and arguments.reward != MODEL:
         raise ConfigError("CFG011", "--reward-model is for --reward model alone", fix="give both, or neither")
+    if arguments.environment is None and arguments.reward == ENVIRONMENT:
+        raise ConfigError("CFG011", "--reward environment is for --environment alone", fix="name an environment")
+    default_reward = "exact" if arguments.environment is None else ENVIRONMENT
     evaluation = {"samples": arguments.samples, "temperature": arguments.temperature}
     generation = {"max_response_tokens": arguments.max_response_tokens}
-    rewards = {"functions": [arguments.reward], "model": {"repository": arguments.reward_model}}
-    tables = {"reward": rewards, "generation": generation, "evaluation": evaluation}
+    rewards = {"functions": [arguments.reward or default_reward], "model": {"repository": arguments.reward_model}}
+    tables = {
+        "reward": rewards,
+        "generation": generation,
+        "evaluation": evaluation,
+        "environment": arguments.environment,
+        "episode": {"turns": arguments.turns},
+    }
     try:
         return RL.model_validate(tables)
     except ValidationError as error:

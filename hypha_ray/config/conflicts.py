@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from hypha_ray.config.exchange_conflicts import Conflict, exchange_conflicts, external_trainers_key, strategy_text
 from hypha_ray.config.keys import BESIDE_REPOSITORY
 from hypha_ray.config.schema import Job
+from hypha_ray.config.tables.rewards import ENVIRONMENT
 from hypha_ray.config.tables.rl import RL
 
 __all__ = ["SHARDABLE", "Conflict", "conflicts"]
@@ -280,6 +281,8 @@ def _of_rl(job: Job) -> Iterator[Conflict]:
     if not rl.has_critic and rl.group_size == 1:
         fix = "take groups of two responses or more, which are each other's baseline; or rl.algorithm ppo"
         yield Conflict("rl.group_size", _advantage(rl), fix)
+    if rl.refill:
+        yield from _of_refill(rl)
     yield from _of_rewards(rl)
     if rl.data_parallel:
         yield from _of_data_parallelism(rl)
@@ -301,6 +304,8 @@ def _of_synchronous_rl(rl: RL, strategy: str) -> Iterator[Conflict]:
         yield Conflict("rl.minibatches", strategy, one_step)
     if rl.is_asynchronous:
         yield Conflict("rl.staleness", strategy, "leave it at 0: a round is one step of the server")
+    if rl.refill:
+        yield Conflict("rl.refill", strategy, "leave it at 0: a round is one batch of each worker")
     if rl.recipe.advantage in ("batch_std", "gae"):
         key = "rl.advantage" if rl.advantage else "rl.algorithm"
         yield Conflict(key, strategy, f"choose grpo, dapo or another of groups: {part}")
@@ -311,10 +316,27 @@ def _of_synchronous_rl(rl: RL, strategy: str) -> Iterator[Conflict]:
         yield Conflict('rl.reference = "average"', strategy, fix)
 
 
+def _of_refill(rl: RL) -> Iterator[Conflict]:
+    """Conflicts of prompts in the place of those whose groups have no signal."""
+    refill = "rl.refill"
+    if not rl.recipe.drop_equal_groups:
+        fix = "set it to true: only groups that are left out are replaced"
+        yield Conflict(refill, "rl.drop_equal_groups = false", fix)
+    if rl.is_asynchronous:
+        yield Conflict(refill, "rl.staleness", f"{_LEAVE_ONE_OUT}: batches ahead have their prompts already")
+    if rl.has_critic:
+        yield Conflict(refill, _advantage(rl), "choose an algorithm of groups")
+
+
 def _of_rewards(rl: RL) -> Iterator[Conflict]:
     """Conflicts of reward functions, their weights and their tasks."""
     key = "rl.reward.functions"
     functions = rl.reward.functions
+    if rl.environment is not None and ENVIRONMENT not in functions:
+        fix = f'put "{ENVIRONMENT}" into {key}: with a weight of 0 it is recorded alone'
+        yield Conflict("rl.environment", key, fix)
+    if rl.environment is None and ENVIRONMENT in functions:
+        yield Conflict(key, "no rl.environment", f'name one, or leave "{ENVIRONMENT}" out')
     if rl.reward.weights and len(rl.reward.weights) != len(functions):
         fix = f"give {len(functions)} weights, one for each function"
         yield Conflict("rl.reward.weights", key, fix)

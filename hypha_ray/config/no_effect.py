@@ -90,6 +90,8 @@ def _of_rl(job: Job) -> Iterator[tuple[str, str]]:
     yield "rl.algorithm", "worker.compile worker.attention model.input_names"
     if rl.generation.engine != "server":
         yield "rl.generation.engine", _names_below("rl", "generation", "server")
+    if rl.environment is None:
+        yield "rl.environment", f"rl.environment_options {_names_below('rl', 'episode')}"
     yield from _of_processes(rl)
     if rl.reference == "none":
         yield "rl.reference", "rl.kl_estimator rl.offload_reference"

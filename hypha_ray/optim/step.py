@@ -40,6 +40,8 @@ class Step:
     """Numbers of the model workers that have died and were replaced since the batch before."""
     problems: tuple[str, ...] = ()
     """Lines for the user about failures that didn't stop the training."""
+    extra: int = 0
+    """Number of samples that were used beside those of the batch: the next ones of the round."""
 
 
 class PendingStep(Protocol):

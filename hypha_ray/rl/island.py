@@ -8,15 +8,17 @@ prompts ──► actor_gen ──► rew_inf, ref_inf, critic_inf ──► adv
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 
 from hypha_ray.config import Job
+from hypha_ray.config.tables.rl import RL
 from hypha_ray.failpoints import failpoint
 from hypha_ray.model.environment import compute_reproducibly, device_of, seed_all
 from hypha_ray.model.loading.tokenizer import pack
@@ -26,7 +28,7 @@ from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.state import WholeModel
 from hypha_ray.optim.step import Step
-from hypha_ray.rl.dataflow.graph import ROLLOUT, Graph, generation_hooks, step_graph, validation_graph
+from hypha_ray.rl.dataflow.graph import ROLLOUT, Graph, generation_hooks, rollout_call, rollout_graph, step_graph
 from hypha_ray.rl.dataflow.master import Extras, Master
 from hypha_ray.rl.dataflow.plan import Mesh
 from hypha_ray.rl.dataflow.requests import (
@@ -42,6 +44,7 @@ from hypha_ray.rl.dataflow.requests import (
 from hypha_ray.rl.dataflow.sample import Sample
 from hypha_ray.rl.dataflow.stream import StreamDataset
 from hypha_ray.rl.packing import sample_of
+from hypha_ray.rl.refill import Refill
 from hypha_ray.rl.roles.build import trained_roles
 from hypha_ray.rl.roles.reward import Advantage
 from hypha_ray.rl.roles.role import Role, TrainedRole
@@ -64,6 +67,28 @@ _RAMP_STEPS = 10
 gradients, so its steps are long and random, and a small policy can lose its entropy by them."""
 _DEADLINE_S = 3600.0
 """Longest time in seconds to wait for the next reply."""
+
+
+class Traversed(NamedTuple):
+    """Replies to a batch that was taken through the graph of a step."""
+
+    replies: Replies
+    """Replies of the step, and of a stream before it."""
+    before: tuple[Reply, ...]
+    """Replies of draws before the step; their figures are among `sums`."""
+    shown: Sequence[Mapping[str, Any]]
+    """Records of a few responses."""
+    sums: Sums
+    """Figures beside those of `replies`."""
+    transfers: Mapping[str, int]
+    """Number of collectives of each kind that would make the transfers."""
+    extra: int = 0
+    """Number of prompts that were drawn beside those of the batch."""
+
+    @property
+    def collectives(self) -> Sums:
+        """Figures of the transfers."""
+        return {name: (float(number), 1.0) for name, number in self.transfers.items()}
 
 
 class Island(WholeModel):
@@ -93,15 +118,16 @@ class Island(WholeModel):
         self._roles = trained_roles(job, self.model, tokenizer, worker)
         self._roles["advantage"] = self._advantage
         other_workers = tuple(range(1, job.rl.model_workers))
-        meshes = _meshes(self._graph, self._roles, other_workers)
+        meshes = _meshes(job.rl, self._graph, self._roles, other_workers)
         self._first = ModelWorker(0, self._roles, {"steps": inner_steps(job)})
         self._workers = _workers(job, self._first, tokenizer)
         self._policies = policy_folders(job, worker)
         numbers = count()
         self._master = Master(meshes, self._new_queue(), numbers)
-        self._stream = StreamDataset(self._workers, other_workers, ROLLOUT, numbers, _DEADLINE_S)
+        self._stream = StreamDataset(self._workers, other_workers, rollout_call(job.rl), numbers, _DEADLINE_S)
         self._upcoming: list[Sample] = []
         """Prompts of the batches after the next one, as far as the staleness reaches."""
+        self._refill = Refill(job.rl.refill)
         self._revived: list[int] = []
         """Numbers of model workers that were replaced since the last step."""
         self._version = 0
@@ -139,6 +165,7 @@ class Island(WholeModel):
     def announce(self, upcoming: Iterator[Samples]) -> None:
         """Take in as many of the next batches as may be responded to before their turn."""
         self._upcoming = [sample_of(batch) for batch in islice(upcoming, self._rl.staleness)]
+        self._refill.announce(upcoming)
 
     def step(self, batch: Samples) -> Step:
         """Generate responses, and take the optimizer steps of all epochs and minibatches on them."""
@@ -157,7 +184,7 @@ class Island(WholeModel):
             self._validation = None
             return {}
         self._validation = sample_of(first)
-        return validate(self._traverse, chain([first], remaining), self._rl.model_workers)
+        return validate(self._traverse, chain([first], remaining), self._rl)
 
     def merged(self, version: int) -> None:
         """Let the reference have the merged weights, if it is the policy that the round began with.
@@ -204,35 +231,66 @@ class Island(WholeModel):
 
     def _train(self, batch: Samples, **arguments: Any) -> Step:
         """Take a batch through the graph; without one step taken it is bad, unless it had nothing to score."""
-        prompts = sample_of(batch)
-        streamed = self._fetch_streamed(prompts)
         extras = self._extras(arguments)
-        replies = {ROLLOUT.name: streamed, **self._traverse(self._graph, prompts, extras, streamed)}
-        staleness = _staleness_sums(streamed, self._version)
+        if self._rl.refill:
+            traversed = self._retry(lambda: self._traverse_refilled(batch, extras))
+        else:
+            traversed = self._traverse_once(batch, extras)
+        replies = traversed.replies
         self._version += 1
         training = [call.name for call in self._graph.calls if call.op == "train_step"]
         facts_of_roles = [replies[name][0].facts for name in training]
         damaged = any(facts["damaged"] for facts in facts_of_roles)
         actor = facts_of_roles[0]
-        collectives: Sums = {name: (float(number), 1.0) for name, number in self._master.collectives.items()}
-        rewarded = streamed or replies["rew_inf"]
         revived = tuple(self._revived)
         self._revived = []
         problems: list[str] = []
-        for group in replies.values():
-            for reply in group:
-                problems += reply.problems
+        for reply in (*traversed.before, *chain.from_iterable(replies.values())):
+            problems += reply.problems
+        shown = _with_advantages(traversed.shown, replies["advantage_inf"][0].facts["advantages"])
         return Step(
             loss=torch.tensor(actor["loss"]),
             scored=actor["scored"],
             norm=torch.tensor(actor["norm"]),
             tokens=actor["tokens"],
-            sums=sums_of(replies) | collectives | staleness,
+            sums=sums_of(replies) | traversed.sums | traversed.collectives,
             bad=batch.keys if damaged else batch.keys[:0],
-            shown=_with_advantages(rewarded[0].facts["shown"], replies["advantage_inf"][0].facts["advantages"]),
+            shown=shown,
             revived=revived,
             problems=tuple(problems),
+            extra=traversed.extra,
         )
+
+    def _traverse_once(self, batch: Samples, extras: Mapping[str, Extras]) -> Traversed:
+        """Take a batch through the graph of a step."""
+        prompts = sample_of(batch)
+        streamed = self._fetch_streamed(prompts)
+        replies = {ROLLOUT: streamed, **self._traverse(self._graph, prompts, extras, streamed)}
+        rewarded = streamed or replies["rew_inf"]
+        sums = _staleness_sums(streamed, self._version)
+        return Traversed(replies, (), rewarded[0].facts["shown"], sums, self._master.collectives)
+
+    def _traverse_refilled(self, batch: Samples, extras: Mapping[str, Extras]) -> Traversed:
+        """Respond to a batch and to prompts in the place of others, and take those with a signal through the graph."""
+        graph = rollout_graph(self._rl)
+        transfers: Counter[str] = Counter()
+
+        def rollout(prompts: Samples) -> Replies:
+            replies = self._master.traverse(graph, sample_of(prompts), extras, keeps=True)
+            transfers.update(self._master.collectives)
+            return replies
+
+        refilled = self._refill.refilled(batch, rollout)
+        before: list[Reply] = []
+        for draw in refilled.draws:
+            before += chain.from_iterable(draw.values())
+        replies = self._master.traverse(self._graph, sample_of(refilled.batch), extras, before)
+        self._master.drop(refilled.left_out)
+        transfers.update(self._master.collectives)
+        sums = added([reply.sums for reply in before])
+        sums["extra_prompts"] = float(refilled.extra), 1.0
+        shown = refilled.draws[0]["rew_inf"][0].facts["shown"]
+        return Traversed(replies, tuple(before), shown, sums, transfers, refilled.extra)
 
     def _extras(self, arguments: Mapping[str, Any]) -> dict[str, Extras]:
         """Return arguments and hooks of the calls of a step; `arguments` are those of training."""
@@ -295,10 +353,10 @@ class Island(WholeModel):
         return RequestQueue(self._workers, _DEADLINE_S)
 
 
-def validate(traverse: Traverse, batches: Iterable[Samples], model_workers: int = 1) -> Sums:
+def validate(traverse: Traverse, batches: Iterable[Samples], rl: RL) -> Sums:
     """Return reward, pass@1 and length of responses, which are sampled with the same random numbers each time."""
-    graph = validation_graph(model_workers)
-    hooks = generation_hooks(model_workers)
+    graph = rollout_graph(rl)
+    hooks = generation_hooks(rl.model_workers)
     extras: dict[str, Extras] = {}
     for call in graph.calls:
         before = hooks if call.op == "generate" else ()
@@ -322,7 +380,9 @@ def _with_advantages(
     complete: list[Mapping[str, Any]] = []
     for record in records:
         key = "-".join(str(record[part]) for part in ("epoch", "slice", "sample"))
-        complete.append({**record, "advantage": advantages[key][record["number"]]})
+        group = advantages.get(key)  # A group that was left out before advantages were computed has none.
+        advantage = None if group is None else group[record["number"]]
+        complete.append({**record, "advantage": advantage})
     return tuple(complete)
 
 
@@ -341,10 +401,10 @@ def _is_due(steps: int, every: int | None) -> bool:
     return every is not None and steps % every == 0
 
 
-def _meshes(graph: Graph, roles: Mapping[str, Role], other_workers: tuple[int, ...]) -> dict[str, Mesh]:
+def _meshes(rl: RL, graph: Graph, roles: Mapping[str, Role], other_workers: tuple[int, ...]) -> dict[str, Mesh]:
     """Return the model workers of each role; those of the first worker are `roles`."""
     meshes: dict[str, Mesh] = {}
-    for call in (*graph.calls, *validation_graph(1 + len(other_workers)).calls):
+    for call in (*graph.calls, *rollout_graph(rl).calls):
         meshes[call.role] = Mesh((0,)) if call.role in roles else Mesh(other_workers)
     meshes["learner"] = Mesh((0, *other_workers))
     return meshes

@@ -9,6 +9,9 @@ logprobs                  group                  log-probability of each of them
 ended                     group                  one flag: the model ended the response itself
 rewards                   group                  one number: NaN if absent
 kept                      group                  one flag: the response is trained on
+contexts                  group                  token ids before a conversation with an environment, for the prompt
+sampled                   group                  flags of the tokens of that conversation that the policy has sampled
+episode_rewards, turns    group                  one number: reward by the environment, and responses of the policy
 values, advantages and other log-probabilities: as logprobs
 """
 
@@ -24,6 +27,7 @@ import torch
 
 from hypha_ray.rl.dataflow.sample import Lengths, Meta, Packed, Sample
 from hypha_ray.rl.engines.native import Responses
+from hypha_ray.rl.environments.rollouts import Trajectory
 from hypha_ray.types import Samples
 
 
@@ -31,7 +35,7 @@ def sample_of(batch: Samples) -> Sample:
     """Pack a batch of prompts of the dataset; ids are made of the prompts' keys."""
     mask = batch.arrays["attention_mask"].astype(bool)
     tokens = mask.sum(1).tolist()
-    ids = tuple("-".join(map(str, key)) for key in batch.keys.tolist())
+    ids = prompt_ids(batch.keys)
     ones: Lengths = ((1,),) * len(ids)
     lengths = _grouped(tokens, 1)
     data = {
@@ -42,13 +46,31 @@ def sample_of(batch: Samples) -> Sample:
     return Sample(Meta(ids, {"prompts": lengths, "keys": ones, "reward_data": ones}), data)
 
 
+def prompt_ids(keys: npt.NDArray[np.int64]) -> tuple[str, ...]:
+    """Return the ids of prompts, which are made of their keys, int64 [prompts, 3]."""
+    return tuple("-".join(map(str, key)) for key in keys.tolist())
+
+
 def prompts_of(sample: Sample) -> tuple[Packed, Packed]:
     """Return the prompts padded on the left, int64 [prompts, longest], and the mask of their tokens."""
-    lengths = np.array(sample.meta.flat("prompts"))
+    return _padded_left(sample, "prompts")
+
+
+def _contexts_of(sample: Sample) -> tuple[Packed, Packed]:
+    """Return what is before each response, int64 [responses, longest], and the mask of its tokens."""
+    if "contexts" in sample.data:
+        return _padded_left(sample, "contexts")
+    group_sizes = [len(group) for group in sample.meta.lengths["responses"]]
+    ids, masks = prompts_of(sample)
+    return np.repeat(ids, group_sizes, 0), np.repeat(masks, group_sizes, 0)
+
+
+def _padded_left(sample: Sample, key: str) -> tuple[Packed, Packed]:
+    lengths = np.array(sample.meta.flat(key))
     width = int(lengths.max())
     mask = np.arange(width) >= width - lengths[:, None]
     ids = np.zeros(mask.shape, np.int64)
-    ids[mask] = sample.data["prompts"]
+    ids[mask] = sample.data[key]
     return ids, mask.astype(np.int64)
 
 
@@ -65,6 +87,32 @@ def packed_responses(ids: Sequence[str], responses: Responses, group: int) -> Sa
         "ended": responses.ended.cpu().numpy(),
     }
     return Sample(meta, data)
+
+
+def packed_episodes(ids: Sequence[str], trajectories: Sequence[Trajectory], group: int) -> Sample:
+    """Pack conversations with an environment, `group` to each prompt."""
+    lengths = _grouped([len(trajectory.tokens) for trajectory in trajectories], group)
+    contexts = _grouped([len(trajectory.opening) for trajectory in trajectories], group)
+    ones: Lengths = ((1,) * group,) * len(ids)
+    numbers = dict.fromkeys(("ended", "episode_rewards", "turns"), ones)
+    tokens = dict.fromkeys(("responses", "logprobs", "sampled"), lengths)
+    data = {
+        "contexts": _joined(trajectories, "opening", np.int64),
+        "responses": _joined(trajectories, "tokens", np.int64),
+        "logprobs": _joined(trajectories, "logprobs", np.float32),
+        "sampled": _joined(trajectories, "sampled", np.bool_),
+        "ended": np.array([trajectory.done for trajectory in trajectories]),
+        "episode_rewards": np.array([trajectory.reward for trajectory in trajectories]),
+        "turns": np.array([len(trajectory.episode.responses) for trajectory in trajectories]),
+    }
+    return Sample(Meta(tuple(ids), {**tokens, "contexts": contexts, **numbers}), data)
+
+
+def _joined(trajectories: Sequence[Trajectory], name: str, dtype: Any) -> Packed:
+    values: list[Any] = []
+    for trajectory in trajectories:
+        values += getattr(trajectory, name)
+    return np.array(values, dtype)
 
 
 def packed_tokens(sample: Sample, columns: Mapping[str, torch.Tensor]) -> Sample:
@@ -93,16 +141,15 @@ def tokens_of(sample: Sample, key: str, device: torch.device) -> torch.Tensor:
 
 def responses_of(sample: Sample, device: torch.device) -> Responses:
     """Return responses as tensors again, with their prompts before them."""
-    group_sizes = [len(group) for group in sample.meta.lengths["responses"]]
-    ids, masks = prompts_of(sample)
-    prompts = torch.from_numpy(np.repeat(ids, group_sizes, 0)).to(device)
-    prompt_mask = torch.from_numpy(np.repeat(masks, group_sizes, 0)).to(device)
+    ids, masks = _contexts_of(sample)
+    prompts = torch.from_numpy(ids).to(device)
+    prompt_mask = torch.from_numpy(masks).to(device)
     mask = torch.from_numpy(token_mask(sample)).to(device)
     tokens = tokens_of(sample, "responses", device)
     return Responses(
         ids=torch.cat([prompts, tokens], 1),
         attention_mask=torch.cat([prompt_mask, mask.long()], 1),
-        mask=mask.float(),
+        mask=sampled_mask(sample).to(device),
         logprobs=tokens_of(sample, "logprobs", device),
         ended=torch.tensor(sample.data["ended"]).to(device),
     )
@@ -113,6 +160,14 @@ def token_mask(sample: Sample) -> npt.NDArray[np.bool_]:
     lengths = np.array(sample.meta.flat("responses"))
     mask: npt.NDArray[np.bool_] = np.arange(lengths.max()) < lengths[:, None]
     return mask
+
+
+def sampled_mask(sample: Sample) -> torch.Tensor:
+    """Return the mask of the tokens of each response that the policy has sampled, float32 [responses, tokens]."""
+    mask = token_mask(sample)
+    if "sampled" in sample.data:
+        mask[mask] = sample.data["sampled"]
+    return torch.from_numpy(mask).float()
 
 
 def _grouped(lengths: list[int], group: int) -> Lengths:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy.typing as npt
 from hypha_ray.config.tables.rewards import JUDGE, MODEL, Reward
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.loading.tokenizer import is_templated
+from hypha_ray.model.loading.tokenizer import all_end_tokens, is_templated
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.reward_data import records_of
 from hypha_ray.rl.rewards.calls import functions_of, limit_of
@@ -23,6 +25,8 @@ from hypha_ray.rl.rewards.response import Response
 from hypha_ray.rl.rewards.signatures import LARGEST, PartedReward
 from hypha_ray.types import Arrays, Sums
 
+_POLICY = "assistant"
+"""Role of the policy's turns."""
 _LONGEST = 4000
 """Largest number of characters of a text, and of token ids, in a record."""
 
@@ -79,16 +83,27 @@ class Scorer:
         self._evaluator = evaluator_of(rl.reward, {JUDGE: self._judge, MODEL: model})
         self._tokenizer = tokenizer
         self._is_chat = is_templated(tokenizer)
+        self._has_environment = rl.environment is not None
+        self._ends = frozenset(all_end_tokens(None, tokenizer))
         self._longest = rl.generation.max_response_tokens
 
-    def score(self, prompts: Arrays, responses: Responses) -> Scored:
+    def score(
+        self, prompts: Arrays, responses: Responses, episode_rewards: npt.NDArray[np.float64] | None = None
+    ) -> Scored:
         """Compute the rewards of all responses to a batch of prompts.
+
+        Args:
+            prompts: tensors of the prompts.
+            responses: the responses; with an environment the whole conversations.
+            episode_rewards: rewards that the environment gave; None without one.
 
         Raises:
             ConfigError: RWD001, a function failed; RWD002, not one response of the batch got a reward.
 
         """
         texts = tuple(self._responses(prompts, responses))
+        if episode_rewards is not None:
+            texts = tuple(self._conversations(texts, responses, episode_rewards.tolist()))
         rows = self._evaluator.rewards(texts)
         rewards = np.array(rows)
         applies = np.zeros(rewards.shape, bool)
@@ -133,6 +148,9 @@ class Scorer:
         for text, record in zip(self._prompts(prompts), records, strict=True):
             answer = str(record.get("answer", ""))
             response = Response(text, answer, (), True, record, self._longest, self._is_chat)
+            if self._has_environment:
+                turn = {"role": _POLICY, "content": answer}
+                response = replace(response, conversation=(turn,), episode_reward=0.0)
             # Each by itself: a function that fails for one of many responses ends no run.
             self._evaluator.rewards([response])
 
@@ -152,6 +170,39 @@ class Scorer:
             text_tokens = tokens[:-1] if ended else tokens  # A text would show an end token that isn't special.
             text = self._text(text_tokens)
             yield Response(texts[prompt], text, tokens, ended, records[prompt], self._longest, self._is_chat)
+
+    def _conversations(
+        self, texts: Sequence[Response], responses: Responses, episode_rewards: Sequence[float]
+    ) -> Iterator[Response]:
+        """Yield responses with their turns, and with what was before the first one as prompt."""
+        width = responses.prompt_width
+        ids = responses.ids.cpu()
+        is_token = responses.attention_mask.cpu().bool()
+        is_own = responses.mask.cpu().bool()
+        for row, (response, reward) in enumerate(zip(texts, episode_rewards, strict=True)):
+            opening = ids[row, :width][is_token[row, :width]]
+            tokens = ids[row, width:][is_token[row, width:]]
+            sampled = is_own[row][is_token[row, width:]]
+            turns = tuple(self._turns(tokens.tolist(), sampled.tolist()))
+            last = ""
+            for turn in turns:
+                if turn["role"] == _POLICY:
+                    last = turn["content"]
+            yield replace(
+                response,
+                prompt=self._text(opening),
+                text=last,
+                conversation=turns,
+                episode_reward=None if math.isnan(reward) else reward,
+            )
+
+    def _turns(self, tokens: Sequence[int], sampled: Sequence[bool]) -> Iterator[Mapping[str, str]]:
+        """Yield the texts of a conversation's turns, each of successive tokens of one side."""
+        for is_own, group in groupby(zip(sampled, tokens, strict=True), itemgetter(0)):
+            ids = list(map(itemgetter(1), group))
+            if is_own and ids[-1] in self._ends:
+                del ids[-1]
+            yield {"role": _POLICY if is_own else "environment", "content": self._text(ids)}
 
     def _text(self, ids: Any) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
@@ -220,6 +271,10 @@ def _record(key: str, response: Response, scored: Scored, prompt: int, number: i
     epoch, index, sample = map(int, key.split("-"))
     parts = {name: _finite(part[prompt, number]) for name, part in scored.parts.items()}
     answer = response.data.get("answer")
+    conversation: dict[str, Any] = {}
+    if response.conversation:
+        turns = [{**turn, "content": turn["content"][:_LONGEST]} for turn in response.conversation]
+        conversation["conversation"] = turns
     return {
         "epoch": epoch,
         "slice": index,
@@ -233,6 +288,7 @@ def _record(key: str, response: Response, scored: Scored, prompt: int, number: i
         "ended": response.ended,
         "reward": _finite(scored.total[prompt, number]),
         "rewards": parts,
+        **conversation,
     }
 
 

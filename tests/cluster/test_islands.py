@@ -83,6 +83,27 @@ def test_islands_killed_at_every_call_learn_on_and_count_every_prompt_once(probl
     assert rewards[0] < 0.1 and min(rewards[-3:]) > 0.6
 
 
+def test_episodes_and_refilled_batches_count_every_prompt_once_whatever_is_killed(
+    problems: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "hits.jsonl"
+    specs = ["rl.generate=kill@4", "rl.reward=kill@9", "rl.train=kill@6", "worker.mid_delta:1=kill@3"]
+    specs += ["scheduler.before_persist=kill@2"]
+    episodes = {"rl.environment": "calculator", "rl.episode.turns": 2, "rl.generation.max_response_tokens": 10}
+    rewards = {"rl.reward.functions": '["environment", "positions"]', "rl.group_size": 4}
+    refill = {"rl.algorithm": "dapo", "rl.refill": 2}
+    sizes = {"rounds.max_batch_size": 64, "rounds.samples_between_updates": 640, "rounds.update_rounds": 6}
+    keys = {"testing.failpoints": listed(specs), "testing.failpoint_log": log, "rounds.evaluate_every": 3}
+    run = run_job(islands("episodes", problems, **episodes, **rewards, **refill, **sizes, **keys), tmp_path, problems)
+
+    assert [hits(log, spec.partition("=")[0].partition(":")[0]) for spec in specs] == [1] * len(specs)
+    assert [commit["round"] for commit in run.commits()] == list(range(6))
+    assert epochs_used(run, problems) >= 1
+    rounds = run.of_kind("round")
+    assert sum(record["extra_prompts"] for record in rounds) > 0
+    assert all(1 <= record["turns"] <= 2 for record in rounds)
+
+
 def test_an_island_whose_server_dies_and_that_dies_itself_leaves_no_server(problems: Path, tmp_path: Path) -> None:
     log, died = tmp_path / "hits.jsonl", tmp_path / "died"
     keys = {

@@ -88,6 +88,8 @@ class Judge(Table):
     at_once: Count = Field(16, description="responses that a worker has judged at a time")
 
 
+ENVIRONMENT: Final = "environment"
+"""Name of the reward function that gives what the environment of an episode gave."""
 MODEL: Final = "model"
 """Name of the reward function that asks a reward model."""
 

@@ -14,6 +14,8 @@ from hypha_ray.plugins import Plugin
 
 Advantage: TypeAlias = Annotated[str, Plugin("advantages")]
 Loss: TypeAlias = Annotated[str, Plugin("rl_losses")]
+EnvironmentName: TypeAlias = Annotated[str, Plugin("environments", checked=False)]
+"""Name of an environment, which is looked up before the start."""
 Ratio: TypeAlias = Literal["token", "sequence"]
 Aggregation: TypeAlias = Literal["token", "sequence", "constant"]
 Estimator: TypeAlias = Literal["k1", "k2", "k3"]
@@ -105,6 +107,21 @@ class Generation(Table):
     server: GenerationServer = GenerationServer()
 
 
+class Episode(Table):
+    """Limits of a conversation with the environment, with `rl.environment`."""
+
+    turns: Count = Field(8, description="responses after which an episode is over")
+    turn_tokens: Count | None = Field(
+        None,
+        description="tokens after which a response is cut off, which ends the episode; default: what "
+        "rl.generation.max_response_tokens leaves, which is for all turns and the environment's messages together",
+    )
+    deadline_s: Positive = Field(
+        60.0, description="longest time of a call of the environment, after which its episode has no reward"
+    )
+    processes: Count = Field(1, description="processes of a worker that environments run in")
+
+
 class Critic(Table):
     """Critic, for advantages by `gae`: a copy of the model that values the state before each token."""
 
@@ -160,6 +177,11 @@ class RL(Table):
     drop_equal_groups: bool | None = Field(
         None, description="leave out groups whose rewards are all equal; default: by algorithm"
     )
+    refill: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="draws of further prompts in a step, in the place of those whose groups are left out because all "
+        "rewards are equal; all prompts that were drawn count as used",
+    )
     epochs: Count = Field(1, description="passes over a step's responses")
     minibatches: Count = Field(1, description="optimizer steps in a pass, each on a part of the prompts")
     reference: Literal["none", "initial", "round", "average"] = Field(
@@ -200,7 +222,14 @@ class RL(Table):
         description="steps that the weights which respond may be behind those that are trained; above 0, model workers "
         "respond to the next batches while this one is trained on",
     )
+    environment: EnvironmentName | None = Field(
+        None,
+        description="code that responses are a conversation with: registered name, or module:class beside the job; "
+        "default: a prompt has one response",
+    )
+    environment_options: dict[str, Any] | None = Field(None, description="options of the environment")
     generation: Generation = Generation()
+    episode: Episode = Episode()
     reward: Reward = Reward()
     critic: Critic = Critic()
     evaluation: RlEvaluation = RlEvaluation()
@@ -214,6 +243,11 @@ class RL(Table):
     def is_asynchronous(self) -> bool:
         """Whether responses come from a stream of other processes, on weights of earlier steps."""
         return self.algorithm is not None and self.staleness > 0
+
+    @property
+    def responds_before(self) -> bool:
+        """Whether responses are there before the calls of a step begin: by a stream, or by draws that refill it."""
+        return self.is_asynchronous or self.refill > 0
 
     @property
     def corrects(self) -> bool:

@@ -18,7 +18,7 @@ from hypha_ray.config.tables.rewards import MODEL
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.driver.preflight.settings import check_settings
 from hypha_ray.errors import ConfigError
-from hypha_ray.families import ADVANTAGES, REWARDS
+from hypha_ray.families import ADVANTAGES, ENVIRONMENTS, REWARDS
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.plugins import attempt, is_own, look_beside_the_job
 from hypha_ray.telemetry.sinks.base import check_built_in
@@ -54,7 +54,7 @@ def check_job(job: Job) -> None:
 def check_plugins(job: Job) -> list[str]:
     """Load plug-ins that lie beside the job or are installed, and try each on a small example.
 
-    Reward functions, which are loaded in a process of their own, come last.
+    Reward functions and environments, which are loaded in processes of their own, come last.
 
     Returns:
         Notes for the user.
@@ -67,7 +67,7 @@ def check_plugins(job: Job) -> list[str]:
     look_beside_the_job()
     check_options(job)
     for use in plugin_uses(job):
-        if use.family != REWARDS.name:
+        if use.family not in (REWARDS.name, ENVIRONMENTS.name):
             attempt(use.key, use.family, use.name, use.options, job)
         if use.family == ADVANTAGES.name and job.sync.traits.sends_gradients:
             from hypha_ray.rl.algorithms.advantages import check_advantages
@@ -83,7 +83,8 @@ def check_rewards(job: Job) -> list[str]:
         Notes for the user.
 
     Raises:
-        ConfigError: RWD003, RWD004, one can't be had; RWD007, the model can't be a reward model.
+        ConfigError: RWD003, RWD004, one can't be had; RWD007, the model can't be a reward model; PLG001, PLG002,
+            there is no such environment, or it can't be had.
         HyphaError: the reward model can't be loaded, or its weights don't fit its configuration.
 
     """
@@ -93,6 +94,12 @@ def check_rewards(job: Job) -> list[str]:
 
     look_beside_the_job()
     notes = check_functions(job.rl.reward.loaded_functions, job.rl.reward.deadline_s)
+    if job.rl.environment is not None:
+        from hypha_ray.rl.environments.pool import EnvironmentPool
+
+        pool = EnvironmentPool(job.rl)
+        pool.tools()  # It is loaded for that.
+        pool.close()
     if MODEL not in job.rl.reward.functions:
         return notes
     with uncollected():  # Loading torch takes seconds.

@@ -12,11 +12,13 @@ from hypha_ray.driver.datasets.data_source import samples_at
 from hypha_ray.driver.datasets.job_tokenizer import job_preprocessor
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.model.checks.positions import require_positions
+from hypha_ray.model.checks.positions import max_positions, require_positions
 from hypha_ray.model.checks.small_copies import check_on_copy
 from hypha_ray.model.loading.build import random_model
 from hypha_ray.model.loading.tokenizer import tokenizer_of
 from hypha_ray.rl.check import check_generation
+from hypha_ray.rl.environments.trial import try_environment
+from hypha_ray.rl.policy import end_tokens
 from hypha_ray.rl.reward_data import records_of
 from hypha_ray.rl.reward_model import unscored
 from hypha_ray.rl.scoring import Scorer
@@ -33,7 +35,7 @@ def check_rollouts(case: Case) -> list[str]:
         Notes for the user.
 
     Raises:
-        ConfigError: model, tokenizer or reward functions don't allow it.
+        ConfigError: model, tokenizer, reward functions or environment don't allow it.
         DataError: the dataset has no prompts, or they leave no room for responses.
 
     """
@@ -44,11 +46,15 @@ def check_rollouts(case: Case) -> list[str]:
     slices = _first_slices(case)
     prompts = joined([_few_prompts(index, arrays) for index, arrays in slices.items()])
     scorer = Scorer(case.job.rl, tokenizer, unscored(case.job.rl.reward, case.job.model))
+    notes: list[str] = []
     scorer.check(prompts.arrays)
+    if case.job.rl.environment is not None:
+        positions = max_positions(case.network, decoder=False)
+        notes += try_environment(case.job.rl, tokenizer, end_tokens(case.network, tokenizer), positions, prompts)
     check = partial(check_generation, rl=case.job.rl, tokenizer=tokenizer, prompts=prompts)
     build = partial(random_model, case.job.model, case.task)
     is_checked = check_on_copy(check, case.network.config, build, case.facts.parameters)
-    notes = _missing_tasks(case, slices)
+    notes += _missing_tasks(case, slices)
     if not is_checked:
         architecture = case.facts.architecture
         notes.append(f"no small copy of {architecture} could be made, so its generation isn't checked")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from hypha_ray import plugins
 from hypha_ray.config import Job
 from hypha_ray.config.compare import differences, refuse_changes
 from hypha_ray.config.load import load
@@ -103,7 +104,7 @@ def _check_processes(job: Job, key: str, gpus: float, processes: int) -> None:
 
 
 def _check_repositories(job: Job) -> None:
-    """Refuse missing folders of models, and unknown reward functions."""
+    """Refuse missing folders of models, and unknown reward functions and environments."""
     rewards = None if job.rl.algorithm is None else job.rl.reward
     repositories = [job.model.repository, job.preprocessor.repository]
     if rewards is not None and MODEL in rewards.functions:
@@ -115,6 +116,8 @@ def _check_repositories(job: Job) -> None:
         from hypha_ray.rl.rewards.calls import require_known
 
         require_known(rewards.loaded_functions)
+        if job.rl.environment is not None:
+            plugins.require_known("environments", job.rl.environment)
 
 
 def _refuse_another_job(job: Job, directory: RunDirectory, folders: list[Path]) -> None:

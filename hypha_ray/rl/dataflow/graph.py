@@ -116,33 +116,44 @@ _DATASET = ("prompts", "keys", "reward_data")
 """Keys of samples before the first call."""
 _RESPONSES = ("prompts", "responses", "logprobs", "ended")
 """Keys of responses with their prompts."""
+_EPISODES = ("contexts", "sampled")
+"""Keys that responses have beside these if they are conversations with an environment."""
+_OUTCOMES = ("episode_rewards", "turns")
+"""Keys of what an environment has made of them."""
+ROLLOUT: Final = "rollout"
+"""Name of the call of rollout workers."""
 _GRADIENT = ("gradients", "losses")
 _GENERATED = ("responses", "logprobs", "ended")
-_REWARD = Call("rew_inf", "reward", "inference", (*_RESPONSES, "reward_data"), ("rewards",))
-ROLLOUT: Final = Call("rollout", "rollout", "generate", _DATASET, (*_GENERATED, "rewards"))
-"""Call of rollout workers, whose keys the samples of a stream have beside those of the dataset."""
 
 
 def step_graph(rl: RL) -> Graph:
     """Return the graph of a training step: reference, critic and proximal policy only where they are used."""
     keys: tuple[str, ...] = _DATASET
-    if rl.is_asynchronous:
-        keys += ROLLOUT.gives
+    if rl.responds_before:
+        keys += rollout_call(rl).gives
     return Graph.of(_calls(rl), keys)
 
 
 def step_text(rl: RL) -> str:
-    """Return the graph of a training step as text, and before it the call whose results a stream brings."""
+    """Return the graph of a training step as text, and before it the calls that have answered when it begins."""
     text = step_graph(rl).text()
+    if rl.refill:
+        rollout = rollout_graph(rl).text().replace("\n", f"\nup to {rl.refill + 1} times  ")
+        return f"up to {rl.refill + 1} times  {rollout}\n{text}"
     if not rl.is_asynchronous:
         return text
-    rollout = Graph.of([ROLLOUT], _DATASET).text().removeprefix("0  ")
+    rollout = Graph.of([rollout_call(rl)], _DATASET).text().removeprefix("0  ")
     return f"up to {rl.staleness} ahead  {rollout}\n{text}"
 
 
-def validation_graph(model_workers: int = 1) -> Graph:
-    """Return the graph of validation: generation and reward."""
-    return Graph.of([_generation(model_workers), _REWARD], _DATASET)
+def rollout_graph(rl: RL) -> Graph:
+    """Return the graph of validation, and of draws that refill a batch: generation and reward."""
+    return Graph.of([_generation(rl), _reward(rl)], _DATASET)
+
+
+def rollout_call(rl: RL) -> Call:
+    """Return the call of rollout workers, whose keys the samples of a stream have beside those of the dataset."""
+    return Call(ROLLOUT, "rollout", "generate", _DATASET, (*_generated(rl), "rewards"))
 
 
 def generation_hooks(model_workers: int) -> tuple[Hook, ...]:
@@ -150,35 +161,52 @@ def generation_hooks(model_workers: int) -> tuple[Hook, ...]:
     return (Reallocate("actor", "generator"),) if model_workers > 1 else ()
 
 
-def _generation(model_workers: int) -> Call:
-    role = "generator" if model_workers > 1 else "actor"
-    return Call("actor_gen", role, "generate", ("prompts", "keys"), _GENERATED)
+def _generation(rl: RL) -> Call:
+    role = "generator" if rl.model_workers > 1 else "actor"
+    takes = ("prompts", "keys") if rl.environment is None else _DATASET
+    return Call("actor_gen", role, "generate", takes, _generated(rl))
+
+
+def _generated(rl: RL) -> tuple[str, ...]:
+    """Return the keys that generation makes."""
+    return _GENERATED if rl.environment is None else (*_GENERATED, *_EPISODES, *_OUTCOMES)
+
+
+def _responses(rl: RL) -> tuple[str, ...]:
+    """Return the keys of responses with what is before them."""
+    return _RESPONSES if rl.environment is None else (*_RESPONSES, *_EPISODES)
+
+
+def _reward(rl: RL) -> Call:
+    outcomes = () if rl.environment is None else _OUTCOMES
+    return Call("rew_inf", "reward", "inference", (*_responses(rl), *outcomes, "reward_data"), ("rewards",))
 
 
 def _calls(rl: RL) -> Iterator[Call]:
-    if not rl.is_asynchronous:
-        yield _generation(rl.model_workers)
-        yield _REWARD
+    responses = _responses(rl)
+    if not rl.responds_before:
+        yield _generation(rl)
+        yield _reward(rl)
     logprobs: tuple[str, ...] = ()
     if rl.reference != "none":
-        yield Call("ref_inf", "reference", "inference", _RESPONSES, ("reference_logprobs",))
+        yield Call("ref_inf", "reference", "inference", responses, ("reference_logprobs",))
         logprobs += ("reference_logprobs",)
     if rl.scores_again:
-        yield Call("actor_inf", "actor", "inference", _RESPONSES, ("proximal_logprobs",))
+        yield Call("actor_inf", "actor", "inference", responses, ("proximal_logprobs",))
         logprobs += ("proximal_logprobs",)
     values: tuple[str, ...] = ()
     returns: tuple[str, ...] = ()
     if rl.has_critic:
         values = ("values",)
         returns = ("returns",)
-        yield Call("critic_inf", "critic", "inference", _RESPONSES, values)
-    rewarded = (*_RESPONSES, "rewards", *logprobs, *values)
+        yield Call("critic_inf", "critic", "inference", responses, values)
+    rewarded = (*responses, "rewards", *logprobs, *values)
     yield Call("advantage_inf", "advantage", "inference", rewarded, ("advantages", "kept", *returns))
-    with_advantages = (*_RESPONSES, "advantages", "kept", *logprobs)
+    with_advantages = (*responses, "advantages", "kept", *logprobs)
     if rl.data_parallel:
         yield Call("actor_grad", "learner", "inference", with_advantages, _GRADIENT)
         yield Call("actor_train", "actor", "train_step", _GRADIENT)
     else:
         yield Call("actor_train", "actor", "train_step", with_advantages)
     if rl.has_critic:
-        yield Call("critic_train", "critic", "train_step", (*_RESPONSES, "values", "returns", "kept"))
+        yield Call("critic_train", "critic", "train_step", (*responses, "values", "returns", "kept"))

@@ -141,7 +141,12 @@ class Master(Generic[R]):
         return first
 
     def traverse(
-        self, graph: Graph, batch: Sample, extras: Mapping[str, Extras], streamed: Sequence[Reply] = ()
+        self,
+        graph: Graph,
+        batch: Sample,
+        extras: Mapping[str, Extras],
+        streamed: Iterable[Reply] = (),
+        keeps: bool = False,
     ) -> dict[str, tuple[Reply, ...]]:
         """Take a batch through a graph.
 
@@ -150,31 +155,28 @@ class Master(Generic[R]):
             batch: prompts with the keys of the dataset.
             extras: additions to calls, by their names.
             streamed: replies of rollout workers, whose keys the batch has from the beginning.
+            keeps: whether the samples stay until they are dropped, for another graph.
 
         Returns:
             Replies of the workers, by the names of the calls.
 
         Raises:
             WorkerLostError: a worker died.
-            ClusterError: a worker didn't answer in time.
+            ClusterError: a worker was silent.
 
         """
         self.collectives.clear()
         buffer = Buffer(graph)
         replies: dict[str, tuple[Reply, ...]] = {}
         self._fetch(graph, batch, buffer)
-        for reply in streamed:
-            assert reply.meta is not None
-            buffer.amend(reply.meta, Shard(reply.worker, reply.request))
+        _amend(buffer, streamed)
         transferred: set[tuple[int, Shard]] = set()
         running: dict[int, Call] = {}  # by the number of their requests
         begun: set[str] = set()
         while len(replies) < len(graph.calls):
             for call in graph.calls:
-                if call.name in begun:
-                    continue
                 ids = buffer.ready(call)
-                if len(ids) < len(batch.ids):
+                if call.name in begun or len(ids) < len(batch.ids):
                     continue
                 pending = self._call(call, ids, buffer, transferred, extras.get(call.name, Extras()))
                 running[pending.requests[0].number] = call
@@ -185,7 +187,8 @@ class Master(Generic[R]):
             call = running.pop(pending.requests[0].number)
             self._add_keys(buffer, call, pending)
             replies[call.name] = tuple(sorted(pending.replies, key=lambda reply: reply.worker))
-            self._finished += buffer.end(call, batch.ids)
+            if not keeps:
+                self._finished += buffer.end(call, batch.ids)
         return replies
 
     def _fetch(self, graph: Graph, batch: Sample, buffer: Buffer) -> None:
@@ -243,6 +246,10 @@ class Master(Generic[R]):
             if reply.meta is not None and reply.worker in heads:
                 buffer.amend(reply.meta, Shard(reply.worker, reply.request))
 
+    def drop(self, ids: Sequence[str]) -> None:
+        """Let workers drop ids that were kept, with those that a graph has finished last."""
+        self._finished += tuple(ids)
+
     def clear(self) -> None:
         """Have workers drop the ids that all calls have ended with."""
         self._wait_for(*self._clear())
@@ -262,6 +269,13 @@ class Master(Generic[R]):
     def _wait_for(self, *requests: Pending) -> None:
         while not all(pending.done for pending in requests):
             self._queue.wait()
+
+
+def _amend(buffer: Buffer, replies: Iterable[Reply]) -> None:
+    """Add to a buffer the keys that replies tell of."""
+    for reply in replies:
+        assert reply.meta is not None
+        buffer.amend(reply.meta, Shard(reply.worker, reply.request))
 
 
 def _parts(call: Call, ids: Sequence[str], buffer: Buffer, mesh: Mesh) -> list[tuple[str, ...]]:

@@ -25,10 +25,20 @@ class Response:
     """Largest number of tokens that a response may have."""
     is_chat: bool = False
     """Whether the prompt was put into a chat template."""
+    conversation: tuple[Mapping[str, str], ...] = ()
+    """Turns behind the prompt, each with `content` and `role`, ``assistant`` or ``environment``; empty without an
+    environment. With one, `text` is the policy's last turn, and `ids` are those of all its turns."""
+    episode_reward: float | None = None
+    """Sum of the rewards that the environment gave; None without one, or if the episode has failed."""
 
     @property
     def completion(self) -> str | list[dict[str, str]]:
-        """The response as trl's functions take it: its text, or after a chat the message of the assistant."""
+        """The response as trl's functions take it: its text, or after a chat the message of the assistant.
+
+        A conversation with an environment is the list of its turns.
+        """
+        if self.conversation:
+            return [dict(turn) for turn in self.conversation]
         if self.is_chat:
             return [{"role": "assistant", "content": self.text}]
         return self.text

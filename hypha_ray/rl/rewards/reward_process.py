@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypha_ray.rl.call_process import START_S, CallProcess, Code, Service, serve
@@ -60,4 +60,9 @@ def _load(message: Any) -> Service:
     calls = Calls(names, tasks)
     if "math" in names:
         mathematics.warm_up()
-    return Service(calls.signatures, lambda request, begins: calls.rows(*request, begins))
+
+    def answer(request: Any, begins: Callable[[object], None]) -> object:
+        columns, responses = request
+        return calls.rows(columns, responses, begins)
+
+    return Service(calls.signatures, answer)

@@ -171,7 +171,8 @@ class RewardFunction:
     def _results_one_by_one(self, responses: Sequence[Response]) -> list[Any]:
         if self.signature.is_async:
             calls = [self._function(response) for response in responses]
-            return self._run(_together(calls))
+            together: list[Any] = self._run(_together(calls))
+            return together
         results: list[Any] = []
         for response in responses:
             try:

@@ -84,3 +84,8 @@ def length(response: Response) -> float:
     fifth = response.most_tokens / 5
     excess = len(response.ids) - (response.most_tokens - fifth)
     return -max(0.0, excess) / fifth
+
+
+def of_environment(response: Response) -> float | None:
+    """Give the sum of the rewards that the environment gave for the turns; None if the episode has failed."""
+    return response.episode_reward

@@ -17,6 +17,7 @@ from hypha_ray.rl.algorithms.losses import by_token, clipped_value_loss
 from hypha_ray.rl.dataflow.sample import Sample
 from hypha_ray.rl.engines.completions import Engine
 from hypha_ray.rl.engines.native import Responses, accepted, positions
+from hypha_ray.rl.environments.rollouts import EnvironmentRollouts
 from hypha_ray.rl.objective import logprob_gap
 from hypha_ray.rl.packing import Valued, packed_tokens, responses_of, tokens_of
 from hypha_ray.rl.policy import Policy, mixed_precision
@@ -35,6 +36,7 @@ class Actor(Generator, TrainedRole):
         ends: ids of tokens that end a response.
         write: function that writes the trained weights to a folder.
         engine: engine that generates; None: the policy generates itself.
+        rollouts: environment that responses are a conversation with; None without one.
 
     """
 
@@ -45,8 +47,9 @@ class Actor(Generator, TrainedRole):
         ends: Collection[int],
         write: Callable[[Path], None],
         engine: Engine | None = None,
+        rollouts: EnvironmentRollouts | None = None,
     ) -> None:
-        super().__init__(job.rl, job.run.seed, policy, ends, engine)
+        super().__init__(job.rl, job.run.seed, policy, ends, engine, rollouts)
         self._job = job
         self._write = write
         self.learner = Learner(job, policy)

@@ -21,6 +21,7 @@ from hypha_ray.model.vocabulary import vocabulary_of
 from hypha_ray.rl.engines.completions import Engine
 from hypha_ray.rl.engines.continuous import ContinuousEngine
 from hypha_ray.rl.engines.server import ServerEngine
+from hypha_ray.rl.environments.rollouts import EnvironmentRollouts
 from hypha_ray.rl.policy import Policy, end_tokens
 from hypha_ray.rl.reward_model import load_scores
 from hypha_ray.rl.roles.actor_critic import Actor, TrainedCritic
@@ -35,7 +36,10 @@ def trained_roles(job: Job, model: torch.nn.Module, tokenizer: Any, worker: int)
     """Return the roles of the trained modules, and all others if the island has one model worker."""
     policy = _policy(job, exported(model), tokenizer)
     write = partial(_write, job, model, tokenizer)
-    actor = Actor(job, policy, end_tokens(policy.model, tokenizer), write, _engine(job, tokenizer, worker))
+    ends = end_tokens(policy.model, tokenizer)
+    generates = job.rl.model_workers == 1 or job.rl.evaluation.every_steps is not None
+    rollouts = EnvironmentRollouts.of(job.rl, policy.model, tokenizer, ends) if generates else None
+    actor = Actor(job, policy, ends, write, _engine(job, tokenizer, worker), rollouts)
     roles: dict[str, Role] = {"actor": actor, "learner": actor.learner}
     evaluates = job.rl.evaluation.every_steps is not None
     is_only_worker = job.rl.model_workers == 1
@@ -66,7 +70,9 @@ def untrained_roles(job: Job, tokenizer: Any) -> dict[str, Role]:
     model = exported(build_trained(job, device))
     policy = _policy(job, model.to(device).eval(), tokenizer)
     engine = _engine(job, tokenizer, 0)
-    generator = Generator(job.rl, job.run.seed, policy, end_tokens(policy.model, tokenizer), engine)
+    ends = end_tokens(policy.model, tokenizer)
+    rollouts = EnvironmentRollouts.of(job.rl, policy.model, tokenizer, ends)
+    generator = Generator(job.rl, job.run.seed, policy, ends, engine, rollouts)
     reward = _reward(job, tokenizer)
     roles: dict[str, Role] = {"generator": generator, "reward": reward, "rollout": Rollouts(generator, reward)}
     roles["learner"] = Learner(job, policy)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from hypha_ray.config.tables.rl import RL
@@ -17,8 +18,10 @@ from hypha_ray.rl.dataflow.sample import Sample
 from hypha_ray.rl.engines.completions import ROUNDING, Engine, EngineUnableError
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.engines.sampling import Sampling, draw, evaluation_sampling, training_sampling
-from hypha_ray.rl.packing import packed_responses, packed_tokens, prompts_of, responses_of
+from hypha_ray.rl.environments.rollouts import EnvironmentRollouts, Integers
+from hypha_ray.rl.packing import packed_episodes, packed_responses, packed_tokens, prompts_of, responses_of
 from hypha_ray.rl.policy import Policy
+from hypha_ray.rl.reward_data import records_of
 from hypha_ray.rl.roles.reward import RewardRole
 from hypha_ray.rl.roles.role import Role, RoleOutcome
 
@@ -115,15 +118,25 @@ class Generator(PolicyRole):
         policy: the policy.
         ends: ids of tokens that end a response.
         engine: engine that generates; None: the policy generates itself.
+        rollouts: environment that responses are a conversation with; None without one.
 
     """
 
-    def __init__(self, rl: RL, seed: int, policy: Policy, ends: Collection[int], engine: Engine | None = None) -> None:
+    def __init__(
+        self,
+        rl: RL,
+        seed: int,
+        policy: Policy,
+        ends: Collection[int],
+        engine: Engine | None = None,
+        rollouts: EnvironmentRollouts | None = None,
+    ) -> None:
         super().__init__(policy)
         self._rl = rl
         self._seed = seed
         self._ends = ends
         self._engine = engine
+        self._rollouts = rollouts
         self._compared = False
         """Whether log-probabilities of the engine were compared with the policy's own."""
 
@@ -132,21 +145,41 @@ class Generator(PolicyRole):
         is_evaluation = bool(arguments.get("evaluation"))
         settings = evaluation_sampling(self._rl) if is_evaluation else training_sampling(self._rl)
         sampling = replace(settings, vocabulary=self.policy.vocabulary)
-        prompts, prompt_mask = prompts_of(sample)
+        problems: list[str] = []
+        began = time.thread_time()
+
+        def respond(ids: Integers, mask: Integers, keys: Integers, sampling: Sampling) -> Responses:
+            responses, new_problems = self._respond(ids, mask, keys, sampling, is_evaluation)
+            problems.extend(new_problems)
+            return responses
+
+        if self._rollouts is None:
+            responses = respond(*prompts_of(sample), sample.data["keys"], sampling)
+            generated = packed_responses(sample.ids, responses, sampling.samples)
+        else:
+            prompts = np.split(sample.data["prompts"], np.cumsum(sample.meta.flat("prompts"))[:-1])
+            token_ids = [prompt.tolist() for prompt in prompts]
+            records = records_of(sample.data["reward_data"])
+            trajectories = self._rollouts.play(token_ids, sample.data["keys"], records, sampling, respond)
+            generated = packed_episodes(sample.ids, trajectories, sampling.samples)
+        worked_s = time.thread_time() - began
+        if failpoint("rl.generate") == "triple":
+            time.sleep(2 * worked_s)
+        return RoleOutcome(generated, problems=tuple(dict.fromkeys(problems)))
+
+    def _respond(
+        self, prompts: Integers, prompt_mask: Integers, keys: Integers, sampling: Sampling, is_evaluation: bool
+    ) -> tuple[Responses, tuple[str, ...]]:
+        """Return the responses to prompts that are padded on the left, and problems."""
         ids = torch.from_numpy(prompts).to(self.device)
         mask = torch.from_numpy(prompt_mask).to(self.device)
-        keys = sample.data["keys"]
-        began = time.thread_time()
         responses, problems = self._by_engine(ids, mask, keys, sampling)
         if responses is None:
             uniform = draw(self._seed, keys, sampling).to(self.device)
             responses = self.policy.sample(ids, mask, uniform, sampling, self._ends)
         elif self._engine is not None and not (self._compared or is_evaluation):
             self._compare(self._engine, responses)
-        worked_s = time.thread_time() - began
-        if failpoint("rl.generate") == "triple":
-            time.sleep(2 * worked_s)
-        return RoleOutcome(packed_responses(sample.ids, responses, sampling.samples), problems=problems)
+        return responses, problems
 
     def _by_engine(
         self, ids: torch.Tensor, mask: torch.Tensor, keys: Any, sampling: Sampling
@@ -163,9 +196,11 @@ class Generator(PolicyRole):
         return responses, ()
 
     def close(self) -> None:
-        """End a server that was started."""
+        """End a server that was started, and the processes of an environment."""
         if self._engine is not None:
             self._engine.close()
+        if self._rollouts is not None:
+            self._rollouts.close()
 
     def _check(self, engine: Engine, responses: Responses) -> None:
         """Refuse tokens and log-probabilities that no response of the policy can have.

@@ -21,7 +21,7 @@ from hypha_ray.rl.algorithms.advantages import (
 from hypha_ray.rl.algorithms.losses import ESTIMATORS, adapted
 from hypha_ray.rl.dataflow.sample import Sample
 from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.packing import packed_numbers, packed_tokens, prompts_of, responses_of, token_mask, tokens_of
+from hypha_ray.rl.packing import packed_numbers, packed_tokens, prompts_of, responses_of, sampled_mask, tokens_of
 from hypha_ray.rl.roles.role import Role, RoleOutcome
 from hypha_ray.rl.scoring import Scored, Scorer, rollout_records
 from hypha_ray.types import Sums
@@ -47,13 +47,29 @@ class RewardRole(Role):
         ids, mask = prompts_of(sample)
         prompts = {"input_ids": ids, "attention_mask": mask, "reward_data": sample.data["reward_data"]}
         responses = responses_of(sample, torch.device("cpu"))
-        scored = self._scorer.score(prompts, responses)
+        scored = self._scorer.score(prompts, responses, sample.data.get("episode_rewards"))
         failpoint("rl.reward")
         sums = scored.sums() | _length_sums(responses)
+        if "turns" in sample.data:
+            turns = sample.data["turns"]
+            sums["turns"] = float(turns.sum()), float(len(turns))
+        rewards = torch.from_numpy(scored.total)
+        equal = equal_groups(rewards)
         if arguments.get("evaluation"):
             sums |= _pass_sums(scored)
-        facts = {"shown": rollout_records(sample.ids, scored, self._shown)}
+        else:
+            sums |= _equal_sums(equal, compared_groups(rewards))
+        without_signal = [name for name, is_equal in zip(sample.ids, equal.tolist(), strict=True) if is_equal]
+        facts = {"shown": rollout_records(sample.ids, scored, self._shown), "without_signal": without_signal}
         return RoleOutcome(packed_numbers(sample, {"rewards": scored.total}), sums, facts)
+
+
+def _equal_sums(equal: torch.Tensor, compared: torch.Tensor) -> Sums:
+    """Return the share of groups without a signal; a group with one reward or none doesn't count."""
+    if not compared.any():
+        return {}
+    equal_and_compared = equal & compared
+    return {"equal_groups": (float(equal_and_compared.sum()), float(compared.sum()))}
 
 
 def _pass_sums(scored: Scored) -> Sums:
@@ -111,12 +127,8 @@ class Advantage(Role):
         rewards = rewards.view(len(sample.ids), -1)
         absent = rewards.isnan()
         equal = equal_groups(rewards)
-        compared = compared_groups(rewards)
         sums: Sums = {}
-        if compared.any():
-            equal_and_compared = equal & compared
-            sums["equal_groups"] = float(equal_and_compared.sum()), float(compared.sum())
-        mask = torch.from_numpy(token_mask(sample)).float()
+        mask = sampled_mask(sample)
         divergence = self._divergence(sample, mask)
         columns = self._columns(sample, rewards, mask, divergence)
         if divergence is not None and self._rl.kl_target is not None:
@@ -151,7 +163,7 @@ class Advantage(Role):
         penalty = torch.zeros_like(mask)
         if divergence is not None:
             penalty = self._kl_of_batch * divergence
-        lengths = mask.sum(1)
+        lengths = mask.sum(1).clamp(min=1)  # An episode that failed before its first response has no token.
         if self._advantages is not None:
             groups = rewards.shape
             penalised = rewards - penalty.sum(1).view(groups)
@@ -159,19 +171,40 @@ class Advantage(Role):
             of_responses = advantages_of(name, self._advantages, penalised, lengths.view(groups))
             of_responses = of_responses.to(mask).reshape(-1, 1)
             return {"advantages": of_responses.expand_as(mask)}
-        by_token = -penalty
         by_response = rewards.flatten()
-        last_tokens = lengths.long() - 1
-        by_token[torch.arange(len(mask)), last_tokens] += by_response.nan_to_num()
-        critic = self._rl.critic
         values = tokens_of(sample, "values", _CPU)
-        advantages, returns = generalized_advantages(by_token, values, mask, critic.discount, critic.gae_lambda)
+        advantages, returns = self._generalized(by_response.nan_to_num(), -penalty, values, mask)
         is_rewarded = ~by_response.isnan()
         return {"advantages": whitened(advantages, mask * is_rewarded[:, None]), "returns": returns}
+
+    def _generalized(
+        self, by_response: torch.Tensor, by_token: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return advantages and returns; the policy's next token follows each, whatever an environment says between.
+
+        Args:
+            by_response: reward of each response, which its last token gets.
+            by_token: reward of each token beside that, [responses, tokens].
+            values: values before each token, of the same shape.
+            mask: mask of the policy's own tokens, of the same shape.
+
+        """
+        order = mask.argsort(dim=1, descending=True, stable=True)  # The sampled tokens of a response, then the others.
+        token_rewards = by_token.gather(1, order)
+        last_tokens = (mask.sum(1).long() - 1).clamp(min=0)
+        token_rewards[torch.arange(len(mask)), last_tokens] += by_response
+        token_values = values.gather(1, order)
+        sampled = mask.gather(1, order)
+        critic = self._rl.critic
+        advantages, returns = generalized_advantages(
+            token_rewards, token_values, sampled, critic.discount, critic.gae_lambda
+        )
+        positions = order.argsort(1)
+        return advantages.gather(1, positions), returns.gather(1, positions)
 
 
 def _means_of_responses(sample: Sample, advantages: torch.Tensor, mask: torch.Tensor) -> dict[str, list[float]]:
     """Return the mean advantage of the tokens of each response, by the prompt's id."""
-    means = (advantages * mask).sum(1) / mask.sum(1)
+    means = (advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
     by_prompt = means.view(len(sample.ids), -1).tolist()
     return dict(zip(sample.ids, by_prompt, strict=True))

@@ -110,6 +110,7 @@ class TrainingLoop:
         self._results: dict[int, Flat] = {}
         """Arrays of the last results, by fragment; they are written again in the next round."""
         self._replay = job.run.mode == "replay"
+        self._refills = job.rl.algorithm is not None and job.rl.refill > 0
         self._sends_inner_state = self._replay and (self._strategy.has_state or job.sync.codec != "fp32")
         self._weights_proved = False
         """Whether the scheduler has the hash of the first weights, which proves them right."""
@@ -278,7 +279,8 @@ class TrainingLoop:
         size = min(plan.batch_size, plan.samples - start)
         with meter.waiting():
             batch = self._batch_source.batch(plan.spans, start, size)
-            upcoming = self._batch_source.upcoming(plan.spans, start + size, plan.batch_size, waits=self._replay)
+            waits = self._replay or self._refills
+            upcoming = self._batch_source.upcoming(plan.spans, start + size, plan.batch_size, waits)
             self._trainer.announce(upcoming)
         began = time.monotonic()
         # All workers go through the schedule together, by parts of the round: a fast one isn't ahead.
@@ -290,6 +292,8 @@ class TrainingLoop:
             step = self._strategy.begin_step(batch)
             if self._throttle.slows:
                 step.result()
+            if self._refills:
+                size += step.result().extra
         self._throttle.wait(time.monotonic() - began)
         meter.begun += size
         self._pending.append(PendingBatch(plan.round, meter, text, size, learning_rate, step))

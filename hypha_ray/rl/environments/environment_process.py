@@ -1,0 +1,131 @@
+"""Process of environments, which holds the episodes that it was asked for last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hypha_ray.errors import HyphaError, reason_of
+from hypha_ray.families import ENVIRONMENTS
+from hypha_ray.plugins import create
+from hypha_ray.rl.call_process import START_S, CallProcess, Code, Service, serve
+from hypha_ray.rl.environments.environment import EnvironmentReply, opening_from, reply_from
+from hypha_ray.rl.rewards.response import Response
+
+
+class Play(NamedTuple):
+    """Request for the reply to the last response of an episode; without a response, for the opening."""
+
+    episode: int
+    """Number of the episode."""
+    record: Mapping[str, Any]
+    """Record of its prompt."""
+    responses: tuple[Response, ...]
+    """All responses of the policy; those that the process doesn't know yet are taken in one after the other."""
+
+
+class EnvironmentProcess(CallProcess):
+    """Child process that plays episodes of an environment.
+
+    Args:
+        name: name of the environment.
+        options: its own options; None: all defaults.
+        start_s: longest time to load it.
+
+    Raises:
+        ConfigError: PLG001, PLG002, there is no such environment, or it can't be had in time; or its options are wrong.
+
+    """
+
+    def __init__(self, name: str, options: Mapping[str, Any] | None, start_s: float = START_S) -> None:
+        code = Code("environments", name, ENVIRONMENTS.unloadable, f"{__name__}:_serve")
+        super().__init__(code, (name, options), start_s)
+        self.tools: tuple[dict[str, Any], ...] = self.greeting
+        """JSON schemas of the tools that the environment offers."""
+
+    def ask(self, play: Play) -> None:
+        """Send a request; `receive` gives an `EnvironmentReply`, the reason of a failure, or None if it dies."""
+        self.send(play)
+
+    def forget(self) -> None:
+        """Ask it to end all episodes; `receive` gives an empty text then."""
+        self.send(None)
+
+
+class _Episodes:
+    """Episodes in this process.
+
+    Args:
+        name: name of the environment.
+        options: its own options.
+
+    """
+
+    def __init__(self, name: str, options: Mapping[str, Any] | None) -> None:
+        self._name = name
+        self._options = options
+        self._environments: dict[int, Any] = {}
+        self._taken_in: dict[int, int] = {}
+        """Number of responses that each episode has taken in."""
+        self.tools = _schemas(getattr(create("environments", name, options), "tools", ()))
+
+    def answer(self, play: Play | None, _: Any) -> EnvironmentReply | str:
+        """Return the reply to a request, or the reason why there is none."""
+        if play is None:
+            return self._close()
+        try:
+            return self._reply(play)
+        except HyphaError:
+            raise
+        except (Exception, SystemExit) as error:  # An environment of users may raise anything.
+            return reason_of(error) or type(error).__name__
+
+    def _reply(self, play: Play) -> EnvironmentReply:
+        reply: EnvironmentReply | None = None
+        number = play.episode
+        if number not in self._environments:
+            environment = create("environments", self._name, self._options)
+            reply = opening_from(environment.reset(play.record))
+            self._environments[number] = environment
+            self._taken_in[number] = 0
+        environment = self._environments[number]
+        for response in play.responses[self._taken_in[number] :]:
+            reply = reply_from(environment.step(response))
+            self._taken_in[number] += 1
+        assert reply is not None  # A request is for the opening, or has a further response.
+        return reply
+
+    def _close(self) -> str:
+        environments = list(self._environments.values())
+        self._environments.clear()
+        self._taken_in.clear()
+        for environment in environments:
+            try:
+                if hasattr(environment, "close"):
+                    environment.close()
+            except (Exception, SystemExit):
+                pass
+        return ""
+
+
+def _schemas(tools: Sequence[Any]) -> tuple[dict[str, Any], ...]:
+    """Return the JSON schemas of tools, which may be functions with type hints and a docstring."""
+    schemas: list[dict[str, Any]] = []
+    for tool in tools:
+        if isinstance(tool, Mapping):
+            schemas.append(dict(tool))
+        else:
+            from transformers.utils import get_json_schema  # It takes seconds to load.
+
+            schemas.append(get_json_schema(tool))
+    return tuple(schemas)
+
+
+def _serve() -> None:
+    """Answer requests from standard input."""
+    serve(_load)
+
+
+def _load(message: Any) -> Service:
+    episodes = _Episodes(*message)
+    return Service(episodes.tools, episodes.answer)

@@ -1,0 +1,160 @@
+"""Processes of environments. A call that takes too long, fails or dies costs its own episode alone.
+
+Other episodes of a process that is killed go on in another one, which takes in their responses again.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypha_ray.config.tables.rl import RL
+from hypha_ray.rl.environments.environment import EnvironmentReply
+from hypha_ray.rl.environments.environment_process import EnvironmentProcess, Play
+from hypha_ray.rl.rewards.response import Response
+from hypha_ray.types.current_work import working
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Episode:
+    """Episode of an environment, as the process that asks knows it."""
+
+    number: int
+    """Number of the episode among those of its batch."""
+    record: Mapping[str, Any]
+    """Record of the prompt, and its text as `prompt`."""
+    responses: list[Response] = field(default_factory=list)
+    """Responses of the policy."""
+    process: EnvironmentProcess | None = None
+    """Process that has taken in all responses but the last one; None before the first call."""
+    reply: EnvironmentReply | None = None
+    """Reply to the last response, or the opening; None before the first."""
+    failure: str = ""
+    """Reason why the episode has ended without a reward; empty if it hasn't."""
+
+
+class EnvironmentPool:
+    """Processes that play the episodes of a job's environment.
+
+    Args:
+        rl: table of the job file, which names an environment.
+
+    """
+
+    def __init__(self, rl: RL) -> None:
+        assert rl.environment is not None
+        self._name = rl.environment
+        self._options = rl.environment_options
+        self._deadline_s = rl.episode.deadline_s
+        self._processes: list[EnvironmentProcess | None] = [None] * rl.episode.processes
+        self._warned = False
+        """Whether a failure has been logged."""
+
+    def tools(self) -> tuple[dict[str, Any], ...]:
+        """Return the JSON schemas of the environment's tools.
+
+        Raises:
+            ConfigError: the environment can't be had.
+
+        """
+        return self._process(0).tools
+
+    def advance(self, episodes: Sequence[Episode]) -> None:
+        """Have environments reply to the last responses of episodes, or open them; those that fail say why.
+
+        Raises:
+            ConfigError: the environment can't be had.
+
+        """
+        waiting: list[deque[Episode]] = [deque() for _ in self._processes]
+        for episode in episodes:
+            waiting[episode.number % len(waiting)].append(episode)
+        busy: dict[int, tuple[Episode, float]] = {}  # Episode and deadline, by the number of the process.
+        with working(f"environment {self._name}", limited=True):
+            while any(waiting) or busy:
+                for slot, queue in enumerate(waiting):
+                    if queue and slot not in busy:
+                        episode = queue.popleft()
+                        busy[slot] = episode, self._ask(slot, episode)
+                for slot in self._ready(busy):
+                    episode, _ = busy.pop(slot)
+                    self._settle(slot, episode)
+
+    def end(self) -> None:
+        """Have the processes end all episodes; one that takes too long for it is killed."""
+        processes = [process for process in self._processes if process is not None]
+        for process in processes:
+            process.forget()
+        until = time.monotonic() + self._deadline_s
+        for process in processes:
+            ready, *_ = select.select([process], [], [], max(0.0, until - time.monotonic()))
+            if not ready or process.receive() is None:
+                self._drop(self._processes.index(process))
+
+    def close(self) -> None:
+        """End all processes."""
+        for slot in range(len(self._processes)):
+            self._drop(slot)
+
+    def _ask(self, slot: int, episode: Episode) -> float:
+        """Send the request for an episode; return the deadline, which has a limit for each response to take in."""
+        process = self._process(slot)
+        calls = 1 if episode.process is process else 1 + len(episode.responses)
+        episode.process = process
+        process.ask(Play(episode.number, episode.record, tuple(episode.responses)))
+        return time.monotonic() + calls * self._deadline_s
+
+    def _ready(self, busy: Mapping[int, tuple[Episode, float]]) -> list[int]:
+        """Wait for answers; return the numbers of processes that have one, or whose deadline is over."""
+        next_deadline = min(deadline for _, deadline in busy.values())
+        by_process = {self._process_at(slot): slot for slot in busy}
+        limit_s = max(0.0, next_deadline - time.monotonic())
+        answered, *_ = select.select(list(by_process), [], [], limit_s)
+        slots = {by_process[process] for process in answered}
+        now = time.monotonic()
+        slots |= {slot for slot, (_, deadline) in busy.items() if now >= deadline}
+        return sorted(slots)
+
+    def _settle(self, slot: int, episode: Episode) -> None:
+        """Take an answer in, or kill a process without one."""
+        process = self._process_at(slot)
+        ready, *_ = select.select([process], [], [], 0.0)
+        answer = process.receive() if ready else None
+        if isinstance(answer, EnvironmentReply):
+            episode.reply = answer
+            return
+        if answer is None:
+            self._drop(slot)
+            answer = "its process died" if ready else f"a call took longer than {self._deadline_s:g} s"
+        episode.failure = answer
+        if not self._warned:
+            self._warned = True
+            prompt = str(episode.record.get("prompt", ""))[-80:]
+            text = "environment %s failed in an episode, which is told once: %s; the prompt was %r"
+            log.warning(text, self._name, answer, prompt)
+
+    def _process(self, slot: int) -> EnvironmentProcess:
+        """Return the process of a number that lives, or another one."""
+        process = self._processes[slot]
+        if process is None or not process.alive:
+            self._drop(slot)
+            process = self._processes[slot] = EnvironmentProcess(self._name, self._options)
+        return process
+
+    def _process_at(self, slot: int) -> EnvironmentProcess:
+        process = self._processes[slot]
+        assert process is not None
+        return process
+
+    def _drop(self, slot: int) -> None:
+        process = self._processes[slot]
+        if process is not None:
+            process.kill()
+        self._processes[slot] = None

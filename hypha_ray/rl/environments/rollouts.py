@@ -1,0 +1,285 @@
+"""Episodes of a batch of prompts: turns of a policy and of an environment, as sequences of tokens.
+
+prompt or opening │ response ░ messages ░ response ░ messages ░ response        ░: of the environment, not trained on
+
+All episodes that go on respond together. Each response depends on its own conversation, its prompt's key, its number in
+the group and the number of the turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import filterfalse
+from operator import attrgetter
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hypha_ray.config.tables.rl import RL
+from hypha_ray.errors import ConfigError
+from hypha_ray.model.checks.positions import max_positions
+from hypha_ray.rl.engines.native import Responses
+from hypha_ray.rl.engines.sampling import Sampling
+from hypha_ray.rl.environments.environment import Message, total_of
+from hypha_ray.rl.environments.pool import EnvironmentPool, Episode
+from hypha_ray.rl.environments.rendering import Renderer, RenderingError
+from hypha_ray.rl.rewards.response import Response
+
+Integers: TypeAlias = npt.NDArray[np.int64]
+Respond: TypeAlias = Callable[[Integers, Integers, Integers, Sampling], Responses]
+"""Function of contexts padded on the left, of the mask of their tokens, of the responses' keys, and of settings."""
+
+
+@dataclass(eq=False, slots=True)
+class Trajectory:
+    """Conversation of an episode as tokens."""
+
+    episode: Episode
+    key: tuple[int, ...]
+    """Key of the prompt, and number of the response in its group."""
+    opening: list[int]
+    """Tokens before the first response."""
+    tokens: list[int] = field(default_factory=list)
+    """Tokens of all turns."""
+    sampled: list[bool] = field(default_factory=list)
+    """Flags of the tokens that the policy has sampled."""
+    logprobs: list[float] = field(default_factory=list)
+    """Log-probabilities of tokens when they were sampled; 0 for those of the environment."""
+    rewards: list[float] = field(default_factory=list)
+    """Rewards of the turns."""
+    done: bool = False
+    """Whether the environment has ended the episode."""
+    over: bool = False
+    """Whether there is no further turn."""
+
+    @property
+    def reward(self) -> float:
+        """Sum of the rewards of all turns; NaN if one is absent, or the episode has failed."""
+        if self.episode.failure:
+            return float("nan")
+        return total_of(self.rewards)
+
+    def add(self, tokens: Sequence[int], logprobs: Sequence[float] | None) -> None:
+        """Add tokens of the policy with their log-probabilities, or without those of the environment."""
+        self.tokens += tokens
+        self.sampled += [logprobs is not None] * len(tokens)
+        self.logprobs += logprobs if logprobs is not None else [0.0] * len(tokens)
+
+    def fail(self, reason: str) -> None:
+        """End the episode without a reward."""
+        self.episode.failure = reason
+        self.over = True
+
+
+class EnvironmentRollouts:
+    """Episodes of a job's environment.
+
+    Args:
+        rl: table of the job file, which names an environment.
+        tokenizer: tokenizer of the run.
+        ends: ids of tokens that end a response.
+        positions: number of tokens that the model takes; None if it has no limit.
+
+    Raises:
+        ConfigError: the environment can't be had.
+
+    """
+
+    def __init__(self, rl: RL, tokenizer: Any, ends: Collection[int], positions: int | None) -> None:
+        self._rl = rl
+        self._tokenizer = tokenizer
+        self._ends = frozenset(ends)
+        self._pool = EnvironmentPool(rl)
+        self._renderer = Renderer(tokenizer, ends, self._pool.tools())
+        self._longest_opening: int | None = None
+        """Number of tokens that an opening may have; None without a limit."""
+        if positions is not None:
+            self._longest_opening = positions - rl.generation.max_response_tokens
+
+    @classmethod
+    def of(cls, rl: RL, model: Any, tokenizer: Any, ends: Collection[int]) -> Self | None:
+        """Return the episodes of a job for a model, with or without weights; None without an environment.
+
+        Raises:
+            ConfigError: the environment can't be had.
+
+        """
+        if rl.environment is None:
+            return None
+        return cls(rl, tokenizer, ends, max_positions(model, decoder=False))
+
+    def play(
+        self,
+        prompts: Sequence[Sequence[int]],
+        keys: npt.NDArray[np.int64],
+        records: Sequence[Mapping[str, Any]],
+        sampling: Sampling,
+        respond: Respond,
+    ) -> list[Trajectory]:
+        """Play an episode for each response to each prompt.
+
+        Args:
+            prompts: token ids of the prompts.
+            keys: keys of the prompts, int64 [prompts, 3].
+            records: records of the prompts.
+            sampling: settings; `max_tokens` is for all turns together, those of the environment included.
+            respond: the policy.
+
+        Returns:
+            Trajectories, those of one prompt as neighbours.
+
+        Raises:
+            ConfigError: RL032, all episodes have failed.
+
+        """
+        trajectories: list[Trajectory] = []
+        for prompt, key, record in zip(prompts, keys.tolist(), records, strict=True):
+            full_record = {"prompt": self._text(prompt), **record}
+            for number in range(sampling.samples):
+                episode = Episode(len(trajectories), full_record)
+                trajectories.append(Trajectory(episode, (*key, number), list(prompt)))
+        try:
+            self._open(trajectories)
+            for turn in range(self._rl.episode.turns):
+                live = list(filterfalse(attrgetter("over"), trajectories))
+                if not live:
+                    break
+                self._take_turn(live, turn, sampling, respond)
+        finally:
+            self._pool.end()
+        self._refuse_failures(trajectories)
+        return trajectories
+
+    def close(self) -> None:
+        """End the processes of the environment."""
+        self._pool.close()
+
+    def _open(self, trajectories: Sequence[Trajectory]) -> None:
+        """Let environments open the conversations."""
+        self._advance(trajectories)
+        for trajectory in trajectories:
+            messages = self._messages(trajectory)
+            if messages is None or trajectory.over:
+                continue
+            try:
+                opening = self._renderer.opening(messages)
+            except RenderingError as error:
+                trajectory.fail(str(error))
+                continue
+            limit = self._longest_opening
+            if limit is not None and len(opening) > limit:
+                text = f"its opening has {len(opening)} tokens, and the model room for {limit} beside a response"
+                trajectory.fail(text)
+                continue
+            trajectory.opening = opening
+        for trajectory in trajectories:
+            if trajectory.over:  # A sequence of tokens that isn't trained on takes its place.
+                trajectory.add([min(self._ends)], None)
+
+    def _take_turn(self, live: Sequence[Trajectory], turn: int, sampling: Sampling, respond: Respond) -> None:
+        """Let the policy respond, and then the environments."""
+        limits: list[int] = []
+        contexts: list[list[int]] = []
+        keys: list[tuple[int, ...]] = []
+        for trajectory in live:
+            limits.append(self._room(trajectory, sampling))
+            contexts.append(trajectory.opening + trajectory.tokens)
+            keys.append((*trajectory.key, turn))
+        ids, mask = _padded(contexts)
+        responses = respond(ids, mask, np.array(keys, np.int64), replace(sampling, samples=1, max_tokens=max(limits)))
+        tokens = responses.ids[:, responses.prompt_width :].cpu()
+        is_token = responses.mask.cpu().bool()
+        logprobs = responses.logprobs.cpu()
+        for row, (trajectory, limit) in enumerate(zip(live, limits, strict=True)):
+            columns = is_token[row]
+            new_tokens = tokens[row][columns].tolist()
+            new_logprobs = logprobs[row][columns].tolist()
+            del new_tokens[limit:], new_logprobs[limit:]
+            trajectory.add(new_tokens, new_logprobs)
+            trajectory.episode.responses.append(self._response(trajectory, new_tokens, limit))
+        self._advance(live)
+        is_last = turn + 1 == self._rl.episode.turns
+        for trajectory in live:
+            self._go_on(trajectory, sampling, is_last)
+
+    def _advance(self, trajectories: Sequence[Trajectory]) -> None:
+        """Have the environments reply."""
+        self._pool.advance([trajectory.episode for trajectory in trajectories])
+
+    def _go_on(self, trajectory: Trajectory, sampling: Sampling, is_last: bool) -> None:
+        """Add the messages of an environment, unless the episode is over."""
+        messages = self._messages(trajectory)
+        if trajectory.over:
+            return
+        reply = trajectory.episode.reply
+        assert reply is not None
+        trajectory.rewards.append(reply.reward)
+        trajectory.done = messages is None
+        was_ended = trajectory.episode.responses[-1].ended
+        if messages is None or is_last or not was_ended:
+            trajectory.over = True
+            return
+        try:
+            tokens = self._renderer.following(messages)
+        except RenderingError as error:
+            trajectory.fail(str(error))
+            return
+        if len(tokens) >= self._room(trajectory, sampling, of_turn=False):
+            trajectory.over = True
+            return
+        trajectory.add(tokens, None)
+
+    def _messages(self, trajectory: Trajectory) -> tuple[Message, ...] | None:
+        """Return the messages of the last reply; an episode without a reply has failed."""
+        if trajectory.episode.failure:
+            trajectory.over = True
+            return None
+        reply = trajectory.episode.reply
+        assert reply is not None
+        return reply.messages
+
+    def _room(self, trajectory: Trajectory, sampling: Sampling, of_turn: bool = True) -> int:
+        """Return the number of tokens that the rest of the episode, or its next turn, may have."""
+        tokens_left = sampling.max_tokens - len(trajectory.tokens)
+        most = self._rl.episode.turn_tokens
+        if of_turn and most is not None:
+            return min(tokens_left, most)
+        return tokens_left
+
+    def _response(self, trajectory: Trajectory, tokens: list[int], limit: int) -> Response:
+        """Return a turn of the policy as its environment gets it."""
+        ended = tokens[-1] in self._ends
+        text_tokens = tokens[:-1] if ended else tokens
+        return Response(
+            prompt=str(trajectory.episode.record["prompt"]),
+            text=self._text(text_tokens),
+            ids=tuple(tokens),
+            ended=ended,
+            data=trajectory.episode.record,
+            most_tokens=limit,
+            is_chat=self._renderer.is_chat,
+        )
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def _refuse_failures(self, trajectories: Sequence[Trajectory]) -> None:
+        if all(trajectory.episode.failure for trajectory in trajectories):
+            episode = trajectories[0].episode
+            problem = f"environment {self._rl.environment} fails in all episodes of a batch"
+            prompt = str(episode.record["prompt"])[-80:]
+            fix = f"mend it, or raise rl.episode.deadline_s; the prompt was {prompt!r}"
+            raise ConfigError("RL032", problem, episode.failure, "messages and rewards", fix)
+
+
+def _padded(contexts: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return token ids padded on the left, int64 [contexts, longest], and the mask of their tokens."""
+    width = max(map(len, contexts))
+    ids = np.zeros((len(contexts), width), np.int64)
+    mask = np.zeros_like(ids)
+    for row, context in enumerate(contexts):
+        ids[row, -len(context) :] = context
+        mask[row, -len(context) :] = 1
+    return ids, mask

@@ -1,0 +1,440 @@
+"""Environments: turns and masks of episodes, failures that cost one episode, and the two of the package."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hypha_ray.config.tables.rl import RL
+from hypha_ray.errors import ConfigError
+from hypha_ray.rl.engines.completions import Completion, responses_of
+from hypha_ray.rl.engines.native import Responses
+from hypha_ray.rl.engines.sampling import Sampling, training_sampling
+from hypha_ray.rl.environments.calculator import Calculator, called_expression, result_of
+from hypha_ray.rl.environments.number_game import NumberGame
+from hypha_ray.rl.environments.pool import EnvironmentPool, Episode
+from hypha_ray.rl.environments.rendering import Renderer, RenderingError
+from hypha_ray.rl.environments.rollouts import EnvironmentRollouts, Integers, Trajectory
+from hypha_ray.rl.environments.trial import try_environment
+from hypha_ray.rl.island import Island
+from hypha_ray.rl.packing import packed_episodes, sample_of, sampled_mask
+from hypha_ray.rl.packing import responses_of as unpacked
+from hypha_ray.rl.reward_data import records_of
+from hypha_ray.rl.rewards.evaluators import InPlace
+from hypha_ray.rl.rewards.response import Response
+from hypha_ray.rl.rewards.signatures import PartedReward
+from tests.support.rl import CHARACTERS, END, job, prompts, tokenizer
+
+MODULE = '''
+import os, time
+
+class Echo:
+    """Says the response doubled, until it is 0; the reward of a turn is the number of its digits."""
+
+    def reset(self, record):
+        self.turns = 0
+        return [{"role": "user", "content": record["opening"]}] if "opening" in record else None
+
+    def step(self, response):
+        match response.text:
+            case "7":
+                while True:
+                    time.sleep(0.1)
+            case "8":
+                os._exit(3)
+            case "9":
+                raise RuntimeError("no nines")
+        self.turns += 1
+        if response.text == "0":
+            return None, float(self.turns)
+        return [{"role": "user", "content": response.text * 2}], 0.1 * len(response.text)
+
+class Wrong:
+    def reset(self, record):
+        return None
+
+    def step(self, response):
+        return [{"role": "user"}], 1.0
+
+class Silent(Echo):
+    def step(self, response):
+        return None, None
+
+class Steady:
+    def reset(self, record):
+        return None
+
+    def step(self, response):
+        return [{"role": "user", "content": "=="}], float(len(response.ids))
+
+class Pid:
+    def reset(self, record):
+        return [{"role": "user", "content": str(os.getpid())}]
+
+    def step(self, response):
+        return None, 1.0
+'''
+
+
+@pytest.fixture(autouse=True)
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Environments of a user, beside the job."""
+    (tmp_path / "worlds.py").write_text(MODULE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+
+
+def rl(environment: str, **episode: Any) -> RL:
+    table = {"environment": environment, "group_size": 2, "generation": {"max_response_tokens": 12}}
+    return RL.model_validate(
+        {**table, "episode": {"deadline_s": 3.0, **episode}, "reward": {"functions": ["environment"]}}
+    )
+
+
+def ids_of(text: str) -> list[int]:
+    """Token ids of a text; "." is the end token."""
+    return [END if one == "." else 2 + CHARACTERS.index(one) for one in text]
+
+
+def text_of(ids: Sequence[int]) -> str:
+    return "".join("." if one == END else CHARACTERS[one - 2] for one in ids)
+
+
+def played(settings: RL, scripts: dict[int, list[str]], prompt: str = "1=") -> list[Trajectory]:
+    """Episodes of one prompt whose responses in each turn are those of a script, by the number in the group."""
+
+    def respond(ids: Integers, mask: Integers, keys: Integers, sampling: Sampling) -> Responses:
+        completions = []
+        for *_, number, turn in keys.tolist():
+            response = ids_of(scripts[number][turn])[: sampling.max_tokens]
+            completions.append(Completion(tuple(response), tuple(-0.5 - place for place in range(len(response))), None))
+        return responses_of(torch.from_numpy(ids), torch.from_numpy(mask), completions, [END])
+
+    batch = prompts([prompt], ["4"])
+    rollouts = EnvironmentRollouts(settings, tokenizer(), [END], None)
+    try:
+        sampling = replace(training_sampling(settings), samples=len(scripts))
+        return rollouts.play([ids_of(prompt)], batch.keys, records_of(batch.arrays["reward_data"]), sampling, respond)
+    finally:
+        rollouts.close()
+
+
+def test_turns_and_masks_are_those_of_a_hand_count() -> None:
+    first, second = played(rl("worlds:Echo"), {0: ["12.", "0."], 1: ["0."]})
+
+    assert text_of(first.tokens) == "12.12120."
+    assert first.sampled == [True] * 3 + [False] * 4 + [True] * 2
+    assert first.logprobs == [-0.5, -1.5, -2.5, 0, 0, 0, 0, -0.5, -1.5]
+    assert text_of(first.opening) == text_of(second.opening) == "1="
+    assert first.done and first.reward == pytest.approx(0.2 + 2)
+    assert text_of(second.tokens) == "0." and second.sampled == [True, True] and second.reward == 1
+
+
+def test_packed_conversations_are_trained_on_where_the_policy_has_spoken() -> None:
+    trajectories = played(rl("worlds:Echo"), {0: ["12.", "0."], 1: ["0."]})
+    packed = sample_of(prompts(["1="], ["4"])).update(packed_episodes(["0-0-0"], trajectories, 2))
+    responses = unpacked(packed, torch.device("cpu"))
+
+    assert sampled_mask(packed).tolist() == [[1, 1, 1, 0, 0, 0, 0, 1, 1], [1, 1, 0, 0, 0, 0, 0, 0, 0]]
+    assert torch.equal(responses.mask, sampled_mask(packed))
+    assert responses.attention_mask.tolist() == [[1] * 11, [1] * 4 + [0] * 7]
+    assert text_of(responses.ids[0].tolist()) == "1=12.12120."
+    assert responses.ended.tolist() == [True, True]
+    assert packed.data["turns"].tolist() == [2, 1]
+    assert packed.data["episode_rewards"].tolist() == pytest.approx([2.2, 1])
+
+
+def test_limits_of_tokens_and_turns_end_an_episode() -> None:
+    long, many, cut = played(rl("worlds:Echo", turns=3), {0: ["1234.", "0."], 1: ["1."] * 3, 2: ["123456789123"]})
+
+    assert text_of(long.tokens) == "1234." and not long.done  # 8 tokens of the environment leave no room in 12.
+    assert text_of(many.tokens) == "1.111.111." and not many.done and many.reward == pytest.approx(0.3)
+    assert len(cut.tokens) == 12 and not cut.done and cut.reward == pytest.approx(1.2)
+
+
+def test_a_turn_is_cut_off_at_its_own_limit() -> None:
+    (cut,) = played(rl("worlds:Echo", turn_tokens=2), {0: ["123."]})
+
+    assert text_of(cut.tokens) == "12" and not cut.done
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_turn_that_hangs_dies_or_fails_costs_its_own_episode_alone(processes: int) -> None:
+    scripts = {0: ["1.", "7."], 1: ["2.", "3.", "0."], 2: ["1.", "8."], 3: ["1.", "9."], 4: ["1.", "1.", "0."]}
+    found = played(rl("worlds:Echo", processes=processes, deadline_s=2.0), scripts)
+
+    assert [math.isnan(episode.reward) for episode in found] == [True, False, True, True, False]
+    assert text_of(found[1].tokens) == "2.223.330." and found[1].reward == pytest.approx(3.2)
+    assert "took longer than 2 s" in found[0].episode.failure
+    assert found[2].episode.failure == "its process died"
+    assert "no nines" in found[3].episode.failure
+    assert text_of(found[3].tokens) == "1.119."
+
+
+def test_all_episodes_that_fail_end_the_run() -> None:
+    with pytest.raises(ConfigError, match=r"RL032.*fails in all episodes.*no nines"):
+        played(rl("worlds:Echo"), {0: ["9."], 1: ["9."]})
+
+
+def test_messages_without_content_fail_with_their_reason() -> None:
+    with pytest.raises(ConfigError, match=r"RL032.*without the texts role and content"):
+        played(rl("worlds:Wrong"), {0: ["1."]})
+
+
+def test_an_absent_reward_of_a_turn_is_absent() -> None:
+    first, second = played(rl("worlds:Silent"), {0: ["1."], 1: ["2."]})
+
+    assert math.isnan(first.reward) and first.done and not second.episode.failure
+
+
+def test_a_killed_process_is_replaced_and_takes_in_the_responses_again() -> None:
+    pool = EnvironmentPool(rl("worlds:Echo"))
+    episodes = [Episode(number, {"answer": "4"}) for number in range(3)]
+    pool.advance(episodes)
+    for episode in episodes:
+        episode.responses.append(Response("?", "5", (1,), True, {}, 8))
+    pool.advance(episodes)
+    process = episodes[0].process
+    assert process is not None
+    os.kill(process._process.pid, signal.SIGKILL)
+    process._process.wait()
+    for episode in episodes:
+        episode.responses.append(Response("?", "0", (1,), True, {}, 8))
+    pool.advance(episodes)
+
+    assert [episode.failure for episode in episodes] == ["", "", ""]
+    assert all(episode.reply is not None and episode.reply.reward == 2 for episode in episodes)
+    pool.close()
+
+
+def test_processes_stay_for_the_next_batch_and_are_not_the_workers() -> None:
+    settings = rl("worlds:Pid")
+    (first,) = played(settings, {0: ["1."]})
+
+    assert text_of(first.opening) != str(os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("worlds:Absent", r"PLG002.*nothing of that name"),
+        ("calculater", r"PLG001.*did you mean 'calculator'"),
+        ("no_such_world:Echo", r"PLG002.*no_such_world"),
+        ("tests.support.rl:tokenizer", r"PLG002.*"),
+    ],
+)
+def test_an_environment_that_there_is_not_is_named(name: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        EnvironmentPool(rl(name)).tools()
+
+
+def test_the_trial_tells_what_happened_and_refuses_any_failure() -> None:
+    batch = prompts(["1=", "2="], ["3", "4"])
+    (note,) = try_environment(rl("calculator"), tokenizer(), [END], None, batch)
+    assert note == (
+        "environment calculator was tried with the right answer to '1=': "
+        "the episode was ended by it after 1 response, with a reward of 1"
+    )
+    with pytest.raises(ConfigError, match=r"RL032.*whose responses are the right answer.*no nines"):
+        try_environment(rl("worlds:Echo"), tokenizer(), [END], None, prompts(["1=", "2="], ["0", "9"]))
+
+
+TEMPLATE = (
+    "{% if tools %}<tools>{{ tools[0].function.name }}</tools>{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+class Texts:
+    """Tokenizer whose tokens are characters, and ``<end>``, which is 0."""
+
+    def __init__(self, template: str) -> None:
+        from jinja2 import Template
+
+        self._template = Template(template)
+        self.init_kwargs: dict[str, Any] = {
+            "token_rules": {"begin": [], "ends": [0], "vocab_size": None, "template_sha256": "a"}
+        }
+
+    def apply_chat_template(self, messages: Any, tools: Any, tokenize: bool, add_generation_prompt: bool) -> str:
+        assert not tokenize
+        return self._template.render(messages=messages, tools=tools, add_generation_prompt=add_generation_prompt)
+
+    def __call__(self, text: str, **options: bool) -> dict[str, list[int]]:
+        assert options == {"add_special_tokens": False, "split_special_tokens": False, "verbose": False}
+        return {"input_ids": [ord(one) for one in text.replace("<end>", "\0")]}
+
+
+def shown(ids: Sequence[int]) -> str:
+    return "".join(map(chr, ids)).replace("\0", "<end>")
+
+
+def test_messages_of_a_chat_are_in_the_template_and_go_on_behind_the_end_of_the_response() -> None:
+    renderer = Renderer(Texts(TEMPLATE), [0], Calculator.tools)
+
+    assert shown(renderer.opening([{"role": "user", "content": "hi"}])) == (
+        "<tools>calculator</tools><user>hi<end>\n<assistant>"
+    )
+    assert shown(renderer.following([{"role": "tool", "content": "42"}])) == "\n<tool>42<end>\n<assistant>"
+
+
+def test_a_template_that_changes_earlier_messages_is_refused() -> None:
+    with pytest.raises(RenderingError, match="changes earlier messages"):
+        Renderer(Texts("{{ messages[-1].content }}"), [0]).following([{"role": "user", "content": "42"}])
+
+
+def step(environment: Any, text: str, ended: bool = True) -> Any:
+    return environment.step(Response("?", text, (1,), ended, {}, 8))
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        ("38+4", "42"),
+        ("7*(2-3)/4", "-1.75"),
+        ("0.1+0.2", "0.3"),
+        ("-3*-3", "9"),
+        ("1/0", "error"),
+        ("2**9999", "error"),
+        ("9" * 500, "error"),
+        ("__import__('os')", "error"),
+        ("1e300*1e300", "error"),
+        ("True+1", "error"),
+        ("(" * 150, "error"),
+        ("", "error"),
+    ],
+)
+def test_the_calculator_computes_arithmetic_alone(expression: str, result: str) -> None:
+    assert result_of(expression) == result
+
+
+@pytest.mark.parametrize(
+    ("text", "expression"),
+    [
+        ("38+4", "38+4"),
+        ("7+5=", "7+5="),
+        ("42", None),
+        ("-5", None),
+        ("it is 4+4", None),
+        ('<tool_call>\n{"name": "calculator", "arguments": {"expression": "38*4"}}\n</tool_call>', "38*4"),
+        ("<tool_call>{}</tool_call>", ""),
+    ],
+)
+def test_calls_of_the_calculator(text: str, expression: str | None) -> None:
+    assert called_expression(text) == expression
+
+
+def test_the_calculator_rewards_the_answer_and_no_call() -> None:
+    calculator = Calculator()
+    calculator.reset({"answer": "42"})
+
+    messages, reward = step(calculator, "38+4")
+    assert messages == [{"role": "tool", "name": "calculator", "content": "42"}] and reward == 0
+    assert step(calculator, "it is 42") == (None, 1)
+    assert step(calculator, "42", ended=False) == (None, 0)
+    assert step(calculator, "41") == (None, 0) and step(calculator, "") == (None, 0)
+
+
+def test_the_number_game_tells_the_way() -> None:
+    game = NumberGame()
+
+    assert game.reset({"answer": "62"}) == [{"role": "user", "content": "0-99?"}]
+    assert step(game, "50") == ([{"role": "user", "content": "+"}], 0)
+    assert step(game, "75") == ([{"role": "user", "content": "-"}], 0)
+    assert step(game, "62") == (None, 1)
+    assert step(game, "?") == (None, 0)
+    with pytest.raises(ValueError, match="whole number"):
+        game.reset({"answer": "1.5"})
+
+
+def test_keys_of_a_turn_are_the_prompts_and_the_places_in_group_and_conversation() -> None:
+    seen: list[list[int]] = []
+
+    def respond(ids: Integers, mask: Integers, keys: Integers, sampling: Sampling) -> Responses:
+        seen.extend(keys.tolist())
+        rows = [Completion(tuple(ids_of("0.")), (0.0, 0.0), None)] * len(ids)
+        return responses_of(torch.from_numpy(ids), torch.from_numpy(mask), rows, [END])
+
+    settings = rl("worlds:Echo")
+    rollouts = EnvironmentRollouts(settings, tokenizer(), [END], None)
+    batch = prompts(["1=", "2="], ["4", "5"], epoch=3)
+    records = records_of(batch.arrays["reward_data"])
+    rollouts.play([ids_of("1="), ids_of("2=")], np.array(batch.keys), records, training_sampling(settings), respond)
+    rollouts.close()
+
+    assert seen == [[3, 0, 0, 0, 0], [3, 0, 0, 1, 0], [3, 0, 1, 0, 0], [3, 0, 1, 1, 0]]
+
+
+def block_of(first_line: str) -> str:
+    document = (Path(__file__).parents[3] / "docs" / "rl.md").read_text(encoding="utf-8")
+    (block,) = (block for block in document.split("```") if block.startswith(f"\n# {first_line}"))
+    return block
+
+
+def test_the_environment_of_the_documentation_is_one(tmp_path: Path) -> None:
+    (tmp_path / "words.py").write_text(block_of("words.py"), encoding="utf-8")
+    right, late, wrong = played(rl("words:Riddle"), {0: ["4."], 1: ["1.", "2.", "4."], 2: ["1.", "2.", "3."]})
+
+    assert (right.reward, late.reward, wrong.reward) == (1, 0, 0)
+    assert right.done and not late.done  # Its messages leave no room in 12 tokens.
+
+
+def test_the_figures_of_the_documentation_are_shares_of_right_places(tmp_path: Path) -> None:
+    (tmp_path / "steps.py").write_text(block_of("steps.py"), encoding="utf-8")
+    turns = [("assistant", "7+5"), ("environment", "12"), ("assistant", "13")]
+    conversation = tuple({"role": role, "content": content} for role, content in turns)
+    response = Response("7+5=", "13", (), True, {"answer": "12"}, 8, conversation=conversation)
+    short = replace(response, conversation=conversation[:1])
+
+    (found,), (alone,) = InPlace(["steps:places"]).rewards([response, short])
+
+    assert isinstance(found, PartedReward) and found.parts == {"call": 1, "answer": pytest.approx(2 / 3)}
+    assert isinstance(alone, PartedReward) and alone.parts == {"call": 1, "answer": 0}
+
+
+def test_a_step_with_an_environment_trains_on_the_policys_tokens_alone() -> None:
+    """A step of an island against plain torch: the loss is over the tokens of the policy's turns."""
+    flags = ["--rl.environment=worlds:Steady", "--rl.episode.turns=2", '--rl.reward.functions=["environment"]']
+    limits = {"generation.max_response_tokens": 24, "aggregation": "token", "group_size": 6}
+    settings = job(*flags, **{**limits, "episode.turn_tokens": 9})
+    ours, plain = Island(settings, tokenizer()), Island(settings, tokenizer())
+    batch = prompts(["12=", "5="], ["21", "5"])
+    sample = sample_of(batch)
+    generated = plain._roles["actor"].generate(sample, {}).sample
+    assert generated is not None
+    packed = sample.update(generated)
+    responses, own = unpacked(packed, torch.device("cpu")), sampled_mask(packed)
+    assert 0 < float(own.sum()) < float(responses.attention_mask[:, responses.prompt_width :].sum())
+    rewards = torch.tensor(packed.data["episode_rewards"]).view(2, 6)
+    advantages = ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)).flatten()
+    loss = torch.zeros(())
+    for row in range(12):
+        kept = responses.attention_mask[row].bool()
+        logprobs = plain.model(input_ids=responses.ids[row][kept][None]).logits[0, :-1].log_softmax(-1)
+        all_own = torch.cat([torch.zeros(responses.prompt_width), own[row]])[kept].bool()
+        tokens = responses.ids[row][kept]
+        places = all_own.nonzero().flatten()
+        loss = loss - advantages[row] * logprobs[places - 1, tokens[places]].sum()
+    (loss / own.sum()).backward()
+    expected = {name: parameter.grad for name, parameter in plain.model.named_parameters()}
+
+    result = ours.backward(batch)
+
+    assert result.scored == int(own.sum())
+    for name, parameter in ours.model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], atol=2e-4, rtol=1e-3)
+    assert result.sums["turns"][1] == 12
+    assert result.shown[0]["conversation"][0]["role"] == "assistant"
+    ours.close()
+    plain.close()
