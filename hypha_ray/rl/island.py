@@ -288,6 +288,7 @@ class Island(WholeModel):
         self._master.drop(refilled.left_out)
         transfers.update(self._master.collectives)
         sums = added([reply.sums for reply in before])
+        sums |= added([reply.facts.get("equal_groups", {}) for reply in before])
         sums["extra_prompts"] = float(refilled.extra), 1.0
         shown = refilled.draws[0]["rew_inf"][0].facts["shown"]
         return Traversed(replies, tuple(before), shown, sums, transfers, refilled.extra)

@@ -57,18 +57,21 @@ class RewardRole(Role):
         equal = equal_groups(rewards)
         if arguments.get("evaluation"):
             sums |= _pass_sums(scored)
-        else:
-            sums |= _equal_sums(equal, compared_groups(rewards))
         without_signal = [name for name, is_equal in zip(sample.ids, equal.tolist(), strict=True) if is_equal]
-        facts = {"shown": rollout_records(sample.ids, scored, self._shown), "without_signal": without_signal}
+        facts = {
+            "shown": rollout_records(sample.ids, scored, self._shown),
+            "without_signal": without_signal,
+            "equal_groups": _equal_sums(rewards),
+        }
         return RoleOutcome(packed_numbers(sample, {"rewards": scored.total}), sums, facts)
 
 
-def _equal_sums(equal: torch.Tensor, compared: torch.Tensor) -> Sums:
+def _equal_sums(rewards: torch.Tensor) -> Sums:
     """Return the share of groups without a signal; a group with one reward or none doesn't count."""
+    compared = compared_groups(rewards)
     if not compared.any():
         return {}
-    equal_and_compared = equal & compared
+    equal_and_compared = equal_groups(rewards) & compared
     return {"equal_groups": (float(equal_and_compared.sum()), float(compared.sum()))}
 
 
@@ -127,7 +130,7 @@ class Advantage(Role):
         rewards = rewards.view(len(sample.ids), -1)
         absent = rewards.isnan()
         equal = equal_groups(rewards)
-        sums: Sums = {}
+        sums = _equal_sums(rewards)
         mask = sampled_mask(sample)
         divergence = self._divergence(sample, mask)
         columns = self._columns(sample, rewards, mask, divergence)

@@ -149,7 +149,7 @@ def test_without_more_prompts_the_step_is_that_without_refill() -> None:
 
     assert result.extra == 0 and result.scored == expected.scored
     for name, tensor in ours.model.named_parameters():
-        torch.testing.assert_close(dict(plain.model.named_parameters())[name], tensor, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(dict(plain.model.named_parameters())[name], tensor, atol=2e-4, rtol=1e-3)
 
 
 def test_nothing_is_kept_of_earlier_steps() -> None:
