@@ -209,6 +209,15 @@ MODEL_LOSSES = Family(
     "a function of the model's output and of its inputs, which returns a loss of each sample",
     arguments=2,
 )
+PREFERENCE_LOSSES = Family(
+    "preference_losses",
+    "preference.loss",
+    "loss of preferences",
+    {name: f"hypha_ray.model.preferences.losses:{name}" for name in ("dpo", "robust", "ipo", "simpo", "orpo", "kto")},
+    "a function of hypha_ray.model.preferences.losses.PreferenceInputs, which returns a loss of each sample",
+    arguments=1,
+    trial="hypha_ray.model.preferences.losses:try_loss",
+)
 MODEL_FACTORIES = Family(
     "model_factories",
     "model.factory",
@@ -230,6 +239,7 @@ DATASET_KINDS = Family(
         "chats": "hypha_ray.data.preparation.kinds.chats:KIND",
         "texts": "hypha_ray.data.preparation.kinds.labelled_texts:KIND",
         "pairs": "hypha_ray.data.preparation.kinds.pairs:KIND",
+        "preferences": "hypha_ray.data.preparation.kinds.preferences:KIND",
     },
     "a function of rows and of a tokenizer, which returns samples",
     arguments=2,
@@ -251,6 +261,7 @@ FAMILIES: dict[str, Family] = {
         ADVANTAGES,
         METRICS,
         MODEL_LOSSES,
+        PREFERENCE_LOSSES,
         MODEL_FACTORIES,
         DATASET_KINDS,
     )

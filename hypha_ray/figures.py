@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from hypha_ray.types import Sums
+from hypha_ray.types.events import CHOSEN, MARGIN, REJECTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Objective:
     """Names of further figures of an evaluation."""
 
 
-LOSS = Objective("val_loss", "loss", "val_loss", min, ("perplexity", "accuracy"))
+LOSS = Objective("val_loss", "loss", "val_loss", min, ("perplexity", "accuracy", "margin"))
 OBJECTIVES = (Objective("reward", "reward", "val_reward", max, ("pass@1",)), LOSS)
 """Objectives of all tasks: a run's is the first that its evaluations have."""
 
@@ -86,6 +87,10 @@ def figures_of(sums: Sums, perplexity: bool, metrics: Mapping[str, Figure] | Non
     for name, (value, weight) in sums.items():
         if not name.startswith(METRIC):
             figures[name] = _mean(value, weight)
+    chosen = figures.get(CHOSEN)
+    rejected = figures.get(REJECTED)
+    if chosen is not None and rejected is not None:
+        figures[MARGIN] = chosen - rejected
     if perplexity and "val_loss" in figures and "accuracy" not in figures:
         figures["perplexity"] = _exp(figures["val_loss"])
     for name, figure in (metrics or {}).items():

@@ -1,11 +1,14 @@
 """Evaluate a saved model on a prepared dataset: loss and perplexity, accuracy, or rewards of its answers to prompts.
 
+Of preferences, the figures are the rewards of chosen and rejected answers, their margin, and the accuracy.
+
 With --lm-eval a language model is scored on tasks of lm-evaluation-harness instead: pip install 'hypha_ray[eval]'.
 
     python jobs/evaluate.py --model RUN/model --dataset data/stdlib
     python jobs/evaluate.py --model RUN/model --dataset data/digits --split train --json
     python jobs/evaluate.py --model RUN/model --dataset data/sort2 --reward exact --max-response-tokens 4 --samples 4
     python jobs/evaluate.py --model RUN/model --dataset data/sums --environment calculator --turns 2
+    python jobs/evaluate.py --model RUN/model --dataset data/preferences
     python jobs/evaluate.py --model RUN/model --lm-eval arc_easy hellaswag
     python jobs/evaluate.py --model RUN/model --lm-eval capitals --include-path tasks     # tasks/capitals.yaml
 
@@ -71,6 +74,9 @@ class Evaluate:
     """divisor of logits; 0: the most probable token each time"""
     seed: int = 0
     """seed of the answers, as run.seed"""
+    reference: str | None = None
+    """of preferences: folder or hub id of the model that rewards are relative to, dataset for what prepare --reference
+    has stored, or none; default: that of the run that --model lies in"""
     lm_eval: list[str] = field(default_factory=list)
     """tasks of lm-evaluation-harness to score a language model on, instead of a dataset; an extra"""
     include_path: Path | None = None
@@ -90,6 +96,7 @@ OF_DATASETS = (
     "max_response_tokens",
     "samples",
     "temperature",
+    "reference",
 )
 """Options that mean nothing to tasks of lm-evaluation-harness."""
 
@@ -186,6 +193,9 @@ def evaluate_on_dataset(arguments: Evaluate, model: ModelSource, phases: Phases)
         if not infos:
             splits = ", ".join(sorted({info.split for info in manifest.slices}))
             raise DataError("DATA051", f"dataset {manifest.name!r} has no such split", arguments.split, splits)
+        if arguments.reference is not None and manifest.modality != "preferences":
+            problem = f"--reference has no effect on dataset {manifest.name!r}"
+            raise ConfigError("CFG011", problem, manifest.modality, "preferences", "leave it out")
         score = score_samples
         if manifest.modality == "prompts":
             score = score_answers
@@ -222,6 +232,7 @@ def score_samples(
         import torch
 
         from hypha_ray.driver.datasets.classes import by_number, relabelled
+        from hypha_ray.driver.trained_models.preference_scores import preference_task
         from hypha_ray.model.checks.loss_check import check_loss_of
         from hypha_ray.model.checks.positions import require_positions
         from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
@@ -233,6 +244,9 @@ def score_samples(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network, task = open_saved(model, arguments.type)
     require_trainable(task)
+    scored_by = task.name
+    if manifest.modality == "preferences":
+        task, scored_by = preference_task(task, model, manifest, arguments.reference, device)
     require_positions(network, task, manifest.shapes, manifest.name)
     facts = describe(network, task)
     manifest.require(facts.vocab_size, facts.num_labels)
@@ -253,7 +267,7 @@ def score_samples(
     figures = {name: value for name, value in metrics_of(task, sums).items() if value is not None}
     if "val_loss" not in figures:
         raise CheckpointError("MODEL018", "the model's loss isn't a finite number", f"{loss_sum / count}")
-    return f"{facts.architecture}  {task.name}", figures
+    return f"{facts.architecture}  {scored_by}", figures
 
 
 def score_answers(

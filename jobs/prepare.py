@@ -109,6 +109,8 @@ def show_samples(options: PrepareOptions, manifest: Manifest) -> None:
         show_tokens(options.folder, manifest, options.report, options.kind_name == "pairs")
     if manifest.modality == "prompts":
         show_prompts(options.folder, manifest)
+    if manifest.modality == "preferences":
+        show_preferences(options.folder, manifest)
     if manifest.classes is not None:
         show_classes(options.folder, manifest)
 
@@ -149,6 +151,16 @@ def show_prompts(folder: Path, manifest: Manifest) -> None:
     print(f"{'tokens':<10} {prompts.shortest:,} to {prompts.longest:,} a prompt, {prompts.mean:,.1f} on average")
     print(f"{'prompt':<10} {first}")
     print(f"{'record':<10} {record}")
+
+
+def show_preferences(folder: Path, manifest: Manifest) -> None:
+    """Say how many tokens the preferences have, and show the first one."""
+    from hypha_ray.data.preparation.report import lengths_of, preference_texts
+
+    lengths = lengths_of(folder, manifest)
+    print(f"{'tokens':<10} {lengths.tokens:>9,} to train on, of which {lengths.scored:,} are scored")
+    for name, text in preference_texts(folder, manifest).items():
+        print(f"{name:<10} {json.dumps(text, ensure_ascii=False)}")
 
 
 def show_classes(folder: Path, manifest: Manifest) -> None:

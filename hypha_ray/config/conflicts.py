@@ -42,6 +42,8 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         yield from _of_single_evaluation(job)
     if job.rl.algorithm is not None:
         yield from _of_rl(job)
+    if job.preference.loss is not None:
+        yield from _of_preferences(job)
 
 
 def _of_optimizer(job: Job) -> Iterator[Conflict]:
@@ -287,6 +289,35 @@ def _of_rl(job: Job) -> Iterator[Conflict]:
     if rl.data_parallel:
         yield from _of_data_parallelism(rl)
     yield from _of_generation(job)
+
+
+def _of_preferences(job: Job) -> Iterator[Conflict]:
+    """Conflicts of training on preferences."""
+    loss = "preference.loss"
+    worker = job.worker
+    if job.rl.algorithm is not None:
+        yield Conflict(loss, "rl.algorithm", _LEAVE_ONE_OUT)
+    if job.model.loss is not None:
+        yield Conflict(loss, "model.loss", f"{_LEAVE_ONE_OUT}: a loss of preferences compares answers")
+    if job.model.metrics:
+        yield Conflict(loss, "model.metrics", "leave it out: evaluations are of rewards")
+    if job.model.type != "causal-lm":
+        yield Conflict(loss, f'model.type = "{job.model.type}"', "leave it out: answers are those of causal-lm models")
+    if job.model.input_names is not None:
+        yield Conflict(loss, "model.input_names", "leave it out: tensors are those of preferences")
+    if worker.fused_loss is True:
+        yield Conflict(loss, "worker.fused_loss", "leave it out: the loss is computed from probabilities of tokens")
+    if worker.compile is True:
+        yield Conflict(loss, "worker.compile", "leave it out: preferences are computed as they are")
+    if worker.sharding == "full" and job.preference.uses_reference and job.preference.reference == "initial":
+        fix = 'prepare the dataset with --reference MODEL, and set preference.reference = "dataset"'
+        yield Conflict('preference.reference = "initial"', 'worker.sharding = "full"', fix)
+    if job.preference.loss == "kto" and job.rounds.max_batch_size == 1:
+        fix = "take batches of two samples or more: the divergence is a mean over a batch"
+        yield Conflict('preference.loss = "kto"', "rounds.max_batch_size = 1", fix)
+    external_key = external_trainers_key(job)
+    if external_key is not None:
+        yield Conflict(loss, external_key, "have Ray start the workers: an external trainer has its own loss")
 
 
 def _advantage(rl: RL) -> str:

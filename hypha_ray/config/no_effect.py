@@ -7,9 +7,11 @@ from typing import Any
 
 from hypha_ray.config.keys import EACH, KeyPath, arrays, keys, schema_path, shown
 from hypha_ray.config.schema import Job
+from hypha_ray.config.tables.preference import OF_LENGTH, SMOOTHED, Preference
 from hypha_ray.config.tables.rewards import JUDGE, MODEL
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.config.tables.training import WITHOUT_FILES
+from hypha_ray.plugins import is_built_in
 
 _OF_TRAINERS = (
     "rounds.accumulation worker.device worker.processes worker.sharding worker.autocast worker.compile worker.attention"
@@ -57,6 +59,7 @@ def _idle_keys(job: Job) -> Iterator[tuple[str, str]]:
     yield from _of_sync(job)
     yield from _of_optimizers(job)
     yield from _of_rl(job)
+    yield from _of_preferences(job.preference)
     groups = "workers" if job.workers else "bridge.commands"
     if not any(group.dials_in for group in job.worker_groups):
         yield groups, "bridge.listen bridge.certificate bridge.key"
@@ -109,6 +112,24 @@ def _of_rl(job: Job) -> Iterator[tuple[str, str]]:
         yield "rl.kl_target", "rl.kl_horizon"
     if not rl.evaluation.temperature:
         yield "rl.evaluation.temperature", "rl.evaluation.top_p rl.evaluation.top_k"
+
+
+def _of_preferences(preference: Preference) -> Iterator[tuple[str, str]]:
+    """Keys that the loss doesn't read; a loss of one's own may read all."""
+    loss = preference.loss
+    if loss is None:
+        yield "preference.loss", _names_below("preference")
+        return
+    if not is_built_in("preference_losses", loss):
+        return
+    if loss not in SMOOTHED:
+        yield "preference.loss", "preference.label_smoothing"
+    if loss != "simpo":
+        yield "preference.loss", "preference.gamma"
+    if loss != "kto":
+        yield "preference.loss", "preference.desirable_weight preference.undesirable_weight"
+    if loss in OF_LENGTH:
+        yield "preference.loss", "preference.reference"
 
 
 def _of_processes(rl: RL) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PrivateAttr, SecretStr
 
 from hypha_ray.config.strategy import STRATEGIES, StrategyName, StrategyTraits
+from hypha_ray.config.tables.preference import Preference
 from hypha_ray.config.tables.resources import Bridge, Resources, Worker, WorkerGroup, groups_of
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.config.tables.training import Checkpoint, Dataset, InnerOptimizer, OuterOptimizer, Telemetry
@@ -241,6 +242,7 @@ class Job(Table):
     outer_optimizer: OuterOptimizer = OuterOptimizer()
     sync: Sync = Sync()
     rl: RL = RL()
+    preference: Preference = Preference()
     resources: Resources = Resources()
     workers: list[WorkerGroup] = Field([], fail_fast=True, description="groups of workers with needs of their own")
     worker: Worker = Worker()

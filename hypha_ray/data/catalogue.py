@@ -201,5 +201,9 @@ def modality_of(tensors: tuple[TensorInfo, ...]) -> Modality:
     if names & {"images", "pixel_values"}:
         return "vision"
     if "input_ids" in names:
+        shapes = {tensor.name: tensor.shape for tensor in tensors}
+        shape = shapes["input_ids"]
+        if len(shape) == 2 and shape[0] == 2 and shapes.get("labels") == shapes.get("attention_mask") == shape:
+            return "preferences"
         return "prompts" if "reward_data" in names else "language"
     return "other"

@@ -42,10 +42,12 @@ DTYPES = frozenset(
 )
 """Element types of a slice's tensors, by their numpy names."""
 
-Modality: TypeAlias = Literal["language", "vision", "audio", "prompts", "other"]
+Modality: TypeAlias = Literal["language", "vision", "audio", "prompts", "preferences", "other"]
 
 _PROMPTS = {"input_ids": ("int32", 1), "attention_mask": ("int32", 1), "reward_data": ("uint8", 1)}
 """Dtype and number of dimensions of a prompt's tensors, by name."""
+_PREFERENCES = ("input_ids", "attention_mask", "labels")
+"""Names of a preference's tensors, which have two sequences each."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FILE_NAME = re.compile(r"[^/\\\0]+")
 
@@ -146,7 +148,7 @@ class Manifest(BaseModel):
         self._require_below("labels", classes, "number of classes")
 
     def refuse_prompts(self) -> None:
-        """Refuse a dataset of prompts where samples have to have a loss.
+        """Refuse a dataset of prompts, and one of preferences, where samples have to have a loss of their own.
 
         Raises:
             DataError: it is one.
@@ -157,6 +159,10 @@ class Manifest(BaseModel):
             allowed = "language, vision or other"
             fix = "name a dataset of texts or images"
             raise DataError("DATA035", problem, self.modality, allowed, fix)
+        if self.modality == "preferences":
+            problem = f"dataset {self.name!r} has preferences, which are trained on by the job dpo"
+            fix = "train with jobs/dpo.py, which is hypha-ray dpo, or name another dataset"
+            raise DataError("DATA035", problem, self.modality, "language, vision or other", fix)
 
     def save(self, folder: Path) -> None:
         """Write ``manifest.json`` atomically.
@@ -266,10 +272,21 @@ def _problems(manifest: Manifest, datasets: int) -> Iterator[str]:
         missing = [name for name, form in _PROMPTS.items() if forms.get(name) != form]
         if missing:
             yield f"prompts without {' or '.join(missing)}"
+    if manifest.modality == "preferences":
+        yield from _problems_of_preferences(manifest)
     for tensor in manifest.tensors:
         yield from _problems_of_tensor(tensor)
     for info in manifest.slices:
         yield from _problems_of_slice(info, manifest, datasets * SLICES_PER_DATASET)
+
+
+def _problems_of_preferences(manifest: Manifest) -> Iterator[str]:
+    shapes = manifest.shapes
+    missing = [name for name in _PREFERENCES if name not in shapes]
+    if missing:
+        yield f"preferences without {' or '.join(missing)}"
+    elif len({shapes[name] for name in _PREFERENCES}) > 1 or len(shapes["labels"]) != 2 or shapes["labels"][0] != 2:
+        yield "preferences whose samples have other tensors than two sequences of the same length"
 
 
 def _problems_of_tensor(tensor: TensorInfo) -> Iterator[str]:

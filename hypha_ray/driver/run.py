@@ -35,7 +35,7 @@ def train(job: Source, *, resume: bool = False) -> Run:
     from hypha_ray.driver.launch import run_job
 
     parsed = _job(job)
-    kind = parsed.rl.algorithm or parsed.sync.strategy
+    kind = parsed.rl.algorithm or ("dpo" if parsed.preference.loss else parsed.sync.strategy)
     return Run(run_job(Loaded(parsed, resume=resume), kind=kind))
 
 

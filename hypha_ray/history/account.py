@@ -190,6 +190,8 @@ def _training(run: RunFiles) -> str:
     """Model, dataset and algorithm."""
     strategy = run.value("sync", "strategy")
     algorithm = run.value("rl", "algorithm")
+    if algorithm is None:
+        algorithm = run.value("preference", "loss")
     if algorithm is not None:
         strategy = f"{algorithm}, {strategy}"
     return f"{_model_name(run)} on {_dataset_name(run)}, by {strategy}"

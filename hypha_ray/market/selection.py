@@ -33,6 +33,8 @@ def training_key(job: Job, shapes: Mapping[str, Sequence[int]]) -> str:
     rl = None
     if job.rl.algorithm is not None:
         rl = job.rl.model_dump(mode="json")
+    elif job.preference.loss is not None:
+        rl = job.preference.model_dump(mode="json", include={"loss", "reference"})
     facts = [
         job.model.model_dump(mode="json", exclude={"token"}),
         job.worker.model_dump(mode="json", include=set(_WORKER)),

@@ -12,8 +12,9 @@ import torch
 
 from hypha_ray.figures import figures_of
 from hypha_ray.model.flat import Array
-from hypha_ray.model.losses import compute_losses
+from hypha_ray.model.losses import Losses, compute_losses
 from hypha_ray.model.metrics.metric import Metrics, batch_sums, figures_by_name
+from hypha_ray.model.preferences.objective import named_sums
 from hypha_ray.model.tasks.task import Batch, SampleKeys, Task, batch_size
 from hypha_ray.types import Samples, Sums, added
 
@@ -47,7 +48,7 @@ def evaluate(
         metrics: metrics of the job, by the names of their figures; None: there are none.
 
     Returns:
-        `val_loss`, and `accuracy` if the task has classes, both over the scored positions; and sums of the metrics.
+        `val_loss` and, of classes, `accuracy` over scored positions; sums of metrics, and of preferences' rewards.
 
     """
     device = torch.device(device)
@@ -59,12 +60,12 @@ def evaluate(
     precision = torch.autocast(device.type, autocast, enabled=autocast is not None)
     with _evaluation_mode(model), _without_gradients(model), precision:
         for inputs, scored, labelled in _scored_inputs(task, batches, device):
-            reported, _, output = compute_losses(task, model, inputs, None if metrics else head)
-            loss_sum += reported.double() * scored
+            losses = compute_losses(task, model, inputs, None if metrics else head)
+            loss_sum += losses.reported.double() * scored
             score_count += scored
             label_count += labelled
-            metric_sums = added([metric_sums, batch_sums(metrics or {}, task, output, inputs)])
-            hits = _hits(output, inputs, task) if has_accuracy else None
+            metric_sums = added([metric_sums, _further_sums(task, losses, inputs, metrics or {})])
+            hits = _hits(losses.output, inputs, task) if has_accuracy else None
             if hits is None:
                 has_accuracy = False
             else:
@@ -75,13 +76,21 @@ def evaluate(
     return sums | metric_sums
 
 
+def _further_sums(task: Task, losses: Losses, inputs: Batch, metrics: Metrics) -> Sums:
+    """Return the sums of a batch's metrics and of its rewards, if it has any."""
+    sums = batch_sums(metrics, task, losses.output, inputs)
+    if losses.figures is not None:
+        sums |= named_sums(losses.figures)
+    return sums
+
+
 def _scored_inputs(task: Task, batches: Iterable[Evaluated], device: torch.device) -> Iterator[tuple[Batch, int, int]]:
     """Return inputs on the device of batches with something to score, and the numbers of scores and of labels."""
     for tensors, keys in _with_keys(batches):
         inputs = task.inputs(tensors, keys, MASKING_SEED)
         scored = task.count(inputs)
         if scored:
-            labelled = scored if task.own_loss is None else task.label_count(inputs)
+            labelled = task.label_count(inputs) if task.counts_samples else scored
             inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}
             yield inputs, scored, labelled
 

@@ -116,6 +116,23 @@ def attach_adapter(network: PreTrainedModel, model: Model, seed: int, *, weights
     return network.train()
 
 
+@contextmanager
+def without_adapter(network: Any) -> Iterator[None]:
+    """Context in which a network is its base model, as if it had no adapter."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    kinds = (BaseTunerLayer, AuxiliaryTrainingWrapper)
+    layers = [module for module in network.modules() if isinstance(module, kinds)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
 def merge_adapter(network: Any) -> Any:
     """Add an adapter to its base model's weights, in place; the network is a plain model of transformers again."""
     from peft.tuners.tuners_utils import BaseTunerLayer

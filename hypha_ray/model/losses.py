@@ -44,6 +44,8 @@ class Losses(NamedTuple):
     """Loss to differentiate: the reported one and the routers' auxiliary loss."""
     output: Any
     """Output object of the model; of a fused loss it has hidden states in the place of logits."""
+    figures: torch.Tensor | None = None
+    """Sums and weights of further figures, [figures, 2]; None if there are none."""
 
 
 def compute_losses(task: Task, model: torch.nn.Module, inputs: Batch, head: torch.nn.Linear | None = None) -> Losses:
@@ -59,6 +61,9 @@ def compute_losses(task: Task, model: torch.nn.Module, inputs: Batch, head: torc
         ConfigError: the model returns no loss, or no logits for each token.
 
     """
+    if task.objective is not None:
+        losses: Losses = task.objective(task, model, inputs)
+        return losses
     if task.own_loss is not None:
         return _own_losses(task, model, inputs)
     if task.labels == "shifted" and "labels" in inputs:

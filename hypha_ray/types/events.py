@@ -26,12 +26,22 @@ def added(parts: Iterable[Sums]) -> Sums:
     return totals
 
 
+CHOSEN = "reward_chosen"
+"""Name of the mean reward of preferred answers."""
+REJECTED = "reward_rejected"
+"""Name of the mean reward of answers that others were preferred to, or that are undesirable."""
+MARGIN = "margin"
+"""Name of the difference of both."""
+
+
 def means(sums: Sums) -> dict[str, float]:
-    """Each sum divided by its weight; a figure without weight is left out."""
+    """Each sum divided by its weight, and the margin of rewards; a figure without weight is left out."""
     figures: dict[str, float] = {}
     for name, (total, weight) in sums.items():
         if weight:
             figures[name] = total / weight
+    if CHOSEN in figures and REJECTED in figures:
+        figures[MARGIN] = figures[CHOSEN] - figures[REJECTED]
     return figures
 
 

@@ -256,6 +256,8 @@ def _key(job: Job, samples: Samples, kind: str, lease_bytes: float) -> str:
         shapes[name] = [*array.shape[1:], str(array.dtype)]
     versions = [importlib.metadata.version(name) for name in ("torch", "transformers")]
     training = [job.worker.model_dump(mode="json"), job.rounds.accumulation, job.inner_optimizer.name]
+    if job.preference.loss is not None:
+        training.append(job.preference.model_dump(mode="json", include={"loss", "reference"}))
     text = json.dumps([model, training, shapes, versions, kind, lease_bytes], sort_keys=True)
     sha256 = hashlib.sha256(text.encode())
     return sha256.hexdigest()[:16]

@@ -25,6 +25,7 @@ JOBS = (
     "worker",
     "diloco",
     "sync",
+    "dpo",
     "grpo",
     "ppo",
     "rerun",

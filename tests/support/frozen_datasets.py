@@ -87,6 +87,20 @@ def _translations(tokenizer: str) -> Source:
     return write
 
 
+def _preferences(tokenizer: str, **options: Any) -> Source:
+    def write(folder: Path) -> tuple[Path, dict[str, Any]]:
+        rows = [{"prompt": f"Q: {n}+2=", "chosen": f" {n + 2}", "rejected": f" {n + 3}"} for n in range(40)]
+        chosen = {"kind": "preferences", "tokenizer": _tokenizer(tokenizer, folder), **options}
+        return table(folder / "preferences.jsonl", *rows), chosen
+
+    return write
+
+
+def _judged(folder: Path) -> tuple[Path, dict[str, Any]]:
+    rows = [{"prompt": f"Q: {n}+2=", "completion": f" {n + 2 + n % 2}", "label": n % 2 == 0} for n in range(40)]
+    return table(folder / "judged.jsonl", *rows), {"kind": "preferences", "tokenizer": _tokenizer("bare", folder)}
+
+
 def _prompts(tokenizer: str, **options: Any) -> Source:
     def write(folder: Path) -> tuple[Path, dict[str, Any]]:
         rows = [{"q": f"{n}+2=", "a": str(n + 2)} for n in range(40)]
@@ -143,6 +157,10 @@ DATASETS: Final[dict[str, Source]] = {
     "pairs, bytes": _translations("byte"),
     "pairs, end token": _translations("ends"),
     "pairs, begin token": _translations("begins"),
+    "preferences, bytes": _preferences("byte"),
+    "preferences, begin token": _preferences("begins"),
+    "preferences, ChatML": _preferences("chatml", chat=True),
+    "preferences, judged": _judged,
     "prompts, bytes": _prompts("byte"),
     "prompts, begin token": _prompts("begins"),
     "prompts, ChatML": _prompts("chatml", chat=True),

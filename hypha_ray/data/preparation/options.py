@@ -26,6 +26,8 @@ _OF_PAIRS = ("source_column", "target_column")
 _OF_FILES = ("image_column", "audio_column")
 _OF_TEXTS = ("label_columns", "regression", "second_column")
 _OF_LABELS = ("label_column", *_OF_TEXTS)
+_OF_COMPARISONS = ("chosen_column", "rejected_column", "margin_column")
+_OF_PREFERENCES = (*_OF_COMPARISONS, "desirable_column", "reference", "reference_revision")
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,18 @@ class PrepareOptions:
     """file of a Jinja template for chats; default: the tokenizer's"""
     pack: bool = False
     """put several chats into a sample of --seq-len tokens, each without attention to the others"""
+    chosen_column: str | None = None
+    """column that has the preferred answers, of --kind preferences; default: chosen"""
+    rejected_column: str | None = None
+    """column that has the answers that others were preferred to; default: rejected"""
+    margin_column: str | None = None
+    """column that has numbers by which preferred answers are better; default: margin, if there is one"""
+    desirable_column: str | None = None
+    """column that tells whether a completion is desirable, true or false; default: label"""
+    reference: str | None = None
+    """Hugging Face name or local folder of a model whose log-probabilities of preferred and other answers are stored"""
+    reference_revision: str | None = None
+    """branch, tag or commit of the reference"""
     source_column: str | None = None
     """column that has texts for an encoder"""
     target_column: str | None = None
@@ -131,7 +145,9 @@ class PrepareOptions:
     @property
     def _marked_kind(self) -> str:
         """Kind that the other options imply."""
+        judges = self.kind == "preferences" or self.desirable_column is not None
         marks = (
+            ("preferences", judges or any(getattr(self, name) is not None for name in _OF_COMPARISONS)),
             ("prompts", self.source.startswith(GENERATED)),
             ("images", self.image_column is not None or self.source == "digits"),
             ("recordings", self.audio_column is not None),
@@ -213,7 +229,7 @@ class PrepareOptions:
             raise ConfigError("PREP007", problem, f"options of {self.kind_name}", fix="leave --kind out")
         if is_built_in("dataset_kinds", self.kind):
             return
-        columns = (*_OF_CHATS, *_OF_PAIRS, *_OF_FILES, "prompt_column", *_OF_LABELS, *_OF_ANSWERS)
+        columns = (*_OF_CHATS, *_OF_PAIRS, *_OF_FILES, "prompt_column", *_OF_LABELS, *_OF_ANSWERS, *_OF_PREFERENCES)
         of_built_in_kinds = ("chat", "preprocessor", "system", "chat_template", "pack", "report")
         self._refuse((*columns, *of_built_in_kinds), f"has no effect on --kind {self.kind}")
         if self.source.startswith(GENERATED) or self.source in ("stdlib", "digits"):
@@ -222,7 +238,7 @@ class PrepareOptions:
 
     def _check_source(self) -> None:
         """Refuse columns of a source that has none."""
-        columns = (*_OF_CHATS, *_OF_PAIRS, *_OF_FILES, "prompt_column", *_OF_LABELS, "preprocessor")
+        columns = (*_OF_CHATS, *_OF_PAIRS, *_OF_FILES, "prompt_column", *_OF_LABELS, "preprocessor", *_OF_PREFERENCES)
         if self.source.startswith(GENERATED):
             self._refuse((*columns, *_OF_ANSWERS), f"has no effect on generated prompts, --source {self.source}")
         elif self.source in ("stdlib", "digits"):
@@ -266,8 +282,26 @@ class PrepareOptions:
             self._refuse((*_OF_CHATS, "prompt_column", "chat"), why)
             if name not in _OF_PAIRS:
                 self._refuse(_OF_PAIRS, why)
-        if self.report and self.kind_name in ("images", "recordings", "prompts"):
+        self._check_preferences()
+        if self.report and self.kind_name in ("images", "recordings", "prompts", "preferences"):
             raise ConfigError("PREP007", f"--report has no effect on {self.kind_name}", fix="leave it out")
+
+    def _check_preferences(self) -> None:
+        """Refuse columns of other samples beside those of preferences, and the columns of both kinds of preferences."""
+        if self.kind_name != "preferences":
+            self._refuse(_OF_PREFERENCES, f"has no effect on {self.kind_name}")
+            return
+        others = ("messages_column", *_OF_PAIRS, *_OF_FILES, *_OF_LABELS, *_OF_ANSWERS)
+        self._refuse(others, "has no effect on preferences")
+        if self.source in ("stdlib", "digits") or self.source.startswith(GENERATED):
+            problem = f"--source {self.source} has no preferences"
+            raise ConfigError("PREP007", problem, fix="name a table, or a Hugging Face dataset")
+        if self.desirable_column is not None:
+            self._refuse(_OF_COMPARISONS, "and --desirable-column exclude each other")
+        elif self.chosen_column is not None:
+            self._refuse(("completion_column",), "and --chosen-column exclude each other")
+        if self.reference is None:
+            self._refuse(("reference_revision",), "has no effect without --reference")
 
     def _check_labels(self) -> None:
         """Refuse labels of two kinds, and options of labelled texts without them."""
@@ -285,7 +319,8 @@ class PrepareOptions:
         if self.kind_name == "chats":
             self._refuse(_OF_ANSWERS, "has no effect on chats")
         if self.prompt_column is None:
-            self._refuse(("completion_column", *_OF_ANSWERS), "has no effect without --prompt-column")
+            needs_prompts = _OF_ANSWERS if self.kind_name == "preferences" else ("completion_column", *_OF_ANSWERS)
+            self._refuse(needs_prompts, "has no effect without --prompt-column")
         if not self.is_templated:
             self._refuse(("system", "chat_template"), "has no effect without --chat")
         if self.answer_column is None:

@@ -108,6 +108,27 @@ def sample_of(folder: Path, manifest: Manifest, *, pairs: bool = False) -> list[
     return parts
 
 
+def preference_texts(folder: Path, manifest: Manifest) -> dict[str, str]:
+    """Prompt and answers of the first sample of the first slice, special tokens included.
+
+    Raises:
+        DataError: the slice is missing or damaged.
+
+    """
+    arrays = read_slice(folder, manifest.slices[0], manifest)
+    tokenizer = load_tokenizer(str(folder / FOLDER))
+    names = ["chosen", "rejected"]
+    if "desirable" in arrays:
+        names = ["desirable" if arrays["desirable"][0] else "undesirable"]
+    texts = {}
+    for side, name in enumerate(names):
+        ids = arrays["input_ids"][0, side][arrays["attention_mask"][0, side] == 1]
+        start = int((arrays[_LABELS][0, side] != IGNORE_INDEX).argmax())
+        texts["prompt"] = tokenizer.decode(ids[:start])
+        texts[name] = tokenizer.decode(ids[start:])
+    return texts
+
+
 def marked(parts: list[Part], coloured: bool) -> Any:
     """Text for a console: scored parts in green, or between « and »."""
     from rich.text import Text
@@ -154,5 +175,5 @@ def _scored(arrays: Arrays, manifest: Manifest) -> npt.NDArray[np.bool_]:
         return np.zeros(arrays["input_ids"].shape, np.bool_)
     scored: npt.NDArray[np.bool_] = arrays[_LABELS] != IGNORE_INDEX
     if manifest.classes is None:
-        scored[:, 0] = False
+        scored[..., 0] = False
     return scored

@@ -49,7 +49,7 @@ def preprocessor_for(preprocessor: Preprocessor, model: Model, source: DataSourc
 
 def is_silent(manifest: Manifest) -> bool:
     """Whether a dataset of tokens has no record of their beginnings and ends, because an earlier release made it."""
-    is_prepared_text = manifest.preprocessor is not None and manifest.modality in ("language", "prompts")
+    is_prepared_text = manifest.preprocessor is not None and manifest.modality in ("language", "prompts", "preferences")
     return is_prepared_text and manifest.tokens is None
 
 

@@ -16,6 +16,7 @@ from hypha_ray.config.alerts import check_destinations
 from hypha_ray.config.checks import check_options, plugin_uses
 from hypha_ray.config.tables.rewards import MODEL
 from hypha_ray.driver.datasets.data_source import DataSource
+from hypha_ray.driver.datasets.preferences import require_preferences
 from hypha_ray.driver.preflight.settings import check_settings
 from hypha_ray.errors import ConfigError
 from hypha_ray.families import ADVANTAGES, ENVIRONMENTS, REWARDS
@@ -134,7 +135,9 @@ def case_of(job: Job, source: DataSource) -> Case:
         HyphaError: the model can't be built as configured, or a task of another kind is trained on the dataset.
 
     """
-    if job.rl.algorithm is None:
+    if job.preference.loss is not None:
+        require_preferences(source.manifest, job.preference)
+    elif job.rl.algorithm is None:
         source.manifest.refuse_prompts()
     with uncollected():  # Loading torch takes seconds.
         from hypha_ray.driver.preflight.compatibility import Case

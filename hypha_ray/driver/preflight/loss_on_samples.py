@@ -18,6 +18,7 @@ from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.losses import require_mean
 from hypha_ray.model.metrics.metric import metrics_named
+from hypha_ray.model.preferences.objective import with_preferences
 from hypha_ray.model.tasks.task import Task, missing_mask_token
 from hypha_ray.types import Samples
 
@@ -42,6 +43,9 @@ def check_loss(case: Case) -> list[str]:
         return []
     task, samples = scored_samples(case)
     build = partial(random_model, job.model, case.task)
+    if task.objective is not None:
+        plain_task = task_of(job.model, case.network)
+        check_loss_on_copy(plain_task, _flattened(samples), case.network.config, build, case.facts.parameters)
     is_checked = check_loss_on_copy(task, samples, case.network.config, build, case.facts.parameters)
     if job.model.metrics:
         check = partial(check_metrics_of, metrics_named(job.model.metrics), task, samples)
@@ -51,6 +55,15 @@ def check_loss(case: Case) -> list[str]:
         architecture = type(case.network).__name__
         notes.append(f"no small copy of {architecture} could be made, so its loss is taken as it is")
     return notes
+
+
+def _flattened(samples: Samples) -> Samples:
+    """Return preferences as samples of one sequence each, on which a language model has its own loss."""
+    arrays = {}
+    for name in ("input_ids", "attention_mask", "labels"):
+        array = samples.arrays[name]
+        arrays[name] = array.reshape(-1, array.shape[-1])
+    return Samples(arrays, samples.keys.repeat(2, axis=0))
 
 
 def scored_samples(case: Case) -> tuple[Task, Samples]:
@@ -65,7 +78,7 @@ def scored_samples(case: Case) -> tuple[Task, Samples]:
     specials = None
     if masks:
         specials = load_special_tokens(job.preprocessor, case.source.folder, job.model)
-    task = task_of(job.model, case.network, specials)
+    task = with_preferences(task_of(job.model, case.network, specials), job.preference)
     require_mean(task, job.sync.traits)
     tensors = {tensor.name for tensor in case.manifest.tensors}
     if masks and task.masking is None and "labels" not in tensors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,7 +24,9 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.model.checks.fused_check import head_of
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.execution import set_execution
+from hypha_ray.model.lora import has_adapter
 from hypha_ray.model.losses import compute_losses
+from hypha_ray.model.preferences.objective import has_frozen_copy
 from hypha_ray.model.tasks.task import Task
 from hypha_ray.model.trained import sketch_trained
 from hypha_ray.optim.optimizers import EIGHT_BITS, build_optimizer, eight_bits_bytes
@@ -137,9 +139,13 @@ def step_memory(job: Job, task: Task, samples: Samples, processes: int = 1) -> S
             if processes > 1 and job.worker.sharding == "full":
                 shards = SketchedShards(network, processes)
             fake_inputs = {name: fake.from_tensor(tensor) for name, tensor in inputs.items()}
-            return _measure_step(job, task, network, shards, fake_inputs)
+            sizes = _measure_step(job, task, network, shards, fake_inputs)
     except Exception:  # Models branch on values, or call kernels that know no shapes.
         return None
+    if not has_frozen_copy(job.preference, has_adapter(job.model)):
+        return sizes
+    frozen_copy = bytes_of([*network.parameters(), *network.buffers()])
+    return replace(sizes, weights=sizes.weights + frozen_copy)
 
 
 def _move_to_cpu(network: torch.nn.Module) -> None:

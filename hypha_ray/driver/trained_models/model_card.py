@@ -62,7 +62,7 @@ def card(
         adapter: the card is that of an adapter alone.
 
     """
-    tags = ["hypha_ray", job.rl.algorithm or job.sync.strategy]
+    tags = ["hypha_ray", job.rl.algorithm or job.preference.loss or job.sync.strategy]
     if job.model.lora.rank:
         tags.append("lora")
     data = ModelCardData(
@@ -114,6 +114,9 @@ def _settings(job: Job) -> Iterator[tuple[str, str]]:
     yield "seed", str(job.run.seed)
     if lora.rank is not None:
         yield "adapter", f"LoRA of rank {lora.rank}"
+    preference = job.preference
+    if preference.loss is not None:
+        yield "preferences", f"{preference.loss}, beta {preference.beta:g}, reference {preference.reference}"
     rl = job.rl
     if rl.algorithm is not None:
         generation = rl.generation

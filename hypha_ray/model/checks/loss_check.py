@@ -23,7 +23,7 @@ from hypha_ray.model.checks.small_copies import Build, check_on_copy, unusable_e
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.losses import Losses, compute_losses, forward, loss_of, token_cross_entropy
 from hypha_ray.model.metrics.metric import Metrics, check_metrics
-from hypha_ray.model.tasks.task import Task
+from hypha_ray.model.tasks.task import IGNORE_INDEX, Task
 from hypha_ray.types import Samples
 
 SAMPLES = 3
@@ -95,14 +95,15 @@ def _check(task: Task, network: Any, samples: Samples) -> None:
         _check_apart(task, network, samples, inputs)
         whole = compute_losses(task, network, inputs)
         _check_against_own(task, network, inputs, whole)
-        _check_additive(task, network, samples, float(whole.reported) * task.count(inputs))
+        if task.objective is None:  # Those of preferences may depend on the other samples of a batch.
+            _check_additive(task, network, samples, float(whole.reported) * task.count(inputs))
         if task.labels in ("shifted", "positions") and not task.classifies:
             _check_causal(task, network, inputs, whole.output)
 
 
 def _check_against_own(task: Task, network: Any, inputs: dict[str, Any], ours: Losses) -> None:
     """Compare a loss computed from logits with the model's own, which may lack the shift of labels."""
-    if task.own_loss is not None:
+    if task.counts_samples:
         return
     logits = getattr(ours.output, "logits", None)
     if task.labels == "shifted" and "labels" in inputs:
@@ -265,6 +266,8 @@ def _cut(task: Task, samples: Samples) -> Samples:
     """Cut sequences of tokens behind some scored ones, because logits of a large vocabulary take much memory."""
     ids = samples.arrays.get("input_ids")
     labels = samples.arrays.get("labels")
+    if task.objective is not None:
+        return _cut_preferences(samples)
     if task.modality != "text" or not task.perplexity or ids is None or ids.ndim != 2:
         return samples
     end = TOKENS
@@ -276,6 +279,16 @@ def _cut(task: Task, samples: Samples) -> Samples:
     for name, array in samples.arrays.items():
         if array.ndim >= 2 and (array.shape[1] == ids.shape[1] or name == "labels"):
             arrays[name] = array[:, :end]
+    return Samples(arrays, samples.keys)
+
+
+def _cut_preferences(samples: Samples) -> Samples:
+    """Cut sequences of tokens, [N, 2, L], behind the first tokens of each sample's answers."""
+    scored = samples.arrays["labels"] != IGNORE_INDEX
+    end = max(TOKENS, int(scored.argmax(-1).max()) + TOKENS // 2)
+    arrays = {}
+    for name, array in samples.arrays.items():
+        arrays[name] = array[..., :end] if array.ndim == 3 else array
     return Samples(arrays, samples.keys)
 
 

@@ -133,6 +133,8 @@ def _special_ids(config: Any) -> Iterable[int]:
 
 Batch: TypeAlias = Mapping[str, Any]
 """Torch tensors by name, samples along the first axis."""
+Objective: TypeAlias = Callable[["Task", Any, Batch], Any]
+"""Function of a task, a model and its inputs that returns `model.losses.Losses`."""
 SampleLoss: TypeAlias = Callable[[Any, Batch], Any]
 """Loss of each sample, [N], by output and inputs of a model."""
 Labels: TypeAlias = Literal["shifted", "masked", "positions", "samples", "pixels", "patches", "spans", "frames"]
@@ -190,6 +192,9 @@ class Task:
     own_loss: SampleLoss | None = None
     """Loss of each sample that a job brings, by output and inputs; None: that of the task."""
 
+    objective: Objective | None = None
+    """Computation of the losses of preferences, by task, model and inputs; None: samples have a loss of their own."""
+
     def scored_by(self, loss: SampleLoss) -> Task:
         """Return the task with a loss of each sample instead of its own."""
         return replace(self, own_loss=loss, perplexity=False, summed=False)
@@ -239,7 +244,7 @@ class Task:
 
     def count(self, inputs: Batch) -> int:
         """Return the number of scores in the loss."""
-        if self.own_loss is not None:
+        if self.counts_samples:
             return batch_size(inputs)
         return self.label_count(inputs)
 
@@ -264,9 +269,14 @@ class Task:
         return int(scored.sum())
 
     @property
+    def counts_samples(self) -> bool:
+        """Whether each sample has one score, whatever its labels are."""
+        return self.own_loss is not None or self.objective is not None
+
+    @property
     def unit(self) -> str:
         """Name of the scored units, in the plural."""
-        if self.own_loss is not None:
+        if self.counts_samples:
             return "samples"
         return _UNITS.get(self.labels, self.labels)
 

@@ -134,7 +134,9 @@ class PendingRounds(Generic[C]):
         self._out = out
         self._signs = LearningReports()
         self.patience = EvaluationPatience(job.rounds, resume_point.evaluations)
-        self._perplexity = find_task(job.model.type).perplexity and job.model.loss is None
+        self._perplexity = (
+            find_task(job.model.type).perplexity and job.model.loss is None and job.preference.loss is None
+        )
         self._metrics: dict[str, Figure] = {}
         """The job's own metrics, by the names of their figures."""
         for name in job.model.metrics:

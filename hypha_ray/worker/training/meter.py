@@ -15,6 +15,7 @@ from hypha_ray.config.cards import find_card
 from hypha_ray.config.tables.resources import WorkerGroup
 from hypha_ray.model.execution import is_routed
 from hypha_ray.model.lora import has_adapter
+from hypha_ray.model.preferences.objective import has_frozen_copy
 from hypha_ray.model.tasks.table import find_task
 from hypha_ray.optim.step import Step
 from hypha_ray.types import Report, Source, Sums, added
@@ -26,7 +27,8 @@ _COUNTED: Final = ("causal-lm", "masked-lm", "sequence-classification", "token-c
 def token_operations(job: Job, model: Any, parameters: int) -> float | None:
     """Return the operations of training on a token: 6 for each parameter (arXiv 2204.02311, appendix B).
 
-    Embeddings count. Attention doesn't, and neither does what is computed twice to save memory.
+    A frozen copy of the model, a reference for preferences, takes 2 more. Embeddings count. Attention doesn't, and
+    neither does what is computed twice to save memory.
 
     Args:
         job: the job file.
@@ -43,6 +45,8 @@ def token_operations(job: Job, model: Any, parameters: int) -> float | None:
     config = model.config
     if job.model.input_names is not None or config.is_encoder_decoder or is_routed(config.get_text_config()):
         return None
+    if has_frozen_copy(job.preference, adapted=False):
+        return 8.0 * parameters
     return 6.0 * parameters
 
 

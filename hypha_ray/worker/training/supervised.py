@@ -22,8 +22,16 @@ from hypha_ray.model.evaluation import evaluate, tensors_of
 from hypha_ray.model.execution import known_mask, resolved_job, set_execution
 from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.preprocess import load_special_tokens
+from hypha_ray.model.lora import has_adapter
 from hypha_ray.model.losses import Losses, require_mean
 from hypha_ray.model.metrics.metric import metrics_named
+from hypha_ray.model.preferences.objective import (
+    TRAINED_FIGURES,
+    disable_dropout,
+    named_sums,
+    reference_of,
+    with_preferences,
+)
 from hypha_ray.model.tasks.table import find_task, require_trainable
 from hypha_ray.model.tasks.task import SpecialTokens
 from hypha_ray.model.trained import build_trained
@@ -76,6 +84,11 @@ class SupervisedTrainer(WholeModel):
         if specials is None and find_task(job.model.type).labels == "masked":
             specials = load_special_tokens(job.preprocessor, None, job.model)
         self._task = task_of(job.model, self.model, specials)
+        if job.preference.loss is not None:
+            disable_dropout(self.model)
+            reference = reference_of(job.preference, self.model, has_adapter(job.model))
+            self._task = with_preferences(self._task, job.preference, reference)
+        self._figure_count = 0 if self._task.objective is None else len(TRAINED_FIGURES)
         self._masking_seed = job.run.seed
         require_mean(self._task, job.sync.traits)
         self._metrics = metrics_named(job.model.metrics)
@@ -98,7 +111,7 @@ class SupervisedTrainer(WholeModel):
         self._trained = [parameter for parameter in trained.parameters() if parameter.requires_grad]
         self._statistics = [buffer for buffer in self._buffers if buffer.is_floating_point()]
         self._input_copies = InputCopies(self.device)
-        runs_ahead = mesh is None and job.run.mode != "replay" and self.optimizer.skips
+        runs_ahead = mesh is None and job.run.mode != "replay" and self.optimizer.skips and not self._figure_count
         self._read_figures = reading_from(self.device) if runs_ahead else None
         """Reader of a step's figures, behind which the host begins further steps; None: each step is waited for."""
         is_decoder = self._task.labels == "shifted"
@@ -253,7 +266,7 @@ class SupervisedTrainer(WholeModel):
         counts = [self._task.count(inputs) for inputs in all_inputs[:busy]] + [0] * idle
         summed |= self._task.summed
         scored = self._reduction.total(sum(counts))
-        total = torch.zeros((), device=self.device)
+        totals = torch.zeros(1 + 2 * self._figure_count, device=self.device)
         sums = summed and self.loss_scale is None  # The sum of many losses would overflow.
         earlier_gradients = self._detach_gradients()
         for inputs, count in zip(all_inputs, counts, strict=True):
@@ -261,12 +274,15 @@ class SupervisedTrainer(WholeModel):
                 losses = self._forward(inputs)
                 weight = count if sums else count / scored
                 self._scale_loss(losses.trained * weight).backward()
-                total += losses.reported.detach() * (count / scored)
-        self._reduction.add_up(self._trained, total)
+                totals[0] += losses.reported.detach() * (count / scored)
+                if count and losses.figures is not None:
+                    totals[1:] += losses.figures.flatten()
+        self._reduction.add_up(self._trained, totals)
         if self.loss_scale is not None:
             self.loss_scale.unscale(self._trained, scored if summed else 1)
             _add_gradients(self._trained, earlier_gradients)
-        return Step(total, scored, self._reduction.norm(self.optimizer))
+        figures = named_sums(totals[1:].view(-1, 2), TRAINED_FIGURES) if self._figure_count else {}
+        return Step(totals[0], scored, self._reduction.norm(self.optimizer), sums=figures)
 
     def count(self, part: Samples) -> int:
         """Return the number of scored positions of samples that are trained on."""

@@ -166,6 +166,13 @@ def test_no_choice_is_excluded_by_any_combination_of_other_settings() -> None:
     assert tried > 500, "most combinations leave something to choose"
 
 
+def test_preferences_leave_compilation_and_the_fused_loss_off() -> None:
+    found = chosen_job(job_of(LONG, ONE, {"preference": {"loss": "dpo"}}), H200, LLAMA)
+    assert not found.worker.compile and not found.worker.fused_loss
+    assert found.worker.autocast == chosen_job(job_of(LONG, ONE), H200, LLAMA).worker.autocast == "bf16"
+    assert found.reasons["fused_loss"] == "preference.loss excludes it"
+
+
 def test_given_values_stay_and_the_chosen_ones_have_reasons() -> None:
     job = job_of(LONG, ONE, {"worker": {"autocast": "none", "attention": "eager"}})
     found = chosen_job(job, H200, LLAMA)

@@ -14,6 +14,7 @@ SECRET = "hf_abcdefgh"
 PROBE = "[worker]\nprobe_batch_size = true\n[resources.worker]\nmemory_gb = 1\n"
 
 SYNC = "[sync]\nstrategy = 'sync'\n[rl]\n"
+DPO = "[preference]\nloss = 'dpo'\n"
 TASKS = "[rl]\nalgorithm = 'grpo'\n[[rl.reward.tasks]]\nname = 'a'\nfunctions = ['exact']\n"
 
 IN_FILES = [
@@ -118,6 +119,23 @@ IN_FILES = [
     (SYNC + "algorithm = 'grpo'\nepochs = 2", "CFG011", "rl.epochs and sync.strategy = "),
     (SYNC + "algorithm = 'grpo'\nstaleness = 1", "CFG011", "rl.staleness and sync.strategy = "),
     ("[rl]\nalgorithm = 'grpo'\n[[rl.reward.tasks]]\nname = 'a'", "CFG011", "rl.reward.tasks.0.functions and rl.rew"),
+    (
+        "[preference]\nloss = 'dop'",
+        "CFG003",
+        "job.toml:2: preference.loss is out of range — got 'dop', allowed dpo | rob",
+    ),
+    ("[preference]\nlabel_smoothing = 0.5", "CFG003", "preference.label_smoothing is out of range — got 0.5"),
+    (DPO + "[rl]\nalgorithm = 'grpo'", "CFG011", "job.toml:2: preference.loss and job.toml:4: rl.algorithm exclude"),
+    (DPO + "[model]\nloss = 'a:b'", "CFG011", "job.toml:2: preference.loss and job.toml:4: model.loss exclude"),
+    (DPO + "[model]\ntype = 'masked-lm'", "CFG011", 'preference.loss and model.type = "masked-lm" exclude'),
+    (DPO + "[worker]\nfused_loss = true", "CFG011", "preference.loss and job.toml:4: worker.fused_loss exclude"),
+    (
+        DPO + "[worker]\nprocesses = 2\nsharding = 'full'",
+        "CFG011",
+        "prepare the dataset with --reference MODEL, and set",
+    ),
+    (DPO + "[bridge]\ncommands = ['a']", "CFG011", "preference.loss and job.toml:4: bridge.commands exclude"),
+    ("[preference]\nloss = 'kto'\n[rounds]\nmax_batch_size = 1", "CFG011", "take batches of two samples or more"),
     (TASKS + "[[rl.reward.tasks]]\nname = 'a'\nfunctions = ['math']", "CFG011", "give a task one or more of the fun"),
     (TASKS + "[[rl.reward.tasks]]\nname = 'a'\nfunctions = ['exact']", "CFG011", "rl.reward.tasks.1.name and"),
     ("[worker]\nprobe_batch_size = true", "CFG011", "job.toml:2: worker.probe_batch_size and resources.worker.memory_"),

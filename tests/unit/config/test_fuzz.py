@@ -47,6 +47,7 @@ _SPECIAL = {
     "rl.dual_clip": st.none() | st.floats(1.01, 9),
     "rl.reward.functions": st.lists(_TEXT, min_size=1, max_size=3, unique=True),
     "rl.generation.server.urls": st.lists(st.sampled_from(["http://a:1", "https://b/c"])),
+    "preference.label_smoothing": st.floats(0, 0.49),
     "inner_optimizer.clip_norm": st.none() | st.floats(0.1, 1e300),
 }
 _DEPENDENT = {

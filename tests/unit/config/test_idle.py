@@ -34,6 +34,9 @@ IDLE = [
     ("model.revision=main", "model.repository=a/b", "no model.repository"),
     ("model.trust_remote_code=true", "preprocessor.repository=a/b", "no model.repository"),
     ("sync.error_feedback=0.5", "sync.codec=int8", "sync.codec = 'fp32'"),
+    ("preference.beta=0.5", "preference.loss=dpo", "no preference.loss"),
+    ("preference.gamma=1", "preference.loss=simpo", "no preference.loss"),
+    ("preference.desirable_weight=2", "preference.loss=kto", "no preference.loss"),
     ("preprocessor.revision=main", "preprocessor.repository=a/b", "no preprocessor.repository"),
 ]
 """A setting that does nothing by itself, one that gives it an effect, and why it has none without."""
@@ -87,6 +90,14 @@ def test_models_that_no_reward_function_asks_are_noted() -> None:
     why = "has no effect beside rl.reward.functions = ['exact']"
     assert found == {f"--{setting.partition('=')[0]} {why}" for setting in (judge, model)}
     assert notes("rl.algorithm=grpo", 'rl.reward.functions=["judge", "model"]', judge, model) == []
+
+
+def test_settings_that_a_loss_of_preferences_does_not_read_are_noted() -> None:
+    settings = ["preference.gamma=1", "preference.label_smoothing=0.1", "preference.undesirable_weight=2"]
+    found = notes(*settings, "preference.loss=orpo", "preference.reference=dataset")
+    assert len(found) == 4
+    assert all("has no effect beside preference.loss = 'orpo'" in note for note in found)
+    assert notes(*settings, "preference.loss=own:loss", "preference.reference=dataset") == []
 
 
 def test_fragments_take_no_turns_asynchronously() -> None:

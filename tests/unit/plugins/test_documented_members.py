@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hypha_ray.config.load import load
-from hypha_ray.config.schema import Model
+from hypha_ray.config.schema import Job, Model
 from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.driver.preflight.checks import check_plugins
@@ -19,10 +19,11 @@ from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
 from hypha_ray.model.loading.build import build_model, check_factory, skeleton, task_of
 from hypha_ray.model.metrics.metric import metrics_named
 from hypha_ray.rl.island import Island
-from hypha_ray.types import Delta
+from hypha_ray.types import Delta, Samples
+from hypha_ray.worker.training.supervised import SupervisedTrainer
 from tests.support.rl import BATCH, tokenizer
 from tests.support.rl import job as rl_job
-from tests.support.worker_bench import Bench, plan_of
+from tests.support.worker_bench import CONFIG, Bench, plan_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "plugins-training.md"
 EXAMPLES = dict(re.findall(r"```python\n# (\w+)\.py.*?\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
@@ -49,6 +50,18 @@ def test_policy_is_trained_on_the_documented_loss_and_advantages() -> None:
     assert {"capped_share", "entropy"} <= step.sums.keys() and "clip_share" not in step.sums
     after = island.model.parameters()
     assert any(not one.equal(other) for one, other in zip(before, after, strict=True))
+
+
+def test_preferences_are_trained_on_by_the_documented_loss() -> None:
+    preference = {"loss": "slic:Hinge", "loss_options": {"distance": 2.0}}
+    job = Job.model_validate({"model": {"config": CONFIG}, "preference": preference, "worker": {"device": "cpu"}})
+    check_plugins(job)
+    ids = np.arange(2 * 2 * 6, dtype=np.int32).reshape(2, 2, 6)
+    arrays = {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": np.where(ids % 6 > 2, ids, -100)}
+    trainer = SupervisedTrainer(job)
+    losses = [float(trainer.step(Samples(arrays, np.zeros((2, 3), np.int64))).loss) for _ in range(3)]
+    assert losses[0] == pytest.approx(2.0, abs=1e-6)  # The policy is its own reference at first.
+    assert losses[2] < losses[1] < losses[0]
 
 
 def test_documented_model_is_trained_on_the_documented_loss_and_has_the_documented_metric() -> None:

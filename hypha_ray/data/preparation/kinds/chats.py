@@ -64,12 +64,12 @@ def write_chats(options: PrepareOptions, writer: SliceWriter, report: Report, ac
     answered = list(_answered(chats(options, account), account))
     tokenizer = tokenizer_of(options, _texts(answered))
     require_fast(tokenizer, options.tokenizer)
-    encoded = list(_encoded(tokenizer, answered, options, report, account))
+    encoded = list(encoded_chats(tokenizer, answered, options, report, account))
     samples = list(_fitting(encoded, options.seq_len, account))
     if not samples:
         fix = "raise --seq-len" if answered else "name another --source, or other columns"
         raise no_samples("chats with an answer", options, account, fix)
-    writer.tokens = _rules(tokenizer, encoded, options, account)
+    writer.tokens = answer_rules(tokenizer, encoded, options, account)
     padding = padding_of(tokenizer, options.tokenizer)
     longest = max(len(sample.ids) for sample in samples)
     keys = [sample.ids.tobytes() + sample.scored.tobytes() for sample in samples]
@@ -104,7 +104,7 @@ def _texts(all_chats: Iterable[Chat]) -> Iterator[str]:
             yield message["content"]
 
 
-def _encoded(
+def encoded_chats(
     tokenizer: Any, all_chats: Sequence[Chat], options: PrepareOptions, report: Report, account: Account
 ) -> Iterator[ScoredTokens]:
     """Tokens of chats, rendered by the template; without one, of prompt and completion with an end token."""
@@ -173,7 +173,9 @@ def _framed(sample: ScoredTokens, begin: Sequence[int], end: int) -> ScoredToken
     return ScoredTokens(ids, scored)
 
 
-def _rules(tokenizer: Any, samples: Sequence[ScoredTokens], options: PrepareOptions, account: Account) -> TokenRules:
+def answer_rules(
+    tokenizer: Any, samples: Sequence[ScoredTokens], options: PrepareOptions, account: Account
+) -> TokenRules:
     """Rules of the samples. Answers without an end are noted, since a trained model won't stop behind them."""
     last: list[int] = []
     for sample in samples:

@@ -53,7 +53,8 @@ _EXCHANGES = (("prompt", "completion"), ("instruction", "output"))
 _KINDS = "messages; conversations; prompt and completion; instruction and output"
 _SYSTEM = "system"
 _TOOLS = "tools"
-_EXTRA = {_SYSTEM, _TOOLS}
+BESIDE_CHATS: Final = frozenset({_SYSTEM, _TOOLS})
+"""Columns that are used beside those of a chat."""
 _INSTRUCTION = "instruction"
 _INPUT = "input"
 _FLAGS: Final = ("weight", "train")
@@ -106,14 +107,14 @@ class ChatReader:
             columns = columns or self._chosen(location, row)
             account.drop(sorted(row.keys() - self._used(columns)))
             require_columns(location, row, columns)
-            blank = [column.name for column in columns if _is_blank(row[column.name])]
+            blank = [column.name for column in columns if is_blank(row[column.name])]
             if blank:
                 account.leave_out("rows", f"without text in {readable(blank[0])}")
             elif self._options.is_templated:
-                messages = self._with_system(_conversation(location, columns, row), row)
-                yield Chat(location, messages, _tools(location, row))
+                messages = with_system(_conversation(location, columns, row), row, self._options)
+                yield Chat(location, messages, tools_of(location, row))
             else:
-                yield Chat(location, [_plain(location, column, row) for column in columns])
+                yield Chat(location, [plain_message(location, column, row) for column in columns])
 
     def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[Chat]:
         """Refuse a plain text: it has no columns."""
@@ -124,7 +125,7 @@ class ChatReader:
         """Names of the columns that are used, those beside the chat included."""
         names = {column.name for column in columns}
         if self._options.is_templated:
-            names |= _EXTRA
+            names |= BESIDE_CHATS
         if columns[0].name == _INSTRUCTION:
             names.add(_INPUT)
         return names
@@ -145,35 +146,41 @@ class ChatReader:
         fix = "name columns with --messages-column, or with --prompt-column and --completion-column"
         raise DataError("DATA032", f"{location} has no chat", names, _KINDS, fix)
 
-    def _with_system(self, messages: Messages, row: Mapping[str, Any]) -> Messages:
-        """The messages behind the row's system message, or behind that of the options, unless they have one."""
-        if messages and messages[0]["role"] in ("system", "developer"):
-            return messages
-        text = self._options.system
-        of_row = row.get(_SYSTEM)
-        if isinstance(of_row, str) and of_row.strip():
-            text = without_surrogates(of_row)
-        if text is None:
-            return messages
-        return [{"role": "system", "content": text}, *messages]
+
+def with_system(messages: Messages, row: Mapping[str, Any], options: PrepareOptions) -> Messages:
+    """The messages behind the row's system message, or behind that of the options, unless they have one."""
+    if messages and messages[0]["role"] in ("system", "developer"):
+        return messages
+    text = options.system
+    of_row = row.get(_SYSTEM)
+    if isinstance(of_row, str) and of_row.strip():
+        text = without_surrogates(of_row)
+    if text is None:
+        return messages
+    return [{"role": "system", "content": text}, *messages]
 
 
 def _conversation(location: str, columns: tuple[Column, ...], row: Mapping[str, Any]) -> Messages:
     if len(columns) == 1:
         return _messages(location, columns[0], row[columns[0].name])
     prompt_column, completion_column = columns
-    prompt = []
-    for message in _exchange(location, prompt_column, row, "user"):
-        # Answers in a prompt were given before: only the completion is to be learned.
-        prompt.append(message | {"weight": 0} if message["role"] == "assistant" else message)
-    completion = _exchange(location, completion_column, row, "assistant")
+    prompt = given_before(exchange(location, prompt_column, row, "user"))
+    completion = exchange(location, completion_column, row, "assistant")
     context = row.get(_INPUT) if prompt_column.name == _INSTRUCTION else None
     if isinstance(context, str) and context.strip():
         prompt[-1]["content"] += f"\n\n{without_surrogates(context)}"
     return prompt + completion
 
 
-def _exchange(location: str, column: Column, row: Mapping[str, Any], role: str) -> Messages:
+def given_before(prompt: Messages) -> Messages:
+    """The messages of a prompt, whose answers aren't scored: only the completion is to be learned."""
+    messages = []
+    for message in prompt:
+        messages.append(message | {"weight": 0} if message["role"] == "assistant" else message)
+    return messages
+
+
+def exchange(location: str, column: Column, row: Mapping[str, Any], role: str) -> Messages:
     """The messages of a prompt or a completion; a text is one message of the role."""
     value = messages_of(row[column.name])
     if isinstance(value, str):
@@ -181,7 +188,7 @@ def _exchange(location: str, column: Column, row: Mapping[str, Any], role: str) 
     return _messages(location, column, value)
 
 
-def _plain(location: str, column: Column, row: Mapping[str, Any]) -> dict[str, Any]:
+def plain_message(location: str, column: Column, row: Mapping[str, Any]) -> dict[str, Any]:
     """The text in a column as a message, whose role no template will see."""
     value = row[column.name]
     if not isinstance(value, str):
@@ -240,7 +247,8 @@ def _is_text_part(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def _tools(location: str, row: Mapping[str, Any]) -> list[Any] | None:
+def tools_of(location: str, row: Mapping[str, Any]) -> list[Any] | None:
+    """The descriptions of tools beside a chat; None without any."""
     value = row.get(_TOOLS)
     if isinstance(value, str):
         with suppress(ValueError, RecursionError):
@@ -254,7 +262,8 @@ def _tools(location: str, row: Mapping[str, Any]) -> list[Any] | None:
     return schemas
 
 
-def _is_blank(value: Any) -> bool:
+def is_blank(value: Any) -> bool:
+    """Whether a value has neither text nor messages."""
     if isinstance(value, str):
         return not value.strip()
     return value is None or value == []

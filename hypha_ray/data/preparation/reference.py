@@ -1,0 +1,74 @@
+"""Log-probabilities of answers by a reference, computed once, so that workers hold no copy of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hypha_ray.data.slices import Arrays
+from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.model.checks.positions import require_positions
+from hypha_ray.model.environment import device_of
+from hypha_ray.model.identity import folder_hash
+from hypha_ray.model.loading.hub import fetch
+from hypha_ray.model.preferences.objective import score_sequences
+from hypha_ray.model.saved_model import open_saved
+
+_TOKENS = 1 << 14
+"""Most tokens that are computed at once, of two sequences at least."""
+
+
+class ReferenceModel:
+    """Language model whose log-probabilities are stored beside preferences.
+
+    Args:
+        name: Hugging Face name or local folder.
+        revision: its revision on the hub; None: the default branch.
+
+    Raises:
+        HyphaError: the model can't be had, or is no causal language model.
+
+    """
+
+    def __init__(self, name: str, revision: str | None = None) -> None:
+        folder = fetch(name, revision, token=None)
+        self.sha256 = folder_hash(folder)
+        """Hash of the model's files."""
+        network, self._task = open_saved(folder)
+        if self._task.name != "causal-lm":
+            fix = "name a language model"
+            raise ConfigError("PREP015", f"--reference {name} can't score answers", self._task.name, "causal-lm", fix)
+        self._name = name
+        self._device = device_of("auto")
+        self._network = network.to(self._device).eval()
+
+    def logprobs(self, arrays: Arrays) -> npt.NDArray[np.float32]:
+        """Return the sums of the log-probabilities of answers, float32 [N, 2].
+
+        Args:
+            arrays: ``input_ids``, ``attention_mask`` and ``labels``, each [N, 2, L].
+
+        Raises:
+            DataError: DATA024, the sequences are too long for the model; DATA023, it lacks some of their tokens.
+
+        """
+        ids = arrays["input_ids"]
+        require_positions(self._network, self._task, {"input_ids": ids.shape[1:]}, self._name)
+        rows = self._network.get_input_embeddings().weight.shape[0]
+        if int(ids.max()) >= rows:
+            problem = f"--reference {self._name} has other tokens than the preferences"
+            fix = f"prepare them with --tokenizer {self._name}"
+            raise DataError("DATA023", problem, f"token {ids.max()}", f"0 … {rows - 1}", fix)
+        size = max(1, _TOKENS // (2 * ids.shape[-1]))
+        parts = [self._part(arrays, slice(start, start + size)) for start in range(0, len(ids), size)]
+        return np.concatenate(parts)
+
+    @torch.inference_mode()
+    def _part(self, arrays: Arrays, rows: slice) -> Any:
+        inputs = {}
+        for name in ("input_ids", "attention_mask", "labels"):
+            inputs[name] = torch.from_numpy(np.asarray(arrays[name][rows], np.int64)).to(self._device)
+        return score_sequences(self._task, self._network, inputs).logprobs.float().cpu().numpy()

@@ -1,0 +1,212 @@
+"""Sources of preferences: tables whose rows have two answers, of which one was chosen, or one answer with a judgement.
+
+    prompt, chosen, rejected      texts, or lists of messages
+    chosen, rejected              the same; the prompt is what both begin with
+    margin                        beside them: a number by which the chosen answer is better
+    prompt, completion, label     a text or messages, and whether the answer is desirable
+
+Columns are named as in TRL, unless options name others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
+
+from hypha_ray.data.preparation.options import PrepareOptions
+from hypha_ray.data.preparation.sources.chats import (
+    BESIDE_CHATS,
+    Chat,
+    Messages,
+    exchange,
+    given_before,
+    is_blank,
+    messages_of,
+    plain_message,
+    tools_of,
+    with_system,
+)
+from hypha_ray.data.preparation.sources.documents import counted_records, read
+from hypha_ray.data.preparation.sources.tables import Column, Row, no_table, require_columns, useless_value
+from hypha_ray.data.provenance import Account, readable
+from hypha_ray.errors import DataError
+
+_KINDS = "chosen and rejected; prompt, completion and label"
+_JUDGEMENTS: Final = {"true": True, "1": True, "false": False, "0": False}
+"""Judgements by their texts in CSV files."""
+
+
+class PreferenceRow(NamedTuple):
+    """An answer that was chosen before another one, or an answer that was judged by itself."""
+
+    answer: Chat
+    """Prompt with the chosen answer, or with the judged one."""
+    rejected: Chat | None
+    """Prompt with the rejected answer; None if the answer was judged."""
+    desirable: bool = True
+    """Whether the answer is desirable; of two answers the chosen one is."""
+    margin: float | None = None
+    """Number by which the chosen answer is better; None if the source has none."""
+
+
+def preferences(options: PrepareOptions, account: Account) -> Iterator[PreferenceRow]:
+    """The preferences of a source, up to the number asked for.
+
+    Raises:
+        DataError: there is no such source, it is damaged, or a row has no preference.
+        HyphaError: the hub can't be reached, or doesn't let us have it.
+
+    """
+    yield from counted_records(read(options, PreferenceReader(options), account), options.max_documents, account)
+
+
+class PreferenceReader:
+    """Reads preferences: rows of a table with two answers, or with an answer and its judgement."""
+
+    def __init__(self, options: PrepareOptions) -> None:
+        self._options = options
+        self._prompt = Column(options.prompt_column or "prompt", "--prompt-column")
+        self._chosen = Column(options.chosen_column or "chosen", "--chosen-column")
+        self._rejected = Column(options.rejected_column or "rejected", "--rejected-column")
+        self._margin = Column(options.margin_column or "margin", "--margin-column")
+        self._completion = Column(options.completion_column or "completion", "--completion-column")
+        self._desirable = Column(options.desirable_column or "label", "--desirable-column")
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Empty: the columns are recognised by the first row."""
+        return ()
+
+    def of_rows(self, rows: Iterable[Row], account: Account) -> Iterator[PreferenceRow]:
+        """The preferences of rows; those without text are put into the account.
+
+        Raises:
+            DataError: a row lacks a column, or has something else than an answer in it.
+
+        """
+        columns: tuple[Column, ...] = ()
+        for location, row in rows:
+            columns = columns or self._recognised(location, row)
+            beside = BESIDE_CHATS if self._options.is_templated else frozenset[str]()
+            account.drop(sorted(row.keys() - {column.name for column in columns} - beside))
+            require_columns(location, row, columns)
+            blank = [column.name for column in columns if is_blank(row[column.name])]
+            if blank:
+                account.leave_out("rows", f"without a value in {readable(blank[0])}")
+            elif self._desirable in columns:
+                yield self._judged(location, row)
+            else:
+                yield from self._compared(location, row, columns, account)
+
+    def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[PreferenceRow]:
+        """Refuse a plain text: it has no columns."""
+        del file, alone
+        raise no_table(path, "preferences")
+
+    def _recognised(self, location: str, row: Mapping[str, Any]) -> tuple[Column, ...]:
+        """The columns of a table by its first row, and by the options."""
+        options = self._options
+        judged = (self._prompt, self._completion, self._desirable)
+        if options.desirable_column is not None:
+            return judged
+        if options.chosen_column is None and all(column.name in row for column in judged):
+            return judged
+        if options.chosen_column is None and self._chosen.name not in row:
+            names = ", ".join(sorted(map(readable, row)))
+            fix = "name columns with --chosen-column and --rejected-column, or with --desirable-column"
+            raise DataError("DATA032", f"{location} has no preference", names, _KINDS, fix)
+        columns = [self._chosen, self._rejected]
+        for column, option in ((self._prompt, options.prompt_column), (self._margin, options.margin_column)):
+            if option is not None or column.name in row:
+                columns.append(column)
+        return tuple(columns)
+
+    def _judged(self, location: str, row: Mapping[str, Any]) -> PreferenceRow:
+        value = row[self._desirable.name]
+        desirable = _JUDGEMENTS.get(str(value).strip().lower())
+        if desirable is None:
+            raise useless_value(location, self._desirable, repr(value), "true or false")
+        prompt = self._prompt_messages(location, row)
+        return PreferenceRow(
+            self._chat(location, row, prompt, self._answer(location, row, self._completion)), None, desirable
+        )
+
+    def _compared(
+        self, location: str, row: Mapping[str, Any], columns: tuple[Column, ...], account: Account
+    ) -> Iterator[PreferenceRow]:
+        """The preference of a row; one whose answers can't be told apart is put into the account."""
+        margin = None
+        if self._margin in columns:
+            margin = self._number(location, row)
+        if self._prompt in columns:
+            prompt = self._prompt_messages(location, row)
+            chosen = self._answer(location, row, self._chosen)
+            rejected = self._answer(location, row, self._rejected)
+        elif self._options.is_templated:
+            prompt, chosen, rejected = self._common_messages(location, row)
+        else:
+            prompt, chosen, rejected = self._common_text(location, row)
+        if chosen == rejected:
+            account.leave_out("rows", "whose two answers are the same")
+        elif not chosen or not rejected:
+            account.leave_out("rows", "of which one answer is the beginning of the other, and no prompt is given")
+        else:
+            answer = self._chat(location, row, prompt, chosen)
+            yield PreferenceRow(answer, self._chat(location, row, prompt, rejected), True, margin)
+
+    def _number(self, location: str, row: Mapping[str, Any]) -> float:
+        value = row[self._margin.name]
+        with suppress(TypeError, ValueError):
+            number = float(value)
+            if math.isfinite(number) and not isinstance(value, bool):
+                return number
+        raise useless_value(location, self._margin, repr(value), "a finite number")
+
+    def _prompt_messages(self, location: str, row: Mapping[str, Any]) -> Messages:
+        if self._options.is_templated:
+            return given_before(exchange(location, self._prompt, row, "user"))
+        return [plain_message(location, self._prompt, row)]
+
+    def _answer(self, location: str, row: Mapping[str, Any], column: Column) -> Messages:
+        if self._options.is_templated:
+            return exchange(location, column, row, "assistant")
+        return [plain_message(location, column, row)]
+
+    def _common_messages(self, location: str, row: Mapping[str, Any]) -> tuple[Messages, Messages, Messages]:
+        """Messages that both conversations begin with, and those behind them."""
+        for column in (self._chosen, self._rejected):
+            if isinstance(messages_of(row[column.name]), str):
+                allowed = "a list of messages, or texts beside a column of prompts"
+                raise useless_value(location, column, "a text", allowed)
+        chosen = self._answer(location, row, self._chosen)
+        rejected = self._answer(location, row, self._rejected)
+        common = 0
+        while common < min(len(chosen), len(rejected)) and chosen[common] == rejected[common]:
+            common += 1
+        return given_before(chosen[:common]), chosen[common:], rejected[common:]
+
+    def _common_text(self, location: str, row: Mapping[str, Any]) -> tuple[Messages, Messages, Messages]:
+        """Text that both answers begin with, without a space at its end, and the texts behind it."""
+        (chosen,) = self._answer(location, row, self._chosen)
+        (rejected,) = self._answer(location, row, self._rejected)
+        texts = chosen["content"], rejected["content"]
+        common = 0
+        while common < min(map(len, texts)) and texts[0][common] == texts[1][common]:
+            common += 1
+        if common and common < min(map(len, texts)) and texts[0][common - 1] == " ":
+            common -= 1
+        prompt = {"role": "user", "content": texts[0][:common]}
+        sides: list[Messages] = []
+        for message in (chosen, rejected):
+            rest = message["content"][common:]
+            sides.append([message | {"content": rest}] if rest else [])
+        return [prompt], sides[0], sides[1]
+
+    def _chat(self, location: str, row: Mapping[str, Any], prompt: Messages, answer: Messages) -> Chat:
+        messages = [*prompt, *answer]
+        if not self._options.is_templated:
+            return Chat(location, messages)
+        return Chat(location, with_system(messages, row, self._options), tools_of(location, row))

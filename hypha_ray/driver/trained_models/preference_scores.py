@@ -1,0 +1,106 @@
+"""Settings and reference by which a saved model is evaluated on preferences: those that it was trained with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hypha_ray.config.load import load
+from hypha_ray.config.schema import Job
+from hypha_ray.config.tables.preference import Preference
+from hypha_ray.data.manifest import Manifest
+from hypha_ray.driver.datasets.preferences import require_preferences
+from hypha_ray.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from hypha_ray.model.preferences.objective import Reference
+    from hypha_ray.model.tasks.task import Task
+
+_SETTINGS = ("none", "dataset")
+"""Values of the option --reference that name no model."""
+
+
+def preference_task(
+    task: Task, model: Path, manifest: Manifest, reference: str | None, device: torch.device
+) -> tuple[Task, str]:
+    """Return the task by which a saved model is evaluated on preferences, and a description of loss and reference.
+
+    Loss and settings are those of the run that the model's folder lies in. Without one, they are the defaults of dpo,
+    or of kto for answers that are judged one by one.
+
+    Args:
+        task: task of the saved model.
+        model: folder of the saved model.
+        manifest: manifest of the dataset.
+        reference: folder or hub id of a model, ``dataset`` or ``none``; None: that of the run.
+        device: device that the reference is used on.
+
+    Raises:
+        ConfigError: CFG011, the model is no causal language model; CFG012, no reference is known.
+        DataError: the loss can't be computed on the dataset.
+        HyphaError: the reference can't be loaded.
+
+    """
+    from hypha_ray.model.preferences.objective import with_preferences
+
+    if task.name != "causal-lm":
+        fix = "evaluate a language model, or name another dataset"
+        raise ConfigError("CFG011", f"preferences and a model of {task.name} exclude each other", fix=fix)
+    job = _job_of_run(model)
+    settings = _settings(job, manifest, reference)
+    require_preferences(manifest, settings)
+    logprobs = None
+    if settings.uses_reference and settings.reference == "initial":
+        logprobs = _of_run(job, device) if reference is None else _of_folder(reference, device)
+    name = "none"
+    if settings.uses_reference:
+        name = reference or settings.reference
+    return with_preferences(task, settings, logprobs), f"{settings.loss}, reference {name}"
+
+
+def _job_of_run(model: Path) -> Job | None:
+    """Job file of the run that a model's folder lies in; None if it lies in none that was trained on preferences."""
+    file = model.absolute().parent / "config.toml"
+    if not file.is_file():
+        return None
+    job = load(["@", str(file)]).job
+    return None if job.preference.loss is None else job
+
+
+def _settings(job: Job | None, manifest: Manifest, reference: str | None) -> Preference:
+    """Settings of a run, otherwise the defaults; with the reference that an option names."""
+    loss = "kto" if "desirable" in manifest.shapes else "dpo"
+    settings = Preference(loss=loss) if job is None else job.preference
+    if reference in _SETTINGS:
+        return settings.model_copy(update={"reference": reference})
+    if reference is not None:
+        return settings.model_copy(update={"reference": "initial"})
+    if job is not None:
+        return settings
+    if "reference_logprobs" in manifest.shapes:
+        return settings.model_copy(update={"reference": "dataset"})
+    fix = "give the model that the training began with; or none, for rewards without one"
+    raise ConfigError("CFG012", "--reference is missing, and the model lies in no run of the job dpo", fix=fix)
+
+
+def _of_run(job: Job | None, device: torch.device) -> Reference:
+    """Reference of a run: its model before training."""
+    from hypha_ray.model.lora import has_adapter
+    from hypha_ray.model.preferences.objective import reference_model
+    from hypha_ray.model.trained import build_trained
+
+    assert job is not None
+    network = build_trained(job, device).to(device).eval()
+    return reference_model(network, adapted=has_adapter(job.model))
+
+
+def _of_folder(name: str, device: torch.device) -> Reference:
+    """Reference that a folder or a repository of the hub has."""
+    from hypha_ray.model.loading.hub import fetch
+    from hypha_ray.model.preferences.objective import reference_model
+    from hypha_ray.model.saved_model import open_saved
+
+    network, _ = open_saved(fetch(name, None, None))
+    return reference_model(network.to(device))

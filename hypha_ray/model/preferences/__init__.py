@@ -1,0 +1,1 @@
+"""Training on preferences: losses, the policy's reference, and figures of rewards."""

@@ -1,0 +1,224 @@
+"""Preparation of preferences: pairs with explicit and implicit prompts, conversations, and judged answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hypha_ray.config.tables.preference import Preference
+from hypha_ray.data.catalogue import load
+from hypha_ray.data.manifest import MANIFEST
+from hypha_ray.data.preparation.encoders import load_tokenizer
+from hypha_ray.driver.datasets.preferences import require_preferences
+from hypha_ray.errors import ConfigError, DataError
+from tests.support.prepared import arrays_of, omissions, prepared, table
+from tests.unit.data.test_chats import CHATML, tokenizer_with
+
+PAIRS = [{"prompt": f"Q{n}:", "chosen": f" yes{n}", "rejected": f" no{n}"} for n in range(8)]
+
+
+def run(rows: list[dict[str, Any]], folder: Path, **options: Any) -> Path:
+    source = table(folder / "rows.jsonl", *rows)
+    out = folder / "out"
+    prepared(source, out, **{"kind": "preferences", "validation_fraction": 0.25, **options})
+    return out
+
+
+def sides(out: Path, split: str = "train") -> list[tuple[str, str, str]]:
+    """Prompt, first and second answer of each sample, as texts with special tokens."""
+    tokenizer = load_tokenizer(str(out / "tokenizer"))
+    arrays = arrays_of(out, split)
+    found = []
+    for ids, mask, labels in zip(arrays["input_ids"], arrays["attention_mask"], arrays["labels"], strict=True):
+        texts = []
+        prompts = set()
+        for side in range(2):
+            real = ids[side][mask[side] == 1]
+            scored = labels[side][mask[side] == 1] != -100
+            assert (labels[side][labels[side] != -100] == real[scored]).all()
+            start = int(scored.argmax())
+            assert (labels[side][mask[side] == 0] == -100).all()
+            prompts.add(tokenizer.decode(real[:start]))
+            texts.append(tokenizer.decode(real[scored]))
+        (prompt,) = prompts
+        found.append((prompt, texts[0], texts[1]))
+    return sorted(found)
+
+
+def test_pairs_have_the_chosen_answer_first_and_an_end_behind_both(tmp_path: Path) -> None:
+    out = run(PAIRS, tmp_path)
+    expected = [(f"Q{n}:", f" yes{n}</s>", f" no{n}</s>") for n in range(8)]
+    assert sorted(sides(out) + sides(out, "validation")) == expected
+    manifest = load(out)
+    assert manifest.modality == "preferences"
+    assert manifest.samples("validation") == 2
+    assert manifest.tokens is not None and manifest.tokens.ends == (1,)
+    assert set(manifest.shapes) == {"input_ids", "attention_mask", "labels"}
+
+
+def test_prompt_is_what_both_texts_begin_with(tmp_path: Path) -> None:
+    rows = [
+        {"chosen": "The sky is blue.", "rejected": "The sky is green."},
+        {"chosen": "Count: one 2", "rejected": "Count: one 3"},
+        {"chosen": "same", "rejected": "same"},
+        {"chosen": "longer text", "rejected": "longer"},
+    ]
+    out = run(rows, tmp_path, validation_fraction=0.0)
+    assert sides(out) == [
+        ("Count: one", " 2</s>", " 3</s>"),  # The space belongs to the answer, as in TRL.
+        ("The sky is", " blue.</s>", " green.</s>"),
+    ]
+    assert omissions(load(out)) == {
+        "rows whose two answers are the same": 1,
+        "rows of which one answer is the beginning of the other, and no prompt is given": 1,
+    }
+
+
+def conversation(*texts: str) -> list[dict[str, str]]:
+    roles = ("user", "assistant")
+    return [{"role": roles[number % 2], "content": text} for number, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_conversations_are_rendered_and_only_last_answers_scored(tmp_path: Path, explicit: bool) -> None:
+    before = conversation("a", "b", "c")
+    answers = {"chosen": [{"role": "assistant", "content": "d"}], "rejected": [{"role": "assistant", "content": "e"}]}
+    row: dict[str, Any] = {"prompt": before, **answers}
+    if not explicit:
+        row = {side: before + answer for side, answer in answers.items()}
+    tokenizer = tokenizer_with(tmp_path, CHATML)
+    out = run([row], tmp_path, chat=True, tokenizer=str(tokenizer), validation_fraction=0.0)
+    ((prompt, chosen, rejected),) = sides(out)
+    assert prompt.endswith("<extra_id_0>assistant\n")
+    assert "b" in prompt and "c" in prompt
+    assert (chosen, rejected) == ("d<extra_id_1>", "e<extra_id_1>")
+
+
+def test_margins_are_numbers_of_the_source(tmp_path: Path) -> None:
+    rows = [row | {"margin": number / 2} for number, row in enumerate(PAIRS)]
+    out = run(rows, tmp_path, validation_fraction=0.0)
+    assert sorted(arrays_of(out)["margins"].tolist()) == [number / 2 for number in range(8)]
+    with pytest.raises(DataError, match=r"DATA031.*'margin' is of no use — got 'wide', allowed a finite number"):
+        run([PAIRS[0] | {"margin": "wide"}], tmp_path, overwrite=True)
+
+
+def test_columns_of_other_names_are_read(tmp_path: Path) -> None:
+    rows = [{"q": "Q:", "good": f" a{n}", "bad": f" b{n}", "by": n} for n in range(3)]
+    names = {"prompt_column": "q", "chosen_column": "good", "rejected_column": "bad", "margin_column": "by"}
+    out = run(rows, tmp_path, kind=None, validation_fraction=0.0, **names)
+    assert sides(out) == [("Q:", f" a{n}</s>", f" b{n}</s>") for n in range(3)]
+
+
+def test_judged_answers_come_with_the_answer_of_the_sample_before(tmp_path: Path) -> None:
+    rows = [{"prompt": f"Q{n}:", "completion": f" a{n}", "label": n % 3 == 0} for n in range(9)]
+    out = run(rows, tmp_path, validation_samples=2)
+    tokenizer = load_tokenizer(str(out / "tokenizer"))
+    for split in ("train", "validation"):
+        arrays = arrays_of(out, split)
+        texts = []
+        for ids, mask in zip(arrays["input_ids"], arrays["attention_mask"], strict=True):
+            texts.append([tokenizer.decode(ids[side][mask[side] == 1]) for side in range(2)])
+        numbers = [int(first[1]) for first, _ in texts]
+        for index, (first, second) in enumerate(texts):
+            assert first == f"Q{numbers[index]}: a{numbers[index]}</s>"
+            assert second == f"Q{numbers[index]}: a{numbers[index - 1]}</s>"
+        assert arrays["desirable"].tolist() == [int(number % 3 == 0) for number in numbers]
+
+
+def test_judgements_of_csv_files_are_read_and_others_refused(tmp_path: Path) -> None:
+    source = tmp_path / "a.csv"
+    source.write_text("prompt,completion,label\nQ,a,true\nQ,b,0\nQ,c,False\nQ,d,1\n")
+    prepared(source, tmp_path / "out", kind="preferences", validation_fraction=0.0)
+    assert sorted(arrays_of(tmp_path / "out")["desirable"].tolist()) == [0, 0, 1, 1]
+    source.write_text("prompt,completion,label\nQ,a,good\n")
+    with pytest.raises(DataError, match=r"DATA031.*'label' is of no use — got 'good', allowed true or false"):
+        prepared(source, tmp_path / "b", kind="preferences")
+    source.write_text("prompt,completion,label\nQ,a,true\nQ,b,true\n")
+    with pytest.raises(DataError, match=r"DATA067.*judged alike — got desirable alone"):
+        prepared(source, tmp_path / "c", kind="preferences")
+
+
+def test_pairs_that_are_cut_off_keep_two_different_answers(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "Q:", "chosen": "abcdefgh", "rejected": "xy"},
+        {"prompt": "Q:", "chosen": "abcdefgh", "rejected": "abcdefxy"},
+        {"prompt": "longer than", "chosen": "a", "rejected": "b"},
+    ]
+    out = run(rows, tmp_path, seq_len=6, validation_fraction=0.0)
+    assert sides(out) == [("Q:", "abcd", "xy</s>")]
+    left_out = omissions(load(out))
+    assert left_out["preferences whose first 6 tokens are the same, see --seq-len"] == 1
+    assert left_out["preferences without an answer in the first 6 tokens, see --seq-len"] == 1
+    assert left_out["tokens behind the first 6 of an answer, see --seq-len"] == 5
+
+
+def test_rows_of_another_kind_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"DATA032.*has no preference — got answer, question, allowed chosen and"):
+        run([{"question": "a", "answer": "b"}], tmp_path)
+    with pytest.raises(DataError, match=r"DATA032.*no column 'rejected'"):
+        run([{"chosen": "a", "prompt": "b"}], tmp_path)
+    with pytest.raises(DataError, match=r"DATA031.*'chosen' is of no use.*a list of messages"):
+        run([{"chosen": "a b", "rejected": "a c"}], tmp_path, **chat(tmp_path))
+
+
+def chat(folder: Path) -> dict[str, Any]:
+    return {"chat": True, "tokenizer": str(tokenizer_with(folder, CHATML))}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pack": True}, "--pack has no effect on preferences"),
+        ({"label_column": "a"}, "--label-column has no effect on preferences"),
+        ({"answer_column": "a"}, "--answer-column has no effect on preferences"),
+        ({"report": True}, "--report has no effect on preferences"),
+        ({"chosen_column": "a", "desirable_column": "b"}, "--chosen-column and --desirable-column exclude each other"),
+        ({"kind": None, "text_column": "t", "reference": "m"}, "--reference has no effect on documents"),
+        ({"kind": "chats", "chosen_column": "a"}, "--kind chats and the other options exclude each other"),
+        ({"reference_revision": "v1"}, "--reference-revision has no effect without --reference"),
+    ],
+)
+def test_options_without_effect_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"PREP007.*{message}"):
+        run(PAIRS, tmp_path, **options)
+
+
+def test_bare_folder_of_preferences_is_known_as_such(tmp_path: Path) -> None:
+    out = run(PAIRS, tmp_path)
+    (out / MANIFEST).unlink()
+    assert load(out).modality == "preferences"
+
+
+def test_manifest_of_preferences_without_a_tensor_is_refused(tmp_path: Path) -> None:
+    out = run(PAIRS, tmp_path)
+    content = json.loads((out / MANIFEST).read_text())
+    content["tensors"] = [tensor for tensor in content["tensors"] if tensor["name"] != "labels"]
+    (out / MANIFEST).write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"DATA003.*preferences without labels"):
+        load(out)
+
+
+def test_datasets_are_refused_by_losses_that_take_others(tmp_path: Path) -> None:
+    pairs = load(run(PAIRS, tmp_path))
+    with pytest.raises(DataError, match=r"DATA035.*trained on by the job dpo"):
+        pairs.refuse_prompts()
+    require_preferences(pairs, Preference(loss="dpo"))
+    require_preferences(pairs, Preference(loss="simpo", reference="dataset"))
+    require_preferences(pairs, Preference(loss="own:loss"))
+    with pytest.raises(DataError, match=r"PREF003.*'kto'.*chosen and rejected answers"):
+        require_preferences(pairs, Preference(loss="kto"))
+    with pytest.raises(DataError, match=r"PREF001"):
+        require_preferences(pairs, Preference(loss="ipo", reference="dataset"))
+    texts = prepared(table(tmp_path / "t.jsonl", {"text": "a" * 900}), tmp_path / "texts", validation_fraction=0.0)
+    with pytest.raises(DataError, match=r"PREF002.*got language"):
+        require_preferences(texts, Preference(loss="dpo"))
+    folder = tmp_path / "judged"
+    folder.mkdir()
+    judged = load(run([{"prompt": "a", "completion": f"{n}", "label": n % 2} for n in range(4)], folder))
+    with pytest.raises(DataError, match=r"PREF003.*answers that are judged one by one"):
+        require_preferences(judged, Preference(loss="orpo"))
+    assert np.isin(arrays_of(folder / "out")["desirable"], [0, 1]).all()
