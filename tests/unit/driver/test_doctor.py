@@ -179,6 +179,9 @@ def test_token_of_the_hub_is_tried_and_not_shown(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         (accepted,) = store_reports({"HF_TOKEN": TOKEN})
         (refused,) = store_reports({"HF_TOKEN": SECRET})
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
     (away,) = store_reports({"HF_TOKEN": SECRET})
     assert [report.state for report in (accepted, refused, away)] == [CheckState.OK, CheckState.FAIL, CheckState.NOTE]
     assert refused.error is AuthenticationError and "HTTP 401" in refused.value
