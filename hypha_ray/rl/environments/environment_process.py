@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hypha_ray.errors import HyphaError, reason_of
@@ -43,9 +43,12 @@ class EnvironmentProcess(CallProcess):
         self.tools: tuple[dict[str, Any], ...] = self.greeting
         """JSON schemas of the tools that the environment offers."""
 
-    def ask(self, play: Play) -> None:
-        """Send a request; `receive` gives an `EnvironmentReply`, the reason of a failure, or None if it dies."""
-        self.send(play)
+    def ask(self, plays: Sequence[Play]) -> None:
+        """Send requests that are answered one after the other.
+
+        For each `receive` gives an `EnvironmentReply`, the reason of a failure, or None if the process dies.
+        """
+        self.send(list(plays))
 
     def forget(self) -> None:
         """Ask it to end all episodes; `receive` gives an empty text then."""
@@ -69,10 +72,15 @@ class _Episodes:
         """Number of responses that each episode has taken in."""
         self.tools = _schemas(getattr(create("environments", name, options), "tools", ()))
 
-    def answer(self, play: Play | None, _: Any) -> EnvironmentReply | str:
-        """Return the reply to a request, or the reason why there is none."""
-        if play is None:
+    def answer(self, plays: Sequence[Play] | None, send: Callable[[object], None]) -> EnvironmentReply | str:
+        """Send the replies to requests, or reasons why there are none, and return the last one."""
+        if plays is None:
             return self._close()
+        for play in plays[:-1]:
+            send(self._reply_or_reason(play))
+        return self._reply_or_reason(plays[-1])
+
+    def _reply_or_reason(self, play: Play) -> EnvironmentReply | str:
         try:
             return self._reply(play)
         except HyphaError:

@@ -19,6 +19,9 @@ from hypha_ray.rl.environments.environment_process import EnvironmentProcess, Pl
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.types.current_work import working
 
+_AT_ONCE = 32
+"""Number of requests that a process gets at a time."""
+
 log = logging.getLogger(__name__)
 
 
@@ -38,6 +41,18 @@ class Episode:
     """Reply to the last response, or the opening; None before the first."""
     failure: str = ""
     """Reason why the episode has ended without a reward; empty if it hasn't."""
+
+
+@dataclass(eq=False, slots=True)
+class _Asked:
+    """Requests that a process answers one after the other."""
+
+    episodes: deque[Episode]
+    """Episodes without an answer, the one that is computed now first."""
+    limits_s: deque[float] = field(default_factory=deque)
+    """Longest times of the answers behind that one, in seconds."""
+    deadline: float = 0.0
+    """Time at which the next answer has to be there."""
 
 
 class EnvironmentPool:
@@ -76,16 +91,22 @@ class EnvironmentPool:
         waiting: list[deque[Episode]] = [deque() for _ in self._processes]
         for episode in episodes:
             waiting[episode.number % len(waiting)].append(episode)
-        busy: dict[int, tuple[Episode, float]] = {}  # Episode and deadline, by the number of the process.
+        busy: dict[int, _Asked] = {}  # By the number of the process.
         with working(f"environment {self._name}", limited=True):
             while any(waiting) or busy:
                 for slot, queue in enumerate(waiting):
                     if queue and slot not in busy:
-                        episode = queue.popleft()
-                        busy[slot] = episode, self._ask(slot, episode)
+                        busy[slot] = self._ask(slot, queue)
                 for slot in self._ready(busy):
-                    episode, _ = busy.pop(slot)
-                    self._settle(slot, episode)
+                    asked = busy[slot]
+                    self._settle(slot, asked.episodes.popleft())
+                    if self._processes[slot] is None:  # The episodes behind it go on in another process.
+                        waiting[slot].extendleft(reversed(asked.episodes))
+                        asked.episodes.clear()
+                    if asked.episodes:
+                        self._begin_next(asked)
+                    else:
+                        del busy[slot]
 
     def end(self) -> None:
         """Have the processes end all episodes; one that takes too long for it is killed."""
@@ -103,23 +124,37 @@ class EnvironmentPool:
         for slot in range(len(self._processes)):
             self._drop(slot)
 
-    def _ask(self, slot: int, episode: Episode) -> float:
-        """Send the request for an episode; return the deadline, which has a limit for each response to take in."""
+    def _ask(self, slot: int, queue: deque[Episode]) -> _Asked:
+        """Send the requests for some of the episodes that wait, which saves changes between processes."""
         process = self._process(slot)
-        calls = 1 if episode.process is process else 1 + len(episode.responses)
-        episode.process = process
-        process.ask(Play(episode.number, episode.record, tuple(episode.responses)))
-        return time.monotonic() + calls * self._deadline_s
+        asked = _Asked(deque())
+        plays: list[Play] = []
+        while queue and len(plays) < _AT_ONCE:
+            episode = queue.popleft()
+            calls = 1
+            if episode.process is not process:
+                calls += len(episode.responses)
+            episode.process = process
+            asked.episodes.append(episode)
+            asked.limits_s.append(calls * self._deadline_s)
+            plays.append(Play(episode.number, episode.record, tuple(episode.responses)))
+        process.ask(plays)
+        self._begin_next(asked)
+        return asked
 
-    def _ready(self, busy: Mapping[int, tuple[Episode, float]]) -> list[int]:
+    def _begin_next(self, asked: _Asked) -> None:
+        """Set the deadline of the first answer that isn't there; it has a limit for each response to take in."""
+        asked.deadline = time.monotonic() + asked.limits_s.popleft()
+
+    def _ready(self, busy: Mapping[int, _Asked]) -> list[int]:
         """Wait for answers; return the numbers of processes that have one, or whose deadline is over."""
-        next_deadline = min(deadline for _, deadline in busy.values())
+        next_deadline = min(asked.deadline for asked in busy.values())
         by_process = {self._process_at(slot): slot for slot in busy}
         limit_s = max(0.0, next_deadline - time.monotonic())
         answered, *_ = select.select(list(by_process), [], [], limit_s)
         slots = {by_process[process] for process in answered}
         now = time.monotonic()
-        slots |= {slot for slot, (_, deadline) in busy.items() if now >= deadline}
+        slots |= {slot for slot, asked in busy.items() if now >= asked.deadline}
         return sorted(slots)
 
     def _settle(self, slot: int, episode: Episode) -> None:
