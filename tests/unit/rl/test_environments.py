@@ -217,6 +217,21 @@ def test_a_killed_process_is_replaced_and_takes_in_the_responses_again() -> None
     pool.close()
 
 
+def test_episodes_behind_one_that_hangs_or_dies_go_on_in_the_next_process() -> None:
+    pool = EnvironmentPool(rl("worlds:Echo", deadline_s=2.0))
+    episodes = [Episode(number, {"answer": "4"}) for number in range(70)]
+    for texts in ({}, {3: "7", 34: "8", 35: "9"}):
+        for episode in episodes:
+            text = texts.get(episode.number, "5")
+            episode.responses.append(Response("?", text, (1,), True, {}, 8))
+        pool.advance(episodes)
+    pool.close()
+
+    assert [episode.number for episode in episodes if episode.failure] == [3, 34, 35]
+    assert "took longer" in episodes[3].failure and "died" in episodes[34].failure and "nines" in episodes[35].failure
+    assert all(episode.reply is not None for episode in episodes)
+
+
 def test_processes_stay_for_the_next_batch_and_are_not_the_workers() -> None:
     settings = rl("worlds:Pid")
     (first,) = played(settings, {0: ["1."]})
