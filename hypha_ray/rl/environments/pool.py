@@ -44,7 +44,7 @@ class Episode:
 
 
 @dataclass(eq=False, slots=True)
-class _Asked:
+class _Requests:
     """Requests that a process answers one after the other."""
 
     episodes: deque[Episode]
@@ -91,20 +91,20 @@ class EnvironmentPool:
         waiting: list[deque[Episode]] = [deque() for _ in self._processes]
         for episode in episodes:
             waiting[episode.number % len(waiting)].append(episode)
-        busy: dict[int, _Asked] = {}  # By the number of the process.
+        busy: dict[int, _Requests] = {}  # By the number of the process.
         with working(f"environment {self._name}", limited=True):
             while any(waiting) or busy:
                 for slot, queue in enumerate(waiting):
                     if queue and slot not in busy:
                         busy[slot] = self._ask(slot, queue)
                 for slot in self._ready(busy):
-                    asked = busy[slot]
-                    self._settle(slot, asked.episodes.popleft())
+                    requests = busy[slot]
+                    self._settle(slot, requests.episodes.popleft())
                     if self._processes[slot] is None:  # The episodes behind it go on in another process.
-                        waiting[slot].extendleft(reversed(asked.episodes))
-                        asked.episodes.clear()
-                    if asked.episodes:
-                        self._begin_next(asked)
+                        waiting[slot].extendleft(reversed(requests.episodes))
+                        requests.episodes.clear()
+                    if requests.episodes:
+                        self._begin_next(requests)
                     else:
                         del busy[slot]
 
@@ -124,10 +124,10 @@ class EnvironmentPool:
         for slot in range(len(self._processes)):
             self._drop(slot)
 
-    def _ask(self, slot: int, queue: deque[Episode]) -> _Asked:
+    def _ask(self, slot: int, queue: deque[Episode]) -> _Requests:
         """Send the requests for some of the episodes that wait, which saves changes between processes."""
         process = self._process(slot)
-        asked = _Asked(deque())
+        requests = _Requests(deque())
         plays: list[Play] = []
         while queue and len(plays) < _AT_ONCE:
             episode = queue.popleft()
@@ -135,26 +135,26 @@ class EnvironmentPool:
             if episode.process is not process:
                 calls += len(episode.responses)
             episode.process = process
-            asked.episodes.append(episode)
-            asked.limits_s.append(calls * self._deadline_s)
+            requests.episodes.append(episode)
+            requests.limits_s.append(calls * self._deadline_s)
             plays.append(Play(episode.number, episode.record, tuple(episode.responses)))
         process.ask(plays)
-        self._begin_next(asked)
-        return asked
+        self._begin_next(requests)
+        return requests
 
-    def _begin_next(self, asked: _Asked) -> None:
+    def _begin_next(self, requests: _Requests) -> None:
         """Set the deadline of the first answer that isn't there; it has a limit for each response to take in."""
-        asked.deadline = time.monotonic() + asked.limits_s.popleft()
+        requests.deadline = time.monotonic() + requests.limits_s.popleft()
 
-    def _ready(self, busy: Mapping[int, _Asked]) -> list[int]:
+    def _ready(self, busy: Mapping[int, _Requests]) -> list[int]:
         """Wait for answers; return the numbers of processes that have one, or whose deadline is over."""
-        next_deadline = min(asked.deadline for asked in busy.values())
+        next_deadline = min(requests.deadline for requests in busy.values())
         by_process = {self._process_at(slot): slot for slot in busy}
         limit_s = max(0.0, next_deadline - time.monotonic())
         answered, *_ = select.select(list(by_process), [], [], limit_s)
         slots = {by_process[process] for process in answered}
         now = time.monotonic()
-        slots |= {slot for slot, asked in busy.items() if now >= asked.deadline}
+        slots |= {slot for slot, requests in busy.items() if now >= requests.deadline}
         return sorted(slots)
 
     def _settle(self, slot: int, episode: Episode) -> None:
