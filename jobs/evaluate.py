@@ -127,8 +127,8 @@ def check(arguments: Evaluate) -> None:
     """Refuse options that are missing, out of range, or mean nothing beside others.
 
     Raises:
-        ConfigError: CFG003, a number is out of range; CFG011, two options exclude each other; CFG012, no dataset is
-            given; MODEL001, there is no such task.
+        ConfigError: CFG003, a number is out of range, or a folder doesn't exist; CFG011, two options exclude each
+            other; CFG012, no dataset is given; MODEL001, there is no such task.
 
     """
     for name, least in (("batch_size", 1), ("seed", 0)):
@@ -140,6 +140,10 @@ def check(arguments: Evaluate) -> None:
             if getattr(arguments, name) != getattr(Evaluate, name):
                 problem = f"--lm-eval and {flag_of(name)} exclude each other"
                 raise ConfigError("CFG011", problem, fix="leave one out")
+        folder = arguments.include_path
+        if folder is not None and not folder.is_dir():
+            allowed = "a folder with YAML files of tasks"
+            raise ConfigError("CFG003", "--include-path is no folder", str(folder), allowed, "name one")
         return
     if arguments.include_path is not None:
         raise ConfigError("CFG011", "--include-path is for --lm-eval alone", fix="name the folder's tasks by --lm-eval")

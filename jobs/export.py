@@ -15,6 +15,7 @@ from typing import Literal
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options, require_round
 from hypha_ray.config.cli.output import Phases
+from hypha_ray.driver.run_folders import require_folder
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ def main() -> None:
     """Find the run, and save the weights of a snapshot that is as it was written."""
     arguments = parse_options(Export, __doc__, sys.argv[1:], position="run")
     require_round(arguments.round)
+    if arguments.to is not None:
+        require_folder("--to", arguments.to)
     phases = Phases()
     phases.begin("reading the run")
     from hypha_ray.driver.run import Run

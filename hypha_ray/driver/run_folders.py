@@ -53,9 +53,9 @@ def check_places(job: Job) -> None:
     """
     local = not os.environ.get("RAY_ADDRESS")
     if "TMPDIR" in os.environ:
-        _require_writable("TMPDIR", Path(os.environ["TMPDIR"]), exists=True)
+        require_folder("TMPDIR", Path(os.environ["TMPDIR"]), exists=True)
     for setting, folder in _written_folders(job, local):
-        _require_writable(setting, folder)
+        require_folder(setting, folder)
     if local:
         _require_short_sockets()
 
@@ -87,8 +87,13 @@ def _home() -> Path:
         raise _unusable("HOME", "it isn't set", str(error)) from None
 
 
-def _require_writable(setting: str, folder: Path, exists: bool = False) -> None:
-    """Check that files can be made in a folder, which is made later if it is missing."""
+def require_folder(setting: str, folder: Path, exists: bool = False) -> None:
+    """Check that files can be made in a folder, which is made later if it is missing.
+
+    Raises:
+        ConfigError: CFG008 with the setting.
+
+    """
     existing = folder.expanduser().absolute()
     try:
         while not exists and not existing.exists() and existing.parent != existing:

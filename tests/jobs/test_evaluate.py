@@ -278,6 +278,7 @@ def test_evaluate_on_tasks_of_lm_eval_gives_the_figures_of_plain_transformers(
         (("--lm-eval", "x", "--dataset", "x"), "error[CFG011]: --lm-eval and --dataset exclude each other"),
         (("--lm-eval", "x", "--samples", "2"), "error[CFG011]: --lm-eval and --samples exclude each other"),
         (("--dataset", "x", "--include-path", "x"), "error[CFG011]: --include-path is for --lm-eval alone"),
+        (("--lm-eval", "x", "--include-path", "/nowhere"), "error[CFG003]: --include-path is no folder — got /nowhere"),
         ((), "error[CFG012]: --dataset is missing"),
     ],
 )

@@ -65,6 +65,13 @@ def saved(folder: Path) -> dict[str, np.ndarray]:
     return load_file(folder / "model.safetensors")
 
 
+def test_export_to_a_place_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    done = export(tmp_path, "--run", "nowhere", "--to", "/dev/null/there")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error[CFG008]: --to can't be used — got /dev/null/there (")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_export_of_a_stopped_run_saves_its_newest_weights_where_it_is_told_to(stopped: Path, tmp_path: Path) -> None:
     home, newest = tmp_path / "home", load_file(stopped / "checkpoints" / "round_000002" / "model.safetensors")
     before = sorted(path.name for path in stopped.iterdir())

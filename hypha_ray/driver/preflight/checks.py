@@ -17,39 +17,26 @@ from hypha_ray.config.checks import check_options, plugin_uses
 from hypha_ray.config.tables.rewards import MODEL
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.driver.datasets.preferences import require_preferences
-from hypha_ray.driver.preflight.settings import check_settings
+from hypha_ray.driver.preflight.settings import check_packages, check_settings
 from hypha_ray.errors import ConfigError
 from hypha_ray.families import ADVANTAGES, ENVIRONMENTS, REWARDS
 from hypha_ray.heavy_imports import uncollected
-from hypha_ray.plugins import attempt, is_own, look_beside_the_job
-from hypha_ray.telemetry.sinks.base import check_built_in
+from hypha_ray.plugins import attempt, look_beside_the_job
 
 if TYPE_CHECKING:
     from hypha_ray.driver.preflight.compatibility import Case
 
 
 def check_job(job: Job) -> None:
-    """Refuse an optimizer, schedule, sink, address or device that isn't available.
+    """Refuse an optimizer, schedule, sink, address or device that isn't available, as `check_early` has done.
 
     Raises:
         HyphaError: a setting of the job file is wrong.
 
     """
-    check_built_in(job)
+    check_packages(job)
     check_destinations(job, os.environ)
-    if job.model.quantization is not None:
-        from hypha_ray.model.loading.quantized import check_quantization
-
-        check_quantization()
     check_settings(job)
-    inner = job.inner_optimizer.name
-    if inner not in ("adamw", "muon", "sgd") and not is_own("inner_optimizers", inner):
-        from hypha_ray.optim.optimizers import EIGHT_BITS, check_eight_bits, optimizer_class
-
-        if job.inner_optimizer.name == EIGHT_BITS:
-            check_eight_bits()
-        else:
-            optimizer_class(job.inner_optimizer.name)
 
 
 def check_plugins(job: Job) -> list[str]:

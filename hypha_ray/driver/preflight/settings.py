@@ -1,4 +1,4 @@
-"""Checks of a job's settings, and advice on them, that need neither libraries nor a cluster."""
+"""Checks of a job's settings, and advice on them, that need no cluster, and libraries only for rare settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.exchange_schedule import SETTLING, outer_steps_before, settled_momentum
 from hypha_ray.model.loading.folders import local_folder
 from hypha_ray.optim.schedules import check_schedule, inner_steps
+from hypha_ray.plugins import is_own
 from hypha_ray.store.directory import RunDirectory
+from hypha_ray.telemetry.sinks.base import check_built_in
 
 
 def check_early(job: Job, directory: RunDirectory | None, resume: bool) -> None:
@@ -38,6 +40,7 @@ def check_early(job: Job, directory: RunDirectory | None, resume: bool) -> None:
     begun = directory is not None and directory.begun
     if directory is not None and resume and not begun:
         raise no_run(directory.path.name, directory.path.parent)
+    check_packages(job)
     check_settings(job)
     if directory is None or not begun:
         _check_repositories(job)
@@ -47,6 +50,29 @@ def check_early(job: Job, directory: RunDirectory | None, resume: bool) -> None:
         folders = folders_of(job.dataset)
         if not resume:
             _refuse_another_job(job, directory, folders)
+
+
+def check_packages(job: Job) -> None:
+    """Refuse a sink, an optimizer or quantized weights whose package isn't installed, or has no such member.
+
+    Raises:
+        HyphaError: a setting of the job file is wrong.
+
+    """
+    check_built_in(job)
+    if job.model.quantization is not None:
+        from hypha_ray.model.loading.quantized import check_quantization
+
+        check_quantization()
+    inner = job.inner_optimizer.name
+    if inner in ("adamw", "muon", "sgd") or is_own("inner_optimizers", inner):
+        return
+    from hypha_ray.optim.optimizers import EIGHT_BITS, check_eight_bits, optimizer_class
+
+    if inner == EIGHT_BITS:
+        check_eight_bits()
+    else:
+        optimizer_class(inner)
 
 
 def check_settings(job: Job) -> None:

@@ -345,12 +345,14 @@ def build(
 def check_built_in(job: Job) -> None:
     """Refuse built-in sinks whose packages aren't installed, or whose settings are wrong.
 
+    Ray isn't loaded for that: Prometheus' package is Ray.
+
     Raises:
         HyphaError: a sink's package is missing, or a setting of it is wrong.
 
     """
     for name in job.telemetry.sinks:
-        if name in ("console", "jsonl") or not is_built_in("sinks", name):
+        if name in ("console", "jsonl", "prometheus") or not is_built_in("sinks", name):
             continue
         sink_class = find("sinks", name)
         check_installed(name, getattr(sink_class, "packages", ()))
