@@ -6,8 +6,9 @@ bfloat16, and θ the weights that both ends have. Let t = Δ + e be the change w
 Then value i is *visible* if b(θᵢ + tᵢ) ≠ b(θᵢ). Only visible values are sent; error feedback keeps the others, as it
 keeps all encoding errors: e ← t − decoded.
 
-Up, the payload of a visible value is b(tᵢ), which a server decodes without θ. If two thirds of a block are visible,
-b(t) of all its values takes fewer bytes, so the block is that of `bf16`.
+Up, the payload of a visible value is the difference b(θᵢ + tᵢ) − θᵢ, in bfloat16, which a server decodes without θ. It
+is exact where θᵢ has a bfloat16 form itself, and then mostly a power of two, a unit in the last place. If two thirds of
+a block are visible, it is sent as `bf16` sends it: b(t) of all values.
 
 Down, it is the step from the bits of b(θᵢ) to those of b(θᵢ + tᵢ), seen as integers. A receiver's weight becomes
 b(θᵢ + tᵢ) itself. So the bfloat16 form of all weights is that of the server's whole ones, θ + t, to the bit.
@@ -70,9 +71,10 @@ class Visible(Bf16):
         """Encode the visible values of a block, or all of them if that takes fewer bytes or θ is None."""
         if theta is not None:
             before = theta.float()
-            visible = _bits(before) != _bits(before + values)
+            bits = _bits(before + values)
+            visible = bits != _bits(before)
             if int(visible.count_nonzero()) <= _MOST_VISIBLE * len(values):
-                values = values.masked_fill(~visible, 0)
+                values = (_of_bits(bits) - before).masked_fill_(~visible, 0)
         return self.encode_block(values, out, start)
 
     def pack(self, arrays: Flat) -> Flat:
