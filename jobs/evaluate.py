@@ -7,7 +7,7 @@ With --lm-eval a language model is scored on tasks of lm-evaluation-harness inst
     python jobs/evaluate.py --model RUN/model --dataset data/stdlib
     python jobs/evaluate.py --model RUN/model --dataset data/digits --split train --json
     python jobs/evaluate.py --model RUN/model --dataset data/sort2 --reward exact --max-response-tokens 4 --samples 4
-    python jobs/evaluate.py --model RUN/model --dataset data/sums --environment calculator --turns 2
+    python jobs/evaluate.py --model RUN/model --dataset data/calls --environment calculator --turns 2
     python jobs/evaluate.py --model RUN/model --dataset data/preferences
     python jobs/evaluate.py --model RUN/model --lm-eval arc_easy hellaswag
     python jobs/evaluate.py --model RUN/model --lm-eval capitals --include-path tasks     # tasks/capitals.yaml
