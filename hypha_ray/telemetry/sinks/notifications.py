@@ -228,9 +228,9 @@ class Program:
             try:
                 exit_code = self._process.wait(self._timeout_s)
             except subprocess.TimeoutExpired:
-                raise NotificationFailed(f"{self._name} was killed after {self._timeout_s:g} s") from None
-            finally:
                 self.abandon()
+                raise NotificationFailed(f"{self._name} was killed after {self._timeout_s:g} s") from None
+            self._process = None
             if exit_code:
                 raise NotificationFailed(f"{self._name} ended with exit code {exit_code}: {_last_line(errors)}")
 
