@@ -243,6 +243,9 @@ def test_secrets_that_are_missing_are_told_by_name(project: Path, monkeypatch: p
     assert "checkpoint.mirror needs the secret of its URL again" in lines[1]
 
 
+ALERT = ("metric=loss", "op=>", "value=9", "for_s=0", "url_env=TEAM_HOOK")
+
+
 @pytest.mark.parametrize(
     ("flags", "names"),
     [
@@ -252,11 +255,19 @@ def test_secrets_that_are_missing_are_told_by_name(project: Path, monkeypatch: p
         (["--checkpoint.push", "me/model"], ["HF_TOKEN"]),
         (["--telemetry.sinks", "jsonl,wandb"], ["WANDB_API_KEY"]),
         (["--rl.reward.judge.key_variable", "JUDGE_KEY"], ["JUDGE_KEY"]),
+        ([f"--telemetry.alerts.0.{word}" for word in ALERT], ["TEAM_HOOK"]),
         ([], []),
     ],
 )
 def test_variables_in_use_are_those_of_the_services_that_the_job_names(flags: list[str], names: list[str]) -> None:
-    every_name = ["AWS_PROFILE", "FSSPEC_S3_KEY", "GOOGLE_APPLICATION_CREDENTIALS", "HF_TOKEN", "JUDGE_KEY"]
+    every_name = [
+        "AWS_PROFILE",
+        "FSSPEC_S3_KEY",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "HF_TOKEN",
+        "JUDGE_KEY",
+        "TEAM_HOOK",
+    ]
     environment = dict.fromkeys([*every_name, "WANDB_API_KEY"], "secret") | {"AWS_ACCESS_KEY_ID": ""}
     assert variables_in_use(load(flags).job, environment) == names
 
