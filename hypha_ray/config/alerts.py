@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hypha_ray.config.keys import shown
 from hypha_ray.config.schema import Job
-from hypha_ray.config.tables.alerts import COMMIT_AGE, MEDIANS, Alert, find_metric, nearest_metric
+from hypha_ray.config.tables.alerts import COMMIT_AGE, MEDIANS, PREFERENCE_FIELDS, Alert, find_metric, nearest_metric
 from hypha_ray.config.value_types import is_malformed
 from hypha_ray.errors import ConfigError
 
@@ -67,6 +67,9 @@ def _of_metric(table: str, alert: Alert, job: Job) -> Iterator[AlertFlaw]:
     if metric.is_of_rl and job.rl.algorithm is None:
         fix = "take a metric of this job, or set rl.algorithm"
         yield AlertFlaw("CFG011", key, f"is {name}, which only jobs with rl.algorithm have", "", "", fix)
+    if metric.field in PREFERENCE_FIELDS and job.preference.loss is None:
+        fix = "take a metric of this job, or set preference.loss"
+        yield AlertFlaw("CFG011", key, f"is {name}, which only jobs with preference.loss have", "", "", fix)
     own_metrics = [f"metric/{member.rpartition(':')[2]}" for member in job.model.metrics]
     if metric.field.startswith("metric/") and metric.field not in own_metrics:
         problem = "isn't among the job's model.metrics"

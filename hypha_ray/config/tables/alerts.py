@@ -30,9 +30,11 @@ ROUND_FIELDS: Final = (
 TASK_FIELDS: Final = (
     *("reward", "absent_rewards", "equal_groups", "response_tokens", "truncated", "entropy", "clip_share", "kl"),
     *("kl_coefficient", "value_loss", "value_clip_share", "logprob_gap", "staleness"),
-    *("scatters", "gathers", "broadcasts"),
+    *("turns", "extra_prompts", "scatters", "gathers", "broadcasts"),
 )
 """Figures of reinforcement learning, which are fields of rounds, reports and, some of them, of evaluations."""
+PREFERENCE_FIELDS: Final = ("reward_chosen", "reward_rejected", "margin", "train_accuracy")
+"""Figures of training on preferences, in all records; evaluations have `accuracy` instead of the last one."""
 EVAL_FIELDS: Final = ("val_loss", "perplexity", "accuracy", "count", "seconds", "elapsed_s")
 """Numeric fields of an evaluation's record."""
 STEP_FIELDS: Final = ("gradient_norm", "batch_s", "round_samples", "round_target")
@@ -110,7 +112,7 @@ def find_metric(name: str) -> Metric | None:
 
 def nearest_metric(name: str) -> str | None:
     """Return the name that was probably meant; None if none is near."""
-    names = [*DERIVED, *ROUND_FIELDS, *TASK_FIELDS, *EVAL_FIELDS, *STEP_FIELDS, *SHARES, "pass@1"]
+    names = [*DERIVED, *ROUND_FIELDS, *TASK_FIELDS, *PREFERENCE_FIELDS, *EVAL_FIELDS, *STEP_FIELDS, *SHARES, "pass@1"]
     prefix, slash, field = name.partition("/")
     if not slash or prefix not in RECORD_KINDS:
         prefix = ""
@@ -126,8 +128,12 @@ def _has(kind: str, field: str) -> bool:
     """Whether a kind of records may have a field."""
     match kind:
         case "round":
-            return field in (*ROUND_FIELDS, *TASK_FIELDS, *SHARES) or bool(_OF_ROUNDS.fullmatch(field))
+            return field in (*ROUND_FIELDS, *TASK_FIELDS, *PREFERENCE_FIELDS, *SHARES) or bool(
+                _OF_ROUNDS.fullmatch(field)
+            )
         case "eval":
-            return field in (*EVAL_FIELDS, *TASK_FIELDS) or bool(_OF_EVALUATIONS.fullmatch(field))
+            return field in (*EVAL_FIELDS, *TASK_FIELDS, *PREFERENCE_FIELDS[:-1]) or bool(
+                _OF_EVALUATIONS.fullmatch(field)
+            )
         case _:
-            return field in (*IN_REPORTS, *TASK_FIELDS)
+            return field in (*IN_REPORTS, *TASK_FIELDS, *PREFERENCE_FIELDS)

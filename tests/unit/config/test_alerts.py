@@ -14,6 +14,7 @@ from hypha_ray.config.load import from_tables, load
 from hypha_ray.config.tables.alerts import (
     EVAL_FIELDS,
     IN_REPORTS,
+    PREFERENCE_FIELDS,
     ROUND_FIELDS,
     SHARES,
     STEP_FIELDS,
@@ -50,6 +51,7 @@ def without(alert: dict[str, Any], *names: str) -> dict[str, Any]:
         ({**LOSS, "metric": "Ω"}, "CFG003", ("docs/telemetry.md",)),
         ({**LOSS, "metric": "metric/f1"}, "CFG003", ("metric/f1", "model.metrics")),
         ({**LOSS, "metric": "reward"}, "CFG011", ("reward", "rl.algorithm")),
+        ({**LOSS, "metric": "margin"}, "CFG011", ("margin", "preference.loss")),
         ({**LOSS, "op": "=>"}, "CFG003", ("'=>'", "above_median_times", "write >")),
         ({**LOSS, "op": "above_median"}, "CFG003", ("write above_median_times",)),
         ({**LOSS, "for_s": 3}, "CFG011", ("for_rounds", "for_s")),
@@ -162,8 +164,11 @@ def test_every_documented_number_may_be_watched_and_nothing_else() -> None:
     assert set(IN_REPORTS) == of_reports and set(STEP_FIELDS) <= of_reports
     figures = documented("rl.md", "## Figures")
     assert set(TASK_FIELDS) - {"absent_rewards"} == {name for name in figures if re.fullmatch(r"\w+", name)}
+    assert set(PREFERENCE_FIELDS) == documented("preferences.md", "## Figures") - {"accuracy"}
     for name in figures:
-        assert find_metric(name.replace("NAME", "exact").replace("…", "reward").replace("@k", "@8")), name
+        assert find_metric(
+            name.replace("NAME", "exact").replace("FIGURE", "depth").replace("…", "reward").replace("@k", "@8")
+        ), name
     assert {share.partition("/")[2] for share in SHARES} == set(TIME_KINDS)
 
 
