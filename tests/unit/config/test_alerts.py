@@ -158,9 +158,18 @@ TABLES = {"time_shares", "batches", "batch_s", "peak_memory_bytes", "bytes_from"
 
 
 def test_every_documented_number_may_be_watched_and_nothing_else() -> None:
-    assert set(ROUND_FIELDS) == documented("telemetry.md", '### `kind: "round"`') - TABLES
-    assert set(EVAL_FIELDS) == documented("telemetry.md", '### `kind: "eval"`') - {"round", "metric/NAME"}
-    of_reports = documented("telemetry.md", '### `kind: "step"`') - {"worker", "incarnation", "round"}
+    assert set(ROUND_FIELDS) == documented("telemetry.md", '### `kind: "round"`') - TABLES - set(PREFERENCE_FIELDS)
+    assert set(EVAL_FIELDS) == documented("telemetry.md", '### `kind: "eval"`') - {
+        "round",
+        "metric/NAME",
+        *PREFERENCE_FIELDS,
+    }
+    of_reports = documented("telemetry.md", '### `kind: "step"`') - {
+        "worker",
+        "incarnation",
+        "round",
+        *PREFERENCE_FIELDS,
+    }
     assert set(IN_REPORTS) == of_reports and set(STEP_FIELDS) <= of_reports
     figures = documented("rl.md", "## Figures")
     assert set(TASK_FIELDS) - {"absent_rewards"} == {name for name in figures if re.fullmatch(r"\w+", name)}
