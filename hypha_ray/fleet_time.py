@@ -34,6 +34,10 @@ class FleetTime:
             self.seconds[kind] += seconds
         self.possible_samples += other.possible_samples
 
+    def used(self) -> dict[str, float]:
+        """Seconds of the kinds that have any."""
+        return {kind: seconds for kind, seconds in self.seconds.items() if seconds > 0}
+
     def lose_training(self) -> None:
         """Count the training as lost, because its samples don't go into a commit."""
         self.seconds["loss"] += self.seconds["training"]

@@ -26,6 +26,7 @@ from hypha_ray.history.overview import (
     total_of,
 )
 from hypha_ray.store.directory import LOCK, holder_of, home
+from hypha_ray.telemetry.caption import model_name
 from hypha_ray.telemetry.sinks.files import (
     EVENTS,
     METRICS,
@@ -56,23 +57,38 @@ class RunFiles:
     provenance: Record
     """Account of the last start; without fields if there is none."""
     metrics: Sequence[Record]
-    """Records of rounds and evaluations."""
+    """Records of rounds and evaluations; of workers' reports too if they are read."""
     events: Sequence[Record]
 
     @classmethod
     def read(cls, folder: Path) -> RunFiles:
-        """Read the files of a run.
+        """Read the files of a run, with the events that its account needs.
 
         Raises:
             OSError: a file can't be read.
 
         """
+        return cls._read(folder, ("round", "eval"), _EVENTS)
+
+    @classmethod
+    def read_all(cls, folder: Path, with_steps: bool) -> RunFiles:
+        """Read the files of a run with all events, and with the reports of its workers if they are asked for.
+
+        Raises:
+            OSError: a file can't be read.
+
+        """
+        kinds = ("round", "eval", "step") if with_steps else ("round", "eval")
+        return cls._read(folder, kinds, None)
+
+    @classmethod
+    def _read(cls, folder: Path, kinds: Sequence[str], event_kinds: Sequence[str] | None) -> RunFiles:
         return cls(
             folder,
             read_tables(folder) or {},
             read_json(folder / PROVENANCE),
-            read_jsonl(folder / METRICS, ("round", "eval")),
-            read_jsonl(folder / EVENTS, _EVENTS),
+            read_jsonl(folder / METRICS, kinds),
+            read_jsonl(folder / EVENTS, event_kinds),
         )
 
     @property
@@ -125,10 +141,10 @@ def _lines(run: RunFiles) -> Iterator[str]:
         state = state_of(run.folder, rounds, total_rounds, run.events)
     yield _line("run", f"{run.folder.name}, {run.folder}")
     total = text_of(total_rounds, absent="?")
-    yield _line("state", f"{state}, {rounds} of {total} rounds{_reason(run, state)}")
+    yield _line("state", f"{state}, {rounds} of {total} rounds{reason_of_state(run, state)}")
     if run.tables:
         yield from _label_lines(run)
-        yield _line("training", _training(run))
+        yield _line("training", training_of(run))
     if run.rounds:
         yield from _figure_lines(run)
     cost = cost_of(run.events)
@@ -172,7 +188,8 @@ def _line(subject: str, text: str) -> str:
     return f"{subject:<11} {text}"
 
 
-def _reason(run: RunFiles, state: State) -> str:
+def reason_of_state(run: RunFiles, state: State) -> str:
+    """Return why a run has failed or ended early, or the process that it runs in, after a colon; "" without one."""
     reason: object
     match state:
         case State.FAILED:
@@ -186,25 +203,15 @@ def _reason(run: RunFiles, state: State) -> str:
     return f": {reason}"
 
 
-def _training(run: RunFiles) -> str:
-    """Model, dataset and algorithm."""
+def training_of(run: RunFiles) -> str:
+    """Return the names of model, dataset and algorithm."""
     strategy = run.value("sync", "strategy")
     algorithm = run.value("rl", "algorithm")
     if algorithm is None:
         algorithm = run.value("preference", "loss")
     if algorithm is not None:
         strategy = f"{algorithm}, {strategy}"
-    return f"{_model_name(run)} on {_dataset_name(run)}, by {strategy}"
-
-
-def _model_name(run: RunFiles) -> str:
-    for key in ("repository", "factory"):
-        name = run.value("model", key)
-        if name is not None:
-            return str(name)
-    config = run.value("model", "config") or {}
-    model_type = config.get("model_type", "a model")
-    return f"{model_type} from random weights"
+    return f"{model_name(run.tables)} on {_dataset_name(run)}, by {strategy}"
 
 
 def _dataset_name(run: RunFiles) -> str:

@@ -52,6 +52,7 @@ FIGURES: Mapping[str, tuple[str, Format]] = {
     "pass@1": ("pass@1", _number),
     "bytes up": ("bytes_up", _bytes),
     "bytes down": ("bytes_down", _bytes),
+    "goodput": ("goodput", _fraction),
     "idle": ("idle_fraction", _fraction),
     "workers lost": ("workers_lost", text_of),
     "deltas rejected": ("rejected", text_of),
@@ -109,7 +110,7 @@ def _read(folder: Path) -> RunFiles:
 
 def _figure_rows(runs: Sequence[RunFiles]) -> list[Row]:
     """Rows of the figures that any run has."""
-    all_figures = list(map(_figures, runs))
+    all_figures = list(map(figures_of_run, runs))
     rows: list[Row] = []
     for name, (field, format) in FIGURES.items():
         texts = [_text(figures.get(field), format) for figures in all_figures]
@@ -128,7 +129,8 @@ def _text(value: Any, format: Callable[[Any], str]) -> str:
     return format(value)
 
 
-def _figures(run: RunFiles) -> Record:
+def figures_of_run(run: RunFiles) -> Record:
+    """Return the fields of a run's summary as far as it has come, with its committed rounds and its cost."""
     last_summary = read_json(run.folder / SUMMARY)
     figures = summary(run.metrics, run.events, last_summary.get("parameter_bytes"))
     return {**figures, "rounds": committed_rounds(run.folder), "cost": cost_of(run.events)}

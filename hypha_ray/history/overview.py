@@ -213,6 +213,11 @@ def state_of(folder: Path, rounds: int, total_rounds: int | None, events: Iterab
     """
     if holder_of(folder / LOCK) is not None:
         return State.RUNNING
+    return state_at_rest(folder, rounds, total_rounds, events)
+
+
+def state_at_rest(folder: Path, rounds: int, total_rounds: int | None, events: Iterable[Record]) -> State:
+    """Return the state of a run whose lock is free, or held by the caller; arguments are those of `state_of`."""
     if error_of(folder) is not None:
         return State.FAILED
     is_complete = total_rounds is not None and rounds >= total_rounds

@@ -259,10 +259,10 @@ class Scheduler(ListedActor):
                 self._telemetry.event(fields)
 
     def _round_fields(self, round: int, samples: int) -> dict[str, Any]:
-        """Further fields of a round's record: use of the fleet's time, bytes by data node, and cost."""
+        """Further fields of a round's record: use of the time of fleet and workers, bytes by data node, and cost."""
         self._spawn(self._speeds.publish())
         assert self._core is not None
-        fields = self._core.fleet_time(round).record(samples)
+        fields = self._core.time_fields(round, samples)
         if bytes_by_node := self._reader.traffic():
             fields["bytes_from"] = bytes_by_node
         return fields | self._costs.bill()

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 from hypha_ray import types as t
 from hypha_ray.config import Job
@@ -140,9 +141,13 @@ class SchedulerCore:
         """Workers and rounds, to be read only."""
         return FleetView(self._needed, self._roster, self._strategy)
 
-    def fleet_time(self, round: int) -> FleetTime:
-        """Return the fleet's time that belongs in the record of a round among the last commands."""
-        return self._roster.times.recorded(round)
+    def time_fields(self, round: int, samples: int) -> dict[str, Any]:
+        """Return fields about the time of fleet and workers, for the record of a round among the last commands."""
+        times = self._roster.times
+        fields = times.recorded(round).record(samples)
+        times_by_worker = times.recorded_by_worker(round)
+        fields["time_by_worker"] = {str(worker): time.used() for worker, time in times_by_worker.items()}
+        return fields
 
     @property
     def closing_time(self) -> FleetTime | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hypha_ray.errors import DataError
 from hypha_ray.files import make_private
 from hypha_ray.fleet_time import TIME_KINDS
-from hypha_ray.telemetry.series import Series
+from hypha_ray.telemetry.series import Series, every_step_bytes, running_totals
 from hypha_ray.telemetry.sinks.files import METRICS, SUMMARY, read_json, read_jsonl
 
 if TYPE_CHECKING:
@@ -310,10 +309,10 @@ def _bytes(series: Series) -> Figure:
     down = series.column("bytes_down")
     # The two are often equal; the wider line is then visible on both sides of the other.
     for values, colour, width, label in ((up, SKY, 5, "up: deltas"), (down, BLUE, 1.8, "down: weights")):
-        for axes, points in ((each, values), (total, _running(values))):
+        for axes, points in ((each, values), (total, running_totals(values))):
             axes.plot(series.numbers, points, color=colour, lw=width, marker="o", ms=width, label=label)
     _by_round(each, series, "in each round", "bytes", unit="B")
-    every_step = _every_step(series)
+    every_step = every_step_bytes(series)
     if every_step:
         total.plot(series.numbers, every_step, color=GREY, ls="--", label="up, if gradients were\nexchanged every step")
         total.set_yscale("log")
@@ -323,31 +322,6 @@ def _bytes(series: Series) -> Figure:
     _legend(each)
     _legend(total)
     return figure
-
-
-def _every_step(series: Series) -> list[float]:
-    """Bytes that workers would have sent by the end of each round, had they exchanged a gradient at every step."""
-    gradient_bytes = series.summary.get("parameter_bytes")
-    if not gradient_bytes:
-        return []
-    totals = []
-    steps = 0
-    for record in series.rounds:
-        batches_by_worker = record.get("batches") or {}
-        steps += sum(batches_by_worker.values())
-        totals.append(gradient_bytes * steps)
-    return totals
-
-
-def _running(values: Sequence[float]) -> list[float]:
-    """Running total of values, of which NaN counts as 0."""
-    totals = []
-    total = 0.0
-    for value in values:
-        if not math.isnan(value):
-            total += value
-        totals.append(total)
-    return totals
 
 
 def _throughput(axes: Axes, series: Series, title: str, *lines: tuple[str, str, str]) -> None:

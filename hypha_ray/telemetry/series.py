@@ -72,3 +72,55 @@ class Series:
     def has(self, name: str) -> bool:
         """Whether any round has a field."""
         return any(record.get(name) is not None for record in self.rounds)
+
+
+def every_step_bytes(series: Series) -> list[float]:
+    """Bytes that workers would have sent by the end of each round, had they exchanged a gradient at every step.
+
+    None are returned for a run whose summary lacks the size of a gradient.
+    """
+    gradient_bytes = series.summary.get("parameter_bytes")
+    if not gradient_bytes:
+        return []
+    totals = []
+    steps = 0
+    for record in series.rounds:
+        batches_by_worker = record.get("batches") or {}
+        steps += sum(batches_by_worker.values())
+        totals.append(gradient_bytes * steps)
+    return totals
+
+
+def running_totals(values: Sequence[float]) -> list[float]:
+    """Running totals of values, of which NaN counts as 0."""
+    return list(accumulate(0.0 if math.isnan(value) else value for value in values))
+
+
+def gradient_norms(steps: Sequence[Record]) -> dict[str, tuple[list[float], list[float]]]:
+    """Return points of the gradients' norms, by worker.
+
+    Args:
+        steps: reports of workers.
+
+    Returns:
+        Progress in rounds, of which reports within a round have a part, and the norms before clipping.
+
+    """
+    points: dict[str, tuple[list[float], list[float]]] = {}
+    for record in steps:
+        norm = record.get("gradient_norm")
+        if norm is None:
+            continue
+        progress, norms = points.setdefault(str(record["worker"]), ([], []))
+        progress.append(int(record["round"]) + _part_of_round(record))
+        norms.append(float(norm))
+    return points
+
+
+def _part_of_round(report: Record) -> float:
+    """Part of a round's samples that all workers had trained on at a report; 1 if that isn't known."""
+    target = report.get("round_target")
+    samples = report.get("round_samples")
+    if not target or samples is None:
+        return 1.0
+    return min(1.0, float(samples) / float(target))

@@ -170,7 +170,7 @@ class Fleet(World):
         """Use of the fleet's time, which the scheduler's actor adds to a round's record."""
         if fields["kind"] != "round":
             return {}
-        return self.core.fleet_time(fields["round"]).record(fields["samples"])
+        return self.core.time_fields(fields["round"], fields["samples"])
 
     def send(self, command: c.Order) -> None:
         """Send an order; a plan only of slices that were sent before, and kept."""

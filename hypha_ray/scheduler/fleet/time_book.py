@@ -47,6 +47,7 @@ class _Cycle:
 class _SlotTime:
     """Time of a worker number."""
 
+    number: int
     since: float
     """Time up to which all is accounted for."""
     hired: bool = False
@@ -93,8 +94,12 @@ class TimeBook:
         """Times at which exchanges began, by the version of the weights that they lead to."""
         self._rounds: dict[int, FleetTime] = {}
         """Times by the rounds in whose records they belong."""
+        self._worker_rounds: dict[int, dict[int, FleetTime]] = {}
+        """The same times of each worker number."""
         self._recorded: dict[int, FleetTime] = {}
         """Times of the records among the core's last commands."""
+        self._worker_recorded: dict[int, dict[int, FleetTime]] = {}
+        """The same times of each worker number."""
         self.closing: FleetTime | None = None
         """Time after the last record; None until the run has ended well."""
 
@@ -103,13 +108,15 @@ class TimeBook:
     def recall_loss(self, numbers: Iterable[int], seconds: float) -> None:
         """Count what an earlier attempt did after its last commit as lost, for each of these worker numbers."""
         for number in numbers:
-            slot = self._slots[number] = _SlotTime(since=0.0)
+            slot = self._slots[number] = _SlotTime(number, since=0.0)
             slot.unrated_s += seconds
-            self._round(self._next_record).seconds["loss"] += seconds
+            lost = FleetTime()
+            lost.seconds["loss"] = seconds
+            self._add(slot, self._next_record, lost)
 
     def hire(self, number: int, now: float) -> None:
         """Begin to look for a machine."""
-        slot = self._slots.setdefault(number, _SlotTime(since=now))
+        slot = self._slots.setdefault(number, _SlotTime(number, since=now))
         if slot.counted:
             self._spend(slot, now, "loss")
         slot.since = now
@@ -202,7 +209,7 @@ class TimeBook:
                 continue
             if cycle.round < round or not accepted:
                 cycle.spent.lose_training()
-            self._round(record).add(cycle.spent)
+            self._add(slot, record, cycle.spent)
         slot.cycles = undecided
 
     def discard(self, number: int, record: int) -> None:
@@ -222,6 +229,7 @@ class TimeBook:
     def forget_recorded(self) -> None:
         """Forget times of records that are written."""
         self._recorded.clear()
+        self._worker_recorded.clear()
 
     def record(self, number: int, now: float) -> None:
         """Keep the time that belongs in a round's record, which is being written; `recorded` returns it."""
@@ -230,15 +238,23 @@ class TimeBook:
             if slot.counted and (slot.has_machine or not slot.hired):  # Otherwise a machine is being looked for.
                 self._spend(slot, now, "start" if slot.has_machine else "loss")
         time = FleetTime()
+        times_by_worker: dict[int, FleetTime] = {}
         for round in sorted(self._rounds):
             if round <= number:
                 time.add(self._rounds.pop(round))
+                for worker, spent in self._worker_rounds.pop(round, {}).items():
+                    times_by_worker.setdefault(worker, FleetTime()).add(spent)
         self._recorded[number] = time
+        self._worker_recorded[number] = times_by_worker
         self._next_record = max(self._next_record, number + 1)
 
     def recorded(self, number: int) -> FleetTime:
         """Return the time of a round's record, until it is forgotten."""
         return self._recorded[number]
+
+    def recorded_by_worker(self, number: int) -> dict[int, FleetTime]:
+        """Return the time of a round's record by worker number, until it is forgotten."""
+        return self._worker_recorded[number]
 
     def end(self, training: Collection[int], now: float) -> None:
         """Account for the rest of a run that has ended well; deltas of `training` workers are in no commit."""
@@ -261,6 +277,7 @@ class TimeBook:
         for unrecorded in self._rounds.values():
             closing.add(unrecorded)
         self._rounds = {}
+        self._worker_rounds = {}
         self.closing = closing
 
     def _spend_end(self, slot: _SlotTime, now: float, trains: bool) -> None:
@@ -281,6 +298,13 @@ class TimeBook:
     def _round(self, number: int) -> FleetTime:
         """Time that belongs in the record of a round, or in the next one if that is written."""
         return self._rounds.setdefault(max(number, self._next_record), FleetTime())
+
+    def _add(self, slot: _SlotTime, record: int, spent: FleetTime) -> None:
+        """Add a worker's time to that of a round's record, or of the next one if that is written."""
+        record = max(record, self._next_record)
+        self._round(record).add(spent)
+        times_by_worker = self._worker_rounds.setdefault(record, {})
+        times_by_worker.setdefault(slot.number, FleetTime()).add(spent)
 
     def _barrier_s(self, slot: _SlotTime, rest_s: float) -> float:
         """Seconds that a worker which trains on has waited for deltas of others: for new weights, or for its next plan.
@@ -308,7 +332,7 @@ class TimeBook:
     def _spend(self, slot: _SlotTime, now: float, kind: str, known_s: dict[str, float] | None = None) -> None:
         """Account for a slot's time since the last event in the next record, as `_split` does."""
         spent = self._split(slot, now, kind, known_s or {})
-        self._round(self._next_record).add(spent)
+        self._add(slot, self._next_record, spent)
 
     def _split(self, slot: _SlotTime, now: float, kind: str, known_s: dict[str, float]) -> FleetTime:
         """Split a slot's time since the last event: known seconds by kind, and the rest of a kind."""

@@ -123,6 +123,23 @@ def read_jsonl(path: Path, kinds: Iterable[str] | None = None, end: int | None =
     return records
 
 
+def read_tail(path: Path, size_bytes: int) -> list[dict[str, Any]]:
+    """Read the records at the end of a JSON lines file, in its last bytes; a line that begins before them is left out.
+
+    Raises:
+        OSError: the file can't be read.
+
+    """
+    records = []
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - size_bytes))
+        for line in file:
+            record = _parsed(line.decode(errors="replace"))
+            if record is not None:
+                records.append(record)
+    return records
+
+
 def newest_records(path: Path, kinds: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Read the last record of each kind, from the end of the file on; a kind without records is missing.
 

@@ -33,6 +33,14 @@ def of_round(fleet: Fleet, number: int) -> dict[str, float]:
     return seconds(FleetTime.of_records([fleet.of_kind("round")[number]]))
 
 
+def by_worker(fleet: Fleet, number: int) -> dict[str, dict[str, float]]:
+    times = fleet.of_kind("round")[number]["time_by_worker"]
+    return {worker: {kind: round(used, 6) for kind, used in time.items()} for worker, time in times.items()}
+
+
+SLOWER = {"training": 6.0, "exchange": 0.07}
+
+
 def closing(fleet: Fleet) -> FleetTime:
     time = fleet.core.closing_time
     assert time is not None
@@ -56,6 +64,7 @@ def test_rounds_with_a_barrier_and_an_evaluation_at_the_end() -> None:
     # Hired at 0, ready at 0.11, weights merged at 0.13; deltas at 3.13 and 6.13; merged again at 6.13 + 0.05 + 0.02.
     assert of_round(fleet, 0) == {"start": 2 * 0.13, "training": 9.0, "barrier": 3.0, "exchange": 2 * 0.07}
     assert of_round(fleet, 1) == {"training": 9.0, "barrier": 3.0, "exchange": 2 * 0.07}
+    assert by_worker(fleet, 1) == {"0": {"training": 3.0, "barrier": 3.0, "exchange": 0.07}, "1": SLOWER}
     assert seconds(closing(fleet)) == {"evaluation": 1.0}
     assert total(fleet).total_s == pytest.approx(2 * fleet.now)
     first, second = fleet.of_kind("round")
@@ -233,6 +242,9 @@ def test_every_second_is_accounted_for_once_whatever_dies(name: str, seed: int) 
         assert set(record["time_shares"]) == set(TIME_KINDS)
         assert sum(record["time_shares"].values()) == pytest.approx(1.0)
         assert 0 < record["goodput"] <= 1
+        for kind, share in record["time_shares"].items():
+            worker_s = sum(time.get(kind, 0.0) for time in record["time_by_worker"].values())
+            assert worker_s == pytest.approx(share * record["fleet_s"])
     samples = sum(record["samples"] for record in records)
     assert 0 < (goodput(samples, spent.possible_samples) or 0) < 1
 

@@ -1,0 +1,48 @@
+"""HTML pages about runs: one file with its style inside, which asks no server for anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from pathlib import Path
+
+_STYLE = Path(__file__).with_name("page.css")
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+"""Content-Security-Policy: what the page may load, which is nothing from elsewhere."""
+
+
+def html_page(title: str, body: Iterable[str]) -> str:
+    """Return a page with the style of all pages.
+
+    Args:
+        title: title of the page, as plain text.
+        body: lines of HTML.
+
+    """
+    lines = [
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="color-scheme" content="light dark">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        f"<title>{escape(title)}</title>",
+        f"<style>\n{_STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>",
+        *body,
+        "</body>\n</html>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def html_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Lines of a table of plain texts; the first cell of each row is its heading."""
+    yield '<div class="scroll" tabindex="0" role="region" aria-label="table"><table>'
+    headings = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
+    yield f"<thead><tr>{headings}</tr></thead>\n<tbody>"
+    for first, *others in rows:
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in others)
+        yield f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>'
+    yield "</tbody></table></div>"
+
+
+def html_section(name: str, title: str, content: Iterable[str]) -> str:
+    """Return a section with its heading; `name` is what links lead to."""
+    return "\n".join([f'<section id="{name}">\n<h2>{escape(title)}</h2>', *content, "</section>"])
