@@ -62,6 +62,7 @@ log = logging.getLogger(__name__)
 AT_THE_END = (
     "hypha_ray.driver.datasets.job_tokenizer",
     "hypha_ray.driver.trained_models.model_card",
+    "hypha_ray.history.report",
     "hypha_ray.model.saved_model",
     "hypha_ray.store.mirror_courier",
 )
@@ -356,7 +357,7 @@ def finish(
     begin: Callable[[str], None] = _silently,
     plots: PlotService | None = None,
 ) -> None:
-    """Save the trained model by transformers; draw plots, upload the model and mirror the run if the job says so.
+    """Save the trained model by transformers; draw plots, write the report, upload and mirror if the job says so.
 
     `begin` is called with each phase as it begins; `plots` draws in another process; None: plots are drawn here.
     """
@@ -364,6 +365,7 @@ def finish(
     if plots is not None:
         plots.draw(directory.path)
     with uncollected():  # Loaded last, so that a resumed run trains at once.
+        from hypha_ray.history.report import notes_of_last_report
         from hypha_ray.store.mirror import Mirror
         from hypha_ray.store.mirror_courier import deliver
 
@@ -374,6 +376,9 @@ def finish(
     if job.telemetry.plots:
         begin("drawing the plots")
         print_notes(draw_plots(directory.path) if plots is None else plots.notes(directory.path))
+    if job.telemetry.report:
+        begin("writing the report")
+        print_notes(notes_of_last_report(directory.path))
     if job.checkpoint.push is not None:
         begin("uploading the model")
         _upload(job, directory)

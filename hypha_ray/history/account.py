@@ -27,6 +27,7 @@ from hypha_ray.history.overview import (
 )
 from hypha_ray.store.directory import LOCK, holder_of, home
 from hypha_ray.telemetry.caption import model_name
+from hypha_ray.telemetry.series import kinds_to_read
 from hypha_ray.telemetry.sinks.files import (
     EVENTS,
     METRICS,
@@ -71,15 +72,14 @@ class RunFiles:
         return cls._read(folder, ("round", "eval"), _EVENTS)
 
     @classmethod
-    def read_all(cls, folder: Path, with_steps: bool) -> RunFiles:
-        """Read the files of a run with all events, and with the reports of its workers if they are asked for.
+    def read_all(cls, folder: Path) -> RunFiles:
+        """Read the files of a run with all events, and with the reports of its workers unless they are very many.
 
         Raises:
             OSError: a file can't be read.
 
         """
-        kinds = ("round", "eval", "step") if with_steps else ("round", "eval")
-        return cls._read(folder, kinds, None)
+        return cls._read(folder, kinds_to_read(folder / METRICS), None)
 
     @classmethod
     def _read(cls, folder: Path, kinds: Sequence[str], event_kinds: Sequence[str] | None) -> RunFiles:

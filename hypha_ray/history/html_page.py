@@ -33,13 +33,15 @@ def html_page(title: str, body: Iterable[str]) -> str:
 
 
 def html_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Lines of a table of plain texts; the first cell of each row is its heading."""
+    """Lines of a table of plain texts; the first cell of each row is its heading. Columns may have no titles."""
     yield '<div class="scroll" tabindex="0" role="region" aria-label="table"><table>'
     headings = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
-    yield f"<thead><tr>{headings}</tr></thead>\n<tbody>"
-    for first, *others in rows:
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in others)
-        yield f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>'
+    if headings:
+        yield f"<thead><tr>{headings}</tr></thead>"
+    yield "<tbody>"
+    for heading, *texts in rows:
+        cells = "".join(f"<td>{escape(text)}</td>" for text in texts)
+        yield f'<tr><th scope="row">{escape(heading)}</th>{cells}</tr>'
     yield "</tbody></table></div>"
 
 

@@ -16,10 +16,12 @@
 
   function layoutOf(figure, place, style) {
     const narrow = place.clientWidth < 520;
+    const last = figure.layout.xrange?.[1] ?? Math.max(...figure.data.flatMap((trace) => trace.x));
+    const ticks = last <= 9 ? { dtick: 1 } : { nticks: narrow ? 5 : 9 };
     const axis = { gridcolor: "--grid", linecolor: "--edge", zerolinecolor: "--edge", automargin: true };
     const own = figure.layout;
     const round = { unifiedhovertitle: { text: "round %{x}" }, title: { text: "round", standoff: 8 } };
-    const legend = { orientation: "h", x: 0, y: 1, yanchor: "bottom", font: { size: narrow ? 11 : 12 } };
+    const legend = { orientation: "h", traceorder: "normal", x: 0, y: 1, yanchor: "bottom", font: { size: narrow ? 11 : 12 } };
     return coloured({
       ...own,
       autosize: true, height: place.clientHeight, margin: { l: 8, r: 8, t: own.showlegend ? 36 : 10, b: 8 },
@@ -27,7 +29,7 @@
       font: { family: "system-ui, sans-serif", size: 12, color: "--soft" },
       hoverlabel: { bgcolor: "--panel", bordercolor: "--edge", font: { color: "--ink" }, namelength: -1 },
       legend, dragmode: touch.matches ? false : "zoom",
-      xaxis: { ...axis, ...round, nticks: narrow ? 5 : 9, tickformat: ",d", range: own.xrange, autorange: !own.xrange },
+      xaxis: { ...axis, ...round, ...ticks, tickformat: ",d", range: own.xrange, autorange: !own.xrange },
       yaxis: { ...axis, exponentformat: "e", fixedrange: touch.matches, ...own.yaxis },
     }, style);
   }

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 import pkgutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 from hypha_ray.errors import DataError, reason_of
 from hypha_ray.files import opener
-from hypha_ray.history import report_sections as sections
 from hypha_ray.history.account import RunFiles, reason_of_state, training_of
 from hypha_ray.history.comparison import figures_of_run
 from hypha_ray.history.host_filter import HostFilter
@@ -30,20 +30,37 @@ from hypha_ray.history.overview import (
     text_of,
     total_of,
 )
-from hypha_ray.history.report_charts import MOST_POINTS, POINTS_OF_A_CURVE, ReportFigure, figures_of, line_figure
+from hypha_ray.history.report_charts import (
+    MOST_POINTS,
+    POINTS_OF_A_CURVE,
+    ReportFigure,
+    figures_of,
+    line_figure,
+    lines_of,
+)
+from hypha_ray.history.report_curves import (
+    cost_lines,
+    further_charts,
+    gradient_lines,
+    loss_lines,
+    node_rows,
+    objective_lines,
+    task_lines,
+    traffic_figures,
+)
 from hypha_ray.history.report_lists import event_list, rollout_list
+from hypha_ray.history.report_tables import provenance_rows, setting_rows, shares_bar, tiles
 from hypha_ray.history.report_timeline import batches_figure, shares_figure, timeline
 from hypha_ray.telemetry.caption import caption_of
-from hypha_ray.telemetry.charts import FLEET, OPTIMIZATION, PLAN, POLICY, SPEED, TRAFFIC, WAITING, Chart
+from hypha_ray.telemetry.charts import ALL_CHARTS, FLEET, GRADIENT_NORM, OPTIMIZATION, PLAN, POLICY, SPEED, WAITING
 from hypha_ray.telemetry.series import Series
-from hypha_ray.telemetry.sinks.files import METRICS, SUMMARY, read_json
+from hypha_ray.telemetry.sinks.files import SUMMARY, Record, read_json
 
 REPORT = "report.html"
 """Name of the page in a run's directory."""
 _SCRIPT = Path(__file__).with_name("report.js")
-_STEPS_BYTES = 64 << 20
-"""Size of the metrics up to which the reports of workers are read for the norms of gradients."""
-_CHARTED: tuple[tuple[Chart, ...], ...] = (OPTIMIZATION, POLICY, SPEED, WAITING, PLAN, TRAFFIC, FLEET)
+LEAST_POINTS = 40
+"""Fewest points of a long curve, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +71,8 @@ class RunReport:
     series: Series
     state: State
     hide: HostFilter
-    has_steps: bool
-    """Whether reports of workers were read."""
+    with_hosts: bool
+    """Whether users, machines and addresses are shown."""
 
     @classmethod
     def read(cls, folder: Path, with_hosts: bool, at_end: bool) -> RunReport:
@@ -65,18 +82,15 @@ class RunReport:
             OSError: a file can't be read.
 
         """
-        metrics = folder / METRICS
-        has_steps = not metrics.exists() or metrics.stat().st_size <= _STEPS_BYTES
-        run = RunFiles.read_all(folder, has_steps)
+        run = RunFiles.read_all(folder)
         series = Series(run.metrics, read_json(folder / SUMMARY))
         state = State.DAMAGED
         if run.tables:
-            last_round = series.rounds[-1] if series.rounds else {}
-            total_rounds = total_of(run.tables, last_round)
+            total_rounds = total_of(run.tables, run.last_round)
             judge = state_at_rest if at_end else state_of
             state = judge(folder, committed_rounds(folder), total_rounds, run.events)
         hide = HostFilter(run.provenance, run.events, is_on=not with_hosts)
-        return cls(run, series, state, hide, has_steps)
+        return cls(run, series, state, hide, with_hosts)
 
 
 def report_of(folder: Path, with_hosts: bool = False, at_end: bool = False) -> bytes:
@@ -124,26 +138,36 @@ def write_report(folder: Path, at_end: bool = False, with_hosts: bool = False) -
     return path
 
 
-def _first_record(report: RunReport) -> dict[str, object]:
-    """Record from which the date of a run is taken."""
-    for record in (*report.run.events[:1], *report.series.rounds[:1]):
-        return dict(record)
-    return {}
+def notes_of_last_report(folder: Path) -> list[str]:
+    """Write the page at the end of a run, by its driver; return a note if it can't be written."""
+    try:
+        write_report(folder, at_end=True)
+    except Exception as error:  # The model is saved: nothing about a page may fail the run.
+        return [f"the report was not written: {reason_of(error)}"]
+    return []
+
+
+def _first_record(report: RunReport) -> Record:
+    """Record from which the date of a run is taken; without fields if there is none."""
+    records = [*report.run.events[:1], *report.series.rounds[:1], {}]
+    return records[0]
 
 
 def _body(report: RunReport) -> Iterator[str]:
     figures: list[ReportFigure] = []
-    parts = list(_sections(report, figures))
+    """Charts of all sections, in order."""
+    all_sections = list(_sections(report, figures))
     yield from _header(report)
-    links = "".join(f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title, _ in parts)
+    links = ""
+    for section in all_sections:
+        links += f'<li><a href="#{section.name}">{escape(section.title)}</a></li>'
     yield f'<nav aria-label="sections"><ul>{links}</ul></nav>\n<main>'
     if figures:
         yield '<noscript><p class="note">The charts need JavaScript.</p></noscript>'
-    for name, title, content in parts:
-        yield html_section(name, title, content)
-    yield "</main>"
-    written = datetime.now(UTC).strftime("%d %B %Y, %H:%M")
-    yield f"<footer><p>Written on {written} UTC by hypha_ray. Rounds are counted from one.</p></footer>"
+    for section in all_sections:
+        yield html_section(section.name, section.title, section.content)
+    now = datetime.now(UTC)
+    yield f"</main>\n<footer><p>Written at {now:%Y-%m-%d %H:%M} UTC. Rounds are counted from one.</p></footer>"
     if figures:
         yield from _scripts(figures)
 
@@ -151,98 +175,130 @@ def _body(report: RunReport) -> Iterator[str]:
 def _header(report: RunReport) -> Iterator[str]:
     run = report.run
     rounds = committed_rounds(run.folder)
-    last_round = report.series.rounds[-1] if report.series.rounds else {}
-    total = text_of(total_of(run.tables, last_round), absent="?")
+    total_rounds = total_of(run.tables, run.last_round)
+    total = text_of(total_rounds, absent="?")
     reason = report.hide(reason_of_state(run, report.state))
-    yield f'<header>\n<h1>{escape(run.folder.name)} <span class="state {report.state}">{report.state}</span></h1>'
+    name = escape(run.folder.name)
+    yield f'<header>\n<h1>{name} <span class="state {report.state}">{report.state}</span></h1>'
     if run.tables:
-        yield f'<p class="lead">{escape(report.hide(training_of(run)))}</p>'
+        training = report.hide(training_of(run))
+        yield f'<p class="lead">{escape(training)}</p>'
     yield f'<p class="lead">{rounds} of {total} rounds{escape(reason)}</p>\n</header>'
 
 
-def _sections(report: RunReport, figures: list[ReportFigure]) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield name, title and content of each section that the run has; charts are added to `figures`."""
+class Section(NamedTuple):
+    """A section of the page; `content` is lines of HTML."""
+
+    name: str
+    title: str
+    content: list[str]
+
+
+def _sections(report: RunReport, figures: list[ReportFigure]) -> Iterator[Section]:
+    """Yield the sections that the run has; charts are added to `figures`."""
+    for section in _all_sections(report, figures):
+        if section.content:
+            yield section
+
+
+def _all_sections(report: RunReport, figures: list[ReportFigure]) -> Iterator[Section]:
     series = report.series
     run = report.run
+    charts = _charts(report)
+    summary: Record = {}
     if series.rounds:
-        yield "figures", "Figures", list(sections.tiles(figures_of_run(run)))
-    for name, title, charts in _chart_sections(report):
-        content = list(_chart_grid(charts, figures))
-        if name == "time" and series.rounds:
-            shares = figures_of_run(run).get("time_shares")
-            content = [*(sections.shares_bar(shares) if shares else ()), *content]
-        if name == "traffic":
-            rows = sections.node_rows(series, not report.hide.is_on)
-            content += html_table(("read from", "bytes"), rows) if rows else ()
-        if content:
-            yield name, title, content
-    for name, title, lines in (
-        ("events", "Events", event_list(run.events, report.hide)),
-        ("responses", "Responses and rewards", rollout_list(run.folder)),
-    ):
-        content = list(lines)
-        if content:
-            yield name, title, content
+        summary = figures_of_run(run)
+        yield Section("figures", "Figures", list(tiles(summary)))
+    yield Section("curves", "Curves", list(_grid(charts.curves, figures)))
+    yield Section("workers", "Workers", list(_grid(charts.workers, figures)))
+    yield Section("plan", "Plan and actual", list(_grid(charts.plan, figures)))
+    shares = summary.get("time_shares") or {}
+    bar = list(shares_bar(shares)) if shares else []
+    yield Section("time", "Time", [*bar, *_grid(charts.time, figures)])
+    traffic = list(_grid(charts.traffic, figures))
+    nodes = node_rows(series, report.with_hosts)
+    if nodes:
+        traffic += html_table(("read from", "bytes"), nodes)
+    yield Section("traffic", "Traffic", traffic)
+    yield Section("cost", "Cost", list(_grid(charts.cost, figures)))
+    yield Section("further", "Further figures", list(_grid(charts.further, figures)))
+    yield Section("events", "Events", list(event_list(run.events, report.hide)))
+    yield Section("responses", "Responses and rewards", list(rollout_list(run.folder)))
     if run.tables:
-        rows = sections.setting_rows(run.tables, report.hide)
-        yield "settings", "Settings that differ from defaults", list(html_table(("key", "value", "default"), rows))
-    provenance = list(sections.provenance_rows(run, report.hide, not report.hide.is_on))
-    if provenance:
-        yield "provenance", "Provenance", list(html_table(("", ""), provenance))
+        settings = setting_rows(run.tables, report.hide)
+        table = html_table(("key", "value", "default"), settings)
+        yield Section("settings", "Settings that differ from defaults", list(table))
+    if run.provenance:
+        provenance = provenance_rows(run.provenance, report.hide, report.with_hosts)
+        yield Section("provenance", "Provenance", list(html_table((), provenance)))
 
 
-def _chart_sections(report: RunReport) -> Iterator[tuple[str, str, list[ReportFigure]]]:
-    """Yield name, title and charts of the sections with charts."""
+@dataclass(frozen=True, slots=True)
+class ReportCharts:
+    """Charts of each section."""
+
+    curves: list[ReportFigure]
+    workers: list[ReportFigure]
+    plan: list[ReportFigure]
+    time: list[ReportFigure]
+    traffic: list[ReportFigure]
+    cost: list[ReportFigure]
+    further: list[ReportFigure]
+
+
+def _charts(report: RunReport) -> ReportCharts:
     series = report.series
-    quality = _quality_lines(report)
-    known = [name for charts in _CHARTED for chart in charts for name in chart.labels]
-    further = sections.further_fields(series, known) if series.rounds else []
-    curves = 30 + len(quality) + len(further)
-    most_points = max(40, min(POINTS_OF_A_CURVE, MOST_POINTS // curves))
-    charts = [line_figure(title, "", lines, most_points) for title, lines in quality]
-    present = [figure for figure in charts if figure is not None]
-    yield "curves", "Curves", [*present, *figures_of(series, (*OPTIMIZATION[1:], *POLICY), most_points)]
-    workers = [timeline(series, report.run.events, report.hide), batches_figure(series)]
-    drawn = [figure for figure in workers if figure is not None]
-    yield "workers", "Workers", [*drawn, *figures_of(series, FLEET[:1], most_points)]
-    yield "plan", "Plan and actual", list(figures_of(series, PLAN, most_points))
-    shares = [figure for figure in (shares_figure(series),) if figure is not None]
-    yield "time", "Time", [*shares, *figures_of(series, (*FLEET[1:], *SPEED, *WAITING), most_points)]
-    yield "traffic", "Traffic", list(sections.traffic_figures(series, most_points))
-    cost = line_figure("Cost, in the owners' unit", "", sections.cost_lines(series), most_points)
-    yield "cost", "Cost", [] if cost is None else [cost]
-    others = [Chart(name, "", {name: name}) for name in further]
-    yield "further", "Further figures", list(figures_of(series, others, most_points))
+    (learning_rate, *further_steps) = OPTIMIZATION
+    (workers, goodput) = FLEET
+    further = further_charts(series)
+    most_points = MOST_POINTS // (len(ALL_CHARTS) + len(further))
+    most_points = max(LEAST_POINTS, min(POINTS_OF_A_CURVE, most_points))
+    curves = [
+        line_figure(series.objective.trained.capitalize(), "", objective_lines(series), most_points),
+        line_figure("Task", "", task_lines(series), most_points),
+        line_figure("Loss", "", loss_lines(series), most_points),
+        line_figure(learning_rate.title, learning_rate.unit, lines_of(series, learning_rate), most_points),
+        line_figure(GRADIENT_NORM, "", gradient_lines(series), most_points),
+        *figures_of(series, (*further_steps, *POLICY), most_points),
+    ]
+    fleet = [
+        timeline(series, report.run.events, report.hide),
+        batches_figure(series),
+        *figures_of(series, [workers], most_points),
+    ]
+    time = [shares_figure(series), *figures_of(series, (goodput, *SPEED, *WAITING), most_points)]
+    cost = [line_figure("Cost, in the owners' unit", "", cost_lines(series), most_points)]
+    return ReportCharts(
+        curves=_present(curves),
+        workers=_present(fleet),
+        plan=list(figures_of(series, PLAN, most_points)),
+        time=_present(time),
+        traffic=list(traffic_figures(series, most_points)),
+        cost=_present(cost),
+        further=list(figures_of(series, further, most_points)),
+    )
 
 
-def _quality_lines(report: RunReport) -> list[tuple[str, list[sections.Line]]]:
-    """Titles and curves of the charts of training: the objective, the task, learning rate and gradients."""
-    series = report.series
-    (learning_rate, _) = OPTIMIZATION
-    objective = series.objective.trained
-    charts = [(objective.capitalize(), sections.objective_lines(series)), ("Task", sections.task_lines(series))]
-    if objective != "loss" and series.has("loss"):
-        charts.append(("Loss", [sections.Line("loss", series.numbers, series.column("loss"))]))
-    charts.append((learning_rate.title, sections.lines_of(series, learning_rate)))
-    steps = [record for record in report.run.metrics if record.get("kind") == "step"]
-    charts.append(("Norm of the gradient before clipping", sections.gradient_lines(steps)))
-    return charts
+def _present(figures: Iterable[ReportFigure | None]) -> list[ReportFigure]:
+    """Charts that the run has figures of."""
+    return [figure for figure in figures if figure is not None]
 
 
-def _chart_grid(charts: Sequence[ReportFigure], figures: list[ReportFigure]) -> Iterator[str]:
+def _grid(charts: Sequence[ReportFigure], figures: list[ReportFigure]) -> Iterator[str]:
     """Lines of HTML with places for charts, which are added to `figures`."""
     if not charts:
         return
     yield '<div class="charts">'
     for chart in charts:
-        caption = chart.summary
+        title = escape(chart.title)
+        caption = escape(chart.summary)
         if chart.thinned:
             caption += ". Thinned: ends and extremes are kept"
-        kind = ' class="wide"' if chart.wide else ""
-        label = escape(f"{chart.title}: {chart.summary}", quote=True)
-        yield f"<figure{kind}>\n<figcaption><h3>{escape(chart.title)}</h3><p>{escape(caption)}</p></figcaption>"
-        place = f'data-figure="{len(figures)}" style="height:{chart.height_px}px" role="img" aria-label="{label}"'
-        yield f'<div class="plot" {place}></div>\n</figure>'
+        yield '<figure class="wide">' if chart.wide else "<figure>"
+        yield f"<figcaption><h3>{title}</h3><p>{caption}</p></figcaption>"
+        label = f'role="img" aria-label="{title}: {caption}"'
+        yield f'<div class="plot" data-figure="{len(figures)}" style="height:{chart.height_px}px" {label}></div>'
+        yield "</figure>"
         figures.append(chart)
     yield "</div>"
 
@@ -251,7 +307,7 @@ def _scripts(figures: Sequence[ReportFigure]) -> Iterator[str]:
     """Lines of HTML with the charts, the library that draws them, and the page's own script."""
     data = [{"data": figure.data, "layout": figure.layout} for figure in figures]
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":  # So no text of a record can end the script.
+    for character in "<>&":  # So no text of a record can end the script.
         text = text.replace(character, f"\\u{ord(character):04x}")
     yield f'<script type="application/json" id="figure-data">{text}</script>'
     library = pkgutil.get_data("plotly", "package_data/plotly.min.js")

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import cycle
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from hypha_ray.history.thinning import kept_points
+from hypha_ray.history.thinning import points_to_draw
 from hypha_ray.telemetry.charts import Chart, Unit
 from hypha_ray.telemetry.series import Series
 from hypha_ray.telemetry.sinks.table import duration, si
@@ -21,20 +21,30 @@ Trace: TypeAlias = dict[str, Any]
 COLOURS = ("--blue", "--orange", "--green", "--red", "--purple", "--sky", "--yellow", "--grey")
 MOST_POINTS = 12_000
 """Most points of all curves of a page together, about."""
+MOST_MARKERS = 40
+"""Most points of a curve that are marked."""
 CURVES_OF_A_SUMMARY = 3
 """Most curves of which a caption tells each."""
 POINTS_OF_A_CURVE = 800
 """Most points of one curve, about."""
-FORMATS: dict[Unit, tuple[str, str]] = {
-    "": ("", ".6~g"),
-    "%": (".2~%", ".2~%"),
-    "s": ("", ",.4~f"),
-    "B": (".3~s", ".4~s"),
-    "1/s": (".3~s", ".4~s"),
-    "tokens": ("", ",.2~f"),
+
+
+class NumberFormat(NamedTuple):
+    """Formats of plotly.js for the ticks of an axis and for a value, and the unit behind them."""
+
+    tick: str
+    value: str
+    suffix: str
+
+
+FORMATS: dict[Unit, NumberFormat] = {
+    "": NumberFormat("", ".6~g", ""),
+    "%": NumberFormat(".2~%", ".2~%", ""),
+    "s": NumberFormat("", ",.4~f", " s"),
+    "B": NumberFormat(".3~s", ".4~s", "B"),
+    "1/s": NumberFormat(".3~s", ".4~s", "/s"),
+    "tokens": NumberFormat("", ",.2~f", " tokens"),
 }
-"""Formats of plotly.js for the ticks of an axis and for a value, by the unit."""
-SUFFIXES: dict[Unit, str] = {"": "", "%": "", "s": " s", "B": "B", "1/s": "/s", "tokens": " tokens"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,70 +103,88 @@ def line_figure(title: str, unit: Unit, lines: Sequence[Line], most_points: int)
     """
     if not lines:
         return None
-    tick_format, value_format = FORMATS[unit]
     traces: list[Trace] = []
     summaries: list[str] = []
     is_thinned = False
-    for line, colour in zip(lines, cycle(COLOURS)):
-        places = kept_points(line.values, most_points)
-        is_thinned |= len(places) < len(line.values)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers" if len(places) <= 40 else "lines",
-                "name": escape(line.label),
-                "x": [line.rounds[place] for place in places],
-                "y": [number_or_none(line.values[place]) for place in places],
-                "line": {"color": colour, "width": 2, **({"dash": "dash"} if line.dashed else {})},
-                "marker": {"size": 5},
-                "hovertemplate": f"%{{y:{value_format}}}{SUFFIXES[unit]}",
-            }
-        )
+    for line, colour in zip(lines, cycle(COLOURS), strict=False):
+        points = points_to_draw(line.values, most_points)
+        is_thinned |= len(points) < len(line.values)
+        traces.append(_line_trace(line, points, colour, unit))
         summaries.append(_summary(line, unit))
-    layout = {
-        "yaxis": {"tickformat": tick_format, "ticksuffix": SUFFIXES[unit]},
-        "hovermode": "closest" if is_thinned else "x unified",
-        "showlegend": len(lines) > 1,
-    }
     summary = "; ".join(summaries)
     if len(lines) > CURVES_OF_A_SUMMARY:
         summary = f"{len(lines)} curves"
+    has_zero = bool(unit) or all(map(_is_level, lines))
+    axis = {
+        "tickformat": FORMATS[unit].tick,
+        "ticksuffix": FORMATS[unit].suffix,
+        "rangemode": "tozero" if has_zero else "normal",
+    }
+    hover = "closest" if is_thinned else "x unified"
+    layout = {"yaxis": axis, "hovermode": hover, "showlegend": len(lines) > 1}
     return ReportFigure(title, summary, traces, layout, thinned=is_thinned)
+
+
+def _line_trace(line: Line, points: Sequence[int], colour: str, unit: Unit) -> Trace:
+    """Return the trace of a curve with some of its points."""
+    form = FORMATS[unit]
+    stroke = {"color": colour, "width": 2, "dash": "dash" if line.dashed else "solid"}
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if len(points) <= MOST_MARKERS else "lines",
+        "name": escape(line.label),
+        "x": [line.rounds[point] for point in points],
+        "y": [_number_or_none(line.values[point]) for point in points],
+        "line": stroke,
+        "marker": {"size": 5},
+        "hovertemplate": f"%{{y:{form.value}}}{form.suffix}",
+    }
+
+
+def _is_level(line: Line) -> bool:
+    """Whether a curve never changes, so that only zero gives its axis a scale."""
+    return len(set(_present(line))) < 2
+
+
+def _present(line: Line) -> list[float]:
+    """Values of a curve that aren't missing."""
+    return [value for value in line.values if not math.isnan(value)]
 
 
 def _summary(line: Line, unit: Unit) -> str:
     """Text about a curve: its first value, its last one, and between which it lies."""
-    present = [value for value in line.values if not math.isnan(value)]
+    present = _present(line)
     if not present:
         return line.label
     first = value_text(present[0], unit)
     last = value_text(present[-1], unit)
     least = value_text(min(present), unit)
     greatest = value_text(max(present), unit)
-    text = f"{line.label} {last}"
-    if least != greatest:
-        text = f"{line.label} {first} → {last}"
-        if not {least, greatest} <= {first, last}:
-            text += f", between {least} and {greatest}"
-    return text
+    if least == greatest:
+        return f"{line.label} {last}"
+    text = f"{line.label} {first} → {last}"
+    if {least, greatest} <= {first, last}:
+        return text
+    return f"{text}, between {least} and {greatest}"
 
 
 def value_text(value: float, unit: Unit) -> str:
     """Write a value with its unit, in one style for the whole page."""
+    text = f"{value:.5g}"
     match unit:
         case "%":
-            return f"{value:.1%}"
+            text = f"{value:.1%}"
         case "s":
-            return duration(value) if value >= 1 else f"{value:.3g}s"
+            text = duration(value) if value >= 1 else f"{value:.3g}s"
         case "B":
-            return f"{si(value)}B"
+            text = f"{si(value)}B"
         case "1/s":
-            return f"{si(value)}/s" if value >= 10 else f"{value:.3g}/s"
+            text = f"{si(value)}/s" if value >= 10 else f"{value:.3g}/s"
         case "tokens":
-            return f"{value:.4g} tokens"
-    return f"{value:.5g}"
+            text = f"{value:.4g} tokens"
+    return text
 
 
-def number_or_none(value: float) -> float | None:
+def _number_or_none(value: float) -> float | None:
     """Return a number as JSON has it; None for NaN."""
     return None if math.isnan(value) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,15 @@ _EVENT_TITLES = ("time, UTC", "kind", "round", "worker", "what happened")
 _STAMPS = frozenset({"kind", "wall_time", "monotonic_s", "worker", "round", "incarnation"})
 """Fields of events with columns of their own, or that say nothing to people."""
 
+_EMPTY: tuple[object, ...] = (None, "", {}, [])
+"""Values that aren't shown."""
 MOST_ROLLOUTS = 40
 ROLLOUTS_OF_A_ROUND = 4
 LONGEST_TEXT = 800
 """Most characters of a prompt or response."""
 WHOLE_BYTES = 4 << 20
 """Size of a file of responses that is read as a whole; of a larger one the ends are, of half this size each."""
-_OF_A_RESPONSE = frozenset({"kind", "wall_time", "monotonic_s", "round", "worker", "prompt", "response", "reward"})
+_OF_A_RESPONSE = frozenset({"kind", "wall_time", "monotonic_s", "round", "prompt", "response"})
 """Fields of responses that are shown in places of their own."""
 
 
@@ -77,13 +79,24 @@ def _shown_events(events: Sequence[Record], kinds: Mapping[str, int]) -> list[Re
 
 def _event_row(event: Record, hide: Hide) -> str:
     kind = str(event.get("kind"))
-    time = str(event.get("wall_time", ""))[:19].replace("T", " ")
+    wall_time = str(event.get("wall_time", ""))
+    time = wall_time[:19].replace("T", " ")
     number = event.get("round")
-    round_text = str(number + 1) if isinstance(number, int) else ""
+    round_text = ""
+    if isinstance(number, int):
+        round_text = str(number + 1)
     worker = str(event.get("worker", ""))
     text = _cut(hide(_event_text(event)), LONGEST_EVENT)
-    cells = "".join(f"<td>{escape(cell)}</td>" for cell in (time, kind, round_text, worker, text))
+    cells = _cells("td", (time, kind, round_text, worker, text))
     return f'<tr data-kind="{escape(kind)}">{cells}</tr>'
+
+
+def _cells(tag: str, texts: Iterable[str]) -> str:
+    """Cells of a row of plain texts."""
+    cells = ""
+    for text in texts:
+        cells += f"<{tag}>{escape(text)}</{tag}>"
+    return cells
 
 
 def _event_text(event: Record) -> str:
@@ -98,71 +111,94 @@ def _event_text(event: Record) -> str:
             pass  # It isn't one of ours.
     parts = []
     for name, value in event.items():
-        if name not in _STAMPS and value not in (None, "", {}, []):
+        if name == "next_round" and isinstance(value, int):
+            parts.append(f"next round {value + 1}")
+        elif name not in _STAMPS and value not in _EMPTY:
             parts.append(f"{name} {_plain_text(value)}")
     return ", ".join(parts)
 
 
 def rollout_list(folder: Path) -> Iterator[str]:
     """Lines of HTML with responses of a run and their rewards; none without responses."""
-    path = folder / ROLLOUTS
-    if not path.exists():
+    rollouts_by_round = _rollouts_by_round(folder / ROLLOUTS)
+    if not rollouts_by_round:
         return
+    shown_by_round: dict[int, list[Record]] = {}
+    for number in spread(sorted(rollouts_by_round), MOST_ROLLOUTS // ROLLOUTS_OF_A_ROUND):
+        shown_by_round[number] = _of_round(rollouts_by_round[number])
+    shown = sum(map(len, shown_by_round.values()))
+    total = sum(map(len, rollouts_by_round.values()))
+    text = f"{shown} of {counted(total, 'response')}"
+    if (folder / ROLLOUTS).stat().st_size > WHOLE_BYTES:
+        text = f"{shown} responses, of the first and the last rounds"
+    yield f'<p class="note">{text}.</p>'
+    last = max(shown_by_round)
+    for number, rollouts in shown_by_round.items():
+        is_open = " open" if number == last else ""
+        yield f"<details{is_open}><summary>Round {number + 1}</summary>"
+        yield from map(_rollout, rollouts)
+        yield "</details>"
+
+
+def _rollouts_by_round(path: Path) -> dict[int, list[Record]]:
+    """Responses of a file by round; of a large file those at its ends."""
+    if not path.exists():
+        return {}
+    rollouts: list[dict[str, Any]]
     if path.stat().st_size <= WHOLE_BYTES:
-        rollouts = read_jsonl(path, ("rollout",))
-        number = counted(len(rollouts), "response")
+        rollouts = read_jsonl(path)
     else:
-        rollouts = read_jsonl(path, ("rollout",), WHOLE_BYTES // 2) + read_tail(path, WHOLE_BYTES // 2)
-        number = f"the responses at the beginning and the end of {ROLLOUTS}"
+        rollouts = read_jsonl(path, end=WHOLE_BYTES // 2)
+        rollouts += read_tail(path, WHOLE_BYTES // 2)
     by_round: dict[int, list[Record]] = {}
     for rollout in rollouts:
         if isinstance(rollout.get("round"), int):
             by_round.setdefault(rollout["round"], []).append(rollout)
-    if not by_round:
-        return
-    numbers = sorted(by_round)
-    shown = {numbers[place] for place in spread(len(numbers), MOST_ROLLOUTS // ROLLOUTS_OF_A_ROUND)}
-    parts = {number: _of_round(by_round[number]) for number in sorted(shown)}
-    yield f'<p class="note">{sum(map(len, parts.values()))} of {number}.</p>'
-    for round_number, responses in parts.items():
-        is_last = round_number == numbers[-1]
-        yield f"<details{' open' if is_last else ''}><summary>Round {round_number + 1}</summary>"
-        yield from map(_rollout, responses)
-        yield "</details>"
+    return by_round
 
 
 def _of_round(rollouts: Sequence[Record]) -> list[Record]:
     """Some responses of a round, from the lowest reward to the highest one."""
-    by_reward = sorted(rollouts, key=_reward)
-    return [by_reward[place] for place in spread(len(by_reward), ROLLOUTS_OF_A_ROUND)]
+    return spread(sorted(rollouts, key=_reward), ROLLOUTS_OF_A_ROUND)
 
 
 def _reward(rollout: Record) -> float:
+    """Reward of a response; the lowest of all if it has none."""
     reward = rollout.get("reward")
-    return float(reward) if isinstance(reward, int | float) else float("-inf")
+    if isinstance(reward, int | float):
+        return float(reward)
+    return float("-inf")
 
 
 def _rollout(rollout: Record) -> str:
-    facts = [f"worker {_plain_text(rollout.get('worker', '?'))}"]
-    if rollout.get("reward") is not None:
-        facts.insert(0, f"reward {_plain_text(rollout['reward'])}")
-    for name, value in rollout.items():
-        if name not in _OF_A_RESPONSE and value not in (None, "", {}, []):
-            facts.append(f"{name} {_cut(_plain_text(value), LONGEST_EVENT)}")
-    chips = "".join(f"<span>{escape(fact)}</span>" for fact in facts)
-    prompt = escape(_cut(_plain_text(rollout.get("prompt", "")), LONGEST_TEXT))
-    response = escape(_cut(_plain_text(rollout.get("response", "")), LONGEST_TEXT))
-    texts = f'<pre class="prompt">{prompt}</pre><pre class="response">{response}</pre>'
+    chips = ""
+    facts = {"reward": rollout.get("reward"), "worker": rollout.get("worker"), **rollout}
+    for name, value in facts.items():
+        if value not in _EMPTY and name not in _OF_A_RESPONSE:
+            text = _cut(_plain_text(value), LONGEST_EVENT)
+            chips += f"<span>{escape(name)} {escape(text)}</span>"
+    texts = _text_of("prompt", rollout) + _text_of("response", rollout)
     return f'<article class="rollout"><p class="chips">{chips}</p>{texts}</article>'
 
 
+def _text_of(field: str, rollout: Record) -> str:
+    """A text of a response as HTML."""
+    text = _cut(_plain_text(rollout.get(field, "")), LONGEST_TEXT)
+    return f'<pre class="{field}">{escape(text)}</pre>'
+
+
 def _plain_text(value: Any) -> str:
-    """A value of a record as text: texts as they are, numbers with six digits, anything else as JSON."""
+    """A value of a record as text: numbers with six digits, tables as names and values, lists as JSON."""
     match value:
         case str():
             return value
         case float():
             return f"{value:.6g}"
+        case Mapping():
+            texts = []
+            for name, item in value.items():
+                texts.append(f"{name} {_plain_text(item)}")
+            return ", ".join(texts)
     return json.dumps(value, ensure_ascii=False)
 
 

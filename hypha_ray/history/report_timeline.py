@@ -5,73 +5,104 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from hypha_ray.fleet_time import TIME_KINDS
 from hypha_ray.history.report_charts import ReportFigure, Trace, value_text
-from hypha_ray.history.thinning import bins, spread
+from hypha_ray.history.thinning import cut, spread
 from hypha_ray.telemetry.series import Series
 from hypha_ray.telemetry.sinks.files import Record
 from hypha_ray.texts import counted
 
+
+class Use(NamedTuple):
+    """Look of a use of time: its label, and its colour."""
+
+    label: str
+    colour: str
+
+
 USES = {
-    "start": ("starting", "--grey"),
-    "training": ("training", "--green"),
-    "data": ("waiting for data", "--sky"),
-    "barrier": ("waiting for others", "--orange"),
-    "exchange": ("exchanging", "--blue"),
-    "evaluation": ("evaluating", "--purple"),
-    "loss": ("lost", "--red"),
+    "start": Use("starting", "--grey"),
+    "training": Use("training", "--green"),
+    "data": Use("waiting for data", "--sky"),
+    "barrier": Use("waiting for others", "--orange"),
+    "exchange": Use("exchanging", "--blue"),
+    "evaluation": Use("evaluating", "--purple"),
+    "loss": Use("lost", "--red"),
 }
-"""Label and colour of each of `TIME_KINDS`, in the order in which a round shows them."""
-assert set(USES) == set(TIME_KINDS)
+"""Uses of time, by their names in records, in the order in which a round shows them."""
+
+
+class MarkStyle(NamedTuple):
+    """Look of an event of a worker: its verb, its name in the legend, its symbol, and its colour."""
+
+    verb: str
+    label: str
+    symbol: str
+    colour: str
+
+
 MARKS = {
-    "join": ("joined", "triangle-up", "--green"),
-    "loss": ("lost", "x", "--red"),
-    "leave": ("left", "triangle-down", "--orange"),
-    "exclude": ("excluded", "square-x", "--purple"),
+    "join": MarkStyle("joined", "joined", "triangle-up", "--green"),
+    "loss": MarkStyle("was lost", "worker lost", "x", "--red"),
+    "leave": MarkStyle("left", "left", "triangle-down", "--orange"),
+    "exclude": MarkStyle("was excluded", "excluded", "square", "--purple"),
 }
-"""Label, symbol and colour of events of workers, by their kind."""
+"""Events of workers that are shown, by their kind."""
 MOST_WORKERS = 64
 MOST_SEGMENTS = 5000
 """Most segments of the timeline, about."""
-MOST_BINS = 400
+MOST_COLUMNS = 400
 """Most columns of a chart by round; each has one round, or several neighbours added up."""
 MOST_MARKS = 300
 """Most marks of a kind of event."""
+TEXT_HEIGHT_PX = 120
+ROW_HEIGHT_PX = 22
+"""Height of a chart with a row for each worker: of legend and axis, and of a row."""
 
 Hide: TypeAlias = Callable[[object], str]
 """Function that makes a text of a record fit for the page."""
 
 
 @dataclass(frozen=True, slots=True)
-class RoundBin:
+class RoundColumn:
     """Neighbouring rounds that are shown as one column."""
 
     records: Sequence[Record]
 
     @property
-    def left(self) -> float:
-        """Left edge; a round has its number, counted from one, at its middle."""
-        return float(self.records[0]["round"]) + 0.5
+    def first(self) -> int:
+        """Number of the first round, counted from one."""
+        return int(self.records[0]["round"]) + 1
 
     @property
-    def right(self) -> float:
-        """Right edge."""
-        return float(self.records[-1]["round"]) + 1.5
+    def last(self) -> int:
+        """Number of the last round, counted from one."""
+        return int(self.records[-1]["round"]) + 1
+
+    @property
+    def begin(self) -> float:
+        """Edge at which the column begins; a round has its number at its middle."""
+        return self.first - 0.5
+
+    @property
+    def end(self) -> float:
+        """Edge at which the column ends."""
+        return self.last + 0.5
 
     @property
     def label(self) -> str:
         """Text that names the rounds."""
-        first = self.records[0]["round"] + 1
-        last = self.records[-1]["round"] + 1
-        return f"round {first}" if first == last else f"rounds {first}-{last}"
+        if self.first == self.last:
+            return f"round {self.first}"
+        return f"rounds {self.first}-{self.last}"
 
     def seconds(self, worker: str) -> dict[str, float]:
         """Seconds of a worker by use."""
         total: dict[str, float] = {}
         for record in self.records:
-            used = (record.get("time_by_worker") or {}).get(worker) or {}
+            times_by_worker = record.get("time_by_worker") or {}
+            used = times_by_worker.get(worker) or {}
             for use, seconds in used.items():
                 total[use] = total.get(use, 0.0) + seconds
         return total
@@ -79,13 +110,39 @@ class RoundBin:
     def shares(self) -> dict[str, float]:
         """Shares of the fleet's time by use; none if the records don't have them."""
         total: dict[str, float] = {}
-        fleet_s = 0.0
+        all_s = 0.0
         for record in self.records:
-            if record.get("time_shares") and record.get("fleet_s"):
-                fleet_s += record["fleet_s"]
-                for use, share in record["time_shares"].items():
-                    total[use] = total.get(use, 0.0) + share * record["fleet_s"]
-        return {use: seconds / fleet_s for use, seconds in total.items()}
+            fleet_s = record.get("fleet_s") or 0.0
+            shares = record.get("time_shares") or {}
+            for use, share in shares.items():
+                total[use] = total.get(use, 0.0) + share * fleet_s
+                all_s += share * fleet_s
+        return {use: seconds / all_s for use, seconds in total.items() if all_s > 0}
+
+    def batches(self, worker: str) -> int:
+        """Number of batches of a worker."""
+        total = 0
+        for record in self.records:
+            batches_by_worker = record.get("batches") or {}
+            total += int(batches_by_worker.get(worker, 0))
+        return total
+
+
+class Mark(NamedTuple):
+    """An event of a worker, and the round in which it happened, counted from one."""
+
+    kind: str
+    worker: str
+    round: float
+    text: str
+
+
+def columns_of(rounds: Sequence[Record], most: int) -> list[RoundColumn]:
+    """Return rounds as columns, at most so many."""
+    columns = []
+    for places in cut(len(rounds), most):
+        columns.append(RoundColumn(rounds[places.start : places.stop]))
+    return columns
 
 
 def timeline(series: Series, events: Iterable[Record], hide: Hide) -> ReportFigure | None:
@@ -99,123 +156,167 @@ def timeline(series: Series, events: Iterable[Record], hide: Hide) -> ReportFigu
     """
     marks = list(_marks(events, hide))
     workers = _workers(series, marks)
-    shown = workers[:MOST_WORKERS]
-    columns = _columns(series.rounds, min(MOST_BINS, MOST_SEGMENTS // (5 * max(1, len(shown)))))
-    traces = [trace for trace in _segments(columns, shown) if trace["x"]]
-    has_time = bool(traces)
-    for kind in MARKS:
-        of_kind = [mark for mark in marks if mark.kind == kind and mark.worker in shown]
-        if of_kind:
-            traces.append(_mark_trace(kind, [of_kind[place] for place in spread(len(of_kind), MOST_MARKS)]))
-    if not traces:
+    if not workers:
         return None
-    parts = [counted(len(workers), "worker")]
-    if len(workers) > len(shown):
-        parts.append(f"the first {len(shown)} of them are shown")
+    shown_workers = workers[:MOST_WORKERS]
+    most_columns = MOST_SEGMENTS // (5 * len(shown_workers))
+    columns = columns_of(series.rounds, min(MOST_COLUMNS, most_columns))
+    bars = _time_traces(columns, shown_workers)
+    return ReportFigure(
+        "Workers",
+        _timeline_summary(workers, has_time=bool(bars)),
+        [*bars, *_mark_traces(marks, shown_workers)],
+        {
+            "barmode": "overlay",
+            "bargap": 0.25,
+            "hovermode": "closest",
+            "showlegend": True,
+            "xrange": _edges(columns),
+            "yaxis": _worker_axis(shown_workers),
+        },
+        height_px=_height_px(shown_workers),
+        wide=True,
+        thinned=len(columns) < len(series.rounds),
+    )
+
+
+def _timeline_summary(workers: Sequence[str], has_time: bool) -> str:
+    text = counted(len(workers), "worker")
+    if len(workers) > MOST_WORKERS:
+        text += f", of which the first {MOST_WORKERS} are shown"
     if has_time:
-        parts.append("a round's width is the time of the busiest one, and uses within it aren't in their order")
-    else:
-        parts.append("the records don't tell what each one's time was spent on")
-    layout = {
-        "barmode": "overlay",
-        "bargap": 0.25,
-        "xrange": [0.4, columns[-1].right + 0.1] if columns else [0.4, 1.6],
-        "hovermode": "closest",
-        "showlegend": True,
-        "yaxis": {"type": "category", "categoryarray": [_name(worker) for worker in shown], "autorange": "reversed"},
-    }
-    is_thinned = len(columns) < len(series.rounds)
-    height_px = 120 + 22 * max(3, len(shown))
-    summary = ": ".join([parts[0], "; ".join(parts[1:])])
-    return ReportFigure("Workers", summary, traces, layout, height_px, wide=True, thinned=is_thinned)
+        return f"{text}; a round is as wide as its busiest worker's time, and uses of time aren't in their order"
+    return f"{text}; the records don't tell what their time was spent on"
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """An event of a worker, and the round in which it happened."""
+def _edges(columns: Sequence[RoundColumn]) -> list[float]:
+    """Range of the axis of rounds."""
+    if not columns:
+        return [0.4, 1.6]
+    return [columns[0].begin - 0.1, columns[-1].end + 0.1]
 
-    kind: str
-    worker: str
-    round: float
-    text: str
+
+def _worker_axis(workers: Sequence[str]) -> dict[str, Any]:
+    """Axis with a row for each worker, the first one at the top."""
+    return {"type": "category", "categoryarray": list(map(_name, workers)), "autorange": "reversed"}
+
+
+def _height_px(workers: Sequence[str]) -> int:
+    return TEXT_HEIGHT_PX + ROW_HEIGHT_PX * max(3, len(workers))
+
+
+def _name(worker: str) -> str:
+    return f"worker {escape(worker)}"
 
 
 def _marks(events: Iterable[Record], hide: Hide) -> Iterator[Mark]:
     """Events of workers; each is in the round whose plans went out last."""
-    current = 0.5
+    current_round = 0.5
     for event in events:
-        kind = event.get("kind")
-        if kind == "plan" and isinstance(event.get("round"), int):
-            current = max(current, float(event["round"]) + 1)
+        kind = str(event.get("kind"))
+        number = event.get("round")
+        if kind == "plan" and isinstance(number, int):
+            current_round = max(current_round, number + 1.0)
         elif kind in MARKS and event.get("worker") is not None:
-            reason = event.get("reason") or event.get("device") or ""
-            yield Mark(kind, str(event["worker"]), current, hide(reason))
+            reason = hide(event.get("reason") or event.get("device") or "")
+            time = f"in round {current_round:.0f}"
+            if current_round < 1:
+                time = "before the first round"
+            yield Mark(kind, str(event["worker"]), current_round, f"{time}: {reason}")
 
 
 def _workers(series: Series, marks: Iterable[Mark]) -> list[str]:
     """Workers of all rounds and events, in the order of their numbers."""
-    names = {*series.workers, *(mark.worker for mark in marks)}
+    names = set(series.workers)
+    names.update(mark.worker for mark in marks)
     for record in series.rounds:
         names.update(record.get("time_by_worker") or {})
     return sorted(names, key=lambda name: (len(name), name))
 
 
-def _columns(rounds: Sequence[Record], most: int) -> list[RoundBin]:
-    return [RoundBin([rounds[place] for place in places]) for places in bins(len(rounds), max(1, most))]
-
-
-def _segments(columns: Sequence[RoundBin], workers: Sequence[str]) -> list[Trace]:
-    """Return a trace of bars for each use of time."""
-    traces = {use: _bars(*style) for use, style in USES.items()}
+def _time_traces(columns: Sequence[RoundColumn], workers: Sequence[str]) -> list[Trace]:
+    """Return a trace of bars for each use of time that there is."""
+    traces: dict[str, Trace] = {}
+    for use, look in USES.items():
+        traces[use] = _bars(look)
     for column in columns:
         seconds_by_worker = {worker: column.seconds(worker) for worker in workers}
-        longest_s = max((sum(seconds.values()) for seconds in seconds_by_worker.values()), default=0.0)
-        if not longest_s:
-            continue
-        scale = (column.right - column.left) / longest_s
-        for worker, seconds in seconds_by_worker.items():
-            left = column.left
-            for use, trace in traces.items():
-                if seconds.get(use):
-                    width = seconds[use] * scale
-                    trace["base"].append(round(left, 4))
-                    trace["x"].append(round(width, 4))
-                    trace["y"].append(_name(worker))
-                    trace["customdata"].append(f"{column.label}: {value_text(seconds[use], 's')}")
-                    left += width
-    return list(traces.values())
+        longest_s = max(map(_total, seconds_by_worker.values()))
+        if longest_s > 0:
+            width_of_a_second = (column.end - column.begin) / longest_s
+            for worker, seconds in seconds_by_worker.items():
+                _add_bars(traces, column, worker, seconds, width_of_a_second)
+    return [trace for trace in traces.values() if trace["x"]]
 
 
-def _bars(label: str, colour: str) -> Trace:
+def _total(seconds: Mapping[str, float]) -> float:
+    return sum(seconds.values())
+
+
+def _bars(look: Use) -> Trace:
     return {
         "type": "bar",
         "orientation": "h",
-        "name": label,
+        "name": look.label,
         "base": [],
         "x": [],
         "y": [],
         "customdata": [],
-        "marker": {"color": colour},
-        "hovertemplate": f"%{{y}}, %{{customdata}} {label}<extra></extra>",
+        "marker": {"color": look.colour},
+        "hovertemplate": f"%{{y}}, %{{customdata}} {look.label}<extra></extra>",
     }
 
 
-def _mark_trace(kind: str, marks: Sequence[Mark]) -> Trace:
-    label, symbol, colour = MARKS[kind]
-    return {
+def _add_bars(
+    traces: Mapping[str, Trace],
+    column: RoundColumn,
+    worker: str,
+    seconds: Mapping[str, float],
+    width_of_a_second: float,
+) -> None:
+    """Add the bars of a worker's column, one behind the other."""
+    begin = column.begin
+    for use, trace in traces.items():
+        if seconds.get(use):
+            width = seconds[use] * width_of_a_second
+            time = value_text(seconds[use], "s")
+            trace["base"].append(round(begin, 4))
+            trace["x"].append(round(width, 4))
+            trace["y"].append(_name(worker))
+            trace["customdata"].append(f"{column.label}: {time}")
+            begin += width
+
+
+def _mark_traces(marks: Iterable[Mark], workers: Sequence[str]) -> list[Trace]:
+    """Return a trace of symbols for each kind of event that there is."""
+    marks_by_kind: dict[str, list[Mark]] = {}
+    for mark in marks:
+        if mark.worker in workers:
+            marks_by_kind.setdefault(mark.kind, []).append(mark)
+    traces = []
+    for kind, look in MARKS.items():
+        if kind in marks_by_kind:
+            traces.append(_mark_trace(look, spread(marks_by_kind[kind], MOST_MARKS)))
+    return traces
+
+
+def _mark_trace(look: MarkStyle, marks: Sequence[Mark]) -> Trace:
+    edge = {"width": 1.5, "color": "--panel"}
+    trace: Trace = {
         "type": "scatter",
         "mode": "markers",
-        "name": label if kind != "loss" else "worker lost",
-        "x": [mark.round for mark in marks],
-        "y": [_name(mark.worker) for mark in marks],
-        "text": [escape(mark.text) for mark in marks],
-        "marker": {"symbol": symbol, "size": 10, "color": colour, "line": {"width": 1.5, "color": "--panel"}},
-        "hovertemplate": f"%{{y}} {label} in round %{{x}}<br>%{{text}}<extra></extra>",
+        "name": look.label,
+        "x": [],
+        "y": [],
+        "text": [],
+        "marker": {"symbol": look.symbol, "size": 10, "color": look.colour, "line": edge},
+        "hovertemplate": f"%{{y}} {look.verb} %{{text}}<extra></extra>",
     }
-
-
-def _name(worker: str) -> str:
-    return f"worker {escape(worker)}"
+    for mark in marks:
+        trace["x"].append(mark.round)
+        trace["y"].append(_name(mark.worker))
+        trace["text"].append(escape(mark.text))
+    return trace
 
 
 def batches_figure(series: Series) -> ReportFigure | None:
@@ -223,70 +324,80 @@ def batches_figure(series: Series) -> ReportFigure | None:
     workers = series.workers[:MOST_WORKERS]
     if not workers:
         return None
-    columns = _columns(series.rounds, min(MOST_BINS, MOST_SEGMENTS // len(workers)))
+    columns = columns_of(series.rounds, min(MOST_COLUMNS, MOST_SEGMENTS // len(workers)))
     rows = []
     for worker in workers:
-        rows.append([sum(_batches(record, worker) for record in column.records) for column in columns])
-    per_column = "in each round" if len(columns) == len(series.rounds) else "in neighbouring rounds together"
-    trace = {
-        "type": "heatmap",
-        "x": [columns[0].left, *(column.right for column in columns)],
-        "y": [_name(worker) for worker in workers],
-        "z": rows,
-        "zmin": 0,
-        "customdata": [[column.label for column in columns]] * len(workers),
-        "colorscale": [[0, "--heat-low"], [1, "--heat-high"]],
-        "colorbar": {"thickness": 10, "outlinewidth": 0},
-        "hovertemplate": "%{y}, %{customdata}: %{z} batches<extra></extra>",
-        "xgap": 1 if len(columns) <= 60 else 0,
-        "ygap": 1,
-    }
-    total = sum(map(sum, rows))
-    summary = f"{per_column}; {total} batches of {counted(len(workers), 'worker')} altogether"
-    if len(series.workers) > len(workers):
-        summary += ", which are the first ones"
-    layout = {"yaxis": {"type": "category", "autorange": "reversed"}, "hovermode": "closest"}
-    height_px = 120 + 22 * max(3, len(workers))
+        rows.append([column.batches(worker) for column in columns])
     is_thinned = len(columns) < len(series.rounds)
+    total = sum(map(sum, rows))
+    summary = f"{total} batches of {counted(len(workers), 'worker')}"
+    if len(series.workers) > len(workers):
+        summary += f", the first ones of {len(series.workers)}"
+    trace = _heat_trace(columns, workers, rows)
+    layout = {"yaxis": _worker_axis(workers), "hovermode": "closest"}
+    height_px = _height_px(workers)
     return ReportFigure("Batches of each worker", summary, [trace], layout, height_px, wide=True, thinned=is_thinned)
 
 
-def _batches(record: Record, worker: str) -> int:
-    return int((record.get("batches") or {}).get(worker, 0))
+def _heat_trace(columns: Sequence[RoundColumn], workers: Sequence[str], rows: list[list[int]]) -> Trace:
+    """Return a field of colours, with a row for each worker and a column for each of `columns`."""
+    edges = [columns[0].begin]
+    labels = []
+    for column in columns:
+        edges.append(column.end)
+        labels.append(column.label)
+    has_gaps = len(columns) <= 60
+    return {
+        "type": "heatmap",
+        "x": edges,
+        "y": list(map(_name, workers)),
+        "z": rows,
+        "zmin": 0,
+        "customdata": [labels] * len(workers),
+        "colorscale": [[0, "--heat-low"], [1, "--heat-high"]],
+        "colorbar": {"thickness": 10, "outlinewidth": 0},
+        "hovertemplate": "%{y}, %{customdata}: %{z} batches<extra></extra>",
+        "xgap": int(has_gaps),
+        "ygap": 1,
+    }
 
 
 def shares_figure(series: Series) -> ReportFigure | None:
     """Draw the uses of the fleet's time by round; None if the records don't have them."""
-    columns = [(column, column.shares()) for column in _columns(series.rounds, MOST_BINS)]
-    columns = [(column, shares) for column, shares in columns if shares]
+    all_columns = columns_of(series.rounds, MOST_COLUMNS)
+    shares_by_column = [(column, column.shares()) for column in all_columns]
+    columns = [(column, shares) for column, shares in shares_by_column if shares]
     if not columns:
         return None
-    traces: list[Trace] = []
-    for use, (label, colour) in USES.items():
-        traces.append(
-            {
-                "type": "bar",
-                "name": label,
-                "x": [(column.left + column.right) / 2 for column, _ in columns],
-                "width": [column.right - column.left for column, _ in columns],
-                "y": [shares.get(use, 0.0) for _, shares in columns],
-                "customdata": [column.label for column, _ in columns],
-                "marker": {"color": colour},
-                "hovertemplate": f"%{{customdata}}: %{{y:.2~%}} {label}<extra></extra>",
-            }
-        )
+    traces = []
+    for use, look in USES.items():
+        traces.append(_share_trace(use, look, columns))
     layout = {
         "barmode": "stack",
-        "xrange": [columns[0][0].left, columns[-1][0].right],
         "hovermode": "closest",
         "showlegend": True,
+        "xrange": _edges([column for column, _ in columns]),
         "yaxis": {"tickformat": ".0%", "range": [0, 1]},
     }
-    is_thinned = len(columns) < len(series.rounds)
     summary = "all time of the fleet, from the first machine on"
-    return ReportFigure("Use of time", summary, traces, layout, 300, wide=True, thinned=is_thinned)
+    is_thinned = len(all_columns) < len(series.rounds)
+    return ReportFigure("Use of time", summary, traces, layout, height_px=300, wide=True, thinned=is_thinned)
 
 
-def shares_text(shares: Mapping[str, float]) -> list[tuple[str, str, float]]:
-    """Return label, colour and share of each use that has taken time."""
-    return [(*USES[use], shares[use]) for use in USES if shares.get(use)]
+def _share_trace(use: str, look: Use, columns: Iterable[tuple[RoundColumn, Mapping[str, float]]]) -> Trace:
+    trace: Trace = {
+        "type": "bar",
+        "name": look.label,
+        "x": [],
+        "width": [],
+        "y": [],
+        "customdata": [],
+        "marker": {"color": look.colour},
+        "hovertemplate": f"%{{customdata}}: %{{y:.2~%}} {look.label}<extra></extra>",
+    }
+    for column, shares in columns:
+        trace["x"].append((column.begin + column.end) / 2)
+        trace["width"].append(column.end - column.begin)
+        trace["y"].append(shares.get(use, 0.0))
+        trace["customdata"].append(column.label)
+    return trace

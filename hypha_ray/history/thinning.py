@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def kept_points(values: Sequence[float], most: int) -> list[int]:
+def points_to_draw(values: Sequence[float], most: int) -> list[int]:
     """Return the places of the points of a curve that are drawn.
 
     The curve is cut into pieces of equal length, and each keeps its least and its greatest value. A piece without any
@@ -22,30 +25,27 @@ def kept_points(values: Sequence[float], most: int) -> list[int]:
     """
     if len(values) <= most:
         return list(range(len(values)))
-    kept = {0, len(values) - 1}
-    for piece in _pieces(len(values), (most - 2) // 2):
-        present = [place for place in piece if not math.isnan(values[place])]
+    drawn = {0, len(values) - 1}
+    for piece in cut(len(values), (most - 2) // 2):
+        present = [point for point in piece if not math.isnan(values[point])]
         if present:
-            kept.add(min(present, key=values.__getitem__))
-            kept.add(max(present, key=values.__getitem__))
+            drawn.add(min(present, key=values.__getitem__))
+            drawn.add(max(present, key=values.__getitem__))
         else:
-            kept.add(piece[0])
-    return sorted(kept)
+            drawn.add(piece[0])
+    return sorted(drawn)
 
 
-def spread(length: int, most: int) -> list[int]:
-    """Return evenly spread places of a list, with the first and the last one; all if there are no more than `most`."""
-    if length <= most:
-        return list(range(length))
-    return sorted({round(number * (length - 1) / (most - 1)) for number in range(most)})
+def spread(elements: Sequence[T], most: int) -> list[T]:
+    """Return evenly spread elements, with the first and the last one; all if there are no more than `most`."""
+    if len(elements) <= most:
+        return list(elements)
+    step = (len(elements) - 1) / (most - 1)
+    return [elements[round(number * step)] for number in range(most)]
 
 
-def bins(length: int, most: int) -> list[range]:
-    """Cut a list into at most so many runs of neighbours; of one each if there are no more."""
-    return list(_pieces(length, min(length, most)))
-
-
-def _pieces(length: int, number: int) -> Iterator[range]:
-    """Cut places into pieces of equal length, as far as possible."""
-    for piece in range(number):
-        yield range(piece * length // number, (piece + 1) * length // number)
+def cut(length: int, most: int) -> Iterator[range]:
+    """Cut the places of a list into pieces of equal length, as far as possible: at most so many, of one at least."""
+    pieces = min(length, max(1, most))
+    for piece in range(pieces):
+        yield range(piece * length // pieces, (piece + 1) * length // pieces)

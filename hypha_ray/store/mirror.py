@@ -34,7 +34,7 @@ _HEADER = re.compile(rf"checkpoints/round_(\d{{6,}})/{_STATE}")
 _OTHERS = ("config.toml", "dataset.json", "identity.json", "origin.json", "provenance.json", "quarantine.json")
 _HISTORY = ("metrics.jsonl", "events.jsonl", "rollouts.jsonl")
 """Files that grow with every round; each copy is a whole one."""
-_RESULTS = ("summary.json", "model", "model-best", "plots")
+_RESULTS = ("summary.json", "model", "model-best", "plots", "report.html")
 HISTORY_S = 60.0
 """Least time in seconds between two copies of growing files that are larger than a snapshot."""
 

@@ -20,6 +20,8 @@ class Chart:
     """Labels of the curves, by the fields of a round's record."""
 
 
+GRADIENT_NORM = "Norm of the gradient before clipping"
+"""Title of the chart of what workers report."""
 OPTIMIZATION = (
     Chart("Learning rate", "", {"learning_rate": "of the inner optimizer"}),
     Chart("Step of the global weights", "", {"update_norm": "L2 norm of their change"}),
@@ -77,3 +79,4 @@ FLEET = (
     Chart("Workers in the round", "", {"workers": "workers", "rejected": "deltas that were rejected"}),
     Chart("Goodput", "%", {"goodput": "goodput"}),
 )
+ALL_CHARTS = (*OPTIMIZATION, *POLICY, *SPEED, *WAITING, *PLAN, *TRAFFIC, *FLEET)

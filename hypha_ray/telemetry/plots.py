@@ -1,8 +1,8 @@
-"""Plots of a run, drawn from its files: objective, batches, round times, traffic, utilisation and the use of time."""
+"""Plots of a run, drawn from its files: objective, optimizers, batches, traffic, utilisation, and others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from hypha_ray.errors import DataError
 from hypha_ray.files import make_private
 from hypha_ray.fleet_time import TIME_KINDS
-from hypha_ray.telemetry.series import Series, every_step_bytes, running_totals
+from hypha_ray.telemetry.caption import caption_of
+from hypha_ray.telemetry.charts import GRADIENT_NORM, OPTIMIZATION, POLICY, SPEED, WAITING, Chart, Unit
+from hypha_ray.telemetry.series import Series, every_step_bytes, gradient_norms, kinds_to_read, running_totals
 from hypha_ray.telemetry.sinks.files import METRICS, SUMMARY, read_json, read_jsonl
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ STYLE: Any = {
 }
 LEFT_IN = 0.95
 TOP_IN = 0.85
+CAPTION_IN = 0.36
+"""Distance of the caption from the top, in inches."""
 BOTTOM_IN = 0.55
 """Margins around the panels of a figure, in inches."""
 BETWEEN_COLUMNS_IN = 1.0
@@ -59,6 +63,15 @@ COLOURBAR_IN = 0.75
 """Space at each side of a legend, and for the numbers of a bar of colours, in inches."""
 LEAST_PANELS_IN = 6.0
 """Least width of the panels with their left margin, in inches: a long legend makes a figure wider."""
+AXES: dict[Unit, tuple[str, str]] = {
+    "": ("", ""),
+    "%": ("%", ""),
+    "s": ("seconds", ""),
+    "B": ("bytes", "B"),
+    "1/s": ("1/s", " "),
+    "tokens": ("tokens", ""),
+}
+"""Label of an axis, and the unit behind its shortened numbers, by the unit of a chart."""
 STACKED_WORKERS = len(PALETTE)
 STACKED_ROUNDS = 60
 """Most workers and rounds of a stacked bar chart; larger runs get a heat map."""
@@ -90,7 +103,7 @@ def draw(run_directory: Path) -> list[Path]:
 
 
 def _draw(run_directory: Path, path: Path) -> list[Path]:
-    series = Series(read_jsonl(path, ("round", "eval")), read_json(run_directory / SUMMARY))
+    series = Series(read_jsonl(path, kinds_to_read(path)), read_json(run_directory / SUMMARY))
     if not series.rounds:
         problem = f"{path} has no rounds to plot" if path.exists() else f"{path} does not exist"
         raise DataError("DATA044", problem, fix="give the folder of a run that has finished at least one round")
@@ -100,22 +113,31 @@ def _draw(run_directory: Path, path: Path) -> list[Path]:
     plots = {"batches": _batches, "finish": _finish, "bytes": _bytes, "utilisation": _utilisation}
     if series.has("time_shares"):
         plots["time"] = _time
+    if _charts_of(series, OPTIMIZATION) or gradient_norms(series):
+        plots["optimizer"] = _optimizer
+    if _charts_of(series, POLICY):
+        plots["policy"] = _policy
     if any(series.tasks.values()):
         plots = {"task": _task, **plots}
     plots = {series.objective.trained: _objective, **plots}
+    caption = caption_of(run_directory, series.rounds[0])
     paths = []
     for name, plot in plots.items():
         path = folder / f"{name}.png"
-        _save(path, plot, series)
+        _save(path, plot, series, caption)
         paths.append(path)
     return paths
 
 
-def _save(path: Path, plot: Callable[[Series], Figure], series: Series) -> None:
+def _save(path: Path, plot: Callable[[Series], Figure], series: Series, caption: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     with style():
-        canvas = FigureCanvasAgg(plot(series))
+        figure = plot(series)
+        _, height_in = figure.get_size_inches()
+        caption_y = 1 - CAPTION_IN / height_in
+        figure.text(0.01, caption_y, caption, ha="left", va="top", fontsize=9, color=GREY, parse_math=False)
+        canvas = FigureCanvasAgg(figure)
         place_panels(canvas)
         canvas.figure.savefig(path)
     make_private(path)
@@ -324,33 +346,52 @@ def _bytes(series: Series) -> Figure:
     return figure
 
 
-def _throughput(axes: Axes, series: Series, title: str, *lines: tuple[str, str, str]) -> None:
-    """Draw fields of the rounds that are counts a second, each with its colour and label."""
-    for name, colour, label in lines:
-        values = series.column(name)
+def _charts_of(series: Series, charts: Iterable[Chart]) -> list[Chart]:
+    """Charts that the run has figures of."""
+    return [chart for chart in charts if any(map(series.has, chart.labels))]
+
+
+def _draw_chart(axes: Axes, series: Series, chart: Chart) -> None:
+    """Draw the curves of a chart that the run has figures of."""
+    is_percentage = chart.unit == "%"
+    labels = {name: label for name, label in chart.labels.items() if series.has(name)}
+    for (name, label), colour in zip(labels.items(), PALETTE, strict=False):
+        values = series.column(name, 100 if is_percentage else 1)
         axes.plot(series.numbers, values, color=colour, marker=marker_for(len(values)), ms=4, label=label)
-    _by_round(axes, series, title, "1/s", unit=" ")
+    y, unit = AXES[chart.unit]
+    _by_round(axes, series, chart.title, y, unit=unit, from_zero=bool(chart.unit))
     _legend(axes)
 
 
 def _utilisation(series: Series) -> Figure:
-    title = "What workers got done, and what they waited for"
-    rows = 4 if series.has("tokens_per_s") else 3
-    figure, (samples, *tokens, parts, sync) = panels(title, rows, height=2.6)
-    _throughput(samples, series, "samples a second, all workers", ("samples_per_s", BLUE, "samples"))
-    for axes in tokens:
-        all_tokens = ("tokens_per_s", BLUE, "tokens")
-        scored_tokens = ("scored_per_s", ORANGE, "of them scored")
-        _throughput(axes, series, "tokens a second, all workers", all_tokens, scored_tokens)
-    marker = marker_for(len(series.rounds))
-    idle = series.column("idle_fraction", 100)
-    data_wait = series.column("data_wait_fraction", 100)
-    parts.plot(series.numbers, idle, color=BLUE, marker=marker, ms=4, label="at the barrier")
-    parts.plot(series.numbers, data_wait, color=ORANGE, marker=marker, ms=4, label="for data")
-    _by_round(parts, series, "part of worker time spent waiting", "%")
-    _legend(parts)
-    sync.plot(series.numbers, series.column("sync_s"), color=GREEN, marker=marker, ms=4)
-    _by_round(sync, series, "from the last delta to the last worker's new weights", "seconds")
+    charts = _charts_of(series, (*SPEED, *WAITING))
+    figure, all_axes = panels("What workers got done, and what they waited for", max(1, len(charts)), height=2.6)
+    for axes, chart in zip(all_axes, charts, strict=False):
+        _draw_chart(axes, series, chart)
+    return figure
+
+
+def _policy(series: Series) -> Figure:
+    charts = _charts_of(series, POLICY)
+    figure, all_axes = panels("The policy, and what it answers", len(charts), height=2.6)
+    for axes, chart in zip(all_axes, charts, strict=True):
+        _draw_chart(axes, series, chart)
+    return figure
+
+
+def _optimizer(series: Series) -> Figure:
+    """Draw learning rate, step of the global weights, and the norms of the gradients that workers report."""
+    charts = _charts_of(series, OPTIMIZATION)
+    norms = gradient_norms(series)
+    rows = len(charts) + bool(norms)
+    figure, all_axes = panels("Steps of the optimizers", rows, height=2.6)
+    for axes, chart in zip(all_axes, charts, strict=False):
+        _draw_chart(axes, series, chart)
+    if norms:
+        for (label, (progress, values)), colour in zip(norms.items(), PALETTE, strict=False):
+            all_axes[-1].plot(progress, values, color=colour, lw=1, label=label)
+        _by_round(all_axes[-1], series, GRADIENT_NORM, "")
+        _legend(all_axes[-1])
     return figure
 
 

@@ -5,9 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate
+from pathlib import Path
 
 from hypha_ray.figures import objective_of, task_figures
 from hypha_ray.telemetry.sinks.files import Record, by_round
+
+STEPS_BYTES = 64 << 20
+"""Size of a file of metrics up to which the reports of workers are read for the norms of gradients."""
+CURVES_OF_WORKERS = 8
+"""Most workers that have a curve each in a chart."""
+
+
+def kinds_to_read(path: Path) -> tuple[str, ...]:
+    """Kinds of the records of a file of metrics that are read for plots; of a large file no reports of workers."""
+    if path.exists() and path.stat().st_size > STEPS_BYTES:
+        return ("round", "eval")
+    return ("round", "eval", "step")
 
 
 class Series:
@@ -21,6 +34,8 @@ class Series:
         """Figures of the task by round; most rounds may have none."""
         self.evaluations = [record for record in evaluations if record.get(self.objective.name) is not None]
         self.summary = summary
+        self.steps = [record for record in records if record.get("kind") == "step"]
+        """Reports of workers."""
         self.numbers = [int(record["round"]) + 1 for record in self.rounds]
         round_seconds = [record.get("time_s") or 0.0 for record in self.rounds]
         self.seconds = list(accumulate(round_seconds))
@@ -96,25 +111,24 @@ def running_totals(values: Sequence[float]) -> list[float]:
     return list(accumulate(0.0 if math.isnan(value) else value for value in values))
 
 
-def gradient_norms(steps: Sequence[Record]) -> dict[str, tuple[list[float], list[float]]]:
-    """Return points of the gradients' norms, by worker.
-
-    Args:
-        steps: reports of workers.
+def gradient_norms(series: Series) -> dict[str, tuple[list[float], list[float]]]:
+    """Return points of the gradients' norms of the first workers, by their labels.
 
     Returns:
         Progress in rounds, of which reports within a round have a part, and the norms before clipping.
 
     """
     points: dict[str, tuple[list[float], list[float]]] = {}
-    for record in steps:
+    for record in series.steps:
         norm = record.get("gradient_norm")
         if norm is None:
             continue
         progress, norms = points.setdefault(str(record["worker"]), ([], []))
         progress.append(int(record["round"]) + _part_of_round(record))
         norms.append(float(norm))
-    return points
+    workers = sorted(points, key=lambda name: (len(name), name))
+    suffix = f" of {len(workers)}" if len(workers) > CURVES_OF_WORKERS else ""
+    return {f"worker {worker}{suffix}": points[worker] for worker in workers[:CURVES_OF_WORKERS]}
 
 
 def _part_of_round(report: Record) -> float:

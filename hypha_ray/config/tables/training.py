@@ -145,6 +145,7 @@ class Telemetry(Table):
         None, description="folder that Aim, TensorBoard, W&B, MLflow and trackio share for all runs; default: the run's"
     )
     plots: bool = Field(True, description="draw the run's plots at its end; jobs/plot.py draws them at any time")
+    report: bool = Field(True, description="write report.html at the run's end; jobs/report.py writes it at any time")
     aim_repository: str | None = Field(None, description="local Aim repository; default: telemetry.trackers")
     status_bridge: Annotated[str, AfterValidator(target)] | None = Field(
         None, description="host:port of a connector that every number is posted to"
