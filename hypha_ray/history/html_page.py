@@ -7,23 +7,22 @@ from html import escape
 from pathlib import Path
 
 _STYLE = Path(__file__).with_name("page.css")
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-"""Content-Security-Policy: what the page may load, which is nothing from elsewhere."""
 
 
-def html_page(title: str, body: Iterable[str]) -> str:
+def html_page(title: str, body: Iterable[str], head: Iterable[str] = ()) -> str:
     """Return a page with the style of all pages.
 
     Args:
         title: title of the page, as plain text.
         body: lines of HTML.
+        head: further lines of HTML for the page's head.
 
     """
     lines = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="color-scheme" content="light dark">',
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        *head,
         f"<title>{escape(title)}</title>",
         f"<style>\n{_STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>",
         *body,

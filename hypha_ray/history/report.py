@@ -59,6 +59,11 @@ from hypha_ray.telemetry.sinks.files import SUMMARY, Record, read_json
 REPORT = "report.html"
 """Name of the page in a run's directory."""
 _SCRIPT = Path(__file__).with_name("report.js")
+_POLICY = (
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; img-src data: blob:\">"
+)
+"""What the page may load, which is nothing from elsewhere."""
 LEAST_POINTS = 40
 """Fewest points of a long curve, about."""
 
@@ -115,7 +120,7 @@ def report_of(folder: Path, with_hosts: bool = False, at_end: bool = False) -> b
     except RECORD_ERRORS as error:
         problem = f"{folder} has a record that can't be understood"
         raise DataError("DATA044", problem, reason_of(error), fix="take away what hypha_ray didn't write") from None
-    return html_page(title, body).encode(errors="backslashreplace")
+    return html_page(title, body, [_POLICY]).encode(errors="backslashreplace")
 
 
 def write_report(folder: Path, at_end: bool = False, with_hosts: bool = False) -> Path:

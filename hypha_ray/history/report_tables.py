@@ -48,14 +48,13 @@ def setting_rows(tables: Mapping[str, Any], hide: Hide) -> Iterator[tuple[str, s
     """Yield the keys of a job file that differ from their defaults, with value and default."""
     defaults = resolved(Job())
     for key, (value, default) in settings_that_differ([tables, defaults]).items():
-        value_text = hide(_setting(value))
-        yield hide(key), value_text, _setting(default)
-
-
-def _setting(value: Any) -> str:
-    if value is None:
-        return ABSENT
-    return shown(value)
+        if value is None:
+            continue  # The run is older than the key.
+        default_text = ABSENT
+        if default is not None:
+            default_text = shown(default)
+        value_text = hide(shown(value))
+        yield hide(key), value_text, default_text
 
 
 def provenance_rows(start: Record, hide: Hide, with_hosts: bool) -> Iterator[tuple[str, str]]:
@@ -88,7 +87,10 @@ def _pairs(table: Mapping[str, object] | None) -> str:
     """Names and values of a table as text."""
     texts = []
     for name, value in (table or {}).items():
-        texts.append(f"{name} {value}")
+        text = str(value)
+        if isinstance(value, bool):
+            text = text.lower()
+        texts.append(f"{name} {text}")
     return ", ".join(texts)
 
 
