@@ -67,6 +67,7 @@ job=
 if [ "$status" = 0 ] && [ -n "${data:-}" ]; then
   run=$(sed -n 's/^run: //p' "$tmp/job.log")
   echo "the trained model, loaded again: $(python jobs/evaluate.py --model "$run/model" --dataset "$data" | tail -n 1)"
+  echo "report: $run/report.html"
   echo "plots: $run/plots"
   echo "run: $run"
 fi

@@ -113,7 +113,7 @@ def report_of(folder: Path, with_hosts: bool = False, at_end: bool = False) -> b
     try:
         report = RunReport.read(folder, with_hosts, at_end)
         body = list(_body(report))
-        title = caption_of(folder, _first_record(report))
+        title = report.hide(caption_of(folder, _first_record(report)))
     except OSError as error:
         got = f"{error.filename or folder}: {error.strerror}"
         raise DataError("DATA044", f"the files of {folder} can't be read", got, fix="see to it") from None

@@ -47,7 +47,7 @@ ELSEWHERE = {
     r"python jobs/(grpo|ppo)\.py .*": "tests/jobs/test_grpo.py and test_ppo.py",
     r"python jobs/(dpo|prepare)\.py .*data/preferences.*": "tests/jobs/test_dpo.py",
     r"python jobs/evaluate\.py .*--lm-eval .*": "tests/jobs/test_evaluate.py, with a task of the page",
-    r"python jobs/(compare|configs|explain|runs|show)\.py.*": "tests/jobs/test_looking.py",
+    r"python jobs/(compare|configs|explain|report|runs|show)\.py.*": "tests/jobs/test_looking.py",
     r"python jobs/doctor\.py.*": "tests/cluster/test_nodes.py, tests/unit/driver/test_doctor.py",
     r"python jobs/rerun\.py .*": "tests/jobs/test_plugins.py, and refusals in tests/unit/driver/test_rerun.py",
     r"python jobs/simulate\.py --from .*": "tests/jobs/test_simulate_from.py, from a recorded run",

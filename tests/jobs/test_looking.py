@@ -140,3 +140,27 @@ def test_compare_refuses_one_run_an_unknown_run_and_another_kind_of_file(tmp_pat
     ):
         done = job("compare", *arguments, home=tmp_path)
         assert done.returncode == code and done.stderr.startswith(error), done.stderr
+
+
+def test_report_writes_the_page_of_a_run_or_a_file_and_prints_its_path(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "texts-1", commits=1, metrics=[round_record(0, 4.0625), evaluation(0, 3.5)])
+    done = job("report", "texts-1", home=tmp_path)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{folder}/report.html\n")
+    text = (folder / "report.html").read_text()
+    assert text.startswith("<!doctype html>") and 'data-value="4.0625"' in text
+    page = tmp_path / "page.html"
+    written = job("report", "--run", str(folder), "--out", str(page), "--with-hosts", home=tmp_path)
+    assert (written.returncode, written.stdout) == (0, f"{page}\n") and "4.0625" in page.read_text()
+
+
+def test_report_refuses_an_unknown_run_and_a_file_that_is_no_page(tmp_path: Path) -> None:
+    make_run(tmp_path, "texts-1")
+    for arguments, code, error in (
+        (("text-1",), 5, "error[CKPT001]: there is no run 'text-1'"),
+        (("texts-1", "--out", "a.pdf"), 2, "error[CFG003]: --out is out of range"),
+        (("texts-1", "--out", str(tmp_path / "no" / "a.html")), 2, "error[CFG008]: --out can't be used"),
+        ((), 2, "error[CFG012]: --run is missing"),
+        (("texts-1", "--with-host"), 2, "error[CFG001]"),
+    ):
+        done = job("report", *arguments, home=tmp_path)
+        assert done.returncode == code and done.stderr.startswith(error), done.stderr

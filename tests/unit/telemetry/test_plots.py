@@ -201,3 +201,35 @@ def test_utilisation_has_samples_a_second_and_tokens_where_there_are_any(tmp_pat
     draw(a_run(tmp_path, *({**row, "tokens_per_s": 900.0} if tokens else row for row in rows)))
     height, *_ = imread(tmp_path / "plots" / "utilisation.png").shape
     assert round(height / (2.6 * 130)) == 3 + tokens
+
+
+def test_plots_of_optimizers_and_policy_have_the_curves_of_the_records() -> None:
+    records = [
+        a_round(number) | {"learning_rate": 0.5 - number / 10, "entropy": 2.0, "kl": 0.25} for number in range(3)
+    ]
+    report = {"kind": "step", "worker": 1, "round": 1, "round_samples": 50, "round_target": 200, "gradient_norm": 7.0}
+    series = Series([*records, report, {**report, "gradient_norm": None}], {})
+    rate, norm = plots._optimizer(series).axes
+    assert [list(line.get_ydata()) for line in rate.get_lines()] == [[0.5, 0.4, 0.3]]
+    (line,) = norm.get_lines()
+    assert (list(line.get_xdata()), list(line.get_ydata()), line.get_label()) == ([1.25], [7.0], "worker 1")
+    entropy, divergence = plots._policy(series).axes
+    assert [list(axes.get_lines()[0].get_ydata()) for axes in (entropy, divergence)] == [[2.0] * 3, [0.25] * 3]
+
+
+@pytest.mark.slow
+def test_plots_tell_run_date_and_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "texts-$1$"
+    folder.mkdir()
+    (folder / "config.toml").write_text('[model]\nrepository = "openai-community/gpt2"\n')
+    a_run(folder, a_round(0) | {"wall_time": "2026-11-28T04:00:00.000+00:00"})
+    captions: list[str] = []
+    place_panels = plots.place_panels
+
+    def noticed(canvas: FigureCanvasAgg) -> None:
+        captions.extend(text.get_text() for text in canvas.figure.texts if "gpt2" in text.get_text())
+        place_panels(canvas)
+
+    monkeypatch.setattr(plots, "place_panels", noticed)
+    assert len(draw(folder)) == 5
+    assert captions == ["texts-$1$, 28 November 2026, openai-community/gpt2"] * 5
