@@ -15,13 +15,19 @@
   }
 
   function layoutOf(figure, place, style) {
+    const own = figure.layout;
     const narrow = place.clientWidth < 520;
-    const last = figure.layout.xrange?.[1] ?? Math.max(...figure.data.flatMap((trace) => trace.x));
+    const last = own.xrange?.[1] ?? Math.max(...figure.data.flatMap((trace) => trace.x));
     const ticks = last <= 9 ? { dtick: 1 } : { nticks: narrow ? 5 : 9 };
     const axis = { gridcolor: "--grid", linecolor: "--edge", zerolinecolor: "--edge", automargin: true };
-    const own = figure.layout;
     const round = { unifiedhovertitle: { text: "round %{x}" }, title: { text: "round", standoff: 8 } };
     const legend = { orientation: "h", traceorder: "normal", x: 0, y: 1, yanchor: "bottom", font: { size: narrow ? 11 : 12 } };
+    if (narrow && own.showlegend && figure.data.length > 4) {  // Two columns above the chart, which gets room for them.
+      Object.assign(legend, { entrywidth: 0.5, entrywidthmode: "fraction" });
+      place.style.height = `${Number(place.dataset.height) + 22 * Math.ceil(figure.data.length / 2)}px`;
+    } else {
+      place.style.height = `${place.dataset.height}px`;
+    }
     return coloured({
       ...own,
       autosize: true, height: place.clientHeight, margin: { l: 8, r: 8, t: own.showlegend ? 36 : 10, b: 8 },

@@ -302,7 +302,8 @@ def _grid(charts: Sequence[ReportFigure], figures: list[ReportFigure]) -> Iterat
         yield '<figure class="wide">' if chart.wide else "<figure>"
         yield f"<figcaption><h3>{title}</h3><p>{caption}</p></figcaption>"
         label = f'role="img" aria-label="{title}: {caption}"'
-        yield f'<div class="plot" data-figure="{len(figures)}" style="height:{chart.height_px}px" {label}></div>'
+        height = f'data-height="{chart.height_px}" style="height:{chart.height_px}px"'
+        yield f'<div class="plot" data-figure="{len(figures)}" {height} {label}></div>'
         yield "</figure>"
         figures.append(chart)
     yield "</div>"
