@@ -133,6 +133,15 @@ def test_commits_are_a_chain_that_accounts_for_every_sample(run: Path) -> None:
     assert [commit["parent_sha256"] for commit in commits[1:]] == [commit["theta_sha256"] for commit in commits[:-1]]
 
 
+def test_report_of_the_finished_run_has_its_last_loss_and_the_time_of_each_worker(run: Path) -> None:
+    report = (run / "report.html").read_text()
+    rounds = read_jsonl(run / "metrics.jsonl", ["round"])
+    assert f'data-value="{rounds[-1]["loss"]!r}"' in report and 'class="state finished"' in report
+    for record in rounds:
+        used_s = [sum(time.values()) for time in record["time_by_worker"].values()]
+        assert len(used_s) == 2 and sum(used_s) == pytest.approx(record["fleet_s"])
+
+
 def test_run_directory_has_configuration_events_summary_snapshots_logs_and_plots(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     last = read_jsonl(run / "metrics.jsonl", ["eval"])[-1]
