@@ -56,7 +56,7 @@ ROUND = {
 }
 ROUND |= {"sync_s", "idle_fraction", "data_wait_fraction", "plan_error"}
 COMMIT = {"round", "parent_sha256", "theta_sha256", "outer_sha256", "deltas", "cursors", "epoch", "rejected"}
-PLOTS = {"loss.png", "batches.png", "finish.png", "bytes.png", "utilisation.png", "time.png"}
+PLOTS = {"loss.png", "optimizer.png", "batches.png", "finish.png", "bytes.png", "utilisation.png", "time.png"}
 
 
 def flags(**settings: Any) -> list[str]:
