@@ -63,14 +63,14 @@ _POLICY = (
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'; "
     "style-src 'unsafe-inline'; img-src data: blob:\">"
 )
-"""What the page may load, which is nothing from elsewhere."""
+"""Policy of the page: it may load nothing from elsewhere."""
 LEAST_POINTS = 40
 """Fewest points of a long curve, about."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What a page is made of."""
+    """Contents of a page."""
 
     run: RunFiles
     series: Series
