@@ -346,15 +346,11 @@ def watch(stream: Iterator[dict[str, Any]], console: Console, notes: Iterable[st
         console.close(summary)
 
 
-def _silently(phase: str) -> None:
-    """Show nothing of a phase."""
-
-
 def finish(
     job: Job,
     directory: RunDirectory,
     source: DataSource,
-    begin: Callable[[str], None] = _silently,
+    begin: Callable[[str], None] = lambda phase: None,
     plots: PlotService | None = None,
 ) -> None:
     """Save the trained model by transformers; draw plots, write the report, upload and mirror if the job says so.
@@ -377,7 +373,6 @@ def finish(
         begin("drawing the plots")
         print_notes(draw_plots(directory.path) if plots is None else plots.notes(directory.path))
     if job.telemetry.report:
-        begin("writing the report")
         print_notes(notes_of_last_report(directory.path))
     if job.checkpoint.push is not None:
         begin("uploading the model")

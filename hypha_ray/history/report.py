@@ -214,9 +214,9 @@ def _all_sections(report: RunReport, figures: list[ReportFigure]) -> Iterator[Se
     if series.rounds:
         summary = figures_of_run(run)
         yield Section("figures", "Figures", list(tiles(summary)))
-    yield Section("curves", "Curves", list(_grid(charts.curves, figures)))
-    yield Section("workers", "Workers", list(_grid(charts.workers, figures)))
-    yield Section("plan", "Plan and actual", list(_grid(charts.plan, figures)))
+    yield _chart_section("curves", "Curves", charts.curves, figures)
+    yield _chart_section("workers", "Workers", charts.workers, figures)
+    yield _chart_section("plan", "Plan and actual", charts.plan, figures)
     shares = summary.get("time_shares") or {}
     bar = list(shares_bar(shares)) if shares else []
     yield Section("time", "Time", [*bar, *_grid(charts.time, figures)])
@@ -225,8 +225,8 @@ def _all_sections(report: RunReport, figures: list[ReportFigure]) -> Iterator[Se
     if nodes:
         traffic += html_table(("read from", "bytes"), nodes)
     yield Section("traffic", "Traffic", traffic)
-    yield Section("cost", "Cost", list(_grid(charts.cost, figures)))
-    yield Section("further", "Further figures", list(_grid(charts.further, figures)))
+    yield _chart_section("cost", "Cost", charts.cost, figures)
+    yield _chart_section("further", "Further figures", charts.further, figures)
     yield Section("events", "Events", list(event_list(run.events, report.hide)))
     yield Section("responses", "Responses and rewards", list(rollout_list(run.folder)))
     if run.tables:
@@ -236,6 +236,12 @@ def _all_sections(report: RunReport, figures: list[ReportFigure]) -> Iterator[Se
     if run.provenance:
         provenance = provenance_rows(run.provenance, report.hide, report.with_hosts)
         yield Section("provenance", "Provenance", list(html_table((), provenance)))
+
+
+def _chart_section(name: str, title: str, charts: Sequence[ReportFigure], figures: list[ReportFigure]) -> Section:
+    """Return a section with nothing but charts, which are added to `figures`."""
+    content = list(_grid(charts, figures))
+    return Section(name, title, content)
 
 
 @dataclass(frozen=True, slots=True)

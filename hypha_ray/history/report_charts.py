@@ -77,9 +77,8 @@ class ReportFigure:
 def lines_of(series: Series, chart: Chart) -> list[Line]:
     """Return the curves of a chart that the run has values of."""
     lines = []
-    for name, label in chart.labels.items():
-        if series.has(name):
-            lines.append(Line(label, series.numbers, series.column(name)))
+    for name, label in series.labels_of(chart).items():
+        lines.append(Line(label, series.numbers, series.column(name)))
     return lines
 
 

@@ -18,6 +18,8 @@ class Chart:
     unit: Unit
     labels: Mapping[str, str]
     """Labels of the curves, by the fields of a round's record."""
+    needs: str | None = None
+    """Field without which the chart isn't shown; None: it is shown with any of its curves."""
 
 
 GRADIENT_NORM = "Norm of the gradient before clipping"
@@ -51,6 +53,7 @@ SPEED = (
         "Tokens a second, all workers",
         "1/s",
         {"tokens_per_s": "tokens", "scored_per_s": "of them scored", "train_tokens_per_s": "while they train"},
+        needs="tokens_per_s",
     ),
     Chart("Utilisation of GPUs", "%", {"mfu": "of the dense peak of 16 bits"}),
 )

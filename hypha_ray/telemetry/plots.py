@@ -348,14 +348,13 @@ def _bytes(series: Series) -> Figure:
 
 def _charts_of(series: Series, charts: Iterable[Chart]) -> list[Chart]:
     """Charts that the run has figures of."""
-    return [chart for chart in charts if any(map(series.has, chart.labels))]
+    return [chart for chart in charts if series.labels_of(chart)]
 
 
 def _draw_chart(axes: Axes, series: Series, chart: Chart) -> None:
     """Draw the curves of a chart that the run has figures of."""
     is_percentage = chart.unit == "%"
-    labels = {name: label for name, label in chart.labels.items() if series.has(name)}
-    for (name, label), colour in zip(labels.items(), PALETTE, strict=False):
+    for (name, label), colour in zip(series.labels_of(chart).items(), PALETTE, strict=False):
         values = series.column(name, 100 if is_percentage else 1)
         axes.plot(series.numbers, values, color=colour, marker=marker_for(len(values)), ms=4, label=label)
     y, unit = AXES[chart.unit]

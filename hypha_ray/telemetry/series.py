@@ -8,6 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from hypha_ray.figures import objective_of, task_figures
+from hypha_ray.telemetry.charts import Chart
 from hypha_ray.telemetry.sinks.files import Record, by_round
 
 STEPS_BYTES = 64 << 20
@@ -87,6 +88,12 @@ class Series:
     def has(self, name: str) -> bool:
         """Whether any round has a field."""
         return any(record.get(name) is not None for record in self.rounds)
+
+    def labels_of(self, chart: Chart) -> dict[str, str]:
+        """Return the labels of a chart's curves that the run has figures of, by their fields."""
+        if chart.needs is not None and not self.has(chart.needs):
+            return {}
+        return {name: label for name, label in chart.labels.items() if self.has(name)}
 
 
 def every_step_bytes(series: Series) -> list[float]:
