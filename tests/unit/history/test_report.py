@@ -260,14 +260,16 @@ def test_page_of_a_hundred_thousand_rounds_is_thinned_and_small(tmp_path: Path) 
     losses[54_321] = 77.7777777
     losses[65_432] = -3.3333333
     folder = make_run(tmp_path, rounds={"update_rounds": rounds})
+    times = {str(worker): {"training": 1.5, "barrier": 0.25} for worker in range(2)}
+    shares = {"training": 0.75, "barrier": 0.25}
+    fields = {"time_by_worker": times, "time_shares": shares, "fleet_s": 4.0, "learning_rate": 1e-3}
+    pattern = json.dumps(round_record(0, 0.5, **fields))
+    plan = '{"kind": "plan", "wall_time": "2026-11-28T04:00:00", "round": 0}'
     with (folder / "metrics.jsonl").open("w") as metrics, (folder / "events.jsonl").open("w") as events:
         for number, loss in enumerate(losses):
-            times = {str(worker): {"training": 1.5, "barrier": 0.25} for worker in range(2)}
-            shares = {"training": 0.75, "barrier": 0.25}
-            fields = {"time_by_worker": times, "time_shares": shares, "fleet_s": 4.0, "learning_rate": 1e-3}
-            metrics.write(json.dumps(round_record(number, loss, **fields)) + "\n")
-            for kind in ("plan", "commit"):
-                events.write(json.dumps({"kind": kind, "round": number, "wall_time": "2026-11-28T04:00:00"}) + "\n")
+            record = pattern.replace('"round": 0', f'"round": {number}').replace('"loss": 0.5', f'"loss": {loss!r}')
+            metrics.write(record + "\n")
+            events.write(plan.replace('"round": 0', f'"round": {number}') + "\n")
     content = report_of(folder)
     assert len(content) <= 6_000_000
     text = content.decode()
