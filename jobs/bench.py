@@ -59,6 +59,8 @@ def groups(device: str = "cuda", beside: Path | None = None) -> dict[tuple[str, 
     from benchmarks.exchange import EXCHANGES, SIZES, exchange
     from benchmarks.gpu.rows import groups_on
     from benchmarks.relay import relay
+    from benchmarks.sinks import ROWS as SINKS
+    from benchmarks.sinks import sinks
     from benchmarks.slice_path import ROWS as SLICE_PATH
     from benchmarks.slice_path import slice_path
     from benchmarks.start import ROWS as START
@@ -73,6 +75,7 @@ def groups(device: str = "cuda", beside: Path | None = None) -> dict[tuple[str, 
     return {
         **_of_scheduling(),
         ("start", *START): partial(start, beside),
+        SINKS: sinks,
         ("inner_overhead", "inner_loop_cpu", "data_wait_fraction"): inner_loop,
         **_of_reinforcement(),
         ("bridge_receive", "bridge_throughput", "bridge_file"): bridge,

@@ -64,11 +64,11 @@ def _fetch(url: str, copy: RunDirectory) -> None:
 
 def _newest_attempt(directory: Path) -> int:
     """Number of the attempt that made the newest commit; 0 without commits."""
-    from hypha_ray.scheduler.fleet.roster import STARTS_PER_ATTEMPT
     from hypha_ray.store.commits import CommitLog
+    from hypha_ray.types.rounds import attempt_of
 
     with suppress(CheckpointError):
         newest = CommitLog(directory).newest()
         if newest is not None:
-            return max(delta.incarnation // STARTS_PER_ATTEMPT for delta in newest.deltas)
+            return max(attempt_of(delta.incarnation) for delta in newest.deltas)
     return 0

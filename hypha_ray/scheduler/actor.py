@@ -26,6 +26,7 @@ from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
 from hypha_ray.scheduler.runtime.market_client import CostBook, SpeedBook, Staffing
+from hypha_ray.scheduler.runtime.round_traces import RoundTraces
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.slices.slice_readers import SliceCache, reader_of
 from hypha_ray.scheduler.runtime.supervised_actor import GONE, NodeAttendance
@@ -33,6 +34,7 @@ from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import METRICS, by_round, read_json, read_jsonl, rewind, uncommitted_s
+from hypha_ray.traces import tracing
 from hypha_ray.types import Event, Saved
 from hypha_ray.worker.actor import FromDataset
 
@@ -67,6 +69,7 @@ class Scheduler(ListedActor):
         from_dataset: FromDataset,
     ) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
+        tracing.begin(job.telemetry.sinks, run, ray.get_runtime_context)
         search_less_often(job.num_workers)
         self._job = job
         self._run = run
@@ -90,8 +93,15 @@ class Scheduler(ListedActor):
         self._costs = CostBook(self._actors, self._telemetry, self._directory)
         self._speeds = SpeedBook(job, run, self._actors)
         self._core: SchedulerCore | None = None
+        self._round_traces = RoundTraces(job, attempt)
         self._dispatcher = WorkerDispatcher(
-            self._actors, self._weights, self._slice_cache, self._telemetry, self._on_worker_event, self._spawn
+            self._actors,
+            self._weights,
+            self._slice_cache,
+            self._telemetry,
+            self._on_worker_event,
+            self._spawn,
+            self._round_traces,
         )
 
     async def ping(self) -> int:
@@ -230,12 +240,14 @@ class Scheduler(ListedActor):
             event = await asyncio.wait_for(self._inbox.get(), timeout_s)
         except TimeoutError:
             return c.Tick()
+        self._round_traces.hear(event)
         if isinstance(event, c.Reduced):
             self._weights.advance()
         return event
 
     def _perform(self, command: c.Command) -> None:
         """Carry a command out."""
+        self._round_traces.follow(command)
         match command:
             case c.Hire(source=source):
                 self._dispatcher.hire(source)
@@ -261,6 +273,8 @@ class Scheduler(ListedActor):
     def _round_fields(self, round: int, samples: int) -> dict[str, Any]:
         """Further fields of a round's record: use of the time of fleet and workers, bytes by data node, and cost."""
         self._spawn(self._speeds.publish())
+        if (problem := tracing.next_problem()) is not None:
+            self._telemetry.problem(problem)
         assert self._core is not None
         fields = self._core.time_fields(round, samples)
         if bytes_by_node := self._reader.traffic():
@@ -287,6 +301,7 @@ class Scheduler(ListedActor):
         failpoint("scheduler.after_commit")
         self._staffing.begun = True
         commit = saved.commit
+        self._round_traces.committed(commit.round)
         fields = {"round": commit.round, "theta_sha256": commit.theta_sha256, "epoch": commit.epoch}
         self._unwritten.append({**fields, "deltas": len(commit.deltas)})
         if saved.written:  # Rounds before it that a full disk had refused are written with it.
@@ -301,8 +316,12 @@ class Scheduler(ListedActor):
         self._costs.bill()
         if self._core is not None and self._core.closing_time is not None:
             self._telemetry.note("fleet_time", **self._core.closing_time.fields())
+        self._round_traces.end()
+        flushing = asyncio.ensure_future(self._actors.flush_traces())
         figures = {"parameter_bytes": self._weights.bytes, "attempt": self._attempt}
-        return await self._telemetry.finish(figures)
+        summary = await self._telemetry.finish(figures)
+        await flushing
+        return summary
 
     async def _settle(self) -> AsyncIterator[list[dict[str, Any]]]:
         """Wait for the last commits, and yield the news meanwhile; a status line comes first if that takes long."""

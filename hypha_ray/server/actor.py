@@ -21,7 +21,9 @@ from hypha_ray.config.tables.training import OuterOptimizer
 from hypha_ray.exchange_schedule import outer_steps_before
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.heavy_imports import uncollected
+from hypha_ray.traces import tracing
 from hypha_ray.types import Flat, Layout, RoundProgress, Verdict
+from hypha_ray.types.rounds import attempt_of
 
 if TYPE_CHECKING:
     from hypha_ray.server.reduce import OptimizerStep, ReduceSpec, State
@@ -50,6 +52,13 @@ class StepRequest:
     phase: RoundProgress | None = None
     """Progress of the round before this step; None if a round has only one step."""
 
+    @property
+    def key(self) -> tracing.RoundKey:
+        """Round of the step's span."""
+        for _, incarnation, _ in self.senders:  # All have the same attempt.
+            return tracing.RoundKey(attempt_of(incarnation), self.round)
+        return tracing.RoundKey(0, self.round)
+
 
 class ParameterServer(ListedActor):
     """Reduces the deltas of one fragment.
@@ -66,6 +75,7 @@ class ParameterServer(ListedActor):
             import torch
 
         arm(job.testing.failpoints, job.testing.failpoint_log)
+        tracing.begin(job.telemetry.sinks, str(job.run.name), ray.get_runtime_context)
         self._job = job
         self._is_synchronous = job.sync.traits.sends_gradients
         self._stepwise = not job.sync.traits.has_barrier and job.sync.delayed_nesterov
@@ -135,7 +145,8 @@ class ParameterServer(ListedActor):
         failpoint("server.before_reduce")
         self._last = None
         began = time.monotonic()
-        new_theta, state, difference, verdict = self._step(request, theta, momentum, payloads, outputs="theta")
+        with tracing.traced("reduce", request.key, fragment=request.fragment, deltas=len(payloads)):
+            new_theta, state, difference, verdict = self._step(request, theta, momentum, payloads, outputs="theta")
         ended = time.monotonic()
         self._busy_until = 0.0
         if self._has_one_machine:
@@ -166,7 +177,8 @@ class ParameterServer(ListedActor):
             self._last = None  # Steps share their output arrays.
             busy_s = self._busy_until - time.monotonic()
             time.sleep(max(0.0, busy_s))
-            _, state, _, _ = self._step(request, theta, momentum, payloads, outputs="state")
+            with tracing.traced("reduce", request.key, fragment=request.fragment, output="momentum"):
+                _, state, _, _ = self._step(request, theta, momentum, payloads, outputs="state")
             assert state is not None
             self._last = request.id, state
         return self._last[1], None
@@ -260,6 +272,11 @@ class ParameterServer(ListedActor):
         from hypha_ray.server.outer import load_kernel
 
         load_kernel(self._job, [payload])
+
+    @ray.method(concurrency_group="pulse")
+    def flush_traces(self) -> None:
+        """Export the last spans, as `tracing.flush`."""
+        tracing.flush()
 
     @ray.method(concurrency_group="pulse")
     def ping(self) -> int:

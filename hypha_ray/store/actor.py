@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from hypha_ray.config.tables.training import Checkpoint
 from hypha_ray.errors import CheckpointError
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.store.commit_writer import CommitWriter
-from hypha_ray.store.commits import RoundOutcome
+from hypha_ray.store.commits import RoundOutcome, reduction_of
 from hypha_ray.store.directory import Lock, lock_store, quarantine, quarantined
 from hypha_ray.store.restore_point import RestorePoint, restart
+from hypha_ray.traces import tracing
 from hypha_ray.types import Flat, Layout, Saved
+from hypha_ray.types.rounds import attempt_of
 
 GROUPS = {"pulse": 1, "intake": 1}
 """Concurrency groups of calls that don't wait for the disk: liveness checks, and the receipt of arrays."""
@@ -34,10 +37,18 @@ class Store(ListedActor):
         checkpoint: interval of snapshots, number of snapshots to keep, and the mirror.
         rounds: number of rounds in the run, and of those between evaluations.
         testing: failpoints to arm.
+        sinks: names of the job's sinks.
 
     """
 
-    def __init__(self, directory: str, checkpoint: Checkpoint, rounds: Rounds, testing: Testing | None = None) -> None:
+    def __init__(
+        self,
+        directory: str,
+        checkpoint: Checkpoint,
+        rounds: Rounds,
+        testing: Testing | None = None,
+        sinks: Collection[str] = (),
+    ) -> None:
         self._directory = Path(directory)
         self._checkpoint = checkpoint
         self._rounds = rounds
@@ -47,6 +58,7 @@ class Store(ListedActor):
         self._lock: Lock | None = None
         if testing is not None:
             arm(testing.failpoints, testing.failpoint_log)
+        tracing.begin(sinks, self._directory.name, ray.get_runtime_context)
 
     def survey(self) -> RestorePoint | None:
         """Return the state to resume from, without tensors, and cut the log there. None: nothing to resume.
@@ -86,7 +98,10 @@ class Store(ListedActor):
 
     def commit(self, outcome: RoundOutcome, layout: Layout, inner: tuple[int, ...], *flats: Flat) -> Saved:
         """Write a round's results, by `CommitWriter.commit`."""
-        return self._writer.commit(outcome, layout, inner, *flats)
+        attempts = [attempt_of(contribution.incarnation) for contribution in outcome.verdict.accepted]
+        key = tracing.RoundKey(max(attempts, default=0), reduction_of(outcome))
+        with tracing.traced("commit", key, commit=outcome.round):
+            return self._writer.commit(outcome, layout, inner, *flats)
 
     def settle(self) -> str | None:
         """Wait for the mirror, by `CommitWriter.settle`; does nothing before the run has begun."""
@@ -104,6 +119,11 @@ class Store(ListedActor):
     @ray.method(concurrency_group="intake")
     def receive(self, flat: Flat) -> None:
         """Bring arrays to this node, where they survive the end of the node that made them."""
+
+    @ray.method(concurrency_group="pulse")
+    def flush_traces(self) -> None:
+        """Export the last spans, as `tracing.flush`."""
+        tracing.flush()
 
     @ray.method(concurrency_group="pulse")
     def ping(self) -> int:

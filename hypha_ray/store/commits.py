@@ -53,6 +53,11 @@ class RoundOutcome(Protocol):
         """State that a new scheduler needs in addition to the log; plain JSON, saved in the snapshot."""
 
 
+def reduction_of(outcome: RoundOutcome) -> int:
+    """Version of the weights before a round's last reduction; with a barrier that is the round's number."""
+    return int(outcome.state.get("step", outcome.round + 1)) - 1
+
+
 def commit_of(outcome: RoundOutcome, parent_sha256: str | None, theta_sha256: str, outer_sha256: str) -> Commit:
     """Commit record of a round and its hashes."""
     return Commit(

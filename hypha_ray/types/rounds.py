@@ -11,6 +11,15 @@ WeightsVersion = NewType("WeightsVersion", int)
 """Version of the global weights: round n begins with version n. Without a barrier it counts reductions."""
 
 
+STARTS_PER_ATTEMPT = 10_000
+"""Incarnations per attempt, so that those of a later scheduler are greater."""
+
+
+def attempt_of(incarnation: int) -> int:
+    """Number of the scheduler, over the whole run, that started an incarnation."""
+    return incarnation // STARTS_PER_ATTEMPT
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Sender of an event: a worker's number, and its incarnation, which grows with every start under that number."""
@@ -18,6 +27,11 @@ class Source:
     run: str
     worker: int
     incarnation: int
+
+    @property
+    def attempt(self) -> int:
+        """Number of the scheduler that started it, over the whole run."""
+        return attempt_of(self.incarnation)
 
 
 @dataclass(frozen=True, slots=True)

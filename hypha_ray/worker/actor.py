@@ -21,6 +21,7 @@ from hypha_ray.config import Job
 from hypha_ray.failpoints import arm
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.model.tasks.task import SpecialTokens
+from hypha_ray.traces import tracing
 from hypha_ray.types import Arrays, Flat, FragmentUpdate, Layout, Plan, Samples, Source
 from hypha_ray.worker.inbox import BatchSource, Inbox
 from hypha_ray.worker.incarnation import Emit, Incarnation, Item, Loop
@@ -48,6 +49,7 @@ class TrainWorker(ListedActor):
         self, job: Job, source: Source, specials: SpecialTokens | None = None, samples: Samples | None = None
     ) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
+        tracing.begin(job.telemetry.sinks, source.run, ray.get_runtime_context)
         self._job = job
         self._specials = specials
         self._samples = samples
@@ -126,6 +128,11 @@ class TrainWorker(ListedActor):
     def stop(self) -> None:
         """End the inner loop after its batch, and the stream with it; nothing is handed over."""
         self._incarnation.stop()
+
+    @ray.method(concurrency_group="control")
+    def flush_traces(self) -> None:
+        """Export the last spans, as `tracing.flush`."""
+        tracing.flush()
 
     @ray.method(concurrency_group="control")
     def pid(self) -> int:

@@ -18,6 +18,7 @@ from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.runtime.actor_owner import ActorOwner
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
+from hypha_ray.scheduler.runtime.round_traces import RoundTraces
 from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
 from hypha_ray.types import Alive, Delta, Flat, Left, Source, Span
@@ -138,7 +139,10 @@ def listen(
             if isinstance(event, until):
                 over.set()
 
-        dispatcher = WorkerDispatcher(actors, weights, SliceCache(), TelemetryClient(), inbox, spawn)  # type: ignore[arg-type]
+        traces = RoundTraces(Job(), attempt=1)
+        telemetry: Any = TelemetryClient()
+        slices: Any = SliceCache()
+        dispatcher = WorkerDispatcher(actors, weights, slices, telemetry, inbox, spawn, traces)
         dispatcher.hire(ME)
         await asyncio.wait_for(over.wait(), WAIT_S)
         return dispatcher

@@ -20,6 +20,7 @@ from hypha_ray.scheduler.fleet.time_book import TimeBook
 from hypha_ray.scheduler.fleet.trust import LossBook
 from hypha_ray.scheduler.fleet.worker_state import WorkerState, batch_size
 from hypha_ray.types import Source
+from hypha_ray.types.rounds import STARTS_PER_ATTEMPT
 
 
 @dataclass(slots=True)
@@ -70,8 +71,6 @@ LONGEST_WAIT_S = 60.0
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 MAX_CRASHES = 5
 """Workers in a row of every slot that may crash without a contribution."""
-STARTS_PER_ATTEMPT = 10_000
-"""Incarnations per attempt, so that those of a later scheduler are greater."""
 
 
 class Roster:

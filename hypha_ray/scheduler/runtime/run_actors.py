@@ -23,6 +23,7 @@ from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor, value
 from hypha_ray.store.actor import GROUPS, Store
 from hypha_ray.telemetry.actor import Telemetry
 from hypha_ray.texts import redacted_tree
+from hypha_ray.traces.tracing import FLUSH_S, flush
 from hypha_ray.types import Source
 from hypha_ray.worker.actor import FromDataset
 
@@ -82,7 +83,7 @@ class RunActors:
         """Id of the node of each worker that has been looked up."""
         config = redacted_tree(job.model_dump(mode="json", exclude={"model": {"token"}}))
         for_telemetry = (directory, job.telemetry, run, config, job.testing)
-        for_store = (directory, job.checkpoint, job.rounds, job.testing)
+        for_store = (directory, job.checkpoint, job.rounds, job.testing, job.telemetry.sinks)
         self.telemetry = self._supervise("telemetry", partial(self._start_here, Telemetry, "telemetry", *for_telemetry))
         self.store = self._supervise("store", partial(self._start_here, Store, "store", *for_store))
         self.shards: list[SupervisedActor] = []
@@ -215,6 +216,17 @@ class RunActors:
         for actor in [*self.servers, *self.shards, self.store, self.telemetry]:
             actor.close()
         self.leases.release_all()
+
+    async def flush_traces(self) -> None:
+        """Let every process export its last spans, while it lives."""
+        if "otel" not in self._job.telemetry.sinks:
+            return
+        actors = [worker for worker, _ in self._workers.values()]
+        actors += [actor.living for actor in (*self.servers, self.store) if actor.living is not None]
+        calls = [value(actor.flush_traces.remote()) for actor in actors]
+        flushed = asyncio.gather(asyncio.to_thread(flush), *calls, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(flushed, FLUSH_S)
 
     def _supervise(self, name: str, start: Callable[[], Any]) -> SupervisedActor:
         end = partial(self._end, name)

@@ -188,6 +188,11 @@ class SupervisedActor:
         fix = "look into Ray's logs: it may lack memory"
         raise ClusterError("NET004", f"{self.name} died {MAX_DEATHS} times in a row", got=reason, fix=fix)
 
+    @property
+    def living(self) -> Any | None:
+        """The present actor; None before its start and while it is replaced."""
+        return self._actor
+
     def close(self) -> None:
         """End the actor."""
         if self._actor is not None:

@@ -17,11 +17,12 @@ from hypha_ray.errors import HyphaError, QuarantinedError, first_line
 from hypha_ray.failpoints import failpoint
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
+from hypha_ray.scheduler.runtime.round_traces import RoundTraces
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.slices.slice_readers import SliceCache
 from hypha_ray.scheduler.runtime.supervised_actor import GONE, death_text
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
-from hypha_ray.types import Alive, Delta, Left, Source
+from hypha_ray.types import Alive, Delta, Left, Source, WeightsVersion
 from hypha_ray.worker.interrupts import ProcessLostError
 
 FIRST_POLL_S = 0.002
@@ -63,6 +64,7 @@ class WorkerDispatcher:
         telemetry: takes events of leases and quarantine.
         inbox: takes events of workers.
         spawn: runs a coroutine in the background.
+        round_traces: takes the transfers of payloads and weights.
 
     """
 
@@ -74,6 +76,7 @@ class WorkerDispatcher:
         telemetry: TelemetryClient,
         inbox: Callable[[c.Input], None],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        round_traces: RoundTraces,
     ) -> None:
         self._actors = actors
         self._weights = weights
@@ -81,6 +84,7 @@ class WorkerDispatcher:
         self._telemetry = telemetry
         self._inbox = inbox
         self._spawn = spawn
+        self._round_traces = round_traces
         self._hiring: dict[Source, asyncio.Task[None]] = {}
         self._listening: dict[int, asyncio.Task[None]] = {}
         """Task that reads the newest stream of each worker."""
@@ -118,7 +122,8 @@ class WorkerDispatcher:
                 self._call_worker(handle, lambda worker: worker.assign.remote(source, plan))
             case c.Merge(version=version, whole=whole):
                 for call in self._weights.orders(source, version, whole):
-                    self._call_worker(handle, call)
+                    answer = call(handle)
+                    self._spawn(self._send_weights(source.worker, version, handle, call, answer))
                 failpoint("scheduler.mid_broadcast")
             case c.RestoreInnerState():
                 state = self._weights.inner[command.worker]
@@ -209,7 +214,9 @@ class WorkerDispatcher:
 
     async def _fetch(self, delta: Delta, payloads: list[Any]) -> None:
         failpoint("scheduler.before_fetch", delta.source.worker)
-        with contextlib.suppress(*GONE):  # The reduction finds out, and does without.
+        worker = delta.source.worker
+        transfer = self._round_traces.transfer(delta.round, "up", worker, bytes=delta.payload_bytes)
+        with contextlib.suppress(*GONE), transfer:  # The reduction finds out, and does without.
             await self._weights.fetch(delta.round, payloads)
 
     async def _wait_for_fetches(self, source: Source) -> None:
@@ -234,6 +241,10 @@ class WorkerDispatcher:
                 self._slice_cache.forget(index)
                 if not again:
                     raise
+
+    async def _send_weights(self, number: int, version: WeightsVersion, worker: Any, call: Any, answer: Any) -> None:
+        with self._round_traces.transfer(self._round_traces.of_weights(version), "down", number):
+            await self._await_answer(worker, call, answer)
 
     def _call_worker(self, worker: Any, call: Callable[[Any], Any]) -> None:
         answer = call(worker)

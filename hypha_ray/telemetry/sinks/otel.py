@@ -12,10 +12,10 @@ from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExp
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData, PeriodicExportingMetricReader
-from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
 from hypha_ray.telemetry.sinks.files import EVENTS, Record
 from hypha_ray.telemetry.sinks.inputs import COMMIT_AGE, METRICS, CommitClock, ExportLosses, Measures, SinkPlace
+from hypha_ray.traces.tracer import resource_of
 
 _CAPACITY = 1024
 """Most exports that wait for a collector: 17 hours of one a minute."""
@@ -83,7 +83,7 @@ class OpenTelemetry:
         # The exporter logs every failed export; ours are logged once.
         logging.getLogger("opentelemetry.exporter.otlp").setLevel(logging.CRITICAL)
         reader = PeriodicExportingMetricReader(Exporter(self._losses))
-        self._provider = MeterProvider([reader], resource=_resource(self._run), shutdown_on_exit=False)
+        self._provider = MeterProvider([reader], resource=resource_of(self._run), shutdown_on_exit=False)
         meter = self._provider.get_meter("hypha_ray")
         self._gauges = {
             metric.name: meter.create_gauge(metric.name, unit=metric.unit, description=metric.description)
@@ -115,10 +115,3 @@ class OpenTelemetry:
         """Time since the last commit at the moment of an export."""
         age_s = self._clock.age_s()
         return [] if age_s is None else [Observation(age_s, {"run": self._run})]
-
-
-def _resource(run: str) -> Resource:
-    """Describe the run; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence."""
-    defaults = Resource({"service.name": "hypha_ray", "service.instance.id": run})
-    merged = defaults.merge(OTELResourceDetector().detect())
-    return Resource.create(merged.attributes)

@@ -21,6 +21,7 @@ from hypha_ray.model.tasks.task import SpecialTokens
 from hypha_ray.optim.schedules import position
 from hypha_ray.optim.step import PendingStep, Step
 from hypha_ray.store.tensorfile import digest, named
+from hypha_ray.traces.tracing import RoundKey, traced
 from hypha_ray.types import (
     Damaged,
     Delta,
@@ -194,10 +195,12 @@ class TrainingLoop:
         new_weights = self._inbox.weights(needed_version)
         wait_s = time.monotonic() - wait_began
         is_warmup = new_weights.version <= self._job.rounds.warmup_rounds
-        mixed = self._weights.merge(new_weights, mixes=not is_warmup)
-        if self._device_encoding is not None:
-            self._device_encoding.take(new_weights.fragments, mixed)
-        self._trainer.merged(new_weights.version)
+        made_in = new_weights.version - 1 if self._weights_proved else new_weights.version
+        with traced("merge", self._key(made_in), worker=self._source.worker):
+            mixed = self._weights.merge(new_weights, mixes=not is_warmup)
+            if self._device_encoding is not None:
+                self._device_encoding.take(new_weights.fragments, mixed)
+            self._trainer.merged(new_weights.version)
         if self._weights_proved:
             self._emit(Merged(self._source, new_weights.version, None, wait_s))
             return
@@ -207,7 +210,8 @@ class TrainingLoop:
 
     def _evaluate(self, plan: Plan) -> None:
         began = time.monotonic()
-        with self._weights.with_global_weights():
+        key = self._key(version_due(self._job, plan.round) - 1)
+        with traced("evaluation", key, worker=self._source.worker), self._weights.with_global_weights():
             sums = self._trainer.evaluate(self._validation(plan))
         seconds = time.monotonic() - began
         self._emit(Evaluated(self._source, plan.round, sums, seconds))
@@ -232,13 +236,14 @@ class TrainingLoop:
         if meter is None or meter.round != number:
             meter = self._begin_round(number)
         try:
-            plan = self._inbox.plan(number)
-            while plan.round == number and meter.begun < plan.samples:
-                if plan.samples > longest.samples:
-                    longest = plan
-                self._train_batch(plan, meter)
+            with traced("training", self._key(number), worker=self._source.worker):
                 plan = self._inbox.plan(number)
-            self._collect_results()
+                while plan.round == number and meter.begun < plan.samples:
+                    if plan.samples > longest.samples:
+                        longest = plan
+                    self._train_batch(plan, meter)
+                    plan = self._inbox.plan(number)
+                self._collect_results()
         except Retired:
             if meter.begun and not self._replay:
                 self._hand_over(longest, meter)
@@ -259,10 +264,11 @@ class TrainingLoop:
             return
         self._meter_ahead = meter = self._begin_round(plan.round + 1)
         ahead = replace(plan, round=plan.round + 1, spans=plan.ahead)
-        while meter.begun < ahead.samples:
-            self._inbox.check()
-            self._train_batch(ahead, meter, plan.samples)
-        self._collect_results()
+        with traced("training", self._key(plan.round), worker=self._source.worker, for_round=ahead.round):
+            while meter.begun < ahead.samples:
+                self._inbox.check()
+                self._train_batch(ahead, meter, plan.samples)
+            self._collect_results()
         meter.pause()
 
     def _restore_inner_state(self, plan: Plan) -> None:
@@ -364,10 +370,11 @@ class TrainingLoop:
         fragments = fragments_of_round(self._job, plan.round)
         payloads: list[Flat] = []
         quality = Quality()
-        for fragment in fragments:
-            payload, fragment_quality = self._encode_result(fragment)
-            payloads.append(payload)
-            quality += fragment_quality
+        with traced("encode", self._key(plan.round), worker=self._source.worker):
+            for fragment in fragments:
+                payload, fragment_quality = self._encode_result(fragment)
+                payloads.append(payload)
+                quality += fragment_quality
         delta = Delta(
             source=self._source,
             round=plan.round,
@@ -399,6 +406,10 @@ class TrainingLoop:
         theta = [self._weights.theta[fragment] for fragment in fragments]
         for corrupted_result in corrupted(action, result, theta):
             self._emit(corrupted_result)
+
+    def _key(self, number: int) -> RoundKey:
+        """Round of a span."""
+        return RoundKey(self._source.attempt, number)
 
     def _encode_result(self, fragment: int) -> tuple[Flat, Quality]:
         """Encode a fragment's result, on the model's device if that is possible.

@@ -11,9 +11,11 @@ import pytest
 from ray.core.generated.common_pb2 import Address
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayTaskError
 
+from hypha_ray.config import Job
 from hypha_ray.errors import ClusterError
 from hypha_ray.scheduler.messages import Merge
 from hypha_ray.scheduler.runtime import supervised_actor as post
+from hypha_ray.scheduler.runtime.round_traces import RoundTraces
 from hypha_ray.scheduler.runtime.supervised_actor import GONE, MAX_DEATHS, SupervisedActor
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
 from hypha_ray.types import Source
@@ -129,7 +131,8 @@ def test_order_about_lost_weights_is_no_death_of_the_worker_and_not_dropped(lost
             tasks.append(asyncio.get_running_loop().create_task(task))
             return tasks[-1]
 
-        dispatcher = WorkerDispatcher(actors, weights, None, None, print, spawn)  # type: ignore[arg-type]
+        traces = RoundTraces(Job(), attempt=1)
+        dispatcher = WorkerDispatcher(actors, weights, None, None, print, spawn, traces)  # type: ignore[arg-type]
         dispatcher.order(Merge(1, 3))
         with pytest.raises(GONE):
             await tasks[0]

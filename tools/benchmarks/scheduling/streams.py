@@ -18,6 +18,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.tables.training import Telemetry as TelemetrySettings
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.scheduler.messages import Input, Lost
+from hypha_ray.scheduler.runtime.round_traces import RoundTraces
 from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
@@ -76,7 +77,8 @@ class _Scheduler:
         self._tasks: set[asyncio.Task[None]] = set()
         fleet: Any = _Fleet(hosts)
         none: Any = None
-        self._dispatcher = WorkerDispatcher(fleet, none, none, self._client, self._hear, self._spawn)
+        traces = RoundTraces(Job(), attempt=1)
+        self._dispatcher = WorkerDispatcher(fleet, none, none, self._client, self._hear, self._spawn, traces)
         self._heard: dict[int, float] = {}
         self._events = 0
         self._silent_s = 0.0

@@ -1,0 +1,1 @@
+"""Spans of OpenTelemetry: the work of all processes for a round, as one tree."""
