@@ -114,6 +114,7 @@ def test_fields_of_metrics_are_those_that_are_documented(records: list[dict[str,
 
 
 ABSENT_HERE = {"accuracy", "bytes_from", "cost", "metric/NAME", "mfu", "mfu_by_worker", "peak_memory_bytes"}
+ABSENT_HERE |= {"margin", "reward_chosen", "reward_rejected", "train_accuracy"}  # Of preferences.
 """Documented fields that records lack of a fleet of language models on CPUs, without own metrics, reads and prices."""
 
 
