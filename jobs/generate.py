@@ -13,12 +13,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options, require_round
 from hypha_ray.config.cli.output import Phases
-from hypha_ray.config.tables.rl import LOWEST_TEMPERATURE
+from hypha_ray.driver.trained_models.evaluation import require_sampling
 from hypha_ray.driver.trained_models.saved_models import find_model
 from hypha_ray.errors import ConfigError
 from hypha_ray.heavy_imports import uncollected
@@ -71,23 +71,14 @@ def main() -> None:
         fix = "leave --system out, or name a model that was trained on chats"
         raise ConfigError("GEN001", "only a chat has a system message", "--system", "a tokenizer with a template", fix)
     for prompt in prompts(arguments, writer):
-        settings = {"temperature": arguments.temperature, "top_p": arguments.top_p}
-        writer.write(prompt, max_new_tokens=arguments.max_new_tokens, **settings)
+        limit = arguments.max_new_tokens
+        writer.write(prompt, max_new_tokens=limit, temperature=arguments.temperature, top_p=arguments.top_p)
 
 
 def _check(arguments: Generate) -> None:
     """Refuse values that are out of range."""
     require_round(arguments.round)
-    lowest = LOWEST_TEMPERATURE
-    draws = lowest <= arguments.temperature < float("inf")
-    limits: tuple[tuple[str, Any, bool, str], ...] = (
-        ("max-new-tokens", arguments.max_new_tokens, arguments.max_new_tokens >= 1, "1 or more"),
-        ("temperature", arguments.temperature, draws or not arguments.temperature, f"0, or {lowest:g} or more"),
-        ("top-p", arguments.top_p, 0 < arguments.top_p <= 1, "above 0, up to 1"),
-    )
-    for name, value, good, allowed in limits:
-        if not good:
-            raise ConfigError("CFG003", f"--{name} is out of range", str(value), allowed, "mend it, or leave it out")
+    require_sampling(arguments.max_new_tokens, arguments.temperature, arguments.top_p)
 
 
 def prompts(arguments: Generate, writer: Writer) -> Iterator[str]:

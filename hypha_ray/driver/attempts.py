@@ -49,7 +49,9 @@ class SchedulerLost(Exception):
     """End of an attempt that another may follow: its scheduler died or fell silent, or an object was lost."""
 
 
-def records(job: Job, run: str, directory: RunDirectory, source: DataSource) -> Generator[dict[str, Any], None, None]:
+def records(
+    job: Job, run: str, directory: RunDirectory, source: DataSource, check: Callable[[], None] | None = None
+) -> Generator[dict[str, Any], None, None]:
     """Run a job on this node's Ray, and yield the records that its schedulers stream, until the run is over.
 
     Closing the generator ends the scheduler and its actors, which takes a connection to Ray.
@@ -59,13 +61,14 @@ def records(job: Job, run: str, directory: RunDirectory, source: DataSource) -> 
         run: name of the run.
         directory: the run directory.
         source: the dataset.
+        check: called at least once a second; an exception of it ends the run.
 
     Raises:
         HyphaError: the error that ended the run.
 
     """
     job = with_absolute_folders(job)
-    control = ControlService(ray.get_runtime_context().gcs_address)
+    control = ControlService(ray.get_runtime_context().gcs_address, check)
     end_leftovers(run)
     owner = _actor_on_this_node(ActorOwner, OWNER, run, max_restarts=-1).remote()
     try:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,23 +68,20 @@ AT_THE_END = (
 """Modules that only the end of a run needs."""
 
 
-def run_job(loaded: Loaded, kind: str, command: Sequence[str] | None = None) -> Path:
-    """Run a job. A run with commits resumes from the last one; a run with all its rounds is only exported.
+def run_job(loaded: Loaded, kind: str, check: Callable[[], None] | None = None) -> Path:
+    """Run a job and return its run directory; a run with commits resumes, one with all its rounds is only exported.
 
     Args:
         loaded: the job.
         kind: beginning of the names of runs that have none.
-        command: the command for the run's provenance; None: a program runs the job.
-
-    Returns:
-        The run directory.
+        check: called at least once a second while the run trains; an exception of it ends the run.
 
     """
     print_notes(loaded.notes)
     job, directory = name_run(loaded.job, kind)
     interruption = InterruptionReport(job, directory)
     with interruption.reported():
-        run_in(loaded, (job, directory), Phases(began_s=time.monotonic()), interruption, command)
+        run_in(loaded, (job, directory), Phases(began_s=time.monotonic()), interruption, check=check)
     return directory.path
 
 
@@ -96,11 +92,9 @@ def run_in(
     interruption: InterruptionReport,
     command: Sequence[str] | None = None,
     service: RayService | None = None,
+    check: Callable[[], None] | None = None,
 ) -> None:
-    """Run a job as `run_job`, in the run directory that `name_run` returns with the job.
-
-    `phases` shows the phases beside training, `interruption` reports one in Ray, `service` is our starting Ray.
-    """
+    """Run a job as `run_job`, in the run directory that `name_run` returns with it; `service` is our starting Ray."""
     job, directory = run
     phases.begin("checking the model and the data")
     with ExitStack() as stack:
@@ -134,7 +128,8 @@ def run_in(
                     _begin(job_without_identity, directory, source, stack)
                 _record(job, directory, source, command, stack)
                 _print_summary(job, directory, source, case)
-                _train(job, directory, source, phases, partial(_with_late_starts, service, plots, directory.path))
+                stream = records(job, str(job.run.name), directory, source, check)
+                _train(job, directory, phases, stream, _with_late_starts(service, plots, directory.path, stream))
         with recorded_error(directory):
             finish(with_rounds(job, source.manifest, directory), directory, source, phases.begin, plots)
     phases.end()
@@ -173,17 +168,17 @@ def _fork_workers(job: Job, service: RayService | None, interruption: Interrupti
 def _train(
     job: Job,
     directory: RunDirectory,
-    source: DataSource,
     phases: Phases,
-    with_late_starts: Callable[[Iterator[dict[str, Any]]], Iterator[dict[str, Any]]],
+    stream: Generator[dict[str, Any], None, None],
+    with_late_starts: Iterator[dict[str, Any]],
 ) -> None:
-    """Train, and show it on the console; `with_late_starts` wraps the stream of records."""
+    """Train, and show it on the console; `with_late_starts` has the records of the stream."""
     print(f"run: {directory.path}", flush=True)
     phases.end()
     has_console = "console" in job.telemetry.sinks
     console = Console(job.rounds.update_rounds, rounds=has_console, began_s=phases.began_s)
-    with recorded_error(directory), closing(records(job, str(job.run.name), directory, source)) as stream:
-        watch(with_late_starts(stream), console, advice(job, gpus_of(possible_nodes())))
+    with recorded_error(directory), closing(stream):
+        watch(with_late_starts, console, advice(job, gpus_of(possible_nodes())))
     phases.begin("disconnecting from Ray")
 
 

@@ -7,8 +7,9 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +62,8 @@ def connected(namespace: str, alone: str = "local", service: RayService | None =
         ray.init(namespace=namespace, log_to_driver=False, logging_level="warning", **options)
     except Exception as error:  # Ray raises a plain exception for a node that doesn't start in time.
         raise _no_cluster(address, error, answers) from None
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Ray has just installed its own.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Ray has just installed its own.
     try:
         yield
     finally:
@@ -95,10 +97,12 @@ class ControlService:
 
     Args:
         address: ``HOST:PORT``.
+        also: called with each check; None: nothing.
 
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, also: Callable[[], None] | None = None) -> None:
+        self._also = also
         host, _, port = address.rpartition(":")
         self._address = host.strip("[]"), int(port)
         self._knocked_at = time.monotonic()
@@ -111,6 +115,8 @@ class ControlService:
             ClusterError: it hasn't answered for `GONE_S` seconds.
 
         """
+        if self._also is not None:
+            self._also()
         now = time.monotonic()
         if now - self._knocked_at >= KNOCK_S:
             self._knocked_at = now

@@ -2,41 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import html
+import time
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from hypha_ray.config import Job
-from hypha_ray.config.load import Loaded, from_tables, load
+from hypha_ray.config.load import Loaded, from_tables, load, resolved
 from hypha_ray.driver.find_run import find_run
-from hypha_ray.errors import CheckpointError
+from hypha_ray.driver.python_interface.flagless import flagless
+from hypha_ray.driver.python_interface.training import Callback, Training
+from hypha_ray.driver.trained_models.evaluation import EvaluationRequest, evaluate_on_dataset, require_sampling
+from hypha_ray.driver.trained_models.saved_models import ModelSource, find_model
+from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.store.directory import RunDirectory
-from hypha_ray.telemetry.sinks.files import METRICS, read_json, read_jsonl
+from hypha_ray.store.directory import runs as folder_of_runs
+from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, read_json, read_jsonl
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from transformers import PreTrainedModel
+
+    from hypha_ray.model.writer import Writer
 
 Source: TypeAlias = Job | Mapping[str, Any] | str | Path
 """A job, its tables, or the path of its job file."""
 
 
-def train(job: Source, *, resume: bool = False) -> Run:
+@overload
+def train(
+    job: Source, *, resume: bool = False, callbacks: Sequence[Callback] = (), wait: Literal[True] = True
+) -> Run: ...
+
+
+@overload
+def train(
+    job: Source, *, resume: bool = False, callbacks: Sequence[Callback] = (), wait: Literal[False]
+) -> Training: ...
+
+
+def train(
+    job: Source, *, resume: bool = False, callbacks: Sequence[Callback] = (), wait: bool = True
+) -> Run | Training:
     """Train a job to its end, as `jobs/diloco.py` does.
 
     It joins the cluster that `RAY_ADDRESS` names, or starts Ray on this machine. An interrupted run goes on from its
-    last commit.
+    last commit. A process trains one run at a time.
 
     Args:
         job: the job, its tables as nested dicts, or the path of a job file.
         resume: whether to go on with the run even if the job has changed.
+        callbacks: objects that are told of rounds, evaluations and events, see `Callback`.
+        wait: whether to return only at the end; otherwise the run trains in the background.
+
+    Returns:
+        The run, or a handle of its training if this doesn't wait for its end.
 
     Raises:
         HyphaError: the job is wrong, or an error ended the run.
 
     """
-    from hypha_ray.driver.launch import run_job
+    with flagless():
+        parsed = _job(job)
+        kind = parsed.rl.algorithm or ("dpo" if parsed.preference.loss else parsed.sync.strategy)
+        training = Training(Loaded(parsed, resume=resume), kind, callbacks)
+    return training.train_here() if wait else training.begin()
 
-    parsed = _job(job)
-    kind = parsed.rl.algorithm or ("dpo" if parsed.preference.loss else parsed.sync.strategy)
-    return Run(run_job(Loaded(parsed, resume=resume), kind=kind))
+
+class Runs(list["Run"]):
+    """Runs of a folder, the one with the newest record first; shown as a table."""
+
+    def __repr__(self) -> str:
+        from hypha_ray.history.overview import aligned, listing, overview
+
+        if not self:
+            return "no runs"
+        overviews = [overview(run.path) for run in self]
+        return "\n".join(aligned(listing(overviews, time.time())))
+
+    def _repr_html_(self) -> str:
+        return _preformatted(repr(self))
+
+
+def runs(folder: str | Path | None = None) -> Runs:
+    """List the runs of a folder, the one with the newest record first.
+
+    Args:
+        folder: folder of the runs, as `run.dir`; None: `$HYPHA_RAY_HOME`, or `~/hypha_ray`.
+
+    Raises:
+        ConfigError: CFG003, there is no such folder.
+
+    """
+    from hypha_ray.history.overview import overviews
+
+    parent = folder_of_runs(None if folder is None else str(folder))
+    if folder is not None and not parent.is_dir():
+        problem = "folder is out of range"
+        raise ConfigError("CFG003", problem, str(parent), "a folder that exists", "name one with runs")
+    listed, _ = overviews(parent)
+    return Runs(Run(listed_run.folder) for listed_run in listed)
 
 
 class Run:
@@ -51,10 +119,20 @@ class Run:
     """
 
     def __init__(self, run: str | Path) -> None:
-        self._directory = RunDirectory(find_run(str(run), None, None))
+        with flagless():
+            self._directory = RunDirectory(find_run(str(run), None, None))
+        self._writers: dict[tuple[int | None, str | None, bool], Writer] = {}
+        """Loaded models that have generated, by round, system message, and whether they go without a template."""
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        from hypha_ray.history.account import account_of
+
+        account = _preformatted("\n".join(account_of(self.path)))
+        plots = [self.path / "plots" / f"{name}.png" for name in ("loss", "reward")]
+        return account + "".join(_image(plot) for plot in plots if plot.is_file())
 
     @property
     def path(self) -> Path:
@@ -72,6 +150,11 @@ class Run:
         return load(["@", str(self._directory.config)]).job
 
     @property
+    def config(self) -> dict[str, Any]:
+        """The resolved job as nested tables, without secrets."""
+        return resolved(self.job)
+
+    @property
     def committed_rounds(self) -> int:
         """Number of committed rounds."""
         from hypha_ray.driver.run_identity import committed
@@ -86,6 +169,41 @@ class Run:
     def records(self, kind: str | None = None) -> list[dict[str, Any]]:
         """Return the records of ``metrics.jsonl``, of one kind such as ``round`` or ``eval``, or all."""
         return read_jsonl(self.path / METRICS, None if kind is None else [kind])
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """Return the events of ``events.jsonl``, of one kind such as ``join`` or ``loss``, or all."""
+        return read_jsonl(self.path / EVENTS, None if kind is None else [kind])
+
+    def frame(self, kind: Literal["round", "eval", "step"] = "round") -> DataFrame:
+        """Return records as a table of pandas; records of rounds and evaluations are indexed by round, from 0.
+
+        A field by worker is a column of each worker, such as ``batches.0``. Of a round that was trained again after a
+        crash the last record counts.
+
+        Raises:
+            ConfigError: CFG003, there are no such records.
+
+        """
+        from pandas import json_normalize
+
+        kinds = ("round", "eval", "step")
+        if kind not in kinds:
+            raise ConfigError("CFG003", "kind is out of range", repr(kind), ", ".join(kinds))
+        frame = json_normalize(self.records(kind))
+        if kind == "step" or frame.empty:
+            return frame
+        return frame.drop_duplicates("round", keep="last").set_index("round").sort_index()
+
+    def plots(self) -> list[Path]:
+        """Draw the run's plots into its folder ``plots``, and return the PNG files.
+
+        Raises:
+            DataError: DATA044, the run has no complete round yet.
+
+        """
+        from hypha_ray.telemetry.plots import draw
+
+        return draw(self.path)
 
     @property
     def newest_snapshot(self) -> int:
@@ -137,6 +255,108 @@ class Run:
 
         export_round(self.job, self._directory, source, round, folder, compatible)
         return folder
+
+    def load_model(self, round: int | None = None) -> PreTrainedModel:
+        """Load the model, in evaluation mode; an adapter is merged into it.
+
+        Args:
+            round: a round that has a snapshot, counted from 0; None: the saved model, otherwise the newest snapshot.
+
+        Raises:
+            CheckpointError: there is no such model.
+
+        """
+        from hypha_ray.model.saved_model import open_saved
+
+        with flagless(), self._model_of(round).opened() as folder:
+            network, _ = open_saved(folder)
+        return network
+
+    def evaluate(self, dataset: str | Path, *, round: int | None = None, **settings: Any) -> dict[str, float]:
+        """Evaluate the model on a prepared dataset, as `jobs/evaluate.py` does.
+
+        Args:
+            dataset: folder of the dataset, or its name below the folder of datasets or among data nodes.
+            round: as for `load_model`.
+            settings: ``split``, ``batch_size``, ``type``, and for prompts ``reward``, ``reward_model``,
+                ``max_response_tokens``, ``samples``, ``temperature`` and ``seed``.
+
+        Returns:
+            Figures such as ``val_loss`` and ``accuracy``; for prompts such as ``reward``.
+
+        Raises:
+            TypeError: there is no such setting.
+            HyphaError: the dataset can't be had or doesn't fit the model, or a setting is out of range.
+
+        """
+        request = EvaluationRequest(str(dataset), **settings)
+        with flagless():
+            _, figures = evaluate_on_dataset(request, self._model_of(round), lambda phase: None)
+        return figures
+
+    def generate(
+        self,
+        prompt: str,
+        *,
+        round: int | None = None,
+        max_new_tokens: int = 256,
+        temperature: float = 0.7,
+        top_p: float = 1.0,
+        seed: int = 0,
+        system: str | None = None,
+        raw: bool = False,
+    ) -> str:
+        """Let the language model answer a prompt, as `jobs/generate.py` does; the model stays loaded.
+
+        Args:
+            prompt: text to answer; without a chat template, to go on from.
+            round: as for `load_model`.
+            max_new_tokens: number of tokens after which the answer is cut off.
+            temperature: divisor of logits; 0: the most probable token each time.
+            top_p: probability mass of the tokens to choose from.
+            seed: seed of the choices; equal settings give equal answers.
+            system: system message of a chat; None: none.
+            raw: whether to go on from the text itself, without a chat template.
+
+        Raises:
+            ConfigError: the model generates no text, or a setting is out of range.
+            CheckpointError: there is no such model.
+
+        """
+        with flagless():
+            require_sampling(max_new_tokens, temperature, top_p)
+            writer = self._writer(round, system, raw)
+        import torch
+
+        torch.manual_seed(seed)
+        writer.forget()
+        return writer.write(prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, prints=False)
+
+    def _writer(self, round: int | None, system: str | None, raw: bool) -> Writer:
+        """Writer of a model, which is loaded once."""
+        key = round, system, raw
+        if key not in self._writers:
+            from hypha_ray.model.writer import Writer
+
+            with self._model_of(round).opened() as folder:
+                self._writers[key] = Writer(folder, raw=raw, system=system)
+        if system is not None and not self._writers[key].chats:
+            fix = "leave system out, or take a model that was trained on chats"
+            problem = "only a chat has a system message"
+            raise ConfigError("GEN001", problem, "system", "a tokenizer with a template", fix)
+        return self._writers[key]
+
+    def _model_of(self, round: int | None) -> ModelSource:
+        return find_model(str(self.path), round)
+
+
+def _preformatted(text: str) -> str:
+    return f"<pre>{html.escape(text)}</pre>"
+
+
+def _image(png: Path) -> str:
+    data = b64encode(png.read_bytes()).decode()
+    return f'<img alt="{png.stem}" src="data:image/png;base64,{data}" style="max-width: 40em">'
 
 
 def _job(source: Source) -> Job:

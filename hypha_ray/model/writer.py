@@ -55,7 +55,7 @@ class Writer:
         if self._system is not None:
             self._turns.append({"role": "system", "content": self._system})
 
-    def write(self, prompt: str, *, max_new_tokens: int, temperature: float, top_p: float) -> str:
+    def write(self, prompt: str, *, max_new_tokens: int, temperature: float, top_p: float, prints: bool = True) -> str:
         """Print an answer as it is generated, and return it; in a conversation it is the next turn.
 
         Args:
@@ -63,6 +63,7 @@ class Writer:
             max_new_tokens: number of tokens after which the answer is cut off.
             temperature: divisor of logits; 0: the most probable token each time.
             top_p: probability mass of the tokens to choose from.
+            prints: whether the answer is printed.
 
         Raises:
             ConfigError: GEN003, the model has too few positions for the prompt.
@@ -75,7 +76,7 @@ class Writer:
         output = self._network.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            streamer=_Printer(self._tokenizer, self._ends),
+            streamer=_Printer(self._tokenizer, self._ends) if prints else None,
             max_new_tokens=min(max_new_tokens, self._positions_left(ids.shape[1])),
             do_sample=temperature > 0,
             num_beams=1,  # A stream takes no beams, with which many models for translation were saved.

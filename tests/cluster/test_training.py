@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import ray
 from ray.util import list_named_actors
 
+import hypha_ray
 from hypha_ray.model.loading.build import build_model
 from tests.support.jobs import MODEL, job_of, run_job
 from tests.support.plain import final_weights, furthest, joined_batches, train_plainly
@@ -109,3 +111,40 @@ def test_workers_of_unequal_speed_wait_little_after_the_second_round(results: Pa
     assert np.median([record["idle_fraction"] for record in later]) <= 0.1
     batches = [sum(record["batches"][worker] for record in later) for worker in range(3)]
     assert batches[0] > 1.5 * batches[1] > 2 * batches[2]
+
+
+class Told(hypha_ray.Callback):
+    """Keeps rounds and kinds of events, and stops the run after its second round, once."""
+
+    def __init__(self) -> None:
+        self.rounds: list[int] = []
+        self.events: set[str] = set()
+
+    def on_round(self, record: dict[str, Any]) -> None:
+        self.rounds.append(record["round"])
+        if self.rounds == [0, 1]:
+            raise hypha_ray.StopTraining
+
+    def on_event(self, record: dict[str, Any]) -> None:
+        self.events.add(record["kind"])
+
+
+def test_training_in_the_background_is_stopped_by_a_callback_and_goes_on_from_its_commit(
+    results: Path, corpus: Path
+) -> None:
+    rounds = {"update_rounds": 30}
+    job = job_of("background", corpus, run={"dir": str(results)}, rounds=rounds, testing={"slowdown": [20.0, 20.0]})
+    told = Told()
+    training = hypha_ray.train(job, callbacks=[told], wait=False)
+    run = training.result(120)
+    assert training.progress.state == "stopped" and 2 <= run.committed_rounds < 30
+    assert {"join", "plan", "commit"} <= told.events
+
+    job = job.model_copy(update={"rounds": job.rounds.model_copy(update={"update_rounds": run.committed_rounds + 2})})
+    run = hypha_ray.train(job, resume=True, callbacks=[told])
+    assert list(run.frame("round").index) == list(range(run.committed_rounds))
+    assert told.rounds[-1] == run.committed_rounds - 1 and run.model.is_dir()
+    assert run.evaluate(corpus)["val_loss"] == pytest.approx(run.frame("eval")["val_loss"].iloc[-1], rel=1e-5)
+    texts = {run.generate("import ", max_new_tokens=4, seed=3) for _ in range(2)}
+    assert len(texts) == 1
+    assert sum(tensor.numel() for tensor in run.load_model().parameters()) > 10_000

@@ -96,6 +96,38 @@ def _ends_inside_a_line(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
+class NewRecords:
+    """Records that are appended to a JSON lines file from now on; the file may not exist yet.
+
+    Args:
+        path: the file.
+
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._end = self._size()
+        """Number of bytes that have been read."""
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the records of all complete lines since the last call; lines that were cut off since are forgotten."""
+        self._end = min(self._end, self._size())
+        if self._size() == self._end:
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._end)
+            complete, newline, _ = file.read().rpartition(b"\n")
+        self._end += len(complete) + len(newline)
+        parsed = [_parsed(line.decode(errors="replace")) for line in complete.splitlines()]
+        return [record for record in parsed if record is not None]
+
+    def _size(self) -> int:
+        try:
+            return self._path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+
 def read_jsonl(path: Path, kinds: Iterable[str] | None = None, end: int | None = None) -> list[dict[str, Any]]:
     """Read the records of a JSON lines file.
 

@@ -1,0 +1,1 @@
+"""Training from Python, in the background and with callbacks, and errors without flags."""

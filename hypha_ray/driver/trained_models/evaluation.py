@@ -1,0 +1,287 @@
+"""Evaluation of a saved model on a prepared dataset: loss and what it amounts to, or rewards of its answers to prompts.
+
+Job scripts import this to parse their command line, so heavy modules are imported late.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from pydantic import ValidationError
+
+from hypha_ray import plugins
+from hypha_ray.config.tables.rewards import ENVIRONMENT, MODEL
+from hypha_ray.config.tables.rl import LOWEST_TEMPERATURE, RL
+from hypha_ray.driver.trained_models.saved_models import ModelSource
+from hypha_ray.errors import CheckpointError, ConfigError, DataError
+from hypha_ray.heavy_imports import uncollected
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hypha_ray.driver.datasets.data_source import DataSource
+    from hypha_ray.types import SliceInfo
+
+Begin: TypeAlias = Callable[[str], None]
+"""Function that is called with each phase as it begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRequest:
+    """Dataset and settings of an evaluation; those of answers count for prompts alone."""
+
+    dataset: str
+    """Folder of the prepared dataset, or its name."""
+    split: str = "validation"
+    batch_size: int = 32
+    """Number of samples in a batch; the result doesn't depend on it."""
+    type: str | None = None
+    """Task, as `model.type`; None: the model's own."""
+    reward: str | None = None
+    """Reward function of answers; None: ``exact``, or the environment's."""
+    reward_model: str | None = None
+    """Folder or hub id of the reward model; None: no function asks one."""
+    environment: str | None = None
+    """Environment that answers are a conversation with; None: none."""
+    turns: int = 8
+    """Number of answers after which such a conversation is over."""
+    environment: str | None = None
+    """Environment that answers are a conversation with; None: none."""
+    turns: int = 8
+    """Number of answers after which such a conversation is over."""
+    reference: str | None = None
+    """Folder of the reference model of preferences; None: none."""
+    max_response_tokens: int = 256
+    """Number of tokens after which an answer is cut off."""
+    samples: int = 1
+    """Number of answers to each prompt."""
+    temperature: float = 1.0
+    """Divisor of logits; 0: the most probable token each time."""
+    seed: int = 0
+
+
+def flag_of(name: str) -> str:
+    """Flag of an option."""
+    return f"--{name.replace('_', '-')}"
+
+
+def require_sizes(batch_size: int, seed: int, type: str | None) -> None:
+    """Refuse settings of an evaluation that are out of range.
+
+    Raises:
+        ConfigError: CFG003, a number is out of range; MODEL001, there is no such task.
+
+    """
+    for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
+        if value < least:
+            raise ConfigError("CFG003", f"{flag_of(name)} is out of range", str(value), f"{least} or more")
+    if type is not None:
+        from hypha_ray.model.tasks.table import find_task
+
+        find_task(type)
+
+
+def require_sampling(max_new_tokens: int, temperature: float, top_p: float) -> None:
+    """Refuse settings of generation that are out of range.
+
+    Raises:
+        ConfigError: CFG003, one of them is.
+
+    """
+    lowest = LOWEST_TEMPERATURE
+    draws = lowest <= temperature < float("inf")
+    limits: tuple[tuple[str, float, bool, str], ...] = (
+        ("max_new_tokens", max_new_tokens, max_new_tokens >= 1, "1 or more"),
+        ("temperature", temperature, draws or not temperature, f"0, or {lowest:g} or more"),
+        ("top_p", top_p, 0 < top_p <= 1, "above 0, up to 1"),
+    )
+    for name, value, is_good, allowed in limits:
+        if not is_good:
+            fix = "mend it, or leave it out"
+            raise ConfigError("CFG003", f"{flag_of(name)} is out of range", str(value), allowed, fix)
+
+
+def evaluate_on_dataset(request: EvaluationRequest, model: ModelSource, begin: Begin) -> tuple[str, dict[str, float]]:
+    """Return model, task and split, and the figures of a prepared dataset.
+
+    Raises:
+        ConfigError: as `require_sizes`; RWD003, there is no such reward function; PLG001, there is no such environment.
+        DataError: DATA001, there is no such dataset; DATA051, it has no such split.
+
+    """
+    require_sizes(request.batch_size, request.seed, request.type)
+    from hypha_ray.data.catalogue import folders_of, resolve_dataset
+
+    dataset = resolve_dataset(request.dataset)
+    folders_of(dataset)
+    begin("loading libraries, model and data")
+    from hypha_ray.driver.datasets.data_source import opened
+
+    with opened(dataset) as source:
+        manifest = source.manifest
+        infos = manifest.of(request.split)
+        if not infos:
+            splits = ", ".join(sorted({info.split for info in manifest.slices}))
+            raise DataError("DATA051", f"dataset {manifest.name!r} has no such split", request.split, splits)
+        if request.reference is not None and manifest.modality != "preferences":
+            problem = f"--reference has no effect on dataset {manifest.name!r}"
+            raise ConfigError("CFG011", problem, manifest.modality, "preferences", "leave it out")
+        score = score_samples
+        if manifest.modality == "prompts":
+            score = score_answers
+            from hypha_ray.rl.rewards.calls import require_known
+
+            require_known(rl_of(request).reward.loaded_functions)
+            if request.environment is not None:
+                plugins.require_known("environments", request.environment)
+        with model.opened() as folder:
+            require_same_tokens(folder, source)
+            subject, figures = score(request, folder, source, infos, begin)
+    return f"{subject}  {manifest.name}/{request.split}", figures
+
+
+def require_same_tokens(model: Path, source: DataSource) -> None:
+    """Refuse a dataset whose numbers are other tokens than those that the model was saved with.
+
+    Raises:
+        DataError: DATA023, they are.
+
+    """
+    made_by = source.manifest.preprocessor
+    if made_by is not None and not source.has_tokens_of(model):
+        problem = f"the numbers in dataset {source.manifest.name!r} are other tokens than the model's"
+        fix = f"prepare it with --tokenizer {model}"
+        raise DataError("DATA023", problem, f"tokens of {made_by.name}", "the model's tokenizer", fix)
+
+
+def score_samples(
+    request: EvaluationRequest, model: Path, source: DataSource, infos: Sequence[SliceInfo], begin: Begin
+) -> tuple[str, dict[str, float]]:
+    """Return model and task, and loss with what it amounts to."""
+    with uncollected():
+        import torch
+
+        from hypha_ray.driver.datasets.classes import by_number, relabelled
+        from hypha_ray.driver.trained_models.preference_scores import preference_task
+        from hypha_ray.model.checks.loss_check import check_loss_of
+        from hypha_ray.model.checks.positions import require_positions
+        from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
+        from hypha_ray.model.loading.build import describe
+        from hypha_ray.model.saved_model import open_saved
+        from hypha_ray.model.tasks.table import require_trainable
+
+    manifest = source.manifest
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network, task = open_saved(model, request.type)
+    require_trainable(task)
+    scored_by = task.name
+    if manifest.modality == "preferences":
+        task, scored_by = preference_task(task, model, manifest, request.reference, device)
+    require_positions(network, task, manifest.shapes, manifest.name)
+    facts = describe(network, task)
+    manifest.require(facts.vocab_size, facts.num_labels)
+    id2label = network.config.id2label
+    note = by_number(manifest, task, id2label)
+    if note:
+        print(f"note: {note}", file=sys.stderr)
+    slices = relabelled((source.read(info) for info in infos), manifest, task, id2label)
+    batches = batches_of(slices, request.batch_size, [info.index for info in infos])
+    first = next(batches)
+    check_loss_of(task, network, first)
+    begin("evaluating")
+    sums = evaluate(network.to(device), task, chain([first], batches), device)
+    loss_sum, count = sums["val_loss"]
+    if not count:
+        fix = "choose another --split, or prepare the dataset for this task"
+        raise DataError("DATA052", f"nothing in {manifest.name}/{request.split} can be scored", task.name, fix=fix)
+    figures = {name: value for name, value in metrics_of(task, sums).items() if value is not None}
+    if "val_loss" not in figures:
+        raise CheckpointError("MODEL018", "the model's loss isn't a finite number", f"{loss_sum / count}")
+    return f"{facts.architecture}  {scored_by}", figures
+
+
+def score_answers(
+    request: EvaluationRequest, model: Path, source: DataSource, infos: Sequence[SliceInfo], begin: Begin
+) -> tuple[str, dict[str, float]]:
+    """Return the model, and rewards and lengths of its answers; they are those of a run with the same settings."""
+    rl = rl_of(request)
+    with uncollected():
+        from hypha_ray.config.schema import Model, Preprocessor
+        from hypha_ray.driver.datasets.job_tokenizer import preprocessor_for
+        from hypha_ray.model.checks.positions import require_positions
+        from hypha_ray.model.environment import device_of
+        from hypha_ray.model.evaluation import batches_of
+        from hypha_ray.model.loading.build import describe
+        from hypha_ray.model.loading.tokenizer import tokenizer_of
+        from hypha_ray.model.saved_model import open_saved
+        from hypha_ray.model.vocabulary import vocabulary_of
+        from hypha_ray.plugins import look_beside_the_job
+        from hypha_ray.rl.environments.rollouts import EnvironmentRollouts
+        from hypha_ray.rl.island import validate
+        from hypha_ray.rl.policy import Policy, end_tokens
+        from hypha_ray.rl.reward_model import load_scores
+        from hypha_ray.rl.roles.policies import Generator
+        from hypha_ray.rl.roles.reward import RewardRole
+        from hypha_ray.rl.scoring import Scorer
+        from hypha_ray.rl.workers.model_worker import master_of
+        from hypha_ray.types.events import means
+
+    look_beside_the_job()
+    network, task = open_saved(model, request.type)
+    if task.name != "causal-lm":
+        fix = "evaluate a language model, or another dataset"
+        raise ConfigError("RL001", "this model can't answer prompts", task.name, "causal-lm", fix)
+    manifest = source.manifest
+    require_positions(network, task, manifest.shapes, manifest.name, request.max_response_tokens)
+    manifest.require(describe(network, task).vocab_size)
+    tokenizer = tokenizer_of(preprocessor_for(Preprocessor(), Model(repository=str(model)), source))
+    device = device_of("auto")
+    policy = Policy(network.to(device), 1.0, None, vocabulary_of(tokenizer))
+    ends = end_tokens(network, tokenizer)
+    rollouts = EnvironmentRollouts.of(rl, network, tokenizer, ends)
+    generator = Generator(rl, request.seed, policy, ends, rollouts=rollouts)
+    slices = (source.read(info) for info in infos)
+    batches = batches_of(slices, request.batch_size, [info.index for info in infos])
+    scores = load_scores(rl.reward, Model(), device) if MODEL in rl.reward.functions else None
+    reward = RewardRole(Scorer(rl, tokenizer, scores))
+    begin("answering and scoring")
+    master = master_of({"actor": generator, "reward": reward})
+    sums = validate(master.traverse, batches, rl)
+    generator.close()
+    prompts = sum(info.samples for info in infos)
+    return type(network).__name__, {**means(sums), "prompts": prompts}
+
+
+def rl_of(request: EvaluationRequest) -> RL:
+    """Return the options as a table of the job file.
+
+    Raises:
+        ConfigError: CFG003, one of them is out of range; CFG011, no function asks the reward model.
+
+    """
+    if request.reward_model is not None and request.reward != MODEL:
+        raise ConfigError("CFG011", "--reward-model is for --reward model alone", fix="give both, or neither")
+    if request.environment is None and request.reward == ENVIRONMENT:
+        raise ConfigError("CFG011", "--reward environment is for --environment alone", fix="name an environment")
+    default_reward = "exact" if request.environment is None else ENVIRONMENT
+    evaluation = {"samples": request.samples, "temperature": request.temperature}
+    generation = {"max_response_tokens": request.max_response_tokens}
+    rewards = {"functions": [request.reward or default_reward], "model": {"repository": request.reward_model}}
+    tables = {
+        "reward": rewards,
+        "generation": generation,
+        "evaluation": evaluation,
+        "environment": request.environment,
+        "episode": {"turns": request.turns},
+    }
+    try:
+        return RL.model_validate(tables)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        flag = flag_of(str(first["loc"][-1]))
+        raise ConfigError("CFG003", f"{flag} is out of range", repr(first["input"]), first["msg"]) from None

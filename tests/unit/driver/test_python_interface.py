@@ -1,0 +1,251 @@
+"""The Python interface: what a notebook shows of runs, callbacks, and messages without flags. Nothing is trained."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hypha_ray
+from hypha_ray.config.load import Loaded
+from hypha_ray.config.schema import Job
+from hypha_ray.driver import launch
+from hypha_ray.driver.python_interface.flagless import flagless, in_python
+from hypha_ray.errors import CheckpointError, ConfigError
+from hypha_ray.telemetry.sinks.files import NewRecords
+
+ROUNDS = [
+    {"kind": "round", "round": 0, "loss": 4.0, "rounds": 3, "workers": 2, "batches": {"0": 3, "1": 5}},
+    {"kind": "step", "round": 1, "worker": 0, "loss": 3.5},
+    {"kind": "eval", "round": 0, "val_loss": 4.25},
+    {"kind": "round", "round": 1, "loss": 3.25, "rounds": 3, "workers": 2, "batches": {"0": 4, "1": 4}},
+]
+EVENTS = [{"kind": "join", "worker": 0}, {"kind": "loss", "worker": 1, "reason": "killed"}]
+
+
+def lines(records: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> hypha_ray.Run:
+    """A run of two rounds, as it lies on disk."""
+    monkeypatch.setenv("HYPHA_RAY_HOME", str(tmp_path))
+    folder = tmp_path / "texts-1"
+    folder.mkdir()
+    (folder / "config.toml").write_text('[run]\nname = "texts-1"\n[rounds]\nupdate_rounds = 3\n')
+    (folder / "metrics.jsonl").write_text(lines(ROUNDS))
+    (folder / "events.jsonl").write_text(lines(EVENTS))
+    return hypha_ray.Run("texts-1")
+
+
+def test_tab_shows_the_interface_and_every_name_of_it_is_there() -> None:
+    assert {"train", "Run", "runs", "Callback", "Training", "StopTraining"} <= set(dir(hypha_ray))
+    assert all(getattr(hypha_ray, name).__doc__ for name in dir(hypha_ray) if name != "__version__")
+    with pytest.raises(AttributeError, match="trian"):
+        _ = hypha_ray.trian  # type: ignore[attr-defined]
+
+
+def test_runs_are_a_table_in_text_and_html(run: hypha_ray.Run) -> None:
+    listed = hypha_ray.runs()
+    assert [one.path for one in listed] == [run.path]
+    title, row = repr(listed).splitlines()
+    assert title.split()[:3] == ["run", "state", "round"] and row.split()[:2] == ["texts-1", "interrupted"]
+    assert "val_loss 4.2500" in row and row in listed._repr_html_()
+    assert hypha_ray.runs(run.path) == [] and repr(hypha_ray.runs(run.path)) == "no runs"
+    with pytest.raises(ConfigError, match="CFG003") as refusal:
+        hypha_ray.runs("nowhere")
+    assert "--" not in str(refusal.value)
+
+
+def test_frame_has_a_row_for_each_round_and_a_column_for_each_worker(run: hypha_ray.Run) -> None:
+    frame = run.frame("round")
+    assert list(frame.index) == [0, 1] and list(frame["loss"]) == [4.0, 3.25]
+    assert list(frame["batches.1"]) == [5, 4]
+    assert list(run.frame("eval")["val_loss"]) == [4.25] and list(run.frame("step")["worker"]) == [0]
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write(lines([{**ROUNDS[3], "loss": 3.0}]))
+    assert list(run.frame()["loss"]) == [4.0, 3.0], "a round that was trained again counts once"
+    with pytest.raises(ConfigError, match="allowed round, eval, step"):
+        run.frame("rounds")  # type: ignore[arg-type]
+
+
+def test_run_shows_its_events_configuration_and_account(run: hypha_ray.Run) -> None:
+    assert run.events() == EVENTS and run.events("loss") == EVENTS[1:]
+    assert run.config["rounds"]["update_rounds"] == 3
+    (run.path / "plots").mkdir()
+    (run.path / "plots" / "loss.png").write_bytes(b"picture")
+    page = run._repr_html_()
+    assert "texts-1" in page and "interrupted" in page and "data:image/png;base64,cGljdHVyZQ==" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("give --resume to go on", "give resume=True to go on"),
+        ("--max-new-tokens is out of range", "max_new_tokens is out of range"),
+        ("choose another --rounds.update_rounds", "choose another rounds.update_rounds"),
+        ("python jobs/prepare.py --source stdlib", "python jobs/prepare.py --source stdlib"),
+        ("a -- b", "a -- b"),
+    ],
+)
+def test_messages_speak_of_arguments_and_keys(text: str, expected: str) -> None:
+    assert in_python(text) == expected
+
+
+def test_error_keeps_its_class_code_and_parts_without_flags() -> None:
+    with pytest.raises(CheckpointError) as caught, flagless():
+        raise CheckpointError("STORE006", "no --round here", "7", "1", "leave --round out")
+    error = caught.value
+    assert error.code == "STORE006" and error.got == "7" and error.allowed == "1"
+    assert (error.what, error.fix) == ("no round here", "leave round out")
+
+
+def test_settings_of_generation_and_evaluation_are_refused_by_their_names(run: hypha_ray.Run) -> None:
+    with pytest.raises(ConfigError, match=r"CFG003.*: max_new_tokens is out of range"):
+        run.generate("a", max_new_tokens=0)
+    with pytest.raises(CheckpointError, match="CKPT006"):
+        run.generate("a")
+    with pytest.raises(TypeError, match="splt"):
+        run.evaluate("data", splt="train")
+
+
+def test_new_records_are_those_of_complete_lines_since_the_last_call(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    new = NewRecords(path)
+    assert new.read() == []
+    path.write_text(lines(ROUNDS[:1]) + '{"kind": "ev')
+    assert new.read() == ROUNDS[:1]
+    with path.open("a") as file:
+        file.write('al", "round": 0}\n')
+    assert new.read() == [{"kind": "eval", "round": 0}] and new.read() == []
+    path.write_text("")  # An attempt begins, and cuts off what isn't committed.
+    assert new.read() == []
+    path.write_text(lines(ROUNDS[3:]))
+    assert new.read() == ROUNDS[3:]
+    assert NewRecords(path).read() == [], "what is there already isn't new"
+
+
+class Told(hypha_ray.Callback):
+    """Keeps what it is told."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.records: list[dict[str, Any]] = []
+        self.stop_at = stop_at
+
+    def on_round(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+        if record["round"] == self.stop_at:
+            raise hypha_ray.StopTraining
+
+    def on_eval(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+
+    def on_event(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+
+
+class Broken(Told):
+    """Raises an error at once."""
+
+    def on_round(self, record: dict[str, Any]) -> None:
+        super().on_round(record)
+        raise ZeroDivisionError("no mean")
+
+
+JOB: dict[str, Any] = {"run": {"name": "new"}, "model": {"repository": "m"}, "dataset": {"path": "d"}}
+
+
+@pytest.fixture
+def trained(run: hypha_ray.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that write their records without training."""
+
+    def write(loaded: Loaded, kind: str, check: Any = None) -> Path:
+        job: Job = loaded.job
+        folder = Path(str(job.run.dir), str(job.run.name))
+        folder.mkdir(exist_ok=True)
+        (folder / "config.toml").write_text('[run]\nname = "new"\n[rounds]\nupdate_rounds = 3\n')
+        (folder / "events.jsonl").write_text(lines(EVENTS[:1]))
+        with (folder / "metrics.jsonl").open("a") as file:
+            for record in ROUNDS:
+                file.write(lines([record]))
+                file.flush()
+                check()
+        if job.run.seed == 13:
+            raise CheckpointError("CKPT006", "no --round", fix="give --resume")
+        return folder
+
+    monkeypatch.setattr(launch, "run_job", write)
+
+
+@pytest.mark.usefixtures("trained")
+def test_callbacks_are_told_of_rounds_evaluations_and_events_in_order() -> None:
+    told = Told()
+    run = hypha_ray.train(JOB, callbacks=[told])
+    assert run.path.name == "new"
+    assert told.records == [ROUNDS[0], EVENTS[0], ROUNDS[2], ROUNDS[3]]
+
+
+@pytest.mark.usefixtures("trained")
+def test_callback_that_raises_an_error_is_left_out_with_a_warning_and_the_run_goes_on() -> None:
+    broken = Broken()
+    told = Told()
+    with pytest.warns(RuntimeWarning, match="callback Broken is left out.*ZeroDivisionError: no mean"):
+        hypha_ray.train(JOB, callbacks=[broken, told])
+    assert broken.records == ROUNDS[:1] and told.records[-1] == ROUNDS[3]
+
+
+@pytest.mark.usefixtures("trained")
+def test_callback_stops_the_run() -> None:
+    told = Told(stop_at=0)
+    training = hypha_ray.train(JOB, callbacks=[told], wait=False)
+    assert training.result(60).path.name == "new"
+    assert training.progress.state == "stopped" and training.done
+    assert told.records == [ROUNDS[0], EVENTS[0]]
+
+
+@pytest.mark.usefixtures("trained")
+def test_training_in_the_background_shows_its_progress_and_result() -> None:
+    training = hypha_ray.train(JOB, wait=False)
+    assert training.result(60).path == training.run.path
+    progress = training.progress
+    assert (progress.state, progress.total_rounds, progress.last_round) == ("finished", 3, ROUNDS[3])
+    assert "'new', finished, round 0 of 3" in repr(training) and "<progress" in training._repr_html_()
+    training.stop()
+    assert training.progress.state == "finished", "what has ended can't be stopped"
+
+
+@pytest.mark.usefixtures("trained")
+def test_error_of_a_run_in_the_background_is_raised_by_its_result() -> None:
+    training = hypha_ray.train({**JOB, "run": {"name": "new", "seed": 13}}, wait=False)
+    with pytest.raises(CheckpointError, match="Fix: give resume=True"):
+        training.result(60)
+    assert training.progress.state == "failed"
+
+
+@pytest.mark.usefixtures("trained")
+def test_process_trains_one_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nested(hypha_ray.Callback):
+        errors: list[str] = []  # noqa: RUF012
+
+        def on_round(self, record: dict[str, Any]) -> None:
+            try:
+                hypha_ray.train(JOB)
+            except ConfigError as error:
+                self.errors.append(error.code)
+
+    nested = Nested()
+    with warnings.catch_warnings(action="error"):
+        hypha_ray.train(JOB, callbacks=[nested])
+    assert nested.errors == ["API001", "API001"]
+    hypha_ray.train(JOB)
+
+
+def test_wrong_job_is_refused_before_anything_trains_in_the_background() -> None:
+    with pytest.raises(ConfigError, match="did you mean"):
+        hypha_ray.train({"rounds": {"update_ronds": 3}}, wait=False)
+    with pytest.raises(ConfigError):
+        hypha_ray.train({}, wait=False)
