@@ -50,10 +50,6 @@ class EvaluationRequest:
     """Environment that answers are a conversation with; None: none."""
     turns: int = 8
     """Number of answers after which such a conversation is over."""
-    environment: str | None = None
-    """Environment that answers are a conversation with; None: none."""
-    turns: int = 8
-    """Number of answers after which such a conversation is over."""
     reference: str | None = None
     """Folder of the reference model of preferences; None: none."""
     max_response_tokens: int = 256
