@@ -14,8 +14,9 @@ from hypha_ray.figures import OBJECTIVES
 from hypha_ray.history.account import RunFiles
 from hypha_ray.history.overview import RECORD_ERRORS, committed_rounds, cost_of, text_of
 from hypha_ray.telemetry.comparison_plot import draw_curves
+from hypha_ray.telemetry.run_summary import summary
 from hypha_ray.telemetry.series import Series
-from hypha_ray.telemetry.sinks.files import SUMMARY, Record, read_json, summary
+from hypha_ray.telemetry.sinks.files import SUMMARY, Record, read_json
 from hypha_ray.telemetry.sinks.table import ABSENT, duration, si
 
 Row: TypeAlias = tuple[str, ...]

@@ -24,15 +24,8 @@ from hypha_ray.config.load import CONFIG
 from hypha_ray.figures import LOSS, OBJECTIVES, objective_of
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.directory import LOCK, RunDirectory, holder_of
-from hypha_ray.telemetry.sinks.files import (
-    EVENTS,
-    METRICS,
-    Record,
-    ended_early,
-    newest_records,
-    read_json,
-    read_jsonl,
-)
+from hypha_ray.telemetry.run_summary import ended_early
+from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, Record, newest_records, read_json, read_jsonl
 from hypha_ray.telemetry.sinks.table import ABSENT, duration
 
 PROVENANCE = "provenance.json"

@@ -18,8 +18,9 @@ from hypha_ray.config.schema import Testing
 from hypha_ray.config.tables.training import WITHOUT_FILES
 from hypha_ray.config.tables.training import Telemetry as TelemetrySettings
 from hypha_ray.failpoints import arm, failpoint
+from hypha_ray.telemetry.run_summary import summary
 from hypha_ray.telemetry.sinks.base import build
-from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, SUMMARY, Record, read_jsonl, summary, write_json
+from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, SUMMARY, Record, read_jsonl, write_json
 
 SUMMARY_EVENTS = ("attempt", "stop", "loss", "quarantine", "cost", "fleet_time")
 """Kinds of events that the summary is made of."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hypha_ray.fleet_time import TIME_KINDS
+from hypha_ray.telemetry.run_summary import summary
 from hypha_ray.telemetry.sinks.files import (
     EVENTS,
     METRICS,
@@ -17,7 +18,6 @@ from hypha_ray.telemetry.sinks.files import (
     read_json,
     read_jsonl,
     rewind,
-    summary,
     uncommitted_s,
     write_json,
 )
