@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from pydantic import ValidationError
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 from hypha_ray.config.alerts import flaws_of_alerts
 from hypha_ray.config.assignments import Setting, merged
 from hypha_ray.config.conflicts import conflicts
+from hypha_ray.config.growth_conflicts import growth_conflicts
 from hypha_ray.config.keys import Key, KeyPath, choice_remedy, key_at, shown, values
 from hypha_ray.config.schema import Job
 from hypha_ray.errors import ConfigError
@@ -109,7 +111,7 @@ def _agree(job: Job, settings: Sequence[Setting]) -> None:
         of_groups = [setting for setting in settings if setting.path[0] == "workers"]
         problem = f"{without_groups[-1].key_location} and {of_groups[0].key_location} exclude each other"
         raise ConfigError("CFG011", problem, fix="give number, needs and commands of workers in [[workers]] alone")
-    for first, second, fix in conflicts(job):
+    for first, second, fix in chain(conflicts(job), growth_conflicts(job)):
         problem = f"{_location(settings, first)} and {_location(settings, second)} exclude each other"
         raise ConfigError("CFG011", problem, fix=fix)
     for flaw in flaws_of_alerts(job):
@@ -126,7 +128,8 @@ def _limits(job: Job) -> Iterator[tuple[str, float | None, str, float | None]]:
     workers_key = "workers" if job.workers else "resources.num_workers"
     yield "resources.min_workers", resources.min_workers, workers_key, workers
     yield "bridge.commands", len(job.bridge.commands), "resources.num_workers", workers
-    yield "sync.quorum", job.sync.quorum, workers_key, workers
+    quorum = None if job.sync.quorum == "auto" else job.sync.quorum
+    yield "sync.quorum", quorum, workers_key, workers
     prices = {"worker_price": resources.worker_price, "parameter_server_price": resources.parameter_server_price}
     for name, price in prices.items():
         yield f"resources.{name}.bid", price.bid, f"resources.{name}.max", price.max

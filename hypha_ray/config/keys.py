@@ -48,6 +48,8 @@ _KINDS = {
 }
 _TEXTS: Final = frozenset({str, Literal, SecretStr, Path})
 """Types whose values a flag gives as they are."""
+_LITERALS: Final = frozenset({bool, int, float})
+"""Types whose values a flag's text denotes, also if the key has a word such as ``auto`` besides."""
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _LONGEST = 80
 
@@ -84,7 +86,7 @@ class Key:
     @property
     def text(self) -> bool:
         """Whether a flag's value is taken literally."""
-        return bool not in self.types and not _TEXTS.isdisjoint(self.types)
+        return _LITERALS.isdisjoint(self.types) and not _TEXTS.isdisjoint(self.types)
 
     @property
     def many(self) -> bool:
@@ -94,7 +96,7 @@ class Key:
     @property
     def can_be_none(self) -> bool:
         """Whether the value `none` turns it off."""
-        return NoneType in self.types and not self.text
+        return NoneType in self.types and not self.text and "none" not in self.kind.split(" | ")
 
 
 @cache

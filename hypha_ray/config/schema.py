@@ -113,6 +113,9 @@ class Rounds(Table):
         description="in place of update_rounds: uses of each sample; in a mixture, of its largest dataset's",
     )
     samples_between_updates: Count = Field(1200, description="samples of a round, over all workers")
+    max_exchange_share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = Field(
+        None, description="part of the time of exchanges above which rounds grow, up to 16 times; default: they don't"
+    )
     max_batch_size: Count = Field(32, description="samples of one inner step of one worker")
     accumulation: Count = Field(1, description="micro-batches that a batch is split into, to save memory")
     warmup_rounds: int = Field(
@@ -174,8 +177,12 @@ class Sync(Table):
     max_staleness: int | None = Field(
         None, ge=0, description="async: most deltas merged since a delta's base weights; default: 10 rounds"
     )
-    quorum: Count | None = Field(None, description="deltas that close a round after grace_s; default: all")
-    grace_s: NotNegative = Field(30.0, description="longest wait for the other deltas after the quorum")
+    quorum: Count | Literal["auto"] | None = Field(
+        None, description="deltas that close a round after grace_s; auto: by arrivals of earlier rounds; default: all"
+    )
+    grace_s: NotNegative | Literal["auto"] = Field(
+        30.0, description="longest wait for the other deltas after the quorum; auto: by arrivals of earlier rounds"
+    )
     weighting: Annotated[str, Plugin("weightings")] = Field(
         "samples", description="weight of a worker's delta in the mean"
     )
@@ -290,6 +297,10 @@ class Job(Table):
     def lasting(self, rounds: int) -> Job:
         """The job with the number of rounds that its epochs take on its dataset."""
         return self.model_copy(update={"rounds": self.rounds.model_copy(update={"update_rounds": rounds})})
+
+    def with_round_samples(self, samples: int) -> Job:
+        """The job with rounds of so many samples."""
+        return self.model_copy(update={"rounds": self.rounds.model_copy(update={"samples_between_updates": samples})})
 
     def samples(self, round: int) -> int:
         """Samples of a round, over all workers."""

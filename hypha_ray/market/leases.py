@@ -64,7 +64,10 @@ class LeaseBook:
         lease = self._leases.get(lease_id)
         if lease is None or (lease.holder, lease.fence) != (holder, fence) or lease.expired(now):
             return None
-        expiry_s = max(lease.expiry_s, now + ttl_s)  # Not by `replace`, which takes thrice the time.
+        expiry_s = max(lease.expiry_s, now + ttl_s)
+        if expiry_s == lease.expiry_s:
+            return lease
+        # Not by `replace`, which takes thrice the time.
         self._leases[lease_id] = renewed = Lease(lease.id, lease.holder, lease.fence, lease.amounts, expiry_s)
         return renewed
 

@@ -268,6 +268,9 @@ class Scheduler(ListedActor):
                     fields = {**fields, **self._round_fields(fields["round"], fields["samples"])}
                 self._telemetry.record(fields)
             case c.LogEvent(fields=fields):
+                if fields["kind"] == "plan":
+                    assert self._core is not None
+                    fields = {**fields, **self._core.plan_reasons(fields["batches"])}
                 self._telemetry.event(fields)
 
     def _round_fields(self, round: int, samples: int) -> dict[str, Any]:

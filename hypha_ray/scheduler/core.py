@@ -31,15 +31,13 @@ from hypha_ray.scheduler.fleet.roster import Roster
 from hypha_ray.scheduler.fleet.trust import FATAL, WeightHashes
 from hypha_ray.scheduler.fleet.worker_state import WorkerState
 from hypha_ray.scheduler.messages import Outbox
-from hypha_ray.scheduler.pace import StorePace
+from hypha_ray.scheduler.pace import StorePace, check_interval_s
 from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.types import SliceInfo
 
 log = logging.getLogger(__name__)
 
-CHECK_S = 1.0
-"""Seconds between two checks for silent workers and empty slots."""
 OBJECTS_PER_WORKER = 2
 """New objects, per worker, after which Python searches for garbage."""
 
@@ -106,6 +104,8 @@ class SchedulerCore:
         self._unchecked: set[t.Source] = set()
         """Workers that joined while no round was open, so that their layouts are unchecked."""
         self._timers: dict[str, float] = {}
+        self._check_s = check_interval_s(job.num_workers)
+        """Seconds between two checks for silent workers and empty slots."""
         self._store_pace = StorePace(resume_point.next_round, self._out)
 
     def start(self, fitting: Collection[int], now: float) -> list[c.Command]:
@@ -121,7 +121,7 @@ class SchedulerCore:
             self._timers["start"] = now + self._resources.start_deadline_s
         else:
             self._timers["idle"] = now + self._resources.max_idle_s
-        self._timers["check"] = now + CHECK_S
+        self._timers["check"] = now + self._check_s
         return self._out.take()
 
     @property
@@ -148,6 +148,10 @@ class SchedulerCore:
         times_by_worker = times.recorded_by_worker(round)
         fields["time_by_worker"] = {str(worker): time.used() for worker, time in times_by_worker.items()}
         return fields
+
+    def plan_reasons(self, workers: Iterable[int]) -> dict[str, Any]:
+        """Reasons of these workers' plans, as fields of a `plan` event among the last commands."""
+        return self._strategy.plan_reasons(workers)
 
     @property
     def closing_time(self) -> FleetTime | None:
@@ -221,7 +225,7 @@ class SchedulerCore:
 
     def _forgive_own_absence(self, now: float) -> None:
         """Extend all limits by a pause of the scheduler's own process, because events of that time are still unread."""
-        if (late_s := now - self._timers["check"]) > CHECK_S:
+        if (late_s := now - self._timers["check"]) > self._check_s:
             self._roster.defer(late_s)
             self._strategy.defer(late_s)
             self._timers = {name: at + late_s for name, at in self._timers.items()}
@@ -230,7 +234,7 @@ class SchedulerCore:
         """Act on timers that are over. Events that keep coming must not hide silent workers."""
         over = {name for name, at in self._timers.items() if now >= at}
         if "check" in over:
-            self._timers["check"] = now + CHECK_S
+            self._timers["check"] = now + self._check_s
             for source, reason in self._roster.silent(now, self._strategy.busy):
                 self._lose_at_work(source, reason, now)
             self._hire(now)

@@ -11,8 +11,17 @@ from hypha_ray.scheduler.messages import Outbox
 
 AT_ONCE = 64
 """Largest fleet whose plans are corrected at every report and delta."""
-LONGEST_S = 1.0
-"""Longest interval in seconds, for a thousand workers and more."""
+LONGEST_S = 10.0
+"""Longest interval in seconds, for ten thousand workers and more."""
+CHECK_S = 1.0
+"""Seconds between two checks for silent workers and empty slots."""
+CHECKED_PER_S = 2000
+"""Workers that are checked in a second of a large fleet."""
+
+
+def check_interval_s(workers: int) -> float:
+    """Seconds between two checks of so many workers; below the third of the shortest lease in any fleet."""
+    return max(CHECK_S, workers / CHECKED_PER_S)
 
 
 class CorrectionPace:

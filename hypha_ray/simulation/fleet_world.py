@@ -69,6 +69,8 @@ class FleetWorld(World):
         self.on_round: Callable[[dict[str, Any]], None] | None = None
         """Called with the record of each round."""
         self.failure: Exception | None = None
+        self._core_deadline = 0.0
+        """Deadline of the core, which its events alone change."""
 
     def open(self) -> None:
         """Start the run: the core hires a worker for each number, and the first weights are there."""
@@ -83,6 +85,7 @@ class FleetWorld(World):
         self._failures.start()
         self.pool.add_all()
         self.begin(core, resume_point, weights, 0.0, min(self.pool.free_count(), self.job.num_workers))
+        self._core_deadline = core.deadline
 
     def close(self) -> None:
         """End all workers and leases."""
@@ -90,6 +93,17 @@ class FleetWorld(World):
             self.bury(number)
         for machine in self.pool.machines:
             machine.release(self.now)
+
+    @property
+    def deadline(self) -> float:
+        """Time at which the core is told that nothing has happened."""
+        return max(self._core_deadline, self.now)
+
+    def take_in(self, event: c.Input) -> list[c.Command]:
+        """Give the core an event that arrives now; return its commands."""
+        commands = super().take_in(event)
+        self._core_deadline = self.core.deadline
+        return commands
 
     # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────
 

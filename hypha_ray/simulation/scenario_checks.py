@@ -62,7 +62,7 @@ def with_workers(scenario: Scenario, workers: int) -> Scenario:
     if "min_workers" in resources.model_fields_set:
         sizes["min_workers"] = _resized(resources.min_workers, factor, sizes["num_workers"])
     job = scenario.job.model_copy(update={"resources": resources.model_copy(update=sizes)})
-    if job.sync.quorum is not None:
+    if isinstance(job.sync.quorum, int):
         quorum = _resized(job.sync.quorum, factor, sizes["num_workers"])
         job = job.model_copy(update={"sync": job.sync.model_copy(update={"quorum": quorum})})
     job = _with_samples(job, scenario.samples_per_worker)

@@ -152,6 +152,9 @@ def test_run_directory_has_configuration_events_summary_snapshots_logs_and_plots
     events = read_jsonl(run / "events.jsonl")
     assert {event["worker"] for event in events if event["kind"] == "join"} == {0, 1}
     assert all({"kind", "monotonic_s", "wall_time"} <= set(event) for event in events)
+    plans = [event for event in events if event["kind"] == "plan"][:3]
+    assert all(plan["reasons"].keys() == plan["finish_s"].keys() == plan["batches"].keys() for plan in plans)
+    assert set(plans[0]["reasons"].values()) == {"unknown speed"}
     newest = run / "checkpoints" / "round_000002"
     assert {path.name for path in newest.iterdir()} >= {"model.safetensors", "state.json"}
     assert (run / "logs" / "latest").resolve().read_text() != ""

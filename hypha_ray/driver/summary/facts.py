@@ -13,6 +13,7 @@ from hypha_ray.data.storage.files import Place
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.driver.run_length import samples_in_epochs
 from hypha_ray.scheduler.fleet.worker_state import batch_size, has_equal_batches
+from hypha_ray.scheduler.planning.round_sizes import MOST
 from hypha_ray.texts import counted
 from hypha_ray.types import Layout, dataset_of
 from hypha_ray.types.layout import is_trained
@@ -84,6 +85,9 @@ def rounds_text(job: Job, manifest: Manifest | None = None, done: int = 0) -> st
         text += f" with {job.rl.group_size} responses each"
     if job.rounds.epochs is not None and rounds > 1:
         text += ", the last one with the rest"
+    if job.rounds.max_exchange_share is not None:
+        limit = f"{100 * job.rounds.max_exchange_share:g} %"
+        text = f"at most {text}, and fewer, up to {MOST} times as long, if exchanges take over {limit} of the time"
     text += f": {_batches_text(job, samples)}"
     if job.rounds.warmup_rounds == 1:
         text += "; the first is one batch of each worker"

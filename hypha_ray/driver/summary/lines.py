@@ -179,8 +179,11 @@ def _time_facts(job: Job, pace: Pace | None, price: float | None, done: int = 0)
         done: number of committed rounds.
 
     """
-    if pace is None:
-        yield "time", "not measured yet: --rounds.update_rounds 2 shows the pace"
+    if pace is None or job.rounds.max_exchange_share is not None:
+        text = "not measured yet: --rounds.update_rounds 2 shows the pace"
+        if job.rounds.max_exchange_share is not None:
+            text = "unknown, as rounds grow by the time of their exchanges"
+        yield "time", text
         if price is not None:
             yield "cost", f"{price:.2f} an hour"
         return

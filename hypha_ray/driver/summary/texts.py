@@ -22,6 +22,8 @@ def exchange_text(job: Job, exchange: Exchange) -> str:
     up = f"{_range(exchange.up)} up"
     down = f"{_range(exchange.down)} down"
     total = f"{size_text(exchange.total_up)} and {size_text(exchange.total_down)} in all"
+    if job.rounds.max_exchange_share is not None:
+        total = f"at most {total}"
     codecs = f"{job.sync.codec} up, {job.sync.downward_codec} down"
     if job.sync.codec == job.sync.downward_codec:
         codecs = job.sync.codec

@@ -21,6 +21,7 @@ from hypha_ray.scheduler.fleet.worker_state import (
 )
 from hypha_ray.scheduler.messages import Command
 from hypha_ray.scheduler.pace import CorrectionPace
+from hypha_ray.scheduler.planning.plan_reasons import BEAT, EQUAL, UNKNOWN, ReasonBook
 from hypha_ray.scheduler.planning.planner import Allocation
 from hypha_ray.scheduler.planning.planner import plan as plan_batches
 from hypha_ray.scheduler.planning.worker_plans import Sizes, ValidationSamples, WorkerPlans
@@ -47,6 +48,8 @@ class AsyncPlanner:
         """Samples per second of the whole fleet."""
         self._typical_s = UNKNOWN_BATCH_S
         """Seconds per batch of a worker that hasn't reported any."""
+        self.reasons = ReasonBook()
+        """Reasons of each worker's newest plan."""
         self._ends: dict[int, float] = {}
         """Time at which each worker's local round should end, if that was known when it began."""
         everything = self._local_round_samples(job.num_workers)  # One worker may have to do the work of all.
@@ -88,12 +91,15 @@ class AsyncPlanner:
             now: present time, in seconds.
 
         """
-        spans = self.plans.assign(member, self._batches(member, fleet, now) * member.batch_size)
+        batches = self._batches(member, fleet, now)
+        spans = self.plans.assign(member, batches * member.batch_size)
         rounds = self._job.rounds.update_rounds
         progress = min(at, rounds), min(at + self._length_in_rounds(member, spans), rounds)
         feeds = self.plans.feed_spans(member, (*share, *spans))
         plan = Plan(version, 0, spans, member.batch_size, share, progress=progress)
-        return [*feeds, *self.plans.start(member, plan, version)]
+        orders = self.plans.start(member, plan, version)
+        self.reasons.explain(member, self._reason(member), batches, bool(share))
+        return [*feeds, *orders]
 
     def plan_last(self, version: WeightsVersion, member: WorkerState, share: tuple[Span, ...]) -> list[Command]:
         """Send a worker its final plan: evaluate its share, then end."""
@@ -146,6 +152,12 @@ class AsyncPlanner:
             return max(1, batches)
         overhead_s = member.overhead[False].mean or 0.0
         return self._limit_batches(member, int((end - now - overhead_s) / batch_s))
+
+    def _reason(self, member: WorkerState) -> str:
+        """Reason of the length of a worker's local round."""
+        if self._equal:
+            return EQUAL
+        return UNKNOWN if member.batch_time.mean is None else BEAT
 
     def _limit_batches(self, member: WorkerState, batches: int) -> int:
         """Limit a number of batches to at least one and at most a worker's limit."""

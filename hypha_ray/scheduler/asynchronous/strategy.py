@@ -11,6 +11,9 @@ from the last commit.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.asynchronous.async_planner import AsyncPlanner
@@ -204,6 +207,10 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
             self.state.grace_until = now + self._planner.grace_s(self._roster.assignable)
         if not self.training.rounds or now >= self.state.grace_until:
             self._reduce(self.state, now)
+
+    def plan_reasons(self, workers: Iterable[int]) -> dict[str, Any]:
+        """Reasons of the newest plans of these workers, as fields of an event."""
+        return self._planner.reasons.fields(workers)
 
     def _plan_local_round(self, member: WorkerState, now: float) -> None:
         assert self.current is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypha_ray.config import Job
 from hypha_ray.config.schema import Sync
@@ -15,6 +15,14 @@ from hypha_ray.types import Delta, Plan, Source, Span, Verdict, WeightsVersion
 
 LOST = "its payload was lost with its node"
 """Reason of a delta's absence from a round without a verdict."""
+
+
+class RoundQuorum(NamedTuple):
+    """Deltas after which a round waits only a while for the others."""
+
+    deltas: int | None = None
+    """Number of deltas; None: it waits for all."""
+    grace_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -31,6 +39,8 @@ class BarrierRound:
     """Samples that the round is to have, with those that earlier rounds lacked."""
     eval_shares: dict[int, tuple[Span, ...]] = field(default_factory=dict)
     """Validation samples of each worker, evaluated before it trains."""
+    progress: tuple[float, float] | None = None
+    """Place in the schedules, as in `Plan`."""
     overlapped: bool = False
     """Whether workers train on before they have its result."""
     replay_plans: dict[int, Plan] = field(default_factory=dict)
@@ -39,6 +49,13 @@ class BarrierRound:
     """Workers whose delta is awaited or in."""
     deltas: dict[int, Delta] = field(default_factory=dict)
     delivered_at: dict[int, float] = field(default_factory=dict)
+    quorum: RoundQuorum = field(default_factory=RoundQuorum)
+    lost_at: list[float] = field(default_factory=list)
+    """Times of the losses of workers without a delta."""
+    late: list[tuple[float, int]] = field(default_factory=list)
+    """Expected time and samples of each delta that the round hasn't waited for, if quorums are chosen by them."""
+    closed_at: float = 0.0
+    """Time at which the last awaited delta was there, or the grace time was over."""
     figures: RoundMetrics = field(default_factory=RoundMetrics)
 
     @property

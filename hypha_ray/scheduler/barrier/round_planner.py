@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hypha_ray.config import Job
+from hypha_ray.config.epochs import rounds_for
 from hypha_ray.exchange_schedule import version_due
 from hypha_ray.scheduler.barrier.round import BarrierRound
 from hypha_ray.scheduler.fleet.worker_state import (
@@ -13,17 +14,31 @@ from hypha_ray.scheduler.fleet.worker_state import (
     batch_size,
     has_equal_batches,
     paces_at_start,
-    standings,
 )
 from hypha_ray.scheduler.ledger.epoch import samples_of
 from hypha_ray.scheduler.messages import Command
-from hypha_ray.scheduler.planning.correction import CORRECTION_GAIN, cautious, correct
+from hypha_ray.scheduler.planning.correction import CORRECTION_GAIN, cautious, correct, progress_of
+from hypha_ray.scheduler.planning.plan_reasons import EQUAL, ReasonBook, reason_of
 from hypha_ray.scheduler.planning.planner import Allocation
 from hypha_ray.scheduler.planning.planner import plan as plan_batches
+from hypha_ray.scheduler.planning.round_sizes import longest_round
 from hypha_ray.scheduler.planning.run_length import RoundSamples, fitted
 from hypha_ray.scheduler.planning.worker_plans import Sizes, ValidationSamples, WorkerPlans
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.types import Plan, SliceInfo, Span, WeightsVersion
+
+
+@dataclass(frozen=True, slots=True)
+class _Basis:
+    """Figures that a round was planned by."""
+
+    members: Sequence[WorkerState]
+    exact: Allocation
+    """Allocation by the workers' speeds."""
+    allocation: Allocation
+    """Allocation with margins for noise."""
+    evaluating: bool
+    equal: bool
 
 
 class RoundPlanner:
@@ -42,11 +57,30 @@ class RoundPlanner:
         """Samples of the rounds; None if the run ends after a number of rounds."""
         self._workers_ahead = 0
         """Workers that train ahead after the round that is planned."""
-        longest = max(job.samples(0), job.samples(job.rounds.warmup_rounds))
-        self.plans = WorkerPlans(job, slices, sizes, resume_point, 2 * longest + batch_size(job))
+        self._basis = _Basis((), Allocation(0.0, {}, 0), Allocation(0.0, {}, 0), False, False)
+        self.plans = WorkerPlans(job, slices, sizes, resume_point, 2 * longest_round(job) + batch_size(job))
         self._validation = ValidationSamples(job, slices, resume_point)
         if self.plans.ends_by_samples:
             self._length = RoundSamples(job, resume_point.next_round, self.plans.ledger.unused)
+
+    def grow(self, number: int, members: Sequence[WorkerState]) -> bool:
+        """Let rounds from this one on have more samples if exchanges take too much time; return whether they do."""
+        samples = self.plans.round_sizes.samples
+        if samples == self._job.rounds.samples_between_updates or self.plans.is_over(number):
+            return False
+        job = self._job.with_round_samples(samples)
+        if self.plans.ends_by_samples:
+            free = self._free_samples(members)
+            job = job.lasting(number + rounds_for(job, free, number))
+            self._length = RoundSamples(job, number, free)
+        self._job = job
+        self.plans.resize(job)
+        self.plans.round_sizes.begin(number)
+        return True
+
+    def usual_samples(self, number: int) -> int:
+        """Samples of a round if none are made up."""
+        return self._job.samples(number)
 
     def due(self, number: int) -> WeightsVersion:
         """Version of the weights that workers must have in a round: its own, or older with several exchanges."""
@@ -65,12 +99,14 @@ class RoundPlanner:
         equal = self._equal_in(number)
         target = 0 if final else self._target_samples(number, members)
         paces = paces_at_start(members, bool(shares), equal)
-        allocation = plan_batches(paces, target)
+        exact = allocation = plan_batches(paces, target)
         if not equal:
-            allocation = plan_batches(cautious(members, paces, allocation), target)
+            allocation = plan_batches(cautious(members, paces, exact), target)
+        self._basis = _Basis(members, exact, allocation, bool(shares), equal)
         is_predictable = number > 0 and not final and not equal
         predicted_s = allocation.finish_s if is_predictable else None
         opened = BarrierRound(number, started_at, predicted_s, weights_version, target, shares)
+        opened.progress = None if final else self.plans.round_sizes.progress(number, target)
         new_samples = self._new_samples(members, allocation, target)
         self._workers_ahead = 0
         unplanned_samples = sum(new_samples.values())
@@ -82,13 +118,24 @@ class RoundPlanner:
             spans = self._round_spans(member, new_samples[worker])
             member.overlap_spans = self._overlap_spans(member, number, samples_of(spans), unplanned_samples)
             commands += self.plans.feed_spans(member, (*share, *spans, *member.overlap_spans))
-            plan = Plan(number, 0, spans, member.batch_size, share, final=final, ahead=member.overlap_spans)
+            ahead = member.overlap_spans
+            plan = Plan(number, 0, spans, member.batch_size, share, final=final, ahead=ahead, progress=opened.progress)
             commands += self.plans.start(member, plan, newest)
             if spans:
                 opened.awaiting.add(worker)
         trains_ahead = any(member.overlap_spans for member in members)
         opened.overlapped = trains_ahead or self.due(number + 1) <= number
         return opened, commands
+
+    def reasons(self) -> ReasonBook:
+        """Reasons of the plans of the round that was planned last."""
+        basis = self._basis
+        reasons = ReasonBook()
+        for member in basis.members:
+            reason = EQUAL if basis.equal else reason_of(member, basis.exact, basis.allocation)
+            wanted = basis.allocation.batches[member.source.worker]
+            reasons.explain(member, reason, wanted, basis.evaluating)
+        return reasons
 
     def _eval_shares(self, number: int, members: Sequence[WorkerState], final: bool) -> dict[int, tuple[Span, ...]]:
         """Each worker's share in the evaluation that a round begins with; empty if none is due."""
@@ -137,7 +184,7 @@ class RoundPlanner:
         worker = member.source.worker
         orphan = current.replay_plans.pop(worker, None)
         final = self.plans.is_over(current.number)
-        blank = Plan(current.number, 0, (), member.batch_size, final=final)
+        blank = Plan(current.number, 0, (), member.batch_size, final=final, progress=current.progress)
         plan = replace(orphan or blank, version=0, evaluate=share)
         feeds = self.plans.feed_spans(member, (*share, *plan.spans))
         orders = self.plans.start(member, plan, newest)
@@ -153,9 +200,10 @@ class RoundPlanner:
             return 0.0, []
         equal = self._equal_in(current.number)
         report_every_s = self._job.report_interval_s
-        origin, fleet = standings(members, current.started_at, current.evaluating, report_every_s, now, equal)
+        origin, fleet = progress_of(members, current.started_at, current.evaluating, report_every_s, now, equal)
         missing = current.target_samples - current.samples
-        correction = correct(members, fleet, missing, now - origin, equal)
+        planned_samples = sum(member.planned_samples for member in members)
+        correction = correct(fleet, planned_samples, missing, now - origin, equal)
         if not correction.misses_target:
             length_s = origin + correction.present_finish_s - current.started_at
             if equal or correction.saved_s <= CORRECTION_GAIN * length_s:
@@ -173,17 +221,34 @@ class RoundPlanner:
                 current.awaiting.add(member.source.worker)
         return correction.saved_s, commands
 
+    def expected_deltas(
+        self, current: BarrierRound, members: Sequence[WorkerState], now: float
+    ) -> list[tuple[float, int]]:
+        """Expected time and samples of the deltas of workers that haven't delivered, by their present plans."""
+        if not members:
+            return []
+        report_every_s = self._job.report_interval_s
+        origin, fleet = progress_of(members, current.started_at, current.evaluating, report_every_s, now)
+        deltas: list[tuple[float, int]] = []
+        for member, finish_s in zip(members, fleet.finish_s().tolist(), strict=True):
+            deltas.append((max(now, origin + finish_s), member.planned_samples))
+        return deltas
+
     def _target_samples(self, number: int, members: Sequence[WorkerState]) -> int:
         """Samples of a round, with as many again at most of those that earlier rounds lack."""
         if self._length is not None:
-            ahead = sum(samples_of(member.overlap_spans) for member in members)
-            free = self.plans.ledger.available + ahead
+            free = self._free_samples(members)
             self.plans.reserve = self._length.reserve(number, free)
             return self._length.target(number, free)
         usual = self._job.samples(number)
         made_up = min(self.owed, usual)
         self.owed -= made_up
         return usual + made_up
+
+    def _free_samples(self, members: Sequence[WorkerState]) -> int:
+        """Samples that are neither used nor of an earlier round, if the run ends by samples."""
+        ahead = sum(samples_of(member.overlap_spans) for member in members)
+        return self.plans.ledger.available + ahead
 
     def _overlap_spans(self, member: WorkerState, number: int, samples: int, unplanned: int) -> tuple[Span, ...]:
         """Samples of the next round that a worker trains on before it merges the result of this one.

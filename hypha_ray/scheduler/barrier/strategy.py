@@ -12,10 +12,12 @@ With one exchange in flight, a round needs the weights of the round before, so i
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
+from hypha_ray.scheduler.barrier.quorum import QuorumPlanner
 from hypha_ray.scheduler.barrier.round import BarrierRound, CommittedRound, received_bytes
 from hypha_ray.scheduler.barrier.round_planner import RoundPlanner
 from hypha_ray.scheduler.failures import disowned, failure
@@ -39,6 +41,7 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
         self._overlapped = job.sync.in_flight > 1
         """Whether a round may begin before the commit of the round before it."""
         self._correction_pace = CorrectionPace(job.num_workers)
+        self._quorums = QuorumPlanner(job.sync)
         self.reported_samples = 0
         """Samples reported by the present workers in the current round."""
         self._inner_states = set(resume_point.inner)
@@ -89,14 +92,28 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
         members = self._roster.assignable
         for member in members:
             self._inherit(member)
+        if self._planner.grow(number, members):
+            sizes = self.plans.round_sizes
+            share = sizes.exchange_share
+            self._out.event("round_growth", now, round=number, samples=sizes.samples, exchange_share=share)
         started_at = before.ready_at if before is not None and before.overlapped else now
         current, commands = self._planner.plan_round(number, members, self.latest_version, started_at)
         self.reported_samples = sum(member.progress.samples for member in self._roster.members)
         self._enter(current, number)
         self.pending.start_evaluation(current.weights_version - 1, current.eval_shares)
+        if before is not None:
+            self._quorums.observe(before, now)
+        current.quorum = self._quorums.choose(len(current.awaiting))
         batches = {member.source.worker: member.plan.batches for member in members if member.plan is not None}
-        self._out.event("plan", now, round=number, batches=batches, predicted_s=current.predicted_s)
+        chosen: dict[str, Any] = {}
+        if self._quorums.adapts:
+            chosen = {"quorum": current.quorum.deltas, "grace_s": current.quorum.grace_s}
+        self._out.event("plan", now, round=number, batches=batches, predicted_s=current.predicted_s, **chosen)
         self._out.put(*commands)
+
+    def plan_reasons(self, workers: Iterable[int]) -> dict[str, Any]:
+        """Reasons of the plans with which the current round has begun, as fields of its event."""
+        return self._planner.reasons().fields(workers)
 
     # ── workers come and go ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -129,6 +146,7 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
             self.plans.ledger.release(worker, delivered)
         if current is not None and worker not in current.replay_plans:
             current.awaiting.discard(worker)
+            current.lost_at.append(now)
             self.correct_plans(now, urgent=True)
             self._close_if_complete(now)
         self._settle(now)
@@ -137,7 +155,7 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
         """Drop deltas of a worker that began with wrong weights, unless they are being reduced."""
         state = self.state
         if isinstance(state, Training) and state.round.discard_delta(source):
-            quorum = self._job.sync.quorum or 1
+            quorum = state.round.quorum.deltas or 1
             if len(state.round.deltas) < quorum:
                 state.grace_until = None
         for waiting in list(self.in_flight)[1:]:
@@ -188,8 +206,8 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
         current.delivered_at[worker] = now
         member.delivered(delta, now - current.started_at, current.evaluating)
         self._roster.times.deliver(worker, delta, now)
-        if len(current.deltas) == self._job.sync.quorum and not self._replay:
-            state.grace_until = now + self._job.sync.grace_s
+        if len(current.deltas) == current.quorum.deltas and not self._replay:
+            state.grace_until = now + current.quorum.grace_s
         self.correct_plans(now)
         self._close_if_complete(now)
 
@@ -207,6 +225,10 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
         assert isinstance(self.state, Training)
         current = self.state.round
         late = current.awaiting - current.deltas.keys()
+        current.closed_at = now
+        if self._quorums.adapts:
+            late_members = [member for member in self._roster.members if member.source.worker in late]
+            current.late = self._planner.expected_deltas(current, late_members, now)
         self._roster.times.close(WeightsVersion(current.number + 1), late, now)
         self.state = Reducing(current)
         if self._overlapped:
@@ -214,7 +236,7 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
         self.in_flight.append(current)
         if len(self.in_flight) == 1:
             self._out.put(current.reduction(self._job.sync))
-        next_samples = self._job.samples(current.number + 1)
+        next_samples = self._planner.usual_samples(current.number + 1)
         feeds = self.plans.feed_ahead(next_samples, self._roster.assignable)
         self._out.put(*feeds)
         self._advance()

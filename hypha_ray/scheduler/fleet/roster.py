@@ -89,6 +89,7 @@ class Roster:
         self._run = run
         self._attempt = attempt
         self.most_strikes = job.sync.strikes
+        self._lease_s = job.lease_s
         self.book = LeaseBook()
         self.times = TimeBook(job.sync.delay_steps > 0 or job.sync.in_flight > 1, next_round)
         self.slots = {number: Slot(number) for number in range(job.num_workers)}
@@ -208,7 +209,7 @@ class Roster:
             return False
         if slot.lease is None:
             return True
-        lease = self.book.renew(slot.lease.id, slot.lease.holder, slot.lease.fence, now, self._job.lease_s)
+        lease = self.book.renew(slot.lease.id, slot.lease.holder, slot.lease.fence, now, self._lease_s)
         slot.lease = lease or slot.lease
         if progress:
             slot.progress_at = now
@@ -398,7 +399,7 @@ class Roster:
     def _slot(self, source: Source) -> Slot | None:
         """Slot of a worker; None if another worker is in it."""
         slot = self.slots.get(source.worker)
-        return slot if slot is not None and slot.source == source else None
+        return slot if slot is not None and (slot.source is source or slot.source == source) else None
 
 
 def _wait_s(failures: int) -> float:

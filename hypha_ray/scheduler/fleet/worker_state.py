@@ -113,9 +113,6 @@ class BatchTime(Decayed):
 UNKNOWN_BATCH_S = 1.0
 """Seconds per batch assumed before any report; it is equal for all workers, so it only sets the scale."""
 
-OVERDUE_SHARE = 0.2
-"""Least part of a batch's time that a worker's present batch is expected to take on."""
-
 IDLE_FADE = 0.5
 """Factor on a worker's batch time after a round without a batch."""
 
@@ -216,14 +213,6 @@ class WorkerState:
         return new
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedProgress:
-    """Expected progress of a worker: `done` batches, its next one ready at `next_s` after the origin."""
-
-    done: int
-    pace: Pace
-
-
 def batch_size(job: Job) -> int:
     """Samples of a batch; in synchronous training evened out, so that each worker has a part in every step."""
     most = job.rounds.max_batch_size
@@ -250,11 +239,14 @@ def batch_seconds(members: Iterable[WorkerState], equal: bool) -> dict[int, floa
     members = list(members)
     if equal:
         return {member.source.worker: UNKNOWN_BATCH_S for member in members}
-    typical_s = typical_seconds(members)
     seconds: dict[int, float] = {}
+    typical_s: float | None = None
     for member in members:
         batch_s = member.batch_time.mean
-        seconds[member.source.worker] = typical_s if batch_s is None else batch_s
+        if batch_s is None:
+            typical_s = typical_s or typical_seconds(members)
+            batch_s = typical_s
+        seconds[member.source.worker] = batch_s
     return seconds
 
 
@@ -282,49 +274,3 @@ def paces_at_start(members: Sequence[WorkerState], evaluating: bool, equal: bool
         offset_s = 0.0 if equal else member.overhead[evaluating].mean or 0.0
         paces.append(Pace(worker, seconds[worker], member.batch_size, offset_s))
     return paces
-
-
-def standings(
-    members: Sequence[WorkerState],
-    started_at: float,
-    evaluating: bool,
-    report_every_s: float,
-    now: float,
-    equal: bool = False,
-) -> tuple[float, list[ExpectedProgress]]:
-    """Expected progress of the fleet in a round, and the time that its paces count from, on the scheduler's clock.
-
-    Batches that a worker should have finished since its last report are counted. It would have reported any that don't
-    fit into `report_every_s`, so longer silence means a slow batch that isn't finished. With `equal` batches for all,
-    silence only bounds the batch time.
-    """
-    seconds = batch_seconds(members, equal=False)
-    reported_at: dict[int, float] = {}
-    for member in members:
-        worker = member.source.worker
-        reported_at[worker] = _reported_at(member, started_at, evaluating, now)
-        seconds[worker] = max(seconds[worker], now - reported_at[worker] - report_every_s)
-    origin = now - max(seconds.values())
-    fleet: list[ExpectedProgress] = []
-    for member in members:
-        worker = member.source.worker
-        batch_s = seconds[worker]
-        silence_s = now - reported_at[worker]
-        unreported_s = silence_s if equal else min(silence_s, report_every_s)
-        unreported = max(0, math.floor(unreported_s / batch_s))
-        began_at = reported_at[worker] + unreported * batch_s
-        if not equal:
-            began_at = max(began_at, now - (1 - OVERDUE_SHARE) * batch_s)
-        pace = Pace(worker, batch_s, member.batch_size, max(0.0, began_at - origin))
-        done = min(member.progress.batches + unreported, member.planned)
-        fleet.append(ExpectedProgress(done, pace))
-    return origin, fleet
-
-
-def _reported_at(member: WorkerState, started_at: float, evaluating: bool, now: float) -> float:
-    """Time of the worker's last report, or of its first batch's start."""
-    if member.idle:
-        return now
-    if member.progress.heard_at is not None:
-        return member.progress.heard_at
-    return max(now, started_at + (member.overhead[evaluating].mean or 0.0))

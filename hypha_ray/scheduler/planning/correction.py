@@ -10,9 +10,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hypha_ray.scheduler.fleet.worker_state import ExpectedProgress, WorkerState
-from hypha_ray.scheduler.planning.planner import Allocation, Pace
-from hypha_ray.scheduler.planning.planner import plan as plan_batches
+import numpy as np
+import numpy.typing as npt
+
+from hypha_ray.scheduler.fleet.worker_state import WorkerState, batch_seconds
+from hypha_ray.scheduler.planning.planner import Allocation, Counts, Floats, Pace, plan_columns
 
 CORRECTION_GAIN = 0.01
 """Relative gain in a round's length from which plans are corrected."""
@@ -26,6 +28,88 @@ RISK = 1.0
 A round ends with its last delta. A slow worker that is late holds up the whole fleet, while a batch that it is spared
 costs the others little.
 """
+
+OVERDUE_SHARE = 0.2
+"""Least part of a batch's time that a worker's present batch is expected to take on."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetProgress:
+    """Expected progress of workers in a round, one row for each, in the order of their numbers."""
+
+    workers: list[int]
+    planned: Counts
+    """Batches of each worker's plan."""
+    done: Counts
+    """Batches that it has probably done."""
+    batch_s: Floats
+    sizes: Counts
+    """Samples of a batch."""
+    offset_s: Floats
+    """Seconds from the origin to the beginning of its present batch."""
+    spread: Floats
+    """Spread of its batch times, see `BatchTime`."""
+    idle: npt.NDArray[np.bool_]
+    """Whether it has no batch in its plan."""
+
+    @property
+    def further(self) -> Counts:
+        """Batches of its present plan that each worker hasn't done."""
+        further: Counts = np.maximum(0, self.planned - self.done)
+        return further
+
+    def finish_s(self) -> Floats:
+        """Seconds from the origin to the expected end of each worker's present plan."""
+        return self.offset_s + self.further * self.batch_s
+
+
+def progress_of(
+    members: Sequence[WorkerState],
+    started_at: float,
+    evaluating: bool,
+    report_every_s: float,
+    now: float,
+    equal: bool = False,
+) -> tuple[float, FleetProgress]:
+    """Expected progress of the fleet in a round, and the time that its paces count from, on the scheduler's clock.
+
+    Batches that a worker should have finished since its last report are counted. It would have reported any that don't
+    fit into `report_every_s`, so longer silence means a slow batch that isn't finished. With `equal` batches for all,
+    silence only bounds the batch time.
+    """
+    workers: list[int] = []
+    counts: list[tuple[int, int, int]] = []
+    figures: list[tuple[float, float, float]] = []
+    seconds = batch_seconds(members, equal=False)
+    for member in members:
+        worker = member.source.worker
+        workers.append(worker)
+        counts.append((member.planned, member.progress.batches, member.batch_size))
+        reported_at = _reported_at(member, started_at, evaluating, now)
+        figures.append((seconds[worker], reported_at, member.batch_time.spread))
+    planned, reported, sizes = np.array(counts).T
+    known_s, heard_at, spread = np.array(figures).T
+    silence_s = now - heard_at
+    batch_s = np.maximum(known_s, silence_s - report_every_s)
+    origin = now - float(batch_s.max())
+    unreported_s = silence_s if equal else np.minimum(silence_s, report_every_s)
+    unreported = np.maximum(0, np.floor(unreported_s / batch_s)).astype(np.int64)
+    began_at = heard_at + unreported * batch_s
+    if not equal:
+        began_at = np.maximum(began_at, now - (1 - OVERDUE_SHARE) * batch_s)
+    done = np.minimum(reported + unreported, planned)
+    offset_s = np.maximum(0.0, began_at - origin)
+    idle = np.array([member.idle for member in members])
+    return origin, FleetProgress(workers, planned, done, batch_s, sizes, offset_s, spread, idle)
+
+
+def _reported_at(member: WorkerState, started_at: float, evaluating: bool, now: float) -> float:
+    """Time of the worker's last report, or of its first batch's start."""
+    if member.idle:
+        return now
+    if member.progress.heard_at is not None:
+        return member.progress.heard_at
+    return max(now, started_at + (member.overhead[evaluating].mean or 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,48 +133,51 @@ class CorrectedAllocation:
 
 @dataclass(frozen=True, slots=True)
 class _Remainder:
-    """Rest of a worker's work in a round."""
+    """Rest of each worker's work in a round."""
 
-    certain: int
-    """Number of further batches that the worker does whatever it is told."""
-    closed: bool
+    certain: Counts
+    """Number of further batches that a worker does whatever it is told."""
+    closed: npt.NDArray[np.bool_]
     """Whether its plan is kept."""
-    finish_s: float
+    finish_s: Floats
     """Time at which its present plan is expected to end; 0 if it is idle."""
-    pace: Pace
-    """Pace after the certain batches."""
+    offset_s: Floats
+    """Time at which the batches after the certain ones begin."""
 
 
-def correct(
-    members: Sequence[WorkerState], fleet: Sequence[ExpectedProgress], missing: int, now_s: float, equal: bool
-) -> CorrectedAllocation:
+def correct(fleet: FleetProgress, planned_samples: int, missing: int, now_s: float, equal: bool) -> CorrectedAllocation:
     """Plan anew for the workers of a round that haven't delivered.
 
     Args:
-        members: these workers.
-        fleet: their expected progress, in the same order.
+        fleet: expected progress of these workers.
+        planned_samples: number of samples in their present plans.
         missing: number of samples of the round's target that aren't delivered.
         now_s: present time, in seconds from the origin of the paces.
         equal: whether all workers get equally many batches; then batch times are taken as exact.
 
     """
-    misses_target = sum(member.planned_samples for member in members) < missing
-    remainders: list[_Remainder] = []
-    for member, standing in zip(members, fleet, strict=True):
-        remainder = _exact(member, standing) if equal else _remainder(member, standing, now_s, misses_target)
-        remainders.append(remainder)
-        missing -= (standing.done + remainder.certain) * standing.pace.batch_size
-    paces = [remainder.pace for remainder in remainders if not remainder.closed]
-    allocation = plan_batches(paces, max(0, missing)) if paces else Allocation(0.0, {}, 0)
+    misses_target = planned_samples < missing
+    remainder = _exact(fleet) if equal else _remainder(fleet, now_s, misses_target)
+    kept = fleet.done + remainder.certain
+    missing -= int(kept @ fleet.sizes)
+    allocation = _allocation(fleet, remainder, max(0, missing))
     finish_s = max(now_s, allocation.finish_s)
+    certain_ends_s = remainder.offset_s[remainder.certain > 0]
+    if len(certain_ends_s):
+        finish_s = max(finish_s, float(certain_ends_s.max()))
     batches: dict[int, int] = {}
-    for standing, remainder in zip(fleet, remainders, strict=True):
-        worker = standing.pace.worker
-        batches[worker] = standing.done + remainder.certain + allocation.batches.get(worker, 0)
-        if remainder.certain:
-            finish_s = max(finish_s, remainder.pace.offset_s)
-    present_finish_s = max(remainder.finish_s for remainder in remainders)
-    return CorrectedAllocation(batches, finish_s, present_finish_s, misses_target)
+    for worker, count in zip(fleet.workers, kept.tolist(), strict=True):
+        batches[worker] = count + allocation.batches.get(worker, 0)
+    return CorrectedAllocation(batches, finish_s, float(remainder.finish_s.max()), misses_target)
+
+
+def _allocation(fleet: FleetProgress, remainder: _Remainder, missing: int) -> Allocation:
+    """Allocation of missing samples to the workers whose plans aren't kept; empty if there are none."""
+    rows = np.flatnonzero(~remainder.closed)
+    if not len(rows):
+        return Allocation(0.0, {}, 0)
+    workers = [fleet.workers[row] for row in rows.tolist()]
+    return plan_columns(workers, fleet.batch_s[rows], fleet.sizes[rows], remainder.offset_s[rows], missing)
 
 
 def cautious(members: Sequence[WorkerState], paces: Sequence[Pace], allocation: Allocation) -> list[Pace]:
@@ -113,28 +200,24 @@ def _margin_s(member: WorkerState, pace: Pace, batches: int) -> float:
     return RISK * member.batch_time.spread * pace.batch_s * math.sqrt(max(1, batches))
 
 
-def _further(member: WorkerState, standing: ExpectedProgress) -> int:
-    """Number of batches of its present plan that a worker hasn't done."""
-    return max(0, member.planned - standing.done)
+def _exact(fleet: FleetProgress) -> _Remainder:
+    """Rest of the work if batch times are exact, and no batch is certain."""
+    none = np.zeros_like(fleet.done)
+    finish_s = np.where(fleet.idle, 0.0, fleet.finish_s())
+    return _Remainder(none, none.astype(np.bool_), finish_s, fleet.offset_s)
 
 
-def _exact(member: WorkerState, standing: ExpectedProgress) -> _Remainder:
-    """Rest of a worker's work if its batch time is exact, and no batch is certain."""
-    pace = standing.pace
-    finish_s = 0.0 if member.idle else pace.offset_s + _further(member, standing) * pace.batch_s
-    return _Remainder(0, False, finish_s, pace)
-
-
-def _remainder(member: WorkerState, standing: ExpectedProgress, now_s: float, may_grow: bool) -> _Remainder:
-    """Rest of a worker's work; near its end its plan is kept, unless it `may_grow` because samples are missing."""
-    pace = standing.pace
-    if member.idle:
-        return _Remainder(0, False, 0.0, pace)
-    further = _further(member, standing)
-    end_s = pace.offset_s + further * pace.batch_s
-    closed = not may_grow and end_s < now_s + LEAD_S
-    certain = further if closed else min(1, further)
-    margin_s = _margin_s(member, pace, further)
-    start_s = pace.offset_s + certain * pace.batch_s + margin_s
-    later = Pace(pace.worker, pace.batch_s, pace.batch_size, start_s)  # Much quicker than `replace`.
-    return _Remainder(certain, closed, end_s + margin_s, later)
+def _remainder(fleet: FleetProgress, now_s: float, may_grow: bool) -> _Remainder:
+    """Rest of the work; a worker near its end keeps its plan, unless it `may_grow` because samples are missing."""
+    further = fleet.further
+    end_s = fleet.finish_s()
+    closed = ~fleet.idle & (end_s < now_s + LEAD_S)
+    if may_grow:
+        closed[:] = False
+    certain = np.where(closed, further, np.minimum(1, further))
+    certain[fleet.idle] = 0
+    margin_s = RISK * fleet.spread * fleet.batch_s * np.sqrt(np.maximum(1, further))
+    start_s = fleet.offset_s + certain * fleet.batch_s + margin_s
+    offset_s = np.where(fleet.idle, fleet.offset_s, start_s)
+    finish_s = np.where(fleet.idle, 0.0, end_s + margin_s)
+    return _Remainder(certain, closed, finish_s, offset_s)

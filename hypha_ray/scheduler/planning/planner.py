@@ -18,6 +18,7 @@ import numpy.typing as npt
 from hypha_ray.errors import HyphaError
 
 Counts: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
 
 SECONDS = (1e-9, 1e9)
 """Allowed batch times. Within these limits, numbers of batches and sums of samples are exact in float64 and int64."""
@@ -64,7 +65,33 @@ def plan(fleet: Sequence[Pace], target: int) -> Allocation:
         PlannerInputError: no worker, a worker twice, or a figure outside its range.
 
     """
-    table = _Table(fleet)
+    ordered = sorted(fleet, key=attrgetter("worker"))
+    workers = [pace.worker for pace in ordered]
+    if len(set(workers)) < len(workers):
+        twice = next(worker for worker, following in pairwise(workers) if worker == following)
+        raise PlannerInputError("PLN002", f"worker {twice} is in the fleet twice")
+    rows = np.array([(pace.batch_s, pace.batch_size, pace.offset_s) for pace in ordered], dtype=np.float64)
+    batch_s, sizes, offset_s = rows.reshape(-1, 3).T
+    return plan_columns(workers, batch_s, sizes, offset_s, target)
+
+
+def plan_columns(
+    workers: Sequence[int], batch_s: Floats, sizes: Floats | Counts, offset_s: Floats, target: int
+) -> Allocation:
+    """Share out samples as `plan` does.
+
+    Args:
+        workers: different workers, in the order of their numbers.
+        batch_s: `Pace.batch_s` of each.
+        sizes: `Pace.batch_size` of each.
+        offset_s: `Pace.offset_s` of each.
+        target: number of samples.
+
+    Raises:
+        PlannerInputError: no worker, or a figure outside its range.
+
+    """
+    table = _Table(workers, batch_s, sizes, offset_s)
     if _checked_target(target) <= 0:
         return Allocation(0.0, dict.fromkeys(table.workers, 0), 0)
     low, high = table.bracket(target)
@@ -82,23 +109,16 @@ def plan(fleet: Sequence[Pace], target: int) -> Allocation:
 class _Table:
     """A fleet as columns, in the order of worker numbers."""
 
-    def __init__(self, fleet: Sequence[Pace]) -> None:
-        if not fleet:
+    def __init__(self, workers: Sequence[int], batch_s: Floats, sizes: Floats | Counts, offset_s: Floats) -> None:
+        if not workers:
             raise PlannerInputError("PLN001", "there is no worker to plan for", fix="wait until a worker has joined")
-        ordered = sorted(fleet, key=attrgetter("worker"))
-        self.workers = [pace.worker for pace in ordered]
-        if len(set(self.workers)) < len(self.workers):
-            twice = next(worker for worker, following in pairwise(self.workers) if worker == following)
-            raise PlannerInputError("PLN002", f"worker {twice} is in the fleet twice")
-        self.batch_s = self._column("batch_s", [pace.batch_s for pace in ordered], *SECONDS)
-        self.offset_s = self._column("offset_s", [pace.offset_s for pace in ordered], 0.0, SECONDS[1])
-        sizes = self._column("batch_size", [pace.batch_size for pace in ordered], 1, MAX_BATCH_SIZE, whole=True)
-        self.sizes = sizes.astype(np.int64)
+        self.workers = workers
+        self.batch_s = self._checked("batch_s", batch_s, *SECONDS)
+        self.offset_s = self._checked("offset_s", offset_s, 0.0, SECONDS[1])
+        self.sizes = self._checked("batch_size", sizes, 1, MAX_BATCH_SIZE, whole=True).astype(np.int64)
 
-    def _column(
-        self, name: str, values: Sequence[float], least: float, most: float, whole: bool = False
-    ) -> npt.NDArray[np.float64]:
-        column = np.array(values, dtype=np.float64)
+    def _checked(self, name: str, figures: Floats | Counts, least: float, most: float, whole: bool = False) -> Floats:
+        column = figures.astype(np.float64)
         good = (column >= least) & (column <= most)
         if whole:
             good &= column == np.floor(column)
@@ -106,10 +126,10 @@ class _Table:
             row = int(np.argmin(good))
             kind = "a whole number from" if whole else "from"
             problem = f"{name} of worker {self.workers[row]} can't be planned with"
-            raise PlannerInputError("PLN002", problem, str(values[row]), f"{kind} {least:g} to {most:g}")
+            raise PlannerInputError("PLN002", problem, str(column[row]), f"{kind} {least:g} to {most:g}")
         return column
 
-    def finish_s(self, batches: Counts) -> npt.NDArray[np.float64]:
+    def finish_s(self, batches: Counts) -> Floats:
         """Time at which each worker has delivered that many batches."""
         return self.offset_s + batches * self.batch_s
 

@@ -13,6 +13,7 @@ from hypha_ray.scheduler.fleet.worker_state import WorkerState, batch_seconds, h
 from hypha_ray.scheduler.ledger.ledger import Ledger
 from hypha_ray.scheduler.ledger.mixture import Mixture
 from hypha_ray.scheduler.messages import Assign, Command, Feed, Merge, RestoreInnerState
+from hypha_ray.scheduler.planning.round_sizes import RoundSizes
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.types import Plan, SliceInfo, Span, WeightsVersion, window
 
@@ -97,6 +98,7 @@ class WorkerPlans:
         self._samples = {info.index: info.samples for info in slices}
         self._assigned: set[int] = set()
         """Workers that were given samples since the last commit."""
+        self.round_sizes = RoundSizes(job, resume_point.state)
         self.ends_by_samples = job.rounds.epochs is not None
         """Whether the run ends when all samples of its epochs are used, in whatever number of rounds."""
         self.reserve = 0
@@ -116,6 +118,10 @@ class WorkerPlans:
             )
         else:
             self.ledger = Ledger.restore(train, job.run.seed, resume_point.used, most, job.rounds.epochs)
+
+    def resize(self, job: Job) -> None:
+        """Go on with rounds of another length, and another number of them."""
+        self._job = job
 
     @property
     def used_up(self) -> bool:
@@ -243,8 +249,9 @@ class WorkerPlans:
         return [*feeds, Assign(member.source.worker, plan)]
 
     def state(self) -> dict[str, Any]:
-        """State for a `ResumePoint`, beside the used samples: the shares of a mixture."""
-        return {"mixture": self.ledger.shares()} if isinstance(self.ledger, Mixture) else {}
+        """State for a `ResumePoint`, beside the used samples: the shares of a mixture, and the length of rounds."""
+        shares = {"mixture": self.ledger.shares()} if isinstance(self.ledger, Mixture) else {}
+        return {**shares, **self.round_sizes.state()}
 
     def commit(self, spans: Mapping[int, Sequence[Span]], ahead: Mapping[int, Sequence[Span]]) -> None:
         """Mark samples as used, and release all others except those of later rounds."""

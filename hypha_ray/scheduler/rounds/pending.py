@@ -247,6 +247,7 @@ class PendingRounds(Generic[C]):
             rounds = self._plans.expected_rounds(committed)
             record = done.record(rounds, self._totals.elapsed_s(now), self._plans.ledger.epoch)
             self._times.record(done.number, now)
+            self._plans.round_sizes.observe(done.number, self._times.recorded(done.number))
             self._out.put(c.LogMetric(record))
             for text in self._signs.fresh(record):
                 self._out.problem(text, now)

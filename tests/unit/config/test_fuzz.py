@@ -74,6 +74,7 @@ _DEPENDENT |= {
     "factory",
     "key_variable",
     "locality",
+    "max_exchange_share",
     "loss",
     "metrics",
     "pattern",

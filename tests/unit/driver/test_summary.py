@@ -274,6 +274,15 @@ def test_traffic_of_fragments_in_turn_is_told_as_a_range(tmp_path: Path) -> None
     assert text.endswith("in all (2 workers, int8 up, fp32 down)")
 
 
+def test_rounds_that_grow_are_told_as_limits(tmp_path: Path) -> None:
+    source = texts(tmp_path)
+    rounds = {"epochs": 3, "samples_between_updates": 25, "max_batch_size": 4, "max_exchange_share": 0.1}
+    job = with_rounds(small_job(tmp_path, rounds=rounds), source.manifest, None)
+    limits = "at most 5 of 25 samples, the last one with the rest, and fewer, up to 16 times as long, "
+    assert rounds_text(job, source.manifest).startswith(f"{limits}if exchanges take over 10 % of the time: ")
+    assert ", at most " in exchange_text(job, exchange_of(job, layout_of(build_model(job.model, 0))))
+
+
 def test_a_quorum_makes_the_traffic_an_estimate(tmp_path: Path) -> None:
     job = small_job(tmp_path, sync={"quorum": 1})
     assert not exchange_of(job, layout_of(build_model(job.model, 0))).is_exact

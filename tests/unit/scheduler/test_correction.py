@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from itertools import cycle, islice
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 
-from hypha_ray.scheduler.fleet.worker_state import BatchTime, ExpectedProgress, Progress, WorkerState, standings
-from hypha_ray.scheduler.planning.correction import CorrectedAllocation, cautious, correct
+from hypha_ray.scheduler.fleet.worker_state import BatchTime, Progress, WorkerState
+from hypha_ray.scheduler.planning.correction import CorrectedAllocation, FleetProgress, cautious, correct, progress_of
 from hypha_ray.scheduler.planning.planner import Pace, plan
 from hypha_ray.types import Plan, Source, Span
 
@@ -31,21 +33,33 @@ def worker(number: int, planned: int, done: int = 0, *seconds: float) -> WorkerS
     return member
 
 
-def standing(number: int, done: int, batch_s: float, offset_s: float = 0.0) -> ExpectedProgress:
+class Standing(NamedTuple):
     """Progress of a worker whose present batch began at `offset_s`."""
-    return ExpectedProgress(done, Pace(number, batch_s, BATCH, offset_s))
+
+    done: int
+    batch_s: float
+    offset_s: float = 0.0
 
 
-def corrected(
-    members: list[WorkerState], fleet: list[ExpectedProgress], batches: int, now_s: float
-) -> CorrectedAllocation:
+def corrected(members: list[WorkerState], fleet: list[Standing], batches: int, now_s: float) -> CorrectedAllocation:
     """Correction for so many missing batches."""
-    return correct(members, fleet, batches * BATCH, now_s, equal=False)
+    progress = FleetProgress(
+        workers=[member.source.worker for member in members],
+        planned=np.array([member.planned for member in members]),
+        done=np.array([standing.done for standing in fleet]),
+        batch_s=np.array([standing.batch_s for standing in fleet]),
+        sizes=np.full(len(fleet), BATCH),
+        offset_s=np.array([standing.offset_s for standing in fleet]),
+        spread=np.array([member.batch_time.spread for member in members]),
+        idle=np.array([member.idle for member in members]),
+    )
+    planned_samples = sum(member.planned_samples for member in members)
+    return correct(progress, planned_samples, batches * BATCH, now_s, equal=False)
 
 
 def test_batch_under_way_is_counted_so_others_do_fewer() -> None:
     members = [worker(0, 2), worker(1, 8)]
-    fleet = [standing(0, 0, 10.0), standing(1, 0, 1.0)]
+    fleet = [Standing(0, 10.0), Standing(0, 1.0)]
     correction = corrected(members, fleet, batches=6, now_s=1.0)
     assert correction.batches == {0: 1, 1: 5}
     assert correction.finish_s == 10.0
@@ -55,7 +69,7 @@ def test_batch_under_way_is_counted_so_others_do_fewer() -> None:
 
 def test_worker_near_its_end_keeps_its_plan_and_others_still_change() -> None:
     members = [worker(0, 3, 2), worker(1, 9, 2), worker(2, 3, 2)]
-    fleet = [standing(0, 2, 1.0), standing(1, 2, 1.0), standing(2, 2, 1.0, offset_s=0.8)]
+    fleet = [Standing(2, 1.0), Standing(2, 1.0), Standing(2, 1.0, offset_s=0.8)]
     correction = corrected(members, fleet, batches=15, now_s=0.9)
     assert correction.batches[0] == 3
     assert correction.batches[1] < 9
@@ -64,19 +78,19 @@ def test_worker_near_its_end_keeps_its_plan_and_others_still_change() -> None:
 
 
 def test_worker_near_its_end_gets_more_if_samples_are_missing() -> None:
-    correction = corrected([worker(0, 3, 2)], [standing(0, 2, 1.0)], batches=5, now_s=0.9)
+    correction = corrected([worker(0, 3, 2)], [Standing(2, 1.0)], batches=5, now_s=0.9)
     assert correction.misses_target
     assert correction.batches == {0: 5}
 
 
 def test_idle_worker_has_no_certain_batch() -> None:
-    correction = corrected([worker(0, 4), worker(1, 0)], [standing(0, 0, 1.0), standing(1, 0, 0.1)], 4, 0.0)
+    correction = corrected([worker(0, 4), worker(1, 0)], [Standing(0, 1.0), Standing(0, 0.1)], 4, 0.0)
     assert correction.batches[0] == 1
     assert correction.batches[1] == 3
 
 
 def test_all_workers_near_their_end_keep_their_plans() -> None:
-    correction = corrected([worker(0, 1), worker(1, 1)], [standing(0, 0, 1.0), standing(1, 0, 1.0)], 2, 0.9)
+    correction = corrected([worker(0, 1), worker(1, 1)], [Standing(0, 1.0), Standing(0, 1.0)], 2, 0.9)
     assert correction.batches == {0: 1, 1: 1}
     assert correction.saved_s == 0.0
 
@@ -108,13 +122,13 @@ def test_spread_is_that_of_single_batches() -> None:
 def test_silence_beyond_the_report_interval_is_no_finished_batch() -> None:
     member = worker(0, 5, 2, 2.0)
     member.progress.heard_at = 10.0
-    _, [progress] = standings([member], 0.0, False, 1.0, 14.5)
-    assert progress.done == 2
-    assert progress.pace.batch_s == 3.5
+    _, progress = progress_of([member], 0.0, False, 1.0, 14.5)
+    assert progress.done.tolist() == [2]
+    assert progress.batch_s.tolist() == [3.5]
 
 
 def test_short_batches_between_two_reports_are_counted() -> None:
     member = worker(0, 20, 4, 0.25)
     member.progress.heard_at = 10.0
-    _, [progress] = standings([member], 0.0, False, 1.0, 10.6)
-    assert progress.done == 6
+    _, progress = progress_of([member], 0.0, False, 1.0, 10.6)
+    assert progress.done.tolist() == [6]
