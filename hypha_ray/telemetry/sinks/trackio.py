@@ -56,7 +56,7 @@ class Trackio:
     def event(self, event: Record) -> None:
         """Pass an alert on; other events stay in events.jsonl."""
         if event["kind"] == ALERT:
-            self._run.alert(title=event["alert"], text=event["text"], step=event["round"])
+            self._run.alert(title=event["alert"], text=event["text"], step=event["round"] or 0)
 
     def summary(self, figures: Record) -> None:
         """Log the figures of the whole run, at step 0."""
