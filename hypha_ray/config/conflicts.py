@@ -269,6 +269,9 @@ def _of_rl(job: Job) -> Iterator[Conflict]:
     if external_key is not None and sends_gradients:
         fix = "losses of external policies are means over other things: choose diloco"
         yield Conflict(external_key, strategy_text(job), fix)
+    if external_key is not None and rl.environment is not None:
+        fix = "an external trainer plays no episodes: have Ray start the workers"
+        yield Conflict("rl.environment", external_key, fix)
     if job.worker.processes is not None:
         fix = "set rl.model_workers, and rl.data_parallel for gradients of all: a worker has processes of one kind"
         yield Conflict("worker.processes", "rl.algorithm", fix)

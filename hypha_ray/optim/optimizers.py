@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from hypha_ray.config.keys import choice_remedy
 from hypha_ray.config.tables.training import InnerOptimizer
 from hypha_ray.errors import ConfigError
 from hypha_ray.optim.group_optimizers import FleetAdamW
@@ -263,8 +264,10 @@ def optimizer_class(name: str) -> Any:
         if key not in _UNFIT:
             classes[key] = member
     if name.lower() not in classes:
-        allowed = ", ".join(sorted(classes))
-        raise ConfigError("OPT006", "inner_optimizer.name: torch.optim has no such optimizer", name, allowed)
+        names = sorted(classes)
+        fix = choice_remedy(name.lower(), " | ".join(names))
+        problem = "inner_optimizer.name: torch.optim has no such optimizer"
+        raise ConfigError("OPT006", problem, name, ", ".join(names), fix)
     return classes[name.lower()]
 
 

@@ -111,6 +111,12 @@ IN_FILES = [
     ),
     ("[inner_optimizer]\nk_aware = true\n[sync]\nstrategy = 'sync'", "CFG011", "inner_optimizer.k_aware and sync.str"),
     ("[worker]\nprocesses = 2\n[rl]\nalgorithm = 'grpo'", "CFG011", "worker.processes and job.toml:4: rl.algorithm"),
+    (
+        "[rl]\nalgorithm = 'grpo'\nenvironment = 'calculator'\nreward.functions = ['environment']\n"
+        "[[workers]]\nkind = 'bridged'\ncount = 1",
+        "CFG011",
+        "rl.environment and job.toml:6: workers.0.kind exclude each other",
+    ),
     (SYNC + "algorithm = 'ppo'", "CFG011", "job.toml:4: rl.algorithm and sync.strategy = "),
     (SYNC + "algorithm = 'reinforce++'", "CFG011", "choose grpo, dapo or another of groups: each worker sees a part"),
     (SYNC + "algorithm = 'grpo'\nadvantage = 'batch_std'", "CFG011", "job.toml:5: rl.advantage and sync.strategy"),
