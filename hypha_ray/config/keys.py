@@ -95,8 +95,11 @@ class Key:
 
     @property
     def can_be_none(self) -> bool:
-        """Whether the value `none` turns it off."""
-        return NoneType in self.types and not self.text and "none" not in self.kind.split(" | ")
+        """Whether the value `none` turns it off, and isn't a word of its own, as in ``rl.reward.deadline_s``."""
+        if NoneType not in self.types or self.text:
+            return False
+        own_words = self.kind if self.default is None else self.kind.removesuffix(" | none")
+        return "none" not in own_words.split(" | ")
 
 
 @cache

@@ -153,7 +153,7 @@ def documented(page: str, heading: str) -> set[str]:
     }
 
 
-TABLES = {"time_shares", "batches", "batch_s", "peak_memory_bytes", "bytes_from", "mfu_by_worker"}
+TABLES = {"time_shares", "time_by_worker", "batches", "batch_s", "peak_memory_bytes", "bytes_from", "mfu_by_worker"}
 """Documented fields of rounds that are tables, by worker and so on."""
 
 
