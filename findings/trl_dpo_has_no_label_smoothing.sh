@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # TRL 1.16.0 trains DPO's own loss as if label_smoothing were 0, without a word; its CPO smooths by the same name.
 #
-# DPOConfig takes label_smoothing with the default loss_type "sigmoid". The losses of two steps are those without it, to
+# DPOConfig takes label_smoothing with the default loss_type "sigmoid". The losses of four steps are those without it, to
 # the last digit, and no warning is printed. The description of the key names Robust DPO and EXO. CPOConfig (experimental)
 # has the key, too: there the sigmoid loss is smoothed, and losses that ignore it (hinge, ipo) say so in a warning.
 #
@@ -17,6 +17,7 @@ python3 -m venv "$work/venv"
 "$work/venv/bin/pip" install --quiet --disable-pip-version-check torch==2.13.0 trl==1.16.0 transformers==5.23.0
 
 cat > "$work/train.py" <<'PY'
+import copy
 import sys
 
 import torch
@@ -38,13 +39,14 @@ config = LlamaConfig(
 model = LlamaForCausalLM(config)
 data = Dataset.from_list([{"prompt": "a b", "chosen": " c", "rejected": " d"}] * 8)
 settings = dict(
-    output_dir=folder, max_steps=2, per_device_train_batch_size=4, learning_rate=0.05, logging_steps=1, report_to=[],
+    output_dir=folder, max_steps=4, per_device_train_batch_size=4, learning_rate=0.05, logging_steps=1, report_to=[],
     use_cpu=True, bf16=False, seed=0, disable_tqdm=True, label_smoothing=smoothing,
 )
 if kind == "dpo":
-    trainer = DPOTrainer(model, args=DPOConfig(loss_type=[loss], **settings), train_dataset=data, processing_class=tokenizer)
+    arguments = DPOConfig(loss_type=[loss], **settings)
+    trainer = DPOTrainer(model, copy.deepcopy(model), arguments, train_dataset=data, processing_class=tokenizer)
 else:
-    trainer = CPOTrainer(model, args=CPOConfig(loss_type=loss, **settings), train_dataset=data, processing_class=tokenizer)
+    trainer = CPOTrainer(model, CPOConfig(loss_type=loss, **settings), train_dataset=data, processing_class=tokenizer)
 trainer.train()
 print("losses", *(entry["loss"] for entry in trainer.state.log_history if "loss" in entry))
 PY
