@@ -44,7 +44,7 @@ def main() -> None:
     nodes: list[Any] = []
     threading.Thread(target=_follow_driver, args=(nodes,), name="driver", daemon=True).start()
     try:
-        nodes.append(_start())
+        nodes.append(_start_patiently())
     except BaseException as error:
         print(json.dumps({"error": type(error).__name__, "text": str(error)}), file=answers, flush=True)
     if nodes:
@@ -53,6 +53,21 @@ def main() -> None:
         while raylet.poll() is None:
             time.sleep(POLL_S)
     _end([])  # Workers take this process for the raylet.
+
+
+def _start_patiently() -> Any:
+    """Start a node, a second time if the machine was too busy.
+
+    A raylet ends if its agents haven't loaded their modules within 15 s (Ray 2.60.0), and the node times out. At the
+    second time the modules are in memory.
+    """
+    try:
+        return _start()
+    except Exception as error:
+        if "timed out" not in str(error):
+            raise
+    _kill_descendants()
+    return _start()
 
 
 def _start() -> Any:
@@ -111,6 +126,12 @@ def _end(nodes: list[Any]) -> NoReturn:
         for node in nodes:
             node.destroy_external_storage()
             node._kill_process_type("raylet", allow_graceful=True, check_alive=False)
+    _kill_descendants()
+    os._exit(0)
+
+
+def _kill_descendants() -> None:
+    """Kill all processes below this one, and wait for their end."""
     deadline = time.monotonic() + GONE_S
     descendants = _descendants(os.getpid())
     while descendants and time.monotonic() < deadline:
@@ -122,7 +143,6 @@ def _end(nodes: list[Any]) -> NoReturn:
                 pass
         time.sleep(0.01)
         descendants = _descendants(os.getpid())
-    os._exit(0)
 
 
 def _descendants(pid: int) -> list[int]:
