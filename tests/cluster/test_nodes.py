@@ -50,7 +50,9 @@ def test_job_over_three_nodes_has_a_worker_on_each_and_commits_what_all_did(
     assert (run.directory / "model" / "model.safetensors").stat().st_size > 0
     rows = state._connect_and_get_accessor().get_actor_table(None, None)
     names = {ActorTableData.FromString(row).repr_name for row in rows}
-    assert names >= {f"{name} of spread" for name in ("scheduler", "owner", "worker-0", "server-0", "shard-0", "store")}
+    namespace = ray.get_runtime_context().namespace
+    expected = ("scheduler", "owner", "worker-0", "server-0", "shard-0", "store")
+    assert names >= {f"{name} of {namespace}" for name in expected}
 
 
 def test_doctor_measures_each_node(nodes: list[str], tmp_path: Path) -> None:
