@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,7 +11,6 @@ from pydantic import ValidationError
 from hypha_ray.config.alerts import flaws_of_alerts
 from hypha_ray.config.assignments import Setting, merged
 from hypha_ray.config.conflicts import conflicts
-from hypha_ray.config.growth_conflicts import growth_conflicts
 from hypha_ray.config.keys import Key, KeyPath, choice_remedy, key_at, shown, values
 from hypha_ray.config.schema import Job
 from hypha_ray.errors import ConfigError
@@ -111,7 +109,7 @@ def _agree(job: Job, settings: Sequence[Setting]) -> None:
         of_groups = [setting for setting in settings if setting.path[0] == "workers"]
         problem = f"{without_groups[-1].key_location} and {of_groups[0].key_location} exclude each other"
         raise ConfigError("CFG011", problem, fix="give number, needs and commands of workers in [[workers]] alone")
-    for first, second, fix in chain(conflicts(job), growth_conflicts(job)):
+    for first, second, fix in conflicts(job):
         problem = f"{_location(settings, first)} and {_location(settings, second)} exclude each other"
         raise ConfigError("CFG011", problem, fix=fix)
     for flaw in flaws_of_alerts(job):

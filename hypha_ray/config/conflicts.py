@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hypha_ray.config.exchange_conflicts import Conflict, exchange_conflicts, external_trainers_key, strategy_text
+from hypha_ray.config.exchange_conflicts import (
+    Conflict,
+    exchange_conflicts,
+    external_trainers_key,
+    growth_conflicts,
+    strategy_text,
+)
 from hypha_ray.config.keys import BESIDE_REPOSITORY
 from hypha_ray.config.schema import Job
 from hypha_ray.config.tables.rewards import ENVIRONMENT
@@ -44,6 +50,7 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         yield from _of_rl(job)
     if job.preference.loss is not None:
         yield from _of_preferences(job)
+    yield from growth_conflicts(job)
 
 
 def _of_optimizer(job: Job) -> Iterator[Conflict]:

@@ -1,4 +1,4 @@
-"""Conflicts of the exchange: strategy, encodings, fragments and overlap."""
+"""Conflicts of the exchange: strategy, encodings, fragments, overlap, and rounds that grow with its share."""
 
 from __future__ import annotations
 
@@ -27,6 +27,33 @@ def exchange_conflicts(job: Job) -> Iterator[Conflict]:
         yield from _of_overlap(job, replay)
     if not job.sync.traits.has_barrier:
         yield from _of_asynchrony(job, replay)
+
+
+def growth_conflicts(job: Job) -> Iterator[Conflict]:
+    """All conflicts of a job whose rounds grow; none if they don't.
+
+    Such a run has fewer rounds than its workers, servers and store expect. So whatever depends on the number of the
+    last round is excluded.
+    """
+    key = "rounds.max_exchange_share"
+    if job.rounds.max_exchange_share is None:
+        return
+    sync = job.sync
+    if job.run.mode == "replay":
+        yield Conflict(key, "run.mode", "times of exchanges aren't reproducible: choose elastic")
+    if job.rl.algorithm is not None:
+        yield Conflict(key, "rl.algorithm", "responses are of the weights that their round begins with: leave it out")
+    if not sync.traits.own_weights:
+        yield Conflict(key, "sync.strategy", "only DiLoCo has long rounds: choose diloco")
+    if job.rounds.epochs is None:
+        fix = "give rounds.epochs in place of update_rounds: the same samples take fewer rounds then"
+        yield Conflict(key, "rounds.update_rounds", fix)
+    if sync.staggered:
+        yield Conflict(key, "sync.fragments", "the last round isn't known before: set sync.stagger = false")
+    if sync.in_flight > 1:
+        yield Conflict(key, "sync.in_flight", "the last round isn't known before: choose 1")
+    if job.outer_optimizer.schedule != "constant":
+        yield Conflict(key, "outer_optimizer.schedule", "the number of rounds isn't known before: choose constant")
 
 
 def strategy_text(job: Job) -> str:
