@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hypha_ray.errors import DataError, reason_of
 from hypha_ray.figures import OBJECTIVES, objective_of, shown_beside
 from hypha_ray.files import as_installed, jobs_folder
 from hypha_ray.history.overview import (
     MODEL,
     PROVENANCE,
-    RECORD_ERRORS,
     State,
     committed_rounds,
     cost_of,
     error_of,
     read_tables,
+    readable,
     state_of,
     tags_of,
     text_of,
@@ -114,14 +113,8 @@ def account_of(folder: Path) -> list[str]:
         DataError: DATA044, a file can't be read, or has a record of another program.
 
     """
-    try:
+    with readable(folder):
         return list(_lines(RunFiles.read(folder)))
-    except OSError as error:
-        got = f"{error.filename or folder}: {error.strerror}"
-        raise DataError("DATA044", f"the files of {folder} can't be read", got, fix="see to it") from None
-    except RECORD_ERRORS as error:
-        problem = f"{folder} has a record that can't be understood"
-        raise DataError("DATA044", problem, reason_of(error), fix="take away what hypha_ray didn't write") from None
 
 
 def _lines(run: RunFiles) -> Iterator[str]:

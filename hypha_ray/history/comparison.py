@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 
 from hypha_ray.config.compare import settings_that_differ
 from hypha_ray.config.keys import shown
-from hypha_ray.errors import DataError, reason_of
+from hypha_ray.errors import DataError
 from hypha_ray.figures import OBJECTIVES
 from hypha_ray.history.account import RunFiles
-from hypha_ray.history.overview import RECORD_ERRORS, committed_rounds, cost_of, text_of
+from hypha_ray.history.overview import committed_rounds, cost_of, readable, text_of
 from hypha_ray.telemetry.comparison_plot import draw_curves
 from hypha_ray.telemetry.run_summary import summary
 from hypha_ray.telemetry.series import Series
@@ -89,20 +89,14 @@ def compared(folders: Sequence[Path]) -> Comparison:
     settings: list[Row] = []
     for key, values in settings_that_differ([run.tables for run in runs]).items():
         settings.append((key, *map(_setting, values)))
-    try:
+    with readable(f"one of {', '.join(names)}"):
         figures = _figure_rows(runs)
-    except RECORD_ERRORS as error:
-        problem = f"one of {', '.join(names)} has a record that can't be understood"
-        raise DataError("DATA044", problem, reason_of(error), fix="take away what hypha_ray didn't write") from None
     return Comparison(tuple(names), settings, figures, runs)
 
 
 def _read(folder: Path) -> RunFiles:
-    try:
+    with readable(folder):
         run = RunFiles.read(folder)
-    except OSError as error:
-        got = f"{error.filename or folder}: {error.strerror}"
-        raise DataError("DATA044", f"the files of {folder} can't be read", got, fix="see to it") from None
     if not run.tables:
         problem = f"the job file of {folder} can't be read"
         raise DataError("DATA044", problem, "damaged", "TOML", "restore it, or leave the run out")

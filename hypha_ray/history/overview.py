@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hypha_ray.config.load import CONFIG
+from hypha_ray.errors import DataError, reason_of
 from hypha_ray.figures import LOSS, OBJECTIVES, objective_of
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.directory import LOCK, RunDirectory, holder_of
@@ -38,6 +39,27 @@ _GROWING = (METRICS, EVENTS, CONFIG)
 
 RECORD_ERRORS = (TypeError, ValueError, AttributeError, LookupError)
 """Errors that records lead to which hypha_ray hasn't written."""
+
+
+@contextmanager
+def readable(subject: object) -> Iterator[None]:
+    """Turn what the files of a run lead to into errors for users.
+
+    Args:
+        subject: directory of the run, or a text for one of several runs.
+
+    Raises:
+        DataError: DATA044, a file can't be read, or has a record of another program.
+
+    """
+    try:
+        yield
+    except OSError as error:
+        got = f"{error.filename or subject}: {error.strerror}"
+        raise DataError("DATA044", f"the files of {subject} can't be read", got, fix="see to it") from None
+    except RECORD_ERRORS as error:
+        problem = f"{subject} has a record that can't be understood"
+        raise DataError("DATA044", problem, reason_of(error), fix="take away what hypha_ray didn't write") from None
 
 
 class State(StrEnum):

@@ -22,9 +22,9 @@ from hypha_ray.history.comparison import figures_of_run
 from hypha_ray.history.host_filter import HostFilter
 from hypha_ray.history.html_page import html_page, html_section, html_table
 from hypha_ray.history.overview import (
-    RECORD_ERRORS,
     State,
     committed_rounds,
+    readable,
     state_at_rest,
     state_of,
     text_of,
@@ -110,16 +110,10 @@ def report_of(folder: Path, with_hosts: bool = False, at_end: bool = False) -> b
         DataError: DATA044, a file can't be read, or has a record of another program.
 
     """
-    try:
+    with readable(folder):
         report = RunReport.read(folder, with_hosts, at_end)
         body = list(_body(report))
         title = report.hide(caption_of(folder, _first_record(report)))
-    except OSError as error:
-        got = f"{error.filename or folder}: {error.strerror}"
-        raise DataError("DATA044", f"the files of {folder} can't be read", got, fix="see to it") from None
-    except RECORD_ERRORS as error:
-        problem = f"{folder} has a record that can't be understood"
-        raise DataError("DATA044", problem, reason_of(error), fix="take away what hypha_ray didn't write") from None
     return html_page(title, body, [_POLICY]).encode(errors="backslashreplace")
 
 
