@@ -6,7 +6,6 @@ end is near may miss a longer plan, so its plan is kept. The others share the sa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -161,10 +160,8 @@ def correct(fleet: FleetProgress, planned_samples: int, missing: int, now_s: flo
     kept = fleet.done + remainder.certain
     missing -= int(kept @ fleet.sizes)
     allocation = _allocation(fleet, remainder, max(0, missing))
-    finish_s = max(now_s, allocation.finish_s)
     certain_ends_s = remainder.offset_s[remainder.certain > 0]
-    if len(certain_ends_s):
-        finish_s = max(finish_s, float(certain_ends_s.max()))
+    finish_s = float(certain_ends_s.max(initial=max(now_s, allocation.finish_s)))
     batches: dict[int, int] = {}
     for worker, count in zip(fleet.workers, kept.tolist(), strict=True):
         batches[worker] = count + allocation.batches.get(worker, 0)
@@ -191,13 +188,15 @@ def cautious(members: Sequence[WorkerState], paces: Sequence[Pace], allocation: 
     """
     cautious_paces: list[Pace] = []
     for member, pace in zip(members, paces, strict=True):
-        margin_s = _margin_s(member, pace, allocation.batches[pace.worker])
+        margin_s = float(_margins_s(member.batch_time.spread, pace.batch_s, allocation.batches[pace.worker]))
         cautious_paces.append(Pace(pace.worker, pace.batch_s, pace.batch_size, pace.offset_s + margin_s))
     return cautious_paces
 
 
-def _margin_s(member: WorkerState, pace: Pace, batches: int) -> float:
-    return RISK * member.batch_time.spread * pace.batch_s * math.sqrt(max(1, batches))
+def _margins_s(spread: Floats | float, batch_s: Floats | float, batches: Counts | int) -> Floats:
+    """Margins for the noise of so many batches, in seconds."""
+    margins_s: Floats = RISK * spread * batch_s * np.sqrt(np.maximum(1, batches))
+    return margins_s
 
 
 def _exact(fleet: FleetProgress) -> _Remainder:
@@ -216,7 +215,7 @@ def _remainder(fleet: FleetProgress, now_s: float, may_grow: bool) -> _Remainder
         closed[:] = False
     certain = np.where(closed, further, np.minimum(1, further))
     certain[fleet.idle] = 0
-    margin_s = RISK * fleet.spread * fleet.batch_s * np.sqrt(np.maximum(1, further))
+    margin_s = _margins_s(fleet.spread, fleet.batch_s, further)
     start_s = fleet.offset_s + certain * fleet.batch_s + margin_s
     offset_s = np.where(fleet.idle, fleet.offset_s, start_s)
     finish_s = np.where(fleet.idle, 0.0, end_s + margin_s)
