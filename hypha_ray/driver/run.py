@@ -278,8 +278,9 @@ class Run:
         Args:
             dataset: folder of the dataset, or its name below the folder of datasets or among data nodes.
             round: as for `load_model`.
-            settings: ``split``, ``batch_size``, ``type``, and for prompts ``reward``, ``reward_model``,
-                ``max_response_tokens``, ``samples``, ``temperature`` and ``seed``.
+            settings: ``split``, ``batch_size``, ``type``; for preferences ``reference``; and for prompts ``reward``,
+                ``reward_model``, ``environment``, ``turns``, ``max_response_tokens``, ``samples``, ``temperature`` and
+                ``seed``.
 
         Returns:
             Figures such as ``val_loss`` and ``accuracy``; for prompts such as ``reward``.

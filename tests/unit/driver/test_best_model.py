@@ -60,7 +60,8 @@ def test_saved_model_has_a_card_that_tells_what_it_is_and_nothing_of_the_machine
     finish(job, directory, source)
     text = (directory.path / "model" / "README.md").read_text()
     described = ModelCard(text).data
-    assert (described.library_name, described.pipeline_tag) == ("transformers", "text-generation")
+    assert described.library_name == "transformers"
+    assert described.pipeline_tag == "text-generation"
     assert described.license == "unknown" and described.base_model is None
     assert {"hypha_ray", "diloco"} <= set(described.tags or ())
     assert source.manifest.name in text and source.manifest.identity in text
@@ -73,7 +74,8 @@ def test_card_of_an_adapter_names_the_base_of_a_hub(corpus: Path) -> None:
     job = Job.model_validate({"model": {"lora": {"rank": 4}}})
     text = card(job, in_folder(corpus).manifest, 2, {"loss": 1.5}, "owner/base", adapter=True)
     described = ModelCard(text).data
-    assert (described.library_name, described.base_model) == ("peft", "owner/base")
+    assert described.library_name == "peft"
+    assert described.base_model == "owner/base"
     assert "lora" in (described.tags or ()) and "LoRA of rank 4" in text and "| loss | 1.5 |" in text
 
 
