@@ -345,7 +345,7 @@ def _takes(function: Any, count: int) -> bool:
 
 
 def _takes_any(member: Any, names: Sequence[str]) -> bool:
-    """Whether a function, or what is called of a class, has a parameter of one of these names."""
+    """Whether a function, or what is called of a class, has a parameter of one of these names, or takes any by name."""
     function = member
     if inspect.isclass(member):
         function = _definition(member, "__call__")
@@ -353,7 +353,15 @@ def _takes_any(member: Any, names: Sequence[str]) -> bool:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # A function of C tells no signature.
         return False
-    return any(name in parameters for name in names)
+    return takes_by_name(parameters, names)
+
+
+def takes_by_name(parameters: Mapping[str, inspect.Parameter], names: Sequence[str]) -> bool:
+    """Whether one of the parameters has one of these names, or all are given by name and any name is taken."""
+    kinds = {parameter.kind for name, parameter in parameters.items() if name != "self"}
+    by_name = {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD}
+    takes_any_name = inspect.Parameter.VAR_KEYWORD in kinds and kinds <= by_name
+    return bool(names) and (takes_any_name or any(name in parameters for name in names))
 
 
 def _counted(arguments: int) -> str:

@@ -19,10 +19,15 @@ from typing import Any, Final, Self
 
 from hypha_ray.errors import ConfigError
 from hypha_ray.families import REWARDS
+from hypha_ray.plugins import takes_by_name
 from hypha_ray.rl.rewards.response import Response
 
 LARGEST = 1e15
 """Largest size of a reward: squares of larger numbers may be infinite in the model's dtype."""
+_OF_TRL: Final = ("trainer_state", "log_extra", "environments")
+"""Arguments that trl has beside columns, and that aren't here."""
+_LOG: Final = "log_metric"
+"""Argument that is a function of a name and a number, to be called by a reward function."""
 _TOTAL: Final = "reward"
 """Name of the figure that is the reward itself."""
 _MOST_FIGURES = 32
@@ -115,7 +120,7 @@ def signature_of(function: Any) -> Signature:
         parameters = inspect.signature(function).parameters
     except ValueError:  # A function of C tells no signature.
         return Signature(None, (), is_async)
-    if not any(name in parameters for name in REWARDS.keywords):
+    if not takes_by_name(parameters, REWARDS.keywords):
         return Signature(None, (), is_async)
     kinds = inspect.Parameter
     names: list[str] = []
@@ -157,7 +162,8 @@ class RewardFunction:
         """
         if self.signature.keywords is None:
             return self._results_one_by_one(responses)
-        arguments = self._arguments(responses)
+        logged: dict[str, list[float]] = {}
+        arguments = self._arguments(responses, logged)
         result = self._function(**arguments)
         if inspect.isawaitable(result):
             result = self._run(_awaited(result))
@@ -166,7 +172,8 @@ class RewardFunction:
         results = list(result)
         if len(results) != len(responses):
             raise TypeError(f"it gave {len(results)} rewards for {len(responses)} responses")
-        return results
+        figures = {name: math.fsum(numbers) / len(numbers) for name, numbers in logged.items()}
+        return [_with_figures(result, figures) for result in results] if figures else results
 
     def _results_one_by_one(self, responses: Sequence[Response]) -> list[Any]:
         if self.signature.is_async:
@@ -187,13 +194,20 @@ class RewardFunction:
             weakref.finalize(self, self._runner.close)
         return self._runner.run(coroutine)
 
-    def _arguments(self, responses: Sequence[Response]) -> dict[str, Any]:
-        """Return what the function takes of the names that there are: trl's, and the columns of the records."""
+    def _arguments(self, responses: Sequence[Response], logged: dict[str, list[float]]) -> dict[str, Any]:
+        """Return what the function takes of the names that there are: trl's, and the columns of the records.
+
+        Args:
+            responses: responses to a prompt.
+            logged: receives numbers by name from ``log_metric``.
+
+        """
         arguments: dict[str, Any] = {}
         for column in responses[0].data:
             arguments[column] = [response.data[column] for response in responses]
         arguments["prompts"] = [response.prompt for response in responses]
         arguments["completions"] = [response.completion for response in responses]
+        arguments[_LOG] = lambda name, value: logged.setdefault(str(name), []).append(float(value))
         arguments["completion_ids"] = [list(response.ids) for response in responses]
         for name in self.signature.required:
             if name not in arguments:
@@ -204,12 +218,26 @@ class RewardFunction:
         return {name: values for name, values in arguments.items() if name in keywords}
 
     def _missing(self, name: str, arguments: Mapping[str, Any]) -> ConfigError:
+        if name in _OF_TRL:
+            problem = f"reward function {self._name} needs an object of trl's trainer"
+            fix = f"give the parameter a default: {name}=None"
+            return ConfigError("RWD001", problem, repr(name), ", ".join(sorted(arguments)), fix)
         fix = f"prepare the dataset with --keep-columns {name}"
         matches = difflib.get_close_matches(name, arguments, n=1, cutoff=0.75)
         if matches:
             fix = f"did you mean {matches[0]!r}? Otherwise {fix}"
         problem = f"reward function {self._name} needs a column that the prompts' records lack"
         return ConfigError("RWD001", problem, repr(name), ", ".join(sorted(arguments)), fix)
+
+
+def _with_figures(result: Any, figures: Mapping[str, float]) -> Any:
+    """Return a response's reward with figures beside it; an error, or what is no reward, as it is."""
+    try:
+        reward = reward_from(result)
+    except Exception:  # An object of users may raise anything; it is told where rewards are read.
+        return result
+    parts = reward.parts if isinstance(reward, PartedReward) else {}
+    return {_TOTAL: float(reward), **parts, **figures}
 
 
 async def _awaited(result: Any) -> Any:

@@ -199,7 +199,11 @@ FORMS: dict[str, dict[str, Any]] = {
     "messages": {"messages": said("Hi", "Hello")},
     "messages as JSON": {"messages": json.dumps(said("Hi", "Hello")), "tools": "null"},
     "ShareGPT": {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
+    "other roles": {"conversations": [{"from": "User", "value": "Hi"}, {"from": "bot", "value": "Hello"}]},
     "prompt and completion": {"prompt": "Hi", "completion": "Hello"},
+    "completion with the prompt": {"prompt": "Hi", "completion": said("Hi ", "Hello")},
+    "completion with the messages of the prompt": {"prompt": said("Hi"), "completion": said("Hi", "Hello")},
+    "completion of one message": {"prompt": said("Hi"), "completion": ANSWERED[0]},
     "lists of messages": {"prompt": said("Hi"), "completion": ANSWERED},
     "lists of messages as JSON": {"prompt": json.dumps(said("Hi")), "completion": json.dumps(ANSWERED)},
     "Alpaca": {"instruction": "Hi", "input": "", "output": "Hello"},
@@ -227,6 +231,29 @@ def test_input_of_alpaca_follows_the_instruction(tmp_path: Path) -> None:
     row = {"instruction": "Add", "input": "1, 2", "output": "3"}
     run(table(tmp_path / "a.jsonl", row), tmp_path / "out", tokenizer=tokenizer_with(tmp_path, CHATML))
     assert "user\nAdd\n\n1, 2<extra_id_1>" in parts_of(tmp_path / "out")[0][0]
+    how = {"chat": False, "prompt_column": "instruction", "completion_column": "output"}
+    run(tmp_path / "a.jsonl", tmp_path / "plain", tokenizer="byte", **how)
+    assert parts_of(tmp_path / "plain") == [("Add\n\n1, 2" + "3</s>", ["3</s>"])]
+
+
+def test_system_message_before_a_repeated_prompt_is_a_part_of_it(tmp_path: Path) -> None:
+    whole = [{"role": "system", "content": "Be brief"}, *said("Hi", "Hello")]
+    source = table(tmp_path / "a.jsonl", {"prompt": "Hi", "completion": whole})
+    run(source, tmp_path / "out", tokenizer=tokenizer_with(tmp_path, CHATML))
+    turns = "<extra_id_0>user\nHi<extra_id_1>\n<extra_id_0>assistant\nHello<extra_id_1>\n"
+    assert parts_of(tmp_path / "out") == [(f"<extra_id_0>system\nBe brief<extra_id_1>\n{turns}", ["Hello<extra_id_1>"])]
+
+
+def test_calls_and_their_results_in_roles_of_their_own_are_those_of_messages(tmp_path: Path) -> None:
+    template = CHATML.replace("{{ m.content }}", "{{ m.content }}{{ m.tool_calls[0].function if m.tool_calls }}")
+    call = {"name": "f", "arguments": {"a": 1}}
+    roles = (("human", "Hi"), ("function_call", json.dumps(call)), ("observation", "7"), ("gpt", "Hello"))
+    turns = [{"from": role, "value": text} for role, text in roles]
+    source = table(tmp_path / "a.jsonl", {"conversations": turns})
+    run(source, tmp_path / "out", tokenizer=tokenizer_with(tmp_path, template))
+    ((text, parts),) = parts_of(tmp_path / "out")
+    assert parts == [f"{call}<extra_id_1>", "Hello<extra_id_1>"]
+    assert "<extra_id_0>tool\n7<extra_id_1>" in text
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "saved", "json"])
@@ -393,6 +420,14 @@ BAD_ROWS: list[tuple[dict[str, Any], str]] = [
     ({"messages": "no JSON"}, r"DATA031.*line 2: column 'messages' has no chat — got str, allowed a list of messages"),
     ({"messages": said("a", "b", roles=("user", "oracle"))}, r"DATA031.*line 2.*role 'oracle', allowed human, gpt"),
     ({"messages": [{"role": "user", "content": 7}]}, r"DATA031.*line 2.*content of type int, allowed text"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+        r"line 2.*parts of type image, allowed text; im",
+    ),
+    (
+        {"messages": [{"role": "function_call", "content": "f(1)"}]},
+        r"line 2.*function_call with 'f\(1\)', allowed JSON",
+    ),
     ({"messages": said("a", "b"), "tools": "x"}, r"DATA031.*line 2.*'tools'.*got str, allowed a list of JSON schemas"),
 ]
 
@@ -407,8 +442,31 @@ def test_row_that_is_no_chat_is_refused_by_file_and_line(tmp_path: Path, row: di
 
 def test_table_without_chats_names_the_columns_of_chats(tmp_path: Path) -> None:
     source = table(tmp_path / "a.jsonl", {"question": "x", "answer": "y"})
-    with pytest.raises(DataError, match=r"DATA032.*line 1 has no chat — got answer, question, allowed messages; conv"):
+    flags = "--prompt-column question --completion-column answer"
+    words = f"DATA032.*line 1 has no chat — got answer, question, allowed messages; conv.*{flags}"
+    with pytest.raises(DataError, match=words):
         run(source, tmp_path / "out", tokenizer=tokenizer_with(tmp_path, CHATML))
+    with pytest.raises(DataError, match=f"DATA032.*no column 'text'.*{flags}"):
+        run(source, tmp_path / "out", chat=False)
+    source = table(tmp_path / "b.jsonl", {"prompt": "a", "chosen": "x", "rejected": "y"})
+    with pytest.raises(DataError, match=r"DATA032.*has no chat.*--kind preferences"):
+        run(source, tmp_path / "out", tokenizer=tokenizer_with(tmp_path, CHATML))
+
+
+@pytest.mark.parametrize(("prompt", "noted"), [("", 0), ("<think>\n\n</think>\n\n", 2), ("<think>\n", 1)])
+def test_answers_behind_another_text_than_the_generation_prompt_are_noted(
+    tmp_path: Path, prompt: str, noted: int
+) -> None:
+    template = CHATML.replace("assistant\n", f"assistant\n{prompt}")
+    source = table(
+        tmp_path / "a.jsonl",
+        {"messages": said("Hi", "Hello")},
+        {"messages": said("Hi", "<think>\nWell\n</think>\nYes")},
+    )
+    manifest = run(source, tmp_path / "out", tokenizer=tokenizer_with(tmp_path, template))
+    assert manifest.origin is not None
+    notes = [note for note in manifest.origin.notes if "another text than the generation prompt" in note]
+    assert [int(note.split()[0]) for note in notes] == ([noted] if noted else [])
 
 
 def test_template_without_an_end_is_noted(tmp_path: Path, chatty: str) -> None:

@@ -98,6 +98,51 @@ def test_conversations_are_rendered_and_only_last_answers_scored(tmp_path: Path,
     assert (chosen, rejected) == ("d<extra_id_1>", "e<extra_id_1>")
 
 
+def answered(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+SYSTEM = {"role": "system", "content": "S"}
+REPEATED: dict[str, dict[str, Any]] = {
+    "text": {"prompt": "a", "chosen": conversation("a", "d"), "rejected": conversation("a", "e")},
+    "messages": {"prompt": conversation("a"), "chosen": conversation("a", "d"), "rejected": conversation("a", "e")},
+    "text of several turns": {
+        "prompt": "a",
+        "chosen": conversation("a", "b", "c", "d"),
+        "rejected": conversation("a", "b", "c", "e"),
+    },
+    "text and system": {
+        "prompt": "a",
+        "chosen": [SYSTEM, *conversation("a", "d")],
+        "rejected": [SYSTEM, *conversation("a", "e")],
+    },
+    "single messages": {"prompt": "a", "chosen": answered("d"), "rejected": answered("e")},
+}
+
+
+@pytest.mark.parametrize("row", REPEATED.values(), ids=REPEATED)
+def test_prompt_that_answers_repeat_is_there_once(tmp_path: Path, row: dict[str, Any]) -> None:
+    tokenizer = tokenizer_with(tmp_path, CHATML)
+    out = run([row], tmp_path, chat=True, tokenizer=str(tokenizer), validation_fraction=0.0)
+    ((prompt, chosen, rejected),) = sides(out)
+    assert prompt.count("user\na<") == 1
+    assert prompt.count("system\nS<") == (SYSTEM in list(row["chosen"]))
+    assert (chosen, rejected) == ("d<extra_id_1>", "e<extra_id_1>")
+
+
+def test_judged_answer_that_repeats_its_prompt_has_it_once(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "a", "completion": conversation("a", "d"), "label": 1.0},
+        {"prompt": "b", "completion": conversation("b", "e"), "label": 0.0},
+    ]
+    tokenizer = tokenizer_with(tmp_path, CHATML)
+    out = run(rows, tmp_path, chat=True, tokenizer=str(tokenizer), validation_fraction=0.0)
+    assert sorted(arrays_of(out)["desirable"].tolist()) == [0, 1]
+    for sample in arrays_of(out)["input_ids"]:
+        text = load_tokenizer(str(out / "tokenizer")).decode(sample[0])
+        assert text.count("user\n") == 1
+
+
 def test_margins_are_numbers_of_the_source(tmp_path: Path) -> None:
     rows = [row | {"margin": number / 2} for number, row in enumerate(PAIRS)]
     out = run(rows, tmp_path, validation_fraction=0.0)
@@ -161,8 +206,10 @@ def test_rows_of_another_kind_are_refused(tmp_path: Path) -> None:
         run([{"question": "a", "answer": "b"}], tmp_path)
     with pytest.raises(DataError, match=r"DATA032.*no column 'rejected'"):
         run([{"chosen": "a", "prompt": "b"}], tmp_path)
-    with pytest.raises(DataError, match=r"DATA031.*'chosen' is of no use.*a list of messages"):
-        run([{"chosen": "a b", "rejected": "a c"}], tmp_path, **chat(tmp_path))
+    without_prompt = r"DATA031.*'chosen' has an answer without a prompt.*a list of messages.*--prompt-column"
+    for answers in (("a b", "a c"), (answered("b"), answered("c"))):
+        with pytest.raises(DataError, match=without_prompt):
+            run([{"chosen": answers[0], "rejected": answers[1]}], tmp_path, **chat(tmp_path))
 
 
 def chat(folder: Path) -> dict[str, Any]:

@@ -74,6 +74,17 @@ def absent_part(response):
 def text_part(response):
     return {"a": "1.0"}
 
+def any_name(**given):
+    return [float(len(text)) for text in given["completions"]]
+
+def logs(completions, log_metric, log_extra=None, **columns):
+    log_metric("length", len(completions[0]))
+    log_metric("length", len(completions[1]))
+    return [{"size": len(text)} if text == "xyz" else 1.0 for text in completions]
+
+def by_step(completions, trainer_state, **columns):
+    return [float(trainer_state.global_step) for _ in completions]
+
 class Callable:
     def __call__(self, completions, **columns):
         return [2.0 for _ in completions]
@@ -160,6 +171,25 @@ def test_a_function_that_cannot_be_called_or_gives_nonsense_is_named(function: s
 def test_a_column_that_is_missing_has_its_remedy() -> None:
     with pytest.raises(ConfigError, match="prepare the dataset with --keep-columns solution"):
         InPlace(["people:needs"]).rewards(group("1", "3"))
+
+
+def test_a_function_of_any_name_alone_is_called_as_trl_does() -> None:
+    assert find("rewards", "people:any_name")
+    for evaluator in evaluators("people:any_name"):
+        assert evaluator.rewards(group("1", "ab", "c")) == [(2,), (1,)]
+
+
+def test_numbers_that_a_function_logs_are_its_figures() -> None:
+    rows = InPlace(["people:logs"]).rewards(group("1", "ab", "xyz"))
+    first, second = (row[0] for row in rows)
+    assert (first, second) == (1, 3)
+    assert isinstance(first, PartedReward) and dict(first.parts) == {"length": 2.5}
+    assert isinstance(second, PartedReward) and dict(second.parts) == {"length": 2.5, "size": 3}
+
+
+def test_an_object_of_trls_trainer_is_refused_by_its_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"RWD001.*object of trl's trainer.*'trainer_state'.*trainer_state=None"):
+        InPlace(["people:by_step"]).rewards(group("1", "3"))
 
 
 def test_signatures_are_said_before_the_start() -> None:

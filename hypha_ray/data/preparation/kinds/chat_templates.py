@@ -48,6 +48,8 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any, name: str) -> None:
         self._tokenizer = tokenizer
         self._name = name
+        self.unopened = 0
+        """Number of answers behind another text than the generation prompt that the template writes for them."""
         self._ends = tuple(token for token in tokenizer.all_special_tokens if token)
         self._added: tuple[str, ...] = ()
         with suppress(NotImplementedError):  # Tokenizers of mistral-common don't list theirs.
@@ -134,6 +136,9 @@ class ChatTemplate:
                 "the template renders the beginning of a chat, and its answers, in another way than in the whole chat"
             )
             raise self._unclear(chat, problem, f"a difference at message {different + 1}")
+        text = render(chat.messages, False)
+        for index, (start, _) in zip(answers, parts, strict=True):
+            self.unopened += not text[:start].endswith(_generation_prompt(render, chat.messages[:index]))
         return parts
 
     def _end(self, text: str, start: int, end: int) -> int:
@@ -244,19 +249,24 @@ def _opening(render: Render, earlier: Messages, before: str) -> int | None:
 
     If there is no prompt, as behind results of tools in some templates, the answer begins where the earlier text ends.
     """
-    opened = render(earlier, True)
-    plain = render(earlier, False)
-    if opened == plain and before and plain.endswith(before):
+    prompt = _generation_prompt(render, earlier)
+    if not prompt and before and render(earlier, False).endswith(before):
         return len(before)
-    shared = 0
-    while shared < min(len(opened), len(plain)) and opened[shared] == plain[shared]:
-        shared += 1
-    prompt = opened[shared:]
     for opening in (prompt, _THINKS.split(prompt)[0]):
         start = before.rfind(opening)
         if opening.strip() and start >= 0:
             return start + len(opening)
     return None
+
+
+def _generation_prompt(render: Render, earlier: Messages) -> str:
+    """The text that a template writes behind messages for an answer to them; empty if it writes none."""
+    opened = render(earlier, True)
+    plain = render(earlier, False)
+    shared = 0
+    while shared < min(len(opened), len(plain)) and opened[shared] == plain[shared]:
+        shared += 1
+    return opened[shared:]
 
 
 def _closing(after: str, ends: tuple[str, ...], calls: bool) -> int:

@@ -125,6 +125,9 @@ def encoded_chats(
         for sample in texts_tokenizer.tokenized(texts):
             yield sample if templated else _framed(sample, begin, end)
         report("chats", len(batch))
+    if template.unopened:
+        unopened = counted(template.unopened, "answers")
+        account.note(f"{unopened} behind another text than the generation prompt, with which a model will be asked")
     if texts_tokenizer.joined:
         joined = counted(texts_tokenizer.joined, "chats")
         account.note(f"{joined} would have other tokens if answers were tokenised together with the text before them")

@@ -23,6 +23,7 @@ from hypha_ray.data.preparation.sources.documents import counted_records, read
 from hypha_ray.data.preparation.sources.tables import (
     Column,
     Row,
+    columns_fix,
     is_list_of,
     no_table,
     objects_of,
@@ -39,8 +40,12 @@ _ROLES: Final = {
     "human": "user",
     "gpt": "assistant",
     "chatgpt": "assistant",
+    "bot": "assistant",
     "model": "assistant",
+    "function_call": "assistant",
     "function": "tool",
+    "observation": "tool",
+    "prompter": "user",
     "user": "user",
     "assistant": "assistant",
     "system": "system",
@@ -48,6 +53,7 @@ _ROLES: Final = {
     "tool": "tool",
 }
 """Role in chat templates, by its name in datasets."""
+_OF_SYSTEM: Final = ("system", "developer")
 _CONVERSATIONS = ("messages", "conversations")
 _EXCHANGES = (("prompt", "completion"), ("instruction", "output"))
 _KINDS = "messages; conversations; prompt and completion; instruction and output"
@@ -57,6 +63,8 @@ BESIDE_CHATS: Final = frozenset({_SYSTEM, _TOOLS})
 """Columns that are used beside those of a chat."""
 _INSTRUCTION = "instruction"
 _INPUT = "input"
+_CALL = "function_call"
+"""Role of messages whose content is the JSON of a call, or of a list of calls."""
 _FLAGS: Final = ("weight", "train")
 """Keys that services and other trainers have for messages that are scored or not."""
 
@@ -114,7 +122,9 @@ class ChatReader:
                 messages = with_system(_conversation(location, columns, row), row, self._options)
                 yield Chat(location, messages, tools_of(location, row))
             else:
-                yield Chat(location, [plain_message(location, column, row) for column in columns])
+                messages = [plain_message(location, column, row) for column in columns]
+                messages[0]["content"] += _input_text(columns[0], row)
+                yield Chat(location, messages)
 
     def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[Chat]:
         """Refuse a plain text: it has no columns."""
@@ -143,13 +153,13 @@ class ChatReader:
             if prompt in row and completion in row:
                 return Column(prompt, self._prompt.flag), Column(completion, self._completion.flag)
         names = ", ".join(sorted(map(readable, row)))
-        fix = "name columns with --messages-column, or with --prompt-column and --completion-column"
+        fix = columns_fix(row) or "name columns with --messages-column, or with --prompt-column and --completion-column"
         raise DataError("DATA032", f"{location} has no chat", names, _KINDS, fix)
 
 
 def with_system(messages: Messages, row: Mapping[str, Any], options: PrepareOptions) -> Messages:
     """The messages behind the row's system message, or behind that of the options, unless they have one."""
-    if messages and messages[0]["role"] in ("system", "developer"):
+    if messages and messages[0]["role"] in _OF_SYSTEM:
         return messages
     text = options.system
     of_row = row.get(_SYSTEM)
@@ -166,10 +176,38 @@ def _conversation(location: str, columns: tuple[Column, ...], row: Mapping[str, 
     prompt_column, completion_column = columns
     prompt = given_before(exchange(location, prompt_column, row, "user"))
     completion = exchange(location, completion_column, row, "assistant")
-    context = row.get(_INPUT) if prompt_column.name == _INSTRUCTION else None
-    if isinstance(context, str) and context.strip():
-        prompt[-1]["content"] += f"\n\n{without_surrogates(context)}"
+    prompt, completion = split_answer(prompt, completion)
+    prompt[-1]["content"] += _input_text(prompt_column, row)
     return prompt + completion
+
+
+def _input_text(prompt: Column, row: Mapping[str, Any]) -> str:
+    """The input of an instruction, as it follows that; empty without one."""
+    text = row.get(_INPUT) if prompt.name == _INSTRUCTION else None
+    if not isinstance(text, str) or not text.strip():
+        return ""
+    return f"\n\n{without_surrogates(text)}"
+
+
+def split_answer(prompt: Messages, answer: Messages) -> tuple[Messages, Messages]:
+    """A prompt and the messages behind it, for answers that are whole conversations and so repeat the prompt.
+
+    An answer may have system messages before those of the prompt, which are then a part of it.
+    """
+    begin = 0
+    while begin < len(answer) and answer[begin]["role"] in _OF_SYSTEM:
+        begin += 1
+    if prompt and prompt[0]["role"] in _OF_SYSTEM:
+        begin = 0
+    end = begin + len(prompt)
+    if len(answer) > end and list(map(_words, answer[begin:end])) == list(map(_words, prompt)):
+        return answer[:begin] + prompt, answer[end:]
+    return prompt, answer
+
+
+def _words(message: Mapping[str, Any]) -> tuple[str, str]:
+    """Role and content of a message, without white space around it."""
+    return message["role"], message["content"].strip()
 
 
 def given_before(prompt: Messages) -> Messages:
@@ -181,10 +219,12 @@ def given_before(prompt: Messages) -> Messages:
 
 
 def exchange(location: str, column: Column, row: Mapping[str, Any], role: str) -> Messages:
-    """The messages of a prompt or a completion; a text is one message of the role."""
+    """The messages of a prompt or a completion, which may be a single one; a text is a message of the role."""
     value = messages_of(row[column.name])
     if isinstance(value, str):
         return [{"role": role, "content": without_surrogates(value)}]
+    if isinstance(value, Mapping) and _is_message(value):
+        value = [value]
     return _messages(location, column, value)
 
 
@@ -209,7 +249,7 @@ def _is_message(value: Any) -> bool:
     if not isinstance(value, Mapping) or value.keys().isdisjoint(("content", "value", "tool_calls")):
         return False
     role = value.get("role", value.get("from"))
-    return isinstance(role, str) and role in _ROLES
+    return isinstance(role, str) and role.lower() in _ROLES
 
 
 def _messages(location: str, column: Column, value: Any) -> Messages:
@@ -225,21 +265,44 @@ def _message(location: str, column: Column, message: Mapping[str, Any]) -> dict[
     fields = {name: value for name, value in message.items() if value is not None}
     role = fields.pop("role", fields.pop("from", None))
     content = fields.pop("content", fields.pop("value", None))
-    if not isinstance(role, str) or role not in _ROLES:
+    if not isinstance(role, str) or role.lower() not in _ROLES:
         raise _useless(location, column, f"role {role!r}", ", ".join(_ROLES))
+    if role == _CALL and isinstance(content, str):
+        fields[_CALLS] = _calls_in(location, column, content)
+        content = ""
     if isinstance(content, list) and content and all(map(_is_text_part, content)):
         content = "".join(part["text"] for part in content)
-    if content is None and "tool_calls" in fields:
+    if content is None and _CALLS in fields:
         content = ""
     if not isinstance(content, str):
-        raise _useless(location, column, f"content of type {type(content).__name__}", "text")
+        raise _no_text(location, column, content)
     for flag in _FLAGS:
         value = fields.get(flag, 1)
         if value not in (0, 1):
             raise _useless(location, column, f"{flag} {value!r}", "0 or 1")
         if not value:
             fields["weight"] = 0
-    return with_objects({"role": _ROLES[role], "content": without_surrogates(content), **fields})
+    return with_objects({"role": _ROLES[role.lower()], "content": without_surrogates(content), **fields})
+
+
+def _calls_in(location: str, column: Column, content: str) -> list[dict[str, Any]]:
+    """Calls of tools in the content of a message of their role, in the form of chat templates."""
+    calls: Any = None
+    with suppress(ValueError, RecursionError):
+        calls = json.loads(content)
+    if isinstance(calls, Mapping):
+        calls = [calls]
+    if not is_list_of(calls, Mapping) or not all(isinstance(call.get("name"), str) for call in calls):
+        raise _useless(location, column, f"a message of the role {_CALL} with {content[:80]!r}", "JSON of a call")
+    return [{"type": _FUNCTION, _FUNCTION: dict(call)} for call in calls]
+
+
+def _no_text(location: str, column: Column, content: Any) -> DataError:
+    if is_list_of(content, Mapping):
+        kinds = sorted({str(part.get("type")) for part in content if not _is_text_part(part)})
+        got = f"content with parts of type {', '.join(kinds)}"
+        return _useless(location, column, got, "text; images and other media of chats aren't read")
+    return _useless(location, column, f"content of type {type(content).__name__}", "text")
 
 
 def _is_text_part(part: Any) -> bool:

@@ -26,6 +26,7 @@ from hypha_ray.data.preparation.sources.chats import (
     is_blank,
     messages_of,
     plain_message,
+    split_answer,
     tools_of,
     with_system,
 )
@@ -35,8 +36,8 @@ from hypha_ray.data.provenance import Account, readable
 from hypha_ray.errors import DataError
 
 _KINDS = "chosen and rejected; prompt, completion and label"
-_JUDGEMENTS: Final = {"true": True, "1": True, "false": False, "0": False}
-"""Judgements by their texts in CSV files."""
+_JUDGEMENTS: Final = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+"""Judgements by their texts in CSV files; tables with gaps have whole numbers as floats."""
 
 
 class PreferenceRow(NamedTuple):
@@ -129,10 +130,9 @@ class PreferenceReader:
         desirable = _JUDGEMENTS.get(str(value).strip().lower())
         if desirable is None:
             raise useless_value(location, self._desirable, repr(value), "true or false")
-        prompt = self._prompt_messages(location, row)
-        return PreferenceRow(
-            self._chat(location, row, prompt, self._answer(location, row, self._completion)), None, desirable
-        )
+        answer = self._answer(location, row, self._completion)
+        prompt, answer = split_answer(self._prompt_messages(location, row), answer)
+        return PreferenceRow(self._chat(location, row, prompt, answer), None, desirable)
 
     def _compared(
         self, location: str, row: Mapping[str, Any], columns: tuple[Column, ...], account: Account
@@ -141,7 +141,7 @@ class PreferenceReader:
         margin = None
         if self._margin in columns:
             margin = self._number(location, row)
-        if self._prompt in columns:
+        if self._prompt in columns and not self._repeats_prompt(location, row):
             prompt = self._prompt_messages(location, row)
             chosen = self._answer(location, row, self._chosen)
             rejected = self._answer(location, row, self._rejected)
@@ -170,6 +170,18 @@ class PreferenceReader:
             return given_before(exchange(location, self._prompt, row, "user"))
         return [plain_message(location, self._prompt, row)]
 
+    def _repeats_prompt(self, location: str, row: Mapping[str, Any]) -> bool:
+        """Whether both answers are whole conversations, which begin with the prompt."""
+        if not self._options.is_templated:
+            return False
+        prompt = self._prompt_messages(location, row)
+        for column in (self._chosen, self._rejected):
+            answer = self._answer(location, row, column)
+            is_whole = isinstance(messages_of(row[self._prompt.name]), str) and answer[0]["role"] != "assistant"
+            if not is_whole and len(split_answer(prompt, answer)[1]) == len(answer):
+                return False
+        return True
+
     def _answer(self, location: str, row: Mapping[str, Any], column: Column) -> Messages:
         if self._options.is_templated:
             return exchange(location, column, row, "assistant")
@@ -179,13 +191,14 @@ class PreferenceReader:
         """Messages that both conversations begin with, and those behind them."""
         for column in (self._chosen, self._rejected):
             if isinstance(messages_of(row[column.name]), str):
-                allowed = "a list of messages, or texts beside a column of prompts"
-                raise useless_value(location, column, "a text", allowed)
+                raise _without_prompt(location, column, "a text")
         chosen = self._answer(location, row, self._chosen)
         rejected = self._answer(location, row, self._rejected)
         common = 0
         while common < min(len(chosen), len(rejected)) and chosen[common] == rejected[common]:
             common += 1
+        if common == 0 and chosen[0]["role"] == "assistant":
+            raise _without_prompt(location, self._chosen, "a message of the assistant")
         return given_before(chosen[:common]), chosen[common:], rejected[common:]
 
     def _common_text(self, location: str, row: Mapping[str, Any]) -> tuple[Messages, Messages, Messages]:
@@ -210,3 +223,9 @@ class PreferenceReader:
         if not self._options.is_templated:
             return Chat(location, messages)
         return Chat(location, with_system(messages, row, self._options), tools_of(location, row))
+
+
+def _without_prompt(location: str, column: Column, got: str) -> DataError:
+    problem = f"{location}: column {readable(column.name)!r} has an answer without a prompt"
+    allowed = "a list of messages with the prompt, or answers beside a column of prompts"
+    return DataError("DATA031", problem, got, allowed, "name the column of prompts with --prompt-column")

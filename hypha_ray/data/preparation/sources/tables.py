@@ -22,6 +22,9 @@ CSV = frozenset({".csv", ".tsv"})
 DEFAULT_COLUMN = "text"
 TEXT_FLAG = "--text-column"
 _OF_CHATS = frozenset({"messages", "conversations"})
+_QUESTIONS = ("prompt", "instruction", "question", "query", "input")
+_ANSWERS = ("completion", "output", "response", "answer", "target")
+"""Usual names of columns with prompts and with answers, which a remedy names."""
 _DELIMITERS = ",;\t|"
 _SAMPLE_ROWS = 1000
 """Number of first rows that decide which columns contain text."""
@@ -122,8 +125,24 @@ def no_column(location: str, column: Column, names: Iterable[str]) -> DataError:
     fix = f"name one with {column.flag}"
     if column.flag == TEXT_FLAG and names & _OF_CHATS:
         fix = f"train on chats with --chat, or {fix}"
+    elif column.flag == TEXT_FLAG:
+        other_fix = columns_fix(names)
+        fix = fix if other_fix is None else f"{other_fix}, or {fix}"
     listed = ", ".join(sorted(map(readable, names))) or "no columns"
     return DataError("DATA032", f"{location} has no column {column.name!r}", listed, fix=fix)
+
+
+def columns_fix(names: Iterable[str]) -> str | None:
+    """Remedy that names the flags for columns with usual names of prompts and answers; None without such columns."""
+    names = set(names)
+    if names >= {"chosen", "rejected"}:
+        return "prepare preferences with --kind preferences"
+    prompt = next((name for name in _QUESTIONS if name in names), None)
+    answer = next((name for name in _ANSWERS if name in names), None)
+    if prompt is None or answer is None:
+        return None
+    flags = f"--prompt-column {prompt} --completion-column {answer}"
+    return f"train on answers with {flags}, and with --chat for a template"
 
 
 def no_table(path: Path, missing: str) -> DataError:
