@@ -66,8 +66,10 @@ _KEYS = {
     "run.tags": "tags wandb_tags",
     "model.repository": "model model_name model_id model_path model_name_or_path base_model pretrained checkpoint_path",
     "model.trust_remote_code": "trust_remote_code",
-    "model.lora.rank": "lora lora_r lora_rank rank",
+    "model.lora.rank": "lora lora_r lora_rank rank use_peft peft use_lora finetuning_type adapter",
     "model.lora.alpha": "lora_alpha",
+    "model.lora.dropout": "lora_dropout",
+    "model.lora.targets": "lora_target_modules target_modules lora_target lora_targets",
     "model.quantization": "load_in_4bit load_in_8bit quantize bits",
     "preprocessor.repository": "tokenizer tokenizer_name processor",
     "dataset.path": "data dataset data_dir data_path datasets dataset_name dataset_path train_file train_data",
@@ -80,7 +82,9 @@ _KEYS = {
     "inner_optimizer.learning_rate": "lr learning_rate inner_lr peak_lr",
     "inner_optimizer.name": "optim optimizer",
     "inner_optimizer.weight_decay": "weight_decay wd",
-    "inner_optimizer.warmup_steps": "warmup warmup_steps num_warmup_steps",
+    "inner_optimizer.betas": "adam_beta1 adam_beta2 beta1 beta2",
+    "inner_optimizer.epsilon": "adam_epsilon eps",
+    "inner_optimizer.warmup_steps": "warmup warmup_steps num_warmup_steps warmup_ratio",
     "inner_optimizer.schedule": "scheduler lr_scheduler lr_scheduler_type lr_schedule",
     "inner_optimizer.clip_norm": "max_grad_norm grad_clip gradient_clip_val clip clip_grad_norm",
     "outer_optimizer.learning_rate": "outer_lr outer_learning_rate",
@@ -91,15 +95,37 @@ _KEYS = {
     "resources.worker.cpu": "cpu cpus num_cpus",
     "worker.autocast": "bf16 fp16 amp dtype precision mixed_precision torch_dtype",
     "worker.device": "device no_cuda use_cpu",
+    "worker.attention": "attn_implementation attn flash_attn flash_attention use_flash_attention_2",
+    "worker.sharding": "deepspeed ds_config fsdp zero_stage zero",
     "worker.compile": "compile torch_compile",
     "worker.gradient_checkpointing": "gradient_checkpointing activation_checkpointing",
     "checkpoint.every_rounds": "save_steps save_every save_interval save_strategy",
     "checkpoint.keep": "save_total_limit keep_checkpoints",
     "checkpoint.push": "push_to_hub hub_model_id",
+    "preference.loss": "loss_type pref_loss dpo_loss_type",
+    "preference.reference": "ref_model reference_model precompute_ref_log_probs reference_free",
+    "rl.algorithm": "adv_estimator advantage_estimator",
+    "rl.group_size": "num_generations num_samples_per_prompt n_samples_per_prompt rollout_n",
+    "rl.minibatches": "num_minibatches num_mini_batches",
+    "rl.kl": "kl_coef init_kl_coef kl_loss_coef kl_coeff",
+    "rl.generation.engine": "use_vllm vllm vllm_mode",
+    "rl.generation.max_response_tokens": "max_completion_length max_new_tokens max_response_length max_tokens",
+    "rl.reward.functions": "reward_funcs reward_functions reward_func reward_fn reward_function",
+    "rl.reward.weights": "reward_weights",
     "telemetry.sinks": "report_to logger loggers wandb tensorboard mlflow trackio log_with",
 }
 _RESUME = frozenset(("resume_from_checkpoint", "resume_from", "load", "ckpt", "ckpt_path", "checkpoint", "restore"))
 _FILE = frozenset(("config", "config_file", "cfg", "conf", "job", "job_file", "file"))
+_OF_PREPARE = {
+    "--seq-len": "max_length max_seq_length max_seq_len seq_len seq_length sequence_len block_size cutoff_len"
+    " context_length max_prompt_length",
+    "--pack": "pack packing sample_packing",
+    "--chat-template": "chat_template chat_template_path",
+    "--text-column": "text_column text_field dataset_text_field",
+    "--validation-fraction": "validation_fraction val_size val_set_size test_size",
+}
+_PREPARED_BY = {name: flag for flag, names in _OF_PREPARE.items() for name in names.split()}
+"""The option of prepare that a flag of other tools means."""
 HABITS = {name: key for key, names in _KEYS.items() for name in names.split()}
 """The key that a flag of other tools means, by the flag's name with ``_`` for ``-``."""
 
@@ -113,6 +139,8 @@ def habit(name: str) -> str | None:
         return "did you mean `--resume NAME`?"
     if name in HABITS:
         return f"did you mean `{HABITS[name]}`?"
+    if name in _PREPARED_BY:
+        return f"give it to jobs/prepare.py as {_PREPARED_BY[name]}"
     return None
 
 

@@ -30,6 +30,9 @@ from hypha_ray.config.keys import (
 from hypha_ray.errors import ConfigError
 
 SWITCHES = ("dry-run", "resume", "help")
+_FILE_FLAGS = ("-c", "-f")
+_OTHER_FILES = (".yaml", ".yml", ".json")
+"""Ends of the names of other tools' job files."""
 """Flags that aren't keys of the job file."""
 
 
@@ -121,6 +124,8 @@ def from_arguments(arguments: Iterable[str]) -> CommandLine:
             files.append(word)
         else:
             fix = "write -- before a key; a job file is a name that ends in .toml, or stands behind @"
+            if name in _FILE_FLAGS or name.endswith(_OTHER_FILES):
+                fix = "give a TOML file behind @: `@ job.toml`; see docs/configuration.md"
             raise ConfigError("CFG015", f"unexpected argument {shown(name)}", fix=fix)
     return CommandLine(tuple(files), tuple(flags), dry_run, resume)
 

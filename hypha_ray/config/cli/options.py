@@ -38,6 +38,21 @@ REPEATED: Final = {"repeated": True}
 _BETWEEN: Final = "\0"
 """Separator of the texts of a repeated flag; no argument of a process has it."""
 
+_OTHER_NAMES = {
+    "source": "dataset dataset_name dataset_path data data_path input input_file train_file",
+    "out": "output output_dir out_dir output_path save_dir",
+    "tokenizer": "tokenizer_name tokenizer_name_or_path",
+    "seq_len": "max_length max_seq_length max_seq_len seq_length sequence_len block_size cutoff_len context_length",
+    "pack": "packing sample_packing",
+    "text_column": "text_field dataset_text_field text_key",
+    "validation_fraction": "val_size val_set_size test_size validation_split",
+    "chat": "apply_chat_template",
+    "model": "model_name_or_path model_name model_path checkpoint pretrained",
+    "max_new_tokens": "max_tokens max_length max_completion_length",
+    "max_response_tokens": "max_tokens max_new_tokens max_completion_length",
+}
+"""Names that other tools have for options, with ``_`` for ``-``."""
+
 
 def parse_options(kind: type[T], doc: str | None, arguments: Sequence[str], position: str | None = None) -> T:
     """Parse a job's command line into its options; ``-h`` or ``--help`` prints all options and exits with 0.
@@ -172,6 +187,9 @@ def _value(key: Key, text: str, annotation: Any) -> Any:
 def _unknown(flag: str, keys: Mapping[str, Key]) -> ConfigError:
     is_short = flag.isprintable() and len(flag) < 80
     problem = f"unknown flag {flag if is_short else shown(flag)}"
+    for option, names in _OTHER_NAMES.items():
+        if option in keys and _name(flag).lower() in names.split():
+            return ConfigError("CFG001", problem, fix=f"did you mean {_flag(option)}?")
     matches = get_close_matches(_name(flag)[:80], [*keys, "help"], n=1)
     if matches:
         return ConfigError("CFG001", problem, fix=f"did you mean {_flag(matches[0])}?")

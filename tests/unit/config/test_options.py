@@ -9,6 +9,7 @@ from typing import Literal
 import pytest
 
 from hypha_ray.config.cli.options import REPEATED, parse_options, refuse_strays
+from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.errors import ConfigError
 
 
@@ -132,3 +133,19 @@ def test_option_named_as_a_word_of_python_is_named_without_the_underscore(capsys
     with pytest.raises(SystemExit):
         parse_options(Move, "A job.", ["--help"])
     assert "--from " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("--dataset a", "--source"),
+        ("--output_dir a", "--out"),
+        ("--max_length 5", "--seq-len"),
+        ("--packing", "--pack"),
+        ("--test-size 0.1", "--validation-fraction"),
+    ],
+)
+def test_option_of_another_tool_is_answered_with_the_one_that_it_means(words: str, option: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_options(PrepareOptions, None, words.split())
+    assert caught.value.fix == f"did you mean {option}?"
