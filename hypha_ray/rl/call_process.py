@@ -134,6 +134,13 @@ def serve(load: Callable[[Any], Service]) -> None:
     no_input = os.open(os.devnull, os.O_RDONLY)
     os.dup2(no_input, 0)
     os.dup2(2, 1)
+    own_id = os.getpid()
+
+    def send(answer: object) -> None:
+        if os.getpid() != own_id:  # The code has forked, and this process has no request.
+            os._exit(0)
+        answers.send(answer)
+
     service: Service | None = None
     with suppress(EOFError):
         while True:
@@ -141,8 +148,8 @@ def serve(load: Callable[[Any], Service]) -> None:
             try:
                 if service is None:
                     service = load(message)
-                    answers.send(service.greeting)
+                    send(service.greeting)
                 else:
-                    answers.send(service.answer(message, answers.send))
+                    send(service.answer(message, send))
             except HyphaError as error:
-                answers.send(error)
+                send(error)

@@ -6,6 +6,7 @@ step(response) ─► messages and a reward; no messages end the episode
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -14,13 +15,16 @@ from hypha_ray.rl.rewards.response import Response
 from hypha_ray.rl.rewards.signatures import reward_from
 
 Message: TypeAlias = dict[str, Any]
-"""Message in the form of chat templates: role and content, and any further keys."""
+"""Message in the form of chat templates: role and content, and any further keys, all of JSON."""
+_LONGEST = 1_000_000
+"""Largest number of characters of the messages of a reply, which are made into tokens in the worker."""
 
 
 class Environment(Protocol):
     """Environment of one episode. What it does follows from the record and the responses alone.
 
-    It may have `tools`, a list of functions or of JSON schemas for the chat template, and a method `close`.
+    Its methods may be coroutine functions. It may have `tools`, a list of functions or of JSON schemas for the chat
+    template, and a method `close`.
     """
 
     def reset(self, record: Mapping[str, Any]) -> Sequence[Mapping[str, Any]] | None:
@@ -62,6 +66,7 @@ def opening_from(result: Any) -> EnvironmentReply:
 
     Raises:
         TypeError: it is something else than messages or None.
+        ValueError: the messages are too long.
 
     """
     return EnvironmentReply(_messages(result), 0.0)
@@ -72,6 +77,7 @@ def reply_from(result: Any) -> EnvironmentReply:
 
     Raises:
         TypeError: it is something else than messages or None, and a number or None.
+        ValueError: the messages are too long.
 
     """
     if not isinstance(result, tuple | list) or len(result) != 2:
@@ -93,8 +99,20 @@ def _messages(value: Any) -> tuple[Message, ...] | None:
             raise TypeError(f"it gave {_short(message)} in the place of a message with role and content")
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
             raise TypeError(f"it gave a message without the texts role and content: {_short(dict(message))}")
-        messages.append(dict(message))
+        messages.append(_plain(message))
+    characters = sum(len(message["content"]) for message in messages)
+    if characters > _LONGEST:
+        raise ValueError(f"it gave messages of {characters} characters, and {_LONGEST} are allowed")
     return tuple(messages)
+
+
+def _plain(message: Mapping[str, Any]) -> Message:
+    """Return a message as values of JSON, which the worker can read without code of the environment."""
+    try:
+        plain: Message = json.loads(json.dumps(dict(message)))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"it gave a message that JSON can't express ({error}): {_short(dict(message))}") from None
+    return plain
 
 
 def _short(value: Any) -> str:

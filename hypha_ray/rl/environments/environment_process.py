@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hypha_ray.errors import HyphaError, reason_of
+from hypha_ray.errors import ConfigError, HyphaError, reason_of
 from hypha_ray.families import ENVIRONMENTS
 from hypha_ray.plugins import create
 from hypha_ray.rl.call_process import START_S, CallProcess, Code, Service, serve
@@ -70,7 +72,36 @@ class _Episodes:
         self._environments: dict[int, Any] = {}
         self._taken_in: dict[int, int] = {}
         """Number of responses that each episode has taken in."""
-        self.tools = _schemas(getattr(create("environments", name, options), "tools", ()))
+        self._loop: asyncio.Runner | None = None
+        """Loop of all coroutines; None before the first."""
+        self.tools = self._tools()
+
+    def _tools(self) -> tuple[dict[str, Any], ...]:
+        """Return the schemas of the tools of a first environment.
+
+        Raises:
+            ConfigError: PLG002, it can't be made, or a tool has no schema.
+
+        """
+        try:
+            return _schemas(getattr(create("environments", self._name, self._options), "tools", ()))
+        except HyphaError:
+            raise
+        except (Exception, SystemExit) as error:  # A class of users may raise anything.
+            problem = f"environment {self._name} can't be made, or one of its tools has no schema"
+            fix = (
+                "its constructor takes nothing, or its Options as the only argument; "
+                "tools are functions with type hints and a docstring, or JSON schemas"
+            )
+            raise ConfigError(ENVIRONMENTS.unloadable, problem, reason_of(error), fix=fix) from None
+
+    def _result(self, value: Any) -> Any:
+        """Return what a method gave; what a coroutine returns in its place."""
+        if not inspect.isawaitable(value):
+            return value
+        if self._loop is None:
+            self._loop = asyncio.Runner()
+        return self._loop.run(_awaited(value))
 
     def answer(self, plays: Sequence[Play] | None, send: Callable[[object], None]) -> EnvironmentReply | str:
         """Send the replies to requests, or reasons why there are none, and return the last one."""
@@ -93,12 +124,12 @@ class _Episodes:
         number = play.episode
         if number not in self._environments:
             environment = create("environments", self._name, self._options)
-            reply = opening_from(environment.reset(play.record))
+            reply = opening_from(self._result(environment.reset(play.record)))
             self._environments[number] = environment
             self._taken_in[number] = 0
         environment = self._environments[number]
         for response in play.responses[self._taken_in[number] :]:
-            reply = reply_from(environment.step(response))
+            reply = reply_from(self._result(environment.step(response)))
             self._taken_in[number] += 1
         assert reply is not None  # A request is for the opening, or has a further response.
         return reply
@@ -110,10 +141,14 @@ class _Episodes:
         for environment in environments:
             try:
                 if hasattr(environment, "close"):
-                    environment.close()
+                    self._result(environment.close())
             except (Exception, SystemExit):
                 pass
         return ""
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
 
 
 def _schemas(tools: Sequence[Any]) -> tuple[dict[str, Any], ...]:

@@ -117,6 +117,7 @@ class EnvironmentPool:
         for process in processes:
             ready, *_ = select.select([process], [], [], max(0.0, until - time.monotonic()))
             if not ready or process.receive() is None:
+                self._warn("its method close took too long, or ended its process")
                 self._drop(self._processes.index(process))
 
     def close(self) -> None:
@@ -169,11 +170,14 @@ class EnvironmentPool:
             self._drop(slot)
             answer = "its process died" if ready else f"a call took longer than {self._deadline_s:g} s"
         episode.failure = answer
+        prompt = str(episode.record.get("prompt", ""))[-80:]
+        self._warn(f"{answer}; the prompt was {prompt!r}")
+
+    def _warn(self, failure: str) -> None:
+        """Log a failure, if it is the first."""
         if not self._warned:
             self._warned = True
-            prompt = str(episode.record.get("prompt", ""))[-80:]
-            text = "environment %s failed in an episode, which is told once: %s; the prompt was %r"
-            log.warning(text, self._name, answer, prompt)
+            log.warning("environment %s failed in an episode, which is told once: %s", self._name, failure)
 
     def _process(self, slot: int) -> EnvironmentProcess:
         """Return the process of a number that lives, or another one."""

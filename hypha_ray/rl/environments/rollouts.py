@@ -97,6 +97,8 @@ class EnvironmentRollouts:
         """Number of tokens that an opening may have; None without a limit."""
         if positions is not None:
             self._longest_opening = positions - rl.generation.max_response_tokens
+        self._has_played = False
+        """Whether an episode has gone well."""
 
     @classmethod
     def of(cls, rl: RL, model: Any, tokenizer: Any, ends: Collection[int]) -> Self | None:
@@ -131,7 +133,7 @@ class EnvironmentRollouts:
             Trajectories, those of one prompt as neighbours.
 
         Raises:
-            ConfigError: RL032, all episodes have failed.
+            ConfigError: RL032, all episodes have failed: of several prompts, or of the first one.
 
         """
         trajectories: list[Trajectory] = []
@@ -149,7 +151,9 @@ class EnvironmentRollouts:
                 self._take_turn(live, turn, sampling, respond)
         finally:
             self._pool.end()
-        self._refuse_failures(trajectories)
+        if len(prompts) > 1 or not self._has_played:  # A refill may be of a single prompt, whose record is bad.
+            self._refuse_failures(trajectories)
+        self._has_played = True
         return trajectories
 
     def close(self) -> None:

@@ -76,6 +76,51 @@ class Steady:
     def step(self, response):
         return [{"role": "user", "content": "=="}], float(len(response.ids))
 
+class Coroutines(Steady):
+    async def reset(self, record):
+        return None
+
+    async def step(self, response):
+        return None, 2.0
+
+class Forks(Steady):
+    def step(self, response):
+        if os.fork() == 0:
+            return None, 7.0
+        print("a parent")
+        return None, float(response.text)
+
+class Needs(Steady):
+    def __init__(self, path):
+        pass
+
+class Undocumented(Steady):
+    tools = [lambda number: number]
+
+class Chosen(Steady):
+    """Replies with whatever the response asks for."""
+
+    def step(self, response):
+        class Text(str):
+            pass
+
+        contents = {"1": "0" * 2_000_000, "2": chr(0xD800), "3": Text("4")}
+        message = {"role": "user", "content": contents.get(response.text, "5")}
+        match response.text:
+            case "4":
+                message["extra"] = os
+            case "5":
+                return [message], 1.0, True
+            case "6":
+                return [message], {"reward": 1.0}
+            case "7":
+                return (one for one in [message]), 1.0
+            case "8":
+                return None, 1e300
+            case "9":
+                return None, -2
+        return [message], 1.0
+
 class Pid:
     def reset(self, record):
         return [{"role": "user", "content": str(os.getpid())}]
@@ -197,6 +242,49 @@ def test_an_absent_reward_of_a_turn_is_absent() -> None:
     assert math.isnan(first.reward) and first.done and not second.episode.failure
 
 
+def test_whatever_a_user_returns_is_right_or_costs_its_episode_with_a_reason() -> None:
+    found = played(rl("worlds:Chosen", turns=1), {number: [f"{number}."] for number in range(10)})
+
+    reasons = [episode.episode.failure for episode in found]
+    told = ["", "2000000 characters", "", "", "JSON can't express", "no pair of messages"]
+    told += ["a dictionary as the reward", "in the place of messages", "", ""]
+    assert [text in reason for text, reason in zip(told, reasons, strict=True)] == [True] * 10
+    assert [bool(reason) for reason in reasons] == [bool(text) for text in told]
+    assert [found[number].reward for number in (0, 3, 9)] == [1, 1, -2] and math.isnan(found[8].reward)
+
+
+def test_messages_that_are_no_characters_cost_their_episode() -> None:
+    found = played(rl("worlds:Chosen", turns=2), {0: ["2."], 1: ["3.", "9."]})
+
+    assert "the tokenizer doesn't take its messages" in found[0].episode.failure
+    assert text_of(found[1].tokens) == "3.49." and found[1].reward == -1
+
+
+def test_methods_may_be_coroutines() -> None:
+    assert [episode.reward for episode in played(rl("worlds:Coroutines"), {0: ["1."], 1: ["2."]})] == [2, 2]
+
+
+def test_a_process_that_an_environment_forks_answers_nothing() -> None:
+    found = played(rl("worlds:Forks"), {number: [f"{number}."] for number in range(4)})
+    assert [episode.reward for episode in found] == [0, 1, 2, 3]
+
+
+def test_a_prompt_alone_that_fails_ends_no_run_in_which_others_went_well() -> None:
+    rollouts = EnvironmentRollouts(rl("worlds:Echo"), tokenizer(), [END], None)
+    for text, failures in (("0.", 0), ("9.", 2)):
+        batch = prompts(["1="], ["4"])
+
+        def respond(ids: Integers, mask: Integers, keys: Integers, sampling: Sampling, text: str = text) -> Responses:
+            completions = [Completion(tuple(ids_of(text)), (-0.5, -0.5), None)] * len(ids)
+            return responses_of(torch.from_numpy(ids), torch.from_numpy(mask), completions, [END])
+
+        sampling = replace(training_sampling(rl("worlds:Echo")), samples=2)
+        records = records_of(batch.arrays["reward_data"])
+        found = rollouts.play([ids_of("1=")], batch.keys, records, sampling, respond)
+        assert sum(bool(episode.episode.failure) for episode in found) == failures
+    rollouts.close()
+
+
 def test_a_killed_process_is_replaced_and_takes_in_the_responses_again() -> None:
     pool = EnvironmentPool(rl("worlds:Echo"))
     episodes = [Episode(number, {"answer": "4"}) for number in range(3)]
@@ -246,6 +334,11 @@ def test_processes_stay_for_the_next_batch_and_are_not_the_workers() -> None:
         ("calculater", r"PLG001.*did you mean 'calculator'"),
         ("no_such_world:Echo", r"PLG002.*no_such_world"),
         ("json:dumps", r"PLG002.*no class"),
+        (
+            "worlds:Needs",
+            r"PLG002.*can't be made.*missing 1 required positional argument: 'path'.*Options",
+        ),
+        ("worlds:Undocumented", r"PLG002.*one of its tools has no schema.*no docstring"),
     ],
 )
 def test_an_environment_that_there_is_not_is_named(name: str, told: str) -> None:
