@@ -27,6 +27,11 @@ _BARE_QUERY = re.compile(r"\?[^=&#;?]+(?=#|$)")
 _QUERY_VALUE = re.compile(r"([?&#;][^=&#;?]*=)[^&#;]+")
 
 
+def printable(text: str) -> str:
+    """A text with spaces for its control characters, which a terminal would obey."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
 def redacted(text: str) -> str:
     """A text in which the secrets of all URLs are hidden; to redact it again changes nothing."""
     if ":/" not in text:

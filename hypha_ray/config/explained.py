@@ -66,6 +66,18 @@ def explanation_of(text: str) -> Explanation:
     raise ConfigError("CFG003", "there is no such error code", repr(text), "letters and three digits", fix)
 
 
+def explanations_of(text: str) -> list[Explanation]:
+    """Return the explanation of a code, or those of all codes with the given letters, such as CFG.
+
+    Raises:
+        ConfigError: CFG003, there is no such code; the nearest are named.
+
+    """
+    letters = text.strip().upper()
+    family = [explanation for code, explanation in explanations().items() if code.rstrip("0123456789") == letters]
+    return family or [explanation_of(text)]
+
+
 def codes_markdown() -> str:
     """All codes as markdown: a heading and a table for each subject."""
     parts: list[str] = []

@@ -30,9 +30,9 @@ from hypha_ray.telemetry.run_summary import ended_early, summary
 from hypha_ray.telemetry.series import kinds_to_read
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, SUMMARY, Record, by_round, read_json, read_jsonl
 from hypha_ray.telemetry.sinks.table import duration, si
-from hypha_ray.texts import counted
+from hypha_ray.texts import counted, printable
 
-_EVENTS = ("attempt", "stop", "loss", "quarantine", "cost")
+_EVENTS = ("attempt", "stop", "loss", "quarantine", "cost", "fleet_time")
 """Kinds of events that the account needs."""
 _RESUMING = frozenset({"diloco", "sync", "grpo", "ppo", "dpo"})
 """Jobs that can resume a run."""
@@ -169,7 +169,7 @@ def _figure_lines(run: RunFiles) -> Iterator[str]:
 
 
 def _line(subject: str, text: str) -> str:
-    return f"{subject:<11} {text}"
+    return f"{subject:<11} {printable(text)}"
 
 
 def reason_of_state(run: RunFiles, state: State) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from hypha_ray.config.compare import settings_that_differ
 from hypha_ray.config.keys import shown
-from hypha_ray.errors import DataError
-from hypha_ray.figures import OBJECTIVES
+from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.figures import METRIC, OBJECTIVES
 from hypha_ray.history.account import RunFiles
 from hypha_ray.history.overview import committed_rounds, cost_of, readable, text_of
 from hypha_ray.telemetry.comparison_plot import draw_curves
@@ -48,6 +48,7 @@ FIGURES: Mapping[str, tuple[str, Format]] = {
     "best val_loss": ("best_val_loss", _number),
     "perplexity": ("perplexity", _number),
     "accuracy": ("accuracy", _number),
+    "margin": ("margin", _number),
     "val_reward": ("reward", _number),
     "best val_reward": ("best_reward", _number),
     "pass@1": ("pass@1", _number),
@@ -79,9 +80,15 @@ def compared(folders: Sequence[Path]) -> Comparison:
     """Compare runs.
 
     Raises:
+        ConfigError: CFG003, a run is named twice.
         DataError: DATA044, a file of a run can't be read, or has a record of another program.
 
     """
+    twice = [folder for number, folder in enumerate(folders) if folder in folders[:number]]
+    if twice:
+        raise ConfigError(
+            "CFG003", "--run is out of range", f"{twice[0].name} twice", "different runs", "name each once"
+        )
     runs = tuple(map(_read, folders))
     names = [run.folder.name for run in runs]
     if len(set(names)) < len(names):
@@ -107,11 +114,19 @@ def _figure_rows(runs: Sequence[RunFiles]) -> list[Row]:
     """Rows of the figures that any run has."""
     all_figures = list(map(figures_of_run, runs))
     rows: list[Row] = []
-    for name, (field, format) in FIGURES.items():
+    for name, (field, format) in shown_figures(all_figures).items():
         texts = [_text(figures.get(field), format) for figures in all_figures]
         if set(texts) != {ABSENT}:
             rows.append((name, *texts))
     return rows
+
+
+def shown_figures(all_figures: Iterable[Record]) -> dict[str, tuple[str, Format]]:
+    """Return `FIGURES`, and behind them the jobs' own metrics of the last evaluations."""
+    metrics: dict[str, tuple[str, Format]] = {}
+    for figures in all_figures:
+        metrics |= {name: (name, _number) for name in figures if name.startswith(METRIC)}
+    return {**FIGURES, **metrics}
 
 
 def _setting(value: Any) -> str:

@@ -28,6 +28,7 @@ from hypha_ray.store.directory import LOCK, RunDirectory, holder_of
 from hypha_ray.telemetry.run_summary import ended_early
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, Record, newest_records, read_json, read_jsonl
 from hypha_ray.telemetry.sinks.table import ABSENT, duration
+from hypha_ray.texts import printable
 
 PROVENANCE = "provenance.json"
 """Name of the account of a run's starts in its directory."""
@@ -37,7 +38,7 @@ _GROWING = (METRICS, EVENTS, CONFIG)
 """Files whose time is that of the run's last sign of life."""
 
 
-RECORD_ERRORS = (TypeError, ValueError, AttributeError, LookupError)
+RECORD_ERRORS = (TypeError, ValueError, AttributeError, LookupError, RecursionError)
 """Errors that records lead to which hypha_ray hasn't written."""
 
 
@@ -174,14 +175,14 @@ def overview(folder: Path) -> RunOverview:
 
 
 def read_tables(folder: Path) -> dict[str, Any] | None:
-    """The tables of a run's job file; None if it is damaged.
+    """The tables of a run's job file; None if it is damaged or has none.
 
     Raises:
         OSError: the file can't be read.
 
     """
     try:
-        return tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        return tomllib.loads((folder / CONFIG).read_text(encoding="utf-8")) or None
     except ValueError:
         return None
 
@@ -314,8 +315,8 @@ def text_of(value: float | None, format: str = "", absent: str = ABSENT) -> str:
 
 
 def aligned(table: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    """Write rows as lines with aligned columns."""
-    texts = list(table)
+    """Write rows as lines with aligned columns; control characters become spaces."""
+    texts = [tuple(map(printable, row)) for row in table]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for row in texts:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]

@@ -12,7 +12,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.compare import settings_that_differ
 from hypha_ray.config.keys import shown
 from hypha_ray.config.load import resolved
-from hypha_ray.history.comparison import FIGURES
+from hypha_ray.history.comparison import shown_figures
 from hypha_ray.history.report_timeline import USES, Hide
 from hypha_ray.telemetry.sinks.files import Record
 from hypha_ray.telemetry.sinks.table import ABSENT, si
@@ -22,7 +22,7 @@ from hypha_ray.texts import counted
 def tiles(figures: Record) -> Iterator[str]:
     """Lines of HTML with the figures that a run has; the exact value is in the attribute ``data-value``."""
     yield '<dl class="tiles">'
-    for name, (field, format) in FIGURES.items():
+    for name, (field, format) in shown_figures([figures]).items():
         value = figures.get(field)
         if value is not None and format(value) != ABSENT:
             exact = escape(repr(value), quote=True)

@@ -36,7 +36,7 @@ def draw_curves(series_by_run: Mapping[str, Series], runs_by_figure: Mapping[str
         for row, (name, runs) in enumerate(runs_by_figure.items()):
             pair = axes[2 * row], axes[2 * row + 1]
             for run in runs:
-                _draw_run(pair, series_by_run[run], name, run, colours[run])
+                draw_run(pair, series_by_run[run], name, run, colours[run])
             by_progress(*pair, name)
         canvas = FigureCanvasAgg(figure)
         place_panels(canvas, BETWEEN_ROWS_IN)
@@ -45,13 +45,20 @@ def draw_curves(series_by_run: Mapping[str, Series], runs_by_figure: Mapping[str
     return picture.getvalue()
 
 
-def _draw_run(pair: tuple[Axes, Axes], series: Series, name: str, run: str, colour: str) -> None:
-    """Draw a run's training dashed and its evaluations solid, by samples and by time."""
+def draw_run(pair: tuple[Axes, Axes], series: Series, name: str, run: str, colour: str) -> None:
+    """Draw a run's training dashed and its evaluations solid, by samples and by time.
+
+    Labels don't begin with the run's name, since matplotlib leaves out those that begin with an underscore.
+    """
     samples = series.column("samples_total")
     values = [float(record[series.objective.name]) for record in series.evaluations]
     for axes, totals in zip(pair, (samples, series.seconds), strict=True):
         mark = marker_for(len(totals))
-        axes.plot(totals, series.column(name), color=colour, marker=mark, ms=4, ls="--", lw=1, label=f"{run}, training")
+        axes.plot(
+            totals, series.column(name), color=colour, marker=mark, ms=4, ls="--", lw=1, label=f"training of {run}"
+        )
         if values:
             progress = [series.total_after(totals, int(record["round"])) for record in series.evaluations]
-            axes.plot(progress, values, color=colour, marker=marker_for(len(values)), ms=4, label=f"{run}, validation")
+            axes.plot(
+                progress, values, color=colour, marker=marker_for(len(values)), ms=4, label=f"validation of {run}"
+            )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hypha_ray.telemetry.sinks.files import Record
-from hypha_ray.texts import counted, ranges
+from hypha_ray.texts import counted, printable, ranges
 
 WINDOW_S = 5.0
 """Seconds between two lines of one kind; the second one covers all events in between."""
@@ -220,5 +220,4 @@ def _reason(event: Record) -> str:
 
 def _line(text: object) -> str:
     """Text on one line and without control characters: trainers and servers outside of Ray may have written it."""
-    printable = [char if char.isprintable() else " " for char in str(text)]
-    return " ".join("".join(printable).split())
+    return " ".join(printable(str(text)).split())

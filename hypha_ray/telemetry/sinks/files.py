@@ -216,7 +216,7 @@ def _mention_of(kinds: Iterable[str]) -> re.Pattern[bytes]:
 def _parsed(line: str) -> dict[str, Any] | None:
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # It is torn, or nested deeper than the parser goes.
         return None
     return value if isinstance(value, dict) else None
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from hypha_ray.telemetry.alerts import ALERT
 from hypha_ray.telemetry.sinks.files import Record, plain
-from hypha_ray.telemetry.sinks.inputs import Curves, SinkPlace, numbers_of
+from hypha_ray.telemetry.sinks.inputs import Curves, Labels, SinkPlace, numbers_of
 
 PROJECT = "hypha_ray"
 FOLDER = "trackio"
@@ -40,7 +40,7 @@ class Trackio:
             project=os.environ.get("TRACKIO_PROJECT") or PROJECT,
             name=self._name,
             group=self._name,
-            config=plain(config),
+            config=plain(config) | _labels(config),
             embed=False,
             auto_log_gpu=False,
             auto_log_cpu=False,
@@ -65,3 +65,10 @@ class Trackio:
     def close(self) -> None:
         """End the trackio run, and write what waits."""
         self._run.finish()
+
+
+def _labels(config: Record) -> Record:
+    """Labels of the run as settings of their own, since trackio's runs have no others."""
+    labels = Labels.of(config)
+    settings = {"notes": labels.notes, "tags": ", ".join(labels.tags)}
+    return {name: text for name, text in settings.items() if text}

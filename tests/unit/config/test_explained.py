@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.config.explained import explanation_of, explanations, renewed
+from hypha_ray.config.explained import explanation_of, explanations, explanations_of, renewed
 from hypha_ray.config.keys import free_table, keys, schema_path, tables
 from hypha_ray.errors import ConfigError
 
@@ -82,3 +82,11 @@ def test_unknown_code_names_the_nearest(text: str, nearest: str) -> None:
 def test_text_that_is_like_no_code_gets_a_hint() -> None:
     with pytest.raises(ConfigError, match="give no code for the list"):
         explanation_of("out of memory")
+
+
+def test_letters_stand_for_all_codes_that_have_them_and_a_code_for_itself() -> None:
+    security = [explanation.code for explanation in explanations_of("sec")]
+    assert security == [code for code in explanations() if code.startswith("SEC")] and len(security) > 2
+    assert [explanation.code for explanation in explanations_of("sec001")] == ["SEC001"]
+    with pytest.raises(ConfigError, match="no such error code"):
+        explanations_of("S")

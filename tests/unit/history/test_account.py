@@ -123,3 +123,9 @@ def test_run_is_found_by_its_name_or_folder_and_the_nearest_is_named(tmp_path: P
         existing_run("text-1", str(tmp_path))
     with pytest.raises(CheckpointError, match="the job `runs` lists them"):
         existing_run("zzz", str(tmp_path))
+
+
+def test_error_of_a_run_sends_a_terminal_no_commands(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, provenance={"error": "lost\x1b[2J\nworker"})
+    (state,) = (line for line in account_of(folder) if line.startswith("state"))
+    assert state == "state       failed, 0 of 3 rounds: lost [2J worker"

@@ -9,12 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.errors import DataError
+from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.history.comparison import compared, picture_of
 from hypha_ray.history.comparison_page import page
+from hypha_ray.telemetry.comparison_plot import draw_run
+from hypha_ray.telemetry.plots import panels, style
+from hypha_ray.telemetry.run_summary import summary
+from hypha_ray.telemetry.series import Series
 from tests.support.run_folders import evaluation, make_run, round_record
 
 FIRST = [round_record(0, 4.0), evaluation(0, 3.5), round_record(1, 3.0), evaluation(1, 3.25)]
+KINDS = ("training", "validation")
+"""Curves of a run."""
 PNG = b"\x89PNG\r\n"
 
 
@@ -89,3 +95,41 @@ def test_damaged_job_file_and_foreign_records_are_errors(tmp_path: Path) -> None
     (first / "config.toml").write_text("[run")
     with pytest.raises(DataError, match=r"DATA044.*job file of"):
         compared([first, foreign])
+
+
+def test_figures_are_those_of_the_summary_with_margin_own_metrics_and_the_time_after_the_last_round(
+    tmp_path: Path,
+) -> None:
+    shares = {"training": 1.0}
+    rounds = [round_record(0, 1.0, fleet_s=4.0, possible_samples=20.0, time_shares=shares)]
+    records = [*rounds, evaluation(0, 0.5, **{"margin": 0.25, "metric/error": 7.5})]
+    events = [{"kind": "fleet_time", "fleet_s": 4.0, "possible_samples": 20.0, "time_shares": {"evaluation": 1.0}}]
+    first = make_run(tmp_path, "first", commits=1, metrics=records, events=events)
+    second = make_run(tmp_path, "second", commits=1, metrics=rounds)
+    figures = {row[0]: row[1:] for row in compared([first, second]).figures}
+    assert summary(records, events)["goodput"] == 0.25
+    assert figures["goodput"] == ("25.0%", "50.0%")
+    assert figures["margin"] == ("0.2500", "-")
+    assert figures["metric/error"] == ("7.5000", "-")
+
+
+def test_run_named_twice_is_refused(tmp_path: Path) -> None:
+    first = make_run(tmp_path, "first")
+    with pytest.raises(ConfigError, match="first twice"):
+        compared([first, make_run(tmp_path, "second"), first])
+
+
+def test_legend_has_every_run_and_takes_no_name_for_a_formula(tmp_path: Path) -> None:
+    odd = make_run(tmp_path / "a $frac{$", "same", commits=1, metrics=FIRST)
+    hidden = make_run(tmp_path, "_same", commits=1, metrics=FIRST)
+    assert picture_of(compared([odd, hidden])) is not None
+    names = [str(odd), "_same"]
+    series = {name: Series(FIRST, {}) for name in names}
+    with style():
+        axes = panels("Runs", columns=2)[1]
+        for name in names:
+            draw_run((axes[0], axes[1]), series[name], "loss", name, "red")
+        legend = axes[1].legend()
+    texts = legend.get_texts()
+    assert [text.get_text() for text in texts] == [f"{kind} of {name}" for name in names for kind in KINDS]
+    assert not any(text.get_parse_math() for text in texts)

@@ -161,3 +161,17 @@ def test_rounds_of_a_run_that_ends_by_epochs_are_those_of_its_last_record(
     (folder / "model").mkdir()
     run = overview(folder)
     assert (run.total_rounds, run.state) == (total, state)
+
+
+def test_list_has_no_control_characters_of_a_damaged_job_file(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "coloured")
+    job_file = folder / "config.toml"
+    job_file.write_text('[run]\ntags = ["a\\u001b[31mb"]\n')
+    *_, line = aligned(listing([overview(folder)], now_s=0.0))
+    assert line.endswith("a [31mb")
+
+
+def test_run_with_an_empty_job_file_is_damaged(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    (folder / "config.toml").write_text("")
+    assert overview(folder).state is State.DAMAGED

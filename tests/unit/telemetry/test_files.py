@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,16 @@ def test_json_lines_after_a_torn_line_loses_no_record(tmp_path: Path, torn: byte
 def test_read_jsonl_kinds_leaves_out_the_others(tmp_path: Path) -> None:
     write(tmp_path / "m.jsonl", {"kind": "step"}, {"kind": "round"}, {"kind": "eval"}, {"none": 1})
     assert read_jsonl(tmp_path / "m.jsonl", ("round", "eval")) == [{"kind": "round"}, {"kind": "eval"}]
+
+
+def test_line_that_is_nested_too_deep_is_passed_over_as_a_torn_one(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    write(path, {"kind": "round", "round": 0})
+    depth = 10 * sys.getrecursionlimit()
+    with path.open("a") as file:
+        file.write('{"kind": "round", "round": 1, "loss": ' + "[" * depth + "]" * depth + "}\n")
+    assert [record["round"] for record in read_jsonl(path)] == [0]
+    assert newest_records(path, ["round"])["round"]["round"] == 0
 
 
 def test_read_missing_file_is_empty(tmp_path: Path) -> None:

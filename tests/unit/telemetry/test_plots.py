@@ -99,6 +99,15 @@ def test_draw_figures_of_the_task_have_a_plot_with_a_curve_each(tmp_path: Path, 
         assert (list(curve.get_xdata()), list(curve.get_ydata())) == ([200, 400], [value, value])
 
 
+def test_own_metrics_that_are_no_fractions_are_within_the_panel() -> None:
+    evaluations = [{"kind": "eval", "round": 0, "accuracy": 0.5, "metric/error": 7.5}]
+    for axes in plots._task(Series([a_round(0), *evaluations], {})).axes:
+        low, high = axes.get_ylim()
+        assert low < 0.5
+        assert high > 7.5
+        assert axes.get_ylabel() == ""
+
+
 @pytest.mark.parametrize("length", [4, 90])
 def test_legend_has_room_beside_the_panels_however_long_its_names_are(length: int) -> None:
     name = "m" * length

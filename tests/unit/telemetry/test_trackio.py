@@ -23,7 +23,8 @@ from hypha_ray.telemetry.sinks.base import build
 folder = pathlib.Path(sys.argv[1])
 for attempt in json.load(sys.stdin):
     sinks = build(folder, "fleet", ["trackio"], patience_s=120.0)
-    sinks.start({"rounds": {"update_rounds": 2}, "dataset": {"path": "sftp://me:s3cr3t@host/data"}})
+    sinks.start({"rounds": {"update_rounds": 2}, "dataset": {"path": "sftp://me:s3cr3t@host/data"},
+        "run": {"notes": "a remark", "tags": ["baseline", "long"]}})
     for record in attempt:
         sinks.event(record) if record["kind"] in ("alert", "alert_over", "join") else sinks.record(record)
     sinks.summary({"rounds": 2, "loss": 2.5})
@@ -77,6 +78,7 @@ def test_trackio_has_the_curves_of_each_attempt_and_an_alert_once(tmp_path: Path
         assert curves_of(run) == curves
         assert run["config"]["dataset"] == {"path": "sftp://me:***@host/data"}
         assert run["config"]["_Username"] is None
+        assert (run["config"]["notes"], run["config"]["tags"]) == ("a remark", "baseline, long")
     ((alert,), none) = (run["alerts"] for run in runs)
     assert none == []
     assert (alert["title"], alert["text"], alert["level"], alert["step"]) == (ALERT["alert"], ALERT["text"], "warn", 1)
