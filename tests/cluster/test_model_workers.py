@@ -19,7 +19,7 @@ from hypha_ray.errors import AuthenticationError
 from hypha_ray.failpoints import arm, hits
 from hypha_ray.rl.dataflow.requests import ModelRequest, Reply, RequestQueue
 from hypha_ray.rl.island import Island
-from tests.support.rl import BATCH, classifier, job, tokenizer
+from tests.support.rl import BATCH, EPISODES, classifier, job, tokenizer
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 SGD = "--inner_optimizer.name=sgd"
@@ -67,8 +67,8 @@ def test_steps_with_workers_beside_are_those_of_one_process(reference: str) -> N
 
 def test_policy_gradients_of_three_workers_are_those_of_one_process() -> None:
     settings = {"algorithm": "grpo", "kl": 0.3, "reference": "round"}
-    alone, expected = trained(4, SGD, **settings)
-    beside, found = trained(4, SGD, model_workers=3, data_parallel="true", **settings)
+    alone, expected = trained(4, SGD, *EPISODES, **settings)
+    beside, found = trained(4, SGD, *EPISODES, model_workers=3, data_parallel="true", **settings)
     try:
         for one, other in zip(expected, found, strict=True):
             assert (one.scored, one.tokens) == (other.scored, other.tokens)

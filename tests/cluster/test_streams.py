@@ -17,7 +17,7 @@ from hypha_ray.types import Samples
 from tests.cluster.test_islands import epochs_used, islands, problems
 from tests.support.faults import events
 from tests.support.jobs import run_job
-from tests.support.rl import END, job, place_rewards, prompts, tokenizer
+from tests.support.rl import END, EPISODES, job, place_rewards, prompts, tokenizer
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 __all__ = ["problems"]
@@ -84,14 +84,16 @@ def test_steps_are_those_of_the_decoupled_loss_on_responses_of_older_weights() -
         island.close()
 
 
-@pytest.mark.parametrize("staleness", [1, 2])
-def test_a_rollout_worker_that_is_killed_changes_no_bit(staleness: int, tmp_path: Path, disarmed: None) -> None:
+@pytest.mark.parametrize(("staleness", "flags"), [(1, ()), (2, EPISODES)])
+def test_a_rollout_worker_that_is_killed_changes_no_bit(
+    staleness: int, flags: tuple[str, ...], tmp_path: Path, disarmed: None
+) -> None:
     log = tmp_path / "hits.jsonl"
     settings = {"algorithm": "ppo", "reference": "average", "kl": 0.3, "model_workers": 3, "staleness": staleness}
-    unharmed = Island(job(**settings), tokenizer())
+    unharmed = Island(job(*flags, **settings), tokenizer())
     expected = train(unharmed, BATCHES)
     specs = '--testing.failpoints=["rl.generate=kill@3", "rl.reward=kill@7"]'
-    harmed = Island(job(specs, f"--testing.failpoint_log={log}", **settings), tokenizer())
+    harmed = Island(job(specs, f"--testing.failpoint_log={log}", *flags, **settings), tokenizer())
     try:
         found = train(harmed, BATCHES)
         assert hits(log, "rl.generate") == hits(log, "rl.reward") == 1

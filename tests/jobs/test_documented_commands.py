@@ -45,6 +45,7 @@ ELSEWHERE = {
     r"python jobs/bench\.py .*": "tests/unit/jobs",
     r"python tests/support/prose\.py .*": "tests/unit/house",
     r"python jobs/(grpo|ppo)\.py .*": "tests/jobs/test_grpo.py and test_ppo.py",
+    r"python calls\.py|python jobs/\w+\.py .*data/calculator.*": "tests/jobs/test_tool_use.py",
     r"python jobs/(dpo|prepare)\.py .*data/preferences.*": "tests/jobs/test_dpo.py",
     r"python jobs/evaluate\.py .*--lm-eval .*": "tests/jobs/test_evaluate.py, with a task of the page",
     r"python jobs/(compare|configs|explain|report|runs|show)\.py.*": "tests/jobs/test_looking.py",

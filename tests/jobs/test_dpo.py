@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from hypha_ray.failpoints import hits
 from hypha_ray.telemetry.sinks.files import read_jsonl
+from hypha_ray.types import Span
 from tests.support.job_scripts import Jobs
 from tests.support.preference_rows import digit_pairs
 
@@ -27,8 +31,12 @@ def pairs(run_shared_job: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def run(run_shared_job: Jobs, pairs: Path) -> Path:
-    """The folder of a run with the ready job file, of two workers."""
-    done = run_shared_job(*TINY, "--dataset.path", pairs, "--run.name", "two", script="dpo")
+    """The folder of a run with the ready job file, of two workers, of which one is killed twice."""
+    log = pairs.parent / "hits.jsonl"
+    points = ["worker.mid_delta:1=kill@3", "worker.mid_delta:1=kill@6"]
+    flags = ("--testing.failpoints", json.dumps(points), "--testing.failpoint_log", log)
+    done = run_shared_job(*TINY, "--dataset.path", pairs, "--run.name", "two", *flags, script="dpo")
+    assert hits(log, "worker.mid_delta") == 2
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     return Path(done.stdout.splitlines()[-1].removeprefix("run: "))
@@ -48,6 +56,18 @@ def test_two_workers_learn_to_prefer_what_was_chosen(run: Path) -> None:
             assert 0 <= record[accuracy] <= 1
     commits = [json.loads(file.read_text()) for file in sorted((run / "commits").glob("*.json"))]
     assert [sum(delta["samples"] for delta in commit["deltas"]) for commit in commits] == [640] * 10
+
+
+def test_each_pair_of_an_epoch_is_in_exactly_one_commit_whatever_was_killed(run: Path) -> None:
+    used = Counter[tuple[int, int, int]]()
+    for file in (run / "commits").glob("round_*.json"):
+        for spans in json.loads(file.read_text())["spans"].values():
+            for span in itertools.starmap(Span, spans):
+                used.update((span.epoch, span.slice, sample) for sample in range(span.start, span.stop))
+    assert set(used.values()) == {1}
+    by_epoch = Counter(epoch for epoch, *_ in used)
+    assert sum(by_epoch.values()) == 6400
+    assert all(by_epoch[epoch] == 684 for epoch in range(8))
 
 
 def test_saved_model_is_scored_as_in_the_run_and_the_run_goes_on(run: Path, run_shared_job: Jobs, pairs: Path) -> None:

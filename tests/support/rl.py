@@ -65,6 +65,14 @@ def prompts(texts: list[str], answers: list[str], epoch: int = 0) -> Samples:
 BATCH = prompts(["12=", "345=", "7=", "98="], ["21", "543", "7", "89"])
 """Prompts that a model with random weights now and then answers in part."""
 
+EPISODES = (
+    "--rl.environment=number_game",
+    "--rl.episode.turns=2",
+    "--rl.generation.max_response_tokens=24",
+    '--rl.reward.functions=["environment", "positions"]',
+)
+"""Flags of a job whose responses are conversations of up to two turns."""
+
 
 def job(*flags: str, **rl: Any) -> Job:
     """A job with a tiny policy: of GRPO, unless told otherwise."""

@@ -20,7 +20,7 @@ from hypha_ray.rl.engines.sampling import Sampling, draw
 from hypha_ray.rl.island import Island
 from hypha_ray.rl.policy import Policy
 from hypha_ray.types import Samples
-from tests.support.rl import BATCH, END, PAD, job, policy_model, prompts, settings, tokenizer
+from tests.support.rl import BATCH, END, EPISODES, PAD, job, policy_model, prompts, settings, tokenizer
 
 PROMPTS = prompts(["1=", "2345=", "67=", "98765432="], ["1", "2", "3", "4"])
 
@@ -139,9 +139,10 @@ def test_models_that_it_knows_are_accepted_and_others_refused(
             check_generation(model, rl, tokenizer(), PROMPTS)
 
 
-def test_an_island_generates_with_the_weights_of_each_step() -> None:
-    flags = {"generation.engine": "continuous", "generation.max_response_tokens": 18, "behaviour_cap": 2.0}
-    island = Island(job(**flags), tokenizer())
+@pytest.mark.parametrize("flags", [(), EPISODES])
+def test_an_island_generates_with_the_weights_of_each_step(flags: tuple[str, ...]) -> None:
+    settings = {"generation.engine": "continuous", "generation.max_response_tokens": 18, "behaviour_cap": 2.0}
+    island = Island(job(*flags, **settings), tokenizer())
     before = [one.detach().clone() for one in island.model.parameters()]
     for _ in range(2):
         gap, tokens = island.step(BATCH).sums["logprob_gap"]

@@ -29,9 +29,7 @@ from hypha_ray.rl.island import Island
 from hypha_ray.rl.packing import packed_episodes, sample_of, sampled_mask
 from hypha_ray.rl.packing import responses_of as unpacked
 from hypha_ray.rl.reward_data import records_of
-from hypha_ray.rl.rewards.evaluators import InPlace
 from hypha_ray.rl.rewards.response import Response
-from hypha_ray.rl.rewards.signatures import PartedReward
 from tests.support.rl import CHARACTERS, END, job, prompts, tokenizer
 
 MODULE = '''
@@ -496,19 +494,6 @@ def test_the_environment_of_the_documentation_is_one(tmp_path: Path) -> None:
 
     assert (right.reward, late.reward, wrong.reward) == (1, 0, 0)
     assert right.done and not late.done  # Its messages leave no room in 12 tokens.
-
-
-def test_the_figures_of_the_documentation_are_shares_of_right_places(tmp_path: Path) -> None:
-    (tmp_path / "steps.py").write_text(block_of("steps.py"), encoding="utf-8")
-    turns = [("assistant", "7+5"), ("environment", "12"), ("assistant", "13")]
-    conversation = tuple({"role": role, "content": content} for role, content in turns)
-    response = Response("7+5=", "13", (), True, {"answer": "12"}, 8, conversation=conversation)
-    short = replace(response, conversation=conversation[:1])
-
-    (found,), (alone,) = InPlace(["steps:places"]).rewards([response, short])
-
-    assert isinstance(found, PartedReward) and found.parts == {"call": 1, "answer": pytest.approx(2 / 3)}
-    assert isinstance(alone, PartedReward) and alone.parts == {"call": 1, "answer": 0}
 
 
 def test_a_step_with_an_environment_trains_on_the_policys_tokens_alone() -> None:

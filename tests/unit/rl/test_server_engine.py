@@ -30,7 +30,7 @@ from hypha_ray.rl.packing import sample_of
 from hypha_ray.rl.policy import Policy
 from hypha_ray.rl.roles.policies import Generator
 from tests.support.generation_server import Generation, serving
-from tests.support.rl import BATCH, END, job, policy_model, tokenizer
+from tests.support.rl import BATCH, END, EPISODES, job, policy_model, tokenizer
 
 SCRIPT = Path(__file__).parents[2] / "support" / "generation_server.py"
 DIALECTS = ("vllm", "sglang")
@@ -455,10 +455,12 @@ def island_job(url: str, dialect: str, *flags: str, **rl: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_an_island_trains_on_a_servers_responses(dialect: str, server: tuple[Generation, str]) -> None:
+@pytest.mark.parametrize(("dialect", "flags"), [("vllm", ()), ("sglang", ()), ("vllm", EPISODES), ("sglang", EPISODES)])
+def test_an_island_trains_on_a_servers_responses(
+    dialect: str, flags: tuple[str, ...], server: tuple[Generation, str]
+) -> None:
     generation, url = server
-    island = Island(island_job(url, dialect, behaviour_cap=2.0), tokenizer())
+    island = Island(island_job(url, dialect, *flags, behaviour_cap=2.0), tokenizer())
     versions = []
     for _ in range(3):
         result = island.step(BATCH)

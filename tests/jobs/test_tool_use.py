@@ -1,0 +1,40 @@
+"""A tool that a policy learns to use from few right conversations: the commands of docs/rl.md, with fewer rounds."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from hypha_ray.telemetry.sinks.files import read_jsonl
+from tests.support.forked_process import ROOT
+from tests.support.job_scripts import jobs_in
+
+PAGE = (ROOT / "docs/rl.md").read_text(encoding="utf-8")
+FEWER = {
+    "diloco": ["--rounds.update_rounds", "3", "--rounds.evaluate_every", "0"],
+    "grpo": ["--rounds.update_rounds", "2", "--rounds.evaluate_every", "2"],
+}
+"""Flags of jobs that train as far as a test has time for."""
+
+
+def test_a_tool_is_learned_from_few_right_conversations(head: str, tmp_path: Path) -> None:
+    (program,) = re.findall(r"(?s)```\n(# calls\.py\n.*?)```", PAGE)
+    (tmp_path / "calls.py").write_text(program, encoding="utf-8")
+    subprocess.run([sys.executable, "calls.py"], cwd=tmp_path, check=True)
+    (tmp_path / "jobs").symlink_to(ROOT / "jobs")
+    (block,) = re.findall(r"(?s)```\npython calls\.py\n(.*?)```", PAGE)
+    run = ""
+    with jobs_in(tmp_path / "hypha_ray", tmp_path, head) as run_job:
+        for command in block.replace("\\\n", " ").splitlines():
+            _, script, *words = shlex.split(command.replace("RUN", run))
+            job = Path(script).stem
+            done = run_job(*words, *FEWER.get(job, []), script=job)
+            assert done.returncode == 0, f"{command}\n{done.stderr}"
+            run = done.stdout.splitlines()[-1].removeprefix("run: ")
+    first, last = (record for record in read_jsonl(Path(run) / "metrics.jsonl") if record["kind"] == "eval")
+    assert first["reward"] <= 0.1
+    assert last["reward"] >= first["reward"] + 0.3
+    assert last["turns"] > 1.8
