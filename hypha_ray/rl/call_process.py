@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hypha_ray.errors import ConfigError, HyphaError
@@ -129,6 +130,8 @@ class Service(NamedTuple):
 def serve(load: Callable[[Any], Service]) -> None:
     """Answer requests from standard input until it ends; whatever the code prints goes to standard error."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # Code that hangs doesn't outlive its worker.
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # Without memory, the kernel ends it before its worker.
     requests = Connection(os.dup(0), writable=False)
     answers = Connection(os.dup(1), readable=False)
     no_input = os.open(os.devnull, os.O_RDONLY)

@@ -88,6 +88,11 @@ class Forks(Steady):
         print("a parent")
         return None, float(response.text)
 
+class FirstToEnd(Steady):
+    def step(self, response):
+        with open("/proc/self/oom_score_adj") as file:
+            return None, float(file.read())
+
 class Needs(Steady):
     def __init__(self, path):
         pass
@@ -260,6 +265,11 @@ def test_messages_that_are_no_characters_cost_their_episode() -> None:
 
 def test_methods_may_be_coroutines() -> None:
     assert [episode.reward for episode in played(rl("worlds:Coroutines"), {0: ["1."], 1: ["2."]})] == [2, 2]
+
+
+def test_a_process_without_memory_ends_before_its_worker() -> None:
+    (episode,) = played(rl("worlds:FirstToEnd"), {0: ["1."]})
+    assert episode.reward == 1000
 
 
 def test_a_process_that_an_environment_forks_answers_nothing() -> None:
