@@ -31,7 +31,8 @@ class FleetTime:
     def add(self, other: FleetTime) -> None:
         """Add another time to this one."""
         for kind, seconds in other.seconds.items():
-            self.seconds[kind] += seconds
+            if seconds:
+                self.seconds[kind] += seconds
         self.possible_samples += other.possible_samples
 
     def used(self) -> dict[str, float]:

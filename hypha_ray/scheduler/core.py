@@ -38,7 +38,7 @@ from hypha_ray.types import SliceInfo
 
 log = logging.getLogger(__name__)
 
-OBJECTS_PER_WORKER = 2
+OBJECTS_PER_WORKER = 20
 """New objects, per worker, after which Python searches for garbage."""
 
 
@@ -132,10 +132,9 @@ class SchedulerCore:
     @property
     def deadline(self) -> float:
         """Latest time of the next `Tick`."""
-        times = list(self._timers.values())
-        if self._strategy.grace_until is not None:
-            times.append(self._strategy.grace_until)
-        return min(times)
+        timer_at = min(self._timers.values())
+        grace_until = self._strategy.grace_until
+        return timer_at if grace_until is None else min(timer_at, grace_until)
 
     def view(self) -> FleetView:
         """Workers and rounds, to be read only."""
@@ -164,7 +163,7 @@ class SchedulerCore:
 
     def handle(self, event: c.Input, now: float) -> list[c.Command]:
         """Handle one event; return commands, in order."""
-        if self.over:
+        if self._out.over:
             return []
         self._roster.times.forget_recorded()
         self._forgive_own_absence(now)
@@ -173,15 +172,18 @@ class SchedulerCore:
         except Exception as error:
             if not self._lose_sender(event, error, now):
                 raise
+        out = self._out
         for follow in (self._tick, self._begin_if_staffed, self._limit_waiting):
-            if not self.over:
+            if not out.over:
                 follow(now)
-        if self._out.ended_well:
+        if out.ended_well:
             self._roster.end(now)
-        return self._out.take()
+        return out.take()
 
     def _handle_event(self, event: c.Input, now: float) -> None:
         match event:
+            case t.Event():
+                self._record_event(event, now)
             case c.Initialised(theta_bytes=size, theta_sha256=theta, layout_sha256=layout, part_bytes=parts):
                 self._strategy.sent_bytes = (size, parts or (size,))
                 self._layout_sha256 = layout
@@ -206,8 +208,6 @@ class SchedulerCore:
             case c.Draining(workers=workers, reason=reason):
                 working = [worker for worker in workers if self._roster.slots[worker].working]
                 self._out.put(*(c.Drain(worker, reason) for worker in working))
-            case t.Event():
-                self._record_event(event, now)
             case c.SchedulerFailed(error=error):
                 self._out.finish(error)
 
@@ -232,14 +232,15 @@ class SchedulerCore:
 
     def _tick(self, now: float) -> None:
         """Act on timers that are over. Events that keep coming must not hide silent workers."""
-        over = {name for name, at in self._timers.items() if now >= at}
+        over = [name for name, at in self._timers.items() if now >= at]
         if "check" in over:
             self._timers["check"] = now + self._check_s
             for source, reason in self._roster.silent(now, self._strategy.busy):
                 self._lose_at_work(source, reason, now)
             self._hire(now)
-        for name in over - {"check"}:
-            self._timers.pop(name, None)
+        for name in over:
+            if name != "check":
+                self._timers.pop(name, None)
         self._strategy.make_up_corrections(now)
         if self._strategy.grace_until is not None and now >= self._strategy.grace_until:
             self._strategy.close(now)

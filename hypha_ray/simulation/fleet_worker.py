@@ -7,18 +7,16 @@ counts those that have ended, so that results are as if each batch were an actio
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hypha_ray.scheduler import messages as c
 from hypha_ray.simulation.machines import Machine
 from hypha_ray.simulation.worker import SimulatedWorker, Surroundings
-from hypha_ray.types import Delta, Event, Left, Merged, Plan, Report, Source
+from hypha_ray.types import Alive, Event, Left, Merged, Plan, Source
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """A batch that will have been trained on."""
 
     ends_at: float
@@ -54,6 +52,7 @@ class FleetWorker(SimulatedWorker):
         super().__init__(source, world)
         self._accounts = world
         self.machine = machine
+        self.sign_of_life = Alive(source)
         self.began_at = world.now
         self.batches_s = 0.0
         """Time of batches that have ended."""
@@ -109,10 +108,11 @@ class FleetWorker(SimulatedWorker):
         now = ends_at = self._accounts.now
         samples = self._samples
         seconds = self._seconds
+        target = plan.samples
         self._batches = []
         is_report_due = False
-        while samples < plan.samples and not is_report_due:
-            size = min(plan.batch_size, plan.samples - samples)
+        while samples < target and not is_report_due:
+            size = min(plan.batch_size, target - samples)
             batch_s = self.machine.batch_s(ends_at)
             ends_at += batch_s
             samples += size
@@ -171,12 +171,6 @@ class FleetWorker(SimulatedWorker):
 
     def _send(self, event: Event) -> None:
         match event:
-            case Report():
-                event = replace(event, seconds=self._unreported_s)
-                self._unreported_s = 0.0
-            case Delta(round=number):
-                event = replace(event, payload_bytes=self._accounts.payload_bytes(number), train_s=self._delta_s)
-                self._delta_s = 0.0
             case Left():
                 self.stop()
             case Merged() if self._idle_since is not None:
@@ -184,5 +178,23 @@ class FleetWorker(SimulatedWorker):
                 self._idle_since = self._accounts.now
                 if event.theta_sha256 is None:  # The first weights are waited for at no barrier.
                     self.waited_s += waited_s
-                    event = replace(event, waited_s=waited_s)
+                    event = Merged(event.source, event.version, event.theta_sha256, waited_s)
         super()._send(event)
+
+    def _reported_s(self, batches: int) -> float:
+        """Seconds of all batches since the last report, as measured."""
+        super()._reported_s(batches)  # It throws the machine's dice, on which later batches depend.
+        seconds = self._unreported_s
+        self._unreported_s = 0.0
+        return seconds
+
+    def _delivered_s(self, batches: int) -> float:
+        """Seconds of all batches since the last delta, as measured."""
+        super()._delivered_s(batches)
+        seconds = self._delta_s
+        self._delta_s = 0.0
+        return seconds
+
+    def _payload_bytes(self) -> int:
+        """Bytes of a delta of the round."""
+        return self._accounts.payload_bytes(self.round)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from hypha_ray.exchange_schedule import fragments_of_round
@@ -24,7 +25,7 @@ from hypha_ray.simulation.scenario import Scenario
 from hypha_ray.simulation.traffic import DeltaKey, Payload, Traffic
 from hypha_ray.simulation.worker import SimulatedWorker
 from hypha_ray.simulation.world import World
-from hypha_ray.types import Alive, Contribution, Delta, Event, Left, Rejection, SliceInfo, Source, Verdict
+from hypha_ray.types import Contribution, Delta, Event, Left, Rejection, SliceInfo, Source, Verdict
 
 NO_MACHINE = "no machine is free"
 GONE = "its machine was taken away"
@@ -97,11 +98,12 @@ class FleetWorld(World):
     @property
     def deadline(self) -> float:
         """Time at which the core is told that nothing has happened."""
-        return max(self._core_deadline, self.now)
+        now = self.clock.now
+        return self._core_deadline if self._core_deadline > now else now
 
     def take_in(self, event: c.Input) -> list[c.Command]:
-        """Give the core an event that arrives now; return its commands."""
-        commands = super().take_in(event)
+        """Give the core an event that arrives now, whose handling renews the sender's lease; return its commands."""
+        commands = self.core.handle(event, self.clock.now)
         self._core_deadline = self.core.deadline
         return commands
 
@@ -110,6 +112,9 @@ class FleetWorld(World):
     def obey(self, command: c.Command) -> None:
         """Carry out a command; keep what results are made of."""
         match command:
+            case c.Assign() | c.Merge() | c.Feed() | c.RestoreInnerState() | c.Drain():
+                self.send(command)
+                return
             case c.Hire(source=source):
                 self._hire_on_machine(source, command)
                 return
@@ -168,8 +173,9 @@ class FleetWorld(World):
 
     def renew_lease(self, worker: FleetWorker) -> None:
         """Renew a worker's lease, which is all that a sign of life does, unless its machine's link is cut."""
-        if worker.machine.cut_until <= self.now and not self.over:
-            self.core.arrived(Alive(worker.source), self.now)
+        now = self.clock.now
+        if worker.machine.cut_until <= now and not self.over:
+            self.core.arrived(worker.sign_of_life, now)
 
     def batch_s(self, source: Source) -> float:
         """Seconds of a batch that begins now."""
@@ -258,11 +264,7 @@ class FleetWorld(World):
         machine = self._machine_of.get(number)
         if machine is None or number not in self.workers:
             return
-
-        def deliver() -> None:
-            if number in self.workers:
-                super(FleetWorld, self).send(command)
-
+        deliver = partial(self._deliver, command)
         match command:
             case c.Feed(slice=index):
                 size = self._slices[index].samples * self.scenario.model.sample_bytes
@@ -274,6 +276,12 @@ class FleetWorld(World):
             case _:
                 deliver()
 
+    def _deliver(self, command: c.Order) -> None:
+        """Hand over an order that has left the head, unless its worker is gone."""
+        worker = self.workers.get(command.worker)
+        if worker is not None:
+            self.clock.later(self.delay_s(command.worker), partial(worker.order, command))
+
     def say(self, worker: SimulatedWorker, event: Event) -> None:
         """Send a worker's event; a delta's payload follows it, and a leaving worker waits for the end of that."""
         assert isinstance(worker, FleetWorker)
@@ -281,7 +289,7 @@ class FleetWorld(World):
             self._say_left(worker, event, self.now + SECURE_S)
             return
         delay_s = self.traffic.delay_s(worker.machine)
-        self.later(delay_s, lambda: self.tell(event))
+        self.clock.later(delay_s, partial(self.tell, event))
         if isinstance(event, Delta):
             payload = Payload(worker.source, event.round, event.payload_bytes)
             self.traffic.upload(payload, worker.machine)

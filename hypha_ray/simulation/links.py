@@ -13,6 +13,7 @@ import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Literal, Protocol, TypeAlias
 
@@ -220,7 +221,7 @@ class Links:
                 next_s = min(next_s, missing / flow_class.rate)
         token = self._alarm = object()
         if next_s < math.inf:
-            self._clock.later(next_s, lambda: self._ring(token))
+            self._clock.later(next_s, partial(self._ring, token))
 
     def _ring(self, token: object) -> None:
         """End the transfers that are complete."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from hypha_ray.simulation.links import Links
@@ -60,15 +61,16 @@ class Traffic:
 
     def delay_s(self, machine: Machine) -> float:
         """Seconds of a message to or from a machine, which waits for the end of a partition."""
-        cut_s = max(0.0, machine.cut_until - self._clock.now)
-        return cut_s + self._latency_s[machine.number]
+        latency_s = self._latency_s[machine.number]
+        cut_s = machine.cut_until - self._clock.now
+        return cut_s + latency_s if cut_s > 0.0 else latency_s
 
     # ── to workers ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def send_slice(self, worker: int, machine: Machine, size: int) -> None:
         """Send a slice of so many bytes."""
         self._slices_on_way[worker] += 1
-        self.links.send(machine.number, "down", size, lambda: self._slice_arrived(worker, size))
+        self.links.send(machine.number, "down", size, partial(self._slice_arrived, worker, size))
 
     def after_slices(self, worker: int, action: Action) -> None:
         """Do something once all slices that were sent to a worker are there."""
@@ -86,12 +88,11 @@ class Traffic:
 
     def send_weights(self, machine: Machine, size: int, then: Action) -> None:
         """Send weights of so many bytes."""
+        self.links.send(machine.number, "down", size, partial(self._weights_arrived, size, then))
 
-        def arrived() -> None:
-            self.bytes_down += size
-            then()
-
-        self.links.send(machine.number, "down", size, arrived)
+    def _weights_arrived(self, size: int, then: Action) -> None:
+        self.bytes_down += size
+        then()
 
     # ── to the head ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -100,17 +101,14 @@ class Traffic:
         self._on_way[payload.key] = machine
         self._payloads_of.setdefault(machine.number, {})[payload.key] = None
         request_s = 2 * self.delay_s(machine)
-        self._clock.later(request_s, lambda: self._begin_upload(payload, machine))
+        self._clock.later(request_s, partial(self._begin_upload, payload, machine))
 
     def _begin_upload(self, payload: Payload, machine: Machine) -> None:
         if payload.key not in self._on_way:
             return
         latency_s = self._latency_s[machine.number]
-        send_rest = self._after(latency_s, lambda: self._payload_arrived(payload))
+        send_rest = partial(self._clock.later, latency_s, partial(self._payload_arrived, payload))
         self.links.send(machine.number, "up", payload.size, send_rest)
-
-    def _after(self, seconds: float, action: Action) -> Callable[[], None]:
-        return lambda: self._clock.later(seconds, action)
 
     def _payload_arrived(self, payload: Payload) -> None:
         self.bytes_up += payload.size

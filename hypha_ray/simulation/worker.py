@@ -15,7 +15,6 @@ from typing import Protocol
 from hypha_ray.config import Job
 from hypha_ray.exchange_schedule import version_due
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.ledger.epoch import samples_of
 from hypha_ray.types import (
     Alive,
     Delta,
@@ -29,6 +28,7 @@ from hypha_ray.types import (
     Report,
     Source,
     WeightsVersion,
+    samples_of,
     window,
 )
 
@@ -277,7 +277,7 @@ class SimulatedWorker:
         self._reported = self._samples
         self._seconds = 0.0
         batches = -(-samples // plan.batch_size)
-        seconds = batches * self._world.batch_s(self.source)
+        seconds = self._reported_s(batches)
         figures = (batches, samples, samples, samples, 3.0 * samples, seconds, batches, 0.0, 1e-3)
         self._send(Report(self.source, self.round, *figures))
 
@@ -296,9 +296,21 @@ class SimulatedWorker:
         samples = self._samples
         spans = window(plan.spans, 0, samples)
         batches = -(-samples // plan.batch_size)
-        seconds = batches * self._world.batch_s(self.source)
-        figures = (samples, samples, samples, batches, 3.0, 1, 1000, seconds, 0.0)
+        seconds = self._delivered_s(batches)
+        figures = (samples, samples, samples, batches, 3.0, 1, self._payload_bytes(), seconds, 0.0)
         return Delta(self.source, self.round, spans, *figures, inner_state=self._replays)
+
+    def _reported_s(self, batches: int) -> float:
+        """Seconds of the batches that a report counts."""
+        return batches * self._world.batch_s(self.source)
+
+    def _delivered_s(self, batches: int) -> float:
+        """Seconds of a delta's batches."""
+        return batches * self._world.batch_s(self.source)
+
+    def _payload_bytes(self) -> int:
+        """Bytes of a delta."""
+        return 1000
 
     def _spend_batch(self, seconds: float, then: Callable[[], None]) -> None:
         """Be busy with a batch."""
@@ -307,7 +319,7 @@ class SimulatedWorker:
     def _spend(self, seconds: float, then: Callable[[], None]) -> None:
         """Be busy for a while; an order to leave may end that."""
         token = self._busy = object()
-        self._world.later(seconds, lambda: self._end_if_busy(token, then))
+        self._world.later(seconds, partial(self._end_if_busy, token, then))
 
     def _end_if_busy(self, token: object, then: Callable[[], None]) -> None:
         if self.alive and self._busy is token:

@@ -12,9 +12,12 @@ Time passes only between actions; a `WallClock` lets it pass at the machine's pa
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Self, TypeAlias
 
@@ -29,25 +32,77 @@ Action: TypeAlias = Callable[[], None]
 """Something that happens at a time."""
 
 
+DueAction: TypeAlias = tuple[float, int, Action]
+"""Action behind its time and its number in the order of calls, by which it is sorted."""
+
+SPAN_S = 0.125
+"""Seconds of a span of time whose actions are sorted together; a power of two, so that divisions by it are exact."""
+
+
 class VirtualClock:
-    """Time in seconds, and the actions that are due at later times."""
+    """Time in seconds, and the actions that are due at later times.
+
+    Only the actions of the present span of time are in a heap; those of later spans are in lists. So the cost of an
+    action doesn't grow with the number of those that are far away.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
         self._order = count()
-        self._queue: list[tuple[float, int, Action]] = []
-        """Actions with their times, and with their numbers in the order of calls."""
+        self._queue: list[DueAction] = []
+        """Heap of the actions before the end of the present span."""
+        self._span_end_s = 0.0
+        self._later: dict[int, list[DueAction]] = {}
+        """Actions of later spans, in any order, by the span's number."""
+        self._spans: list[int] = []
+        """Heap of the numbers of later spans."""
+        self._at_once: deque[DueAction] = deque()
+        """Actions that were due at the time of their call. They are in order as they come, so they need no heap."""
 
     def later(self, seconds: float, action: Action) -> None:
         """Schedule an action; actions due at the same time run in the order of these calls."""
-        heapq.heappush(self._queue, (self.now + seconds, next(self._order), action))
+        at = self.now + seconds
+        entry = (at, next(self._order), action)
+        if seconds == 0.0:
+            self._at_once.append(entry)
+        elif at < self._span_end_s:
+            heapq.heappush(self._queue, entry)
+        else:
+            number = int(at / SPAN_S)
+            actions = self._later.get(number)
+            if actions is None:
+                self._later[number] = [entry]
+                heapq.heappush(self._spans, number)
+            else:
+                actions.append(entry)
+
+    def _next_queue(self) -> list[DueAction]:
+        """Heap with the next action that isn't due at once; empty if there is none."""
+        if not self._queue and self._spans:
+            number = heapq.heappop(self._spans)
+            self._queue = self._later.pop(number)
+            heapq.heapify(self._queue)
+            self._span_end_s = (number + 1) * SPAN_S
+        return self._queue
+
+    @property
+    def next_at(self) -> float:
+        """Time of the next action; infinite if there is none."""
+        queue = self._next_queue()
+        first_at = queue[0][0] if queue else math.inf
+        return min(first_at, self._at_once[0][0]) if self._at_once else first_at
 
     def advance(self, deadline: float) -> bool:
         """Advance to the next action and run it, or to an earlier deadline; return whether an action ran."""
-        if not self._queue or self._queue[0][0] > deadline:
+        queue = self._queue or self._next_queue()
+        at_once = self._at_once
+        if at_once and not (queue and queue[0] < at_once[0]):
+            at, _, action = at_once.popleft()
+        elif queue and queue[0][0] <= deadline:
+            at, _, action = heapq.heappop(queue)
+        else:
             self.now = max(self.now, deadline)
             return False
-        at, _, action = heapq.heappop(self._queue)
         self.now = max(self.now, at)
         action()
         return True
@@ -64,9 +119,7 @@ class WallClock(VirtualClock):
 
     def advance(self, deadline: float) -> bool:
         """Wait for the next action and run it, or for the deadline if that is earlier."""
-        at = deadline
-        if self._queue:
-            at = min(deadline, self._queue[0][0])
+        at = min(deadline, self.next_at)
         remaining_s = self._began_at + at - time.monotonic()
         time.sleep(max(0.0, remaining_s))
         self.now = time.monotonic() - self._began_at
@@ -92,6 +145,7 @@ class World(ABC):
 
     def __init__(self, job: Job, clock: VirtualClock | None = None) -> None:
         self.job = job
+        self._report_interval_s = job.report_interval_s
         self.clock = clock or VirtualClock()
         self.workers: dict[int, SimulatedWorker] = {}
         self.hiring: dict[int, Source] = {}
@@ -119,8 +173,10 @@ class World(ABC):
 
     def run(self) -> Self:
         """Run to the end."""
+        clock = self.clock
         while not self.over:
-            self.step()
+            if not clock.advance(self.deadline):
+                self.tell(c.Tick())
         return self
 
     def step(self) -> None:
@@ -221,11 +277,11 @@ class World(ABC):
     def send(self, command: c.Order) -> None:
         """Send an order to a worker."""
         worker = self.workers[command.worker]
-        self.later(self.delay_s(command.worker), lambda: worker.order(command))
+        self.later(self.delay_s(command.worker), partial(worker.order, command))
 
     def say(self, worker: SimulatedWorker, event: Event) -> None:
         """Send a worker's event to the core."""
-        self.later(self.delay_s(worker.source.worker), lambda: self.tell(event))
+        self.later(self.delay_s(worker.source.worker), partial(self.tell, event))
 
     def delay_s(self, number: int) -> float:
         """Time of a message to or from a worker."""
@@ -281,7 +337,7 @@ class World(ABC):
 
     def report_due(self, batches: float, seconds: float) -> bool:
         """Whether a worker reports, after so many batches and so much time since its last report."""
-        return seconds >= self.job.report_interval_s
+        return seconds >= self._report_interval_s
 
     def theta_sha256(self, source: Source, version: int) -> str:
         """Hash that a worker finds of the weights of that version."""

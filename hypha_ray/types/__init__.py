@@ -14,6 +14,7 @@ from hypha_ray.types.data import (
     TokenRules,
     dataset_of,
     joined,
+    samples_of,
     window,
 )
 from hypha_ray.types.events import (
@@ -91,5 +92,6 @@ __all__ = [
     "dataset_of",
     "joined",
     "means",
+    "samples_of",
     "window",
 ]

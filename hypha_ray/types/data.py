@@ -99,16 +99,27 @@ def dataset_of(index: int) -> int:
     return index // SLICES_PER_DATASET
 
 
+def samples_of(spans: Iterable[Span]) -> int:
+    """Number of samples of some spans."""
+    samples = 0
+    for _, _, start, stop in spans:
+        samples += stop - start
+    return samples
+
+
 def window(spans: Iterable[Span], start: int, stop: int) -> tuple[Span, ...]:
     """Samples ``start … stop - 1`` of the spans taken together."""
     parts: list[Span] = []
-    for span in spans:
+    for epoch, index, begin, end in spans:
+        if stop <= 0:
+            break
+        size = end - begin
         first = max(start, 0)
-        last = min(stop, span.samples)
+        last = min(stop, size)
         if first < last:
-            parts.append(Span(span.epoch, span.slice, span.start + first, span.start + last))
-        start = start - span.samples
-        stop = stop - span.samples
+            parts.append(Span(epoch, index, begin + first, begin + last))
+        start -= size
+        stop -= size
     return tuple(parts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NewType
 
-from hypha_ray.types.data import Span
+from hypha_ray.types.data import Span, samples_of
 
 WeightsVersion = NewType("WeightsVersion", int)
 """Version of the global weights: round n begins with version n. Without a barrier it counts reductions."""
@@ -60,7 +60,7 @@ class Plan:
     @property
     def samples(self) -> int:
         """Samples to train on in this round."""
-        return sum(span.samples for span in self.spans)
+        return samples_of(self.spans)
 
     @property
     def batches(self) -> int:

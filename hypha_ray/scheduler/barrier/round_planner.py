@@ -15,7 +15,6 @@ from hypha_ray.scheduler.fleet.worker_state import (
     has_equal_batches,
     paces_at_start,
 )
-from hypha_ray.scheduler.ledger.epoch import samples_of
 from hypha_ray.scheduler.messages import Command
 from hypha_ray.scheduler.planning.correction import CORRECTION_GAIN, cautious, correct, progress_of
 from hypha_ray.scheduler.planning.plan_reasons import EQUAL, ReasonBook, reason_of
@@ -25,7 +24,7 @@ from hypha_ray.scheduler.planning.round_sizes import longest_round
 from hypha_ray.scheduler.planning.run_length import RoundSamples, fitted
 from hypha_ray.scheduler.planning.worker_plans import Sizes, ValidationSamples, WorkerPlans
 from hypha_ray.scheduler.resume_point import ResumePoint
-from hypha_ray.types import Plan, SliceInfo, Span, WeightsVersion
+from hypha_ray.types import Plan, SliceInfo, Span, WeightsVersion, samples_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,12 +94,12 @@ class TimeBook:
         """Times at which exchanges began, by the version of the weights that they lead to."""
         self._rounds: dict[int, FleetTime] = {}
         """Times by the rounds in whose records they belong."""
-        self._worker_rounds: dict[int, dict[int, FleetTime]] = {}
-        """The same times of each worker number."""
+        self._worker_rounds: dict[int, list[tuple[int, FleetTime]]] = {}
+        """The same times with their worker numbers, not yet added up."""
         self._recorded: dict[int, FleetTime] = {}
         """Times of the records among the core's last commands."""
-        self._worker_recorded: dict[int, dict[int, FleetTime]] = {}
-        """The same times of each worker number."""
+        self._worker_recorded: dict[int, list[tuple[int, FleetTime]]] = {}
+        """The same times with their worker numbers, not yet added up."""
         self.closing: FleetTime | None = None
         """Time after the last record; None until the run has ended well."""
 
@@ -238,14 +238,13 @@ class TimeBook:
             if slot.counted and (slot.has_machine or not slot.hired):  # Otherwise a machine is being looked for.
                 self._spend(slot, now, "start" if slot.has_machine else "loss")
         time = FleetTime()
-        times_by_worker: dict[int, FleetTime] = {}
+        worker_times: list[tuple[int, FleetTime]] = []
         for round in sorted(self._rounds):
             if round <= number:
                 time.add(self._rounds.pop(round))
-                for worker, spent in self._worker_rounds.pop(round, {}).items():
-                    times_by_worker.setdefault(worker, FleetTime()).add(spent)
+                worker_times += self._worker_rounds.pop(round, [])
         self._recorded[number] = time
-        self._worker_recorded[number] = times_by_worker
+        self._worker_recorded[number] = worker_times
         self._next_record = max(self._next_record, number + 1)
 
     def recorded(self, number: int) -> FleetTime:
@@ -254,7 +253,10 @@ class TimeBook:
 
     def recorded_by_worker(self, number: int) -> dict[int, FleetTime]:
         """Return the time of a round's record by worker number, until it is forgotten."""
-        return self._worker_recorded[number]
+        times_by_worker: dict[int, FleetTime] = {}
+        for worker, spent in self._worker_recorded[number]:
+            times_by_worker.setdefault(worker, FleetTime()).add(spent)
+        return times_by_worker
 
     def end(self, training: Collection[int], now: float) -> None:
         """Account for the rest of a run that has ended well; deltas of `training` workers are in no commit."""
@@ -303,8 +305,8 @@ class TimeBook:
         """Add a worker's time to that of a round's record, or of the next one if that is written."""
         record = max(record, self._next_record)
         self._round(record).add(spent)
-        times_by_worker = self._worker_rounds.setdefault(record, {})
-        times_by_worker.setdefault(slot.number, FleetTime()).add(spent)
+        worker_times = self._worker_rounds.setdefault(record, [])
+        worker_times.append((slot.number, spent))
 
     def _barrier_s(self, slot: _SlotTime, rest_s: float) -> float:
         """Seconds that a worker which trains on has waited for deltas of others: for new weights, or for its next plan.

@@ -85,19 +85,19 @@ class BatchTime(Decayed):
 
     def __init__(self, half_life: float = 16.0, outlier: float = 2.0) -> None:
         super().__init__(half_life, outlier)
-        self._variance = 0.0
+        self.variance = 0.0
         """Relative variance of a single batch's time."""
 
     @property
     def spread(self) -> float:
         """Standard deviation of a single batch's time, relative to the mean; 0 before the second observation."""
-        return math.sqrt(self._variance)
+        return math.sqrt(self.variance)
 
     def _follow(self, mean: float, seconds: float, count: int) -> None:
         believed = min(max(seconds, mean / self._outlier), mean * self._outlier)
         deviation = believed / mean - 1
         gain = self._gain(1)  # One deviation is as good as another, whatever the number of batches behind it.
-        self._variance += gain * (count * deviation**2 - self._variance)
+        self.variance += gain * (count * deviation**2 - self.variance)
         super()._follow(mean, seconds, count)
 
     def fade(self, factor: float) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 from hypha_ray.errors import HyphaError
-from hypha_ray.types import Span, window
+from hypha_ray.types import Span, samples_of, window
 
 
 class LedgerError(HyphaError):
@@ -186,11 +186,6 @@ class Epoch:
         if key not in self._queued:
             heapq.heappush(self._queue, key)
             self._queued.add(key)
-
-
-def samples_of(spans: Iterable[Span]) -> int:
-    """Number of samples of some spans."""
-    return sum(span.samples for span in spans)
 
 
 def by_slice(spans: Iterable[Span]) -> dict[tuple[int, int], list[Span]]:

@@ -76,18 +76,15 @@ def progress_of(
     fit into `report_every_s`, so longer silence means a slow batch that isn't finished. With `equal` batches for all,
     silence only bounds the batch time.
     """
-    workers: list[int] = []
     counts: list[tuple[int, int, int]] = []
-    figures: list[tuple[float, float, float]] = []
+    figures: list[tuple[float, float]] = []
     seconds = batch_seconds(members, equal=False)
     for member in members:
-        worker = member.source.worker
-        workers.append(worker)
         counts.append((member.planned, member.progress.batches, member.batch_size))
-        reported_at = _reported_at(member, started_at, evaluating, now)
-        figures.append((seconds[worker], reported_at, member.batch_time.spread))
+        figures.append((_reported_at(member, started_at, evaluating, now), member.batch_time.variance))
     planned, reported, sizes = np.array(counts).T
-    known_s, heard_at, spread = np.array(figures).T
+    heard_at, variance = np.array(figures).T
+    known_s = np.fromiter(seconds.values(), np.float64, len(seconds))
     silence_s = now - heard_at
     batch_s = np.maximum(known_s, silence_s - report_every_s)
     origin = now - float(batch_s.max())
@@ -99,7 +96,7 @@ def progress_of(
     done = np.minimum(reported + unreported, planned)
     offset_s = np.maximum(0.0, began_at - origin)
     idle = np.array([member.idle for member in members])
-    return origin, FleetProgress(workers, planned, done, batch_s, sizes, offset_s, spread, idle)
+    return origin, FleetProgress(list(seconds), planned, done, batch_s, sizes, offset_s, np.sqrt(variance), idle)
 
 
 def _reported_at(member: WorkerState, started_at: float, evaluating: bool, now: float) -> float:

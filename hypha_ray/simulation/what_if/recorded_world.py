@@ -11,14 +11,13 @@ from pydantic import Field
 
 from hypha_ray.config.value_types import NotNegative, Table
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.ledger.epoch import samples_of
 from hypha_ray.simulation.fleet_worker import FleetWorker
 from hypha_ray.simulation.fleet_world import FleetWorld
 from hypha_ray.simulation.result import SimulationResult
 from hypha_ray.simulation.run import result_of
 from hypha_ray.simulation.scenario import Scenario
 from hypha_ray.simulation.worker import SimulatedWorker
-from hypha_ray.types import Delta, Event, Left, Plan, SliceInfo, Source
+from hypha_ray.types import Delta, Event, Left, Plan, SliceInfo, Source, samples_of
 
 _KILL: Final = re.compile(r"worker\.step(?::(?P<worker>\d+))?=kill@(?P<hits>\d+(?:,\d+)*)")
 """Failpoint that kills a worker after some of its steps."""

@@ -8,8 +8,7 @@ import pytest
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.ledger.epoch import samples_of
-from hypha_ray.types import Plan
+from hypha_ray.types import Plan, samples_of
 from tests.support import weather
 from tests.support.walk import Walk
 

@@ -18,7 +18,7 @@ def thresholds() -> Iterator[None]:
     gc.set_threshold(*before)
 
 
-@pytest.mark.parametrize(("workers", "objects"), [(2, 700), (64, 700), (10_000, 20_000)])
+@pytest.mark.parametrize(("workers", "objects"), [(2, 700), (35, 700), (10_000, 200_000)])
 def test_search_less_often_grows_with_the_fleet(workers: int, objects: int) -> None:
     search_less_often(workers)
     assert gc.get_threshold() == (objects, 10, 10)
