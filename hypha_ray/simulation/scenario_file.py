@@ -2,6 +2,7 @@
 
     [sweep]
     "job.sync.codec" = ["fp32", "int4"]        # a run for each combination of the listed values
+    "machines.0.up_mbps, machines.0.down_mbps" = [100, 1000]    # both keys have the same value
 
 A scenario that ships with the package is read by its name.
 """
@@ -83,7 +84,7 @@ def _sweep_points(document: Document) -> Iterator[dict[KeyPath, Any]]:
 
     """
     sweep = document.table.get("sweep", {})
-    lists: dict[KeyPath, Sequence[Any]] = {}
+    lists: dict[tuple[KeyPath, ...], Sequence[Any]] = {}
     for written, values in _leaves(sweep, ()):
         location = document.location(("sweep", *written))
         if not isinstance(values, list):
@@ -94,10 +95,21 @@ def _sweep_points(document: Document) -> Iterator[dict[KeyPath, Any]]:
             raise ConfigError(
                 "CFG003", problem, "an empty list", "at least one value", "give one, or leave the key out"
             )
-        path = tuple(part for name in written for part in name.split("."))
-        lists[SHORTCUTS.get(".".join(path), path)] = values
+        lists[_swept_keys(".".join(written))] = values
     for values in itertools.product(*lists.values()):
-        yield dict(zip(lists, values, strict=True))
+        point: dict[KeyPath, Any] = {}
+        for keys, value in zip(lists, values, strict=True):
+            point |= dict.fromkeys(keys, value)
+        yield point
+
+
+def _swept_keys(names: str) -> tuple[KeyPath, ...]:
+    """Keys of a sweep's list: one, or several behind commas that have equal values."""
+    keys: list[KeyPath] = []
+    for name in names.split(","):
+        key = name.strip()
+        keys.append(SHORTCUTS.get(key, tuple(key.split("."))))
+    return tuple(keys)
 
 
 def _leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -179,6 +180,37 @@ def test_intellect_1_has_the_published_utilisation() -> None:
     training_s = 38 * 60.0
     exchanges = [result.round_s[-1] - training_s for result in results]
     assert exchanges == pytest.approx([103.0, 382.0, 469.0], rel=0.02)
+
+
+GRID_STEP = 1.207
+"""Ratio of neighbouring bandwidths in Table 4 of arXiv 2503.09799, which names the first at which a share is reached."""
+PUBLISHED_GBPS = {0.5: 1.4, 0.8: 6.2, 0.9: 13.3, 0.95: 23.3, 0.99: 86.8}
+"""Bandwidth in Gbit/s by share of the time in computation, for 10 B parameters and 100 steps between exchanges."""
+TRAINING_S = 80.0
+
+
+def gbps_for(share: float, published: float) -> float:
+    """Bandwidth from which on a simulated round has that share of computation."""
+    low, high = published / 2, published * 2
+    while high / low > 1.02:
+        middle = (low * high) ** 0.5
+        rates = {"machines.0.up_mbps": 1000 * middle, "machines.0.down_mbps": 1000 * middle}
+        result = simulate(read_scenarios("streaming-10b", {"rounds": 5, **rates})[0])
+        if TRAINING_S / median(result.round_s) < share:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+@pytest.mark.slow
+def test_streaming_10b_needs_the_published_bandwidths() -> None:
+    ratios: list[float] = []
+    for share, published in PUBLISHED_GBPS.items():
+        ratios.append(gbps_for(share, published) / published)
+    assert max(ratios) < GRID_STEP
+    assert min(ratios) > 1 / GRID_STEP
+    assert median(abs(ratio - 1) for ratio in ratios) <= 0.15
 
 
 SMALL = {

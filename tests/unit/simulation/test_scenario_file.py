@@ -105,6 +105,13 @@ def test_sweep_is_every_combination_in_order(tmp_path: Path) -> None:
     assert scenarios[0].varied == {"job.sync.codec": "fp32", "machines.0.count": 2, "seed": 5}
 
 
+def test_keys_of_a_sweep_behind_a_comma_have_equal_values(tmp_path: Path) -> None:
+    path = tmp_path / "scenario.toml"
+    path.write_text(EXACT + '[sweep]\n"machines.0.up_mbps, machines.0.down_mbps" = [10, 20]\n')
+    rates = [(group.up_mbps, group.down_mbps) for scenario in read_scenarios(str(path)) for group in scenario.machines]
+    assert rates == [(10, 10), (20, 20)]
+
+
 def test_mistyped_key_of_a_sweep_is_named_with_its_line(tmp_path: Path) -> None:
     text = EXACT + '[sweep]\n"job.sync.codec" = ["fp32"]\n"model.paramters" = [1]\n'
     with pytest.raises(ConfigError) as raised:
