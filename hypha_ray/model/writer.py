@@ -66,7 +66,7 @@ class Writer:
             prints: whether the answer is printed.
 
         Raises:
-            ConfigError: GEN003, the model has too few positions for the prompt.
+            ConfigError: GEN003, the model has too few positions for the prompt, or lacks a token of it.
 
         """
         ids = self._encode(prompt)
@@ -103,6 +103,12 @@ class Writer:
             ids = prompt_ids(self._tokenizer, prompt, translates=self._translates)
         if not ids:
             raise ConfigError("GEN003", "the prompt is empty", repr(prompt), fix="give at least one character")
+        rows = self._network.get_input_embeddings().weight.shape[0]
+        if max(ids) >= rows:
+            lacking = self._tokenizer.decode([next(token for token in ids if token >= rows)])
+            problem = f"the prompt has a token that the model lacks, {lacking!r}"
+            fix = "give a prompt without it; the model was made for a smaller tokenizer"
+            raise ConfigError("GEN003", problem, f"token {max(ids)}", f"0 … {rows - 1}", fix)
         return torch.tensor([ids], device=self._network.device)
 
     def _positions_left(self, tokens: int) -> int:

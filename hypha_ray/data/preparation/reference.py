@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from hypha_ray.data.slices import Arrays
+from hypha_ray.data.storage.files import same_tokens
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.checks.positions import require_positions
 from hypha_ray.model.environment import device_of
@@ -27,14 +29,17 @@ class ReferenceModel:
     Args:
         name: Hugging Face name or local folder.
         revision: its revision on the hub; None: the default branch.
+        tokenizer: folder of the tokenizer of the preferences.
 
     Raises:
-        HyphaError: the model can't be had, or is no causal language model.
+        HyphaError: the model can't be had, is no causal language model, or has another tokenizer.
 
     """
 
-    def __init__(self, name: str, revision: str | None = None) -> None:
+    def __init__(self, name: str, revision: str | None, tokenizer: Path) -> None:
         folder = fetch(name, revision, token=None)
+        if not same_tokens(folder, tokenizer):
+            raise _other_tokens(name, "another tokenizer", f"that of {name}")
         self.sha256 = folder_hash(folder)
         """Hash of the model's files."""
         network, self._task = open_saved(folder)
@@ -56,12 +61,10 @@ class ReferenceModel:
 
         """
         ids = arrays["input_ids"]
-        require_positions(self._network, self._task, {"input_ids": ids.shape[1:]}, self._name)
+        require_positions(self._network, self._task, {"input_ids": ids.shape[1:]}, "the preferences")
         rows = self._network.get_input_embeddings().weight.shape[0]
         if int(ids.max()) >= rows:
-            problem = f"--reference {self._name} has other tokens than the preferences"
-            fix = f"prepare them with --tokenizer {self._name}"
-            raise DataError("DATA023", problem, f"token {ids.max()}", f"0 … {rows - 1}", fix)
+            raise _other_tokens(self._name, f"token {ids.max()}", f"0 … {rows - 1}")
         size = max(1, _TOKENS // (2 * ids.shape[-1]))
         parts = [self._part(arrays, slice(start, start + size)) for start in range(0, len(ids), size)]
         return np.concatenate(parts)
@@ -72,3 +75,8 @@ class ReferenceModel:
         for name in ("input_ids", "attention_mask", "labels"):
             inputs[name] = torch.from_numpy(np.asarray(arrays[name][rows], np.int64)).to(self._device)
         return score_sequences(self._task, self._network, inputs).logprobs.float().cpu().numpy()
+
+
+def _other_tokens(name: str, got: str, allowed: str) -> DataError:
+    problem = f"--reference {name} has other tokens than the preferences"
+    return DataError("DATA023", problem, got, allowed, f"prepare them with --tokenizer {name}")

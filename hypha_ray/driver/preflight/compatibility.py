@@ -206,7 +206,7 @@ def _out_of_range(case: Case, name: str, got: str, limit: int) -> DataError:
 
 def check_positions(case: Case) -> None:
     """Refuse sequences that are longer than the model has positions for."""
-    require_positions(case.network, case.task, case.shapes, case.manifest.name)
+    require_positions(case.network, case.task, case.shapes, f"dataset {case.manifest.name!r}")
 
 
 def check_special_tokens(case: Case) -> None:

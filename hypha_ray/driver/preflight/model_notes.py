@@ -49,6 +49,11 @@ def _row_notes(tokenizer: Any, rows: int | None) -> Iterator[str]:
     """Yield a note about rows of a model that stand for no token."""
     if rows is None:
         return
+    size = vocabulary_of(tokenizer).size
+    if size is not None and size > rows:
+        counts = f"the tokenizer has {size:,} tokens, the model {rows:,} rows"
+        yield f"{counts}: the dataset has none of the last {size - rows:,}, and prompts that have one will be refused"
+        return
     unknown = vocabulary_of(tokenizer).unknown(rows)
     if unknown:
         counts = f"the model has {rows:,} rows, the tokenizer {rows - len(unknown):,} tokens"

@@ -41,7 +41,7 @@ def check_rollouts(case: Case) -> list[str]:
     """
     _check_kind(case)
     response = case.job.rl.generation.max_response_tokens
-    require_positions(case.network, case.task, case.shapes, case.manifest.name, response)
+    require_positions(case.network, case.task, case.shapes, f"dataset {case.manifest.name!r}", response)
     tokenizer = tokenizer_of(job_preprocessor(case.job, case.source))
     slices = _first_slices(case)
     prompts = joined([_few_prompts(index, arrays) for index, arrays in slices.items()])

@@ -178,7 +178,7 @@ def score_samples(
     scored_by = task.name
     if manifest.modality == "preferences":
         task, scored_by = preference_task(task, model, manifest, request.reference, device)
-    require_positions(network, task, manifest.shapes, manifest.name)
+    require_positions(network, task, manifest.shapes, f"dataset {manifest.name!r}")
     facts = describe(network, task)
     manifest.require(facts.vocab_size, facts.num_labels)
     id2label = network.config.id2label
@@ -233,7 +233,7 @@ def score_answers(
         fix = "evaluate a language model, or another dataset"
         raise ConfigError("RL001", "this model can't answer prompts", task.name, "causal-lm", fix)
     manifest = source.manifest
-    require_positions(network, task, manifest.shapes, manifest.name, request.max_response_tokens)
+    require_positions(network, task, manifest.shapes, f"dataset {manifest.name!r}", request.max_response_tokens)
     manifest.require(describe(network, task).vocab_size)
     tokenizer = tokenizer_of(preprocessor_for(Preprocessor(), Model(repository=str(model)), source))
     device = device_of("auto")

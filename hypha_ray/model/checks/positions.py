@@ -42,7 +42,7 @@ def max_positions(model: torch.nn.Module, *, decoder: bool) -> int | None:
 
 
 def require_positions(
-    model: torch.nn.Module, task: Task, shapes: Mapping[str, tuple[int, ...]], dataset: str, response: int = 0
+    model: torch.nn.Module, task: Task, shapes: Mapping[str, tuple[int, ...]], subject: str, response: int = 0
 ) -> None:
     """Refuse sequences that are longer than the model has positions for.
 
@@ -50,7 +50,7 @@ def require_positions(
         model: model with or without weights.
         task: task of the model.
         shapes: shape of one sample of each tensor of the dataset.
-        dataset: name of the dataset.
+        subject: words for the dataset, such as ``dataset 'texts'``.
         response: largest number of tokens that the model adds to each sequence.
 
     Raises:
@@ -63,7 +63,7 @@ def require_positions(
     for name, limit in limits:
         *_, longest = shapes.get(name) or (0,)
         if limit is not None and longest + response > limit:
-            problem = f"the sequences of dataset {dataset!r} are too long for the model"
+            problem = f"the sequences of {subject} are too long for the model"
             fix = "prepare the dataset with a shorter --seq-len, or give the model more positions"
             if response:
                 problem = f"{problem} with a response of {response} tokens"

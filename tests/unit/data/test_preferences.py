@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from hypha_ray.config.tables.preference import Preference
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import MANIFEST
 from hypha_ray.data.preparation.encoders import load_tokenizer
+from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer
 from hypha_ray.driver.datasets.preferences import require_preferences
 from hypha_ray.errors import ConfigError, DataError
 from tests.support.prepared import arrays_of, omissions, prepared, table
@@ -269,3 +271,17 @@ def test_datasets_are_refused_by_losses_that_take_others(tmp_path: Path) -> None
     with pytest.raises(DataError, match=r"PREF003.*answers that are judged one by one"):
         require_preferences(judged, Preference(loss="orpo"))
     assert np.isin(arrays_of(folder / "out")["desirable"], [0, 1]).all()
+
+
+def test_reference_with_other_tokens_or_too_few_positions_is_refused(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    reference = tmp_path / "reference"
+    LlamaForCausalLM(LlamaConfig(vocab_size=400, **sizes)).save_pretrained(reference)
+    byte_tokenizer().save_pretrained(reference)
+    how = {"reference": str(reference), "validation_fraction": 0.0}
+    assert "reference_logprobs" in arrays_of(run(PAIRS, tmp_path, tokenizer="byte", **how))
+    with pytest.raises(DataError, match=r"DATA023.*has other tokens than the preferences.*--tokenizer"):
+        run(PAIRS, tmp_path, tokenizer="characters", overwrite=True, **how)
+    GPT2LMHeadModel(GPT2Config(vocab_size=400, n_positions=4, n_embd=8, n_layer=1, n_head=2)).save_pretrained(reference)
+    with pytest.raises(DataError, match=r"DATA024.*the sequences of the preferences are too long.*up to 4"):
+        run(PAIRS, tmp_path, tokenizer="byte", overwrite=True, **how)

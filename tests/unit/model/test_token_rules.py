@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from hypha_ray.config.schema import Job, Model
+from hypha_ray.errors import ConfigError
 from hypha_ray.model.layout import gather, layout_of, views
 from hypha_ray.model.loading.tokenizer import apply_rules, pack, prompt_ids, rules_of, saved_rules
 from hypha_ray.model.saved_model import ADAPTER, export
@@ -155,3 +156,14 @@ def test_writer_stops_where_answers_end_and_shows_no_end(
     answer = Writer(folder, raw=True).write("say red", max_new_tokens=12, temperature=0.0, top_p=1.0)
 
     assert answer == tokenizer.decode([green]) == capsys.readouterr().out.removesuffix("\n")
+
+
+def test_prompt_with_a_token_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
+    tokenizer = tokenizers.bare()
+    folder = saying(tmp_path / "model", tokenizer, [5, 6], TokenRules())
+    config = LlamaConfig.from_pretrained(folder, vocab_size=100)
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+    lacking = r"GEN003.*a token that the model lacks, 'say' — got token \d+, allowed 0 … 99"
+    with pytest.raises(ConfigError, match=lacking):
+        Writer(folder, raw=True).write("say red", max_new_tokens=2, temperature=0.0, top_p=1.0)

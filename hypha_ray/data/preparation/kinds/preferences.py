@@ -18,6 +18,7 @@ an answer by the model of --reference. Preferences are held in memory as a whole
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -82,17 +83,22 @@ def write_preferences(
     def load(rows: Rows) -> Arrays:
         return _arrays(rows, samples, sequences, longest, padding)
 
-    write_split(splits, _with_reference(load, options, report, account), options.samples_per_slice, writer)
-    return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
+    preprocessor = save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
+    folder = writer.folder / str(preprocessor.folder)
+    write_split(splits, _with_reference(load, folder, options, report, account), options.samples_per_slice, writer)
+    return preprocessor
 
 
-def _with_reference(load: Load, options: PrepareOptions, report: Report, account: Account) -> Load:
-    """A function that loads rows with the log-probabilities of the reference, if the options name one."""
+def _with_reference(load: Load, tokenizer: Path, options: PrepareOptions, report: Report, account: Account) -> Load:
+    """A function that loads rows with the log-probabilities of the reference, if the options name one.
+
+    `tokenizer` is the folder of the preferences' tokenizer.
+    """
     if options.reference is None:
         return load
     from hypha_ray.data.preparation.reference import ReferenceModel  # It loads torch.
 
-    reference = ReferenceModel(options.reference, options.reference_revision)
+    reference = ReferenceModel(options.reference, options.reference_revision, tokenizer)
     account.note(f"reference log-probabilities are by {options.reference}, sha256 {reference.sha256[:12]}")
 
     def load_scored(rows: Rows) -> Arrays:
