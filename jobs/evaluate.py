@@ -30,6 +30,9 @@ from hypha_ray.driver.trained_models.evaluation import EvaluationRequest, evalua
 from hypha_ray.driver.trained_models.saved_models import ModelSource, find_model_or_folder
 from hypha_ray.errors import ConfigError
 
+DEFAULTS = EvaluationRequest("")
+"""Defaults of the options that are settings of an evaluation."""
+
 
 @dataclass(frozen=True)
 class Evaluate:
@@ -39,9 +42,9 @@ class Evaluate:
     """folder from save_pretrained, such as a run's model, or a run by its name or directory"""
     dataset: str | None = None
     """folder of the prepared dataset, or its name below $HYPHA_RAY_HOME/datasets or among data nodes of the cluster"""
-    split: str = "validation"
+    split: str = DEFAULTS.split
     """split of the dataset"""
-    batch_size: int = 32
+    batch_size: int = DEFAULTS.batch_size
     """samples in a batch; the result doesn't depend on it"""
     type: str | None = None
     """task as in model.type; default: the model's own"""
@@ -51,15 +54,15 @@ class Evaluate:
     """folder or hub id of the reward model for --reward model, as rl.reward.model.repository"""
     environment: str | None = None
     """environment that answers to prompts are a conversation with, as rl.environment"""
-    turns: int = 8
+    turns: int = DEFAULTS.turns
     """answers after which such a conversation is over, as rl.episode.turns"""
-    max_response_tokens: int = 256
+    max_response_tokens: int = DEFAULTS.max_response_tokens
     """tokens after which an answer is cut off"""
-    samples: int = 1
+    samples: int = DEFAULTS.samples
     """answers to each prompt"""
-    temperature: float = 1.0
+    temperature: float = DEFAULTS.temperature
     """divisor of logits; 0: the most probable token each time"""
-    seed: int = 0
+    seed: int = DEFAULTS.seed
     """seed of the answers, as run.seed"""
     reference: str | None = None
     """of preferences: folder or hub id of the model that rewards are relative to, dataset for what prepare --reference

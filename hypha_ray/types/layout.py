@@ -59,6 +59,15 @@ class Layout:
                 total += size * np.dtype(dtype_of(group)).itemsize
         return total
 
+    def parameters(self, *fragments: int) -> int:
+        """Number of trained parameters of these fragments, or of all; tied ones count once."""
+        total = 0
+        for fragment in fragments or range(self.fragments):
+            for group, size in self.groups(fragment).items():
+                if is_trained(group):
+                    total += size
+        return total
+
     def sha256(self) -> str:
         """Fingerprint by which two processes know that they mean the same model."""
         fields: tuple[object, ...] = (self.entries, self.tied, self.fragments)

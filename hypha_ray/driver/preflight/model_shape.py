@@ -6,7 +6,6 @@ from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError, HubError
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.simulation.advice.exchange import ModelShape
-from hypha_ray.types import Layout
 from hypha_ray.types.layout import is_trained
 
 FRAGMENTS = (2, 4, 8)
@@ -34,19 +33,10 @@ def model_shape(job: Job) -> ModelShape:
         raise HubError(error.code, error.what, error.got, error.allowed, fix) from None
     layout = layout_of(network)
     sizes = {entry.name: entry.size for entry in layout.entries if is_trained(entry.group)}
-    parameters = sum(sizes.values())
     layers = len(set(layers_of(sizes).values()))
     parts = {}
     for fragments in FRAGMENTS:
         if fragments <= layers:
-            parts[fragments] = _sizes(layout_of(network, fragments, "strided"))
-    return ModelShape(parameters, layers, parts)
-
-
-def _sizes(layout: Layout) -> tuple[int, ...]:
-    """Parameters of each fragment."""
-    sizes = []
-    for fragment in range(layout.fragments):
-        groups = layout.groups(fragment)
-        sizes.append(sum(size for group, size in groups.items() if is_trained(group)))
-    return tuple(sizes)
+            divided = layout_of(network, fragments, "strided")
+            parts[fragments] = tuple(divided.parameters(fragment) for fragment in range(fragments))
+    return ModelShape(layout.parameters(), layers, parts)

@@ -16,17 +16,11 @@ from hypha_ray.scheduler.fleet.worker_state import batch_size, has_equal_batches
 from hypha_ray.scheduler.planning.round_sizes import MOST
 from hypha_ray.texts import counted
 from hypha_ray.types import Layout, dataset_of
-from hypha_ray.types.layout import is_trained
 
 FEW_HELD_OUT = 100
 """Number of held-out samples below which a small difference of their mean loss is chance."""
 MOST_READ_BYTES = 32 << 20
 """Most bytes of training samples that are read to count tokens without padding."""
-
-
-def trained_parameters(layout: Layout) -> int:
-    """Number of parameters that are trained and exchanged; tied ones count once."""
-    return sum(entry.size for entry in layout.entries if is_trained(entry.group))
 
 
 def model_text(trained: Any, layout: Layout) -> str:
@@ -40,7 +34,7 @@ def model_text(trained: Any, layout: Layout) -> str:
     name = type(trained).__name__
     if hasattr(trained, "actor"):
         name = f"{type(trained.actor).__name__} as policy and as critic"
-    count = trained_parameters(layout)
+    count = layout.parameters()
     total = sum(parameter.numel() for parameter in trained.parameters())
     if count == total:
         return f"{name}, {total:,} parameters, all of them trained"
