@@ -14,10 +14,15 @@ SETTLING = 5.0
 """Outer steps until momentum has 99 % of its final sum, in units of 1 / (1 − μ)."""
 
 
+def is_last_round(job: Job, round: int) -> bool:
+    """Whether a round is the last one by the job file; a run that ends early has none."""
+    return round >= job.rounds.update_rounds - 1
+
+
 def fragments_of_round(job: Job, round: int) -> tuple[int, ...]:
     """Fragments that a round exchanges: one, in turn; all of them in the last round and while the run warms up."""
     fragments = job.sync.fragments
-    if not job.sync.staggered or round < job.rounds.warmup_rounds or round >= job.rounds.update_rounds - 1:
+    if not job.sync.staggered or round < job.rounds.warmup_rounds or is_last_round(job, round):
         return tuple(range(fragments))
     return (round % fragments,)
 
@@ -30,7 +35,7 @@ def version_due(job: Job, round: int) -> WeightsVersion:
     """
     warmup = job.rounds.warmup_rounds
     behind = job.sync.in_flight - 1
-    if round <= warmup or round >= job.rounds.update_rounds - 1:
+    if round <= warmup or is_last_round(job, round):
         return WeightsVersion(round)
     return WeightsVersion(max(warmup, round - behind))
 

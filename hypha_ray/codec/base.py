@@ -32,13 +32,16 @@ class Codec(Protocol):
         """Describe the payload of a fragment with these groups and sizes (`Layout.groups`)."""
         ...
 
-    def decode(self, payload: Mapping[str, torch.Tensor], group: str, part: slice) -> torch.Tensor:
+    def decode(
+        self, payload: Mapping[str, torch.Tensor], group: str, part: slice, theta: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Decode elements of a group; the result may be a view of the payload, so it must not be written to.
 
         Args:
             payload: arrays of the payload, as `form` describes them.
             group: name of the group.
             part: the whole group, or one of its `blocks`.
+            theta: these elements of the weights that the sender began with, if its codec needs them.
 
         """
         ...
@@ -101,12 +104,13 @@ class Encoder(Protocol):
     residual: Flat
     """Encoding error so far, by group, which later payloads make up for."""
 
-    def encode(self, values: Flat, theta: Flat | None) -> tuple[Flat, Quality]:
+    def encode(self, values: Flat, theta: Flat | None, last: bool = False) -> tuple[Flat, Quality]:
         """Encode a round's result.
 
         Args:
             values: weights, if θ is given; otherwise the values to send themselves, such as a gradient.
             theta: the global weights that the round began with.
+            last: whether it is the last of the run, so that no later payload makes up for the encoding error.
 
         Returns:
             The payload, which may share memory with `values`, and its quality.
@@ -115,13 +119,16 @@ class Encoder(Protocol):
         ...
 
 
-def encoded(encoders: Sequence[Encoder], values: Sequence[Flat], theta: Sequence[Flat]) -> tuple[list[Flat], Quality]:
+def encoded(
+    encoders: Sequence[Encoder], values: Sequence[Flat], theta: Sequence[Flat], last: bool = False
+) -> tuple[list[Flat], Quality]:
     """Encode all fragments.
 
     Args:
         encoders: one for each fragment.
         values: trained weights, or the values to send themselves.
         theta: global weights, if the values are weights and differences to θ are sent; otherwise empty.
+        last: whether they are the last of the run.
 
     Returns:
         The payload of each fragment, and the quality of all payloads together.
@@ -131,7 +138,7 @@ def encoded(encoders: Sequence[Encoder], values: Sequence[Flat], theta: Sequence
     payloads: list[Flat] = []
     total = Quality()
     for fragment_encoder, flat, base in zip(encoders, values, bases, strict=True):
-        payload, quality = fragment_encoder.encode(flat, base)
+        payload, quality = fragment_encoder.encode(flat, base, last)
         payloads.append(payload)
         total += quality
     return payloads, total

@@ -18,6 +18,9 @@ from hypha_ray.codec.formats.integers import Int4, Int8
 from hypha_ray.types import Flat
 from hypha_ray.types.layout import is_trained
 
+_LAG = "momentum/"
+"""Prefix of a group's name in an encoder's residual: the momentum that the receiver lacks."""
+
 
 class Feedback:
     """Encoder of one fragment's results with error feedback (Karimireddy et al., arXiv 1901.09847).
@@ -28,18 +31,21 @@ class Feedback:
     Args:
         codec: codec of the payloads.
         decay: part of the encoding error that is made up for in the next round; 0: none of it.
+        momentum: μ of the outer step that the receiver takes with the payloads, v ← μv + Δ and θ ← θ + η(Δ + μv), if
+            the last payload makes up for the momentum of postponed changes; 0: if it doesn't.
 
     """
 
-    def __init__(self, codec: Chunked, decay: float) -> None:
+    def __init__(self, codec: Chunked, decay: float, momentum: float = 0.0) -> None:
         self._codec = codec
         self._decay = decay
+        self._momentum = momentum
         self.residual: Flat = {}
-        """Encoding error so far, by group; empty before the first round, and without feedback."""
+        """Encoding error so far, by group, and lacking momentum; empty before the first round, and without feedback."""
 
-    def encode(self, values: Flat, theta: Flat | None) -> tuple[Flat, Quality]:
+    def encode(self, values: Flat, theta: Flat | None, last: bool = False) -> tuple[Flat, Quality]:
         """Encode a round's result; the payload's buffers share memory with `values`."""
-        codec = self._codec
+        codec = self._codec.last() if last else self._codec
         payload: Flat = {}
         quality = Quality()
         sources = tensors(values)
@@ -51,19 +57,25 @@ class Feedback:
             arrays = codec.allocate(array.size)
             out = _as_rows(codec, tensors(arrays))
             residual = self._residual(group, array.size)
+            lag = self._lag(group, array.size)
             for part in blocks(array.size):
                 target = sources[group][part]
                 base = None
                 if theta is not None:
                     base = bases[group][part]
                     target = target - base
-                target = target.float()
+                delta = target = target.float()
                 if residual is not None:
-                    target = torch.add(target, residual[part], alpha=self._decay)
+                    postponed = residual[part]
+                    if last and lag is not None:
+                        postponed = self._late_effect(postponed, lag[part])
+                    target = torch.add(target, postponed, alpha=self._decay)
                 decoded = codec.encode_change(target, base, out, part.start)
                 difference = target - decoded
                 if residual is not None:
                     residual[part] = difference
+                if lag is not None:
+                    lag[part].mul_(self._momentum).add_(delta).sub_(decoded)
                 quality.add_block(target, decoded, difference)
             for name, packed in codec.pack(arrays).items():
                 payload[f"{group}/{name}"] = packed
@@ -77,6 +89,24 @@ class Feedback:
         if group not in self.residual:
             self.residual[group] = np.zeros(size, np.float32)
         return torch.from_numpy(self.residual[group])
+
+    def _late_effect(self, residual: torch.Tensor, lag: torch.Tensor) -> torch.Tensor:
+        """Return what changes the weights in one step as postponed changes would have done in time.
+
+        With time a change Δ moves the weights by ηΔ / (1 − μ), but a new one by η(1 + μ)Δ. With e for the encoding
+        error and l for the lacking momentum, (e − μ³l) / (1 − μ²) has the effect of all that is left out.
+        """
+        mu = self._momentum
+        return (residual - mu**3 * lag) / (1 - mu**2)
+
+    def _lag(self, group: str, size: int) -> torch.Tensor | None:
+        """Return the momentum that the receiver lacks since changes were postponed; None if it isn't made up for."""
+        if not self._momentum:
+            return None
+        name = _LAG + group
+        if name not in self.residual:
+            self.residual[name] = np.zeros(size, np.float32)
+        return torch.from_numpy(self.residual[name])
 
 
 def _as_rows(codec: Chunked, arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from hypha_ray.codec.base import Codec, Encoder
 from hypha_ray.codec.formats.fp32 import Fp32, Fp32Differences, Subtraction, Unchanged
 from hypha_ray.config.schema import Sync
+from hypha_ray.config.tables.training import OuterOptimizer
 from hypha_ray.families import CODECS
 from hypha_ray.plugins import create
 
@@ -45,7 +46,7 @@ def downward_codec(name: str, options: CodecOptions = None) -> Chunked | None:
 
 
 def encoder(name: str, decay: float, options: CodecOptions = None) -> Encoder:
-    """Build an encoder for one fragment.
+    """Build an encoder for one fragment, whose receiver has no weights.
 
     Args:
         name: name of the codec.
@@ -68,18 +69,36 @@ def upward_codec(sync: Sync) -> Codec:
     """
     if _subtracts(sync):
         return Fp32Differences()
-    return codec(sync.codec, sync.codec_options)
+    member = codec(sync.codec, sync.codec_options)
+    if isinstance(member, Fp32) or not sync.traits.has_barrier:
+        return member
+    return cast("Chunked", member).upward()
 
 
-def encoders(sync: Sync) -> list[Encoder]:
-    """Build the encoders of a worker's payloads, one for each fragment."""
-    fragment_encoders: list[Encoder] = []
-    for _ in range(sync.fragments):
-        if _subtracts(sync):
-            fragment_encoders.append(Subtraction())
-        else:
-            fragment_encoders.append(encoder(sync.codec, sync.error_feedback, sync.codec_options))
-    return fragment_encoders
+def encoders(sync: Sync, outer: OuterOptimizer | None = None) -> list[Encoder]:
+    """Build the encoders of a worker's payloads, one for each fragment.
+
+    Args:
+        sync: table of the job file.
+        outer: optimizer that steps with the payloads; None: it isn't known.
+
+    """
+    return [_upward_encoder(sync, outer) for _ in range(sync.fragments)]
+
+
+def _upward_encoder(sync: Sync, outer: OuterOptimizer | None) -> Encoder:
+    if _subtracts(sync):
+        return Subtraction()
+    member = upward_codec(sync)
+    if isinstance(member, Fp32):
+        return Unchanged()
+    from hypha_ray.codec.feedback import Feedback
+
+    chunked = cast("Chunked", member)
+    momentum = 0.0
+    if chunked.postpones and sync.error_feedback == 1 and outer is not None and outer.name == "nesterov":
+        momentum = outer.momentum
+    return Feedback(chunked, sync.error_feedback, momentum)
 
 
 def sends_differences(sync: Sync) -> bool:

@@ -21,6 +21,7 @@ def exchange_conflicts(job: Job) -> Iterator[Conflict]:
     replay = job.run.mode == "replay"
     yield from _of_strategy(job)
     yield from _of_visible_changes(job)
+    yield from _of_sparse_deltas(job)
     if job.sync.in_flight > 1:
         yield from _of_exchanges_in_flight(job)
     if job.sync.overlaps:
@@ -84,6 +85,14 @@ def _of_visible_changes(job: Job) -> Iterator[Conflict]:
         if not sync.error_feedback:
             fix = "set it above 0: changes that aren't visible yet are kept until they are"
             yield Conflict(setting, "sync.error_feedback = 0", fix)
+
+
+def _of_sparse_deltas(job: Job) -> Iterator[Conflict]:
+    """Conflicts of codecs that leave most of each delta for later rounds, each worker other values."""
+    sync = job.sync
+    if sync.codec in ("visible", "topk") and sync.merge in ("median", "trimmed_mean"):
+        fix = "choose mean: this rule drops values that only some workers send, and they are lost"
+        yield Conflict(f'sync.codec = "{sync.codec}"', f'sync.merge = "{sync.merge}"', fix)
 
 
 def _of_exchanges_in_flight(job: Job) -> Iterator[Conflict]:

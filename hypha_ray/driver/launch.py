@@ -434,11 +434,12 @@ def export_round(
         from hypha_ray.driver.datasets.job_tokenizer import job_preprocessor
         from hypha_ray.driver.trained_models.model_card import write_cards
         from hypha_ray.model.saved_model import export
+        from hypha_ray.server.downlink import weights_to_save
         from hypha_ray.store.snapshots import load_snapshot
 
     preprocessor = job_preprocessor(job, source)
     snapshot = load_snapshot(directory.path, round)
-    export(job, preprocessor, snapshot.tensors, folder, compatible)
+    export(job, preprocessor, weights_to_save(job, snapshot), folder, compatible)
     try:
         write_cards(folder, job, source.manifest, directory, round)
     except OSError as error:  # The model itself is saved; its card only describes it.

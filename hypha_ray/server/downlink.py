@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
+
 from hypha_ray.codec import payload_bytes
+from hypha_ray.codec.blocks import tensors
 from hypha_ray.codec.feedback import publish
 from hypha_ray.codec.formats.chunked import Chunked
+from hypha_ray.config.schema import Job
+from hypha_ray.store.restore_point import saved_layout
+from hypha_ray.store.snapshots import Snapshot
+from hypha_ray.store.tensorfile import Array, flattened, flattened_outer, named
 from hypha_ray.types import Flat, Verdict
 
 _RESIDUAL = "left-out/"
@@ -48,3 +56,27 @@ def encode_result(
         verdict = replace(verdict, coded_bytes=payload_bytes(payload))
     named_residual = {_RESIDUAL + group: array for group, array in residual.items()}
     return new, state | named_residual, payload, verdict
+
+
+def weights_to_save(job: Job, snapshot: Snapshot) -> Mapping[str, Array]:
+    """Return a snapshot's weights, with what codec `visible` has left out of them if their bfloat16 form stays.
+
+    So a model that is saved has all that was learned, and its bfloat16 form is that of the committed weights.
+    """
+    layout = saved_layout(snapshot.state)
+    if job.sync.downward_codec != "visible" or layout is None:
+        return snapshot.tensors
+    theta = flattened(layout, snapshot.tensors)
+    for flat, state in zip(theta, flattened_outer(layout, snapshot.outer), strict=True):
+        _, residual = split_state(state)
+        weights = tensors(flat)
+        for group, left_out in tensors(residual).items():
+            add_left_out(weights[group], left_out)
+    return named(layout, theta)
+
+
+def add_left_out(weights: torch.Tensor, left_out: torch.Tensor) -> None:
+    """Add what was left out of weights, but for the last bit of those that would have another bfloat16 form."""
+    whole = (weights.float() + left_out).to(weights.dtype)
+    same = whole.to(torch.bfloat16).view(torch.int16) == weights.to(torch.bfloat16).view(torch.int16)
+    torch.where(same, whole, weights, out=weights)

@@ -426,12 +426,14 @@ def _values(
 ) -> Values:
     """Workers' values of a group, with deltas multiplied by `scales`."""
     sends_deltas = spec.codec.yields == "deltas" or spec.optimizer_step is not None
-    read = partial(_decode, spec.codec, payloads, group)
+    read = partial(_decode, spec.codec, payloads, group, theta)
     return Values(read, theta, is_trained(group) and sends_deltas, scales or [1.0] * len(payloads), deltas)
 
 
-def _decode(codec: Codec, payloads: Sequence[_Tensors], group: str, part: slice) -> list[torch.Tensor]:
-    return [codec.decode(payload, group, part) for payload in payloads]
+def _decode(
+    codec: Codec, payloads: Sequence[_Tensors], group: str, theta: torch.Tensor, part: slice
+) -> list[torch.Tensor]:
+    return [codec.decode(payload, group, part, theta[part]) for payload in payloads]
 
 
 def _in_order(rejected: Iterable[Rejection]) -> tuple[Rejection, ...]:

@@ -216,14 +216,15 @@ def _restore_point(
         state=snapshot.state.get("scheduler", {}),
         theta_sha256=last.theta_sha256,
         layout_sha256=snapshot.state["layout_sha256"],
-        layout=_layout(snapshot.state),
+        layout=saved_layout(snapshot.state),
         epoch=last.epoch,
         used=[[span.epoch, span.slice, span.start, span.stop] for span in sorted(spans)],
         skipped=skipped,
     )
 
 
-def _layout(state: Mapping[str, Any]) -> Layout | None:
+def saved_layout(state: Mapping[str, Any]) -> Layout | None:
+    """Return the layout in a snapshot's state; None if a release with other layouts has written it."""
     entries = []
     for name, dtype, shape, *position in state.get("entries", ()):
         entries.append(Entry(name, dtype, tuple(shape), *position))

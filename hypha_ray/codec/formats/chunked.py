@@ -31,6 +31,8 @@ class Chunked(ABC):
     arrays: ClassVar[Mapping[str, tuple[str, int]]]
     """Arrays of a group by name: numpy's dtype, and the number of elements for one chunk."""
     yields: Literal["weights", "deltas"] = "deltas"
+    postpones: ClassVar[bool] = False
+    """Whether changes may have to wait for many rounds until a payload has them."""
 
     @abstractmethod
     def compress(self, values: torch.Tensor) -> Parts:
@@ -51,7 +53,9 @@ class Chunked(ABC):
                 forms[f"{group}/{name}"] = form
         return forms
 
-    def decode(self, payload: Mapping[str, torch.Tensor], group: str, part: slice) -> torch.Tensor:
+    def decode(
+        self, payload: Mapping[str, torch.Tensor], group: str, part: slice, theta: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Decode whole chunks.
 
         Padding past the end of the group is undefined; an untrusted sender may put anything there.
@@ -89,6 +93,14 @@ class Chunked(ABC):
     def pack(self, arrays: Flat) -> Flat:
         """Return the payload's arrays, once all blocks are written."""
         return arrays
+
+    def upward(self) -> Chunked:
+        """Return the codec of deltas, whose receiver has the weights that the sender began with."""
+        return self
+
+    def last(self) -> Chunked:
+        """Return the codec of the last payload of a run, whose encoding error no later one makes up for."""
+        return self
 
     def downward(self) -> Chunked:
         """Return the codec of steps of the global weights, whose receivers have the weights before the step."""

@@ -29,7 +29,9 @@ class Fp32:
         """Describe one array for each group, of the group's own dtype."""
         return {group: Form(dtype_of(group), size) for group, size in groups.items()}
 
-    def decode(self, payload: Mapping[str, torch.Tensor], group: str, part: slice) -> torch.Tensor:
+    def decode(
+        self, payload: Mapping[str, torch.Tensor], group: str, part: slice, theta: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return a view of the payload."""
         return payload[group][part]
 
@@ -40,7 +42,7 @@ class Unchanged:
     def __init__(self) -> None:
         self.residual: Flat = {}
 
-    def encode(self, values: Flat, theta: Flat | None) -> tuple[Flat, Quality]:
+    def encode(self, values: Flat, theta: Flat | None, last: bool = False) -> tuple[Flat, Quality]:
         """Return the arrays themselves, without a copy."""
         return dict(values), Quality()
 
@@ -57,7 +59,7 @@ class Subtraction:
     def __init__(self) -> None:
         self.residual: Flat = {}
 
-    def encode(self, values: Flat, theta: Flat | None) -> tuple[Flat, Quality]:
+    def encode(self, values: Flat, theta: Flat | None, last: bool = False) -> tuple[Flat, Quality]:
         """Subtract θ from the weights, in place."""
         for group, array in values.items():
             if theta is not None and is_trained(group):

@@ -6,50 +6,67 @@ bfloat16, and θ the weights that both ends have. Let t = Δ + e be the change w
 Then value i is *visible* if b(θᵢ + tᵢ) ≠ b(θᵢ). Only visible values are sent; error feedback keeps the others, as it
 keeps all encoding errors: e ← t − decoded.
 
-Up, the payload of a visible value is the difference b(θᵢ + tᵢ) − θᵢ, in bfloat16, which a server decodes without θ. It
-is exact where θᵢ has a bfloat16 form itself, and then mostly a power of two, a unit in the last place. If two thirds of
-a block are visible, it is sent as `bf16` sends it: b(t) of all values.
+The payload of a visible value is the step from the bits of b(θᵢ) to those of b(θᵢ + tᵢ), seen as integers: mostly a
+unit in the last place. Whether a value is visible depends on the size of its weight, so places are encoded in bands of
+weights of like exponents, which the receiver knows as well.
 
-Down, it is the step from the bits of b(θᵢ) to those of b(θᵢ + tᵢ), seen as integers. A receiver's weight becomes
-b(θᵢ + tᵢ) itself. So the bfloat16 form of all weights is that of the server's whole ones, θ + t, to the bit.
+Down, a receiver's weight becomes b(θᵢ + tᵢ) itself. So the bfloat16 form of all weights is that of the server's whole
+ones, θ + t, to the bit. Up, a server decodes the difference b(θᵢ + tᵢ) − θᵢ. If two thirds of a block are visible, it
+is sent up as `bf16` sends it: b(t) of all values. So is each block in the last round, with fewer bits, and deflated.
+
+Without a barrier a server no longer has θ. Then the payload of a visible value is that difference in bfloat16.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from hypha_ray.codec.base import Form
 from hypha_ray.codec.blocks import BLOCK, blocks
 from hypha_ray.codec.formats.chunked import Chunked, Parts
-from hypha_ray.codec.formats.floats import NAN_BITS, Bf16
-from hypha_ray.codec.streams import deflate, inflate, joined, stream_of_block
+from hypha_ray.codec.formats.floats import Bf16
+from hypha_ray.codec.formats.patches import BANDS, Bands, Codes, patch_stream, read_patch
+from hypha_ray.codec.streams import joined, stream_of_block
 from hypha_ray.types import Flat
 from hypha_ray.types.layout import dtype_of, is_trained
 
 _MOST_VISIBLE = 2 / 3
 """Share of a block's values above which a patch may take more bytes than all values in bfloat16."""
-_NO_END = 255
-"""Byte of a gap that goes on in the next byte."""
-_HEADER_BYTES = 8
+_SENT = 1 << 7
+"""Mark of an element that is sent, beside its band."""
+_LEAST_EXPONENT = 113
+"""Exponent, with its bias, of the lowest band: smaller weights than 2⁻¹² are in it, too."""
+_LEAST_BIT = 1 << 2
+"""Least bit of the values in the last payload of a run, which have 5 of the 7 bits of bfloat16's mantissa."""
 
-_Codes = npt.NDArray[np.uint16]
+
+class _Block(NamedTuple):
+    """Codes of a block, decoded from its stream, and whether they are those of all changes in bfloat16."""
+
+    codes: torch.Tensor
+    is_dense: bool
 
 
 class Visible(Bf16):
     """Visible values in bfloat16, zeros elsewhere.
 
     Each group has ``…/codes``, one stream for each block; ``…/ends``, the end of each stream in bytes; and ``…/size``,
-    its number of elements. A stream is empty if no value is visible, or has the codes of all values, two bytes each.
-    Otherwise it begins with the number of visible values, and that of the bytes of their gaps, as uint32. Deflated
-    follow these gaps, the exponents, and the other bits of the values.
+    its number of elements. A stream is empty if no value is visible. Otherwise it has the codes of all values, two
+    bytes each, and one byte more if they aren't changes in bfloat16; or it is one of `patch_stream`.
     """
 
     name = "visible"
+    arrays: ClassVar = {"codes": ("uint16", 1), "marks": ("uint8", 1)}
+    _least_code: ClassVar[int] = 0
+    """Least code of a visible value, which is subtracted in streams of patches."""
+
+    def upward(self) -> Chunked:
+        """Return the codec of deltas, whose receiver has the weights before the round."""
+        return VisibleDeltas()
 
     def downward(self) -> Chunked:
         """Return the codec of steps of the global weights, whose receivers have the weights before the step."""
@@ -57,66 +74,203 @@ class Visible(Bf16):
 
     def form(self, groups: Mapping[str, int]) -> dict[str, Form]:
         """Describe the arrays, with an upper limit of the bytes of the codes: their number is known after encoding."""
-        forms = super().form(groups)
+        forms: dict[str, Form] = {}
         for group, size in groups.items():
-            if is_trained(group):
-                forms[f"{group}/codes"] = Form("uint8", 2 * size, exact=False)
-                forms[f"{group}/ends"] = Form("int64", -(-size // BLOCK))
-                forms[f"{group}/size"] = Form("int64", 1)
+            if not is_trained(group):
+                forms[group] = Form(dtype_of(group), size)
+                continue
+            streams = -(-size // BLOCK)
+            forms[f"{group}/codes"] = Form("uint8", 2 * size + streams, exact=False)
+            forms[f"{group}/ends"] = Form("int64", streams)
+            forms[f"{group}/size"] = Form("int64", 1)
         return forms
+
+    def compress(self, values: torch.Tensor) -> Parts:
+        """Round to the nearest bfloat16, and mark all values as sent."""
+        codes = _rotated(_bits(values)).view(torch.uint16)
+        return {"codes": codes, "marks": torch.full_like(codes, _SENT, dtype=torch.uint8)}
+
+    def expand(self, parts: Parts) -> torch.Tensor:
+        """Widen."""
+        return _of_bits(_rotated_back(parts["codes"].view(torch.int16)))
 
     def encode_change(
         self, values: torch.Tensor, theta: torch.Tensor | None, out: Mapping[str, torch.Tensor], start: int
     ) -> torch.Tensor:
         """Encode the visible values of a block, or all of them if that takes fewer bytes or θ is None."""
-        if theta is not None:
-            before = theta.float()
-            bits = _bits(before + values)
-            visible = bits != _bits(before)
-            if int(visible.count_nonzero()) <= _MOST_VISIBLE * len(values):
-                values = (_of_bits(bits) - before).masked_fill_(~visible, 0)
-        return self.encode_block(values, out, start)
+        if theta is None:
+            return self.encode_block(values, out, start)
+        before = theta.float()
+        after = _bits(before + values)
+        steps = after - _bits(before)
+        visible = steps != 0
+        if int(visible.count_nonzero()) > _MOST_VISIBLE * len(values):
+            return self.encode_block(values, out, start)
+        return self._encode_visible(before, after, steps, _rows(out, start, len(values)))
+
+    def _encode_visible(
+        self, before: torch.Tensor, after: torch.Tensor, steps: torch.Tensor, rows: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """Write codes and marks of the visible values of a block; return the changes that they are decoded to."""
+        visible = steps != 0
+        changes = (_of_bits(after) - before).masked_fill_(~visible, 0)
+        parts = self.compress(changes)
+        rows["codes"].copy_(parts["codes"])
+        rows["marks"].copy_(visible.to(torch.uint8) * _SENT)
+        return self.expand(parts)
 
     def pack(self, arrays: Flat) -> Flat:
         """Make a stream of each block's codes."""
-        codes = arrays["codes"]
-        streams = [_stream(codes[part].view(np.uint16)) for part in blocks(codes.size)]
+        codes = arrays["codes"].view(np.uint16)
+        marks = arrays["marks"].view(np.uint8)
+        streams = [self._stream(codes[part], marks[part]) for part in blocks(codes.size)]
         return joined(streams) | {"size": np.array([codes.size], np.int64)}
 
-    def rows(self, payload: Mapping[str, torch.Tensor], group: str, part: slice) -> Parts:
-        """Decode the streams of the blocks that have the elements; if one is damaged, all codes are NaN."""
-        codes = _decoded(payload, group, part)
-        if codes is None:
-            stop = _size(payload, group) if part.stop is None else part.stop
-            codes = np.full(stop - (part.start or 0), NAN_BITS, np.uint16)
-        return {"codes": torch.from_numpy(codes).unsqueeze(1)}
+    def _stream(self, codes: Codes, marks: Bands) -> bytes:
+        sent = marks >= _SENT
+        count = np.count_nonzero(sent)
+        if not count:
+            return b""
+        if count == codes.size:
+            return codes.tobytes()
+        if count <= _MOST_VISIBLE * codes.size:
+            stream = patch_stream(codes - np.uint16(self._least_code), sent, marks % _SENT)
+            if len(stream) < codes.nbytes:
+                return stream
+        return codes.tobytes() + b"\0"
+
+    def decode(
+        self, payload: Mapping[str, torch.Tensor], group: str, part: slice, theta: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Decode whole blocks; one whose stream is damaged is NaN."""
+        if not is_trained(group):
+            return payload[group][part]
+        start = part.start or 0
+        stop = _size(payload, group) if part.stop is None else part.stop
+        dtype: torch.dtype = getattr(torch, dtype_of(group))
+        changes = torch.empty(stop - start, dtype=dtype)
+        for block in blocks(stop - start):
+            before = None if theta is None else theta[block].float()
+            place = slice(start + block.start, start + block.stop)
+            changes[block] = self._decoded_change(payload, group, place, before)
+        return changes
+
+    def _decoded_change(
+        self, payload: Mapping[str, torch.Tensor], group: str, place: slice, before: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Decode the changes of a block."""
+        bands = np.zeros(place.stop - place.start, np.uint8)
+        block = self._read(payload, group, place, bands)
+        if block is None:
+            return torch.full((bands.size,), torch.nan)
+        return self.expand({"codes": block.codes.view(torch.uint16)})
+
+    def _read(self, payload: Mapping[str, torch.Tensor], group: str, place: slice, bands: Bands) -> _Block | None:
+        """Read the codes of a block; None if its stream is damaged."""
+        if place.stop > _size(payload, group):
+            return None
+        stream = stream_of_block(payload[f"{group}/codes"], payload[f"{group}/ends"], place.start // BLOCK)
+        if stream is None:
+            return None
+        size = bands.size
+        if len(stream) - 2 * size in (0, 1):
+            codes = np.frombuffer(stream, np.int16, size)
+            return _Block(torch.from_numpy(codes.copy()), len(stream) == 2 * size)
+        codes = np.zeros(size, np.int16)
+        if not stream:
+            return _Block(torch.from_numpy(codes), False)
+        patch = read_patch(stream, bands)
+        if patch is None:
+            return None
+        indices, values = patch
+        is_dense = indices.size == size
+        least = 0 if is_dense else self._least_code
+        codes[indices] = (values + np.uint16(least)).view(np.int16)
+        return _Block(torch.from_numpy(codes), is_dense)
 
 
-class VisiblePatch(Visible):
-    """Steps from the bits of the weights in bfloat16 to those of the new ones; 0 leaves a weight as it is."""
+class VisibleDeltas(Visible):
+    """Steps from the bits of the weights in bfloat16 to those of the new ones; or all changes in bfloat16."""
+
+    postpones = True
+    _least_code = 1
+
+    def _encode_visible(
+        self, before: torch.Tensor, after: torch.Tensor, steps: torch.Tensor, rows: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        visible = steps != 0
+        rows["codes"].copy_(_folded(steps).view(torch.uint16))
+        rows["marks"].copy_(visible.to(torch.uint8) * _SENT + torch.from_numpy(_bands(before)))
+        return (_of_bits(after) - before).masked_fill_(~visible, 0)
+
+    def _decoded_change(
+        self, payload: Mapping[str, torch.Tensor], group: str, place: slice, before: torch.Tensor | None
+    ) -> torch.Tensor:
+        if before is None:
+            return super()._decoded_change(payload, group, place, None)
+        block = self._read(payload, group, place, _bands(before))
+        if block is None:
+            return torch.full((len(before),), torch.nan)
+        if block.is_dense:
+            return self.expand({"codes": block.codes.view(torch.uint16)})
+        steps = _unfolded(block.codes)
+        after = _of_bits(_bits(before) + steps)
+        return (after - before).masked_fill_(steps == 0, 0)
+
+    def last(self) -> Chunked:
+        """Return the codec of the last payload of a run, after which nothing can be made up for."""
+        return VisibleLast()
+
+
+class VisibleLast(VisibleDeltas):
+    """All changes in bfloat16 with 5 bits of mantissa, in bands of their weights; read as `VisibleDeltas`."""
+
+    def encode_change(
+        self, values: torch.Tensor, theta: torch.Tensor | None, out: Mapping[str, torch.Tensor], start: int
+    ) -> torch.Tensor:
+        """Encode all changes of a block."""
+        rows = _rows(out, start, len(values))
+        bits = _bits(values) + _LEAST_BIT // 2 & -_LEAST_BIT
+        rows["codes"].copy_(_rotated(bits).view(torch.uint16))
+        rows["marks"].fill_(_SENT)
+        if theta is not None:
+            rows["marks"] += torch.from_numpy(_bands(theta.float()))
+        return _of_bits(bits)
+
+    def _stream(self, codes: Codes, marks: Bands) -> bytes:
+        stream = patch_stream(codes, marks >= _SENT, marks % _SENT)
+        return stream if len(stream) < codes.nbytes else codes.tobytes()
+
+
+class VisiblePatch(VisibleDeltas):
+    """Steps from the bits of the weights in bfloat16 to those of the new ones, whatever their number."""
 
     def encode_change(
         self, values: torch.Tensor, theta: torch.Tensor | None, out: Mapping[str, torch.Tensor], start: int
     ) -> torch.Tensor:
         """Encode the step from θ, or from zeros, to θ + values."""
         before = torch.zeros_like(values) if theta is None else theta.float()
-        bits = _bits(before + values)
-        steps = bits - _bits(before)
-        out["codes"][start : start + len(values), 0] = _folded(steps).view(torch.uint16)
-        return (_of_bits(bits) - before).masked_fill_(steps == 0, 0)
+        after = _bits(before + values)
+        return self._encode_visible(before, after, after - _bits(before), _rows(out, start, len(values)))
 
     def advance_block(
         self, payload: Mapping[str, torch.Tensor], group: str, part: slice, before: torch.Tensor, out: torch.Tensor
     ) -> None:
         """Write the weights after the step to `out`; NaN if the payload is damaged."""
-        codes = _decoded(payload, group, part)
-        if codes is None:
+        weights = before.float()
+        block = self._read(payload, group, part, _bands(weights))
+        if block is None:
             out.fill_(torch.nan)
             return
-        steps = _unfolded(torch.from_numpy(codes.view(np.int16)))
-        changed = _of_bits(_bits(before.float()) + steps)
+        steps = _unfolded(block.codes)
+        changed = _of_bits(_bits(weights) + steps)
         dtype: torch.dtype = getattr(torch, dtype_of(group))
         torch.where(steps != 0, changed.to(dtype), before, out=out)
+
+
+def _rows(out: Mapping[str, torch.Tensor], start: int, size: int) -> dict[str, torch.Tensor]:
+    """View the rows of a block in the arrays of its group, 1-D."""
+    return {name: array[start : start + size, 0] for name, array in out.items()}
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:
@@ -129,98 +283,31 @@ def _of_bits(bits: torch.Tensor) -> torch.Tensor:
     return bits.view(torch.bfloat16).float()
 
 
+def _bands(weights: torch.Tensor) -> Bands:
+    """Return the band of each weight: two exponents of bfloat16 each."""
+    exponents = _bits(weights).numpy() >> 7 & 0xFF
+    bands = exponents - _LEAST_EXPONENT >> 1
+    return bands.clip(0, BANDS - 1).astype(np.uint8)
+
+
+def _rotated(bits: torch.Tensor) -> torch.Tensor:
+    """Move the sign of bits to the lowest bit: all of the exponent is in the upper byte then."""
+    return bits << 1 | bits >> 15 & 1
+
+
+def _rotated_back(codes: torch.Tensor) -> torch.Tensor:
+    """Return the bits of codes from `_rotated`."""
+    return codes >> 1 & 0x7FFF | codes << 15
+
+
 def _folded(steps: torch.Tensor) -> torch.Tensor:
-    """Interleave positive and negative steps, so that short ones of both signs have small codes."""
+    """Interleave positive and negative steps, so that short ones of both signs have small codes; 0 stays 0."""
     return steps << 1 ^ steps >> 15
 
 
 def _unfolded(codes: torch.Tensor) -> torch.Tensor:
     """Return the steps of codes from `_folded`."""
     return codes >> 1 & 0x7FFF ^ -(codes & 1)
-
-
-def _stream(codes: _Codes) -> bytes:
-    """Encode the codes of a block, of which 0 says nothing."""
-    indices = np.flatnonzero(codes.astype(bool))  # Twice as fast as the indices of integers.
-    if not indices.size:
-        return b""
-    if indices.size > _MOST_VISIBLE * codes.size:
-        return codes.tobytes()
-    visible = codes[indices]
-    rotated = visible << 1 | visible >> 15  # All of the exponent is in the upper byte.
-    gaps = _gap_bytes(indices)
-    upper = (rotated >> 8).astype(np.uint8)
-    lower = rotated.astype(np.uint8)
-    header = np.array([indices.size, gaps.size], np.uint32)
-    planes = (gaps.tobytes(), upper.tobytes(), lower.tobytes())
-    stream = header.tobytes() + deflate(*planes, strategy=zlib.Z_RLE)
-    return stream if len(stream) < codes.nbytes else codes.tobytes()
-
-
-def _decoded(payload: Mapping[str, torch.Tensor], group: str, part: slice) -> _Codes | None:
-    """Decode the codes of whole blocks; None if one of their streams is damaged."""
-    size = _size(payload, group)
-    start = part.start or 0
-    stop = size if part.stop is None else part.stop
-    if stop > size:
-        return None
-    codes = np.empty(stop - start, np.uint16)
-    for block in blocks(codes.size):
-        stream = stream_of_block(payload[f"{group}/codes"], payload[f"{group}/ends"], (start + block.start) // BLOCK)
-        block_codes = None if stream is None else _codes(stream, block.stop - block.start)
-        if block_codes is None:
-            return None
-        codes[block] = block_codes
-    return codes
-
-
-def _codes(stream: bytes, size: int) -> _Codes | None:
-    """Decode the stream of a block of `size` elements; None if it is malformed."""
-    if len(stream) == 2 * size:
-        return np.frombuffer(stream, np.uint16)
-    codes = np.zeros(size, np.uint16)
-    if not stream:
-        return codes
-    patch = _patch(stream, size)
-    if patch is None:
-        return None
-    indices, rotated = patch
-    codes[indices] = rotated >> 1 | rotated << 15
-    return codes
-
-
-def _patch(stream: bytes, size: int) -> tuple[npt.NDArray[np.int64], _Codes] | None:
-    """Decode the indices of the visible values and their rotated codes; None if the stream is malformed."""
-    if len(stream) < _HEADER_BYTES:
-        return None
-    count, gap_bytes = np.frombuffer(stream[:_HEADER_BYTES], np.uint32).tolist()
-    if not 0 < count <= gap_bytes <= 2 * size:
-        return None
-    planes = inflate(stream[_HEADER_BYTES:], gap_bytes + 2 * count)
-    if planes is None:
-        return None
-    content = np.frombuffer(planes, np.uint8)
-    indices = _indices(content[:gap_bytes])
-    if indices.size != count or indices[-1] >= size:
-        return None
-    upper, lower = content[gap_bytes:].reshape(2, count)
-    return indices, (upper.astype(np.uint16) << 8 | lower).astype(np.uint16)
-
-
-def _gap_bytes(indices: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Encode ascending indices by the numbers of elements between them, each as bytes 255 and a last, smaller one."""
-    gaps = np.diff(indices, prepend=-1) - 1
-    ends = np.cumsum(gaps // _NO_END + 1) - 1
-    encoded = np.full(ends[-1] + 1, _NO_END, np.uint8)
-    encoded[ends] = gaps % _NO_END
-    return encoded
-
-
-def _indices(encoded: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Return the indices that `_gap_bytes` has encoded, or any ascending ones."""
-    ends = np.flatnonzero(encoded != _NO_END)
-    skipped = np.cumsum(encoded, dtype=np.int64)[ends]
-    return skipped + np.arange(ends.size)
 
 
 def _size(payload: Mapping[str, torch.Tensor], group: str) -> int:

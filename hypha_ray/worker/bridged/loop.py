@@ -12,12 +12,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.codec import encoders, sends_differences
 from hypha_ray.config import Job
 from hypha_ray.errors import BridgeError, HyphaError
+from hypha_ray.exchange_schedule import is_last_round
 from hypha_ray.failpoints import failpoint
 from hypha_ray.model.tasks.task import SpecialTokens
 from hypha_ray.optim.schedules import rates
@@ -91,7 +93,11 @@ class BridgedLoop:
             directory = process.work
             self._outbound = Outbound(self._channel, directory, self._batch_source)
             self._inbound = Inbound(
-                self._source, directory, encoders(self._job.sync), figures=figure_bounds(self._job.rl)
+                self._source,
+                directory,
+                encoders(self._job.sync, self._job.outer_optimizer),
+                is_last=partial(is_last_round, self._job),
+                figures=figure_bounds(self._job.rl),
             )
             self._channel.attach(directory, self._inbound.admit)
             self._channel.send_signs_of_life()

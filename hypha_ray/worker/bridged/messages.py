@@ -150,6 +150,7 @@ class Inbound:
         directory: work directory, in which the trainer's files are.
         encoders: encoders of payloads, one for each fragment.
         now: a monotonic clock, in seconds.
+        is_last: function that returns whether a round is the run's last.
         figures: bounds of an evaluation's figures in reinforcement learning; None: it is evaluated by the loss.
 
     """
@@ -160,6 +161,7 @@ class Inbound:
         directory: WorkDirectory,
         encoders: Sequence[Encoder],
         now: Callable[[], float] = time.monotonic,
+        is_last: Callable[[int], bool] = lambda number: False,
         figures: Mapping[str, FigureBounds] | None = None,
     ) -> None:
         self._figures = figures
@@ -167,6 +169,7 @@ class Inbound:
         self._directory = directory
         self._encoders = encoders
         self._now = now
+        self._is_last = is_last
         self.layout: Layout | None = None
         """Layout of the tensors; nothing is accepted before it is known."""
         self.proven = False
@@ -273,7 +276,8 @@ class Inbound:
         train_s = report.train_s
         data_wait_s = report.data_wait_s
         tensors = self._read(message.update.model_path, message.content, self.layout)
-        payloads, quality = encoded(self._encoders, flattened(self.layout, tensors), report.theta)
+        values = flattened(self.layout, tensors)
+        payloads, quality = encoded(self._encoders, values, report.theta, self._is_last(report.number))
         delta = Delta(
             source=self._source,
             round=report.number,

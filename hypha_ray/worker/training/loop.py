@@ -12,7 +12,7 @@ from hypha_ray.codec import Quality, encoders, payload_bytes, sends_differences
 from hypha_ray.config import Job
 from hypha_ray.config.automatic import settings_told
 from hypha_ray.errors import ConfigError
-from hypha_ray.exchange_schedule import fragments_of_round, version_due
+from hypha_ray.exchange_schedule import fragments_of_round, is_last_round, version_due
 from hypha_ray.failpoints import failpoint
 from hypha_ray.model.environment import take_peak_memory
 from hypha_ray.model.execution import resolved_job
@@ -105,7 +105,7 @@ class TrainingLoop:
         self._peak_operations = peak_operations(job.group_of(source.worker), self._trainer.device)
         self._strategy = strategy(job, self._trainer)
         self._layout = layout_of(self._model, job.sync.fragments, job.sync.partition)
-        self._encoders = encoders(job.sync)
+        self._encoders = encoders(job.sync, job.outer_optimizer)
         self._sends_differences = sends_differences(job.sync)
         self._device_encoding = device_encoding(job, self._trainer, self._layout, self._encoders)
         self._results: dict[int, Flat] = {}
@@ -372,7 +372,7 @@ class TrainingLoop:
         quality = Quality()
         with traced("encode", self._key(plan.round), worker=self._source.worker):
             for fragment in fragments:
-                payload, fragment_quality = self._encode_result(fragment)
+                payload, fragment_quality = self._encode_result(fragment, is_last_round(self._job, plan.round))
                 payloads.append(payload)
                 quality += fragment_quality
         delta = Delta(
@@ -411,8 +411,8 @@ class TrainingLoop:
         """Round of a span."""
         return RoundKey(self._source.attempt, number)
 
-    def _encode_result(self, fragment: int) -> tuple[Flat, Quality]:
-        """Encode a fragment's result, on the model's device if that is possible.
+    def _encode_result(self, fragment: int, last: bool) -> tuple[Flat, Quality]:
+        """Encode a fragment's result, or its last one, on the model's device if that is possible.
 
         The arrays of the last result are free, because new weights arrive only after that result was read.
         """
@@ -427,7 +427,7 @@ class TrainingLoop:
         theta = None
         if self._sends_differences and self._weights.theta:
             theta = self._weights.theta[fragment]
-        return self._encoders[fragment].encode(result, theta)
+        return self._encoders[fragment].encode(result, theta, last)
 
 
 def _describe_samples(batch: Samples) -> str:

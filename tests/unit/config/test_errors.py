@@ -103,6 +103,8 @@ IN_FILES = [
         "CFG011",
         'sync.downward_codec = "visible" and sync.str',
     ),
+    ("[sync]\ncodec = 'visible'\nmerge = 'median'", "CFG011", 'sync.codec = "visible" and sync.merge = "median"'),
+    ("[sync]\ncodec = 'topk'\nmerge = 'trimmed_mean'", "CFG011", 'sync.codec = "topk" and sync.merge = "trimmed_mean"'),
     ("[sync]\ncodec = 'visible'\nerror_feedback = 0", "CFG011", "set it above 0: changes that aren't visible yet"),
     (
         "[inner_optimizer]\nk_aware = true\nname = 'sgd'",

@@ -45,7 +45,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "scheduled": {"outer_optimizer": {"schedule": "cosine"}, "inner_optimizer": {"total_steps": 400}},
     "fragments": {"sync": {"fragments": 6, "in_flight": 3, "delay_steps": 2, "mixing": 0.5, "partition": "strided"}},
     "at-once": {"sync": {"fragments": 4, "stagger": False}},
-    "median": {"sync": {"merge": "median", "codec": "topk", "error_feedback": 0.5}},
+    "median": {"sync": {"merge": "median", "codec": "int8", "error_feedback": 0.5}},
     "patient": {"rounds": {"patience": 5, "evaluate_every": 2}, "checkpoint": {"best": True, "every_rounds": 7}},
     "policies": {"rl": {"algorithm": "grpo"}},
     "groups": {"resources": {}, "workers": [{"count": 2, "gpu": 1}, {"count": 3}]},
