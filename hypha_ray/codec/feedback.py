@@ -31,8 +31,8 @@ class Feedback:
     Args:
         codec: codec of the payloads.
         decay: part of the encoding error that is made up for in the next round; 0: none of it.
-        momentum: μ of the outer step that the receiver takes with the payloads, v ← μv + Δ and θ ← θ + η(Δ + μv), if
-            the last payload makes up for the momentum of postponed changes; 0: if it doesn't.
+        momentum: μ of the receiver's outer steps, if the last payload makes up for the momentum of postponed changes;
+            otherwise 0.
 
     """
 
@@ -93,7 +93,8 @@ class Feedback:
     def _late_effect(self, residual: torch.Tensor, lag: torch.Tensor) -> torch.Tensor:
         """Return what changes the weights in one step as postponed changes would have done in time.
 
-        With time a change Δ moves the weights by ηΔ / (1 − μ), but a new one by η(1 + μ)Δ. With e for the encoding
+        Outer steps are v ← μv + Δ and θ ← θ + η(Δ + μv). So with time a change Δ moves the weights by ηΔ / (1 − μ),
+        but a new one by η(1 + μ)Δ. With e for the encoding
         error and l for the lacking momentum, (e − μ³l) / (1 − μ²) has the effect of all that is left out.
         """
         mu = self._momentum

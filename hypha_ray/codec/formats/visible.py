@@ -7,8 +7,8 @@ Then value i is *visible* if b(θᵢ + tᵢ) ≠ b(θᵢ). Only visible values a
 keeps all encoding errors: e ← t − decoded.
 
 The payload of a visible value is the step from the bits of b(θᵢ) to those of b(θᵢ + tᵢ), seen as integers: mostly a
-unit in the last place. Whether a value is visible depends on the size of its weight, so places are encoded in bands of
-weights of like exponents, which the receiver knows as well.
+unit in the last place. Whether a value is visible depends on the size of its weight. So positions are encoded in bands
+of weights of like exponents, which the receiver knows as well.
 
 Down, a receiver's weight becomes b(θᵢ + tᵢ) itself. So the bfloat16 form of all weights is that of the server's whole
 ones, θ + t, to the bit. Up, a server decodes the difference b(θᵢ + tᵢ) − θᵢ. If two thirds of a block are visible, it
@@ -29,8 +29,7 @@ from hypha_ray.codec.base import Form
 from hypha_ray.codec.blocks import BLOCK, blocks
 from hypha_ray.codec.formats.chunked import Chunked, Parts
 from hypha_ray.codec.formats.floats import Bf16
-from hypha_ray.codec.formats.patches import BANDS, Bands, Codes, patch_stream, read_patch
-from hypha_ray.codec.streams import joined, stream_of_block
+from hypha_ray.codec.streams import BANDS, Bands, Codes, joined, patch_stream, read_patch, stream_of_block
 from hypha_ray.types import Flat
 from hypha_ray.types.layout import dtype_of, is_trained
 
@@ -55,8 +54,8 @@ class Visible(Bf16):
     """Visible values in bfloat16, zeros elsewhere.
 
     Each group has ``…/codes``, one stream for each block; ``…/ends``, the end of each stream in bytes; and ``…/size``,
-    its number of elements. A stream is empty if no value is visible. Otherwise it has the codes of all values, two
-    bytes each, and one byte more if they aren't changes in bfloat16; or it is one of `patch_stream`.
+    its number of elements. A stream is empty if no value is visible. It may have the codes of all values, two bytes
+    each, and one byte more if they aren't changes in bfloat16. Otherwise it is one of `patch_stream`.
     """
 
     name = "visible"
@@ -151,25 +150,25 @@ class Visible(Bf16):
         changes = torch.empty(stop - start, dtype=dtype)
         for block in blocks(stop - start):
             before = None if theta is None else theta[block].float()
-            place = slice(start + block.start, start + block.stop)
-            changes[block] = self._decoded_change(payload, group, place, before)
+            elements = slice(start + block.start, start + block.stop)
+            changes[block] = self._decoded_change(payload, group, elements, before)
         return changes
 
     def _decoded_change(
-        self, payload: Mapping[str, torch.Tensor], group: str, place: slice, before: torch.Tensor | None
+        self, payload: Mapping[str, torch.Tensor], group: str, elements: slice, before: torch.Tensor | None
     ) -> torch.Tensor:
         """Decode the changes of a block."""
-        bands = np.zeros(place.stop - place.start, np.uint8)
-        block = self._read(payload, group, place, bands)
+        bands = np.zeros(elements.stop - elements.start, np.uint8)
+        block = self._read(payload, group, elements, bands)
         if block is None:
             return torch.full((bands.size,), torch.nan)
         return self.expand({"codes": block.codes.view(torch.uint16)})
 
-    def _read(self, payload: Mapping[str, torch.Tensor], group: str, place: slice, bands: Bands) -> _Block | None:
+    def _read(self, payload: Mapping[str, torch.Tensor], group: str, elements: slice, bands: Bands) -> _Block | None:
         """Read the codes of a block; None if its stream is damaged."""
-        if place.stop > _size(payload, group):
+        if elements.stop > _size(payload, group):
             return None
-        stream = stream_of_block(payload[f"{group}/codes"], payload[f"{group}/ends"], place.start // BLOCK)
+        stream = stream_of_block(payload[f"{group}/codes"], payload[f"{group}/ends"], elements.start // BLOCK)
         if stream is None:
             return None
         size = bands.size
@@ -204,11 +203,11 @@ class VisibleDeltas(Visible):
         return (_of_bits(after) - before).masked_fill_(~visible, 0)
 
     def _decoded_change(
-        self, payload: Mapping[str, torch.Tensor], group: str, place: slice, before: torch.Tensor | None
+        self, payload: Mapping[str, torch.Tensor], group: str, elements: slice, before: torch.Tensor | None
     ) -> torch.Tensor:
         if before is None:
-            return super()._decoded_change(payload, group, place, None)
-        block = self._read(payload, group, place, _bands(before))
+            return super()._decoded_change(payload, group, elements, None)
+        block = self._read(payload, group, elements, _bands(before))
         if block is None:
             return torch.full((len(before),), torch.nan)
         if block.is_dense:

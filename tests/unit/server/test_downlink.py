@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from hypha_ray.codec import difference_codec, payload_bytes
-from hypha_ray.server.downlink import encode_result, split_state
+from hypha_ray.server.downlink import add_left_out, encode_result, split_state
 from hypha_ray.types import Contribution, Flat, Verdict
 
 GROUP = "parameters/float32"
@@ -25,6 +26,19 @@ def once(theta: Flat, momentum: Flat, new: Flat) -> tuple[Flat, Flat, Flat, Verd
     assert CODEC is not None
     own, residual = split_state(momentum)
     return encode_result(CODEC, 1.0, theta, residual, ({GROUP: new[GROUP].copy()}, own, TAKEN))
+
+
+def test_whole_weights_have_the_bfloat16_form_of_those_that_workers_have() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(3000, generator=generator) * 0.02
+    left_out = torch.randn(3000, generator=generator) * 1e-4
+    whole = weights.clone()
+    add_left_out(whole, left_out)
+    shown = weights.bfloat16().view(torch.int16)
+    assert torch.equal(whole.bfloat16().view(torch.int16), shown)
+    stays = (weights + left_out).bfloat16().view(torch.int16) == shown
+    assert 0.2 < stays.float().mean() < 0.9
+    assert torch.equal(whole, torch.where(stays, weights + left_out, weights))
 
 
 def test_what_is_residual_is_part_of_the_state_and_comes_back() -> None:
