@@ -94,8 +94,8 @@ class Feedback:
         """Return what changes the weights in one step as postponed changes would have done in time.
 
         Outer steps are v ← μv + Δ and θ ← θ + η(Δ + μv). So with time a change Δ moves the weights by ηΔ / (1 − μ),
-        but a new one by η(1 + μ)Δ. With e for the encoding
-        error and l for the lacking momentum, (e − μ³l) / (1 − μ²) has the effect of all that is left out.
+        but a new one by η(1 + μ)Δ. With e for the encoding error and l for the lacking momentum,
+        (e − μ³l) / (1 − μ²) has the effect of all that is left out.
         """
         mu = self._momentum
         return (residual - mu**3 * lag) / (1 - mu**2)

@@ -118,38 +118,37 @@ def read_patch(stream: bytes, bands: Bands) -> tuple[_Indices, Codes] | None:
     header = np.zeros((BANDS + 1, 4), np.uint8)
     header[:, :_NUMBER_BYTES] = content[:_HEADER_BYTES].reshape(-1, _NUMBER_BYTES)
     *counts, upper_size = header.view("<u4").ravel().tolist()
-    sizes = np.bincount(bands, minlength=BANDS).tolist()
+    members = [np.flatnonzero(bands == band) for band in range(BANDS)]
     upper_end = _HEADER_BYTES + -(-upper_size // 8)
     lower_size = 0
-    for count, size in zip(counts, sizes, strict=True):
-        if count > size:
+    for count, elements in zip(counts, members, strict=True):
+        if count > elements.size:
             return None
-        if _has_gaps(count, size):
-            lower_size += count * _width(count, size)
+        if _has_gaps(count, elements.size):
+            lower_size += count * _width(count, elements.size)
     lower_end = upper_end + -(-lower_size // 8)
     if lower_end > len(stream):
         return None
     upper = np.unpackbits(content[_HEADER_BYTES:upper_end], count=upper_size)
     lower = np.unpackbits(content[upper_end:lower_end], count=lower_size)
-    indices = _read_indices(upper, lower, counts, bands)
+    indices = _read_indices(upper, lower, counts, members)
     if indices is None:
         return None
     codes = _inflated(stream[lower_end:], indices.size)
     return None if codes is None else (indices, codes)
 
 
-def _read_indices(upper: _Bits, lower: _Bits, counts: list[int], bands: Bands) -> _Indices | None:
+def _read_indices(upper: _Bits, lower: _Bits, counts: list[int], members: list[_Indices]) -> _Indices | None:
     """Decode the indices of all bands' values; None if they aren't within the block."""
     ends = np.flatnonzero(upper)
     first = 0
     first_bit = 0
     indices: list[_Indices] = []
-    for band, count in enumerate(counts):
-        members = np.flatnonzero(bands == band)
-        if not _has_gaps(count, members.size):
-            indices.append(members[:count])
+    for count, elements in zip(counts, members, strict=True):
+        if not _has_gaps(count, elements.size):
+            indices.append(elements[:count])
             continue
-        width = _width(count, members.size)
+        width = _width(count, elements.size)
         stop = first + count
         band_ends = ends[first:stop]
         if band_ends.size < count:
@@ -159,9 +158,9 @@ def _read_indices(upper: _Bits, lower: _Bits, counts: list[int], bands: Bands) -
         bits = lower[first_bit : first_bit + count * width].reshape(count, width)
         gaps = (gaps << width) + (bits.astype(np.int64) << np.arange(width)).sum(1)
         positions = np.cumsum(gaps + 1) - 1
-        if positions[-1] >= members.size:
+        if positions[-1] >= elements.size:
             return None
-        indices.append(members[positions])
+        indices.append(elements[positions])
         first = stop
         first_bit += count * width
     return None if first != ends.size else np.concatenate(indices)

@@ -37,6 +37,8 @@ _MOST_VISIBLE = 2 / 3
 """Share of a block's values above which a patch may take more bytes than all values in bfloat16."""
 _SENT = 1 << 7
 """Mark of an element that is sent, beside its band."""
+_BAND = _SENT - 1
+"""Bits of a mark that are its band."""
 _LEAST_EXPONENT = 113
 """Exponent, with its bias, of the lowest band: smaller weights than 2⁻¹² are in it, too."""
 _LEAST_BIT = 1 << 2
@@ -112,7 +114,7 @@ class Visible(Bf16):
     ) -> torch.Tensor:
         """Write codes and marks of the visible values of a block; return the changes that they are decoded to."""
         visible = steps != 0
-        changes = (_of_bits(after) - before).masked_fill_(~visible, 0)
+        changes = torch.where(visible, _of_bits(after) - before, 0.0)
         parts = self.compress(changes)
         rows["codes"].copy_(parts["codes"])
         rows["marks"].copy_(visible.to(torch.uint8) * _SENT)
@@ -133,7 +135,7 @@ class Visible(Bf16):
         if count == codes.size:
             return codes.tobytes()
         if count <= _MOST_VISIBLE * codes.size:
-            stream = patch_stream(codes - np.uint16(self._least_code), sent, marks % _SENT)
+            stream = patch_stream(codes - np.uint16(self._least_code), sent, marks & _BAND)
             if len(stream) < codes.nbytes:
                 return stream
         return codes.tobytes() + b"\0"
@@ -200,7 +202,7 @@ class VisibleDeltas(Visible):
         visible = steps != 0
         rows["codes"].copy_(_folded(steps).view(torch.uint16))
         rows["marks"].copy_(visible.to(torch.uint8) * _SENT + torch.from_numpy(_bands(before)))
-        return (_of_bits(after) - before).masked_fill_(~visible, 0)
+        return torch.where(visible, _of_bits(after) - before, 0.0)
 
     def _decoded_change(
         self, payload: Mapping[str, torch.Tensor], group: str, elements: slice, before: torch.Tensor | None
@@ -214,7 +216,7 @@ class VisibleDeltas(Visible):
             return self.expand({"codes": block.codes.view(torch.uint16)})
         steps = _unfolded(block.codes)
         after = _of_bits(_bits(before) + steps)
-        return (after - before).masked_fill_(steps == 0, 0)
+        return torch.where(steps != 0, after - before, 0.0)
 
     def last(self) -> Chunked:
         """Return the codec of the last payload of a run, after which nothing can be made up for."""
@@ -237,7 +239,7 @@ class VisibleLast(VisibleDeltas):
         return _of_bits(bits)
 
     def _stream(self, codes: Codes, marks: Bands) -> bytes:
-        stream = patch_stream(codes, marks >= _SENT, marks % _SENT)
+        stream = patch_stream(codes, marks >= _SENT, marks & _BAND)
         return stream if len(stream) < codes.nbytes else codes.tobytes()
 
 

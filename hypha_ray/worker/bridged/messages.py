@@ -150,8 +150,8 @@ class Inbound:
         directory: work directory, in which the trainer's files are.
         encoders: encoders of payloads, one for each fragment.
         now: a monotonic clock, in seconds.
-        is_last: function that returns whether a round is the run's last.
         figures: bounds of an evaluation's figures in reinforcement learning; None: it is evaluated by the loss.
+        is_last: function that returns whether a round is the run's last.
 
     """
 
@@ -161,8 +161,8 @@ class Inbound:
         directory: WorkDirectory,
         encoders: Sequence[Encoder],
         now: Callable[[], float] = time.monotonic,
-        is_last: Callable[[int], bool] = lambda number: False,
         figures: Mapping[str, FigureBounds] | None = None,
+        is_last: Callable[[int], bool] = lambda number: False,
     ) -> None:
         self._figures = figures
         self._source = source

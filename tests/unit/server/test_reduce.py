@@ -294,7 +294,9 @@ class Difference:
     def form(self, groups: Mapping[str, int]) -> dict[str, Form]:
         return {group: Form(group.split("/")[1], size) for group, size in groups.items()}
 
-    def decode(self, payload: Mapping[str, torch.Tensor], group: str, part: slice) -> torch.Tensor:
+    def decode(
+        self, payload: Mapping[str, torch.Tensor], group: str, part: slice, theta: torch.Tensor | None = None
+    ) -> torch.Tensor:
         return payload[group][part]
 
 
