@@ -37,7 +37,7 @@ _MOST_VISIBLE = 2 / 3
 """Share of a block's values above which a patch may take more bytes than all values in bfloat16."""
 _SENT = 1 << 7
 """Mark of an element that is sent, beside its band."""
-_BAND = _SENT - 1
+_BAND = np.uint8(_SENT - 1)
 """Bits of a mark that are its band."""
 _LEAST_EXPONENT = 113
 """Exponent, with its bias, of the lowest band: smaller weights than 2⁻¹² are in it, too."""
