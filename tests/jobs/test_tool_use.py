@@ -15,7 +15,7 @@ from tests.support.job_scripts import jobs_in
 PAGE = (ROOT / "docs/rl.md").read_text(encoding="utf-8")
 FEWER = {
     "diloco": ["--rounds.update_rounds", "3", "--rounds.evaluate_every", "0"],
-    "grpo": ["--rounds.update_rounds", "2", "--rounds.evaluate_every", "2"],
+    "grpo": ["--rounds.update_rounds", "4"],
 }
 """Flags of jobs that train as far as a test has time for."""
 
