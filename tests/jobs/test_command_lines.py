@@ -5,33 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.job_scripts import said
+from tests.support.light_commands import LightCommands, light_commands
 
 ROOT = Path(__file__).parents[2]
-JOBS = (
-    "prepare",
-    "data",
-    "doctor",
-    "evaluate",
-    "generate",
-    "export",
-    "plot",
-    "chaos",
-    "bench",
-    "worker",
-    "diloco",
-    "sync",
-    "dpo",
-    "grpo",
-    "ppo",
-    "rerun",
-    "market",
-    "simulate",
-)
+SCRIPTS = sorted((ROOT / "jobs").glob("*.py"))
+HEAVY = {"ray", "torch", "transformers", "datasets", "numpy", "matplotlib", "sklearn", "aim", "rich"}
 
 
 def shell(command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[bytes]:
@@ -43,62 +27,20 @@ def shell(command: str, cwd: Path, **environment: str) -> subprocess.CompletedPr
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout, errors)
 
 
-@pytest.mark.parametrize(
-    ("line", "code", "error"),
-    [
-        ("prepare.py --sorce digits", 2, "error[CFG001]: unknown flag --sorce. Fix: did you mean --source?"),
-        ("evaluate.py --modle m", 2, "error[CFG001]: unknown flag --modle. Fix: did you mean --model?"),
-        ("plot.py --rnu r", 2, "error[CFG001]: unknown flag --rnu. Fix: did you mean --run?"),
-        ("export.py --rnu r", 2, "error[CFG001]: unknown flag --rnu. Fix: did you mean --run?"),
-        ("export.py --run nosuch", 5, "error[CKPT001]: there is no run 'nosuch'"),
-        ("generate.py --model nosuch", 5, "error[CKPT001]: there is no run 'nosuch'"),
-        ("generate.py --model m --top-p 2", 2, "error[CFG003]: --top-p is out of range — got 2.0, allowed above 0"),
-        ("chaos.py --role worker", 2, "error[CFG001]: unknown flag --role. Fix: did you mean --roles?"),
-        ("bench.py --onyl planner", 2, "error[CFG001]: unknown flag --onyl. Fix: did you mean --only?"),
-        ("worker.py --conect h:1", 2, "error[CFG001]: unknown flag --conect. Fix: did you mean --connect?"),
-        ("prepare.py --out d", 2, "error[CFG012]: --source is missing"),
-        ("evaluate.py --model m", 2, "error[CFG012]: --dataset is missing"),
-        ("plot.py", 2, "error[CFG012]: --run is missing"),
-        ("chaos.py --rounds 3", 2, "error[CFG012]: --mean-rounds-between-kills is missing"),
-        ("worker.py --device tpu --connect h:1", 2, "error[CFG003]: --device is out of range — got 'tpu', allowed"),
-        ("prepare.py --source digits --out=d --seed x", 2, "error[CFG002]: --seed has the wrong type — got 'x'"),
-        ("worker.py --connect h:1 --patience-s nan", 2, "error[CFG003]: --patience-s is out of range — got nan"),
-        ("market.py --share fair", 2, "error[CFG011]: --share is for --open alone. Fix: leave it out, or give --open"),
-        ("market.py --node x", 2, "error[CFG011]: --node is for --offer or --withdraw alone"),
-        ("market.py --whole", 2, "error[CFG011]: --whole is for --offer alone. Fix: leave it out, or give --offer"),
-        ("data.py --check a --node b", 2, "error[CFG011]: --node is for --serve or --withdraw alone"),
-        ("market.py --offer --price=-1", 2, "error[CFG003]: the terms are out of range — got price = -1.0"),
-        (
-            "market.py --offer --accepts all",
-            2,
-            "error[CFG003]: the terms are out of range — got accepts = all",
-        ),
-        ("market.py --price 0", 2, "error[CFG011]: --price is for --offer alone"),
-        ("market.py --offer --withdraw", 2, "error[CFG011]: --offer and --withdraw exclude each other"),
-        ("market.py --open --close", 2, "error[CFG011]: --open and --close exclude each other"),
-        ("rerun.py r --anywya", 2, "error[CFG001]: unknown flag --anywya. Fix: did you mean --anyway?"),
-        ("rerun.py r --resume", 2, "error[CFG001]: unknown flag --resume. Fix: leave it out"),
-        ("rerun.py nosuch", 5, "error[CKPT001]: there is no run 'nosuch'"),
-        ("rerun.py", 2, "error[CFG012]: --run is missing"),
-        ("doctor.py --jsn f", 2, "error[CFG001]: unknown flag --jsn. Fix: did you mean --json?"),
-        ("doctor.py --json no/such/file", 2, "error[CFG008]: --json can't be used"),
-        ("prepare.py digits", 2, "error[CFG015]: unexpected argument 'digits'"),
-        (r"plot.py --run $'no\xff'", 5, "error[CKPT001]: "),
-        (r"prepare.py --source $'no\xff.txt' --out d", 3, "error[DATA030]: there is no file or folder no?.txt"),
-    ],
-)
-def test_mistake_is_one_line_and_an_exit_code(tmp_path: Path, line: str, code: int, error: str) -> None:
-    done = shell(f"JOB {line}", tmp_path)
-    (printed,) = done.stderr.decode().splitlines()
-    assert (done.returncode, done.stdout) == (code, b"")
-    assert printed.startswith(error) and " Fix: " in printed
+@pytest.fixture(scope="module")
+def light_command() -> Iterator[LightCommands]:
+    with light_commands() as run:
+        yield run
 
 
-@pytest.mark.parametrize("job", JOBS)
-def test_every_job_has_help(tmp_path: Path, job: str) -> None:
-    done = shell(f"JOB {job}.py --help", tmp_path)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"--help" in done.stdout and shell(f"JOB {job}.py -h", tmp_path).stdout == done.stdout
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_help_of_every_job_imports_nothing_heavy(light_command: LightCommands, script: Path) -> None:
+    """Its answer is there at once: what takes seconds are these imports."""
+    done = light_command(script.stem, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert script.name in done.stdout and "--help" in done.stdout
+    assert light_command(script.stem, "-h").stdout == done.stdout
+    assert "hypha_ray" in done.modules and HEAVY.isdisjoint(done.modules)
 
 
 DIGITS = "JOB prepare.py --source digits --out d"

@@ -1,10 +1,8 @@
-"""Every example of the training guide, held against a cluster, and the help of every job script."""
+"""Every example of the training guide, held against a cluster."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,6 @@ from typing import Any
 import pytest
 
 from tests.support.job_scripts import Jobs
-
-ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted((ROOT / "jobs").glob("*.py"))
-HEAVY = {"ray", "torch", "transformers", "datasets", "numpy", "matplotlib", "sklearn", "aim"}
 
 MODEL = {"repository": "microsoft/resnet-50", "type": "vision-classification"}
 EXAMPLES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
@@ -163,15 +157,3 @@ def test_resolved_example_is_a_job_file_that_resolves_to_itself(run_job: Jobs, t
     again = run_job("@", second, "--dry-run")
     note = f"note: {second}: the job has no dataset, so what depends on one isn't checked\n"
     assert (again.returncode, again.stdout, again.stderr) == (0, printed, note)
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_help_of_a_job_script_imports_nothing_heavy(script: Path) -> None:
-    """Its answer is there at once: what takes seconds are these imports."""
-    command = [sys.executable, "-X", "importtime", f"jobs/{script.name}", "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0
-    assert script.name in done.stdout and "--" in done.stdout
-    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
-    assert "hypha_ray" in imported
-    assert imported & HEAVY == set()

@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
-from tests.support.forked_process import ROOT
+import pytest
+
+from tests.support.light_commands import ROOT, Ended, light_commands
 from tests.support.run_folders import evaluation, make_run, round_record
 
-WITHOUT_LIBRARIES = """
-import runpy, sys
-sys.modules |= dict.fromkeys(("torch", "transformers", "ray", "datasets"))
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+HEAVY = {"torch", "transformers", "ray", "datasets"}
 
 
-def job(name: str, *arguments: str, home: Path, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run a job script in a process in which torch and Ray can't be loaded."""
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT_LIBRARIES, str(ROOT / "jobs" / f"{name}.py"), *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HYPHA_RAY_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+class Look(Protocol):
+    """Runs a job script in which neither torch nor Ray may be loaded."""
+
+    def __call__(self, name: str, *arguments: str, home: Path, folder: Path = ROOT) -> Ended: ...
 
 
-def test_runs_prints_a_line_a_run_and_writes_json(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def job() -> Iterator[Look]:
+    with light_commands("numpy", "matplotlib.pyplot") as run:
+
+        def look(name: str, *arguments: str, home: Path, folder: Path = ROOT) -> Ended:
+            done = run(name, *arguments, cwd=folder, HYPHA_RAY_HOME=str(home))
+            assert HEAVY.isdisjoint(done.modules)
+            return done
+
+        yield look
+
+
+def test_runs_prints_a_line_a_run_and_writes_json(job: Look, tmp_path: Path) -> None:
     make_run(tmp_path / "home", commits=1, metrics=[round_record(0, 4.0), evaluation(0, 3.5)])
     done = job("runs", "--json", str(tmp_path / "runs.json"), home=tmp_path / "home")
     assert (done.returncode, done.stderr) == (0, "")
@@ -43,7 +44,7 @@ def test_runs_prints_a_line_a_run_and_writes_json(tmp_path: Path) -> None:
     assert (row["name"], row["state"], row["value"]) == ("first", "interrupted", 3.5)
 
 
-def test_runs_of_an_empty_folder_are_none_and_a_missing_folder_is_an_error(tmp_path: Path) -> None:
+def test_runs_of_an_empty_folder_are_none_and_a_missing_folder_is_an_error(job: Look, tmp_path: Path) -> None:
     done = job("runs", home=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"no run in {tmp_path}\n")
     done = job("runs", "--dir", str(tmp_path / "nosuch"), home=tmp_path)
@@ -52,7 +53,7 @@ def test_runs_of_an_empty_folder_are_none_and_a_missing_folder_is_an_error(tmp_p
     assert done.returncode == 2 and done.stderr.startswith("error[CFG008]: ") and done.stderr.count("\n") == 1
 
 
-def test_runs_are_listed_by_their_tags_and_the_nearest_is_named(tmp_path: Path) -> None:
+def test_runs_are_listed_by_their_tags_and_the_nearest_is_named(job: Look, tmp_path: Path) -> None:
     make_run(tmp_path, "first", run={"tags": ["baseline", "2026"]})
     make_run(tmp_path, "second", run={"tags": ["baseline"]})
     make_run(tmp_path, "third")
@@ -71,7 +72,7 @@ def test_runs_are_listed_by_their_tags_and_the_nearest_is_named(tmp_path: Path) 
     assert none.stdout == f"no run in {tmp_path} has all of the tags 'basline'; did you mean 'baseline'?\n"
 
 
-def test_runs_tells_folders_that_cannot_be_understood(tmp_path: Path) -> None:
+def test_runs_tells_folders_that_cannot_be_understood(job: Look, tmp_path: Path) -> None:
     make_run(tmp_path, "foreign", metrics=[{"kind": "eval", "val_loss": "low"}])
     make_run(tmp_path, "good")
     done = job("runs", home=tmp_path)
@@ -79,7 +80,7 @@ def test_runs_tells_folders_that_cannot_be_understood(tmp_path: Path) -> None:
     assert done.stderr == f"note: 1 folder of {tmp_path} can't be read, such as foreign\n"
 
 
-def test_configs_are_listed_and_printed_and_the_nearest_is_named(tmp_path: Path) -> None:
+def test_configs_are_listed_and_printed_and_the_nearest_is_named(job: Look, tmp_path: Path) -> None:
     listed = job("configs", home=tmp_path).stdout.splitlines()
     assert [line.split()[0] for line in listed] == sorted(file.stem for file in (ROOT / "jobs/configs").glob("*.toml"))
     assert "tiny       A small byte-level language model on two CPU cores, in about a minute" in listed
@@ -90,7 +91,7 @@ def test_configs_are_listed_and_printed_and_the_nearest_is_named(tmp_path: Path)
     assert wrong.returncode == 2 and "did you mean 'tiny'?" in wrong.stderr
 
 
-def test_explain_has_cause_and_remedy_and_names_the_nearest(tmp_path: Path) -> None:
+def test_explain_has_cause_and_remedy_and_names_the_nearest(job: Look, tmp_path: Path) -> None:
     done = job("explain", "CFG004", home=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["CFG004", "cause", "remedy"]
@@ -99,7 +100,7 @@ def test_explain_has_cause_and_remedy_and_names_the_nearest(tmp_path: Path) -> N
     assert wrong.returncode == 2 and "did you mean CFG004" in wrong.stderr
 
 
-def test_show_takes_a_name_or_a_folder_and_names_the_nearest(tmp_path: Path) -> None:
+def test_show_takes_a_name_or_a_folder_and_names_the_nearest(job: Look, tmp_path: Path) -> None:
     folder = make_run(tmp_path, "texts-1", commits=1, metrics=[round_record(0, 4.0)])
     by_name = job("show", "texts-1", home=tmp_path)
     assert (by_name.returncode, by_name.stderr) == (0, "")
@@ -110,7 +111,7 @@ def test_show_takes_a_name_or_a_folder_and_names_the_nearest(tmp_path: Path) -> 
     assert job("show", home=tmp_path).stderr.startswith("error[CFG012]: --run is missing")
 
 
-def test_compare_takes_runs_by_position_or_flag_and_writes_a_page_or_a_plot(tmp_path: Path) -> None:
+def test_compare_takes_runs_by_position_or_flag_and_writes_a_page_or_a_plot(job: Look, tmp_path: Path) -> None:
     for name, rate in (("first", 0.1), ("second", 0.2)):
         metrics = [round_record(0, 4.0), evaluation(0, 3.5)]
         make_run(tmp_path, name, commits=1, metrics=metrics, inner_optimizer={"learning_rate": rate})
@@ -129,7 +130,7 @@ def test_compare_takes_runs_by_position_or_flag_and_writes_a_page_or_a_plot(tmp_
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_compare_refuses_one_run_an_unknown_run_and_another_kind_of_file(tmp_path: Path) -> None:
+def test_compare_refuses_one_run_an_unknown_run_and_another_kind_of_file(job: Look, tmp_path: Path) -> None:
     make_run(tmp_path, "first")
     make_run(tmp_path, "second")
     for arguments, code, error in (
@@ -142,7 +143,7 @@ def test_compare_refuses_one_run_an_unknown_run_and_another_kind_of_file(tmp_pat
         assert done.returncode == code and done.stderr.startswith(error), done.stderr
 
 
-def test_report_writes_the_page_of_a_run_or_a_file_and_prints_its_path(tmp_path: Path) -> None:
+def test_report_writes_the_page_of_a_run_or_a_file_and_prints_its_path(job: Look, tmp_path: Path) -> None:
     folder = make_run(tmp_path, "texts-1", commits=1, metrics=[round_record(0, 4.0625), evaluation(0, 3.5)])
     done = job("report", "texts-1", home=tmp_path)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{folder}/report.html\n")
@@ -153,7 +154,7 @@ def test_report_writes_the_page_of_a_run_or_a_file_and_prints_its_path(tmp_path:
     assert (written.returncode, written.stdout) == (0, f"{page}\n") and "4.0625" in page.read_text()
 
 
-def test_report_refuses_an_unknown_run_and_a_file_that_is_no_page(tmp_path: Path) -> None:
+def test_report_refuses_an_unknown_run_and_a_file_that_is_no_page(job: Look, tmp_path: Path) -> None:
     make_run(tmp_path, "texts-1")
     for arguments, code, error in (
         (("text-1",), 5, "error[CKPT001]: there is no run 'text-1'"),

@@ -40,7 +40,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError("MODEL005", f"{file} can't be read", str(error), "a folder with a saved model") from None
+        allowed = "a folder with a saved model"
+        raise CheckpointError("MODEL005", f"{file} can't be read", str(error), allowed, "give such a folder") from None
     if not isinstance(settings, dict):
         raise CheckpointError("MODEL005", f"{file} is no model configuration", type(settings).__name__, "an object")
     return settings

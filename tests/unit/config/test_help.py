@@ -32,20 +32,6 @@ def test_import_of_the_configuration_leaves_heavy_modules_out() -> None:
     assert HEAVY.isdisjoint(python(code).split())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("script", sorted((ROOT / "jobs").glob("*.py")), ids=lambda script: script.stem)
-def test_help_of_every_job_script_leaves_heavy_modules_out(script: Path) -> None:
-    code = (
-        "import runpy, sys, atexit\n"
-        "atexit.register(lambda: print('MODULES', *sys.modules))\n"
-        f"sys.path.insert(0, {str(script.parent)!r})\n"
-        f"sys.argv = [{str(script)!r}, '--help']\n"
-        f"runpy.run_path({str(script)!r}, run_name='__main__')"
-    )
-    text, modules = python(code).split("MODULES")
-    assert text and HEAVY.isdisjoint(modules.split())
-
-
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_job_script_help_exits_with_0_and_leaves_heavy_modules_out(flag: str) -> None:
     script = (
