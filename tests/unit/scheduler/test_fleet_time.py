@@ -18,7 +18,6 @@ from hypha_ray.scheduler.barrier.round import LOST
 from hypha_ray.types import Delta, Source, Verdict
 from tests.support.fleet import FIRST_ONLY, Faults, Fleet, done, fleet_of, job_of, past_of, rounds, slices_of
 from tests.support.golden import SYNCS, _strike
-from tests.support.walk import Walk
 
 EQUAL: dict[str, Any] = {"dynamic_local_steps": False}
 """Each of two workers has half of a round's 60 batches, whatever its speed."""
@@ -247,15 +246,6 @@ def test_every_second_is_accounted_for_once_whatever_dies(name: str, seed: int) 
             assert worker_s == pytest.approx(share * record["fleet_s"])
     samples = sum(record["samples"] for record in records)
     assert 0 < (goodput(samples, spent.possible_samples) or 0) < 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(30))
-def test_account_of_a_random_walk_has_no_negative_time(seed: int) -> None:
-    world = Walk(seed)
-    world.run()
-    time = world.core.closing_time
-    assert time is None or min(time.seconds.values()) >= 0
 
 
 def test_goodput_of_no_time_is_unknown() -> None:

@@ -7,7 +7,9 @@ python -m pytest tests/unit/scheduler/test_simulation.py --seed 4711            
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from functools import cache
+from typing import NamedTuple
 
 import pytest
 
@@ -30,16 +32,41 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seeds", blocks, ids=[f"{block[0]}-{block[-1]}" for block in blocks])
 
 
+class Outcome(NamedTuple):
+    """Findings of a walk that has ended well."""
+
+    struck: frozenset[str]
+    """Faults that have struck."""
+    noted: frozenset[str]
+    """Kinds of `NOTES` among its events."""
+    least_s: float
+    """Least time of any kind in the account of the whole run."""
+    is_whole: bool
+    """Whether all rounds are committed."""
+
+
+@cache
+def outcome_of(seed: int) -> Outcome:
+    """Walk; raises an error with the last steps if an invariant is broken, or if the run doesn't end."""
+    world = Walk(seed)
+    try:
+        world.run()
+    except Exception as error:
+        recent = "\n".join(line[:300] for line in world.trace[-40:])
+        again = f"python -m pytest tests/unit/scheduler/test_simulation.py --seed {seed}"
+        pytest.fail(f"{recent}\n\n{error!r}\nin step {world.steps}; again: {again}")
+    text = "\n".join(world.trace)
+    struck = frozenset(re.findall("~~~ (.+)", text))
+    noted = frozenset(kind for kind in NOTES if f"'kind': '{kind}'" in text)
+    time = world.core.closing_time
+    least_s = 0.0 if time is None else min(time.seconds.values(), default=0.0)
+    return Outcome(struck, noted, least_s, len(world.books.log) == world.job.rounds.update_rounds)
+
+
 @pytest.mark.slow
 def test_simulated_runs_keep_every_invariant_and_end(seeds: range) -> None:
     for seed in seeds:
-        world = Walk(seed)
-        try:
-            world.run()
-        except Exception as error:
-            recent = "\n".join(line[:300] for line in world.trace[-40:])
-            again = f"python -m pytest tests/unit/scheduler/test_simulation.py --seed {seed}"
-            pytest.fail(f"{recent}\n\n{error!r}\nin step {world.steps}; again: {again}")
+        outcome_of(seed)
 
 
 class Unequal(Walk):
@@ -67,16 +94,14 @@ def test_same_seed_gives_the_same_run() -> None:
 
 
 @pytest.mark.slow
-def test_weather_of_many_walks_has_every_fault_and_ends_in_whole_runs() -> None:
-    struck, noted, committed = Counter[str](), Counter[str](), 0
-    for seed in range(150):
-        world = Walk(seed).run()
-        struck.update(line.split("~~~ ")[1] for line in world.trace if "~~~" in line)
-        noted.update(kind for kind in NOTES if any(f"'kind': '{kind}'" in line for line in world.trace))
-        committed += len(world.books.log) == world.job.rounds.update_rounds
-    assert set(struck) == set(FAULTS)
-    assert set(noted) == set(NOTES)
-    assert committed > 90
+def test_weather_of_many_walks_has_every_fault_no_negative_time_and_ends_in_whole_runs() -> None:
+    outcomes = [outcome_of(seed) for seed in range(150)]
+    struck = frozenset().union(*(outcome.struck for outcome in outcomes))
+    noted = frozenset().union(*(outcome.noted for outcome in outcomes))
+    assert min(outcome.least_s for outcome in outcomes) >= 0
+    assert struck == set(FAULTS)
+    assert noted == set(NOTES)
+    assert sum(outcome.is_whole for outcome in outcomes) > 90
 
 
 NOTES = ("loss", "leave", "leaving", "reject", "exclude", "stale", "waiting", "correction", "problem", "join")

@@ -64,24 +64,3 @@ def test_table_has_a_row_for_each_point_of_a_sweep_and_plots_are_drawn(tmp_path:
     assert [plot.stem for plot in plots] == ["bytes", "rounds", "use"]
     assert all(plot.read_bytes().startswith(b"\x89PNG") for plot in plots)
     assert all(str(plot) in rows for plot in plots)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        ((), "error[CFG012]: --scenario is missing"),
-        (("--scenario", "lap"), "did you mean laptop?"),
-        (("--scenario", "laptop", "--workers", "0"), "error[CFG003]: --workers is out of range"),
-        (("--scenaro", "laptop"), "did you mean --scenario?"),
-        (
-            ("--scenario", "laptop", "--rounds", "1", "--json", "/no/such/folder/f.json"),
-            "error[CFG008]: --json can't be used",
-        ),
-    ],
-)
-def test_mistake_is_one_line_and_exit_code_2(arguments: tuple[str, ...], part: str) -> None:
-    completed = run(*arguments)
-    assert completed.returncode == 2
-    (line,) = [line for line in completed.stderr.splitlines() if not line.startswith("[")]
-    assert part in line
