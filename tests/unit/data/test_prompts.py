@@ -376,6 +376,17 @@ def test_chat_puts_prompts_into_the_template_up_to_the_answer(tmp_path: Path, ch
     assert tokenizer_of(tmp_path / "out").chat_template == TEMPLATE
 
 
+SHAREGPT = [{"from": "human", "value": "x"}]
+PARTS = [{"role": "User", "content": [{"type": "text", "text": "x"}]}]
+
+
+@pytest.mark.parametrize("prompt", [{"role": "user", "content": "x"}, SHAREGPT, json.dumps(SHAREGPT), PARTS])
+def test_prompt_of_messages_has_the_forms_that_chats_have(tmp_path: Path, chatty: Path, prompt: Any) -> None:
+    how = {"prompt_column": "q", "answer_column": "a", "tokenizer": str(chatty), "chat": True}
+    run(table(tmp_path / "a.jsonl", {"q": prompt, "a": 1}), tmp_path / "out", validation_fraction=0.0, **how)
+    assert texts_of(tmp_path / "out", "train") == ["<extra_id_0>user:x<extra_id_1>"]
+
+
 def test_chat_without_a_template_is_refused(tmp_path: Path) -> None:
     for source, columns in ((questions(tmp_path / "a.jsonl"), {"prompt_column": "q"}), ("problems:sort2", {})):
         with pytest.raises(DataError, match=r"DATA034.*'byte' has no chat template"):

@@ -240,9 +240,13 @@ def plain_message(location: str, column: Column, row: Mapping[str, Any]) -> dict
 def messages_of(value: Any) -> Any:
     """The messages that a CSV file has as JSON; any other value as it is, also the JSON of other lists."""
     objects = objects_of(value)
-    if isinstance(objects, list) and objects and all(map(_is_message, objects)):
-        return objects
-    return value
+    return objects if isinstance(objects, list) and has_messages(objects) else value
+
+
+def has_messages(value: Any) -> bool:
+    """Whether a value is a message or a list of them, which CSV files have as JSON."""
+    objects = objects_of(value)
+    return _is_message(value) or (isinstance(objects, list) and bool(objects) and all(map(_is_message, objects)))
 
 
 def _is_message(value: Any) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from hypha_ray.data.preparation.options import GENERATED, GYM, PROBLEMS, PrepareOptions
-from hypha_ray.data.preparation.sources.chats import messages_of
+from hypha_ray.data.preparation.sources.chats import exchange, has_messages, messages_of
 from hypha_ray.data.preparation.sources.documents import counted_records, read
 from hypha_ray.data.preparation.sources.generated import gym_entries, problems
 from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table, useless_value, without_surrogates
@@ -83,7 +83,7 @@ class PromptReader:
 
         """
         for location, row in complete(rows, self.columns, account):
-            text = self._text(location, row[self._prompt.name])
+            text = self._text(location, row)
             record = {"task": self._options.task or "exact"}
             if not text:
                 account.leave_out("rows", "without a prompt")
@@ -104,7 +104,10 @@ class PromptReader:
         del file, alone
         raise no_table(path, f"column {self._prompt.name!r}")
 
-    def _text(self, location: str, value: Any) -> str | Messages:
+    def _text(self, location: str, row: Mapping[str, Any]) -> str | Messages:
+        value = row[self._prompt.name]
+        if self._options.chat and has_messages(value):
+            return exchange(location, self._prompt, row, "user")
         if value is None or (isinstance(value, str) and not value.strip()):
             return ""
         messages = _messages(messages_of(value)) if self._options.chat else []
