@@ -128,11 +128,10 @@ class Run:
         return f"Run({str(self.path)!r})"
 
     def _repr_html_(self) -> str:
-        from hypha_ray.history.account import account_of
+        from hypha_ray.history.report import head_of
 
-        account = _preformatted("\n".join(account_of(self.path)))
         plots = [self.path / "plots" / f"{name}.png" for name in ("loss", "reward")]
-        return account + "".join(_image(plot) for plot in plots if plot.is_file())
+        return _framed(head_of(self.path)) + "".join(_image(plot) for plot in plots if plot.is_file())
 
     @property
     def path(self) -> Path:
@@ -353,6 +352,12 @@ class Run:
 
 def _preformatted(text: str) -> str:
     return f"<pre>{html.escape(text)}</pre>"
+
+
+def _framed(page: str) -> str:
+    """A page in a frame of its own, which keeps its style from the notebook's."""
+    style = "width: 100%; height: 20em; border: 0"
+    return f'<iframe sandbox srcdoc="{html.escape(page)}" style="{style}"></iframe>'
 
 
 def _image(png: Path) -> str:

@@ -33,14 +33,20 @@ _hypha_ray() {
         _files
     fi
 }
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }
 compdef _hypha_ray hypha-ray
 """
 _FISH = """\
 function __hypha_ray
     set -l words (commandline -opc) (commandline -ct)
-    $words[1] --complete $words[2..-1] 2>/dev/null
+    set -l candidates ($words[1] --complete $words[2..-1] 2>/dev/null)
+    if set -q candidates[1]
+        printf '%s\\n' $candidates
+    else
+        __fish_complete_path $words[-1]
+    end
 end
-complete -c hypha-ray -a '(__hypha_ray)'
+complete -c hypha-ray -f -a '(__hypha_ray)'
 """
 SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 """Scripts by the names of the shells."""

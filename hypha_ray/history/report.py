@@ -117,6 +117,22 @@ def report_of(folder: Path, with_hosts: bool = False, at_end: bool = False) -> b
     return html_page(title, body, [_POLICY]).encode(errors="backslashreplace")
 
 
+def head_of(folder: Path) -> str:
+    """Return the head of a run's page as a small page of its own: state, training and figures, without a script.
+
+    Raises:
+        DataError: DATA044, a file can't be read, or has a record of another program.
+
+    """
+    with readable(folder):
+        report = RunReport.read(folder, with_hosts=False, at_end=False)
+        body = list(_header(report))
+        if report.series.rounds:
+            body += tiles(figures_of_run(report.run))
+        title = caption_of(folder, _first_record(report))
+    return html_page(title, body, [_POLICY])
+
+
 def write_report(folder: Path, at_end: bool = False, with_hosts: bool = False) -> Path:
     """Write the page of a run into its directory, readable only for its owner.
 

@@ -45,6 +45,7 @@ def without(alert: dict[str, Any], *names: str) -> dict[str, Any]:
     [
         ({**LOSS, "metric": "comit_age_s"}, "CFG003", ("'comit_age_s'", "did you mean 'commit_age_s'?")),
         ({**LOSS, "metric": "valloss"}, "CFG003", ("did you mean 'val_loss'?",)),
+        ({**LOSS, "metric": "LOSS"}, "CFG003", ("did you mean 'loss'?",)),
         ({**LOSS, "metric": "eval/perplexty"}, "CFG003", ("did you mean 'eval/perplexity'?",)),
         ({**LOSS, "metric": "eval/goodput"}, "CFG003", ("'eval/goodput'", "did you mean 'goodput'?")),
         ({**LOSS, "metric": "batches"}, "CFG003", ("batches",)),

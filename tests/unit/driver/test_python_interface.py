@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import warnings
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypha_ray.config.schema import Job
 from hypha_ray.driver import launch
 from hypha_ray.driver.python_interface.flagless import flagless, in_python
 from hypha_ray.errors import CheckpointError, ConfigError
+from hypha_ray.history.report import report_of
 from hypha_ray.telemetry.sinks.files import NewRecords
 
 ROUNDS = [
@@ -79,7 +81,11 @@ def test_run_shows_its_events_configuration_and_account(run: hypha_ray.Run) -> N
     (run.path / "plots").mkdir()
     (run.path / "plots" / "loss.png").write_bytes(b"picture")
     page = run._repr_html_()
-    assert "texts-1" in page and "interrupted" in page and "data:image/png;base64,cGljdHVyZQ==" in page
+    assert "data:image/png;base64,cGljdHVyZQ==" in page
+    head = html.unescape(page).partition("<header>")[2].partition("</dl>")[0]
+    assert "texts-1" in head and "interrupted" in head and 'title="3.25"' in head
+    for line in head.splitlines():
+        assert line.encode() in report_of(run.path)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,6 @@ printf '%s\\n' "${COMPREPLY[@]}"
 """,
     "fish": "hypha-ray --completion fish | source; complete -C 'hypha-ray show te'",
     "zsh": """\
-autoload -U compinit; compinit -u -D
 source <(hypha-ray --completion zsh)
 compadd() { shift; print -l -- "$@"; }
 words=(hypha-ray show te); CURRENT=3
@@ -116,7 +115,12 @@ def test_script_completes_the_name_of_a_run_in_a_real_shell(shell: str, command:
     path = f"{command}:/usr/bin:/bin"
     done = subprocess.run(
         [program, *quiet, "-c", PROBES[shell]],
-        env={"PATH": path, "HYPHA_RAY_HOME": str(command.parent), "PYTHONPATH": str(Path(__file__).parents[3])},
+        env={
+            "PATH": path,
+            "HOME": str(command.parent),
+            "HYPHA_RAY_HOME": str(command.parent),
+            "PYTHONPATH": str(Path(__file__).parents[3]),
+        },
         capture_output=True,
         text=True,
         timeout=60,
