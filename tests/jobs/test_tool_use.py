@@ -14,7 +14,7 @@ from tests.support.job_scripts import jobs_in
 
 PAGE = (ROOT / "docs/rl.md").read_text(encoding="utf-8")
 FEWER = {"grpo": ["--rounds.update_rounds", "4"]}
-"""Flags of a job that trains as far as a test has time for; the start has to learn to copy, which takes all its rounds."""
+"""Flags of a job that trains as far as a test has time for. To learn to copy takes the start all its rounds."""
 
 
 def test_a_tool_is_learned_from_few_right_conversations(head: str, tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_intellect_1_has_the_published_utilisation() -> None:
 
 
 GRID_STEP = 1.207
-"""Ratio of neighbouring bandwidths in Table 4 of arXiv 2503.09799, which names the first at which a share is reached."""
+"""Ratio of neighbouring bandwidths in Table 4 of arXiv 2503.09799, which has the first at which a share is reached."""
 PUBLISHED_GBPS = {0.5: 1.4, 0.8: 6.2, 0.9: 13.3, 0.95: 23.3, 0.99: 86.8}
 """Bandwidth in Gbit/s by share of the time in computation, for 10 B parameters and 100 steps between exchanges."""
 TRAINING_S = 80.0
