@@ -33,5 +33,5 @@ def test_a_tool_is_learned_from_few_right_conversations(head: str, tmp_path: Pat
             run = done.stdout.splitlines()[-1].removeprefix("run: ")
     first, last = (record for record in read_jsonl(Path(run) / "metrics.jsonl") if record["kind"] == "eval")
     assert first["reward"] <= 0.1
-    assert last["reward"] >= first["reward"] + 0.3
-    assert last["turns"] > 1.8
+    assert last["reward"] >= first["reward"] + 0.2
+    assert last["turns"] > 1.7
