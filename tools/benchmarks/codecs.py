@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hypha_ray.codec import NAMES, Encoder, codec, downward_codec, encoder, payload_bytes
+from hypha_ray.codec import NAMES, Encoder, difference_codec, downward_codec, payload_bytes
 from hypha_ray.codec.blocks import blocks, tensors
 from hypha_ray.codec.feedback import Feedback, advance
 from hypha_ray.types import Flat
@@ -36,15 +36,18 @@ def codecs() -> dict[str, dict[str, Any]]:
 
 
 def _row(name: str, weights: Flat, theta: Flat) -> dict[str, Any]:
-    """Measure a codec of deltas."""
-    receiver = codec(name)
+    """Measure a codec of deltas, whose receiver has θ."""
+    deltas = difference_codec(name)
+    assert deltas is not None
+    receiver = deltas.upward()
+    before = tensors(theta)[_GROUP]
 
     def decode(payload: Flat) -> None:
         views = tensors(payload)
         for part in blocks(ELEMENTS):
-            receiver.decode(views, _GROUP, part)
+            receiver.decode(views, _GROUP, part, before[part])
 
-    return _measured(encoder(name, 1.0), decode, weights, theta)
+    return _measured(Feedback(receiver, 1.0), decode, weights, theta)
 
 
 def _downward_row(weights: Flat, theta: Flat) -> dict[str, Any]:
