@@ -28,6 +28,7 @@ from hypha_ray.driver.run_provenance import versions
 from hypha_ray.errors import ClusterError, HyphaError, first_line
 from hypha_ray.market.cluster import own_node
 from hypha_ray.telemetry.sinks.table import si
+from hypha_ray.texts import counted
 
 ALONE = "auto"
 """Ray's address of the cluster that this machine is a node of."""
@@ -93,7 +94,7 @@ def cluster_reports() -> Iterator[CheckReport]:
 
 def _connected_reports() -> Iterator[CheckReport]:
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    yield _size_report(nodes)
+    yield size_report(nodes)
     home = own_node()
     other_nodes = [node for node in nodes if node["NodeID"] != home][:MOST_NODES]
     own_versions = versions()
@@ -104,19 +105,24 @@ def _connected_reports() -> Iterator[CheckReport]:
             yield replace(report, node=address)
 
 
-def _size_report(nodes: list[dict[str, Any]]) -> CheckReport:
+def size_report(nodes: list[dict[str, Any]]) -> CheckReport:
     """Tell nodes and resources of the cluster."""
     totals: dict[str, float] = {}
     for node in nodes:
         for name in ("CPU", "GPU", "memory", "object_store_memory"):
             totals[name] = totals.get(name, 0.0) + node["Resources"].get(name, 0.0)
-    parts = [f"{len(nodes)} nodes", f"{totals['CPU']:g} CPUs", f"{totals['GPU']:g} GPUs"]
+    parts = [counted(len(nodes), "node"), _amount(totals["CPU"], "CPU"), _amount(totals["GPU"], "GPU")]
     parts.append(f"{si(totals['memory'])}B of memory")
     parts.append(f"{si(totals['object_store_memory'])}B of object stores")
     text = ", ".join(parts)
     if len(nodes) - 1 > MOST_NODES:
         return note("cluster", f"{text}; the first {MOST_NODES} others are measured", "see to the others on themselves")
     return ok("cluster", text)
+
+
+def _amount(number: float, noun: str) -> str:
+    """A number of logical devices, of which nodes may have parts."""
+    return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}s"
 
 
 def _start_probe(node_id: str) -> Any:

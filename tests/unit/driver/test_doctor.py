@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from hypha_ray.driver.doctor.cluster import clock_report, compared_versions, link_report, ports_report
+from hypha_ray.driver.doctor.cluster import clock_report, compared_versions, link_report, ports_report, size_report
 from hypha_ray.driver.doctor.machine import disk_report, gpu_report, machine_reports, token_report, version_report
 from hypha_ray.driver.doctor.report import CheckReport, CheckState, error_of, fail, note, ok, rows
 from hypha_ray.driver.doctor.stores import google_report, store_reports
@@ -232,3 +232,9 @@ def test_lines_have_nodes_if_there_are_any_and_no_secret_of_a_url() -> None:
     assert [row[2] for row in rows([here, there])] == ["-", "10.0.0.7"]
     assert there.as_json() == {"check": "link", "state": "ok", "value": "fast", "remedy": None, "node": "10.0.0.7"}
     assert "s3cret" not in json.dumps(here.as_json())
+
+
+def test_cluster_of_one_node_has_singular_nouns() -> None:
+    node = {"Resources": {"CPU": 1.0, "memory": 1e9, "object_store_memory": 5e8}}
+    assert size_report([node]).value.startswith("1 node, 1 CPU, 0 GPUs, ")
+    assert size_report([node, node]).value.startswith("2 nodes, 2 CPUs, 0 GPUs, ")
