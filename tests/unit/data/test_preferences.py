@@ -285,3 +285,9 @@ def test_reference_with_other_tokens_or_too_few_positions_is_refused(tmp_path: P
     GPT2LMHeadModel(GPT2Config(vocab_size=400, n_positions=4, n_embd=8, n_layer=1, n_head=2)).save_pretrained(reference)
     with pytest.raises(DataError, match=r"DATA024.*the sequences of the preferences are too long.*up to 4"):
         run(PAIRS, tmp_path, tokenizer="byte", overwrite=True, **how)
+
+
+def test_characters_of_answers_without_a_template_are_the_vocabulary(tmp_path: Path) -> None:
+    out = run([{"prompt": "1", "chosen": "2", "rejected": "3"}], tmp_path, tokenizer="characters")
+    assert {"1", "2", "3"} <= set(load_tokenizer(str(out / "tokenizer")).get_vocab())
+    assert "u" not in load_tokenizer(str(out / "tokenizer")).get_vocab()

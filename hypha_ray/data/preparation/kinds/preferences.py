@@ -62,7 +62,7 @@ def write_preferences(
 
     """
     answered = list(_answered(preferences(options, account), account))
-    tokenizer = tokenizer_of(options, _texts(answered))
+    tokenizer = tokenizer_of(options, _texts(answered, options.is_templated))
     require_fast(tokenizer, options.tokenizer)
     all_chats = list(_chats(answered))
     encoded = list(encoded_chats(tokenizer, all_chats, options, report, account))
@@ -133,10 +133,11 @@ def _chats(answered: Sequence[PreferenceRow]) -> Iterator[Chat]:
         yield from _sides(preference)
 
 
-def _texts(answered: Sequence[PreferenceRow]) -> Iterator[str]:
+def _texts(answered: Sequence[PreferenceRow], templated: bool) -> Iterator[str]:
     for chat in _chats(answered):
         for message in chat.messages:
-            yield message["role"]
+            if templated:
+                yield message["role"]
             yield message["content"]
 
 
