@@ -115,9 +115,9 @@ class ChatReader:
             columns = columns or self._chosen(location, row)
             account.drop(sorted(row.keys() - self._used(columns)))
             require_columns(location, row, columns)
-            blank = [column.name for column in columns if is_blank(row[column.name])]
-            if blank:
-                account.leave_out("rows", f"without text in {readable(blank[0])}")
+            blank = blank_column(columns, row)
+            if blank is not None:
+                account.leave_out("rows", f"without text in {readable(blank)}")
             elif self._options.is_templated:
                 messages = with_system(_conversation(location, columns, row), row, self._options)
                 yield Chat(location, messages, tools_of(location, row))
@@ -329,7 +329,15 @@ def tools_of(location: str, row: Mapping[str, Any]) -> list[Any] | None:
     return schemas
 
 
-def is_blank(value: Any) -> bool:
+def blank_column(columns: Iterable[Column], row: Mapping[str, Any]) -> str | None:
+    """Name of the first column whose value in the row is blank; None if all have one."""
+    for column in columns:
+        if _is_blank(row[column.name]):
+            return column.name
+    return None
+
+
+def _is_blank(value: Any) -> bool:
     """Whether a value has neither text nor messages."""
     if isinstance(value, str):
         return not value.strip()

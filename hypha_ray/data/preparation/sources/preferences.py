@@ -21,9 +21,9 @@ from hypha_ray.data.preparation.sources.chats import (
     BESIDE_CHATS,
     Chat,
     Messages,
+    blank_column,
     exchange,
     given_before,
-    is_blank,
     messages_of,
     plain_message,
     split_answer,
@@ -94,9 +94,9 @@ class PreferenceReader:
             beside = BESIDE_CHATS if self._options.is_templated else frozenset[str]()
             account.drop(sorted(row.keys() - {column.name for column in columns} - beside))
             require_columns(location, row, columns)
-            blank = [column.name for column in columns if is_blank(row[column.name])]
-            if blank:
-                account.leave_out("rows", f"without a value in {readable(blank[0])}")
+            blank = blank_column(columns, row)
+            if blank is not None:
+                account.leave_out("rows", f"without a value in {readable(blank)}")
             elif self._desirable in columns:
                 yield self._judged(location, row)
             else:
