@@ -173,10 +173,8 @@ class World(ABC):
 
     def run(self) -> Self:
         """Run to the end."""
-        clock = self.clock
         while not self.over:
-            if not clock.advance(self.deadline):
-                self.tell(c.Tick())
+            self.step()
         return self
 
     def step(self) -> None:
