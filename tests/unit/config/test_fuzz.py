@@ -76,6 +76,7 @@ _DEPENDENT |= {
     "locality",
     "max_exchange_share",
     "loss",
+    "merge",
     "metrics",
     "pattern",
     "probe_batch_size",

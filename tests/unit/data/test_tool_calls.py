@@ -164,7 +164,7 @@ def test_list_of_messages_that_is_empty_as_json_is_left_out(tmp_path: Path) -> N
     ("message", "words"),
     [
         ({"role": ["user"], "content": "x"}, r"line 4.*role \['user'\]"),
-        ({"role": "user", "content": [{"type": "image", "text": "x"}]}, "line 4.*content of type list, allowed text"),
+        ({"role": "user", "content": [{"type": "image", "text": "x"}]}, "line 4.*parts of type image, allowed text"),
         ({"role": "assistant", "content": "x", "weight": 0.5}, r"line 4.*weight 0\.5, allowed 0 or 1"),
         ({"role": "assistant", "content": "x", "weight": "0"}, r"line 4.*weight '0', allowed 0 or 1"),
     ],
