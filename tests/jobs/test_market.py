@@ -10,10 +10,11 @@ import pytest
 import ray
 
 from hypha_ray.config.load import resolved_toml
-from tests.jobs.test_guide_examples import EXAMPLES, ROOT
+from tests.jobs.test_guide_examples import EXAMPLES
 from tests.support.clusters import cluster_of
 from tests.support.job_scripts import Jobs
 from tests.support.jobs import job_of
+from tests.support.prose import ROOT
 
 TERMS = ({"price": "5"}, {"price": "1"}, {"price": "2"}, {"price": "3", "floor": "200"}, {"price": "4"})
 THREE = ("--resources.num-workers", "3", "--resources.worker-price.bid", "100", "--dry-run")
