@@ -6,10 +6,11 @@
     python jobs/simulate.py --from RUN --try sync.codec=int4 --try sync.fragments=4,sync.delay_steps=4 --deadline 6h
     python jobs/simulate.py --advise @ jobs/configs/tiny.toml --link 20mbit --latency 20ms
     python jobs/simulate.py --rivals --workers 50 --rounds 5
+    python jobs/simulate.py --scenario deadline --days 200
 
 The scheduler's own code runs on a virtual clock. The scenarios of the package are laptop, rack, three-regions,
-home-1000, failing-1000, spot-10000, intellect-1 and streaming-10b. docs/simulation.md has the keys of a file of your
-own.
+home-1000, failing-1000, spot-10000, deadline, intellect-1 and streaming-10b. docs/simulation.md has the keys of a file
+of your own.
 
 With --advise it proposes settings for a job and its links, as TOML that goes behind the job file; docs/choosing.md. All
 of its options: python jobs/simulate.py --advise --help
@@ -47,6 +48,8 @@ class Simulate:
     """number of rounds, as job.rounds.update_rounds"""
     seed: int | None = None
     """seed of speeds, times and failures"""
+    days: int | None = None
+    """number of runs with consecutive seeds, for a job with goal.by; how many are late, and what they cost"""
     advise: bool = False
     """propose settings for a job file and its links instead; --advise --help lists the options"""
     json: Path | None = None
@@ -78,7 +81,7 @@ OF_RIVALS = dict.fromkeys(RIVAL_COSTS, ("rivals",))
 """Options that mean something beside --rivals alone."""
 OF_A_RUN = dict.fromkeys(("try_", "deadline", "budget"), ("from_",))
 """Options that mean something beside --from alone."""
-OF_A_SCENARIO = ("scenario", "workers", "rounds", "seed", "plot", "rivals")
+OF_A_SCENARIO = ("scenario", "workers", "rounds", "seed", "days", "plot", "rivals")
 """Options that mean nothing beside --from."""
 
 
@@ -97,6 +100,9 @@ def main() -> None:
     phases = Phases()
     phases.begin("reading the scenario")
     scenarios = scenarios_of(options)
+    if options.days is not None:
+        show_days(scenarios, options, phases)
+        return
     results = simulate_scenarios(scenarios, phases)
     phases.end()
     if options.rivals:
@@ -120,7 +126,7 @@ def check(options: Simulate) -> None:
         if value is not None and not 0 < value < float("inf"):
             option = "--" + name.replace("_", "-")
             raise ConfigError("CFG003", f"{option} is out of range", str(value), "seconds above 0", "mend it")
-    for name, least in (("workers", 1), ("rounds", 1), ("seed", 0)):
+    for name, least in (("workers", 1), ("rounds", 1), ("seed", 0), ("days", 1)):
         value = getattr(options, name)
         if value is not None and value < least:
             raise ConfigError("CFG003", f"--{name} is out of range", str(value), f"{least} or more", "mend it")
@@ -193,6 +199,27 @@ def show(results: list[SimulationResult], options: Simulate) -> None:
     if options.json is not None:
         write_rows([result.as_json() for result in results], options.json)
     draw(results, options)
+
+
+def show_days(scenarios: list[Scenario], options: Simulate, phases: Phases) -> None:
+    """Simulate days of each scenario; print how many deadlines were missed, and the cost; write them if asked for."""
+    from hypha_ray.simulation.goal_days import day_of, efficiency_of, firm_scenario, lines_of_days, scenarios_of_days
+    from hypha_ray.simulation.result import HEADLINE, write_rows
+
+    rows = []
+    for scenario in scenarios:
+        of_days = scenarios_of_days(scenario, options.days or 1)
+        on_demand = firm_scenario(scenario)
+        first, *results = simulate_scenarios([on_demand, *of_days], phases)
+        efficiency = efficiency_of(on_demand, first)
+        days = [day_of(day, result, efficiency) for day, result in zip(of_days, results, strict=True)]
+        rows += [day.as_json() for day in days]
+        phases.end()
+        print(HEADLINE)
+        for line in lines_of_days(days):
+            print(line)
+    if options.json is not None:
+        write_rows(rows, options.json)
 
 
 def draw(results: list[SimulationResult], options: Simulate) -> None:

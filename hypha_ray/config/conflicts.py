@@ -39,6 +39,8 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         yield Conflict(
             "rounds.epochs", "rounds.update_rounds", f"{_LEAVE_ONE_OUT}: epochs make as many rounds as needed"
         )
+    if job.goal.is_set:
+        yield from _of_goal(job, replay, external_key)
     yield from exchange_conflicts(job)
     yield from _of_optimizer(job)
     yield from _of_model(job)
@@ -51,6 +53,16 @@ def conflicts(job: Job) -> Iterator[Conflict]:
     if job.preference.loss is not None:
         yield from _of_preferences(job)
     yield from growth_conflicts(job)
+
+
+def _of_goal(job: Job, replay: bool, external_key: str | None) -> Iterator[Conflict]:
+    """Conflicts of a goal, for which workers come and go, all of one kind."""
+    if replay:
+        yield Conflict("goal", _REPLAY, "replay needs all workers: leave one out")
+    if job.workers:
+        yield Conflict("goal", "workers", "a goal chooses among machines of one kind: give resources.worker instead")
+    elif external_key:
+        yield Conflict("goal", external_key, "external trainers aren't hired: leave one out")
 
 
 def _of_optimizer(job: Job) -> Iterator[Conflict]:

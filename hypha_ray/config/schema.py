@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, SecretStr
 
 from hypha_ray.config.strategy import STRATEGIES, StrategyName, StrategyTraits
 from hypha_ray.config.tables.preference import Preference
-from hypha_ray.config.tables.resources import Bridge, Resources, Worker, WorkerGroup, groups_of
+from hypha_ray.config.tables.resources import Bridge, Goal, Resources, Worker, WorkerGroup, groups_of
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.config.tables.training import Checkpoint, Dataset, InnerOptimizer, OuterOptimizer, Telemetry
 from hypha_ray.config.value_types import (
@@ -252,6 +252,7 @@ class Job(Table):
     preference: Preference = Preference()
     resources: Resources = Resources()
     workers: list[WorkerGroup] = Field([], fail_fast=True, description="groups of workers with needs of their own")
+    goal: Goal = Goal()
     worker: Worker = Worker()
     bridge: Bridge = Bridge()
     checkpoint: Checkpoint = Checkpoint()

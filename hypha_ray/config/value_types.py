@@ -112,6 +112,25 @@ Place = Annotated[str, AfterValidator(path_or_url)]
 Encoding: TypeAlias = Annotated[str, Plugin("codecs")]
 """Names of codecs."""
 
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)?")
+_SECONDS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def seconds_of(duration: str) -> float | None:
+    """Seconds of a time such as ``6h``, ``90min``, ``2d`` or ``45`` (seconds); None if it isn't one, or is 0."""
+    match = _DURATION.fullmatch(duration.strip())
+    if match is None:
+        return None
+    return float(match[1]) * _SECONDS[match[2] or "s"] or None
+
+
+def duration(text: str) -> str:
+    """Check a time with its unit."""
+    if seconds_of(text) is None:
+        raise ValueError("a time above 0 in s, min, h or d, such as 6h")
+    return text
+
+
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -264,6 +264,15 @@ class Leases:
         """Names of the leases that have come to their end."""
         return self._buyer.over(time.monotonic())
 
+    def limit(self, max_price: float, firm_only: bool) -> None:
+        """Limit the prices of workers' new leases, and lease spot machines or none."""
+        self._buyer.max_price = max_price
+        self._buyer.firm_only = firm_only
+
+    def owed(self) -> float:
+        """Cost since the last bill."""
+        return self._buyer.owed(time.monotonic())
+
     def bill(self) -> float | None:
         """Cost since the last bill; None without any price."""
         return self._buyer.bill(time.monotonic())

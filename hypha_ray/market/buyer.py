@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from hypha_ray.config import Job
 from hypha_ray.config.tables.resources import Resources
-from hypha_ray.errors import CapacityError
-from hypha_ray.market.offers import SITE, LeaseRequest, Offer, are_posted, read_terms, share
+from hypha_ray.errors import CapacityError, ConfigError
+from hypha_ray.market.offers import SITE, LeaseRequest, Offer, are_posted, is_firm, read_terms, share
 from hypha_ray.market.requirements import Need, NodeResources, group_need, server_need, workers_to_start
 from hypha_ray.market.selection import UNKNOWN, Choice, Preference, Speeds, choose_machines, without
 
@@ -66,8 +66,12 @@ def workers_to_hire(job: Job, nodes: Sequence[NodeResources], home: str, speeds:
 
     Raises:
         CapacityError: there are fewer than `min_workers`.
+        ConfigError: CFG012, there is a budget, and no owner names a price.
 
     """
+    if job.goal.at_most is not None and not any("price" in node.labels for node in nodes):
+        fix = "name prices, see docs/market.md, or leave goal.at_most out"
+        raise ConfigError("CFG012", "goal.at_most needs a price, and no owner of a machine has named one", fix=fix)
     fitting = workers_to_start(job, nodes)
     if not trades(job.resources, nodes):
         return fitting
@@ -180,6 +184,10 @@ class Buyer:
     def __init__(self, resources: Resources) -> None:
         self._resources = resources
         self.speeds = UNKNOWN
+        self.max_price = math.inf
+        """Highest price per hour of a worker's new lease, by the run's goal; infinite: any."""
+        self.firm_only = False
+        """Whether workers' new leases are of machines on demand alone."""
         self._agreements: dict[str, Agreement] = {}
         """Agreement of each lease by its name."""
         self._left_out: dict[str, float] = {}
@@ -218,7 +226,12 @@ class Buyer:
             names.setdefault(needs[name], []).append(name)
         requests = []
         for need, names_of_need in names.items():
-            requests.append((request_of(self._resources, need), len(names_of_need)))
+            request = request_of(self._resources, need)
+            if need.role == "worker":
+                request = replace(request, max_price=min(request.max_price, self.max_price))
+                if self.firm_only:
+                    candidates = [node for node in candidates if is_firm(node)]
+            requests.append((request, len(names_of_need)))
         offers: dict[str, Offer] = {}
         for choice in choose_machines(requests, candidates, self._preference(nodes, home)):
             request = choice.request
@@ -270,6 +283,10 @@ class Buyer:
     def billed(self, until_s: float) -> None:
         """Don't bill anew for what an earlier buyer has billed, up to a monotonic time."""
         self._billed_s = {name: max(since_s, until_s) for name, since_s in self._billed_s.items()}
+
+    def owed(self, now: float) -> float:
+        """Cost since the last bill, which it leaves unbilled."""
+        return (self._owed or 0.0) + sum(self._bill(name, now) for name in self._billed_s)
 
     def bill(self, now: float) -> float | None:
         """Cost since the last bill, of all leases; None if there never was one with a price."""

@@ -51,6 +51,15 @@ class Terms(BaseModel):
         return "price" in self.model_fields_set
 
 
+MARKET_TYPE = "ray.io/market-type"
+"""Label that Ray gives a node of a cloud: spot or on-demand."""
+
+
+def is_firm(node: NodeResources) -> bool:
+    """Whether a node is no spot machine, by Ray's label."""
+    return node.labels.get(MARKET_TYPE) != "spot"
+
+
 PRICING = frozenset(Terms.model_fields) - {SITE}
 """Labels that are terms and nothing else; a site is a place even if no owner has terms."""
 

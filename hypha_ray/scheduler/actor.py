@@ -17,7 +17,7 @@ from hypha_ray.children import ListedActor
 from hypha_ray.config import Job
 from hypha_ray.data.mixture import DATASET, RunDataset, described
 from hypha_ray.data.storage.files import Place
-from hypha_ray.errors import HyphaError, LostError, QuarantinedError, first_line
+from hypha_ray.errors import ConfigError, HyphaError, LostError, QuarantinedError, first_line
 from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.scheduler import messages as c
@@ -33,7 +33,16 @@ from hypha_ray.scheduler.runtime.supervised_actor import GONE, NodeAttendance
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
 from hypha_ray.store.directory import RunDirectory
-from hypha_ray.telemetry.sinks.files import METRICS, by_round, read_json, read_jsonl, rewind, uncommitted_s
+from hypha_ray.telemetry.sinks.files import (
+    METRICS,
+    by_round,
+    read_json,
+    read_jsonl,
+    rewind,
+    since_first_attempt_s,
+    uncommitted_s,
+)
+from hypha_ray.telemetry.sinks.table import duration
 from hypha_ray.traces import tracing
 from hypha_ray.types import Event, Saved
 from hypha_ray.worker.actor import FromDataset
@@ -164,9 +173,14 @@ class Scheduler(ListedActor):
 
     async def _recall(self) -> ResumePoint:
         """Read the point from which the log of an earlier scheduler lets the run go on."""
+        since_start_s = await asyncio.to_thread(since_first_attempt_s, self._directory)
+        by_s = self._job.goal.by_s
+        if by_s is not None and since_start_s >= by_s:
+            problem = f"goal.by = {self._job.goal.by} is over: the run began {duration(since_start_s)} ago"
+            raise ConfigError("CFG003", problem, fix="give a later goal.by")
         survey = await (await self._actors.store.ask(lambda store: store.survey.remote()))
         metrics = self._directory / METRICS
-        resume_point = ResumePoint(self._attempt)
+        resume_point = ResumePoint(self._attempt, since_start_s=since_start_s)
         if survey is not None:
             quarantined = await (await self._actors.store.ask(lambda store: store.quarantined.remote()))
             used_spans = [span for span in survey.used if span[1] not in quarantined]
@@ -180,6 +194,7 @@ class Scheduler(ListedActor):
                 layout=survey.layout,
                 evaluations=tuple(record for record in evaluations if record["round"] < survey.next_round),
                 skipped=survey.skipped,
+                since_start_s=since_start_s,
                 lost_s=await asyncio.to_thread(uncommitted_s, self._directory, survey.state.get("totals", {})),
             )
         await asyncio.to_thread(rewind, metrics, resume_point.next_round)
@@ -218,6 +233,8 @@ class Scheduler(ListedActor):
                 leaving = await self._staffing.leaving()
                 for worker, reason in leaving.items():
                     self._inbox.put_nowait(c.Draining((worker,), reason))
+                if self._job.goal.is_set:
+                    self._inbox.put_nowait(await self._staffing.quotes(self._costs.spent))
                 notices = self._actors.notices
                 for name in notices.keys() - reported.keys():
                     self._telemetry.problem(f"{name} has to leave its machine: {notices[name]}")
@@ -251,6 +268,8 @@ class Scheduler(ListedActor):
         match command:
             case c.Hire(source=source):
                 self._dispatcher.hire(source)
+            case c.LimitLeases(max_price=max_price, firm_only=firm_only):
+                self._actors.leases.limit(max_price, firm_only)
             case c.Dismiss(worker=worker):
                 self._dispatcher.dismiss(worker)
             case c.Feed() | c.Assign() | c.Merge() | c.RestoreInnerState() | c.Drain():

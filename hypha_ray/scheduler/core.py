@@ -30,6 +30,7 @@ from hypha_ray.scheduler.failures import another_model, fatal, hopeless, too_few
 from hypha_ray.scheduler.fleet.roster import Roster
 from hypha_ray.scheduler.fleet.trust import FATAL, WeightHashes
 from hypha_ray.scheduler.fleet.worker_state import WorkerState
+from hypha_ray.scheduler.goal_keeper import GoalKeeper
 from hypha_ray.scheduler.messages import Outbox
 from hypha_ray.scheduler.pace import StorePace, check_interval_s
 from hypha_ray.scheduler.planning.worker_plans import Sizes
@@ -97,6 +98,7 @@ class SchedulerCore:
         self._roster.restore(resume_point.state.get("workers", {}))
         self._roster.recall_loss(resume_point.lost_s)
         self._strategy = strategy_of(job, slices, sizes, resume_point, self._roster, self._out)
+        self._goal_keeper = GoalKeeper(job, resume_point, self._roster, self._strategy, self._out)
         self._weight_hashes = WeightHashes()
         self._layout_sha256: str | None = None
         self._starters: set[t.Source] = set()
@@ -104,7 +106,7 @@ class SchedulerCore:
         self._unchecked: set[t.Source] = set()
         """Workers that joined while no round was open, so that their layouts are unchecked."""
         self._timers: dict[str, float] = {}
-        self._check_s = check_interval_s(job.num_workers)
+        self._check_s = check_interval_s(job.num_workers, job.lease_s)
         """Seconds between two checks for silent workers and empty slots."""
         self._store_pace = StorePace(resume_point.next_round, self._out)
 
@@ -115,6 +117,7 @@ class SchedulerCore:
         for text in resume_point.skipped:
             self._out.problem(text, now)
         self._roster.open(fitting, now)
+        self._goal_keeper.begin(now)
         self._hire(now)
         self._starters = set(self._roster.starting)
         if fitting:
@@ -189,8 +192,7 @@ class SchedulerCore:
                 self._layout_sha256 = layout
                 self._record_commit(self._resume_point.next_round - 1, theta, now)
             case c.Reduced(verdict=verdict):
-                for source in self._strategy.reduced(verdict, now):
-                    self._lose_worker(source, f"excluded after {self._job.sync.strikes} rejected deltas", now)
+                self._commit(verdict, now)
             case c.Committed(saved=t.Saved(commit=commit, problem=problem)):
                 self._store_pace.wrote(commit.round)
                 if problem is not None:
@@ -208,8 +210,19 @@ class SchedulerCore:
             case c.Draining(workers=workers, reason=reason):
                 working = [worker for worker in workers if self._roster.slots[worker].working]
                 self._out.put(*(c.Drain(worker, reason) for worker in working))
+            case c.Quotes():
+                self._goal_keeper.quoted(event, now)
+                self._hire(now)
             case c.SchedulerFailed(error=error):
                 self._out.finish(error)
+
+    def _commit(self, verdict: t.Verdict, now: float) -> None:
+        """Commit a round; workers are excluded for their deltas, and leave or are hired by the run's goal."""
+        for source in self._strategy.reduced(verdict, now):
+            self._lose_worker(source, f"excluded after {self._job.sync.strikes} rejected deltas", now)
+        if self._job.goal.is_set:
+            self._goal_keeper.committed(now)
+            self._hire(now)
 
     def _lose_sender(self, event: c.Input, error: Exception, now: float) -> bool:
         """Drop a worker whose event can't be handled, with its state; False if the event isn't a worker's."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -99,6 +99,16 @@ class Hire:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitLeases:
+    """Limits of new leases, by the run's goal."""
+
+    max_price: float
+    """Highest price per hour; infinite: any."""
+    firm_only: bool
+    """Whether only machines on demand are leased, and no spot machines."""
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """Ask a worker to deliver what it has done and to leave, because its machine goes away."""
 
@@ -138,7 +148,7 @@ class Finish:
 Order: TypeAlias = Feed | Assign | Merge | RestoreInnerState | Drain
 """Command that a worker carries out."""
 
-Command: TypeAlias = Order | Reduce | Persist | Hire | Dismiss | LogMetric | LogEvent | Finish
+Command: TypeAlias = Order | Reduce | Persist | Hire | LimitLeases | Dismiss | LogMetric | LogEvent | Finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +182,25 @@ class Draining:
 
     workers: tuple[int, ...]
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Terms of a machine: its price per hour, and whether it is on demand and no spot machine."""
+
+    price: float
+    is_firm: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Quotes:
+    """Terms of the workers' machines and of free ones, for a run with a goal."""
+
+    workers: Mapping[int, Terms]
+    offers: Sequence[Terms]
+    """Terms of each lease that is to be had now."""
+    spent: float
+    """Cost of the run up to now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +241,17 @@ class Tick:
 
 
 Input: TypeAlias = (
-    Event | Leased | Lost | PlacementFailed | Draining | Initialised | Reduced | Committed | SchedulerFailed | Tick
+    Event
+    | Leased
+    | Lost
+    | PlacementFailed
+    | Draining
+    | Quotes
+    | Initialised
+    | Reduced
+    | Committed
+    | SchedulerFailed
+    | Tick
 )
 
 

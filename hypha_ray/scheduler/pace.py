@@ -19,9 +19,13 @@ CHECKED_PER_S = 2000
 """Workers that are checked in a second of a large fleet."""
 
 
-def check_interval_s(workers: int) -> float:
+LEASE_CHECKS = 100
+"""Checks in the time of a long lease."""
+
+
+def check_interval_s(workers: int, lease_s: float = 0.0) -> float:
     """Seconds between two checks of so many workers; below the third of the shortest lease in any fleet."""
-    return max(CHECK_S, workers / CHECKED_PER_S)
+    return max(CHECK_S, workers / CHECKED_PER_S, lease_s / LEASE_CHECKS)
 
 
 class CorrectionPace:

@@ -32,6 +32,9 @@ class ResumePoint:
     lost_s: float = 0.0
     """Seconds that the earlier attempt has trained after its last commit."""
 
+    since_start_s: float = 0.0
+    """Seconds from the run's first start to this attempt's."""
+
     @property
     def evaluated(self) -> bool:
         """Whether the evaluation that `next_round` would begin with is recorded."""

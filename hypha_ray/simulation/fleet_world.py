@@ -6,6 +6,7 @@ plan waits for its slices. A machine is leased from the order to hire until its 
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +18,7 @@ from hypha_ray.scheduler.barrier.round import LOST
 from hypha_ray.scheduler.core import SchedulerCore, search_less_often
 from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
-from hypha_ray.simulation.failures import FailureSchedule
+from hypha_ray.simulation.failures import HOUR_S, FailureSchedule
 from hypha_ray.simulation.fleet_worker import FleetWorker
 from hypha_ray.simulation.machines import Machine, MachinePool, machines_of
 from hypha_ray.simulation.payload_sizes import WEIGHT_BYTES, PayloadSizes
@@ -34,6 +35,8 @@ CUT = "its link is cut"
 SECURE_S = 60.0
 """Longest wait of a leaving worker for the end of its payloads' transfers, in seconds, as in production."""
 POLL_S = 1.0
+QUOTE_S = 60.0
+"""Seconds between two looks at the market, for a goal."""
 UNKNOWN_FIELDS = ("loss", "codec_error", "codec_cosine", "update_norm", "learning_rate", "tokens", "tokens_per_s")
 """Fields of a round's record that a simulation knows nothing of."""
 
@@ -70,6 +73,7 @@ class FleetWorld(World):
         self.on_round: Callable[[dict[str, Any]], None] | None = None
         """Called with the record of each round."""
         self.failure: Exception | None = None
+        self._lease_limits = c.LimitLeases(math.inf, firm_only=False)
         self._core_deadline = 0.0
         """Deadline of the core, which its events alone change."""
 
@@ -87,6 +91,27 @@ class FleetWorld(World):
         self.pool.add_all()
         self.begin(core, resume_point, weights, 0.0, min(self.pool.free_count(), self.job.num_workers))
         self._core_deadline = core.deadline
+        if self.job.goal.is_set:
+            self._quote()
+
+    def _quote(self) -> None:
+        """Tell the core the terms of all machines, again and again."""
+        workers = {}
+        for number, machine in self._machine_of.items():
+            workers[number] = c.Terms(machine.group.price, machine.group.is_firm)
+        offers = []
+        for machine in self.pool.machines:
+            if machine.is_free:
+                offers.append(c.Terms(machine.group.price, machine.group.is_firm))
+        self.tell(c.Quotes(workers, offers, self.cost()))
+        self.later(QUOTE_S, self._quote)
+
+    def cost(self) -> float:
+        """Sum of price · hours of all leases up to now."""
+        cost = 0.0
+        for machine in self.pool.machines:
+            cost += machine.group.price * machine.lease_s(self.now) / HOUR_S
+        return cost
 
     def close(self) -> None:
         """End all workers and leases."""
@@ -126,6 +151,9 @@ class FleetWorld(World):
                 self.records.append(record)
                 if self.on_round is not None:
                     self.on_round(record)
+            case c.LimitLeases():
+                self._lease_limits = command
+                return
             case c.Finish(error=error):
                 self.failure = error
             case _:
@@ -135,7 +163,11 @@ class FleetWorld(World):
     # ── workers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _hire_on_machine(self, source: Source, command: c.Hire) -> None:
-        machine = self.pool.lease(source.worker, self.now)
+        if self.job.goal.is_set:
+            limits = self._lease_limits
+            machine = self.pool.lease_cheapest(source.worker, self.now, limits.max_price, limits.firm_only)
+        else:
+            machine = self.pool.lease(source.worker, self.now)
         if machine is None:
             self.answer(0.0, c.PlacementFailed(source, NO_MACHINE))
             return

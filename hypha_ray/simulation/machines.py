@@ -167,6 +167,18 @@ class MachinePool:
             machine.lease(worker, now)
         return machine
 
+    def lease_cheapest(self, worker: int, now: float, max_price: float, firm_only: bool) -> Machine | None:
+        """Lease the cheapest free machine within the limits of a goal; None if there is none."""
+        candidates = []
+        for machine in self.machines:
+            group = machine.group
+            if machine.is_free and group.price <= max_price and (group.is_firm or not firm_only):
+                candidates.append(machine)
+        machine = min(candidates, key=lambda candidate: candidate.group.price, default=None)
+        if machine is not None:
+            machine.lease(worker, now)
+        return machine
+
     def release(self, machine: Machine, now: float) -> None:
         """End a machine's lease, if there is one."""
         machine.release(now)

@@ -14,7 +14,6 @@ from hypha_ray.simulation.scenario import Scenario
 
 OnRound = Callable[[Mapping[str, Any]], None]
 """Called with the record of each round, as soon as it is there."""
-_HOUR_S = 3600.0
 
 
 def simulate(scenario: Scenario, on_round: OnRound | None = None) -> SimulationResult:
@@ -54,7 +53,7 @@ def result_of(world: FleetWorld) -> SimulationResult:
         utilisation=world.batches_s / alive_s,
         idle_fraction=world.waited_s / alive_s,
         goodput=_goodput(world),
-        cost=_cost(world),
+        cost=world.cost(),
         samples=world.samples,
         events=dict(sorted(world.events.items())),
         round_s=tuple(stop - start for start, stop in pairwise(ends)),
@@ -72,11 +71,3 @@ def _goodput(world: FleetWorld) -> float:
         if machine.began_at is not None:
             possible += (world.now - machine.began_at) / machine.nominal_batch_s * batch_size
     return world.samples / possible if possible else 0.0
-
-
-def _cost(world: FleetWorld) -> float:
-    """Sum of price · hours of all leases."""
-    cost = 0.0
-    for machine in world.pool.machines:
-        cost += machine.group.price * machine.lease_s(world.now) / _HOUR_S
-    return cost

@@ -111,6 +111,12 @@ class MachineGroup(Table):
     diurnal: Diurnal | None = Field(None, description="day and night of a spot market; default: always available")
     price: NotNegative = Field(0.0, description="price of a machine's hour")
 
+    @property
+    def is_firm(self) -> bool:
+        """Whether its machines are on demand: they stay as long as they are leased."""
+        is_preempted = self.failures.every_h is not None and self.failures.kinds.preempt > 0
+        return self.available is None and self.diurnal is None and not is_preempted
+
 
 class Site(Table):
     """A place whose machines share a link to all other places."""

@@ -43,6 +43,7 @@ ELSEWHERE = {
     r"python jobs/worker\.py --connect .*": "tests/jobs/test_worker.py",
     r"python jobs/chaos\.py .*": "tests/jobs/test_chaos.py, with fewer rounds",
     r"python jobs/bench\.py .*": "tests/unit/jobs",
+    r"python jobs/simulate\.py --scenario deadline --days .*": "tests/unit/simulation/test_goal_days.py",
     r"python tests/support/prose\.py .*": "tests/unit/house",
     r"python jobs/(grpo|ppo)\.py .*": "tests/jobs/test_grpo.py and test_ppo.py",
     r"python calls\.py|python jobs/\w+\.py .*data/calculator.*": "tests/jobs/test_tool_use.py",

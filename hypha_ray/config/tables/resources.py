@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from hypha_ray.config.value_types import Count, NotNegative, Positive, Table
+from hypha_ray.config.value_types import Count, NotNegative, Positive, Table, duration, seconds_of
 
 MB_PER_GB = 1000
 MarketStrategy: TypeAlias = Literal["cheapest", "value", "near", "spread"]
@@ -88,6 +88,27 @@ class Resources(Table):
     gpu_type: str | None = Field(None, description="the training guide's name for worker.gpu_type")
     start_deadline_s: Positive = Field(120.0, description="longest wait for leases and for workers to be ready")
     max_idle_s: Positive = Field(600.0, description="longest wait for machines while there are fewer than min_workers")
+
+
+class Goal(Table):
+    """Deadline and budget of a run, by which it hires machines and lets them go."""
+
+    by: Annotated[str, AfterValidator(duration)] | None = Field(
+        None, description="time from the run's first start in which it is to end, such as 6h, 90min or 2d"
+    )
+    at_most: Positive | None = Field(
+        None, description="most to be paid for all leases, in the unit of owners' prices; the run ends before it's more"
+    )
+
+    @property
+    def by_s(self) -> float | None:
+        """Seconds from the run's first start to its deadline; None without one."""
+        return None if self.by is None else seconds_of(self.by)
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a deadline or a budget."""
+        return self.by is not None or self.at_most is not None
 
 
 class Worker(Table):

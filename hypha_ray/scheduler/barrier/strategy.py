@@ -42,8 +42,6 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
         """Whether a round may begin before the commit of the round before it."""
         self._correction_pace = CorrectionPace(job.num_workers)
         self._quorums = QuorumPlanner(job.sync)
-        self.reported_samples = 0
-        """Samples reported by the present workers in the current round."""
         self._inner_states = set(resume_point.inner)
         """Workers whose inner state is saved for a successor."""
         self.in_flight: deque[BarrierRound] = deque()

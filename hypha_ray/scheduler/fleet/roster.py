@@ -18,7 +18,7 @@ from hypha_ray.config import Job
 from hypha_ray.market.leases import Lease, LeaseBook
 from hypha_ray.scheduler.fleet.time_book import TimeBook
 from hypha_ray.scheduler.fleet.trust import LossBook
-from hypha_ray.scheduler.fleet.worker_state import WorkerState, batch_size
+from hypha_ray.scheduler.fleet.worker_state import Decayed, WorkerState, batch_size
 from hypha_ray.types import Source
 from hypha_ray.types.rounds import STARTS_PER_ATTEMPT
 
@@ -53,6 +53,7 @@ class Slot:
     progress_at: float = 0.0
     """Time at which the worker was hired, became ready, or last made progress."""
     retry_at: float | None = None
+    hired_at: float = 0.0
 
     @property
     def working(self) -> bool:
@@ -100,6 +101,10 @@ class Roster:
         self._crashed: set[int] = set()
         """Numbers whose workers crashed since the last contribution of any worker."""
         self.assignable_count = 0
+        self.wanted = len(self.slots)
+        """Largest number of workers, without those that are leaving."""
+        self.start_time = Decayed()
+        """Time from a worker's hiring until it is ready."""
         self._members: list[WorkerState] | None = None
         """Workers as `members` lists them; None if the list is out of date."""
         self._assignable: list[WorkerState] | None = None
@@ -136,6 +141,11 @@ class Roster:
         return len(self.slots) - len(self._excluded)
 
     @property
+    def staying(self) -> int:
+        """Number of workers that are starting or at work, and not leaving."""
+        return sum(slot.source is not None and not slot.leaving for slot in self.slots.values())
+
+    @property
     def layouts(self) -> set[str]:
         """Layout of the model built last in each slot; empty for a slot without any."""
         layouts: set[str] = set()
@@ -162,15 +172,20 @@ class Roster:
     def hire(self, now: float) -> list[Source]:
         """Hire workers for all slots that are due."""
         hired: list[Source] = []
+        vacancies = len(self._vacant)
+        if self.wanted < len(self.slots):
+            vacancies = self.wanted - self.staying
         for number in sorted(self._vacant):
             slot = self.slots[number]
+            if len(hired) >= vacancies:
+                break
             if not slot.due(now):
                 continue
             self._vacant.discard(number)
             slot.starts += 1
             incarnation = self._attempt * STARTS_PER_ATTEMPT + slot.starts
             slot.source = Source(self._run, number, incarnation)
-            slot.progress_at = now
+            slot.progress_at = slot.hired_at = now
             slot.retry_at = None
             slot.work = ""
             self.times.hire(number, now)
@@ -193,6 +208,7 @@ class Roster:
             slot.member.overhead = before.overhead
         slot.lease = self.book.grant(f"worker-{slot.number}", {}, now, self._job.lease_s)
         slot.progress_at = now
+        self.start_time.observe(now - slot.hired_at)
         self.times.ready(slot.number)
         self._count_assignable(joins=True)
         return slot.member

@@ -138,6 +138,11 @@ class TimeBook:
         slot = self._slots[number]
         slot.counted = slot.has_machine = True
 
+    def speed(self, number: int) -> float | None:
+        """Samples per second of the number's last delta; None before the first."""
+        slot = self._slots.get(number)
+        return None if slot is None else slot.samples_per_s
+
     def lose(self, number: int, now: float) -> None:
         """Record that a worker is gone: what it had begun is lost, and its machine is down."""
         slot = self._slots.get(number)

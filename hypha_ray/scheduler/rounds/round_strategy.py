@@ -93,6 +93,10 @@ class RoundStrategy(Generic[R, C]):
         self.state: State[R] = Waiting(resume_point.next_round, None)
         self.latest_version = WeightsVersion(resume_point.next_round)
         """Version of the newest committed weights."""
+        self.commits = resume_point.next_round
+        """Number of committed rounds of the run."""
+        self.reported_samples = 0
+        """Samples reported by the present workers in the current round, if it has a barrier."""
         self._totals = RunTotals(resume_point.state.get("totals", {}))
         self.pending: PendingRounds[C] = PendingRounds(job, resume_point, self._totals, plans, roster.times, out)
         self.sent_bytes: tuple[int, tuple[int, ...]] = 0, ()
@@ -139,6 +143,22 @@ class RoundStrategy(Generic[R, C]):
         if isinstance(self.state, Training) and self.state.grace_until is not None:
             self.state.grace_until += seconds
 
+    @property
+    def samples(self) -> int:
+        """Samples of the run's commits, and of the reports about the current round."""
+        return self._totals.samples + (self.reported_samples if isinstance(self.state, Training) else 0)
+
+    @property
+    def samples_left(self) -> int:
+        """Samples up to the end of the run that neither a commit nor a report has."""
+        if self.plans.ends_by_samples:
+            uncommitted = self.plans.ledger.unused
+        else:
+            warmup_rounds = max(0, self._job.rounds.warmup_rounds - self.commits)
+            later_rounds = self._job.rounds.update_rounds - self.commits - warmup_rounds
+            uncommitted = warmup_rounds * self._job.samples(0) + later_rounds * self.plans.round_sizes.samples
+        return max(0, uncommitted - (self.samples - self._totals.samples))
+
     def _enter(self, current: R, number: int) -> None:
         """Make a round the current one; the round after the last only evaluates."""
         if self.plans.is_over(number):
@@ -168,10 +188,14 @@ class RoundStrategy(Generic[R, C]):
         """
         reason = self.pending.patience.exhausted
         if reason is not None and not self.final and not self._out.over:
-            self._out.event("stop", now, reason=reason)
-            self.stop_waiting(now)
-            self._out.finish(None)
+            self.stop(reason, now)
         return self._out.over
+
+    def stop(self, reason: str, now: float) -> None:
+        """End the run early, without the round in progress."""
+        self._out.event("stop", now, reason=reason)
+        self.stop_waiting(now)
+        self._out.finish(None)
 
     def stop_waiting(self, now: float) -> None:
         """Give up merges and evaluations in progress."""
@@ -190,6 +214,7 @@ class RoundStrategy(Generic[R, C]):
 
     def _persist(self, number: int, verdict: Verdict, used: c.Used, now: float, **more: int) -> dict[str, Any]:
         """Persist a round's weights and the state that a later scheduler needs; return the run's totals."""
+        self.commits = number + 1
         totals = self._totals.totals(now)
         ledger = self.plans.ledger
         state = {"totals": totals, "workers": self._roster.state(), **self.plans.state(), **more}

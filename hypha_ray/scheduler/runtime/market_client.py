@@ -16,10 +16,12 @@ from hypha_ray.config import Job
 from hypha_ray.errors import CapacityError, OutbidError
 from hypha_ray.market.auction.allotment import Ruling
 from hypha_ray.market.auction.client import AuctionClient
-from hypha_ray.market.buyer import workers_to_hire
+from hypha_ray.market.buyer import request_of, workers_to_hire
 from hypha_ray.market.cluster import cluster_nodes, lease_entries, own_node, post_speeds
+from hypha_ray.market.offers import Offer, answers, is_firm
 from hypha_ray.market.requirements import Need, NodeResources, worker_needs
 from hypha_ray.market.selection import Speeds, places, training_key
+from hypha_ray.scheduler.messages import Quotes, Terms
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
@@ -78,6 +80,24 @@ class Staffing:
             problem = "other runs of the exchange bid more, or came first; waiting for its turn"
             raise OutbidError("CAP005", problem, fix="raise resources.worker_price.bid, or wait")
         return await self._actors.leaving()
+
+    async def quotes(self, spent: float) -> Quotes:
+        """Terms of the workers' machines and of free ones, for a run with a goal that has spent so much."""
+        nodes = await asyncio.to_thread(self._actors.nodes)
+        node_by_id = {node.id: node for node in nodes}
+        workers = {}
+        for number in range(self._job.num_workers):
+            name = f"worker-{number}"
+            if name in self._actors.leases.since_s:
+                terms = self._actors.leases.terms(name)
+                node = node_by_id.get(terms.get("node", ""))
+                workers[number] = Terms(terms.get("price", 0.0), node is None or is_firm(node))
+        (need, *_) = worker_needs(self._job)
+        offers: list[Terms] = []
+        for answer in answers(request_of(self._job.resources, need), nodes):
+            if isinstance(answer, Offer):
+                offers += [Terms(answer.price, is_firm(answer.node))] * answer.capacity
+        return Quotes(workers, offers, spent)
 
     async def _attend(self) -> Ruling | None:
         ruling = await self._auction.attend(self.begun, self._actors.leases.since_s)
@@ -146,23 +166,28 @@ class CostBook:
         self._actors = actors
         self._telemetry = telemetry
         self._events = directory / EVENTS
+        self._billed = 0.0
+        """Sum of all bills of the run."""
 
     async def recall(self) -> None:
-        """Read the time up to which an earlier scheduler has billed the leases that were taken over."""
+        """Read what earlier schedulers have billed, and up to which time, for leases that were taken over."""
+        bills = await asyncio.to_thread(read_jsonl, self._events, ("cost",))
+        self._billed = sum(bill["cost"] for bill in bills)
         if self._actors.leases.pays:
-            last_bill_at = await asyncio.to_thread(self._last_bill_at)
+            last_bill_at = max((bill["monotonic_s"] for bill in bills), default=0.0)
             self._actors.leases.billed(last_bill_at)
 
-    def _last_bill_at(self) -> float:
-        """Latest monotonic time of a bill among the events; 0 without any."""
-        bills = read_jsonl(self._events, kinds=("cost",))
-        return max((bill["monotonic_s"] for bill in bills), default=0.0)
+    @property
+    def spent(self) -> float:
+        """Cost of the run up to now."""
+        return self._billed + self._actors.leases.owed()
 
     def bill(self) -> dict[str, float]:
         """Cost since the last bill, as a field of a record; empty if no owner has terms."""
         cost = self._actors.leases.bill()
         if cost is None:
             return {}
+        self._billed += cost
         self._telemetry.note("cost", cost=cost)
         return {"cost": cost}
 

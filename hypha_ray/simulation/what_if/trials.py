@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from hypha_ray.config.keys import shown
+from hypha_ray.config.value_types import seconds_of
 from hypha_ray.errors import ConfigError
 
 SCENARIO_TABLES: Final = ("machines", "sites", "head")
 """Tables of a scenario that a trial may set; no table of a job file has these names."""
 _NEXT_KEY: Final = re.compile(r",(?=\s*[A-Za-z_][\w.-]*\s*=)")
 """Comma before the next KEY=VALUE; other commas belong to a list."""
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)?")
-_SECONDS: Final = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +73,8 @@ def parse_duration_s(text: str) -> float:
         ConfigError: CFG003, it isn't one, or it is 0.
 
     """
-    match = _DURATION.fullmatch(text.strip())
-    seconds = float(match[1]) * _SECONDS[match[2] or "s"] if match else 0.0
-    if not seconds:
+    seconds = seconds_of(text)
+    if seconds is None:
         fix = "give a number and a unit, such as 6h"
         raise ConfigError("CFG003", "--deadline is out of range", shown(text), "a time in s, min, h or d", fix)
     return seconds

@@ -264,6 +264,15 @@ def uncommitted_s(directory: Path, totals: Record) -> float:
     return max(0.0, max(elapsed_s, default=0.0) - committed_s)
 
 
+def since_first_attempt_s(directory: Path) -> float:
+    """Seconds by the clock since the run's first attempt began; 0 before."""
+    attempts = read_jsonl(directory / EVENTS, kinds=("attempt",))
+    if not attempts:
+        return 0.0
+    began = datetime.fromisoformat(attempts[0]["wall_time"])
+    return max(0.0, (datetime.now(UTC) - began).total_seconds())
+
+
 def write_json(path: Path, value: object) -> None:
     """Write a JSON file so that a reader sees the old content or the new one, never a part."""
     _replace(path, _encoded(plain(value), indent=2) + b"\n")

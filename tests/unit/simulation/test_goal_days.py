@@ -1,0 +1,101 @@
+"""Days of a job with a goal: deadlines, costs, and the least cost, worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hypha_ray.errors import ConfigError
+from hypha_ray.simulation.goal_days import day_of, least_cost, scenarios_of_days
+from hypha_ray.simulation.run import simulate
+from hypha_ray.simulation.scenario import Scenario
+from hypha_ray.simulation.scenario_file import read_scenarios
+
+TEXT = """
+name = "two hours"
+
+[job.goal]
+by = "{by}"
+{at_most}
+
+[job.rounds]
+update_rounds = 12
+samples_between_updates = 600
+max_batch_size = 10
+
+[job.resources]
+num_workers = 2
+
+[job.worker]
+report_every_s = 60
+lease_s = 200
+
+[model]
+parameters = 1000
+
+[[machines]]
+count = 2
+batch_s = {{ median = 10 }}
+price = 0.25
+available = "spot.csv"
+
+[[machines]]
+count = 2
+batch_s = {{ median = 10 }}
+price = 1.0
+"""
+TRACE = "at_s,machine,event\n1800,0,leave\n1800,1,leave\n3600,0,join\n"
+"""Two spot machines for half an hour, and one of them again from the second hour on."""
+
+
+def scenario(folder: Path, by: str = "5400", at_most: str = "") -> Scenario:
+    (folder / "spot.csv").write_text(TRACE)
+    file = folder / "scenario.toml"
+    file.write_text(TEXT.format(by=by, at_most=at_most))
+    (only,) = read_scenarios(str(file))
+    return only
+
+
+def test_least_cost_takes_spot_machines_first(tmp_path: Path) -> None:
+    """7 200 samples at one a second: 3 600 + 1 800 s of spot machines, and 1 800 s on demand."""
+    assert least_cost(scenario(tmp_path), 5400.0) == pytest.approx(1.5 * 0.25 + 0.5 * 1.0)
+
+
+def test_least_cost_of_too_little_time_is_infinite(tmp_path: Path) -> None:
+    assert least_cost(scenario(tmp_path), 3000.0) == float("inf")
+
+
+def test_run_with_a_goal_keeps_its_deadline_near_the_least_cost(tmp_path: Path) -> None:
+    day = scenario(tmp_path)
+    result = simulate(day)
+    judged = day_of(day, result, efficiency=1.0)
+    assert not judged.is_missed
+    assert judged.least_cost <= judged.cost < 2 * judged.least_cost
+    on_demand_alone = 2.0
+    assert judged.cost < on_demand_alone
+
+
+def test_run_ends_at_the_last_round_that_its_budget_pays(tmp_path: Path) -> None:
+    result = simulate(scenario(tmp_path, by="2d", at_most="at_most = 0.3"))
+    assert 0 < result.rounds < 12
+    assert result.cost <= 0.3
+    assert result.failure is None
+    assert result.events["stop"] == 1
+
+
+def test_late_run_says_so(tmp_path: Path) -> None:
+    result = simulate(scenario(tmp_path, by="3000"))
+    assert result.events["problem"] >= 1
+    assert result.time_s > 3000
+
+
+def test_days_need_a_deadline() -> None:
+    with pytest.raises(ConfigError, match=r"job\.goal\.by"):
+        scenarios_of_days(read_scenarios("laptop")[0], 2)
+
+
+@pytest.mark.slow
+def test_days_of_the_scenario_miss_no_deadline() -> None:
+    (day,) = scenarios_of_days(read_scenarios("deadline")[0], 1)
+    assert not day_of(day, simulate(day), 1.0).is_missed
