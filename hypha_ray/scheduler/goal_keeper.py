@@ -6,6 +6,7 @@ Times are monotonic seconds, prices those of the market.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
@@ -36,7 +37,7 @@ class GoalKeeper:
     """
 
     def __init__(
-        self, job: Job, resume_point: ResumePoint, roster: Roster, strategy: RoundStrategy, out: Outbox
+        self, job: Job, resume_point: ResumePoint, roster: Roster, strategy: RoundStrategy[Any, Any], out: Outbox
     ) -> None:
         self._job = job
         self._goal = job.goal

@@ -1,8 +1,8 @@
 """Days of a job with a goal, each with a seed of its own, beside the least cost that knows each day's market.
 
 That cost is a bound for every policy: machines start and change at once. Its trace of the machines comes from the same
-models of failures, without any worker. Waits and exchanges of the training itself take the part of the time that they
-take in a run of the same job on machines on demand alone; a second bound leaves them out, too.
+models of failures, without any worker. Waits and exchanges take as large a part of the time as on machines on demand
+alone. A second bound leaves them out.
 """
 
 from __future__ import annotations

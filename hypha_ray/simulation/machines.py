@@ -174,10 +174,10 @@ class MachinePool:
             group = machine.group
             if machine.is_free and group.price <= max_price and (group.is_firm or not firm_only):
                 candidates.append(machine)
-        machine = min(candidates, key=lambda candidate: candidate.group.price, default=None)
-        if machine is not None:
-            machine.lease(worker, now)
-        return machine
+        cheapest = min(candidates, key=lambda candidate: candidate.group.price, default=None)
+        if cheapest is not None:
+            cheapest.lease(worker, now)
+        return cheapest
 
     def release(self, machine: Machine, now: float) -> None:
         """End a machine's lease, if there is one."""
