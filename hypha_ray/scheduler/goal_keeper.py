@@ -54,6 +54,8 @@ class GoalKeeper:
         """Samples that the workers would have trained on without a wait."""
         self._efficiency = 1.0
         """Samples that were trained on, per sample that was possible; 1 before the first commit."""
+        self._typical: float | None = None
+        """Mean speed of the workers that were seen last; None before the first delta."""
         self._measured_at = 0.0
         self._committed_at: float | None = None
         """Time of the first commit that was seen."""
@@ -142,9 +144,11 @@ class GoalKeeper:
     def _machines(self, quotes: c.Quotes) -> list[Machine]:
         """Machines of the workers that stay, and ones that are free or will be; none before a speed is known."""
         speeds = self._speeds()
-        if not speeds:
+        if speeds:
+            self._typical = sum(speeds.values()) / len(speeds)
+        typical = self._typical
+        if typical is None:
             return []
-        typical = sum(speeds.values()) / len(speeds)
         machines = []
         for worker, terms in quotes.workers.items():
             slot = self._roster.slots[worker]
