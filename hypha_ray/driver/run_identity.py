@@ -116,9 +116,12 @@ def is_done(job: Job, directory: RunDirectory) -> bool:
 
 
 def ended_early(job: Job, directory: RunDirectory) -> str | None:
-    """Reason for which the run ended before all rounds; None if it didn't, or if it has more patience now."""
-    if read_json(directory.path / SUMMARY).get("ended_early") is None or newest_good(directory.path) is None:
+    """Reason for which the run ended before all rounds; None if it didn't, or has more patience or money now."""
+    reason = read_json(directory.path / SUMMARY).get("ended_early")
+    if reason is None or newest_good(directory.path) is None:
         return None
+    if str(reason).startswith(f"{job.goal.budget} "):
+        return str(reason)
     evaluations = by_round(read_jsonl(directory.path / METRICS, ("eval",)), "eval")
     return EvaluationPatience(job.rounds, evaluations).exhausted
 

@@ -301,7 +301,11 @@ def go_on(run: RunFiles, state: State, total_rounds: int | None) -> str:
     command = f"{job} --resume {target}"
     if state is not State.FINISHED:
         return command
-    if ended_early(run.events) is not None:
+    reason = ended_early(run.events)
+    if reason is not None:
+        at_most = run.value("goal", "at_most")
+        if at_most is not None and reason.startswith("goal.at_most"):
+            return f"{command} --goal.at_most {2 * at_most:g}"
         patience = run.value("rounds", "patience") or 1
         return f"{command} --rounds.patience {2 * patience}"
     epochs = run.value("rounds", "epochs")

@@ -30,7 +30,7 @@ from hypha_ray.scheduler.failures import another_model, fatal, hopeless, too_few
 from hypha_ray.scheduler.fleet.roster import Roster
 from hypha_ray.scheduler.fleet.trust import FATAL, WeightHashes
 from hypha_ray.scheduler.fleet.worker_state import WorkerState
-from hypha_ray.scheduler.goal_keeper import GoalKeeper
+from hypha_ray.scheduler.goal_planner import GoalPlanner
 from hypha_ray.scheduler.messages import Outbox
 from hypha_ray.scheduler.pace import StorePace, check_interval_s
 from hypha_ray.scheduler.planning.worker_plans import Sizes
@@ -98,7 +98,7 @@ class SchedulerCore:
         self._roster.restore(resume_point.state.get("workers", {}))
         self._roster.recall_loss(resume_point.lost_s)
         self._strategy = strategy_of(job, slices, sizes, resume_point, self._roster, self._out)
-        self._goal_keeper = GoalKeeper(job, resume_point, self._roster, self._strategy, self._out)
+        self._goal_planner = GoalPlanner(job, resume_point, self._roster, self._strategy, self._out)
         self._weight_hashes = WeightHashes()
         self._layout_sha256: str | None = None
         self._starters: set[t.Source] = set()
@@ -117,7 +117,7 @@ class SchedulerCore:
         for text in resume_point.skipped:
             self._out.problem(text, now)
         self._roster.open(fitting, now)
-        self._goal_keeper.begin(now)
+        self._goal_planner.begin(now)
         self._hire(now)
         self._starters = set(self._roster.starting)
         if fitting:
@@ -211,7 +211,7 @@ class SchedulerCore:
                 working = [worker for worker in workers if self._roster.slots[worker].working]
                 self._out.put(*(c.Drain(worker, reason) for worker in working))
             case c.Quotes():
-                self._goal_keeper.quoted(event, now)
+                self._goal_planner.quoted(event, now)
                 self._hire(now)
             case c.SchedulerFailed(error=error):
                 self._out.finish(error)
@@ -221,7 +221,7 @@ class SchedulerCore:
         for source in self._strategy.reduced(verdict, now):
             self._lose_worker(source, f"excluded after {self._job.sync.strikes} rejected deltas", now)
         if self._job.goal.is_set:
-            self._goal_keeper.committed(now)
+            self._goal_planner.committed(now)
             self._hire(now)
 
     def _lose_sender(self, event: c.Input, error: Exception, now: float) -> bool:

@@ -185,20 +185,22 @@ class Draining:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """Terms of a machine: its price per hour, and whether it is on demand and no spot machine."""
+class Quote:
+    """What a machine costs, and whether it stays."""
 
     price: float
+    """Price per hour."""
     is_firm: bool
+    """Whether it is on demand and no spot machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quotes:
-    """Terms of the workers' machines and of free ones, for a run with a goal."""
+    """Quotes of the workers' machines and of free ones, for a run with a goal."""
 
-    workers: Mapping[int, Terms]
-    offers: Sequence[Terms]
-    """Terms of each lease that is to be had now."""
+    workers: Mapping[int, Quote]
+    offers: Sequence[Quote]
+    """One for each lease that is to be had now."""
     spent: float
     """Cost of the run up to now."""
 

@@ -98,11 +98,11 @@ class FleetWorld(World):
         """Tell the core the terms of all machines, again and again."""
         workers = {}
         for number, machine in self._machine_of.items():
-            workers[number] = c.Terms(machine.group.price, machine.group.is_firm)
+            workers[number] = c.Quote(machine.group.price, machine.group.is_firm)
         offers = []
         for machine in self.pool.machines:
             if machine.is_free:
-                offers.append(c.Terms(machine.group.price, machine.group.is_firm))
+                offers.append(c.Quote(machine.group.price, machine.group.is_firm))
         self.tell(c.Quotes(workers, offers, self.cost()))
         self.later(QUOTE_S, self._quote)
 

@@ -110,6 +110,11 @@ class Goal(Table):
         """Whether there is a deadline or a budget."""
         return self.by is not None or self.at_most is not None
 
+    @property
+    def budget(self) -> str:
+        """The budget as an assignment, with which the reason begins for which it ends a run."""
+        return f"goal.at_most = {self.at_most:g}" if self.at_most is not None else "no budget"
+
 
 class Worker(Table):
     """Computation of a worker."""

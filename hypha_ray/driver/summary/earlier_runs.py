@@ -37,6 +37,7 @@ _OF_NO_PACE: tuple[KeyPath, ...] = (
     ("resources", "worker_price"),
     ("resources", "parameter_server_price"),
     ("resources", "min_workers"),
+    ("goal",),
 )
 """Keys whose values change no round's time."""
 _OF_RATES = ("learning_rate", "momentum", "weight_decay", "betas", "epsilon", "schedule", "clip_norm", "total_steps")
@@ -125,6 +126,8 @@ def _has_same_work(job: Job, folder: Path) -> bool:
         config = str(folder / CONFIG)
         run_job = load(["@", config]).job
     except (HyphaError, OSError):  # Of another release, or damaged.
+        return False
+    if run_job.goal.is_set:  # Its workers were as many as it needed.
         return False
     return all(_changes_no_pace(difference.path) for difference in differences(job, run_job))
 

@@ -186,6 +186,7 @@ def _time_facts(job: Job, pace: Pace | None, price: float | None, done: int = 0)
         yield "time", text
         if price is not None:
             yield "cost", f"{price:.2f} an hour"
+        yield from _goal_facts(job)
         return
     rounds = max(0, job.rounds.update_rounds - done)
     time_s = rounds * pace.round_s
@@ -199,3 +200,19 @@ def _time_facts(job: Job, pace: Pace | None, price: float | None, done: int = 0)
     if price is not None:
         cost = price * time_s / 3600
         yield "cost", f"about {cost:.2f}{rest}, at {price:.2f} an hour"
+    yield from _goal_facts(job, time_s)
+
+
+def _goal_facts(job: Job, time_s: float | None = None) -> Iterator[tuple[str, str]]:
+    """Deadline and budget; the deadline beside the time on all machines, in seconds, if that is known."""
+    parts = []
+    by_s = job.goal.by_s
+    if by_s is not None:
+        text = f"done {job.goal.by} after the first start"
+        if time_s is not None and time_s > by_s:
+            text += f", which is {duration(time_s - by_s)} too early for that pace"
+        parts.append(text)
+    if job.goal.at_most is not None:
+        parts.append(f"at most {job.goal.at_most:g} for all leases")
+    if parts:
+        yield "goal", "; ".join(parts)

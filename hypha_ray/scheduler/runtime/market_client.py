@@ -21,7 +21,7 @@ from hypha_ray.market.cluster import cluster_nodes, lease_entries, own_node, pos
 from hypha_ray.market.offers import Offer, answers, is_firm
 from hypha_ray.market.requirements import Need, NodeResources, worker_needs
 from hypha_ray.market.selection import Speeds, places, training_key
-from hypha_ray.scheduler.messages import Quotes, Terms
+from hypha_ray.scheduler.messages import Quote, Quotes
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
@@ -91,12 +91,12 @@ class Staffing:
             if name in self._actors.leases.since_s:
                 terms = self._actors.leases.terms(name)
                 node = node_by_id.get(terms.get("node", ""))
-                workers[number] = Terms(terms.get("price", 0.0), node is None or is_firm(node))
+                workers[number] = Quote(terms.get("price", 0.0), node is None or is_firm(node))
         (need, *_) = worker_needs(self._job)
-        offers: list[Terms] = []
+        offers: list[Quote] = []
         for answer in answers(request_of(self._job.resources, need), nodes):
             if isinstance(answer, Offer):
-                offers += [Terms(answer.price, is_firm(answer.node))] * answer.capacity
+                offers += [Quote(answer.price, is_firm(answer.node))] * answer.capacity
         return Quotes(workers, offers, spent)
 
     async def _attend(self) -> Ruling | None:

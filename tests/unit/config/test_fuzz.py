@@ -66,7 +66,9 @@ _DEPENDENT = {
 }
 _DEPENDENT |= {"repository", "token", "mode", "warmup_rounds", "in_flight", "k_aware", "kl", "minibatches", "weights"}
 _DEPENDENT |= {
+    "at_most",
     "bid",
+    "by",
     "data_parallel",
     "engine",
     "environment",

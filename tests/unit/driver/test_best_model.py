@@ -116,3 +116,15 @@ def test_run_that_ended_early_is_done_unless_it_has_more_patience(run: tuple[Job
     last = load_file(directory.path / "model" / "model.safetensors")
     newest = load_file(directory.path / "checkpoints" / "round_000003" / "model.safetensors")
     assert last and all(np.array_equal(last[name], array) for name, array in newest.items())
+
+
+def test_run_whose_budget_is_spent_is_done_unless_it_has_a_higher_one(run: tuple[Job, RunDirectory]) -> None:
+    job, directory = run
+    goal = job.goal.model_copy(update={"at_most": 2.5})
+    longer = job.model_copy(update={"rounds": job.rounds.model_copy(update={"update_rounds": 9}), "goal": goal})
+    reason = "goal.at_most = 2.5 pays for no further round; 2.41 is spent"
+    (directory.path / "summary.json").write_text(json.dumps({"ended_early": reason}))
+    assert is_done(longer, directory)
+    assert standing(longer, directory) == f"ended early: {reason}"
+    richer = longer.model_copy(update={"goal": goal.model_copy(update={"at_most": 5.0})})
+    assert not is_done(richer, directory)

@@ -370,6 +370,26 @@ def test_time_and_cost_are_those_of_an_earlier_run_of_the_same_work(tmp_path: Pa
     facts = facts_of(longer, source, price=6.0)
     assert facts["time"] == "about 30m00s: 2.0s a round, the median of 3 rounds of run first on cpu"
     assert facts["cost"] == "about 3.00, at 6.00 an hour"
+    assert "goal" not in facts
+
+
+def test_goal_stands_beside_the_time_that_was_measured_without_one(tmp_path: Path) -> None:
+    source, runs = texts(tmp_path / "data"), tmp_path / "runs"
+    write_run(small_job(source.folder, run={"name": "first", "dir": str(runs)}), runs, source, [9.0, 11.0, 13.0])
+    second = {"run": {"name": "second", "dir": str(runs)}, "rounds": {"update_rounds": 900}}
+    late = facts_of(small_job(source.folder, goal={"by": "20min", "at_most": 2.5}, **second), source, price=6.0)
+    assert late["time"].startswith("about 30m00s: 2.0s a round")
+    too_early = "done 20min after the first start, which is 10m00s too early for that pace"
+    assert late["goal"] == f"{too_early}; at most 2.5 for all leases"
+    early = facts_of(small_job(source.folder, goal={"by": "1h"}, **second), source)
+    assert early["goal"] == "done 1h after the first start"
+
+
+def test_runs_with_a_goal_show_no_pace(tmp_path: Path) -> None:
+    source, runs = texts(tmp_path / "data"), tmp_path / "runs"
+    first = small_job(source.folder, run={"name": "first", "dir": str(runs)}, goal={"by": "1h"})
+    write_run(first, runs, source, [9.0, 11.0, 13.0])
+    assert pace_of_earlier_run(first, source.manifest) is None
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,17 @@ def test_run_that_ended_early_says_why_and_goes_on_with_more_patience(tmp_path: 
     assert lines["go on"].endswith("--rounds.patience 4")
 
 
+def test_run_whose_budget_is_spent_goes_on_with_a_higher_one(tmp_path: Path) -> None:
+    reason = "goal.at_most = 2.5 pays for no further round; 2.41 is spent"
+    events = [{"kind": "attempt"}, {"kind": "stop", "reason": reason}]
+    goal = {"at_most": 2.5}
+    folder = make_run(tmp_path, commits=3, metrics=METRICS, events=events, rounds={"update_rounds": 9}, goal=goal)
+    (folder / "model").mkdir()
+    lines = subjects(folder)
+    assert lines["state"] == f"finished, 3 of 9 rounds: {reason}"
+    assert lines["go on"].endswith("--goal.at_most 5")
+
+
 def test_account_of_a_running_run_names_the_process(tmp_path: Path) -> None:
     folder = make_run(tmp_path, commits=1, metrics=METRICS[:2])
     with RunDirectory(folder).lock():

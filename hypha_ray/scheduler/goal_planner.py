@@ -24,7 +24,7 @@ LEAST_EFFICIENCY = 0.05
 DROPPED = "the goal needs no machine at that price now"
 
 
-class GoalKeeper:
+class GoalPlanner:
     """Decides for a run with a goal on each `Quotes`.
 
     Args:
@@ -229,9 +229,9 @@ class GoalKeeper:
 
     def _end(self, spent: float, now: float) -> None:
         """End the run at its last commit."""
-        at_most = f"goal.at_most = {self._goal.at_most:g}"
+        budget = self._goal.budget
         if not self._strategy.commits:
-            problem = f"{at_most} doesn't pay for the first round; {spent:.2f} is spent"
-            self._out.finish(ConfigError("CFG003", problem, fix="raise it, or shorten rounds.samples_between_updates"))
+            problem = f"{budget} doesn't pay for the first round; {spent:.2f} is spent"
+            self._out.finish(ConfigError("CFG003", problem, fix="raise it, or lower rounds.samples_between_updates"))
             return
-        self._strategy.stop(f"{at_most} pays for no further round; {spent:.2f} is spent", now)
+        self._strategy.stop(f"{budget} pays for no further round; {spent:.2f} is spent", now)
