@@ -181,3 +181,29 @@ def test_withdrawn_machine_gets_its_workers_delta_and_the_run_tells_its_cost(
     told = [line for line in machine_lines(later, cluster_nodes(), own_node(), speeds) if f"({nodes[1][:8]})" in line]
     assert len(told) == 1 and " samples/s, measured, room for 1; 1 chosen" in told[0]
     assert speeds_of(later, {"input_ids": (64,)}) == speeds_of(job, load(corpus).shapes) == UNKNOWN
+
+
+def test_run_ends_at_its_last_commit_before_its_budget_is_spent(
+    nodes: list[str], corpus: Path, tmp_path: Path
+) -> None:
+    """Two machines for 3 an hour together, and money for some twenty seconds of them: a round takes two."""
+    rounds = {"update_rounds": 40, "samples_between_updates": 80, "max_batch_size": 4, "evaluate_every": 0}
+    goal = {"at_most": 3 * 20 / 3600}
+    run = run_job(job_of("frugal", corpus, rounds=rounds, goal=goal, testing={"batch_s": 0.2}), tmp_path, corpus)
+    (stop,) = events(run, "stop")
+    assert stop["reason"].startswith("goal.at_most = 0.0166667 pays for no further round; 0.01")
+    assert 2 <= len(run.commits()) < 12
+    assert set(run.used().values()) == {1}
+    assert 0.5 * goal["at_most"] < run.records[-1]["cost"] <= goal["at_most"]
+
+
+def test_run_says_early_that_its_deadline_cannot_be_kept_and_goes_on(
+    nodes: list[str], corpus: Path, tmp_path: Path
+) -> None:
+    rounds = {"update_rounds": 4, "samples_between_updates": 80, "max_batch_size": 4, "evaluate_every": 0}
+    job = job_of("late", corpus, rounds=rounds, goal={"by": "1s"}, testing={"batch_s": 0.2})
+    run = run_job(job, tmp_path, corpus)
+    assert len(run.commits()) == 4
+    late = [event["text"] for event in events(run, "problem") if "goal.by" in event["text"]]
+    assert len(late) == 1 and late[0].startswith("at this rate the run ends after ")
+    assert events(run, "goal")[-1]["spare_s"] < 0
