@@ -231,7 +231,7 @@ class GoalPlanner:
         """End the run at its last commit."""
         budget = self._goal.budget
         if not self._strategy.commits:
-            problem = f"{budget} doesn't pay for the first round; {spent:.2f} is spent"
+            problem = f"{budget} doesn't pay for the first round; {spent:.4g} is spent"
             self._out.finish(ConfigError("CFG003", problem, fix="raise it, or lower rounds.samples_between_updates"))
             return
-        self._strategy.stop(f"{budget} pays for no further round; {spent:.2f} is spent", now)
+        self._strategy.stop(f"{budget} pays for no further round; {spent:.4g} is spent", now)
