@@ -230,7 +230,7 @@ class Buyer:
             if need.role == "worker":
                 request = replace(request, max_price=min(request.max_price, self.max_price))
                 if self.firm_only:
-                    candidates = [node for node in candidates if is_firm(node)]
+                    candidates = list(filter(is_firm, candidates))
             requests.append((request, len(names_of_need)))
         offers: dict[str, Offer] = {}
         for choice in choose_machines(requests, candidates, self._preference(nodes, home)):

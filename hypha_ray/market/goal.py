@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 HOUR_S = 3600.0
 MARGIN = 0.02
@@ -104,29 +105,47 @@ def decide(standing: Standing) -> Decision:
     if is_patient:
         chosen = _cheap_ones(standing, machines, standing.left_s - margin_s)
     elif firm_only:
-        kept = [machine for machine in machines if machine.worker is not None]
-        offered = [machine for machine in machines if machine.worker is None and machine.is_firm]
-        chosen = kept + offered
+        chosen = _without_new_spot_machines(machines)
     else:
         chosen = machines
-    chosen = chosen[: standing.most]
-    chosen_ids = set(map(id, chosen))  # Offers may be equal.
-    others = [machine for machine in machines if id(machine) not in chosen_ids]
-    chosen = chosen + others[: max(0, standing.least - len(chosen))]
+    chosen = _at_least(standing.least, chosen[: standing.most], machines)
     drop = _to_drop(standing, chosen) if standing.may_drop else []
     if not is_patient:
         drop = drop[: max(1, standing.most // 4)]
-    hourly = sum(machine.price for machine in chosen)
+    prices = list(map(attrgetter("price"), chosen))
+    hourly = sum(prices)
     return Decision(
         wanted=len(chosen),
         drop=tuple(drop),
-        max_price=max((machine.price for machine in chosen), default=math.inf),
+        max_price=max(prices, default=math.inf),
         firm_only=firm_only,
         is_patient=is_patient,
         end_s=end_s,
         spare_s=spare_s,
         cost=hourly * _seconds(standing, chosen) / HOUR_S if hourly else 0.0,
     )
+
+
+def _without_new_spot_machines(machines: Sequence[Machine]) -> list[Machine]:
+    """Machines of the workers, and after them offered ones on demand."""
+    own_machines: list[Machine] = []
+    firm_offers: list[Machine] = []
+    for machine in machines:
+        if machine.worker is not None:
+            own_machines.append(machine)
+        elif machine.is_firm:
+            firm_offers.append(machine)
+    return own_machines + firm_offers
+
+
+def _at_least(least: int, chosen: Sequence[Machine], machines: Sequence[Machine]) -> list[Machine]:
+    """The chosen machines, and as many further ones as the least number needs."""
+    filled = list(chosen)
+    chosen_ids = set(map(id, chosen))  # Offers may be equal.
+    for machine in machines:
+        if len(filled) < least and id(machine) not in chosen_ids:
+            filled.append(machine)
+    return filled
 
 
 def _margin_s(standing: Standing) -> float:
@@ -191,11 +210,16 @@ def _cheap_ones(standing: Standing, machines: Sequence[Machine], horizon_s: floa
 
 def _to_drop(standing: Standing, chosen: Sequence[Machine]) -> list[int]:
     """Workers whose machines aren't chosen, the dearest first; none for another machine of the same price."""
-    kept = {machine.worker for machine in chosen}
-    new_prices = [machine.price for machine in chosen if machine.worker is None]
+    staying: set[int] = set()
+    new_prices: list[float] = []
+    for machine in chosen:
+        if machine.worker is None:
+            new_prices.append(machine.price)
+        else:
+            staying.add(machine.worker)
     least = min(new_prices, default=-1.0)
     drop: list[int] = []
     for machine in sorted(standing.machines, key=lambda machine: -machine.price):
-        if machine.worker is not None and machine.worker not in kept and machine.price > least:
+        if machine.worker is not None and machine.worker not in staying and machine.price > least:
             drop.append(machine.worker)
     return drop

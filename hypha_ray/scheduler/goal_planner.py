@@ -54,8 +54,6 @@ class GoalPlanner:
         """Samples that the workers would have trained on without a wait."""
         self._efficiency = 1.0
         """Samples that were trained on, per sample that was possible; 1 before the first commit."""
-        self._typical: float | None = None
-        """Mean speed of the workers that were seen last; None before the first delta."""
         self._measured_at = 0.0
         self._committed_at: float | None = None
         """Time of the first commit that was seen."""
@@ -141,14 +139,21 @@ class GoalPlanner:
                 speeds[member.source.worker] = speed
         return speeds
 
+    def _typical_speed(self) -> float | None:
+        """Mean speed of all numbers, of which some may have no worker now; None before the first delta."""
+        speeds = []
+        for number in self._roster.slots:
+            speed = self._roster.times.speed(number)
+            if speed is not None:
+                speeds.append(speed)
+        return sum(speeds) / len(speeds) if speeds else None
+
     def _machines(self, quotes: c.Quotes) -> list[Machine]:
         """Machines of the workers that stay, and ones that are free or will be; none before a speed is known."""
-        speeds = self._speeds()
-        if speeds:
-            self._typical = sum(speeds.values()) / len(speeds)
-        typical = self._typical
+        typical = self._typical_speed()
         if typical is None:
             return []
+        speeds = self._speeds()
         machines = []
         for worker, terms in quotes.workers.items():
             slot = self._roster.slots[worker]

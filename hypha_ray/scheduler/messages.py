@@ -186,7 +186,7 @@ class Draining:
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """What a machine costs, and whether it stays."""
+    """Price and kind of a machine."""
 
     price: float
     """Price per hour."""

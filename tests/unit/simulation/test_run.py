@@ -220,6 +220,7 @@ SMALL = {
     "home-1000": 30,
     "failing-1000": 10,
     "spot-10000": 60,
+    "deadline": 8,
     "intellect-1": 4,
     "streaming-10b": 2,
 }
