@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -81,6 +81,8 @@ OF_RIVALS = dict.fromkeys(RIVAL_COSTS, ("rivals",))
 """Options that mean something beside --rivals alone."""
 OF_A_RUN = dict.fromkeys(("try_", "deadline", "budget"), ("from_",))
 """Options that mean something beside --from alone."""
+BESIDE_DAYS = ("plot", "rivals")
+"""Options that mean nothing beside --days."""
 OF_A_SCENARIO = ("scenario", "workers", "rounds", "seed", "days", "plot", "rivals")
 """Options that mean nothing beside --from."""
 
@@ -130,16 +132,28 @@ def check(options: Simulate) -> None:
         value = getattr(options, name)
         if value is not None and value < least:
             raise ConfigError("CFG003", f"--{name} is out of range", str(value), f"{least} or more", "mend it")
+    if options.days is not None:
+        refuse_beside(options, "--days", BESIDE_DAYS, "leave one out")
     if options.from_ is not None:
-        for name in OF_A_SCENARIO:
-            if getattr(options, name) not in (None, False):
-                fix = "leave one out; --try KEY=VALUE changes a run's settings"
-                raise ConfigError("CFG011", f"--from and --{name} exclude each other", fix=fix)
+        fix = "leave one out; --try KEY=VALUE changes a run's settings"
+        refuse_beside(options, "--from", OF_A_SCENARIO, fix)
         return
     if options.scenario is None and not options.rivals:
         raise ConfigError(
             "CFG012", "--scenario is missing", fix="give the name of a scenario or a TOML file, or --from RUN"
         )
+
+
+def refuse_beside(options: Simulate, option: str, names: Sequence[str], fix: str) -> None:
+    """Refuse options that mean nothing beside another one.
+
+    Raises:
+        ConfigError: CFG011, one of them is given.
+
+    """
+    for name in names:
+        if getattr(options, name) not in (None, False):
+            raise ConfigError("CFG011", f"{option} and --{name} exclude each other", fix=fix)
 
 
 def predict(options: Simulate) -> None:

@@ -7,6 +7,7 @@ alone. A second bound leaves them out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +29,7 @@ class Day:
     time_s: float
     cost: float
     least_cost: float
-    """Cost of a policy that knows the market of the day, at least."""
+    """Cost of a policy that knows the market of the day, at least; infinite if none can keep the deadline."""
     bare_cost: float
     """The same for a training without waits and exchanges."""
     is_missed: bool
@@ -40,10 +41,15 @@ class Day:
             "seed": self.seed,
             "time_s": round(self.time_s, 3),
             "cost": round(self.cost, 6),
-            "least_cost": round(self.least_cost, 6),
-            "bare_cost": round(self.bare_cost, 6),
+            "least_cost": _finite(self.least_cost),
+            "bare_cost": _finite(self.bare_cost),
             "missed": self.is_missed,
         }
+
+
+def _finite(cost: float) -> float | None:
+    """A cost as JSON has it; None if it is infinite."""
+    return round(cost, 6) if math.isfinite(cost) else None
 
 
 def scenarios_of_days(scenario: Scenario, days: int) -> list[Scenario]:
@@ -102,10 +108,17 @@ def lines_of_days(days: Sequence[Day]) -> list[str]:
     seeds = f", of seeds {', '.join(map(str, missed))}" if missed else ""
     return [
         f"days: {len(days)}; deadlines missed: {len(missed)}{seeds}",
-        f"mean cost: {cost:.2f}; least cost that knows each day's market: {least:.2f}; ratio: {cost / least:.3f}",
-        f"without waits and exchanges it would be: {bare:.2f}; ratio: {cost / bare:.3f}",
+        f"mean cost: {cost:.2f}; least cost that knows each day's market: {_beside(cost, least)}",
+        f"without waits and exchanges it would be: {_beside(cost, bare)}",
         f"longest run: {longest.time_s / HOUR_S:.2f} h, of seed {longest.seed}",
     ]
+
+
+def _beside(cost: float, bound: float) -> str:
+    """A bound with the ratio of the cost to it, unless no policy keeps all deadlines."""
+    if math.isinf(bound):
+        return "none, since no policy can keep all deadlines"
+    return f"{bound:.2f}; ratio: {cost / bound:.3f}"
 
 
 def least_cost(scenario: Scenario, until_s: float, efficiency: float = 1.0) -> float:

@@ -47,6 +47,8 @@ LINES: tuple[tuple[str, int, str], ...] = (
     ("simulate", 2, "error[CFG012]: --scenario is missing"),
     ("simulate --scenario lap", 2, "error[CFG015]: there is no such scenario — got 'lap', allowed"),
     ("simulate --scenario laptop --workers 0", 2, "error[CFG003]: --workers is out of range"),
+    ("simulate --scenario laptop --days 2 --rivals", 2, "error[CFG011]: --days and --rivals exclude each other"),
+    ("simulate --scenario laptop --days 2 --plot a.png", 2, "error[CFG011]: --days and --plot exclude each other"),
     ("simulate --scenaro laptop", 2, "error[CFG001]: unknown flag --scenaro. Fix: did you mean --scenario?"),
     ("simulate --scenario laptop --rounds 1 --json no/such/file", 2, "error[CFG008]: --json can't be used"),
     ("doctor --jsn f", 2, "error[CFG001]: unknown flag --jsn. Fix: did you mean --json?"),

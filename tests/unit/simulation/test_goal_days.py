@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.simulation.goal_days import day_of, least_cost, scenarios_of_days
+from hypha_ray.simulation.goal_days import Day, day_of, least_cost, lines_of_days, scenarios_of_days
 from hypha_ray.simulation.run import simulate
 from hypha_ray.simulation.scenario import Scenario
 from hypha_ray.simulation.scenario_file import read_scenarios
@@ -99,3 +99,12 @@ def test_days_need_a_deadline() -> None:
 def test_days_of_the_scenario_miss_no_deadline() -> None:
     (day,) = scenarios_of_days(read_scenarios("deadline")[0], 1)
     assert not day_of(day, simulate(day), 1.0).is_missed
+
+
+def test_days_whose_deadline_no_policy_keeps_have_no_bound_and_no_ratio() -> None:
+    day = Day(7, 90_000.0, 12.0, float("inf"), float("inf"), is_missed=True)
+    assert day.as_json()["least_cost"] is None and day.as_json()["bare_cost"] is None
+    lines = lines_of_days([day, Day(8, 80_000.0, 14.0, 10.0, 9.0, is_missed=False)])
+    assert lines[0] == "days: 2; deadlines missed: 1, of seeds 7"
+    absent = "none, since no policy can keep all deadlines"
+    assert lines[1].endswith(f"each day's market: {absent}") and lines[2].endswith(f"would be: {absent}")
