@@ -116,16 +116,17 @@ _KEYS = {
 }
 _RESUME = frozenset(("resume_from_checkpoint", "resume_from", "load", "ckpt", "ckpt_path", "checkpoint", "restore"))
 _FILE = frozenset(("config", "config_file", "cfg", "conf", "job", "job_file", "file"))
-_OF_PREPARE = {
-    "--seq-len": "max_length max_seq_length max_seq_len seq_len seq_length sequence_len block_size cutoff_len"
-    " context_length max_prompt_length",
-    "--pack": "pack packing sample_packing",
-    "--chat-template": "chat_template chat_template_path",
-    "--text-column": "text_column text_field dataset_text_field",
-    "--validation-fraction": "validation_fraction val_size val_set_size test_size",
+OF_PREPARE = {
+    "seq_len": "max_length max_seq_length max_seq_len seq_length sequence_len block_size cutoff_len context_length"
+    " max_prompt_length",
+    "pack": "packing sample_packing",
+    "chat_template": "chat_template_path",
+    "text_column": "text_field dataset_text_field text_key",
+    "validation_fraction": "val_size val_set_size test_size validation_split",
 }
-_PREPARED_BY = {name: flag for flag, names in _OF_PREPARE.items() for name in names.split()}
-"""The option of prepare that a flag of other tools means."""
+"""Names that other tools have for settings of a dataset, by the option of prepare that they mean."""
+_PREPARED_BY = {name: option for option, names in OF_PREPARE.items() for name in (option, *names.split())}
+"""The option of prepare that a flag means."""
 HABITS = {name: key for key, names in _KEYS.items() for name in names.split()}
 """The key that a flag of other tools means, by the flag's name with ``_`` for ``-``."""
 
@@ -140,7 +141,8 @@ def habit(name: str) -> str | None:
     if name in HABITS:
         return f"did you mean `{HABITS[name]}`?"
     if name in _PREPARED_BY:
-        return f"give it to jobs/prepare.py as {_PREPARED_BY[name]}"
+        flag = _PREPARED_BY[name].replace("_", "-")
+        return f"give it to jobs/prepare.py as --{flag}"
     return None
 
 

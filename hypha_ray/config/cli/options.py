@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from hypha_ray.config.aliases import OF_PREPARE
 from hypha_ray.config.assignments import from_text, value_behind
 from hypha_ray.config.keys import Key, choice_remedy, key_of, shown
 from hypha_ray.errors import ConfigError
@@ -38,14 +39,10 @@ REPEATED: Final = {"repeated": True}
 _BETWEEN: Final = "\0"
 """Separator of the texts of a repeated flag; no argument of a process has it."""
 
-_OTHER_NAMES = {
+_OTHER_NAMES = OF_PREPARE | {
     "source": "dataset dataset_name dataset_path data data_path input input_file train_file",
     "out": "output output_dir out_dir output_path save_dir",
     "tokenizer": "tokenizer_name tokenizer_name_or_path",
-    "seq_len": "max_length max_seq_length max_seq_len seq_length sequence_len block_size cutoff_len context_length",
-    "pack": "packing sample_packing",
-    "text_column": "text_field dataset_text_field text_key",
-    "validation_fraction": "val_size val_set_size test_size validation_split",
     "chat": "apply_chat_template",
     "model": "model_name_or_path model_name model_path checkpoint pretrained",
     "max_new_tokens": "max_tokens max_length max_completion_length",
