@@ -64,7 +64,8 @@ class Feedback:
                 if theta is not None:
                     base = bases[group][part]
                     target = target - base
-                delta = target = target.float()
+                delta = target.float()
+                target = delta
                 if residual is not None:
                     postponed = residual[part]
                     if last and lag is not None:

@@ -104,8 +104,7 @@ class Visible(Bf16):
         before = theta.float()
         after = _bits(before + values)
         steps = after - _bits(before)
-        visible = steps != 0
-        if int(visible.count_nonzero()) > _MOST_VISIBLE * len(values):
+        if int(steps.count_nonzero()) > _MOST_VISIBLE * len(values):
             return self.encode_block(values, out, start)
         return self._encode_visible(before, after, steps, _rows(out, start, len(values)))
 

@@ -368,11 +368,12 @@ class TrainingLoop:
         failpoint("worker.before_delta", self._source.worker)
         train_s = meter.train_s
         fragments = fragments_of_round(self._job, plan.round)
+        is_last = is_last_round(self._job, plan.round)
         payloads: list[Flat] = []
         quality = Quality()
         with traced("encode", self._key(plan.round), worker=self._source.worker):
             for fragment in fragments:
-                payload, fragment_quality = self._encode_result(fragment, is_last_round(self._job, plan.round))
+                payload, fragment_quality = self._encode_result(fragment, is_last)
                 payloads.append(payload)
                 quality += fragment_quality
         delta = Delta(
