@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-HOUR_S = 3600.0
+from hypha_ray.market.buyer import HOUR_S
+
 MARGIN = 0.02
 """Part of the time left that losses of machines may cost."""
 ROUND_SHARE = 0.3

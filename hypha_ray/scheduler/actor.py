@@ -99,7 +99,7 @@ class Scheduler(ListedActor):
         self._is_new_dataset = begun.sha256 is None
         self._slice_cache = SliceCache(job, self._actors, self._reader)
         self._staffing = Staffing(job, run, self._actors)
-        self._costs = CostBook(self._actors, self._telemetry, self._directory)
+        self._costs = CostBook(self._actors, self._telemetry, self._directory, self._job.goal.is_set)
         self._speeds = SpeedBook(job, run, self._actors)
         self._core: SchedulerCore | None = None
         self._round_traces = RoundTraces(job, attempt)
@@ -171,13 +171,25 @@ class Scheduler(ListedActor):
             if records := self._telemetry.for_driver():
                 yield records
 
-    async def _recall(self) -> ResumePoint:
-        """Read the point from which the log of an earlier scheduler lets the run go on."""
-        since_start_s = await asyncio.to_thread(since_first_attempt_s, self._directory)
+    async def _since_start_s(self) -> float:
+        """Seconds since the run's first start; 0 without a deadline, for which alone they count.
+
+        Raises:
+            ConfigError: CFG003, the deadline is over.
+
+        """
         by_s = self._job.goal.by_s
-        if by_s is not None and since_start_s >= by_s:
+        if by_s is None:
+            return 0.0
+        since_start_s = await asyncio.to_thread(since_first_attempt_s, self._directory)
+        if since_start_s >= by_s:
             problem = f"goal.by = {self._job.goal.by} is over: the run began {duration(since_start_s)} ago"
             raise ConfigError("CFG003", problem, fix="give a later goal.by")
+        return since_start_s
+
+    async def _recall(self) -> ResumePoint:
+        """Read the point from which the log of an earlier scheduler lets the run go on."""
+        since_start_s = await self._since_start_s()
         survey = await (await self._actors.store.ask(lambda store: store.survey.remote()))
         metrics = self._directory / METRICS
         resume_point = ResumePoint(self._attempt, since_start_s=since_start_s)

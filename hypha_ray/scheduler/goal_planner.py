@@ -10,7 +10,8 @@ from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
-from hypha_ray.market.goal import HOUR_S, Decision, Machine, Standing, decide
+from hypha_ray.market.buyer import HOUR_S
+from hypha_ray.market.goal import Decision, Machine, Standing, decide
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.fleet.roster import Roster
 from hypha_ray.scheduler.messages import Outbox
@@ -221,12 +222,11 @@ class GoalPlanner:
             end = duration(begun_s + decision.end_s)
             late = duration(-decision.spare_s)
             text = f"at this rate the run ends after {end}, {late} after its goal.by of {self._goal.by}"
-            self._out.problem(f"{text}: raise goal.by or {self._remedy(standing)}", now)
+            self._out.problem(f"{text}: raise goal.by or {self._remedy(decision, standing)}", now)
 
-    def _remedy(self, standing: Standing) -> str:
+    def _remedy(self, decision: Decision, standing: Standing) -> str:
         """Key that stands in the way of more speed."""
-        affordable = decide(standing)
-        if math.isfinite(standing.money_left) and affordable.wanted < min(standing.most, len(standing.machines)):
+        if math.isfinite(standing.money_left) and decision.wanted < min(standing.most, len(standing.machines)):
             return "goal.at_most"
         if len(standing.machines) < standing.most:
             return "add machines"

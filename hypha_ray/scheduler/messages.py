@@ -242,19 +242,9 @@ class Tick:
     """Nothing happened until the core's deadline."""
 
 
-Input: TypeAlias = (
-    Event
-    | Leased
-    | Lost
-    | PlacementFailed
-    | Draining
-    | Quotes
-    | Initialised
-    | Reduced
-    | Committed
-    | SchedulerFailed
-    | Tick
-)
+Answer: TypeAlias = Initialised | Reduced | Committed
+"""Answer of the servers or of the store to a command."""
+Input: TypeAlias = Event | Leased | Lost | PlacementFailed | Draining | Quotes | Answer | SchedulerFailed | Tick
 
 
 MAX_LISTED_SAMPLES = 8

@@ -33,7 +33,7 @@ class ResumePoint:
     """Seconds that the earlier attempt has trained after its last commit."""
 
     since_start_s: float = 0.0
-    """Seconds from the run's first start to this attempt's."""
+    """Seconds from the run's first start to this attempt's; 0 in a run without a deadline."""
 
     @property
     def evaluated(self) -> bool:

@@ -54,6 +54,7 @@ class Slot:
     """Time at which the worker was hired, became ready, or last made progress."""
     retry_at: float | None = None
     hired_at: float = 0.0
+    """Time at which the worker was hired."""
 
     @property
     def working(self) -> bool:
@@ -185,7 +186,8 @@ class Roster:
             slot.starts += 1
             incarnation = self._attempt * STARTS_PER_ATTEMPT + slot.starts
             slot.source = Source(self._run, number, incarnation)
-            slot.progress_at = slot.hired_at = now
+            slot.hired_at = now
+            slot.progress_at = now
             slot.retry_at = None
             slot.work = ""
             self.times.hire(number, now)

@@ -159,18 +159,22 @@ class CostBook:
         actors: actors of the run, with their leases.
         telemetry: takes bills as events.
         directory: the run directory, with events of earlier attempts.
+        has_goal: whether the run has a goal, for which it has to know all that was paid.
 
     """
 
-    def __init__(self, actors: RunActors, telemetry: TelemetryClient, directory: Path) -> None:
+    def __init__(self, actors: RunActors, telemetry: TelemetryClient, directory: Path, has_goal: bool) -> None:
+        self._has_goal = has_goal
         self._actors = actors
         self._telemetry = telemetry
         self._events = directory / EVENTS
         self._billed = 0.0
-        """Sum of all bills of the run."""
+        """Sum of all bills of the run; without a goal, of this attempt."""
 
     async def recall(self) -> None:
         """Read what earlier schedulers have billed, and up to which time, for leases that were taken over."""
+        if not (self._has_goal or self._actors.leases.pays):
+            return
         bills = await asyncio.to_thread(read_jsonl, self._events, ("cost",))
         self._billed = sum(bill["cost"] for bill in bills)
         if self._actors.leases.pays:
