@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -12,6 +12,7 @@ from hypha_ray.config.value_types import is_malformed, malformed
 from hypha_ray.data.preparation.sources.media_folders import medium_of
 from hypha_ray.errors import ConfigError
 from hypha_ray.plugins import Plugin, is_built_in, require_known
+from hypha_ray.texts import redacted
 
 PROBLEMS = "problems:"
 GYM = "reasoning-gym:"
@@ -35,7 +36,7 @@ class PrepareOptions:
     """Options for turning a corpus into slices of packed sequences, chats, images or prompts, with a manifest."""
 
     source: str
-    """stdlib, digits, a file of text, CSV, JSON or Parquet, a folder or pattern of them, a Hugging Face dataset,
+    """stdlib, digits, a file of text, CSV, JSON, Parquet or Arrow, a folder or pattern of them, a Hugging Face dataset,
     problems:NAME such as problems:sort2, or reasoning-gym:NAME"""
     out: str
     """folder to create, or its URL: s3, gs, hf or file; its name becomes the dataset's name"""
@@ -83,7 +84,7 @@ class PrepareOptions:
     rejected_column: str | None = None
     """column that has the answers that others were preferred to; default: rejected"""
     margin_column: str | None = None
-    """column that has numbers by which preferred answers are better; default: margin, if there is one"""
+    """column that has numbers by which preferred answers are better; default: margin, if a row has one"""
     desirable_column: str | None = None
     """column that tells whether a completion is desirable, true or false; default: label"""
     reference: str | None = None
@@ -115,7 +116,7 @@ class PrepareOptions:
     task: str | None = None
     """name of the task in the records for rewards; of gsm8k and number the answer is the number; default: exact"""
     keep_columns: list[str] = field(default_factory=list)
-    """other columns to put into the records for rewards"""
+    """other columns to put into the records for rewards; as all columns, also fields such as extra_info.index"""
     system: str | None = None
     """system message before each prompt, and before each chat that has none"""
     subset: str | None = None
@@ -181,6 +182,20 @@ class PrepareOptions:
         return self.audio_column if self.image_column is None else self.image_column
 
     @property
+    def named_columns(self) -> frozenset[str]:
+        """All columns that options name."""
+        names = set(self.keep_columns) | set(self.label_columns)
+        for option in fields(self):
+            if option.name.endswith("_column") and getattr(self, option.name) is not None:
+                names.add(getattr(self, option.name))
+        return frozenset(names)
+
+    @property
+    def named_fields(self) -> list[str]:
+        """Named columns that may be fields of other columns, such as ``extra_info.index``."""
+        return sorted(name for name in self.named_columns if "." in name)
+
+    @property
     def is_templated(self) -> bool:
         """Whether samples go through a chat template."""
         return self.chat or self.messages_column is not None
@@ -237,7 +252,10 @@ class PrepareOptions:
             raise ConfigError("PREP007", problem, fix="name a table, or a Hugging Face dataset")
 
     def _check_source(self) -> None:
-        """Refuse columns of a source that has none."""
+        """Refuse a URL, and columns of a source that has none."""
+        if "://" in self.source:
+            allowed = "stdlib, digits, a path, or a Hugging Face name"
+            raise ConfigError("PREP001", "--source is a URL", redacted(self.source), allowed, "download it first")
         columns = (*_OF_CHATS, *_OF_PAIRS, *_OF_FILES, "prompt_column", *_OF_LABELS, "preprocessor", *_OF_PREFERENCES)
         if self.source.startswith(GENERATED):
             self._refuse((*columns, *_OF_ANSWERS), f"has no effect on generated prompts, --source {self.source}")

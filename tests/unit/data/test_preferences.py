@@ -153,6 +153,25 @@ def test_margins_are_numbers_of_the_source(tmp_path: Path) -> None:
         run([PAIRS[0] | {"margin": "wide"}], tmp_path, overwrite=True)
 
 
+@pytest.mark.parametrize("without", [{}, {"margin": None}, {"margin": float("nan")}])
+@pytest.mark.parametrize("place", [0, 3])
+def test_preference_without_a_margin_beside_others_is_counted(
+    tmp_path: Path, without: dict[str, Any], place: int
+) -> None:
+    """TRL's own collator makes a tensor of the margins, which fails for None. So no number is made up here."""
+    rows = [row | {"margin": number / 2} for number, row in enumerate(PAIRS)]
+    rows[place] = PAIRS[place] | without
+    out = run(rows, tmp_path, validation_fraction=0.0)
+    others = [number / 2 for number in range(8) if number != place]
+    assert sorted(arrays_of(out)["margins"].tolist()) == others
+    assert omissions(load(out))["rows without a margin, which others have"] == 1
+
+
+def test_margin_that_no_row_has_is_refused_if_it_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"DATA032.*'by'.*--margin-column"):
+        run(PAIRS, tmp_path, margin_column="by")
+
+
 def test_columns_of_other_names_are_read(tmp_path: Path) -> None:
     rows = [{"q": "Q:", "good": f" a{n}", "bad": f" b{n}", "by": n} for n in range(3)]
     names = {"prompt_column": "q", "chosen_column": "good", "rejected_column": "bad", "margin_column": "by"}

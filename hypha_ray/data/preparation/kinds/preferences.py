@@ -61,7 +61,7 @@ def write_preferences(
         HyphaError: source, tokenizer or reference can't be had.
 
     """
-    answered = list(_answered(preferences(options, account), account))
+    answered = _with_margins(list(_answered(preferences(options, account), account)), options, account)
     tokenizer = tokenizer_of(options, _texts(answered, options.is_templated))
     require_fast(tokenizer, options.tokenizer)
     all_chats = list(_chats(answered))
@@ -116,6 +116,23 @@ def _answered(rows: Iterator[PreferenceRow], account: Account) -> Iterator[Prefe
             yield preference
         else:
             account.leave_out("rows", "whose answer has no message of the assistant that is scored")
+
+
+def _with_margins(rows: list[PreferenceRow], options: PrepareOptions, account: Account) -> list[PreferenceRow]:
+    """Preferences that have a margin, if any has one; the others are put into the account.
+
+    Raises:
+        DataError: DATA032, no row has the margin that was asked for.
+
+    """
+    with_margin = [preference for preference in rows if preference.margin is not None]
+    if rows and not with_margin and options.margin_column is not None:
+        problem = f"no row of {options.source} has a number in column {options.margin_column!r}"
+        raise DataError("DATA032", problem, fix="name one with --margin-column, or leave that out")
+    if not with_margin:
+        return rows
+    account.leave_out("rows", "without a margin, which others have", len(rows) - len(with_margin))
+    return with_margin
 
 
 def _has_answer(chat: Chat) -> bool:

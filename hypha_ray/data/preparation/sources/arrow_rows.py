@@ -1,4 +1,4 @@
-"""Rows of Parquet files, and of other tables in Arrow's form.
+"""Rows of Parquet files, of Arrow files (IPC files, Feather, streams of `datasets`), and of other tables in that form.
 
 Arrow gives all structs of a column the same fields. A field that a row's struct didn't have is null there:
 
@@ -12,44 +12,79 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
-from hypha_ray.data.preparation.sources.tables import Column, Row, require_columns
+from hypha_ray.data.preparation.sources.files import COMPRESSIONS, kind_of
+from hypha_ray.data.preparation.sources.tables import Column, Row, outer_columns, require_columns, require_unique
 from hypha_ray.data.provenance import Account
 from hypha_ray.errors import DataError
 
 Decoder: TypeAlias = Callable[[Any], Any]
 """Reads the JSON texts in a value."""
+Batches: TypeAlias = Callable[[list[str]], Iterable[Any]]
+"""Function that reads the batches of some columns."""
+_BATCH = 1024
 
 
-def parquet_rows(path: Path, columns: Sequence[Column], account: Account) -> Iterator[Row]:
-    """The rows of a Parquet file; only the given columns are read, or all if none are given.
+def arrow_rows(path: Path, columns: Sequence[Column], account: Account) -> Iterator[Row]:
+    """The rows of a Parquet or Arrow file; only the given columns are read, or all if none are given.
 
     Raises:
         DataError: it is damaged, or lacks a column.
 
     """
     import pyarrow
-    from pyarrow import parquet
 
     try:
         # Opened here, since Arrow accepts only names in UTF-8.
-        with path.open("rb") as stream, parquet.ParquetFile(stream) as file:
-            names = file.schema_arrow.names
-            require_columns(str(path), dict.fromkeys(names), columns)
-            used = [column.name for column in columns] or names
-            account.drop(name for name in names if name not in used)
+        with path.open("rb") as stream:
+            schema, batches = _opened(stream, kind_of(path))
+            outer = outer_columns(columns, schema.names)
+            require_columns(str(path), dict.fromkeys(schema.names), outer)
+            used = list(dict.fromkeys(column.name for column in outer)) or schema.names
+            require_unique(str(path), [name for name in schema.names if name in used])
+            account.drop(name for name in schema.names if name not in used)
             number = itertools.count(1)
-            decoders = {field.name: _json_decoder(field.type) for field in file.schema_arrow}
-            for batch in file.iter_batches(columns=used, batch_size=1024):
+            decoders = {field.name: _json_decoder(field.type) for field in schema}
+            for batch in batches(used):
                 for record in batch.to_pylist():
                     yield f"{path}, row {next(number)}", _decoded(without_nulls(record), decoders)
     except pyarrow.ArrowInvalid as error:
-        raise DataError("DATA031", f"{path} isn't a Parquet file", str(error), fix="copy it afresh") from None
+        kind = "a Parquet file" if kind_of(path) == ".parquet" else "an Arrow file"
+        fix = "unpack it first" if path.suffix.lower() in COMPRESSIONS else "copy it afresh"
+        raise DataError("DATA031", f"{path} isn't {kind}", str(error), fix=fix) from None
+    except (OverflowError, ValueError) as error:  # Such as a date after the year 9999.
+        fix = "write such values as text, or leave their column out"
+        raise DataError("DATA031", f"{path} has values that Python lacks", str(error), fix=fix) from None
+
+
+def _opened(stream: IO[bytes], kind: str) -> tuple[Any, Batches]:
+    """The schema of a file, and a function that reads batches of some columns."""
+    import pyarrow
+    from pyarrow import parquet
+
+    if kind == ".parquet":
+        file = parquet.ParquetFile(stream)
+        return file.schema_arrow, lambda used: file.iter_batches(columns=used, batch_size=_BATCH)
+    try:
+        table = pyarrow.ipc.open_file(stream)
+        batches = map(table.get_batch, range(table.num_record_batches))
+    except pyarrow.ArrowInvalid:  # The other form, in which `datasets` saves.
+        stream.seek(0)
+        table = pyarrow.ipc.open_stream(stream)
+        batches = iter(table)
+    return table.schema, lambda used: _slices(batches, used)
+
+
+def _slices(batches: Iterable[Any], used: list[str]) -> Iterator[Any]:
+    """Some columns of batches, in parts of a bounded length."""
+    for batch in batches:
+        for begin in range(0, batch.num_rows, _BATCH):
+            yield batch.select(used).slice(begin, _BATCH)
 
 
 def without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,13 +12,14 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
 import numpy as np
 
 from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.sources.arrow_rows import parquet_rows, without_nulls
+from hypha_ray.data.preparation.sources.arrow_rows import arrow_rows, without_nulls
 from hypha_ray.data.preparation.sources.files import (
+    ARROW,
     UNREADABLE,
     is_binary,
     kind_of,
@@ -36,6 +37,7 @@ from hypha_ray.data.preparation.sources.tables import (
     TextReader,
     csv_rows,
     json_rows,
+    with_fields,
     without_surrogates,
 )
 from hypha_ray.data.provenance import Account, readable
@@ -45,7 +47,7 @@ from hypha_ray.errors import DataError, HyphaError
 T = TypeVar("T")
 
 _HUB_FILES = {".parquet", ".arrow"}
-_FILES = JSON | CSV | _HUB_FILES | {".txt"}
+_FILES = JSON | CSV | ARROW | {".txt"}
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -101,6 +103,8 @@ def read(options: PrepareOptions, reader: Reader[T], account: Account) -> Iterab
     """
     source = options.source
     path = Path(source).expanduser()
+    if options.named_fields:
+        reader = _FieldReader(reader, options)
     if path.is_dir():
         return _folder(path, options, reader, account)
     if path.exists():
@@ -109,6 +113,29 @@ def read(options: PrepareOptions, reader: Reader[T], account: Account) -> Iterab
         return _files(_matches(path), Path(), options, reader, account)
     _require_hub_name(source, path)
     return _hub(source, options, reader, account)
+
+
+class _FieldReader(Generic[T]):
+    """Reads tables with fields such as ``extra_info.index``, which another reader sees as columns."""
+
+    def __init__(self, reader: Reader[T], options: PrepareOptions) -> None:
+        self._reader = reader
+        self._fields = options.named_fields
+        self._kept = options.named_columns
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of the other reader."""
+        return self._reader.columns
+
+    def of_rows(self, rows: Iterable[Row], account: Account) -> Iterator[T]:
+        """The documents or prompts of the other reader."""
+        opened_rows = ((location, with_fields(row, self._fields, self._kept)) for location, row in rows)
+        return self._reader.of_rows(opened_rows, account)
+
+    def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[T]:
+        """The documents of a plain text, or a refusal."""
+        return self._reader.of_text(path, file, alone)
 
 
 def require_source(source: str) -> None:
@@ -214,11 +241,11 @@ def _file(path: Path, reader: Reader[T], account: Account, alone: bool) -> Itera
     columns = reader.columns
     account.files += 1
     try:
-        if kind == ".parquet":
-            yield from reader.of_rows(parquet_rows(path, columns, account), account)
+        if kind in ARROW:
+            yield from reader.of_rows(arrow_rows(path, columns, account), account)
             return
         if alone and is_binary(path):
-            raise DataError("DATA031", f"{path} is binary", "zero bytes", "text", "unpack or convert it")
+            raise DataError("DATA031", f"{path} is binary", "zero bytes", "text in UTF-8", "unpack or convert it")
         with opened(path, "rt", encoding="utf-8-sig", newline="" if kind in CSV else None) as file:
             if kind in JSON:
                 yield from reader.of_rows(json_rows(file, path), account)
@@ -338,12 +365,15 @@ def _with_class_names(
             if class_names is not None:
                 column.classes[:] = class_names
     for row in rows:
-        yield {name: _with_names(value, names_by_column.get(name)) for name, value in row.items()}
+        columns_of_row = with_fields(row, names_by_column)
+        yield {name: _with_names(value, names_by_column.get(name)) for name, value in columns_of_row.items()}
 
 
 def _class_names(features: Any, column: str) -> list[str] | None:
     """Names of the classes of a column; None if it has none."""
-    feature = (features or {}).get(column)
+    feature: Any = features or {}
+    for name in [column] if column in feature else column.split("."):
+        feature = feature.get(name) if isinstance(feature, Mapping) else None
     feature = getattr(feature, "feature", feature)
     return getattr(feature, "names", None)
 

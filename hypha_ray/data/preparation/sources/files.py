@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import io
 import lzma
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +22,9 @@ _LEAST_CHARACTERS = 1 << 11
 _LEAST_PIECES = 64
 """Number of documents into which a single text is cut at least, so that a few can be held out."""
 
-COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz"}
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".lz4": "lz4"}
+ARROW = frozenset({".parquet", ".arrow", ".feather"})
+"""Suffixes of tables in Arrow's forms."""
 UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """Errors of a file that is damaged or can't be read."""
 
@@ -40,7 +43,18 @@ def kind_of(path: Path) -> str:
 def opened(path: Path, mode: str, **options: Any) -> Any:
     """The open file, decompressed; `options` are those of Python's `open`."""
     compression = COMPRESSIONS.get(path.suffix.lower())
+    if compression in ("zstd", "lz4"):  # Python's library lacks them, and Arrow has them.
+        return _opened_by_arrow(path, mode, compression, options)
     return fsspec.open(str(path), mode, compression=compression, **options)
+
+
+def _opened_by_arrow(path: Path, mode: str, compression: str | None, options: Mapping[str, Any]) -> Any:
+    """The open file, decompressed by Arrow."""
+    import pyarrow
+
+    # Opened here, since Arrow accepts only names in UTF-8.
+    stream = pyarrow.CompressedInputStream(path.open("rb"), compression)
+    return io.TextIOWrapper(io.BufferedReader(stream), **options) if "t" in mode else stream
 
 
 def pieces(file: IO[str], characters: int = PIECE_CHARACTERS) -> Iterator[str]:
@@ -109,7 +123,7 @@ def is_binary(path: Path) -> bool:
 
 def why_unreadable(path: Path) -> str:
     """Reason that a file can't be read; empty if it can. The whole file is read, so no part of a bad file is used."""
-    is_text = kind_of(path) != ".parquet"
+    is_text = kind_of(path) not in ARROW
     decoder = codecs.getincrementaldecoder("utf-8")()
     empty = True
     try:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -135,7 +136,7 @@ def _is_blank(value: Any) -> bool:
 
 def no_label(value: Any) -> bool:
     """Whether a row has no label: nothing, white space, or NaN, which tables of pandas have for a missing one."""
-    if isinstance(value, float):
+    if isinstance(value, float | Decimal):
         return math.isnan(value)
     return value is None or _is_blank(value)
 
@@ -160,8 +161,8 @@ def label_of(location: str, column: Column, value: Any) -> Label:
 
 
 def _without_fraction(value: Any) -> Any:
-    """A label; a float such as 1.0 becomes a whole number."""
-    if isinstance(value, float) and value.is_integer():
+    """A label; a float or a decimal such as 1.0 becomes a whole number."""
+    if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
         return int(value)
     return value
 

@@ -31,6 +31,7 @@ from hypha_ray.data.preparation.sources.chats import (
     with_system,
 )
 from hypha_ray.data.preparation.sources.documents import counted_records, read
+from hypha_ray.data.preparation.sources.labelled import no_label
 from hypha_ray.data.preparation.sources.tables import Column, Row, no_table, require_columns, useless_value
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.errors import DataError
@@ -50,7 +51,7 @@ class PreferenceRow(NamedTuple):
     desirable: bool = True
     """Whether the answer is desirable; of two answers the chosen one is."""
     margin: float | None = None
-    """Number by which the chosen answer is better; None if the source has none."""
+    """Number by which the chosen answer is better; None without."""
 
 
 def preferences(options: PrepareOptions, account: Account) -> Iterator[PreferenceRow]:
@@ -92,7 +93,10 @@ class PreferenceReader:
         for location, row in rows:
             columns = columns or self._recognised(location, row)
             beside = BESIDE_CHATS if self._options.is_templated else frozenset[str]()
-            account.drop(sorted(row.keys() - {column.name for column in columns} - beside))
+            used = {column.name for column in columns}
+            if self._rejected in columns:
+                used.add(self._margin.name)
+            account.drop(sorted(row.keys() - used - beside))
             require_columns(location, row, columns)
             blank = blank_column(columns, row)
             if blank is not None:
@@ -119,11 +123,9 @@ class PreferenceReader:
             names = ", ".join(sorted(map(readable, row)))
             fix = "name columns with --chosen-column and --rejected-column, or with --desirable-column"
             raise DataError("DATA032", f"{location} has no preference", names, _KINDS, fix)
-        columns = [self._chosen, self._rejected]
-        for column, option in ((self._prompt, options.prompt_column), (self._margin, options.margin_column)):
-            if option is not None or column.name in row:
-                columns.append(column)
-        return tuple(columns)
+        if options.prompt_column is not None or self._prompt.name in row:
+            return self._chosen, self._rejected, self._prompt
+        return self._chosen, self._rejected
 
     def _judged(self, location: str, row: Mapping[str, Any]) -> PreferenceRow:
         value = row[self._desirable.name]
@@ -138,9 +140,7 @@ class PreferenceReader:
         self, location: str, row: Mapping[str, Any], columns: tuple[Column, ...], account: Account
     ) -> Iterator[PreferenceRow]:
         """The preference of a row; one whose answers can't be told apart is put into the account."""
-        margin = None
-        if self._margin in columns:
-            margin = self._number(location, row)
+        margin = self._number(location, row)
         if self._prompt in columns and not self._repeats_prompt(location, row):
             prompt = self._prompt_messages(location, row)
             chosen = self._answer(location, row, self._chosen)
@@ -157,8 +157,10 @@ class PreferenceReader:
             answer = self._chat(location, row, prompt, chosen)
             yield PreferenceRow(answer, self._chat(location, row, prompt, rejected), True, margin)
 
-    def _number(self, location: str, row: Mapping[str, Any]) -> float:
-        value = row[self._margin.name]
+    def _number(self, location: str, row: Mapping[str, Any]) -> float | None:
+        value: Any = row.get(self._margin.name)
+        if no_label(value):
+            return None
         with suppress(TypeError, ValueError):
             number = float(value)
             if math.isfinite(number) and not isinstance(value, bool):

@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeAlias, TypeGuard, TypeVar
 
@@ -178,6 +178,53 @@ def complete(rows: Iterable[Row], columns: Sequence[Column], account: Account) -
         yield location, row
 
 
+def outer_columns(columns: Iterable[Column], names: Collection[str]) -> list[Column]:
+    """Columns of a table with these names that have the given ones: of a field such as ``a.b`` the column ``a``."""
+    return [replace(column, name=_outer_name(column.name, names) or column.name) for column in columns]
+
+
+def _outer_name(name: str, names: Collection[str]) -> str | None:
+    """Name of the column that is a dotted name, or that has the field of this name; None if there is none."""
+    outer = name
+    while outer not in names:
+        outer, dot, _ = outer.rpartition(".")
+        if not dot:
+            return None
+    return outer
+
+
+def with_fields(row: Mapping[str, Any], fields: Collection[str], kept: Collection[str] = ()) -> Mapping[str, Any]:
+    """A row with fields such as ``extra_info.index`` or ``answers.text.0`` as columns of their own.
+
+    A table within the row, or its JSON text, gives way to all its fields, unless its column is to be kept.
+    """
+    for field_name in fields:
+        outer = _outer_name(field_name, row)
+        while outer is not None and outer != field_name:
+            beginning = f"{outer}."
+            wanted = [name.removeprefix(beginning) for name in fields if name.startswith(beginning)]
+            inner = _fields_of(row[outer], wanted)
+            if inner is None:
+                break
+            others = {name: value for name, value in row.items() if name != outer or name in kept}
+            row = others | {f"{outer}.{name}": value for name, value in inner.items()}
+            outer = _outer_name(field_name, row.keys() - kept)
+    return row
+
+
+def _fields_of(value: Any, wanted: Collection[str]) -> dict[str, Any] | None:
+    """All fields of a table, or the wanted items of a list; None if a value has neither."""
+    value = list_of(value, "[{")
+    if value is None:
+        return dict.fromkeys(wanted)
+    if isinstance(value, Mapping):
+        return {str(name): inner for name, inner in value.items()}
+    indices = {name.partition(".")[0] for name in wanted}
+    if not isinstance(value, list) or not all(map(str.isdecimal, indices)):
+        return None
+    return {index: value[int(index)] if int(index) < len(value) else None for index in indices}
+
+
 def require_columns(location: str, row: Mapping[str, Any], columns: Iterable[Column]) -> None:
     """Refuse a row that lacks one of the columns.
 
@@ -190,8 +237,21 @@ def require_columns(location: str, row: Mapping[str, Any], columns: Iterable[Col
             raise no_column(location, column, row)
 
 
+def require_unique(location: str, names: Collection[str]) -> None:
+    """Refuse columns of a table that have the same name.
+
+    Raises:
+        DataError: DATA032.
+
+    """
+    if len(set(names)) < len(names):
+        raise DataError("DATA032", f"{location} has two columns of the same name", ", ".join(names), fix="rename one")
+
+
 def json_rows(file: IO[str], path: Path) -> Iterator[Row]:
-    """The objects of a file, one per line; a ``.json`` file may also be a list of objects, or one object.
+    """The objects of a file, one per line; a ``.json`` file may also be one object, or a list of them.
+
+    The list may be the ``data`` of one object.
 
     Raises:
         DataError: it contains anything else.
@@ -202,8 +262,8 @@ def json_rows(file: IO[str], path: Path) -> Iterator[Row]:
     while first and not first.strip():
         begin = begin + 1
         first = file.readline()
-    if kind_of(path) == ".json" and not _is_object(first):
-        records = _document(first + file.read(), path)
+    if kind_of(path) == ".json" and not _is_row(first):
+        records = _records(_parsed(first + file.read(), str(path)))
         for number, record in enumerate(records, 1):
             yield _row(record, f"{path}, object {number}")
         return
@@ -229,10 +289,10 @@ def csv_rows(file: IO[str], path: Path, columns: Sequence[Column], account: Acco
     lines = _lines(reader, path)
     _, header = next(lines, ("", []))
     names = [name.strip() for name in header]
-    if len(set(names)) < len(names):
-        raise DataError("DATA032", f"{path} has two columns of the same name", ", ".join(names), fix="rename one")
+    require_unique(str(path), names)
     rows = _fitting(lines, names, account)
     sample = list(itertools.islice(rows, _SAMPLE_ROWS))
+    columns = outer_columns(columns, names)
     needed = {column.name for column in columns}
     for column in columns:
         chosen = _chosen_column(names, sample, column, needed - {column.name}, path)
@@ -252,9 +312,9 @@ def _parsed(text: str, location: str) -> Any:
         raise DataError("DATA031", f"{location}: not JSON", str(error), "an object", fix) from None
 
 
-def list_of(value: Any) -> Any:
-    """The list in a column, which CSV files have as JSON; any other value as it is."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
+def list_of(value: Any, beginnings: str = "[") -> Any:
+    """The list in a column, which CSV files have as JSON; any other value as it is, also JSON that begins otherwise."""
+    if isinstance(value, str) and value.lstrip().startswith(tuple(beginnings)):
         with suppress(ValueError, RecursionError):
             return json.loads(value)
     return value
@@ -280,21 +340,24 @@ def _is_object_text(value: Any) -> bool:
 
 def _row(record: Any, location: str) -> Row:
     if not isinstance(record, dict):
-        raise DataError("DATA031", f"{location}: not a JSON object", type(record).__name__, "an object")
+        fix = 'write objects with the names of columns, such as {"text": …}'
+        raise DataError("DATA031", f"{location}: not a JSON object", type(record).__name__, "an object", fix)
     return location, record
 
 
-def _is_object(line: str) -> bool:
+def _is_row(line: str) -> bool:
     """Whether a line is an object of its own, as in JSON lines."""
     with suppress(ValueError, RecursionError):
-        return isinstance(json.loads(line), dict)
+        record = json.loads(line)
+        return isinstance(record, dict) and _records(record) == [record]
     return False
 
 
-def _document(text: str, path: Path) -> list[Any]:
-    parsed = _parsed(text, str(path))
-    if isinstance(parsed, list):
-        return parsed
+def _records(parsed: Any) -> list[Any]:
+    """The objects in a document."""
+    rows = parsed.get("data") if isinstance(parsed, dict) else parsed
+    if isinstance(rows, list) and (rows is parsed or is_list_of(rows, Mapping)):
+        return rows
     return [parsed]
 
 

@@ -1,0 +1,228 @@
+"""Tables as other tools have them: fields within columns, Arrow's files, and compressed texts make the same samples."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import feather, ipc, parquet
+
+from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.types.records import unpack_records
+from tests.support.prepared import arrays_of, omissions, prepared, table
+
+VERL: list[dict[str, Any]] = [
+    {
+        "data_source": "sums",
+        "prompt": [{"role": "user", "content": f"{n} + 1?"}],
+        "reward_model": {"style": "rule", "ground_truth": str(n + 1)},
+        "extra_info": {"index": n, "split": "train"},
+    }
+    for n in range(12)
+]
+"""Rows as verl's own examples have them."""
+FIELDS = {
+    "prompt_column": "prompt.0.content",
+    "answer_column": "reward_model.ground_truth",
+    "keep_columns": ["data_source", "extra_info.index"],
+}
+
+
+def as_lines(path: Path) -> Path:
+    return table(path / "rows.jsonl", *VERL)
+
+
+def as_parquet(path: Path) -> Path:
+    parquet.write_table(pyarrow.Table.from_pylist(VERL), path / "rows.parquet")
+    return path / "rows.parquet"
+
+
+def as_csv(path: Path) -> Path:
+    with (path / "rows.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(VERL[0])
+        for row in VERL:
+            writer.writerow([value if isinstance(value, str) else json.dumps(value) for value in row.values()])
+    return path / "rows.csv"
+
+
+def as_arrow(path: Path) -> Path:
+    rows = pyarrow.Table.from_pylist(VERL)
+    with ipc.new_file(path / "rows.arrow", rows.schema) as file:
+        file.write_table(rows)
+    return path / "rows.arrow"
+
+
+def as_stream(path: Path) -> Path:
+    """The file in a folder that `datasets` saves."""
+    datasets.Dataset.from_list(VERL).save_to_disk(path / "saved")
+    return next((path / "saved").glob("*.arrow"))
+
+
+def as_saved(path: Path) -> Path:
+    return as_stream(path).parent
+
+
+def as_feather(path: Path) -> Path:
+    feather.write_feather(pyarrow.Table.from_pylist(VERL), path / "rows.feather")
+    return path / "rows.feather"
+
+
+FORMS = [as_lines, as_parquet, as_csv, as_arrow, as_stream, as_saved, as_feather]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_fields_of_columns_are_columns_in_every_form_of_a_table(form: Callable[[Path], Path], tmp_path: Path) -> None:
+    manifest = prepared(form(tmp_path), tmp_path / "out", **FIELDS, validation_fraction=0.0)
+    records = unpack_records(arrays_of(tmp_path / "out")["reward_data"])
+    index = "0" if form is as_csv else 0
+    assert sorted(records, key=lambda record: int(record["answer"]))[0] == {
+        "task": "exact",
+        "answer": "1",
+        "data_source": "sums",
+        "extra_info.index": int(index),
+    }
+    assert len(records) == 12
+    (unused,) = [one for one in manifest.origin.omissions if one.what == "columns"] if manifest.origin else []
+    assert set(unused.names) == {"prompt.0.role", "reward_model.style", "extra_info.split"}
+
+
+def test_column_whose_own_name_has_a_dot_is_preferred_to_a_field(tmp_path: Path) -> None:
+    rows = [{"q": f"say {n}", "a.b": f"column {n}", "a": {"b": f"field {n}"}} for n in range(4)]
+    source = table(tmp_path / "rows.jsonl", *rows)
+    prepared(source, tmp_path / "out", prompt_column="q", answer_column="a.b", keep_columns=["a"], validation_samples=0)
+    records = unpack_records(arrays_of(tmp_path / "out")["reward_data"])
+    assert {record["answer"] for record in records} == {f"column {n}" for n in range(4)}
+    assert all(set(record["a"]) == {"b"} for record in records)
+
+
+def test_missing_field_is_named_with_those_that_there_are(tmp_path: Path) -> None:
+    for form in (as_lines, as_parquet):
+        with pytest.raises(DataError, match=r"DATA032.*no column 'reward_model\.truth'.*reward_model\.ground_truth"):
+            prepared(form(tmp_path), tmp_path / "out", **{**FIELDS, "answer_column": "reward_model.truth"})
+
+
+def test_row_without_the_outer_column_or_the_item_of_a_list_is_counted(tmp_path: Path) -> None:
+    """Answers as of SQuAD, some of which have none."""
+    answers = [{"text": ["blue", "sky"]}, {"text": []}, None, {"text": ["red"]}, {"text": ["green"]}]
+    source = table(tmp_path / "rows.jsonl", *({"q": f"{n}?", "answers": one} for n, one in enumerate(answers)))
+    manifest = prepared(source, tmp_path / "out", prompt_column="q", answer_column="answers.text.0")
+    assert omissions(manifest)["rows without an answer"] == 2
+
+
+def test_names_of_classes_are_found_for_a_field(tmp_path: Path) -> None:
+    kind = datasets.Features(
+        {"row": {"text": datasets.Value("string"), "mood": datasets.ClassLabel(names=["sad", "calm"])}}
+    )
+    rows = [{"row": {"text": f"text {n}", "mood": n % 2}} for n in range(8)]
+    datasets.Dataset.from_list(rows, features=kind).save_to_disk(tmp_path / "saved")
+    manifest = prepared(tmp_path / "saved", tmp_path / "out", text_column="row.text", label_column="row.mood")
+    assert manifest.classes is not None and manifest.classes.names == ("sad", "calm")
+
+
+def test_dotted_columns_of_chats_and_of_preferences_are_fields(tmp_path: Path) -> None:
+    rows = [{"x": {"q": f"Q{n}:", "good": f" yes{n}", "bad": f" no{n}"}} for n in range(6)]
+    source = table(tmp_path / "rows.jsonl", *rows)
+    named = {"prompt_column": "x.q", "chosen_column": "x.good", "rejected_column": "x.bad"}
+    assert prepared(source, tmp_path / "preferences", **named, validation_samples=0).samples("train") == 6
+    chats = prepared(source, tmp_path / "chats", prompt_column="x.q", completion_column="x.good", validation_samples=0)
+    assert chats.samples("train") == 6
+
+
+def test_several_fields_of_one_list_or_of_nothing_are_all_there(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"q": f"{n}?", "x": {"m": [{"a": n, "b": n + 1}, n + 2]}} for n in range(6)]
+    rows[3] = {"q": "3?", "x": None}
+    kept = ["x", "x.m.0.a", "x.m.0.b", "x.m.1", "x.m.7"]
+    prepared(table(tmp_path / "rows.jsonl", *rows), tmp_path / "out", prompt_column="q", keep_columns=kept)
+    for record in unpack_records(arrays_of(tmp_path / "out")["reward_data"]):
+        n = record["x.m.0.a"]
+        expected = [None, None, None] if n is None else [n, n + 1, n + 2]
+        assert [record[name] for name in kept[1:]] == [*expected, None]
+        assert record["x"] == (None if n is None else {"m": [{"a": n, "b": n + 1}, n + 2]})
+
+
+def test_rows_of_one_json_document_are_its_list_or_its_data(tmp_path: Path) -> None:
+    rows = [{"q": f"{n}?", "a": n} for n in range(6)]
+    for indent in (None, 1):
+        for number, document in enumerate([rows, {"version": "1", "data": rows}]):
+            (tmp_path / "rows.json").write_text(json.dumps(document, indent=indent))
+            out = tmp_path / f"{indent}-{number}"
+            prepared(tmp_path / "rows.json", out, prompt_column="q", answer_column="a", validation_samples=0)
+            assert len(arrays_of(out)["reward_data"]) == 6
+
+
+def test_two_columns_of_one_name_are_refused_if_they_are_used(tmp_path: Path) -> None:
+    texts = pyarrow.array([f"text {n}" for n in range(8)])
+    rows = pyarrow.Table.from_arrays([texts, texts, texts], ["q", "a", "a"])
+    feather.write_feather(rows, tmp_path / "rows.feather")
+    prepared(tmp_path / "rows.feather", tmp_path / "out", prompt_column="q")
+    for columns in ({"prompt_column": "q", "answer_column": "a"}, {"prompt_column": "q", "completion_column": "a"}):
+        with pytest.raises(DataError, match=r"DATA032.*two columns of the same name"):
+            prepared(tmp_path / "rows.feather", tmp_path / "other", **columns)
+
+
+def test_date_that_python_lacks_is_one_error(tmp_path: Path) -> None:
+    dates = pyarrow.array([2**58] * 4, pyarrow.timestamp("ms"))
+    rows = pyarrow.table({"prompt": ["a", "b", "c", "d"], "completion": ["e"] * 4, "at": dates})
+    parquet.write_table(rows, tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match=r"DATA031.*has values that Python lacks"):
+        prepared(tmp_path / "rows.parquet", tmp_path / "out", prompt_column="prompt", completion_column="completion")
+    prepared(tmp_path / "rows.parquet", tmp_path / "out", prompt_column="prompt")
+
+
+def test_decimals_that_are_whole_numbers_are_names_of_classes(tmp_path: Path) -> None:
+    labels = [None if n == 7 else Decimal(n % 2) for n in range(8)]
+    texts = [f"text {n}" for n in range(8)]
+    rows = pyarrow.table({"text": texts, "label": pyarrow.array(labels, pyarrow.decimal128(5, 1))})
+    parquet.write_table(rows, tmp_path / "rows.parquet")
+    manifest = prepared(tmp_path / "rows.parquet", tmp_path / "out", label_column="label")
+    assert manifest.classes is not None and manifest.classes.names == ("0", "1")
+    assert omissions(manifest)["rows without a label"] == 1
+
+
+def test_url_as_a_source_is_refused_without_its_secrets(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"PREP001.*is a URL.*download it") as caught:
+        prepared("https://user:s3cretword@example.org/a.txt?token=topsecret", tmp_path / "out")
+    assert "s3cretword" not in str(caught.value) and "topsecret" not in str(caught.value)
+
+
+# ── compressed texts ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+TEXT = "".join(f"line {n} of a text that is long enough to have several samples\n" for n in range(200)).encode()
+
+
+def compressed(path: Path, codec: str, text: bytes = TEXT) -> Path:
+    with pyarrow.CompressedOutputStream(str(path), codec) as file:
+        file.write(text)
+    return path
+
+
+@pytest.mark.parametrize(("suffix", "codec"), [(".zst", "zstd"), (".lz4", "lz4")])
+def test_compressed_text_is_that_of_the_plain_one(tmp_path: Path, suffix: str, codec: str) -> None:
+    (tmp_path / "a.txt").write_bytes(TEXT)
+    prepared(tmp_path / "a.txt", tmp_path / "plain")
+    once = compressed(tmp_path / f"a.txt{suffix}", codec)
+    prepared(once, tmp_path / "packed")
+    assert np.array_equal(arrays_of(tmp_path / "packed")["input_ids"], arrays_of(tmp_path / "plain")["input_ids"])
+    once.write_bytes(once.read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"DATA031.*can't be read"):
+        prepared(once, tmp_path / "cut")
+
+
+def test_damaged_or_packed_table_has_its_remedy(tmp_path: Path) -> None:
+    arrow = as_arrow(tmp_path)
+    arrow.write_bytes(arrow.read_bytes()[:300])
+    with pytest.raises(DataError, match=r"DATA031.*isn't an Arrow file.*copy it afresh"):
+        prepared(arrow, tmp_path / "out", **FIELDS)
+    packed = compressed(tmp_path / "rows.parquet.zst", "zstd", as_parquet(tmp_path).read_bytes())
+    with pytest.raises(DataError, match=r"DATA031.*isn't a Parquet file.*unpack it first"):
+        prepared(packed, tmp_path / "out", **FIELDS)
+    assert not (tmp_path / "out").exists()
