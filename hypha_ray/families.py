@@ -77,7 +77,7 @@ CODECS = Family(
     "a class derived from hypha_ray.codec.formats.chunked.Chunked",
     methods={"compress": 1, "expand": 1, "form": 1, "decode": 3, "allocate": 1, "encode_block": 3, "pack": 1},
     attributes=("chunk", "arrays"),
-    trial="hypha_ray.codec.trial:try_codec",
+    trial="hypha_ray.codec.feedback:try_codec",
     unknown="COD001",
 )
 OUTER_OPTIMIZERS = Family(

@@ -8,21 +8,27 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
+from types import ModuleType
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from hypha_ray.errors import ConfigError
+from hypha_ray.kernels import compiled
 from hypha_ray.types import Flat
 
 BANDS = 8
 """Number of bands."""
+SENT = 1 << 7
+"""Mark of an element that is sent, beside its band."""
 Codes = npt.NDArray[np.uint16]
 """Values as bits, of which the lowest is the sign."""
 Bands = npt.NDArray[np.uint8]
 """Band of each element, below `BANDS`."""
-_Indices = npt.NDArray[np.int64]
-_Bits = npt.NDArray[np.uint8]
+_Bytes = npt.NDArray[np.uint8]
+_Numbers = npt.NDArray[np.int64]
+"""Number of each band."""
 _NUMBER_BYTES = 3
 """Bytes of a number in a stream: it is at most the number of bits of the gaps of a block."""
 _HEADER_BYTES = (BANDS + 1) * _NUMBER_BYTES
@@ -31,6 +37,20 @@ _UNARY = 0.4812
 _RAW = -15
 _MEMORY = 9
 """Parameters of zlib: no header, and Huffman trees for as many codes at a time as possible."""
+
+
+def patches() -> ModuleType:
+    """Return the compiled loops over the elements of patches.
+
+    Raises:
+        ConfigError: COD002.
+
+    """
+    module = compiled("patches")
+    if module is None:
+        fix = "repair numba, or its cache by NUMBA_CACHE_DIR; or choose another sync.codec and sync.downward_codec"
+        raise ConfigError("COD002", "the codec visible has loops that numba can't compile here", fix=fix)
+    return module
 
 
 def deflate(*planes: bytes, strategy: int = zlib.Z_HUFFMAN_ONLY) -> bytes:
@@ -73,7 +93,7 @@ def stream_of_block(codes: torch.Tensor, ends: torch.Tensor, block: int) -> byte
     return stream.tobytes()
 
 
-def patch_stream(codes: Codes, sent: npt.NDArray[np.bool_], bands: Bands) -> bytes:
+def patch_stream(codes: Codes, marks: Bands, least: int = 0) -> bytes:
     """Encode the values of a sparse patch of a block, and their positions by Rice codes (Rice, 1979).
 
     A band is a set of elements that are about as likely to be in a patch. Both ends know the bands. So gaps between the
@@ -81,108 +101,89 @@ def patch_stream(codes: Codes, sent: npt.NDArray[np.bool_], bands: Bands) -> byt
 
     Args:
         codes: codes of all elements.
-        sent: whether each element is in the patch; if all of a band are, their positions take no bits.
-        bands: band of each element.
+        marks: band of each element, and `SENT` if it is in the patch; if all of a band are, their positions take no
+            bits.
+        least: least code of the patch.
 
     Returns:
         Number of values in each band, number of upper bits of the gaps, these bits, and the lower bits. Deflated
         follow the signs, the lower bytes and the upper bytes of the values.
 
     """
-    numbers: list[int] = []
-    indices: list[_Indices] = []
-    upper_bits: list[_Bits] = []
-    lower_bits: list[_Bits] = []
-    for band in range(BANDS):
-        members = np.flatnonzero(bands == band)
-        positions = np.flatnonzero(sent[members])
-        numbers.append(positions.size)
-        indices.append(members[positions])
-        if _has_gaps(positions.size, members.size):
-            gaps = np.diff(positions, prepend=-1) - 1
-            width = _width(positions.size, members.size)
-            upper_bits.append(_unary(gaps >> width))
-            lower_bits.append((gaps[:, None] >> np.arange(width) & 1).astype(np.uint8).ravel())
-    upper = np.concatenate(upper_bits) if upper_bits else np.empty(0, np.uint8)
-    lower = np.concatenate(lower_bits) if lower_bits else np.empty(0, np.uint8)
-    header = np.array([*numbers, upper.size], "<u4").view(np.uint8).reshape(-1, 4)[:, :_NUMBER_BYTES]
-    gap_bytes = np.packbits(upper).tobytes() + np.packbits(lower).tobytes()
-    return header.tobytes() + gap_bytes + _deflated(codes[np.concatenate(indices)])
+    counts = patches().count_marks(marks)
+    numbers = counts[SENT : SENT + BANDS]
+    gaps = np.empty(codes.size + BANDS, np.int32)
+    values = np.empty(codes.size + BANDS, np.uint16)
+    patches().collect(marks, codes, _starts(numbers), gaps, values)
+    widths = _widths(numbers, counts[:BANDS] + numbers)
+    upper, lower, upper_size = patches().write_gaps(gaps, _starts(numbers), numbers, widths)
+    header = np.array([*numbers, upper_size], "<u4").view(np.uint8).reshape(-1, 4)[:, :_NUMBER_BYTES]
+    ends = _starts(numbers) + numbers
+    sent = np.delete(values[: ends[-1] + 1], ends) - np.uint16(least)
+    gap_bytes: bytes = upper.tobytes() + lower.tobytes()
+    return header.tobytes() + gap_bytes + _deflated(sent)
 
 
-def read_patch(stream: bytes, bands: Bands) -> tuple[_Indices, Codes] | None:
-    """Decode the indices of the elements that `patch_stream` has encoded, and their codes; None if it is malformed."""
+def read_patch(stream: bytes, bands: Bands, least: int = 0) -> tuple[Codes, int] | None:
+    """Decode the codes of all elements from a result of `patch_stream`, 0 if they aren't in the patch.
+
+    Args:
+        stream: the stream.
+        bands: band of each element.
+        least: least code of a patch that hasn't all elements.
+
+    Returns:
+        The codes, and the number of elements in the patch; None if the stream is malformed.
+
+    """
     if len(stream) < _HEADER_BYTES:
         return None
     content = np.frombuffer(stream, np.uint8)
     header = np.zeros((BANDS + 1, 4), np.uint8)
     header[:, :_NUMBER_BYTES] = content[:_HEADER_BYTES].reshape(-1, _NUMBER_BYTES)
-    *counts, upper_size = header.view("<u4").ravel().tolist()
-    members = [np.flatnonzero(bands == band) for band in range(BANDS)]
+    numbers = header.view("<u4").ravel()[:BANDS].astype(np.int64)
+    upper_size = int(header.view("<u4")[BANDS, 0])
+    members = patches().count_marks(bands)[:BANDS]
+    if (numbers > members).any():
+        return None
+    widths = _widths(numbers, members)
     upper_end = _HEADER_BYTES + -(-upper_size // 8)
-    lower_size = 0
-    for count, elements in zip(counts, members, strict=True):
-        if count > elements.size:
-            return None
-        if _has_gaps(count, elements.size):
-            lower_size += count * _width(count, elements.size)
+    lower_size = int(numbers @ widths.clip(0))
     lower_end = upper_end + -(-lower_size // 8)
     if lower_end > len(stream):
         return None
-    upper = np.unpackbits(content[_HEADER_BYTES:upper_end], count=upper_size)
-    lower = np.unpackbits(content[upper_end:lower_end], count=lower_size)
-    indices = _read_indices(upper, lower, counts, members)
-    if indices is None:
+    upper = content[_HEADER_BYTES:upper_end]
+    lower = content[upper_end:lower_end]
+    count = int(numbers.sum())
+    gaps = np.zeros(count, np.int32)
+    values = _inflated(stream[lower_end:], count)
+    if values is None or not patches().read_gaps(upper, upper_size, lower, numbers, members, widths, gaps):
         return None
-    codes = _inflated(stream[lower_end:], indices.size)
-    return None if codes is None else (indices, codes)
+    if count < bands.size:
+        values += np.uint16(least)
+    codes = np.zeros(bands.size, np.uint16)
+    patches().place(bands, gaps, values, numbers, members, codes)
+    return codes, count
 
 
-def _read_indices(upper: _Bits, lower: _Bits, counts: list[int], members: list[_Indices]) -> _Indices | None:
-    """Decode the indices of all bands' values; None if they aren't within the block."""
-    ends = np.flatnonzero(upper)
-    first = 0
-    first_bit = 0
-    indices: list[_Indices] = []
-    for count, elements in zip(counts, members, strict=True):
-        if not _has_gaps(count, elements.size):
-            indices.append(elements[:count])
-            continue
-        width = _width(count, elements.size)
-        stop = first + count
-        band_ends = ends[first:stop]
-        if band_ends.size < count:
-            return None
-        start = ends[first - 1] if first else -1
-        gaps = np.diff(band_ends, prepend=start) - 1
-        bits = lower[first_bit : first_bit + count * width].reshape(count, width)
-        gaps = (gaps << width) + (bits.astype(np.int64) << np.arange(width)).sum(1)
-        positions = np.cumsum(gaps + 1) - 1
-        if positions[-1] >= elements.size:
-            return None
-        indices.append(elements[positions])
-        first = stop
-        first_bit += count * width
-    return None if first != ends.size else np.concatenate(indices)
+def _starts(numbers: _Numbers) -> _Numbers:
+    """Return the first index of each band among the values of all; behind a band is room for one more."""
+    return np.cumsum(numbers + 1) - numbers - 1
 
 
-def _has_gaps(count: int, size: int) -> bool:
-    """Whether the positions of a band's values are sent: neither all nor none are in the patch."""
-    return 0 < count < size
+def _widths(numbers: _Numbers, members: _Numbers) -> _Numbers:
+    """Return the number of lower bits of each band's gaps; -1 if all or none of its elements are in the patch."""
+    widths = np.full(BANDS, -1)
+    for band in range(BANDS):
+        if 0 < numbers[band] < members[band]:
+            widths[band] = _width(int(numbers[band]), int(members[band]))
+    return widths
 
 
 def _width(count: int, size: int) -> int:
     """Return the number of lower bits of a band's gaps: the best if all positions are equally likely."""
     mean_gap = size / count - 0.5
     return max(0, math.frexp(_UNARY * mean_gap)[1])
-
-
-def _unary(numbers: _Indices) -> _Bits:
-    """Encode each number by so many zeros and a one."""
-    ends = np.cumsum(numbers + 1) - 1
-    bits = np.zeros(ends[-1] + 1, np.uint8)
-    bits[ends] = 1
-    return bits
 
 
 def _deflated(values: Codes) -> bytes:

@@ -3,6 +3,6 @@
 Numba keeps compiled code beside its source, so only the first process on a machine waits for it.
 """
 
-from hypha_ray.kernels.passes import SMALL, Averaged, copy, is_worth_it, load_ahead, nesterov, portions
+from hypha_ray.kernels.passes import SMALL, Averaged, compiled, copy, is_worth_it, load_ahead, nesterov, portions
 
-__all__ = ["SMALL", "Averaged", "copy", "is_worth_it", "load_ahead", "nesterov", "portions"]
+__all__ = ["SMALL", "Averaged", "compiled", "copy", "is_worth_it", "load_ahead", "nesterov", "portions"]

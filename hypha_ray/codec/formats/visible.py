@@ -23,24 +23,19 @@ from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from hypha_ray.codec.base import Form
 from hypha_ray.codec.blocks import BLOCK, blocks
 from hypha_ray.codec.formats.chunked import Chunked, Parts
 from hypha_ray.codec.formats.floats import Bf16
-from hypha_ray.codec.streams import BANDS, Bands, Codes, joined, patch_stream, read_patch, stream_of_block
+from hypha_ray.codec.streams import SENT, Bands, Codes, joined, patch_stream, patches, read_patch, stream_of_block
 from hypha_ray.types import Flat
 from hypha_ray.types.layout import dtype_of, is_trained
 
 _MOST_VISIBLE = 2 / 3
 """Share of a block's values above which a patch may take more bytes than all values in bfloat16."""
-_SENT = 1 << 7
-"""Mark of an element that is sent, beside its band."""
-_BAND = np.uint8(_SENT - 1)
-"""Bits of a mark that are its band."""
-_LEAST_EXPONENT = 113
-"""Exponent, with its bias, of the lowest band: smaller weights than 2⁻¹² are in it, too."""
 _LEAST_BIT = 1 << 2
 """Least bit of the values in the last payload of a run, which have 5 of the 7 bits of bfloat16's mantissa."""
 
@@ -89,7 +84,7 @@ class Visible(Bf16):
     def compress(self, values: torch.Tensor) -> Parts:
         """Round to the nearest bfloat16, and mark all values as sent."""
         codes = _rotated(_bits(values)).view(torch.uint16)
-        return {"codes": codes, "marks": torch.full_like(codes, _SENT, dtype=torch.uint8)}
+        return {"codes": codes, "marks": torch.full_like(codes, SENT, dtype=torch.uint8)}
 
     def expand(self, parts: Parts) -> torch.Tensor:
         """Widen."""
@@ -106,17 +101,11 @@ class Visible(Bf16):
         steps = after - _bits(before)
         if int(steps.count_nonzero()) > _MOST_VISIBLE * len(values):
             return self.encode_block(values, out, start)
-        return self._encode_visible(before, after, steps, _rows(out, start, len(values)))
-
-    def _encode_visible(
-        self, before: torch.Tensor, after: torch.Tensor, steps: torch.Tensor, rows: Mapping[str, torch.Tensor]
-    ) -> torch.Tensor:
-        """Write codes and marks of the visible values of a block; return the changes that they are decoded to."""
+        rows = _rows(out, start, len(values))
         visible = steps != 0
-        changes = torch.where(visible, _of_bits(after) - before, 0.0)
-        parts = self.compress(changes)
+        parts = self.compress(torch.where(visible, _of_bits(after) - before, 0.0))
         rows["codes"].copy_(parts["codes"])
-        rows["marks"].copy_(visible.to(torch.uint8) * _SENT)
+        rows["marks"].copy_(visible.to(torch.uint8) * SENT)
         return self.expand(parts)
 
     def pack(self, arrays: Flat) -> Flat:
@@ -127,14 +116,13 @@ class Visible(Bf16):
         return joined(streams) | {"size": np.array([codes.size], np.int64)}
 
     def _stream(self, codes: Codes, marks: Bands) -> bytes:
-        sent = marks >= _SENT
-        count = np.count_nonzero(sent)
+        count = np.count_nonzero(marks >= SENT)
         if not count:
             return b""
         if count == codes.size:
             return codes.tobytes()
         if count <= _MOST_VISIBLE * codes.size:
-            stream = patch_stream(codes - np.uint16(self._least_code), sent, marks & _BAND)
+            stream = patch_stream(codes, marks, self._least_code)
             if len(stream) < codes.nbytes:
                 return stream
         return codes.tobytes() + b"\0"
@@ -176,17 +164,13 @@ class Visible(Bf16):
         if len(stream) - 2 * size in (0, 1):
             codes = np.frombuffer(stream, np.int16, size)
             return _Block(torch.from_numpy(codes.copy()), len(stream) == 2 * size)
-        codes = np.zeros(size, np.int16)
         if not stream:
-            return _Block(torch.from_numpy(codes), False)
-        patch = read_patch(stream, bands)
+            return _Block(torch.zeros(size, dtype=torch.int16), False)
+        patch = read_patch(stream, bands, self._least_code)
         if patch is None:
             return None
-        indices, values = patch
-        is_dense = indices.size == size
-        least = 0 if is_dense else self._least_code
-        codes[indices] = (values + np.uint16(least)).view(np.int16)
-        return _Block(torch.from_numpy(codes), is_dense)
+        values, count = patch
+        return _Block(torch.from_numpy(values.view(np.int16)), count == size)
 
 
 class VisibleDeltas(Visible):
@@ -194,14 +178,25 @@ class VisibleDeltas(Visible):
 
     postpones = True
     _least_code = 1
+    _most_visible: ClassVar[float] = _MOST_VISIBLE
+    """Share of a block's values above which all changes are sent."""
 
-    def _encode_visible(
-        self, before: torch.Tensor, after: torch.Tensor, steps: torch.Tensor, rows: Mapping[str, torch.Tensor]
+    def encode_change(
+        self, values: torch.Tensor, theta: torch.Tensor | None, out: Mapping[str, torch.Tensor], start: int
     ) -> torch.Tensor:
-        visible = steps != 0
-        rows["codes"].copy_(_folded(steps).view(torch.uint16))
-        rows["marks"].copy_(visible.to(torch.uint8) * _SENT + torch.from_numpy(_bands(before)))
-        return torch.where(visible, _of_bits(after) - before, 0.0)
+        """Encode the visible steps of a block, or all changes if that takes fewer bytes or θ is None."""
+        if theta is None:
+            return self.encode_block(values, out, start)
+        before = theta.float()
+        after = before + values
+        decoded = torch.empty_like(before)
+        rows = _rows(out, start, len(values))
+        codes = rows["codes"].numpy()
+        marks = rows["marks"].numpy()
+        visible = patches().encode_steps(_words(before), _words(after), codes, marks, _words(decoded))
+        if visible > self._most_visible * len(values):
+            return self.encode_block(values, out, start)
+        return decoded.sub_(before)
 
     def _decoded_change(
         self, payload: Mapping[str, torch.Tensor], group: str, elements: slice, before: torch.Tensor | None
@@ -213,9 +208,7 @@ class VisibleDeltas(Visible):
             return torch.full((len(before),), torch.nan)
         if block.is_dense:
             return self.expand({"codes": block.codes.view(torch.uint16)})
-        steps = _unfolded(block.codes)
-        after = _of_bits(_bits(before) + steps)
-        return torch.where(steps != 0, after - before, 0.0)
+        return _after(before, block.codes).sub_(before)
 
     def last(self) -> Chunked:
         """Return the codec of the last payload of a run, after which nothing can be made up for."""
@@ -232,26 +225,27 @@ class VisibleLast(VisibleDeltas):
         rows = _rows(out, start, len(values))
         bits = _bits(values) + _LEAST_BIT // 2 & -_LEAST_BIT
         rows["codes"].copy_(_rotated(bits).view(torch.uint16))
-        rows["marks"].fill_(_SENT)
+        rows["marks"].fill_(SENT)
         if theta is not None:
             rows["marks"] += torch.from_numpy(_bands(theta.float()))
         return _of_bits(bits)
 
     def _stream(self, codes: Codes, marks: Bands) -> bytes:
-        stream = patch_stream(codes, marks >= _SENT, marks & _BAND)
+        stream = patch_stream(codes, marks)
         return stream if len(stream) < codes.nbytes else codes.tobytes()
 
 
 class VisiblePatch(VisibleDeltas):
     """Steps from the bits of the weights in bfloat16 to those of the new ones, whatever their number."""
 
+    _most_visible = 1.0
+
     def encode_change(
         self, values: torch.Tensor, theta: torch.Tensor | None, out: Mapping[str, torch.Tensor], start: int
     ) -> torch.Tensor:
         """Encode the step from θ, or from zeros, to θ + values."""
-        before = torch.zeros_like(values) if theta is None else theta.float()
-        after = _bits(before + values)
-        return self._encode_visible(before, after, after - _bits(before), _rows(out, start, len(values)))
+        before = torch.zeros_like(values) if theta is None else theta
+        return super().encode_change(values, before, out, start)
 
     def advance_block(
         self, payload: Mapping[str, torch.Tensor], group: str, part: slice, before: torch.Tensor, out: torch.Tensor
@@ -262,10 +256,7 @@ class VisiblePatch(VisibleDeltas):
         if block is None:
             out.fill_(torch.nan)
             return
-        steps = _unfolded(block.codes)
-        changed = _of_bits(_bits(weights) + steps)
-        dtype: torch.dtype = getattr(torch, dtype_of(group))
-        torch.where(steps != 0, changed.to(dtype), before, out=out)
+        out.copy_(_after(weights, block.codes))
 
 
 def _rows(out: Mapping[str, torch.Tensor], start: int, size: int) -> dict[str, torch.Tensor]:
@@ -285,9 +276,14 @@ def _of_bits(bits: torch.Tensor) -> torch.Tensor:
 
 def _bands(weights: torch.Tensor) -> Bands:
     """Return the band of each weight: two exponents of bfloat16 each."""
-    exponents = _bits(weights).numpy() >> 7 & 0xFF
-    bands = exponents - _LEAST_EXPONENT >> 1
-    return bands.clip(0, BANDS - 1).astype(np.uint8)
+    bands = np.empty(len(weights), np.uint8)
+    patches().bands_of(_words(weights), bands)
+    return bands
+
+
+def _words(values: torch.Tensor) -> npt.NDArray[np.uint32]:
+    """View the bits of contiguous float32 values."""
+    return values.numpy().view(np.uint32)
 
 
 def _rotated(bits: torch.Tensor) -> torch.Tensor:
@@ -300,14 +296,11 @@ def _rotated_back(codes: torch.Tensor) -> torch.Tensor:
     return codes >> 1 & 0x7FFF | codes << 15
 
 
-def _folded(steps: torch.Tensor) -> torch.Tensor:
-    """Interleave positive and negative steps, so that short ones of both signs have small codes; 0 stays 0."""
-    return steps << 1 ^ steps >> 15
-
-
-def _unfolded(codes: torch.Tensor) -> torch.Tensor:
-    """Return the steps of codes from `_folded`."""
-    return codes >> 1 & 0x7FFF ^ -(codes & 1)
+def _after(before: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """Return float32 weights after the steps of a block."""
+    after = torch.empty_like(before)
+    patches().decode_steps(_words(before), codes.numpy().view(np.uint16), _words(after))
+    return after
 
 
 def _size(payload: Mapping[str, torch.Tensor], group: str) -> int:

@@ -15,6 +15,7 @@ from hypha_ray.codec import codec, difference_codec, downward_codec, encoder, pa
 from hypha_ray.codec.blocks import BLOCK, blocks, tensors
 from hypha_ray.codec.feedback import Feedback, advance, publish
 from hypha_ray.codec.formats.chunked import Chunked
+from hypha_ray.codec.streams import SENT, patch_stream, read_patch
 from hypha_ray.server.admission import misfit
 from hypha_ray.types import Flat
 
@@ -377,3 +378,44 @@ def test_steps_of_all_bits_are_told_by_their_codes() -> None:
     receiver = advance(patch_codec(), theta, payload)
     assert receiver[GROUP].tobytes() == new[GROUP].tobytes()
     assert np.array_equal(bfloat16(receiver[GROUP]), bfloat16(whole))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 3000), st.lists(st.floats(0, 1), min_size=8, max_size=8), st.integers(0, 99))
+def test_bits_of_a_patch_are_rice_codes_of_gaps_band_by_band(size: int, shares: list[float], seed: int) -> None:
+    """The same stream by strings of bits, of which the compiled loops know nothing."""
+    rng = np.random.default_rng(seed)
+    bands = rng.integers(0, 8, size).astype(np.uint8)
+    sent = rng.random(size) < np.array(shares)[bands]
+    codes = rng.integers(1, 400, size).astype(np.uint16)
+    numbers: list[int] = []
+    upper = ""
+    lower = ""
+    values: list[int] = []
+    for band in range(8):
+        members = [i for i in range(size) if bands[i] == band]
+        positions = [place for place, i in enumerate(members) if sent[i]]
+        values += [int(codes[i]) for i in members if sent[i]]
+        numbers.append(len(positions))
+        if 0 < len(positions) < len(members):
+            width = max(0, math.frexp(0.4812 * (len(members) / len(positions) - 0.5))[1])
+            for before, position in zip([-1, *positions], positions, strict=False):
+                gap = position - before - 1
+                upper += "0" * (gap >> width) + "1"
+                lower += "".join(str(gap >> bit & 1) for bit in range(width))
+    expected = b"".join(number.to_bytes(3, "little") for number in [*numbers, len(upper)])
+    for bits in (upper, lower):
+        expected += np.packbits([int(bit) for bit in bits]).tobytes() if bits else b""
+
+    stream = patch_stream(codes, bands | (sent * SENT).astype(np.uint8), 1)
+
+    assert stream[: len(expected)] == expected
+    content = zlib.decompress(stream[len(expected) :], -15)
+    signs = np.unpackbits(np.frombuffer(content[: -(-len(values) // 8)], np.uint8), count=len(values))
+    planes = np.frombuffer(content[-(-len(values) // 8) :], np.uint8).reshape(2, -1).astype(int)
+    assert (planes[1] * 256 + planes[0] + signs).tolist() == [value - 1 for value in values]
+    patch = read_patch(stream, bands, 1)
+    assert patch is not None
+    assert patch[1] == len(values)
+    least = 1 if len(values) == size else 0
+    assert np.array_equal(patch[0], np.where(sent, codes - least, 0))

@@ -31,3 +31,4 @@ def test_what_is_no_plain_copy_is_left_to_torch(dtype: torch.dtype) -> None:
 
 def test_can_be_compiled_here() -> None:
     assert compiled("copy") is not None and compiled("outer") is not None and compiled("nothing") is None
+    assert compiled("patches") is not None
