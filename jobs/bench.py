@@ -39,7 +39,7 @@ class Arguments:
     only: list[str] = field(default_factory=list)
     """Rows to measure; all if none is named."""
     json: Path | None = None
-    """File to write the rows to."""
+    """File to write the rows to; -: standard output."""
     plots: Path | None = None
     """Folder to draw them in, those that have a plot."""
     device: Literal["cuda", "cpu"] = "cuda"

@@ -45,7 +45,7 @@ class Data:
     check: str | None = None
     """name of a dataset whose slices are to be read and checked on its data nodes"""
     json: Path | None = None
-    """file for the list, as JSON"""
+    """file for the list, as JSON; -: standard output"""
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ class Doctor:
     """Examine this machine and its cluster."""
 
     json: Path | None = None
-    """file for the list of checks, as JSON"""
+    """file for the list of checks, as JSON; -: standard output"""
     dir: str | None = None
     """folder of the runs, as run.dir; default: $HYPHA_RAY_HOME or ~/hypha_ray"""
 

@@ -54,7 +54,7 @@ class Market:
     node: str | None = None
     """address or beginning of the id of the machine for --offer or --withdraw; default: this one"""
     json: Path | None = None
-    """file for all that is shown, as JSON"""
+    """file for all that is shown, as JSON; -: standard output"""
 
     def labels(self) -> dict[str, str]:
         """Labels of the terms that are given."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
-from hypha_ray.config.cli.output import require_writable, write_result
+from hypha_ray.config.cli.output import STDOUT, require_writable, write_result
 from hypha_ray.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ class Report:
     run: str
     """name of the run, or its directory"""
     out: Path | None = None
-    """file for the page, in .html; default: report.html in the run's directory"""
+    """file for the page, in .html; -: standard output; default: report.html in the run's directory"""
     with_hosts: bool = False
     """also show users, machines and addresses"""
     dir: str | None = None
@@ -37,7 +37,7 @@ class Report:
 def main() -> None:
     """Write the page, and print its path."""
     options = parse_options(Report, __doc__, sys.argv[1:], position="run")
-    if options.out is not None and options.out.suffix not in (".html", ".htm"):
+    if options.out not in (None, STDOUT) and options.out.suffix not in (".html", ".htm"):
         raise ConfigError("CFG003", "--out is out of range", str(options.out), "a name in .html", "name one")
     require_writable("--out", options.out)
     from hypha_ray.history.find import existing_run
@@ -48,7 +48,8 @@ def main() -> None:
         print(write_report(folder, with_hosts=options.with_hosts))
         return
     write_result("--out", options.out, report_of(folder, options.with_hosts))
-    print(options.out.absolute())
+    if options.out != STDOUT:
+        print(options.out.absolute())
 
 
 if __name__ == "__main__":

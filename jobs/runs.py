@@ -35,7 +35,7 @@ class Runs:
     dir: str | None = None
     """folder of the runs, as run.dir; default: $HYPHA_RAY_HOME or ~/hypha_ray"""
     json: Path | None = None
-    """file for the list, as JSON"""
+    """file for the list, as JSON; -: standard output"""
     tag: list[str] = field(default_factory=list, metadata=REPEATED)
     """tag of the runs to list, one of their run.tags; of several, a run has all; default: all runs"""
 

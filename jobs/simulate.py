@@ -53,7 +53,7 @@ class Simulate:
     advise: bool = False
     """propose settings for a job file and its links instead; --advise --help lists the options"""
     json: Path | None = None
-    """file for the results, as a JSON list"""
+    """file for the results, as a JSON list; -: standard output"""
     plot: Path | None = None
     """folder for plots"""
     from_: str | None = None

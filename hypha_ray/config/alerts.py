@@ -12,6 +12,7 @@ from hypha_ray.config.tables.alerts import COMMIT_AGE, MEDIANS, PREFERENCE_FIELD
 from hypha_ray.config.value_types import is_malformed
 from hypha_ray.errors import ConfigError
 
+_ASYNC = 'sync.strategy = "async"'
 _METRICS = "a field of docs/telemetry.md, commit_age_s or workers"
 
 
@@ -64,12 +65,13 @@ def _of_metric(table: str, alert: Alert, job: Job) -> Iterator[AlertFlaw]:
         fix = f"did you mean {nearest!r}?" if nearest else "take a name of docs/telemetry.md"
         yield AlertFlaw("CFG003", key, "is no metric", shown(name), _METRICS, fix)
         return
-    if metric.is_of_rl and job.rl.algorithm is None:
-        fix = "take a metric of this job, or set rl.algorithm"
-        yield AlertFlaw("CFG011", key, f"is {name}, which only jobs with rl.algorithm have", "", "", fix)
-    if metric.field in PREFERENCE_FIELDS and job.preference.loss is None:
-        fix = "take a metric of this job, or set preference.loss"
-        yield AlertFlaw("CFG011", key, f"is {name}, which only jobs with preference.loss have", "", "", fix)
+    fix = f"take a metric of this job, such as {_metrics_of(job)}"
+    need = _unmet_need(metric, job)
+    if need is not None:
+        yield AlertFlaw("CFG011", key, f"is {name}, which only jobs with {need} have", "", "", f"set {need}, or {fix}")
+    obstacle = _obstacle(metric, job)
+    if obstacle is not None:
+        yield AlertFlaw("CFG011", key, f"is {name}, which no job with {obstacle} has", "", "", fix)
     own_metrics = [f"metric/{member.rpartition(':')[2]}" for member in job.model.metrics]
     if metric.field.startswith("metric/") and metric.field not in own_metrics:
         problem = "isn't among the job's model.metrics"
@@ -80,6 +82,45 @@ def _of_metric(table: str, alert: Alert, job: Job) -> Iterator[AlertFlaw]:
     if name == COMMIT_AGE and alert.for_rounds is not None:
         problem = f"has no meaning beside {COMMIT_AGE}, which grows as long as no round ends"
         yield AlertFlaw("CFG011", f"{table}.for_rounds", problem, "", "", "give for_s = 0")
+
+
+def _unmet_need(metric: Metric, job: Job) -> str | None:
+    """Setting without which no record of a job has the metric; None if the job has it, or may have it."""
+    rl = job.rl
+    if metric.is_of_rl and rl.algorithm is None:
+        return "rl.algorithm"
+    if metric.field in PREFERENCE_FIELDS and job.preference.loss is None:
+        return "preference.loss"
+    if metric.field.startswith("validation/") and rl.evaluation.every_steps is None:
+        return "rl.evaluation.every_steps"
+    needs: dict[str, tuple[bool, str]] = {
+        **dict.fromkeys(("arrivals", "staleness_mean", "staleness_max"), (not job.sync.traits.has_barrier, _ASYNC)),
+        **dict.fromkeys(("value_loss", "value_clip_share"), (rl.has_critic, 'rl.advantage = "gae"')),
+        "turns": (rl.environment is not None, "rl.environment"),
+        "extra_prompts": (rl.refill > 0, "rl.refill"),
+        "staleness": (rl.staleness > 0, "rl.staleness"),
+        "kl_coefficient": (rl.kl_target is not None, "rl.kl_target"),
+    }
+    is_met, need = needs.get(metric.field, (True, ""))
+    return None if is_met else need
+
+
+def _obstacle(metric: Metric, job: Job) -> str | None:
+    """Setting that keeps the metric out of all records of a job; None if there is none."""
+    if metric.field in ("val_loss", "perplexity") and job.rl.algorithm is not None:
+        return "rl.algorithm"
+    if metric.field == "perplexity" and job.preference.loss is not None:
+        return "preference.loss"
+    return None
+
+
+def _metrics_of(job: Job) -> str:
+    """Names of some metrics that a job has."""
+    if job.rl.algorithm is not None:
+        return "reward, equal_groups, entropy or eval/reward"
+    if job.preference.loss is not None:
+        return "loss, margin, train_accuracy or eval/accuracy"
+    return "loss, val_loss, gradient_norm, workers or commit_age_s"
 
 
 def _of_values(table: str, alert: Alert) -> Iterator[AlertFlaw]:

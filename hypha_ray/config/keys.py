@@ -52,6 +52,13 @@ _LITERALS: Final = frozenset({bool, int, float})
 """Types whose values a flag's text denotes, also if the key has a word such as ``auto`` besides."""
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _LONGEST = 80
+_OPERATORS = {
+    **dict.fromkeys(("gt", "above", "over", "more", "greater"), ">"),
+    **dict.fromkeys(("=>", "ge", "gte", "≥"), ">="),
+    **dict.fromkeys(("lt", "below", "under", "less"), "<"),
+    **dict.fromkeys(("=<", "le", "lte", "≤"), "<="),
+}
+"""Other ways to write a comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +313,8 @@ def choice_remedy(value: object, kind: str) -> str:
     """Remedy for a value that isn't one of a key's choices: the nearest of them, if one is near."""
     choices = [choice for choice in kind.split(" | ") if choice != "module:object"]
     if isinstance(value, str) and len(choices) > 1:
-        matches = get_close_matches(value, choices, n=1)
+        operator = _OPERATORS.get(value.lower())
+        matches = [operator] if operator in choices else get_close_matches(value, choices, n=1)
         if matches:
             return f"write {matches[0]}"
     return "mend it"

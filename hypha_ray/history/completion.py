@@ -60,6 +60,9 @@ _TAKE_KEYS = frozenset({"rerun"})
 _TAKE_RUNS = frozenset({"compare", "export", "plot", "rerun", "report", "show"})
 """Jobs that take runs by position."""
 
+_NO_CHOICES = ("integer", "number ", "module:object")
+"""Beginnings of kinds of values that are no choice."""
+
 
 def completion_script(shell: str) -> str:
     """Return the script of a shell.
@@ -103,7 +106,10 @@ def _names_for_job(before: Sequence[str], word: str, scripts: dict[str, Path]) -
     job, *arguments = before
     previous = (arguments or [""])[-1]
     names: Iterable[str] = ()
-    if word.startswith("--"):
+    choices = _choices_at(previous, word, scripts[job])
+    if choices:
+        names = choices
+    elif word.startswith("--"):
         names = _options(scripts[job])
     elif previous == "@" or word.startswith("@") or job == "configs":
         names = _job_files(word)
@@ -128,6 +134,52 @@ def _options(script: Path) -> list[str]:
     if script.stem in _TAKE_KEYS:
         flags += _key_flags()
     return flags
+
+
+def _choices_at(previous: str, word: str, script: Path) -> list[str]:
+    """Choices for a word that is a flag's value, behind ``=`` or the elements of a list that it begins with."""
+    flag, equals_sign, value = word.partition("=")
+    if not word.startswith("--"):
+        flag = previous
+        value = word
+    elif not equals_sign:
+        return []
+    if not flag.startswith("--"):
+        return []
+    elements, comma, _ = value.rpartition(",")
+    start = word.removesuffix(value) if value else word
+    return [f"{start}{elements}{comma}{choice}" for choice in _choices(flag, script)]
+
+
+def _choices(flag: str, script: Path) -> list[str]:
+    """Choices of an option of a job, or of a key of the job file; none for any other value."""
+    tree = ast.parse(script.read_text(encoding="utf-8"))
+    name = _options_class(tree)
+    if name is not None:
+        field = flag.removeprefix("--").replace("-", "_")
+        for node in ast.walk(tree):
+            match node:
+                case ast.AnnAssign(target=ast.Name(id=target), annotation=annotation) if target == field:
+                    return _literals(annotation)
+    if name is not None and script.stem not in _TAKE_KEYS:
+        return []
+    from hypha_ray.config.keys import keys
+
+    key = keys().get(tuple(flag.removeprefix("--").split(".")))
+    if key is None or " | " not in key.kind:
+        return []
+    words = key.kind.removeprefix("list of ").split(" | ")
+    return [word for word in words if not word.startswith(_NO_CHOICES)]
+
+
+def _literals(annotation: ast.expr) -> list[str]:
+    """Texts of the ``Literal[…]`` of an annotation."""
+    texts: list[str] = []
+    for node in ast.walk(annotation):
+        match node:
+            case ast.Subscript(value=ast.Name(id="Literal"), slice=allowed):
+                texts += [part.value for part in ast.walk(allowed) if isinstance(part, ast.Constant)]
+    return texts
 
 
 def _key_flags() -> list[str]:

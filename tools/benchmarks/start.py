@@ -88,8 +88,21 @@ def prepared(folder: Path) -> Path:
     """Prepare the dataset that is trained on, in a folder."""
     words = ("--source", "stdlib", "--tokenizer", "byte", "--seq-len", "128", "--max-samples", "4000")
     command = [sys.executable, "jobs/prepare.py", *words, "--out", str(folder / "data")]
-    subprocess.run(command, cwd=HERE, env=_environment(HERE), check=True, capture_output=True)
+    run_command(command, _environment(HERE))
     return folder / "data"
+
+
+def run_command(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Run a command in this checkout.
+
+    Raises:
+        RuntimeError: it failed; with the last line of its error output.
+
+    """
+    result = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True)
+    if result.returncode:
+        lines = result.stderr.strip().splitlines() or ["it wrote no error"]
+        raise RuntimeError(f"{command[1]} ended with exit code {result.returncode}: {lines[-1]}")
 
 
 def measure_start(checkout: Path, dataset: Path, runs: Path, *options: str) -> Sequence[float]:

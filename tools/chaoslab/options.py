@@ -37,7 +37,7 @@ class Options:
     calm_rounds: int = 6
     """rounds without kills that are measured first"""
     json: Path | None = None
-    """file to write the figures to"""
+    """file to write the figures to; -: standard output"""
     out: Path | None = None
     """new folder for dataset, run and logs; default: a temporary one, which is removed if all went well"""
 

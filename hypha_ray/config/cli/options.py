@@ -25,6 +25,7 @@ from pydantic.fields import FieldInfo
 
 from hypha_ray.config.aliases import OF_PREPARE
 from hypha_ray.config.assignments import from_text, value_behind
+from hypha_ray.config.cli.output import STDOUT, keep_stdout_for_result
 from hypha_ray.config.keys import Key, choice_remedy, key_of, shown
 from hypha_ray.errors import ConfigError
 from hypha_ray.files import as_installed
@@ -36,6 +37,8 @@ T = TypeVar("T", bound="DataclassInstance")
 
 REPEATED: Final = {"repeated": True}
 """Metadata of a field, a list of texts, whose flag may be given several times."""
+RESULTS: Final = ("json", "out")
+"""Options with the file of a result; ``-`` is standard output."""
 _BETWEEN: Final = "\0"
 """Separator of the texts of a repeated flag; no argument of a process has it."""
 
@@ -80,6 +83,12 @@ def parse_options(kind: type[T], doc: str | None, arguments: Sequence[str], posi
         if key.default is MISSING and name not in values:
             problem = f"{_flag(name)} is missing"
             raise ConfigError("CFG012", problem, allowed=key.kind, fix=f"give {key.meaning}")
+    to_stdout = [_flag(name) for name in RESULTS if values.get(name) == STDOUT]
+    if len(to_stdout) > 1:
+        problem = f"{' and '.join(to_stdout)} exclude each other as standard output"
+        raise ConfigError("CFG011", problem, fix="name a file for one of them")
+    if to_stdout:
+        keep_stdout_for_result()
     return kind(**values)
 
 

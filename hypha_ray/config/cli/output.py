@@ -35,6 +35,18 @@ def endure() -> None:
         sys.stderr = _enduring(sys.stderr, 2)
 
 
+STDOUT = Path("-")
+"""Name of a file that stands for standard output."""
+_results: list[TextIO] = []
+"""Standard output, if it is kept for a result; the last one counts."""
+
+
+def keep_stdout_for_result() -> None:
+    """Keep standard output for a result: all else that is printed goes to standard error."""
+    _results.append(sys.stdout)
+    sys.stdout = sys.stderr
+
+
 def print_notes(notes: Iterable[str]) -> None:
     """Print notes for the user on standard error."""
     for note in notes:
@@ -42,12 +54,18 @@ def print_notes(notes: Iterable[str]) -> None:
 
 
 def write_result(option: str, file: Path, content: str | bytes) -> None:
-    """Write a result to the file that an option names.
+    """Write a result to the file that an option names, or to standard output if that is ``-``.
 
     Raises:
         ConfigError: CFG008, the file can't be written.
 
     """
+    if file == STDOUT and _results:
+        stream = _results[-1]
+        text = content if isinstance(content, str) else content.decode()
+        stream.write(text)
+        stream.flush()
+        return
     try:
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
     except OSError as error:
@@ -62,7 +80,7 @@ def require_writable(option: str, file: Path | None) -> None:
         ConfigError: CFG008, the file can't be written.
 
     """
-    if file is None:
+    if file in (None, STDOUT):
         return
     is_writable = os.access(file if file.exists() else file.parent, os.W_OK)
     if file.is_dir() or not is_writable:
@@ -73,7 +91,8 @@ def unwritten() -> str:
     """Reason that standard output could not be written; empty if it was, or if its reader went away."""
     with suppress(OSError, ValueError):
         sys.stdout.flush()
-    raw = getattr(sys.stdout, "buffer", None)
+    stdout = _results[-1] if _results else sys.stdout
+    raw = getattr(stdout, "buffer", None)
     raw = getattr(raw, "raw", raw)
     if not isinstance(raw, _Enduring):
         return ""

@@ -51,7 +51,7 @@ class Advise:
     out: Path | None = None
     """file for the proposed settings; default: standard output, with the report as comments"""
     json: Path | None = None
-    """file for the figures of the simulated runs, as JSON"""
+    """file for the figures of the simulated runs, as JSON; -: standard output"""
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -53,7 +53,11 @@ def without(alert: dict[str, Any], *names: str) -> dict[str, Any]:
         ({**LOSS, "metric": "metric/f1"}, "CFG003", ("metric/f1", "model.metrics")),
         ({**LOSS, "metric": "reward"}, "CFG011", ("reward", "rl.algorithm")),
         ({**LOSS, "metric": "margin"}, "CFG011", ("margin", "preference.loss")),
-        ({**LOSS, "op": "=>"}, "CFG003", ("'=>'", "above_median_times", "write >")),
+        ({**LOSS, "metric": "equal_groups"}, "CFG011", ("a metric of this job, such as loss, val_loss",)),
+        ({**LOSS, "metric": "staleness_max"}, "CFG011", ('sync.strategy = "async"',)),
+        ({**LOSS, "op": "=>"}, "CFG003", ("'=>'", "above_median_times", "write >=")),
+        ({**LOSS, "op": "gt"}, "CFG003", ("'gt'", "write >, ")),
+        ({**LOSS, "op": "≤"}, "CFG003", ("write <=, ",)),
         ({**LOSS, "op": "above_median"}, "CFG003", ("write above_median_times",)),
         ({**LOSS, "for_s": 3}, "CFG011", ("for_rounds", "for_s")),
         (without(LOSS, "for_rounds"), "CFG012", ("for_rounds or for_s",)),
@@ -80,6 +84,37 @@ def test_wrong_alert_is_refused_with_the_key_and_advice(
     assert caught.value.code == code
     for text in ("telemetry.alerts.1", *texts):
         assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "tables", "need"),
+    [
+        ("val_loss", {"rl": {"algorithm": "grpo"}}, "no job with rl.algorithm has"),
+        ("value_loss", {"rl": {"algorithm": "grpo"}}, 'rl.advantage = "gae"'),
+        ("turns", {"rl": {"algorithm": "grpo"}}, "rl.environment"),
+        ("staleness", {"rl": {"algorithm": "grpo"}}, "rl.staleness"),
+        ("validation/reward", {"rl": {"algorithm": "grpo"}}, "rl.evaluation.every_steps"),
+        ("perplexity", {"preference": {"loss": "dpo"}}, "no job with preference.loss has"),
+    ],
+)
+def test_metric_that_no_record_of_the_job_has_is_refused(metric: str, tables: dict[str, Any], need: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        job({**LOSS, "metric": metric}, **tables)
+    assert caught.value.code == "CFG011" and need in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "tables"),
+    [
+        ("value_loss", {"rl": {"algorithm": "ppo"}}),
+        ("reward", {"rl": {"algorithm": "grpo"}}),
+        ("staleness_max", {"sync": {"strategy": "async"}}),
+        ("margin", {"preference": {"loss": "dpo"}}),
+    ],
+)
+def test_metric_that_the_job_has_is_taken(metric: str, tables: dict[str, Any]) -> None:
+    (alert,) = job({**LOSS, "metric": metric}, **tables).telemetry.alerts
+    assert alert.metric == metric
 
 
 def test_wrong_alert_of_a_file_is_named_with_its_line(tmp_path: Path) -> None:
@@ -140,7 +175,8 @@ def test_metric_is_a_field_of_rounds_unless_its_name_says_otherwise() -> None:
 def test_metrics_of_the_task_are_taken_in_reinforcement_learning_only() -> None:
     for name in ("reward", "equal_groups", "pass@4", "reward/exact", "eval/reward", "validation/reward"):
         alert = {**LOSS, "metric": name}
-        assert job(alert, rl={"algorithm": "grpo"}).telemetry.alerts[0].metric == name
+        rl = {"algorithm": "grpo", "evaluation": {"every_steps": 1}}
+        assert job(alert, rl=rl).telemetry.alerts[0].metric == name
         with pytest.raises(ConfigError, match="which only jobs with"):
             job(alert)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from hypha_ray.config.cli.output import require_writable, write_result
+from hypha_ray.config.cli import output
+from hypha_ray.config.cli.options import parse_options
+from hypha_ray.config.cli.output import STDOUT, require_writable, write_result
 from hypha_ray.errors import ConfigError
 
 
@@ -23,3 +27,33 @@ def test_files_that_can_be_written_are_taken_and_left_as_they_are(tmp_path: Path
     for file in (None, old, tmp_path / "new.json"):
         require_writable("--json", file)
     assert old.read_text() == "{}" and not (tmp_path / "new.json").exists()
+
+
+@dataclass(frozen=True)
+class Listing:
+    """List something."""
+
+    json: Path | None = None
+    """file for the list"""
+    out: Path | None = None
+    """file for the page"""
+
+
+@pytest.mark.parametrize("option", ["json", "out"])
+def test_result_for_standard_output_is_alone_there(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # Both are as before in the end.
+    monkeypatch.setattr(output, "_results", [])
+    options = parse_options(Listing, "A job.", [f"--{option}", "-"])
+    assert getattr(options, option) == STDOUT
+    print("for people")
+    require_writable(f"--{option}", STDOUT)
+    write_result(f"--{option}", STDOUT, "[1]\n")
+    captured = capsys.readouterr()
+    assert captured.out == "[1]\n" and captured.err == "for people\n"
+
+
+def test_standard_output_takes_one_result() -> None:
+    with pytest.raises(ConfigError, match="CFG011.*--json and --out exclude each other as standard output"):
+        parse_options(Listing, "A job.", ["--json", "-", "--out", "-"])

@@ -52,6 +52,24 @@ def test_options_of_another_job_are_its_own() -> None:
     assert completed("evaluate --max-") == ["--max-response-tokens"]
 
 
+@pytest.mark.parametrize(
+    ("line", "choices"),
+    [
+        ("diloco @ tiny --run.mode ", ["elastic", "replay"]),
+        ("diloco @ tiny --run.mode = re", ["replay"]),
+        ("diloco @ tiny --run.mode=re", ["--run.mode=replay"]),
+        ("diloco --telemetry.sinks pro", ["prometheus"]),
+        ("diloco --telemetry.sinks jsonl,pro", ["jsonl,prometheus"]),
+        ("diloco --sync.quorum ", ["auto"]),
+        ("rerun texts-1 --run.mode e", ["elastic"]),
+        ("market --share ", ["bid", "fair"]),
+        ("diloco --rounds.epochs ", []),
+    ],
+)
+def test_choices_follow_their_option(line: str, choices: list[str]) -> None:
+    assert completed(line) == choices
+
+
 def test_job_files_follow_an_at_sign() -> None:
     assert completed("diloco @ ") == sorted(shipped_configs())
     assert completed("diloco @ ti") == completed("configs ti") == ["tiny"]
