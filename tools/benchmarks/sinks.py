@@ -59,7 +59,13 @@ def sinks() -> dict[str, dict[str, Any]]:
     table: dict[str, dict[str, Any]] = {}
     for row in ROWS:
         ratio = statistics.median(speeds[row]) / base
-        table[row] = {"value": ratio, "target": ">= 0.98", "turns": TURNS, "sinks": "+".join(every), "samples_per_s": base}
+        table[row] = {
+            "value": ratio,
+            "target": ">= 0.98",
+            "turns": TURNS,
+            "sinks": "+".join(every),
+            "samples_per_s": base,
+        }
     return table
 
 

@@ -33,7 +33,9 @@ from hypha_ray.texts import counted
 ALONE = "auto"
 """Ray's address of the cluster that this machine is a node of."""
 START_S = 20.0
-"""Longest wait for the probe of a node, in seconds."""
+"""Longest wait for the first answers of the probes of all nodes, in seconds."""
+LATE_S = 1.0
+"""Longest further wait for that of one node, in seconds."""
 CALL_S = 20.0
 """Longest wait for an answer of a probe, in seconds."""
 ROUND_TRIPS = 5
@@ -98,10 +100,13 @@ def _connected_reports() -> Iterator[CheckReport]:
     home = own_node()
     other_nodes = [node for node in nodes if node["NodeID"] != home][:MOST_NODES]
     own_versions = versions()
-    probes = {node["NodeID"]: _start_probe(node["NodeID"]) for node in other_nodes}
-    for node in other_nodes:
+    probes = [_start_probe(node["NodeID"]) for node in other_nodes]
+    first_answers = [probe.versions.remote() for probe in probes]
+    if first_answers:
+        ray.wait(first_answers, num_returns=len(first_answers), timeout=START_S, fetch_local=False)
+    for node, probe, first_answer in zip(other_nodes, probes, first_answers, strict=True):
         address = node["NodeManagerAddress"]
-        for report in _node_reports(node, probes[node["NodeID"]], own_versions):
+        for report in _node_reports(node, probe, first_answer, own_versions):
             yield replace(report, node=address)
 
 
@@ -131,11 +136,13 @@ def _start_probe(node_id: str) -> Any:
     return ray.remote(num_cpus=0, scheduling_strategy=on_node, max_restarts=0)(ProbeActor).remote()
 
 
-def _node_reports(node: Mapping[str, Any], probe: Any, own_versions: Mapping[str, str]) -> Iterator[CheckReport]:
-    """Check a node; without an answer of its probe, only its ports."""
+def _node_reports(
+    node: Mapping[str, Any], probe: Any, first_answer: Any, own_versions: Mapping[str, str]
+) -> Iterator[CheckReport]:
+    """Check a node; without the first answer of its probe, its versions, only its ports."""
     yield ports_report(node["NodeManagerAddress"], _ports(node))
     try:
-        node_versions = ray.get(probe.versions.remote(), timeout=START_S)
+        node_versions = ray.get(first_answer, timeout=LATE_S)
         yield compared_versions(own_versions, node_versions)
         for report in ray.get(probe.reports.remote(), timeout=CALL_S):
             if report.check != "versions" or report.state is CheckState.FAIL:

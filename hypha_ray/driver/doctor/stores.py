@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hypha_ray.driver.credentials import HUB_TOKEN, OF_STORES
 from hypha_ray.driver.doctor.report import CheckReport, fail, note, ok
@@ -18,7 +20,30 @@ _KEY_ID = "AWS_ACCESS_KEY_ID"
 _SECRET = "AWS_SECRET_ACCESS_KEY"
 _GOOGLE_FILE = "GOOGLE_APPLICATION_CREDENTIALS"
 PATIENCE_S = 3.0
-"""Longest wait for an answer of a store or hub, in seconds."""
+"""Longest wait for a connection to a store or hub, and for the next bytes of its answer, in seconds."""
+ANSWER_S = 10.0
+"""Longest time of a question to a store or hub: also one whose name isn't resolved, or whose answer comes bit by bit."""
+
+T = TypeVar("T")
+
+
+def in_time(ask: Callable[[], T]) -> T:
+    """Return the answer of a function, which is left to itself after `ANSWER_S`.
+
+    Raises:
+        TimeoutError: it hasn't answered by then.
+
+    """
+    answer: Future[T] = Future()
+
+    def fill() -> None:
+        try:
+            answer.set_result(ask())
+        except Exception as error:  # It is raised where the answer is awaited.
+            answer.set_exception(error)
+
+    threading.Thread(target=fill, name="doctor-question", daemon=True).start()
+    return answer.result(ANSWER_S)
 
 
 def store_reports(environment: Mapping[str, str] = os.environ) -> Iterator[CheckReport]:
@@ -46,7 +71,7 @@ def s3_report(environment: Mapping[str, str], names: list[str]) -> CheckReport:
     if find_spec("s3fs") is None:
         return note("s3", f"{listed}; s3fs isn't installed", "pip install s3fs on the machine of the run directory")
     try:
-        _ask_s3()
+        in_time(_ask_s3)
     except Exception as error:  # The client raises errors of its own, of HTTP and of the system.
         cause = cause_of(error)
         if cause is not None:
@@ -103,7 +128,8 @@ def hub_report(token: str) -> CheckReport:
         return ok("hub", f"{HUB_TOKEN} is set; not tried, since HF_HUB_OFFLINE is")
     try:
         url = f"{constants.ENDPOINT}/api/whoami-v2"
-        response = get_session().get(url, headers={"authorization": f"Bearer {token}"}, timeout=PATIENCE_S)
+        headers = {"authorization": f"Bearer {token}"}
+        response = in_time(lambda: get_session().get(url, headers=headers, timeout=PATIENCE_S))
         status = int(response.status_code)
     except Exception as error:  # Errors of any HTTP library.
         reason = type(error).__name__

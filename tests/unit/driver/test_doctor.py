@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
+from hypha_ray.driver.doctor import stores
 from hypha_ray.driver.doctor.cluster import clock_report, compared_versions, link_report, ports_report, size_report
 from hypha_ray.driver.doctor.machine import disk_report, gpu_report, machine_reports, token_report, version_report
 from hypha_ray.driver.doctor.report import CheckReport, CheckState, error_of, fail, note, ok, rows
@@ -186,6 +188,28 @@ def test_token_of_the_hub_is_tried_and_not_shown(monkeypatch: pytest.MonkeyPatch
     assert [report.state for report in (accepted, refused, away)] == [CheckState.OK, CheckState.FAIL, CheckState.NOTE]
     assert refused.error is AuthenticationError and "HTTP 401" in refused.value
     assert TOKEN not in repr(accepted) and SECRET not in repr((refused, away))
+
+
+def test_hub_whose_answer_comes_bit_by_bit_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over = threading.Event()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(stores, "ANSWER_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            connection.sendall(b"HTTP/1.1 200 OK\r\nX-Padding: ")
+            while not is_over.wait(0.05):
+                connection.sendall(b"x")
+            connection.close()
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        (report,) = store_reports({"HF_TOKEN": TOKEN})
+        is_over.set()
+        thread.join()
+    assert report.state is CheckState.NOTE and "can't be reached (TimeoutError)" in report.value
 
 
 def test_versions_of_a_node_that_differ_are_told() -> None:
