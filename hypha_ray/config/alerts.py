@@ -8,7 +8,15 @@ from typing import NamedTuple
 
 from hypha_ray.config.keys import shown
 from hypha_ray.config.schema import Job
-from hypha_ray.config.tables.alerts import COMMIT_AGE, MEDIANS, PREFERENCE_FIELDS, Alert, find_metric, nearest_metric
+from hypha_ray.config.tables.alerts import (
+    COMMIT_AGE,
+    MEDIANS,
+    PREFERENCE_FIELDS,
+    Alert,
+    Metric,
+    find_metric,
+    nearest_metric,
+)
 from hypha_ray.config.value_types import is_malformed
 from hypha_ray.errors import ConfigError
 

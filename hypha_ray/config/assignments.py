@@ -126,9 +126,8 @@ def from_arguments(arguments: Iterable[str]) -> CommandLine:
             fix = "write -- before a key; a job file is a name that ends in .toml, or stands behind @"
             if name in _FILE_FLAGS or name.endswith(_OTHER_FILES):
                 fix = "give a TOML file behind @: `@ job.toml`; see docs/configuration.md"
-            earlier = flags[-1].value if flags else None
-            if isinstance(earlier, list) and all(isinstance(element, str) for element in earlier):
-                fix = f"write a list with commas: {flags[-1].location} {','.join([*earlier, word])}"
+            if flags and isinstance(flags[-1].value, list) and len(flags[-1].value) > 0:
+                fix = f"write the elements of a list with commas between them, behind {flags[-1].location}"
             raise ConfigError("CFG015", f"unexpected argument {shown(name)}", fix=fix)
     return CommandLine(tuple(files), tuple(flags), dry_run, resume)
 

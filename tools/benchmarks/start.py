@@ -99,7 +99,7 @@ def run_command(command: Sequence[str], environment: Mapping[str, str]) -> None:
         RuntimeError: it failed; with the last line of its error output.
 
     """
-    result = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True)
+    result = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, check=False)
     if result.returncode:
         lines = result.stderr.strip().splitlines() or ["it wrote no error"]
         raise RuntimeError(f"{command[1]} ended with exit code {result.returncode}: {lines[-1]}")

@@ -22,7 +22,7 @@ _GOOGLE_FILE = "GOOGLE_APPLICATION_CREDENTIALS"
 PATIENCE_S = 3.0
 """Longest wait for a connection to a store or hub, and for the next bytes of its answer, in seconds."""
 ANSWER_S = 10.0
-"""Longest time of a question to a store or hub: also one whose name isn't resolved, or whose answer comes bit by bit."""
+"""Longest time of a question to a store or hub, also of one whose answer comes bit by bit."""
 
 T = TypeVar("T")
 

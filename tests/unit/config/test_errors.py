@@ -306,7 +306,7 @@ IN_FLAGS = [
     (["stray"], "CFG015", "unexpected argument 'stray'"),
     (["stray"], "CFG015", "Fix: write -- before a key; a job file is a name that ends in .toml, or stands behind @"),
     (["-x"], "CFG015", "unexpected argument '-x'"),
-    (["--telemetry.sinks", "jsonl", "otel"], "CFG015", "write a list with commas: --telemetry.sinks jsonl,otel"),
+    (["--telemetry.sinks", "jsonl", "otel"], "CFG015", "with commas between them, behind --telemetry.sinks"),
     (["nowhere.toml"], "CFG015", "job file 'nowhere.toml' can't be read"),
     (["run.seed=1"], "CFG015", "unexpected argument 'run.seed'"),
     (["--dry-run", "true"], "CFG015", "unexpected argument 'true'"),

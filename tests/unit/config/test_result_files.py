@@ -55,5 +55,5 @@ def test_result_for_standard_output_is_alone_there(
 
 
 def test_standard_output_takes_one_result() -> None:
-    with pytest.raises(ConfigError, match="CFG011.*--json and --out exclude each other as standard output"):
+    with pytest.raises(ConfigError, match=r"CFG011.*--json and --out exclude each other as standard output"):
         parse_options(Listing, "A job.", ["--json", "-", "--out", "-"])
