@@ -184,7 +184,7 @@ class Island(WholeModel):
             self._validation = None
             return {}
         self._validation = sample_of(first)
-        return validate(self._traverse, chain([first], remaining), self._rl)
+        return validate(self._traverse, chain([first], remaining), self._rl, self._merged_version)
 
     def merged(self, version: int) -> None:
         """Let the reference have the merged weights, if it is the policy that the round began with.
@@ -301,6 +301,7 @@ class Island(WholeModel):
         return {
             "actor_gen": Extras(before=generation_hooks(self._rl.model_workers)),
             "ref_inf": Extras(before=update, after=offload),
+            "rew_inf": Extras({"round": self._merged_version}),
             "advantage_inf": Extras({"step": self._version}),
             "actor_train": Extras(arguments, after=tuple(self._hooks_after_training(offload))),
             "critic_train": Extras(arguments),
@@ -313,7 +314,7 @@ class Island(WholeModel):
             yield from offload
         steps = self._version + 1
         if _is_due(steps, self._rl.evaluation.every_steps) and self._validation is not None:
-            yield Evaluate("evaluation", self._validation)
+            yield Evaluate("evaluation", self._validation, self._merged_version)
         if _is_due(steps, self._rl.save_every_steps):
             name = f"version_{self._merged_version:06d}_step_{steps - self._merged_at:06d}"
             yield Save("actor", str(self._policies / name))
@@ -324,7 +325,7 @@ class Island(WholeModel):
             return ()
         self._retry(self._master.clear)  # A batch that is repeated has ids that were trained on before.
         batches = [batch, *self._upcoming]
-        return self._retry(lambda: self._stream.fetch(batches, self._version))
+        return self._retry(lambda: self._stream.fetch(batches, self._version, self._merged_version))
 
     def _traverse(
         self, graph: Graph, batch: Sample, extras: Mapping[str, Extras], streamed: Sequence[Reply] = ()
@@ -354,14 +355,22 @@ class Island(WholeModel):
         return RequestQueue(self._workers, _DEADLINE_S)
 
 
-def validate(traverse: Traverse, batches: Iterable[Samples], rl: RL) -> Sums:
-    """Return reward, pass@1 and length of responses, which are sampled with the same random numbers each time."""
+def validate(traverse: Traverse, batches: Iterable[Samples], rl: RL, round: int | None = None) -> Sums:
+    """Return reward, pass@1 and length of responses, which are sampled with the same random numbers each time.
+
+    Args:
+        traverse: takes a batch through a graph.
+        batches: prompts.
+        rl: table of the job file.
+        round: round of the run; None outside of one.
+
+    """
     graph = rollout_graph(rl)
     hooks = generation_hooks(rl.model_workers)
     extras: dict[str, Extras] = {}
     for call in graph.calls:
         before = hooks if call.op == "generate" else ()
-        extras[call.name] = Extras({"evaluation": True}, before)
+        extras[call.name] = Extras({"evaluation": True, "round": round}, before)
     sums: list[Sums] = []
     for batch in batches:
         replies = traverse(graph, sample_of(batch), extras)

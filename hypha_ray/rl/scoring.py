@@ -21,7 +21,7 @@ from hypha_ray.rl.reward_data import records_of
 from hypha_ray.rl.rewards.calls import functions_of, limit_of
 from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, Processes, Together
 from hypha_ray.rl.rewards.judge import JudgeCalls
-from hypha_ray.rl.rewards.response import Response
+from hypha_ray.rl.rewards.response import Response, TrainerState
 from hypha_ray.rl.rewards.signatures import LARGEST, PartedReward
 from hypha_ray.types import Arrays, Sums
 
@@ -88,7 +88,11 @@ class Scorer:
         self._longest = rl.generation.max_response_tokens
 
     def score(
-        self, prompts: Arrays, responses: Responses, episode_rewards: npt.NDArray[np.float64] | None = None
+        self,
+        prompts: Arrays,
+        responses: Responses,
+        episode_rewards: npt.NDArray[np.float64] | None = None,
+        states: Sequence[TrainerState] = (),
     ) -> Scored:
         """Compute the rewards of all responses to a batch of prompts.
 
@@ -96,12 +100,13 @@ class Scorer:
             prompts: tensors of the prompts.
             responses: the responses; with an environment the whole conversations.
             episode_rewards: rewards that the environment gave; None without one.
+            states: progress of the run for each prompt; empty outside of a run.
 
         Raises:
             ConfigError: RWD001, a function failed; RWD002, not one response of the batch got a reward.
 
         """
-        texts = tuple(self._responses(prompts, responses))
+        texts = tuple(self._responses(prompts, responses, states))
         if episode_rewards is not None:
             texts = tuple(self._conversations(texts, responses, episode_rewards.tolist()))
         rows = self._evaluator.rewards(texts)
@@ -137,8 +142,8 @@ class Scorer:
         names = ", ".join(dict.fromkeys(self._names))
         return ConfigError("RWD002", "no response of a batch got a reward", names, "finite numbers", fix)
 
-    def check(self, prompts: Arrays) -> None:
-        """Try the functions on a right answer to each prompt.
+    def check(self, prompts: Arrays, state: TrainerState) -> None:
+        """Try the functions on a right answer to each prompt, at a progress of the run.
 
         Raises:
             ConfigError: RWD001, a function failed.
@@ -147,7 +152,7 @@ class Scorer:
         records = records_of(prompts["reward_data"])
         for text, record in zip(self._prompts(prompts), records, strict=True):
             answer = str(record.get("answer", ""))
-            response = Response(text, answer, (), True, record, self._longest, self._is_chat)
+            response = Response(text, answer, (), True, record, self._longest, self._is_chat, trainer_state=state)
             if self._has_environment:
                 turn = {"role": _POLICY, "content": answer}
                 response = replace(response, conversation=(turn,), episode_reward=0.0)
@@ -158,7 +163,7 @@ class Scorer:
         masks = prompts["attention_mask"].astype(bool)
         return [self._text(ids[mask]) for ids, mask in zip(prompts["input_ids"], masks, strict=True)]
 
-    def _responses(self, prompts: Arrays, responses: Responses) -> Iterator[Response]:
+    def _responses(self, prompts: Arrays, responses: Responses, states: Sequence[TrainerState]) -> Iterator[Response]:
         samples = len(responses.ids) // len(prompts["input_ids"])
         ids = responses.ids[:, responses.prompt_width :].cpu()
         masks = responses.mask.cpu().bool()
@@ -169,7 +174,8 @@ class Scorer:
             tokens = tuple(ids[row][masks[row]].tolist())
             text_tokens = tokens[:-1] if ended else tokens  # A text would show an end token that isn't special.
             text = self._text(text_tokens)
-            yield Response(texts[prompt], text, tokens, ended, records[prompt], self._longest, self._is_chat)
+            response = Response(texts[prompt], text, tokens, ended, records[prompt], self._longest, self._is_chat)
+            yield replace(response, trainer_state=states[prompt]) if states else response
 
     def _conversations(
         self, texts: Sequence[Response], responses: Responses, episode_rewards: Sequence[float]

@@ -21,6 +21,7 @@ from hypha_ray.rl.environments.trial import try_environment
 from hypha_ray.rl.policy import end_tokens
 from hypha_ray.rl.reward_data import records_of
 from hypha_ray.rl.reward_model import unscored
+from hypha_ray.rl.rewards.response import TrainerState
 from hypha_ray.rl.scoring import Scorer
 from hypha_ray.types import Arrays, Samples, dataset_of, joined
 
@@ -47,7 +48,7 @@ def check_rollouts(case: Case) -> list[str]:
     prompts = joined([_few_prompts(index, arrays) for index, arrays in slices.items()])
     scorer = Scorer(case.job.rl, tokenizer, unscored(case.job.rl.reward, case.job.model))
     notes: list[str] = []
-    scorer.check(prompts.arrays)
+    scorer.check(prompts.arrays, TrainerState.of(case.job.rounds, 0, 0))
     if case.job.rl.environment is not None:
         positions = max_positions(case.network, decoder=False)
         notes += try_environment(case.job.rl, tokenizer, end_tokens(case.network, tokenizer), positions, prompts)

@@ -69,6 +69,8 @@ class Evaluate:
     """Role that responds and rewards."""
     prompts: Sample
     """Prompts, with the keys of the dataset."""
+    round: int
+    """Round of the run."""
 
 
 @dataclass(frozen=True)

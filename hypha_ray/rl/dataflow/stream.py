@@ -10,7 +10,7 @@ decides which weights respond to a prompt, and a batch that is sent again gets t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -67,12 +67,13 @@ class StreamDataset(Generic[R]):
         self._ahead: dict[tuple[str, ...], _Batch[R]] = {}
         self._dropped: list[_Batch[R]] = []
 
-    def fetch(self, batches: Sequence[Sample], version: int) -> tuple[Reply, ...]:
+    def fetch(self, batches: Sequence[Sample], version: int, round: int) -> tuple[Reply, ...]:
         """Send out the batches that aren't on their way, wait for the first one, and drop all batches but these.
 
         Args:
             batches: prompts of the batch that is trained on next, and of the batches after it.
             version: version of the weights that batches sent out now are responded with.
+            round: round of the run.
 
         Returns:
             Replies of the workers for the first batch.
@@ -89,7 +90,7 @@ class StreamDataset(Generic[R]):
             del self._dropped[0]
         for batch in batches:
             if batch.ids not in self._ahead:
-                self._ahead[batch.ids] = self._begin(batch, version)
+                self._ahead[batch.ids] = self._begin(batch, {"version": version, "round": round})
         first = self._ahead[names[0]]
         first.wait()
         del self._ahead[names[0]]
@@ -109,7 +110,7 @@ class StreamDataset(Generic[R]):
     def _drop(self, names: Sequence[tuple[str, ...]]) -> None:
         self._dropped += [self._ahead.pop(ids) for ids in names]
 
-    def _begin(self, batch: Sample, version: int) -> _Batch[R]:
+    def _begin(self, batch: Sample, arguments: Mapping[str, int]) -> _Batch[R]:
         """Store the prompts with worker 0, and let each rollout worker respond to its window of them."""
         queue = RequestQueue(self._transport, self._deadline_s)
         fetch = next(self._numbers)
@@ -122,7 +123,6 @@ class StreamDataset(Generic[R]):
         for worker, window in zip(self._workers, windows(len(batch.ids), len(self._workers)), strict=True):
             ids = batch.ids[window.start : window.stop]
             if ids:
-                arguments = {"version": version}
                 requests.append(
                     ModelRequest(number, call.op, worker, call.role, ids, call.takes, before, arguments=arguments)
                 )

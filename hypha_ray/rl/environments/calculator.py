@@ -3,7 +3,8 @@
     prompt 38+4=  ─► response 38+4 ─► result 42 ─► response 42: reward 1
 
 A chat model calls it as Hermes and Qwen do: ``<tool_call>{"name": "calculator", "arguments": {"expression": "38+4"}}
-</tool_call>``. Of other models, a response that is nothing but an expression with an operator is a call.
+</tool_call>``, once or more in a response. Of other models, a response that is only an expression with an operator is
+a call.
 """
 
 from __future__ import annotations
@@ -67,22 +68,27 @@ class Calculator:
         self._answer = str(record["answer"])
 
     def step(self, response: Response) -> tuple[list[Message] | None, float]:
-        """Compute the expression of a call, or reward an answer."""
-        expression = called_expression(response.text)
-        if response.ended and expression is not None:
-            return [{"role": "tool", "name": "calculator", "content": result_of(expression)}], 0.0
+        """Compute the expressions of calls, each with a message, or reward an answer."""
+        expressions = called_expressions(response.text)
+        if response.ended and expressions:
+            results = map(result_of, expressions)
+            return [{"role": "tool", "name": "calculator", "content": result} for result in results], 0.0
         right = last_number(self._answer)
         given = last_number(response.text)
         return None, float(response.ended and given is not None and given == right)
 
 
-def called_expression(text: str) -> str | None:
-    """Return the expression of a call in a response; None if the response is no call."""
-    match = _CALL.search(text)
-    if match is None:
-        return text if _EXPRESSION.fullmatch(text) else None
+def called_expressions(text: str) -> list[str]:
+    """Return the expressions of the calls in a response; that of a call that can't be read is empty."""
+    calls = _CALL.findall(text)
+    if not calls and _EXPRESSION.fullmatch(text):
+        return [text]
+    return [_expression_of(call) for call in calls]
+
+
+def _expression_of(text: str) -> str:
     try:
-        call = json.loads(match.group(1))
+        call = json.loads(text)
         return str(call["arguments"]["expression"])
     except (ValueError, KeyError, TypeError):
         return ""

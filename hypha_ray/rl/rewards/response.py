@@ -4,7 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+from hypha_ray.config.schema import Rounds
+
+
+class TrainerState(SimpleNamespace):
+    """Progress of a run, by names of the state of transformers' trainer; other attributes of that aren't here."""
+
+    global_step: int
+    """Number of rounds that the weights of the round's beginning have had."""
+    epoch: float
+    """Number of the epoch that the prompt is drawn in, from 0."""
+    max_steps: int
+    """Number of rounds of the run; absent if it isn't known."""
+
+    @classmethod
+    def of(cls, rounds: Rounds, round: int, epoch: int) -> TrainerState:
+        """Return the state in a round, for a prompt of an epoch."""
+        state = cls(global_step=round, epoch=float(epoch))
+        if rounds.counted:
+            state.max_steps = rounds.update_rounds
+        return state
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuse what isn't known.
+
+        Raises:
+            AttributeError: always; an attribute that is there isn't looked up so.
+
+        """
+        known = ", ".join(self.__dict__)
+        raise AttributeError(f"trainer_state has no {name!r} here, only {known}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +62,8 @@ class Response:
     environment. With one, `text` is the policy's last turn, and `ids` are those of all its turns."""
     episode_reward: float | None = None
     """Sum of the rewards that the environment gave; None without one, or if the episode has failed."""
+    trainer_state: TrainerState | None = None
+    """Progress of the run; None outside of one."""
 
     @property
     def completion(self) -> str | list[dict[str, str]]:

@@ -24,8 +24,10 @@ from hypha_ray.rl.rewards.response import Response
 
 LARGEST = 1e15
 """Largest size of a reward: squares of larger numbers may be infinite in the model's dtype."""
-_OF_TRL: Final = ("trainer_state", "log_extra", "environments")
-"""Arguments that trl has beside columns, and that aren't here."""
+_STATE: Final = "trainer_state"
+"""Argument that has the progress of the run; absent outside of one."""
+_OF_TRL: Final = (_STATE, "log_extra", "environments")
+"""Arguments that trl has beside columns, and that aren't always here."""
 _LOG: Final = "log_metric"
 """Argument that is a function of a name and a number, to be called by a reward function."""
 _TOTAL: Final = "reward"
@@ -208,6 +210,8 @@ class RewardFunction:
         arguments["prompts"] = [response.prompt for response in responses]
         arguments["completions"] = [response.completion for response in responses]
         arguments[_LOG] = lambda name, value: logged.setdefault(str(name), []).append(float(value))
+        if responses[0].trainer_state is not None:
+            arguments[_STATE] = responses[0].trainer_state
         arguments["completion_ids"] = [list(response.ids) for response in responses]
         for name in self.signature.required:
             if name not in arguments:

@@ -109,7 +109,7 @@ def _reward(job: Job, tokenizer: Any) -> RewardRole:
     model = None
     if MODEL in job.rl.reward.functions:
         model = load_scores(job.rl.reward, job.model, device_of(job.worker.device))
-    return RewardRole(Scorer(job.rl, tokenizer, model), job.rl.shown_responses)
+    return RewardRole(Scorer(job.rl, tokenizer, model), job.rounds, job.rl.shown_responses)
 
 
 def _policy(job: Job, model: Any, tokenizer: Any) -> Policy:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hypha_ray.config.schema import Rounds
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.failpoints import failpoint
 from hypha_ray.plugins import create
@@ -22,6 +23,7 @@ from hypha_ray.rl.algorithms.losses import ESTIMATORS, adapted
 from hypha_ray.rl.dataflow.sample import Sample
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.packing import packed_numbers, packed_tokens, prompts_of, responses_of, sampled_mask, tokens_of
+from hypha_ray.rl.rewards.response import TrainerState
 from hypha_ray.rl.roles.role import Role, RoleOutcome
 from hypha_ray.rl.scoring import Scored, Scorer, rollout_records
 from hypha_ray.types import Sums
@@ -34,20 +36,29 @@ class RewardRole(Role):
 
     Args:
         scorer: the functions.
+        rounds: table of the job file; None outside of a run.
         shown: number of responses of a batch whose records go into replies.
 
     """
 
-    def __init__(self, scorer: Scorer, shown: int = 0) -> None:
+    def __init__(self, scorer: Scorer, rounds: Rounds | None = None, shown: int = 0) -> None:
         self._scorer = scorer
+        self._rounds = rounds
         self._shown = shown
 
     def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
-        """Compute the reward of each response, NaN if absent; with `evaluation` also the shares of right ones."""
+        """Compute the reward of each response, NaN if absent; with `evaluation` also the shares of right ones.
+
+        `round` is the round of the run, for functions that ask for it.
+        """
         ids, mask = prompts_of(sample)
         prompts = {"input_ids": ids, "attention_mask": mask, "reward_data": sample.data["reward_data"]}
         responses = responses_of(sample, torch.device("cpu"))
-        scored = self._scorer.score(prompts, responses, sample.data.get("episode_rewards"))
+        states: list[TrainerState] = []
+        if self._rounds is not None:
+            epochs = [int(name.split("-")[0]) for name in sample.ids]
+            states = [TrainerState.of(self._rounds, arguments["round"], epoch) for epoch in epochs]
+        scored = self._scorer.score(prompts, responses, sample.data.get("episode_rewards"), states)
         failpoint("rl.reward")
         sums = scored.sums() | _length_sums(responses)
         if "turns" in sample.data:

@@ -166,8 +166,8 @@ class ModelWorker:
                 self._role(target).take_weights(weights, eta)
             case Offload(role):
                 self._roles[role].offload()
-            case Evaluate(role, prompts):
-                outcome = self._role(role).generate(prompts, {"evaluation": True, "version": 0})
+            case Evaluate(role, prompts, round):
+                outcome = self._role(role).generate(prompts, {"evaluation": True, "version": 0, "round": round})
                 sums = {f"validation/{name}": figure for name, figure in outcome.sums.items()}
                 return RoleOutcome(sums=sums, problems=outcome.problems)
             case Save(role, folder):

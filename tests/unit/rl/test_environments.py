@@ -19,7 +19,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.completions import Completion, responses_of
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.engines.sampling import Sampling, training_sampling
-from hypha_ray.rl.environments.calculator import Calculator, called_expression, result_of
+from hypha_ray.rl.environments.calculator import Calculator, called_expressions, result_of
 from hypha_ray.rl.environments.number_game import NumberGame
 from hypha_ray.rl.environments.pool import EnvironmentPool, Episode
 from hypha_ray.rl.environments.rendering import Renderer, RenderingError
@@ -435,20 +435,31 @@ def test_the_calculator_computes_arithmetic_alone(expression: str, result: str) 
     assert result_of(expression) == result
 
 
+def call_of(expression: str) -> str:
+    """A call as chat models write it."""
+    return f'<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{expression}"}}}}\n</tool_call>'
+
+
 @pytest.mark.parametrize(
-    ("text", "expression"),
+    ("text", "expressions"),
     [
-        ("38+4", "38+4"),
-        ("7+5=", "7+5="),
-        ("42", None),
-        ("-5", None),
-        ("it is 4+4", None),
-        ('<tool_call>\n{"name": "calculator", "arguments": {"expression": "38*4"}}\n</tool_call>', "38*4"),
-        ("<tool_call>{}</tool_call>", ""),
+        ("38+4", ["38+4"]),
+        ("7+5=", ["7+5="]),
+        ("42", []),
+        ("-5", []),
+        ("it is 4+4", []),
+        (f"so {call_of('38*4')} and {call_of('2*3')}", ["38*4", "2*3"]),
+        ("<tool_call>{}</tool_call>", [""]),
     ],
 )
-def test_calls_of_the_calculator(text: str, expression: str | None) -> None:
-    assert called_expression(text) == expression
+def test_calls_of_the_calculator(text: str, expressions: list[str]) -> None:
+    assert called_expressions(text) == expressions
+
+
+def test_each_call_of_a_turn_has_its_own_result() -> None:
+    messages, reward = step(Calculator(), call_of("38*4") + call_of("2*"))
+    assert messages is not None and reward == 0
+    assert [message["content"] for message in messages] == ["152", "error"]
 
 
 def test_the_calculator_rewards_the_answer_and_no_call() -> None:

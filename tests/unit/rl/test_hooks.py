@@ -154,7 +154,7 @@ def test_a_generator_has_the_share_of_the_trainers_weights_that_it_is_given_afte
     [
         ("inference", [Offload("reference")], []),
         ("train_step", [Save("actor", "x")], []),
-        ("inference", [], [Evaluate("evaluation", sample_of(VALIDATION))]),
+        ("inference", [], [Evaluate("evaluation", sample_of(VALIDATION), 0)]),
         ("generate", [], [Save("actor", "x")]),
         ("spec", [], [Offload("reference")]),
     ],

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from hypha_ray.config.schema import Rounds
 from hypha_ray.errors import ConfigError
 from hypha_ray.plugins import find
+from hypha_ray.rl.island import Island
 from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, Processes, check_functions
-from hypha_ray.rl.rewards.response import Response
+from hypha_ray.rl.rewards.response import Response, TrainerState
 from hypha_ray.rl.rewards.signatures import PartedReward, reward_from
+from tests.support.rl import job, prompts, tokenizer
 from tests.unit.rl.test_scoring import score
 
 MODULE = '''
@@ -83,7 +87,11 @@ def logs(completions, log_metric, log_extra=None, **columns):
     return [{"size": len(text)} if text == "xyz" else 1.0 for text in completions]
 
 def by_step(completions, trainer_state, **columns):
-    return [float(trainer_state.global_step) for _ in completions]
+    state = trainer_state
+    return [state.global_step + 100.0 * state.max_steps + 10_000.0 * state.epoch for _ in completions]
+
+def by_loss(completions, trainer_state, **columns):
+    return [trainer_state.log_history[-1]["loss"] for _ in completions]
 
 class Callable:
     def __call__(self, completions, **columns):
@@ -187,7 +195,28 @@ def test_numbers_that_a_function_logs_are_its_figures() -> None:
     assert isinstance(second, PartedReward) and dict(second.parts) == {"length": 2.5, "size": 3}
 
 
-def test_an_object_of_trls_trainer_is_refused_by_its_remedy() -> None:
+@pytest.mark.parametrize("deadline_s", ["none", 20.0])
+def test_the_state_of_trls_trainer_is_that_of_the_round_and_the_prompts_epoch(deadline_s: Any) -> None:
+    flags = ("--rounds.update_rounds=30", '--rl.reward.functions=["people:by_step"]')
+    island = Island(job(*flags, **{"reward.deadline_s": deadline_s}), tokenizer())
+    batch = prompts(["12=", "7="], ["21", "7"], epoch=2)
+    for version in (0, 7):
+        island.merged(version)
+        assert island.step(batch).sums["reward"] == (8 * (23_000 + version), 8)
+    total, count = island.evaluate([batch])["reward"]
+    assert total / count == 23_007
+
+
+def test_another_attribute_of_the_state_is_named() -> None:
+    state = TrainerState.of(Rounds(epochs=2), 3, 1)
+    response = replace(*group("1", "3"), trainer_state=state)
+    told = "AttributeError: trainer_state has no 'log_history' here, only global_step, epoch"
+    for evaluator in evaluators("people:by_loss"):
+        with pytest.raises(ConfigError, match=f"RWD001.*{told}"):
+            evaluator.rewards([response])
+
+
+def test_outside_of_a_run_the_state_of_trls_trainer_is_refused_by_its_remedy() -> None:
     with pytest.raises(ConfigError, match=r"RWD001.*object of trl's trainer.*'trainer_state'.*trainer_state=None"):
         InPlace(["people:by_step"]).rewards(group("1", "3"))
 

@@ -78,7 +78,7 @@ def asked(roles: Sequence[Doubling]) -> dict[str, list[int]]:
 def test_each_batch_goes_out_once_with_the_weights_of_as_many_steps_ago_as_it_is_ahead() -> None:
     dataset, roles, _ = stream()
     for step in range(6):
-        replies = dataset.fetch(BATCHES[step : step + 3], step)
+        replies = dataset.fetch(BATCHES[step : step + 3], step, 0)
         metas = [reply.meta for reply in replies]
         assert [name for meta in metas if meta for name in meta.ids] == list(BATCHES[step].ids)
 
@@ -88,10 +88,10 @@ def test_each_batch_goes_out_once_with_the_weights_of_as_many_steps_ago_as_it_is
 
 def test_batches_whose_turn_does_not_come_are_dropped_and_those_of_other_weights_too() -> None:
     dataset, roles, _ = stream()
-    dataset.fetch(BATCHES[:3], 0)
-    dataset.fetch([BATCHES[2], BATCHES[3]], 1)
+    dataset.fetch(BATCHES[:3], 0, 0)
+    dataset.fetch([BATCHES[2], BATCHES[3]], 1, 0)
     dataset.begin_anew()
-    dataset.fetch([BATCHES[3], BATCHES[1]], 2)
+    dataset.fetch([BATCHES[3], BATCHES[1]], 2, 0)
 
     found = asked(roles)
     assert {name[0]: found[name] for batch in BATCHES[:4] for name in batch.ids} == {
@@ -104,13 +104,13 @@ def test_batches_whose_turn_does_not_come_are_dropped_and_those_of_other_weights
 
 def test_a_batch_whose_reply_was_lost_is_sent_again_as_it_was() -> None:
     dataset, roles, transport = stream(workers=1)
-    dataset.fetch(BATCHES[:2], 0)
+    dataset.fetch(BATCHES[:2], 0, 0)
     transport.lost = 3
     try:
-        dataset.fetch(BATCHES[1:3], 1)
+        dataset.fetch(BATCHES[1:3], 1, 0)
     except WorkerLostError:
         dataset.send_again()
-    replies = dataset.fetch(BATCHES[1:3], 1)
+    replies = dataset.fetch(BATCHES[1:3], 1, 0)
 
     assert [reply.meta and reply.meta.ids for reply in replies] == [BATCHES[1].ids]
     assert asked(roles)["1-0"] == [0, 0]
@@ -118,13 +118,13 @@ def test_a_batch_whose_reply_was_lost_is_sent_again_as_it_was() -> None:
 
 def test_a_dropped_batch_whose_reply_was_lost_is_sent_again_and_holds_nothing_up() -> None:
     dataset, roles, transport = stream(workers=1)
-    dataset.fetch(BATCHES[:2], 0)
+    dataset.fetch(BATCHES[:2], 0, 0)
     dataset.begin_anew()
     transport.lost = 3
     with pytest.raises(WorkerLostError):
-        dataset.fetch(BATCHES[2:4], 1)
+        dataset.fetch(BATCHES[2:4], 1, 0)
     dataset.send_again()
-    replies = dataset.fetch(BATCHES[2:4], 1)
+    replies = dataset.fetch(BATCHES[2:4], 1, 0)
 
     assert [reply.meta and reply.meta.ids for reply in replies] == [BATCHES[2].ids]
     assert asked(roles)["1-0"] == [0, 0]
