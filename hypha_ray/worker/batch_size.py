@@ -133,9 +133,12 @@ class TrialProcesses:
         environment = os.environ | {"PYTHONPATH": python_path}
         command = [sys.executable, "-m", "hypha_ray.worker.training.batch_trial"]
         pipe = subprocess.PIPE
-        return subprocess.Popen(
+        server = subprocess.Popen(
             command, env=environment, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True
         )
+        # A trial that ends at once has both of its lines in one reading, and `select` sees none that lies in a buffer.
+        server.stdout = server.stdout.detach()  # type: ignore[union-attr]
+        return server
 
     def _read_number(self, process: int | None) -> int | None:
         """Read the number in the server's next line; None at its end. Watches the memory of a trial meanwhile."""

@@ -20,9 +20,9 @@ from hypha_ray.config.schema import Model
 from hypha_ray.errors import CapacityError, ConfigError
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Samples
-from hypha_ray.worker.batch_size import Bounds, largest_batch
+from hypha_ray.worker.batch_size import Bounds, TrialOutcome, TrialProcesses, largest_batch
 from hypha_ray.worker.interrupts import Closed
-from hypha_ray.worker.training.batch_trial import NO_MEMORY, TOO_LARGE, _out_of_memory_code
+from hypha_ray.worker.training.batch_trial import NO_MEMORY, TOO_LARGE, Trial, _out_of_memory_code
 from tests.support.worker_bench import CONFIG
 
 SAMPLES = Samples(
@@ -92,6 +92,7 @@ def test_largest_batch_is_found_where_nothing_can_be_kept(kept: Callable[[], lis
     assert kept() == []
 
 
+@pytest.mark.slow
 def test_largest_batch_without_room_for_one_sample_is_an_error_and_trials_alone_end(
     kept: Callable[[], list[str]],
 ) -> None:
@@ -101,6 +102,7 @@ def test_largest_batch_without_room_for_one_sample_is_an_error_and_trials_alone_
     assert kept() == ['{"fits": 0, "fails": 1}']
 
 
+@pytest.mark.slow
 def test_largest_batch_of_a_model_that_fails_otherwise_is_no_size(kept: Callable[[], list[str]]) -> None:
     with pytest.raises(ConfigError, match=r"TRN003.*a batch of 2 samples failed — got IndexError"):
         largest_batch(job(64.0, vocab_size=5), 0, None, SAMPLES, lambda: None)
@@ -116,6 +118,7 @@ def test_largest_batch_of_a_worker_that_is_to_end_ends_its_trial(kept: Callable[
     assert kept() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whom", ["trials", "all"])
 def test_trials_that_something_else_kills_are_no_limit_of_the_model(
     whom: str, kept: Callable[[], list[str]], tmp_path: Path
@@ -136,11 +139,23 @@ def test_trials_that_something_else_kills_are_no_limit_of_the_model(
     assert largest_batch(job(64.0), 0, None, SAMPLES, lambda: None) == 2
 
 
+def test_trial_that_ends_before_its_process_number_is_read_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, polls = tmp_path / "server", iter(range(100))
+    server.write_text("#!/bin/sh\nprintf '1\\n0\\n'\nexec sleep 60\n")
+    server.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(server))
+    with TrialProcesses(None, lambda: print(next(polls))) as trials:
+        assert trials.outcome(Trial(job(64.0), None, SAMPLES, 1, 0.0, 1.0, 1)) == TrialOutcome.FITS
+
+
 def test_memory_of_a_gpu_runs_out_by_the_own_part_or_by_that_of_others() -> None:
     assert _out_of_memory_code(0.5, free_bytes=40, total_bytes=100, own_bytes=50) == TOO_LARGE
     assert _out_of_memory_code(0.5, free_bytes=1, total_bytes=100, own_bytes=20) == NO_MEMORY
 
 
+@pytest.mark.slow
 def test_bounds_of_a_model_are_not_those_of_another_one_in_its_folder(
     kept: Callable[[], list[str]], tmp_path: Path
 ) -> None:
