@@ -161,6 +161,7 @@ def test_shards_of_more_processes_are_smaller_and_embeddings_are_gathered_by_all
         assert found.activations > 3 * 2 * embedding and found.whole_model == whole.weights
 
 
+@pytest.mark.slow
 def test_8bit_adamw_saves_three_quarters_of_the_averages_and_no_activations() -> None:
     base: dict[str, Any] = {"model": {"config": LLAMA}, "rounds": {"max_batch_size": 8}}
     whole, narrow = foretold(base), foretold({**base, "inner_optimizer": {"name": "adamw8bit"}})
@@ -168,6 +169,7 @@ def test_8bit_adamw_saves_three_quarters_of_the_averages_and_no_activations() ->
     assert 0.25 * whole.optimizer < narrow.optimizer < 0.27 * whole.optimizer
 
 
+@pytest.mark.slow
 def test_accumulation_adapters_and_checkpointing_save_memory(tmp_path: Path) -> None:
     base: dict[str, Any] = {"model": {"config": LLAMA}, "rounds": {"max_batch_size": 8}}
     whole = foretold(base).total
@@ -175,6 +177,7 @@ def test_accumulation_adapters_and_checkpointing_save_memory(tmp_path: Path) -> 
     assert foretold({**base, "worker": {"gradient_checkpointing": True}}).total < 0.8 * whole
 
 
+@pytest.mark.slow
 def test_weights_of_16_bits_halve_weights_gradients_and_running_averages() -> None:
     whole = foretold({"model": {"config": LLAMA}, "rounds": {"max_batch_size": 1}})
     narrow = {"model": {"config": {**LLAMA, "dtype": "bfloat16"}}, "inner_optimizer": {"stochastic_rounding": True}}
@@ -183,6 +186,7 @@ def test_weights_of_16_bits_halve_weights_gradients_and_running_averages() -> No
     assert half.total < whole.total
 
 
+@pytest.mark.slow
 def test_processes_have_a_part_of_the_batch_each_and_one_optimizer() -> None:
     base: dict[str, Any] = {"model": {"config": LLAMA}}
     two = foretold({**base, "rounds": {"max_batch_size": 8}}, processes=2)

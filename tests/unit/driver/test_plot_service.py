@@ -36,6 +36,7 @@ def drawn(run: Path) -> set[str]:
     return {path.name for path in (run / "plots").iterdir()}
 
 
+@pytest.mark.slow
 def test_plots_are_drawn_by_the_other_process_once(
     run: Path, plots: PlotService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,6 +48,7 @@ def test_plots_are_drawn_by_the_other_process_once(
     assert {"loss.png", "batches.png", "utilisation.png"} <= drawn(run)
 
 
+@pytest.mark.slow
 def test_plots_are_drawn_here_if_the_other_process_has_died(run: Path, plots: PlotService) -> None:
     assert plots.pid is not None
     os.kill(plots.pid, signal.SIGKILL)
@@ -55,6 +57,7 @@ def test_plots_are_drawn_here_if_the_other_process_has_died(run: Path, plots: Pl
     assert "loss.png" in drawn(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("forks", "is_forkable"), [(True, False), (False, True)])
 def test_plots_are_drawn_here_if_this_process_may_not_be_forked(
     run: Path, monkeypatch: pytest.MonkeyPatch, forks: bool, is_forkable: bool

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support import gap_filling
 from tests.support.gap_filling import FILLER, NICENESS
 
@@ -29,6 +31,7 @@ def test_files_that_compute_in_rooms_that_wait_are_there() -> None:
     assert all((ROOT / "tests" / file).exists() for file in gap_filling.COMPUTING)
 
 
+@pytest.mark.slow
 def test_third_process_takes_what_computes_and_the_others_take_all(tmp_path: Path) -> None:
     for text, files in ((SUMS, COMPUTING), (WAITS, TIMED)):
         for file in files:

@@ -31,6 +31,7 @@ def test_rows_are_named_and_the_name_gpu_stands_for_all() -> None:
     assert {name for _, name in groups_on("cpu")} == set(PARTS)
 
 
+@pytest.mark.slow
 def test_training_of_the_benchmark_is_that_of_a_worker_and_has_its_loss() -> None:
     """The same samples in the same order give the same loss, however they are computed."""
     ids = texts(SIZE, SIZE.steps + VALIDATION)
@@ -48,6 +49,7 @@ def test_settings_that_exclude_each_other_are_no_rows() -> None:
     assert len(tried) == 12 and not any(one["compile"] and one["fused_loss"] for one in tried)
 
 
+@pytest.mark.slow
 def test_trainer_of_transformers_and_generation_are_measured() -> None:
     assert trainer(SIZE)["gpu_trainer"]["value"] > 0
     row = generation(SIZE)["gpu_generation"]

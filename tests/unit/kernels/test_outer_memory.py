@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from hypha_ray.kernels.passes import compiled
 
 NEIGHBOUR = """
@@ -40,6 +42,7 @@ print(damaged, wrong_norms)
 """Allocates arrays of the size of the step's scratch, all from the heap that the step's thread has too."""
 
 
+@pytest.mark.slow
 def test_step_damages_no_memory_of_other_threads() -> None:
     assert compiled("outer") is not None
     one_heap = {"MALLOC_ARENA_MAX": "1", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}

@@ -31,6 +31,7 @@ print(info().fordblks)
 """Free bytes that the process holds after 20 MB were freed."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="the option is glibc's")
 def test_memory_that_a_step_has_freed_is_kept_for_the_next_one() -> None:
     def held(way: str) -> int:
@@ -81,6 +82,7 @@ print(torch.are_deterministic_algorithms_enabled(), ways.flash_sdp_enabled(), wa
 """
 
 
+@pytest.mark.slow
 def test_replay_on_a_gpu_leaves_only_kernels_whose_sums_have_an_order_and_a_cpu_as_it_is() -> None:
     def flags(device: str) -> list[str]:
         command = [sys.executable, "-c", REPRODUCIBLE, device]

@@ -202,6 +202,7 @@ def test_a_process_that_died_between_two_batches_costs_no_reward() -> None:
     assert second > 0 and second != first
 
 
+@pytest.mark.slow
 def test_a_module_that_never_ends_its_import_is_told(tmp_path: Path) -> None:
     (tmp_path / "blocks_rewards.py").write_text("while True:\n    pass\n", encoding="utf-8")
 

@@ -7,6 +7,7 @@ import pytest
 from tests.support.exhaustive import search
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["elastic", "replay"])
 def test_every_order_of_events_of_a_tiny_run_ends_well(mode: str) -> None:
     found = search(mode)

@@ -97,6 +97,7 @@ def reachable(*roots: object) -> int:
     return len(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("strategy", ["sync", "diloco", "async"])
 def test_late_rounds_take_no_more_memory_and_ask_no_more_of_the_disk_than_early_ones(

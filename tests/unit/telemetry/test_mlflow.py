@@ -56,6 +56,7 @@ def curves_of(client: Any, run: Any) -> dict[str, list[tuple[int, float]]]:
     return {name: [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, name)] for name in names}
 
 
+@pytest.mark.slow
 def test_mlflow_has_the_curves_of_the_metrics_file_and_one_run_an_attempt(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

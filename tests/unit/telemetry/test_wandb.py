@@ -88,6 +88,7 @@ def reopened(directory: Path) -> list[Reopened]:
     return [Reopened(file) for file in files]
 
 
+@pytest.mark.slow
 def test_wandb_has_the_curves_of_the_metrics_file(tmp_path: Path) -> None:
     write(tmp_path, fleet_records())
     (run,) = reopened(tmp_path)
@@ -145,6 +146,7 @@ def test_wandb_keeps_its_files_in_the_run_directory_and_knows_no_machine(
         assert secret.encode() not in file.read_bytes()
 
 
+@pytest.mark.slow
 def test_wandb_server_that_does_not_answer_holds_up_nothing_and_no_secret_is_shown(tmp_path: Path) -> None:
     home, run = tmp_path / "home", tmp_path / "run"
     home.mkdir()

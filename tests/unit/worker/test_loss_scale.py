@@ -179,6 +179,7 @@ def test_replay_hands_the_scale_over(high: None) -> None:
     assert np.array_equal(second_round(False), second_round(True))
 
 
+@pytest.mark.slow
 def test_processes_of_a_worker_share_the_scale(high: None) -> None:
     tables: dict[str, Any] = {"model": {"config": CONFIG}, "inner_optimizer": {"learning_rate": 1e-2}}
     one = SupervisedTrainer(Job.model_validate({**tables, **FP16}))

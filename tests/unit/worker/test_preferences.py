@@ -95,6 +95,7 @@ def test_tiny_model_learns_to_prefer_what_was_chosen(pairs: Path, loss: str) -> 
         assert before["reward_chosen"] == before["reward_rejected"] == 0
 
 
+@pytest.mark.slow
 def test_judged_answers_are_learned(tmp_path: Path) -> None:
     rows = []
     for number, line in enumerate(digit_pairs(tmp_path / "rows.jsonl").read_text().splitlines()):
@@ -110,6 +111,7 @@ def test_judged_answers_are_learned(tmp_path: Path) -> None:
     assert after["reward_chosen"] > 0 > after["reward_rejected"]
 
 
+@pytest.mark.slow
 def test_adapter_learns_and_its_reference_is_the_base_model(pairs: Path, base: Path) -> None:
     lora = {"repository": str(base), "lora": {"rank": 16}}
     trainer = trainer_on(model=lora, inner_optimizer={"learning_rate": 5e-3})
@@ -159,6 +161,7 @@ def test_gradients_and_figures_of_two_workers_are_those_of_one(pairs: Path, part
         assert first[name][1] + second[name][1] == weight == 32
 
 
+@pytest.mark.slow
 def test_stored_log_probabilities_train_as_the_frozen_copy_does(pairs: Path, base: Path, tmp_path: Path) -> None:
     source = digit_pairs(tmp_path / "rows.jsonl")
     options = {"kind": "preferences", "tokenizer": "characters", "reference": str(base)}

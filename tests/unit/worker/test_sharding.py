@@ -101,6 +101,7 @@ def test_muon_orthogonalizes_the_same_matrices_in_all_processes() -> None:
         require_close(state, many.optimizer_state())
 
 
+@pytest.mark.slow
 def test_successor_goes_on_from_weights_and_state_of_whole_tensors() -> None:
     """Three processes divide none of the model's dimensions."""
     case = CASES["classes"]
