@@ -178,7 +178,7 @@ def _literals(annotation: ast.expr) -> list[str]:
     for node in ast.walk(annotation):
         match node:
             case ast.Subscript(value=ast.Name(id="Literal"), slice=allowed):
-                texts += [part.value for part in ast.walk(allowed) if isinstance(part, ast.Constant)]
+                texts += [str(part.value) for part in ast.walk(allowed) if isinstance(part, ast.Constant)]
     return texts
 
 
