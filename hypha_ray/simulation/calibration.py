@@ -78,6 +78,8 @@ class ActualRound:
     bytes_down: int
     idle_fraction: float
     samples: int
+    deltas: int
+    """Number of workers whose deltas it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +285,7 @@ def _actual(record: Record) -> ActualRound:
         bytes_down=record["bytes_down"],
         idle_fraction=record["idle_fraction"],
         samples=record["samples"],
+        deltas=len(record["batches"]),
     )
 
 

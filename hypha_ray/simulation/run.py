@@ -59,7 +59,7 @@ def result_of(world: FleetWorld) -> SimulationResult:
         round_s=tuple(stop - start for start, stop in pairwise(ends)),
         round_metrics=tuple(world.records),
         failure=None if failure is None else failure.what,
-        notes=size_notes(scenario.job),
+        notes=size_notes(scenario.job, world.sizes.visible_shares),
     )
 
 

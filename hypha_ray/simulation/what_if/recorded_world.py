@@ -13,6 +13,7 @@ from hypha_ray.config.value_types import NotNegative, Table
 from hypha_ray.scheduler import messages as c
 from hypha_ray.simulation.fleet_worker import FleetWorker
 from hypha_ray.simulation.fleet_world import FleetWorld
+from hypha_ray.simulation.payload_sizes import ALL_VISIBLE
 from hypha_ray.simulation.result import SimulationResult
 from hypha_ray.simulation.run import result_of
 from hypha_ray.simulation.scenario import Scenario
@@ -35,6 +36,9 @@ class RecordedTimes(Table):
     )
     validation_samples: int = Field(0, ge=0, description="samples of an evaluation")
     fragment_parameters: tuple[int, ...] = Field((), strict=False, description="of each fragment; default: even parts")
+    visible_shares: tuple[float, float] = Field(
+        ALL_VISIBLE, strict=False, description="of bf16's bytes that the codec visible takes, up and down"
+    )
 
 
 class RecordedScenario(Scenario):
@@ -68,6 +72,7 @@ class RecordedWorld(FleetWorld):
         """Number of steps at each failpoint, over all its workers."""
         if self._times.fragment_parameters:
             self.sizes.fragments = list(self._times.fragment_parameters)
+        self.sizes.visible_shares = self._times.visible_shares
         if self._times.validation_samples:
             validation = SliceInfo(len(self._slices), "", "", self._times.validation_samples, "validation")
             self._slices.append(validation)

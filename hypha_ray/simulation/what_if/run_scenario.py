@@ -12,7 +12,9 @@ import numpy as np
 from hypha_ray.config import Job
 from hypha_ray.config.schema import Testing
 from hypha_ray.errors import ConfigError
+from hypha_ray.exchange_schedule import is_last_round
 from hypha_ray.simulation.calibration import Calibration, WorkerFit
+from hypha_ray.simulation.payload_sizes import MOST_BITS, PayloadSizes
 from hypha_ray.simulation.scenario import (
     BatchTimes,
     FailureKinds,
@@ -85,6 +87,7 @@ def scenario_of(fit: Calibration, job: Job, sizes: DataSize, seed: int) -> Recor
         evaluate_sample_s=_evaluate_sample_s(fit),
         validation_samples=fit.samples.get("validation", 0),
         fragment_parameters=sizes.fragment_parameters,
+        visible_shares=visible_shares(fit),
     )
     return RecordedScenario(
         name=fit.name,
@@ -116,6 +119,24 @@ def scenario_notes(fit: Calibration, job: Job, sizes: DataSize) -> list[str]:
     if unknown := unknown_failpoints(job.testing.failpoints):
         notes.append(f"testing.failpoints {', '.join(unknown)} are left out")
     return notes
+
+
+def visible_shares(fit: Calibration) -> tuple[float, float]:
+    """Parts of the bytes of `bf16` that the run's payloads took, up and down; medians over rounds, without the last.
+
+    A direction in which the run has another codec than `visible` has 1.
+    """
+    sizes = PayloadSizes(fit.job, fit.parameter_bytes // FLOAT32_BYTES)
+    upward: list[float] = []
+    downward: list[float] = []
+    for actual in fit.rounds:
+        if not actual.deltas or is_last_round(fit.job, actual.number):
+            continue
+        if fit.job.sync.codec in MOST_BITS:
+            upward.append(actual.bytes_up / (actual.deltas * sizes.delta_bytes(actual.number)))
+        if fit.job.sync.downward_codec in MOST_BITS:
+            downward.append(actual.bytes_down / (actual.deltas * sizes.coded_bytes(actual.number)))
+    return min(1.0, median(upward or [1.0])), min(1.0, median(downward or [1.0]))
 
 
 def _model_size(fit: Calibration, sizes: DataSize) -> ModelSize:

@@ -64,6 +64,26 @@ def test_predict_codec_sends_the_bytes_of_its_format(run: Path) -> None:
     assert any("int4" in note for note in prediction.notes)
 
 
+def test_predict_visible_changes_are_as_many_as_in_the_run(tmp_path: Path) -> None:
+    codecs = {"codec": "visible", "downward_codec": "visible"}
+    folder = write_run(tmp_path / "visible", sync=codecs)
+    metrics = folder / "metrics.jsonl"
+    content = metrics.read_text(encoding="utf-8").replace(f'"bytes_up": {2 * PAYLOAD_BYTES}', '"bytes_up": 200')
+    content = content.replace(f'"bytes_down": {2 * PAYLOAD_BYTES}', '"bytes_down": 120')
+    metrics.write_text(content, encoding="utf-8")
+
+    recorded = predicted(folder).recorded
+    doubled = tried(folder, "rounds.update_rounds=8")
+    other = tried(folder, "sync.codec=int4")
+
+    # Of 1000 parameters bf16 has 2000 bytes, which the last round's delta may take.
+    assert recorded.result.bytes_up == (ROUNDS - 1) * 2 * 100 + 2 * 2000
+    assert doubled.result.bytes_up == (2 * ROUNDS - 1) * 2 * 100 + 2 * 2000
+    assert recorded.result.bytes_down == ROUNDS * 2 * 60
+    assert other.result.bytes_down == ROUNDS * 2 * 60
+    assert "bytes of visible are 5.0% up and 3.0% down of those of bf16, as in the run" in recorded.notes
+
+
 def test_predict_slower_worker_gets_fewer_batches(run: Path) -> None:
     prediction = tried(run, "testing.slowdown=[1, 2]")
     # 30 batches by workers of 0.1 and 0.4 s: 24 and 6 end together. The first round divides them by chance.
