@@ -10,8 +10,8 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from hypha_ray.config.aliases import CONTAINERS, IGNORED, canonical, habit, habit_inside
-from hypha_ray.config.document import Document, check, parse
+from hypha_ray.config.aliases import CONTAINERS, IGNORED, canonical, habit, habit_in_table, habit_inside
+from hypha_ray.config.document import OTHER_FILES, Document, check, parse
 from hypha_ray.config.keys import (
     EACH,
     Key,
@@ -31,8 +31,6 @@ from hypha_ray.errors import ConfigError
 
 SWITCHES = ("dry-run", "resume", "help")
 _FILE_FLAGS = ("-c", "-f")
-_OTHER_FILES = (".yaml", ".yml", ".json")
-"""Ends of the names of other tools' job files."""
 """Flags that aren't keys of the job file."""
 
 
@@ -124,7 +122,7 @@ def from_arguments(arguments: Iterable[str]) -> CommandLine:
             files.append(word)
         else:
             fix = "write -- before a key; a job file is a name that ends in .toml, or stands behind @"
-            if name in _FILE_FLAGS or name.endswith(_OTHER_FILES):
+            if name in _FILE_FLAGS or name.endswith(OTHER_FILES):
                 fix = "give a TOML file behind @: `@ job.toml`; see docs/configuration.md"
             if flags and isinstance(flags[-1].value, list) and len(flags[-1].value) > 0:
                 fix = f"write the elements of a list with commas between them, behind {flags[-1].location}"
@@ -343,9 +341,12 @@ def _unknown(written: KeyPath, document: Document | None) -> ConfigError:
     problem = f"unknown flag {location}"
     if document is not None:
         problem = f"{location}: unknown key {dotted(written)}"
-    elif fix := _fix_of_flag(written):
-        return ConfigError("CFG001", problem, fix=fix)
     path = canonical(written)
+    fix = _fix_of_other_tools(path)
+    if fix is None and document is None:
+        fix = _fix_of_switch(written)
+    if fix is not None:
+        return ConfigError("CFG001", problem, fix=fix)
     likely_key = habit_inside(path) or nearest(path)
     if likely_key:
         return ConfigError("CFG001", problem, fix=f"did you mean `{likely_key}`?")
@@ -357,13 +358,19 @@ def _unknown(written: KeyPath, document: Document | None) -> ConfigError:
     return ConfigError("CFG001", problem, allowed=", ".join(sorted(siblings)), fix="see --help")
 
 
-def _fix_of_flag(written: KeyPath) -> str | None:
-    """Remedy for a flag that is nearly a switch, or that other tools have; None for others."""
-    fix = habit(written[0])
+def _fix_of_other_tools(path: KeyPath) -> str | None:
+    """Remedy for a name that other tools have; None for others."""
+    if len(path) == 1:
+        return habit(path[0])
+    if path[:1] in tables():
+        return habit("_".join(path[-2:]))
+    return habit_in_table(path)
+
+
+def _fix_of_switch(written: KeyPath) -> str | None:
+    """Remedy for a flag that is nearly a switch; None for others."""
     matches = get_close_matches(dotted(written), SWITCHES, n=1)
-    if fix is None and matches:
-        return f"did you mean --{matches[0]}?"
-    return fix if len(written) == 1 else None
+    return f"did you mean --{matches[0]}?" if matches else None
 
 
 def _location(written: KeyPath, document: Document | None) -> str:

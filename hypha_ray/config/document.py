@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from hypha_ray.config.aliases import HABITS
 from hypha_ray.config.keys import KeyPath, dotted
 from hypha_ray.errors import ConfigError
 from hypha_ray.files import find_file, shipped_configs
@@ -18,6 +19,11 @@ from hypha_ray.files import find_file, shipped_configs
 MAX_BYTES = 2**20
 MAX_DEPTH = 32
 _LONGEST = 200
+OTHER_FILES = (".yaml", ".yml", ".json")
+"""Ends of the names of other tools' job files."""
+_OTHER_ENTRY = re.compile(r"""^[\s{,-]{0,200}["']?([\w-]{1,64})["']?\s{0,9}:""", re.MULTILINE)
+"""A key of YAML, or the first key of a line of JSON."""
+_MOST_MEANINGS = 6
 _SYNTAX = "see https://toml.io for the syntax"
 _MODE_OF_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 """Bits of a file's mode that let its group or others use it."""
@@ -71,6 +77,8 @@ def read(file: str) -> Document:
     if offset >= 0:
         raise _unreadable(file, f"byte 0x00 at offset {offset}")
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
+    if file.lower().endswith(OTHER_FILES):
+        raise _of_another_tool(text, file)
     is_private = not mode & _MODE_OF_OTHERS
     return Document(file, text, parse(text, file), is_private)
 
@@ -92,6 +100,19 @@ def parse(text: str, location: str) -> dict[str, Any]:
         raise _bad_syntax(text, location, str(error)) from None
     check(table, location)
     return table
+
+
+def _of_another_tool(text: str, file: str) -> ConfigError:
+    """Error for a file that isn't TOML; it names the keys that are meant by the file's names."""
+    meanings: list[str] = []
+    for name in dict.fromkeys(_OTHER_ENTRY.findall(text)):
+        key = HABITS.get(name.replace("-", "_"))
+        if key is not None and len(meanings) < _MOST_MEANINGS:
+            meanings.append(f"{name} is `{key}`")
+    fix = "write TOML, as in docs/configuration.md"
+    if meanings:
+        fix = f"{fix}: {', '.join(meanings)}"
+    return ConfigError("CFG015", f"{file} isn't a TOML file", file.rpartition(".")[2].upper(), "TOML", fix)
 
 
 def _bytes_and_mode(file: str) -> tuple[bytes, int]:

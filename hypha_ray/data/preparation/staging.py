@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from hypha_ray.data.catalogue import UNFINISHED
 from hypha_ray.data.manifest import MANIFEST
 from hypha_ray.data.preparation.encoders import FOLDER, PREPROCESSOR
 from hypha_ray.data.storage.url_folder import UrlFolder
-from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.errors import ConfigError, DataError, TryAgainError
 from hypha_ray.texts import redacted
 
 
@@ -26,12 +28,15 @@ def staged(out: Path, overwrite: bool) -> Iterator[Path]:
     Raises:
         ConfigError: `out` already has a dataset and `overwrite` isn't set, or is a file.
         DataError: `out` can't be written.
+        TryAgainError: another process prepares a dataset there.
 
     """
-    _check(out, overwrite)
+    if out.exists() and not out.is_dir():
+        raise ConfigError("PREP003", f"--out {out} is a file", fix="name a folder")
     work = out / UNFINISHED
     created = not out.exists()
-    with _explained(out):
+    with _explained(out), _locked(out):
+        _require_empty(out, overwrite)
         try:
             shutil.rmtree(work, ignore_errors=True)
             work.mkdir(parents=True)
@@ -56,9 +61,29 @@ def _explained(out: Path) -> Iterator[None]:
         raise DataError("DATA009", f"{error.filename or out} can't be written", reason, fix=fix) from error
 
 
-def _check(out: Path, overwrite: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise ConfigError("PREP003", f"--out {out} is a file", fix="name a folder")
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """The folder, made if need be, with a lock against other preparations, which ends with the process.
+
+    Raises:
+        TryAgainError: PREP016, another process has the lock.
+
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(out, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # Some network file systems have no locks of folders.
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fix = "wait until it has ended, or choose another --out"
+                raise TryAgainError("PREP016", f"another process prepares a dataset in {out}", fix=fix) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _require_empty(out: Path, overwrite: bool) -> None:
     unfinished = (out / UNFINISHED).exists() and not (out / MANIFEST).exists()
     if not overwrite and not unfinished and _belongings(out):
         fix = "add --overwrite, or choose another --out"

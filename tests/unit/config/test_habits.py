@@ -69,6 +69,31 @@ def test_files_with_and_without_an_at_sign_override_from_left_to_right(
         ("-c job.yaml", "give a TOML file behind @: `@ job.toml`; see docs/configuration.md"),
         ("job.yaml", "give a TOML file behind @: `@ job.toml`; see docs/configuration.md"),
         ("--resum", "did you mean --resume?"),
+        ("--total_epochs 3", "did you mean `rounds.epochs`?"),
+        ("--trainer.total_epochs 3", "did you mean `rounds.epochs`?"),
+        ("--trainer.n_gpus_per_node 8", "did you mean `resources.worker.gpu`?"),
+        ("--data.train_files x", "did you mean `dataset.path`?"),
+        ("--data.max_prompt_length 512", "give it to jobs/prepare.py as --seq-len"),
+        ("--actor_rollout_ref.model.path x", "did you mean `model.repository`?"),
+        ("--actor_rollout_ref.actor.optim.lr 1e-6", "did you mean `inner_optimizer.learning_rate`?"),
+        ("--actor_rollout_ref.rollout.n 5", "did you mean `rl.group_size`?"),
+        ("--actor_rollout_ref.rollout.name vllm", "did you mean `rl.generation.engine`?"),
+        ("--critic.optim.lr 1e-5", "did you mean `rl.critic.learning_rate`?"),
+        ("--algorithm.adv_estimator grpo", "did you mean `rl.algorithm`?"),
+        ("--model.path x", "did you mean `model.repository`?"),
+        ("--early_stopping_patience 3", "did you mean `rounds.patience`?"),
+        ("--logging_steps 10", "did you mean `worker.report_every_s`?"),
+        ("--use_liger_kernel true", "did you mean `worker.fused_loss`?"),
+        ("--lora_target_linear true", "did you mean `model.lora.targets`?"),
+        ("--num_fragments 4", "did you mean `sync.fragments`?"),
+        ("--min_replica_size 2", "did you mean `resources.min_workers`?"),
+        ("--max_async_level 2", "did you mean `rl.staleness`?"),
+        ("--cliprange 0.2", "did you mean `rl.clip_low`?"),
+        ("--outer_optimizer sgd", "did you mean `outer_optimizer.name`?"),
+        ("--train_on_inputs false", "give it to jobs/prepare.py as --chat"),
+        ("--per_device_eval_batch_size 8", "leave it out: an evaluation has the training's batches"),
+        ("--do_train", "leave it out: the command says what is done"),
+        ("--local-rank 0", "leave it out: Ray starts and connects the processes"),
     ],
 )
 def test_flag_of_another_tool_is_answered_with_the_key_that_it_means(words: str, remedy: str) -> None:
@@ -89,6 +114,33 @@ def test_key_of_another_tool_in_a_job_file_is_answered_in_its_table(tmp_path: Pa
         ConfigError, match=r"job.toml:2: unknown key inner_optimizer.lr. .*`inner_optimizer.learning_rate`"
     ):
         load([str(file)])
+
+
+def test_job_file_of_another_tool_is_answered_with_the_keys_that_it_means(tmp_path: Path) -> None:
+    """Files of axolotl, TRL, torchtune and transformers are YAML or JSON; prime-rl's are TOML."""
+    yaml = tmp_path / "axolotl.yaml"
+    yaml.write_text(
+        "base_model: a/b\n# a note: none\ndatasets:\n  - path: c\n    type: alpaca\nadapter: lora\nlora_r: 8\n"
+    )
+    for words in ([str(yaml)], ["@", str(yaml)]):
+        with pytest.raises(ConfigError) as caught:
+            load(words)
+        assert caught.value.code == "CFG015" and caught.value.exit_code == 2
+        meanings = "base_model is `model.repository`, datasets is `dataset.path`, adapter is `model.lora.rank`"
+        assert meanings in caught.value.fix and "a note" not in caught.value.fix
+    json = tmp_path / "args.json"
+    json.write_text('{\n  "learning_rate": 1e-4,\n  "num_train_epochs": 3\n}')
+    with pytest.raises(ConfigError, match=r"isn't a TOML file.*learning_rate is `inner_optimizer.learning_rate`"):
+        load(["@", str(json)])
+    toml = tmp_path / "rl.toml"
+    for text, remedy in [
+        ("max_steps = 100\n", "`rounds.update_rounds`"),
+        ("max_async_level = 2\n", "`rl.staleness`"),
+        ('[model]\nname = "a/b"\n', "`model.repository`"),
+    ]:
+        toml.write_text(text)
+        with pytest.raises(ConfigError, match=rf"CFG001.*rl.toml:.*{remedy}"):
+            load(["@", str(toml)])
 
 
 def test_tables_on_the_command_line_are_taken_as_before() -> None:

@@ -37,7 +37,7 @@ from hypha_ray.data.preparation.packing import batches, hold_out, pack, shuffle
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.preparation.staging import staged
 from hypha_ray.data.slices import Arrays, read_slice
-from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.errors import ConfigError, DataError, TryAgainError
 
 WORDS = 64
 
@@ -587,6 +587,19 @@ def test_folder_of_bare_slices_is_kept_unless_told_otherwise(tmp_path: Path) -> 
     (tmp_path / "mine.safetensors").write_bytes(b"")
     with pytest.raises(ConfigError, match="PREP004"):
         run("digits", tmp_path)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_second_preparation_in_a_folder_is_refused_while_the_first_runs(tmp_path: Path, overwrite: bool) -> None:
+    """Both would move their slices into the folder, and each would clear away those of the other."""
+    with staged(tmp_path / "out", overwrite=False) as work:
+        (work / "slice-00000.safetensors").write_bytes(b"first")
+        with pytest.raises(TryAgainError, match=r"PREP016.*another process"), staged(tmp_path / "out", overwrite):
+            pytest.fail("the second preparation began")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["slice-00000.safetensors"]
+    with staged(tmp_path / "out", overwrite=True):
+        pass
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_folder_that_was_left_unfinished_is_replaced(tmp_path: Path) -> None:
