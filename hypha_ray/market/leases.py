@@ -38,6 +38,8 @@ class LeaseBook:
         self._leases: dict[int, Lease] = {}
         self._fences: dict[str, int] = {}
         self._granted = 0
+        self._next_expiry_s = math.inf
+        """Time before which no lease expires."""
 
     @property
     def leases(self) -> tuple[Lease, ...]:
@@ -54,6 +56,7 @@ class LeaseBook:
         self._fences[holder] = self._fences.get(holder, 0) + 1
         lease = Lease(self._granted, holder, self._fences[holder], dict(amounts), now + ttl_s)
         self._leases[lease.id] = lease
+        self._next_expiry_s = min(self._next_expiry_s, lease.expiry_s)
         return lease
 
     def renew(self, lease_id: int, holder: str, fence: int, now: float, ttl_s: float) -> Lease | None:
@@ -74,6 +77,13 @@ class LeaseBook:
     def release(self, lease: Lease) -> bool:
         """End a lease; False if it was over before, which does no harm."""
         return self._leases.pop(lease.id, None) is not None
+
+    def expired(self, now: float) -> set[int]:
+        """Ids of leases that have expired and aren't released."""
+        if now < self._next_expiry_s:  # Renewals only put it off, so a large book is seldom searched.
+            return set()
+        self._next_expiry_s = min((lease.expiry_s for lease in self._leases.values()), default=math.inf)
+        return {lease.id for lease in self._leases.values() if lease.expired(now)}
 
     def defer(self, seconds: float) -> None:
         """Extend every lease by the time that the judging process was stopped."""

@@ -245,6 +245,20 @@ class SchedulerCore:
 
     def _tick(self, now: float) -> None:
         """Act on timers that are over. Events that keep coming must not hide silent workers."""
+        over: Collection[str] = ()
+        if now >= min(self._timers.values()):
+            over = self._end_timers(now)
+        self._strategy.make_up_corrections(now)
+        grace_until = self._strategy.grace_until
+        if grace_until is not None and now >= grace_until:
+            self._strategy.close(now)
+        if "start" in over:
+            self._stop_waiting_for_starters(now)
+        if "idle" in over:
+            self._give_up(self._too_few(f"were there for {self._resources.max_idle_s:g} s"), now)
+
+    def _end_timers(self, now: float) -> list[str]:
+        """Check for silent workers and empty slots if that is due; return the names of timers that are over."""
         over = [name for name, at in self._timers.items() if now >= at]
         if "check" in over:
             self._timers["check"] = now + self._check_s
@@ -254,13 +268,7 @@ class SchedulerCore:
         for name in over:
             if name != "check":
                 self._timers.pop(name, None)
-        self._strategy.make_up_corrections(now)
-        if self._strategy.grace_until is not None and now >= self._strategy.grace_until:
-            self._strategy.close(now)
-        if "start" in over:
-            self._stop_waiting_for_starters(now)
-        if "idle" in over:
-            self._give_up(self._too_few(f"were there for {self._resources.max_idle_s:g} s"), now)
+        return over
 
     def _stop_waiting_for_starters(self, now: float) -> None:
         """At the start deadline continue with the ready workers, if they are enough."""

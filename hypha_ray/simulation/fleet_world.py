@@ -15,7 +15,7 @@ from typing import Any
 from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.barrier.round import LOST
-from hypha_ray.scheduler.core import SchedulerCore, search_less_often
+from hypha_ray.scheduler.core import SchedulerCore
 from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.simulation.failures import HOUR_S, FailureSchedule
@@ -79,7 +79,6 @@ class FleetWorld(World):
 
     def open(self) -> None:
         """Start the run: the core hires a worker for each number, and the first weights are there."""
-        search_less_often(self.job.num_workers)
         resume_point = ResumePoint()
         held_samples = self.job.worker.prefetch_mb * 1_000_000 // self.scenario.model.sample_bytes
         sizes = Sizes(max(1, held_samples))
@@ -327,7 +326,7 @@ class FleetWorld(World):
             self.traffic.upload(payload, worker.machine)
 
     def _say_left(self, worker: FleetWorker, event: Left, deadline: float) -> None:
-        if self.traffic.is_uploading(worker.source) and self.now < deadline:
+        if self.traffic.is_uploading(worker.source, worker.machine) and self.now < deadline:
             self.renew_lease(worker)
             self.later(POLL_S, lambda: self._say_left(worker, event, deadline))
         elif worker.machine.worker == worker.source.worker:

@@ -26,6 +26,8 @@ Then: TypeAlias = Callable[[], None]
 
 UNNOTICED = 0.005
 """Relative change of a class's number of transfers up to which rates are kept: exact below 200 transfers."""
+ROOMY = 0.999
+"""Part of a link up to which transfers surely leave each other the rates of their own links, whatever is rounded."""
 _BITS = 8
 _ROUNDING = 1e-9
 """Part of a transfer's bytes that may be missing at its end, by rounding."""
@@ -206,10 +208,16 @@ class Links:
     def _settle(self) -> None:
         self._is_settling = False
         self._advance()
-        changes = [abs(member.transfers - member.priced) > UNNOTICED * member.priced for member in self._active]
-        if self._is_stale or any(changes):
+        if self._is_stale or self._is_repriced():
             self._compute_rates()
         self._set_alarm()
+
+    def _is_repriced(self) -> bool:
+        """Whether the number of a class's transfers has changed by more than goes unnoticed."""
+        for flow_class in self._active:
+            if abs(flow_class.transfers - flow_class.priced) > UNNOTICED * flow_class.priced:
+                return True
+        return False
 
     def _set_alarm(self) -> None:
         """Schedule the next end of a transfer."""
@@ -252,14 +260,26 @@ class Links:
         """Raise the rates of all classes alike until their own link or a shared one is full (progressive filling)."""
         self._is_stale = False
         waiting = list(self._active)
-        links: list[SharedLink] = []
+        links: dict[SharedLink, float] = {}
+        """Bytes per second that transfers would take of each link at the rates of their own links."""
         for flow_class in waiting:
             flow_class.priced = flow_class.transfers
+            demand = flow_class.limit * flow_class.transfers
             for link in flow_class.links:
-                if link not in links:
-                    link.unallocated = link.capacity
-                    link.waiting = 0
-                    links.append(link)
+                links[link] = links.get(link, 0.0) + demand
+        if all(demand < ROOMY * link.capacity for link, demand in links.items()):
+            for flow_class in waiting:
+                flow_class.rate = flow_class.limit
+            return
+        self._fill(waiting, list(links))
+
+    def _fill(self, waiting: list[FlowClass], links: list[SharedLink]) -> None:
+        """Compute rates of classes if a shared link may be full."""
+        for link in links:
+            link.unallocated = link.capacity
+            link.waiting = 0
+        for flow_class in waiting:
+            for link in flow_class.links:
                 link.waiting += flow_class.transfers
         while waiting:
             shares = [link.unallocated / link.waiting for link in links if link.waiting]

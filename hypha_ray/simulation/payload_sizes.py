@@ -65,6 +65,8 @@ class PayloadSizes:
         """Parameters of each fragment."""
         self.visible_shares = ALL_VISIBLE
         """Parts of the most bytes that payloads of `MOST_BITS` take, up and down. The last delta takes all."""
+        self._encoded_bytes: dict[tuple[str, int], int] = {}
+        """Bytes of encoded fragments, the most there can be, by codec and round."""
 
     def delta_bytes(self, round: int) -> int:
         """Bytes of a worker's delta of a round."""
@@ -84,9 +86,10 @@ class PayloadSizes:
         return self.coded_bytes(round_before) or self._encoded(UNCODED, round_before)
 
     def _encoded(self, codec: str, round: int, visible_share: float = 1.0) -> int:
-        total = 0
-        for fragment in fragments_of_round(self._job, round):
-            total += encoded_bytes(codec, self.fragments[fragment])
+        total = self._encoded_bytes.get((codec, round))
+        if total is None:
+            total = sum(encoded_bytes(codec, self.fragments[index]) for index in fragments_of_round(self._job, round))
+            self._encoded_bytes[codec, round] = total
         if codec in MOST_BITS:
             return int(total * visible_share)
         return total

@@ -121,9 +121,9 @@ class Traffic:
         """Whether a payload is on its way."""
         return key in self._on_way
 
-    def is_uploading(self, source: Source) -> bool:
-        """Whether any payload of a worker is on its way."""
-        return any(sender == source for sender, _ in self._on_way)
+    def is_uploading(self, source: Source, machine: Machine) -> bool:
+        """Whether any payload of the machine's worker is on its way."""
+        return any(sender == source for sender, _ in self._payloads_of.get(machine.number, ()))
 
     def is_lost(self, key: DeltaKey) -> bool:
         """Whether a payload was lost with its machine."""

@@ -96,7 +96,8 @@ class AsyncPlanner:
         rounds = self._job.rounds.update_rounds
         progress = min(at, rounds), min(at + self._length_in_rounds(member, spans), rounds)
         feeds = self.plans.feed_spans(member, (*share, *spans))
-        plan = Plan(version, 0, spans, member.batch_size, share, progress=progress)
+        fields = self.plans.standing(member, spans)
+        plan = Plan(version, 0, spans, member.batch_size, share, progress=progress, **fields)
         orders = self.plans.start(member, plan, version)
         self.reasons.explain(member, self._reason(member), batches, bool(share))
         return [*feeds, *orders]
@@ -104,7 +105,7 @@ class AsyncPlanner:
     def plan_last(self, version: WeightsVersion, member: WorkerState, share: tuple[Span, ...]) -> list[Command]:
         """Send a worker its final plan: evaluate its share, then end."""
         feeds = self.plans.feed_spans(member, share)
-        last = Plan(version, 0, (), member.batch_size, share, final=True)
+        last = Plan(version, 0, (), member.batch_size, share, final=True, **self.plans.standing(member, ()))
         return [*feeds, *self.plans.start(member, last, version)]
 
     def resize(self, member: WorkerState, fleet: Sequence[WorkerState], began_at: float, now: float) -> list[Command]:

@@ -117,8 +117,11 @@ class RoundPlanner:
             spans = self._round_spans(member, new_samples[worker])
             member.overlap_spans = self._overlap_spans(member, number, samples_of(spans), unplanned_samples)
             commands += self.plans.feed_spans(member, (*share, *spans, *member.overlap_spans))
+            fields = self.plans.standing(member, spans)
             ahead = member.overlap_spans
-            plan = Plan(number, 0, spans, member.batch_size, share, final=final, ahead=ahead, progress=opened.progress)
+            progress = opened.progress
+            size = member.batch_size
+            plan = Plan(number, 0, spans, size, share, final=final, ahead=ahead, progress=progress, **fields)
             commands += self.plans.start(member, plan, newest)
             if spans:
                 opened.awaiting.add(worker)
@@ -184,8 +187,9 @@ class RoundPlanner:
         orphan = current.replay_plans.pop(worker, None)
         final = self.plans.is_over(current.number)
         blank = Plan(current.number, 0, (), member.batch_size, final=final, progress=current.progress)
-        plan = replace(orphan or blank, version=0, evaluate=share)
+        plan = orphan or blank
         feeds = self.plans.feed_spans(member, (*share, *plan.spans))
+        plan = replace(plan, version=0, evaluate=share, **self.plans.standing(member, plan.spans))
         orders = self.plans.start(member, plan, newest)
         return [*feeds, *orders]
 

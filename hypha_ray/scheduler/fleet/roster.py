@@ -265,7 +265,7 @@ class Roster:
 
         An idle worker isn't expected to make progress: it may wait for any time.
         """
-        expired = {lease.id for lease in self.book.leases if lease.expired(now)}
+        expired = self.book.expired(now)
         start_limit_s = 2 * self._job.resources.start_deadline_s
         stall_s = self._job.worker.stall_s
         given_up: list[tuple[Source, str]] = []

@@ -304,7 +304,11 @@ class TimeBook:
 
     def _round(self, number: int) -> FleetTime:
         """Time that belongs in the record of a round, or in the next one if that is written."""
-        return self._rounds.setdefault(max(number, self._next_record), FleetTime())
+        number = max(number, self._next_record)
+        time = self._rounds.get(number)
+        if time is None:
+            time = self._rounds[number] = FleetTime()
+        return time
 
     def _add(self, slot: _SlotTime, record: int, spent: FleetTime) -> None:
         """Add a worker's time to that of a round's record, or of the next one if that is written."""
@@ -344,12 +348,13 @@ class TimeBook:
     def _split(self, slot: _SlotTime, now: float, kind: str, known_s: dict[str, float]) -> FleetTime:
         """Split a slot's time since the last event: known seconds by kind, and the rest of a kind."""
         interval_s = max(0.0, now - slot.since)
-        parts = {"evaluation": slot.evaluated_s, **known_s}
-        parts_s = sum(parts.values())
-        scale = min(1.0, interval_s / parts_s) if parts_s > 0 else 0.0
+        parts_s = sum(known_s.values(), slot.evaluated_s)
         spent = FleetTime()
-        for part, seconds in parts.items():
-            spent.seconds[part] += seconds * scale
+        if parts_s > 0:
+            scale = min(1.0, interval_s / parts_s)
+            spent.seconds["evaluation"] = slot.evaluated_s * scale
+            for part, seconds in known_s.items():
+                spent.seconds[part] += seconds * scale
         spent.seconds[kind] += max(0.0, interval_s - parts_s)
         if slot.has_machine:
             slot.unrated_s += max(interval_s, parts_s)

@@ -202,16 +202,21 @@ class WorkerPlans:
                 commands += self.feed(member, [index])
         return commands
 
+    def standing(self, member: WorkerState, spans: Sequence[Span]) -> dict[str, Any]:
+        """Fields of a plan with these samples that depend on what the worker has."""
+        return {
+            "keep": frozenset(member.cached_slices),
+            "restores": member.needs_inner_state and bool(spans),
+            "rejections": member.rejections,
+        }
+
     def start(self, member: WorkerState, plan: Plan, newest: WeightsVersion) -> list[Command]:
-        """Send a worker its plan of a round, the weights and, if needed, the inner state."""
+        """Send a worker its plan of a round, which has its `standing`, the weights and, if needed, the inner state."""
         worker = member.source.worker
-        restores = member.needs_inner_state and bool(plan.spans)
-        cached = frozenset(member.cached_slices)
-        plan = replace(plan, keep=cached, restores=restores, rejections=member.rejections)
         member.start(plan)
         member.untrained = member.untrained and not plan.spans
         commands: list[Command] = [Assign(worker, plan)]
-        if restores:
+        if plan.restores:
             commands.append(RestoreInnerState(worker))
         return commands + self.send_weights(member, newest)
 

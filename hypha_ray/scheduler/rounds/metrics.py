@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from hypha_ray.config.schema import Sync
@@ -78,7 +78,7 @@ def weight(sync: Sync, delta: Delta) -> int:
 
 def counted(contribution: Contribution, delta: Delta) -> Contribution:
     """The contribution with the samples of its delta, which may differ from its weight."""
-    return replace(contribution, samples=delta.samples)
+    return Contribution(contribution.worker, contribution.incarnation, delta.samples, contribution.norm)
 
 
 def total_tokens(counts: Iterable[int | None]) -> int | None:

@@ -156,6 +156,7 @@ class LeaseMachine(RuleBasedStateMachine):
         assert {lease.id: lease.expiry_s for lease in self.book.leases} == self.expiry
         over = {number for number, expiry_s in self.expiry.items() if self.now >= expiry_s}
         assert {lease.id for lease in self.book.leases if lease.expired(self.now)} == over
+        assert self.book.expired(self.now) == over
 
 
 BUDGET = settings(
