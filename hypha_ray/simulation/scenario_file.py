@@ -142,11 +142,9 @@ class _Settings:
         if path in self.overridden:
             return dotted(path)
         if path in self.point:
-            for written in ((".".join(path),), path):
-                swept = self.document.location(("sweep", *written))
-                if swept != self.document.location(("sweep",)):
-                    return swept
-            return self.document.location(("sweep",))
+            for written, _ in _leaves(self.document.table["sweep"], ()):
+                if path in _swept_keys(".".join(written)):
+                    return self.document.location(("sweep", *written))
         return self.document.location(path)
 
     def key_location(self, path: KeyPath) -> str:
@@ -256,6 +254,8 @@ def _explained(error: ValidationError, settings: _Settings) -> ConfigError:
         return ConfigError("CFG012", problem, fix=f"give the {meaning}")
     allowed = _kind_of(table, path[-1])
     got = shown(first["input"])
+    if kind == "tuple_type":
+        return ConfigError("CFG002", f"{location} has the wrong type", got, "list of tables", f"write [[{dotted(path)}]]")
     fix = choice_remedy(first["input"], allowed)
     if kind.endswith("_type"):
         return ConfigError("CFG002", f"{location} has the wrong type", got, allowed, fix)

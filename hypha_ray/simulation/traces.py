@@ -40,7 +40,8 @@ def read_trace(path: Path, count: int) -> list[TraceEvent]:
     """Read a trace for a group of so many machines, in order of time.
 
     Raises:
-        ConfigError: CFG015, it can't be read; CFG001, CFG002, CFG003 or CFG012 with the line of a mistake.
+        ConfigError: CFG015, it can't be read; CFG012, it is empty; CFG001, CFG003, CFG005 or CFG012 with the line of a
+            mistake.
 
     """
     try:
@@ -49,19 +50,29 @@ def read_trace(path: Path, count: int) -> list[TraceEvent]:
         reason = getattr(error, "strerror", None) or "no UTF-8 text"
         problem = f"the trace {path} can't be read"
         raise ConfigError("CFG015", problem, reason, fix="name a JSONL or CSV file beside the scenario") from None
-    rows = _csv_rows(text) if path.suffix.lower() == ".csv" else _json_rows(text, path)
+    rows = _csv_rows(text, path) if path.suffix.lower() == ".csv" else _json_rows(text, path)
     events = [_event(fields, f"{path}:{line}", count) for line, fields in rows]
+    if not events:
+        raise ConfigError("CFG012", f"the trace {path} has no event", fix="give one, or leave available out")
     return sorted(events, key=lambda event: event.at_s)
 
 
-def _csv_rows(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Rows below the line of names, with their lines; numbers are read as such."""
-    reader = csv.DictReader(text.splitlines())
-    for fields in reader:
-        row: dict[str, Any] = {}
-        for name, value in fields.items():
-            row[str(name).strip()] = _number(value)
-        yield reader.line_num, row
+    reader = csv.reader(text.splitlines())
+    names = [name.strip() for name in next(reader, [])]
+    if names and not set(names) & set(FIELDS):
+        problem = f"{path}:{reader.line_num} has no names of columns"
+        raise ConfigError("CFG012", problem, shown(",".join(names)[:40]), ",".join(FIELDS), "begin with that line")
+    if names:
+        _check_names(names, f"{path}:{reader.line_num}")
+    for values in reader:
+        if not values:
+            continue
+        if len(values) != len(names):
+            problem = f"{path}:{reader.line_num} has another number of fields than the first line"
+            raise ConfigError("CFG003", problem, str(len(values)), str(len(names)), "mend it")
+        yield reader.line_num, dict(zip(names, map(_number, values), strict=True))
 
 
 def _number(text: Any) -> Any:
@@ -80,7 +91,7 @@ def _json_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         try:
             fields = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             fields = None
         if not isinstance(fields, dict):
             problem = f"{path}:{number} is no JSON object"

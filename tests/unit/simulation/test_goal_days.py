@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from hypha_ray.errors import ConfigError
+from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.simulation import fleet_world
 from hypha_ray.simulation.goal_days import Day, day_of, least_cost, lines_of_days, scenarios_of_days
 from hypha_ray.simulation.run import simulate
 from hypha_ray.simulation.scenario import Scenario
@@ -74,6 +77,18 @@ def test_run_with_a_goal_keeps_its_deadline_near_the_least_cost(tmp_path: Path) 
     assert judged.least_cost <= judged.cost < 2 * judged.least_cost
     on_demand_alone = 2.0
     assert judged.cost < on_demand_alone
+
+
+def test_deadline_of_a_resumed_run_counts_from_its_first_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that began 20 minutes ago has so much less time to wait for spot machines."""
+    day = scenario(tmp_path)
+    fresh = simulate(day)
+    monkeypatch.setattr(fleet_world, "ResumePoint", partial(ResumePoint, since_start_s=1200.0))
+    resumed = simulate(day)
+    assert 1200 + resumed.time_s <= 5400 < 1200 + fresh.time_s
+    assert resumed.cost > fresh.cost
 
 
 def test_run_ends_at_the_last_round_that_its_budget_pays(tmp_path: Path) -> None:

@@ -120,6 +120,18 @@ def test_mistyped_key_of_a_sweep_is_named_with_its_line(tmp_path: Path) -> None:
     assert "did you mean model.parameters?" in str(raised.value)
 
 
+def test_mistake_behind_a_comma_of_a_sweep_is_named_with_its_line(tmp_path: Path) -> None:
+    text = EXACT + '[sweep]\nseed = [1]\n"machines.0.up_mbps, machines.0.down_mbs" = [10]\n'
+    with pytest.raises(ConfigError) as raised:
+        read_text(tmp_path, text)
+    assert f"scenario.toml:{line_of(text, 'down_mbs')}: machines.0.down_mbs" in str(raised.value)
+
+
+def test_machines_in_one_table_are_asked_for_as_a_list(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"allowed list of tables\. Fix: write \[\[machines\]\]"):
+        read_text(tmp_path, EXACT.replace("[[machines]]", "[machines]"))
+
+
 @pytest.mark.parametrize(("values", "code"), [("2", "CFG002"), ("[]", "CFG003")])
 def test_sweep_takes_lists_with_values(tmp_path: Path, values: str, code: str) -> None:
     with pytest.raises(ConfigError) as raised:

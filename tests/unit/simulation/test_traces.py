@@ -40,8 +40,11 @@ def test_json_lines_and_csv_say_the_same(tmp_path: Path) -> None:
         ("at_s,machine,event\n1,0,kill\n1,2,kill\n", 3, "got 2, allowed 0 … 1"),
         ("at_s,machine,event\n-1,0,kill\n", 2, "at_s is out of range"),
         ("at_s,machine,event\nsoon,0,kill\n", 2, "'soon'"),
-        ("at_s,machin,event\n1,0,kill\n", 2, "did you mean machine?"),
-        ("at_s,machine\n1,0\n", 2, "event is missing"),
+        ("at_s,machin,event\n1,0,kill\n", 1, "did you mean machine?"),
+        ("at_s,machine\n1,0\n", 1, "event is missing"),
+        ("600,1,leave\n700,1,join\n", 1, "has no names of columns"),
+        ("at_s,machine,event\n1,0,kill,4\n", 2, "got 4, allowed 3"),
+        ("at_s,machine,event\n1,0\n", 2, "got 2, allowed 3"),
     ],
 )
 def test_mistake_in_a_trace_is_named_with_its_line(tmp_path: Path, text: str, line: int, part: str) -> None:
@@ -49,6 +52,12 @@ def test_mistake_in_a_trace_is_named_with_its_line(tmp_path: Path, text: str, li
         read_trace(written(tmp_path, "t.csv", text), 2)
     assert f"t.csv:{line}" in str(raised.value)
     assert part in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["", "at_s,machine,event\n"])
+def test_trace_without_an_event_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"the trace .*t\.csv has no event"):
+        read_trace(written(tmp_path, "t.csv", text), 2)
 
 
 def test_line_that_is_no_json_is_named(tmp_path: Path) -> None:

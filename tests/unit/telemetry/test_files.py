@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from hypha_ray.telemetry.sinks.files import (
     read_json,
     read_jsonl,
     rewind,
+    since_first_attempt_s,
     uncommitted_s,
     write_json,
 )
@@ -281,6 +283,14 @@ def test_summary_weighs_shares_of_time_by_their_seconds_and_adds_what_comes_afte
 def test_summary_of_records_of_an_earlier_version_counts_only_the_samples_of_those_with_times() -> None:
     timed = a_round(1, samples=50, fleet_s=20.0, time_shares=shares(training=1.0), possible_samples=100.0)
     assert summary([a_round(0, samples=1000), timed])["goodput"] == 0.5
+
+
+def test_time_since_the_first_attempt_is_not_that_since_the_newest(tmp_path: Path) -> None:
+    assert since_first_attempt_s(tmp_path) == 0.0
+    hours_before = [timedelta(hours=2), timedelta(hours=1)]
+    attempts = [{"kind": "attempt", "wall_time": (datetime.now(UTC) - before).isoformat()} for before in hours_before]
+    write(tmp_path / EVENTS, *attempts)
+    assert since_first_attempt_s(tmp_path) == pytest.approx(7200, abs=60)
 
 
 def test_uncommitted_time_is_that_of_records_after_the_last_commit(tmp_path: Path) -> None:
