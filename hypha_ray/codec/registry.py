@@ -93,8 +93,11 @@ def _upward_encoder(sync: Sync, outer: OuterOptimizer | None) -> Encoder:
     if isinstance(member, Fp32):
         return Unchanged()
     from hypha_ray.codec.feedback import Feedback
+    from hypha_ray.kernels import load_ahead
 
     chunked = cast("Chunked", member)
+    if chunked.postpones:
+        load_ahead("patches", 1)
     momentum = 0.0
     if chunked.postpones and sync.error_feedback == 1 and outer is not None and outer.name == "nesterov":
         momentum = outer.momentum

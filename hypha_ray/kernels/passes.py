@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 LANES = 16
 """Number of float32 values that are loaded, worked on and stored at a time: 64 bytes, a line of the caches."""
-LEAST = {"copy": 1 << 18, "outer": 1 << 20}
+LEAST = {"copy": 1 << 18, "outer": 1 << 20, "patches": 1}
 """Number of elements from which a compiled pass is faster. Smaller copies stay in the caches for their readers."""
 
 

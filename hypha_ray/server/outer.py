@@ -220,7 +220,9 @@ def has_fused_kernel(outer: OuterOptimizer, sync: Sync) -> bool:
 
 
 def load_kernel(job: Job, flats: Iterable[Flat]) -> None:
-    """Load the kernel of a job's outer steps in the background, if arrays of these sizes use it."""
+    """Load the kernels of a job's outer steps in the background, if arrays of these sizes use them."""
+    if "visible" in (job.sync.codec, job.sync.downward_codec):
+        load_ahead("patches", 1)
     if has_fused_kernel(job.outer_optimizer, job.sync):
         largest = 0
         for flat in flats:
