@@ -50,6 +50,8 @@ def connected(namespace: str, alone: str = "local", service: RayService | None =
         return
     address = os.environ.get("RAY_ADDRESS") or alone
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # It would warn that the token is on.
+    # In another thread than the main one, Ray would warn that it can't handle SIGTERM.
+    logging.getLogger("ray._private.worker").addFilter(_is_not_about_signals)
     options: dict[str, Any] = {"address": address}
     if address == "local" and service is None:
         options["include_dashboard"] = False
@@ -70,6 +72,11 @@ def connected(namespace: str, alone: str = "local", service: RayService | None =
         ray.shutdown()
         if service is not None:
             service.end()
+
+
+def _is_not_about_signals(record: logging.LogRecord) -> bool:
+    """Whether a message of Ray is about anything else than its handler of SIGTERM."""
+    return "SIGTERM handler" not in str(record.msg)
 
 
 def _log_messages_of_ray() -> None:

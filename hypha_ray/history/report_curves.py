@@ -91,7 +91,10 @@ def traffic_figures(series: Series, most_points: int) -> Iterator[ReportFigure]:
         totals.append(Line(label, series.numbers, unsent, dashed=True))
     so_far = line_figure("Bytes so far", "B", totals, most_points)
     if so_far is not None and unsent:
-        so_far.layout["yaxis"]["type"] = "log"
+        axis = so_far.layout["yaxis"]
+        axis["type"] = "log"
+        if unsent[-1] >= 100 * totals[0].values[0] > 0:
+            axis["dtick"] = 1  # Powers of ten alone: marks between them have no unit.
     encoding_lines = lines_of(series, encoding)
     for figure in (
         line_figure(each.title, each.unit, lines, most_points),

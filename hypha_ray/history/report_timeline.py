@@ -353,6 +353,7 @@ def _heat_trace(columns: Sequence[RoundColumn], workers: Sequence[str], rows: li
         "y": list(map(_name, workers)),
         "z": rows,
         "zmin": 0,
+        "zmax": max(1, *map(max, rows)),
         "customdata": [labels] * len(workers),
         "colorscale": [[0, "--heat-low"], [1, "--heat-high"]],
         "colorbar": {"thickness": 10, "outlinewidth": 0},

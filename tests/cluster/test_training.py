@@ -135,7 +135,13 @@ def test_training_in_the_background_is_stopped_by_a_callback_and_goes_on_from_it
     rounds = {"update_rounds": 30}
     job = job_of("background", corpus, run={"dir": str(results)}, rounds=rounds, testing={"slowdown": [20.0, 20.0]})
     told = Told()
-    training = hypha_ray.train(job, callbacks=[told], wait=False)
+    handles: list[hypha_ray.Training] = []
+    starter = threading.Thread(target=lambda: handles.append(hypha_ray.train(job, callbacks=[told], wait=False)))
+    starter.start()  # Signals reach the main thread alone, and no part of a run may need it.
+    starter.join()
+    (training,) = handles
+    with pytest.raises(TimeoutError, match="it trains on"):
+        training.result(0.01)
     run = training.result(120)
     assert training.progress.state == "stopped" and 2 <= run.committed_rounds < 30
     assert {"join", "plan", "commit"} <= told.events

@@ -79,6 +79,8 @@ def test_last_loss_of_the_page_is_that_of_the_metrics_to_the_last_digit(tmp_path
     assert (validation["x"], validation["y"]) == ([1, 2], [3.5, 3.25])
     up, down = charts(text)["Bytes so far"]["data"]
     assert (up["y"], down["y"]) == ([1000.0, 2000.0], [500.0, 1000.0])
+    (batches,) = charts(text)["Batches of each worker"]["data"]
+    assert (batches["zmin"], batches["zmax"]) == (0, max(map(max, batches["z"])))
 
 
 def test_figures_and_charts_that_a_run_lacks_are_absent(tmp_path: Path) -> None:

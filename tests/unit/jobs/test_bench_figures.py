@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from benchmarks import device_exchange
+from benchmarks import device_exchange, sinks
 from benchmarks.convergence import exchange_options, quality
 from benchmarks.plots import draw
+from benchmarks.start import run_command
 from benchmarks.wide_area.overlap import BATCH_S, WORKERS, exchange_s, utilisation
 from benchmarks.wide_area.peak import most
 from benchmarks.wide_area.time_to_loss import seconds_to
+
+from hypha_ray.errors import ConfigError
 
 
 def rounds(train_s: float, wait_s: float, count: int) -> list[dict[str, Any]]:
@@ -92,3 +97,15 @@ def test_exchange_between_a_device_and_its_host_is_checked_and_measured_for_each
     assert rows["device_int8"]["weights_bytes"] == rows["device_merge"]["crossed_bytes"] == 4 * 8192
     with pytest.raises(RuntimeError, match="no GPU"):
         device_exchange.device_exchange()
+
+
+def test_rows_of_sinks_that_are_not_installed_say_which_extras_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"CFG022.*mlflow, tensorboard.*pip install -e '\.\[mlflow,tensorboard\]'"):
+        sinks.sinks()
+
+
+def test_command_of_a_row_that_fails_shows_its_last_line() -> None:
+    command = [sys.executable, "jobs/configs.py", "nosuch"]
+    with pytest.raises(RuntimeError, match=r"jobs/configs\.py ended with exit code 2: error\[CFG003\]"):
+        run_command(command, os.environ)
