@@ -15,7 +15,7 @@ from tests.support.light_commands import LightCommands, light_commands
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "jobs").glob("*.py"))
-HEAVY = {"ray", "torch", "transformers", "datasets", "numpy", "matplotlib", "sklearn", "aim", "rich"}
+HEAVY = {"ray", "torch", "transformers", "datasets", "numpy", "pyarrow", "matplotlib", "sklearn", "aim", "rich"}
 
 
 def shell(command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[bytes]:

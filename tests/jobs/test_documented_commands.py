@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import inspect
+import os
 import random
 import re
 import shlex
@@ -25,8 +26,10 @@ from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer
 from hypha_ray.model.loading.build import build_model
 from tests.support.download_hub import serve_repositories
 from tests.support.forked_process import ROOT
+from tests.support.forked_workers import AT_START
 from tests.support.head_node import head_node
-from tests.support.job_scripts import ALONE, jobs_in
+from tests.support.job_scripts import Done, jobs_in
+from tests.support.light_commands import Ended, LightCommands, light_commands
 from tests.support.prepared import table
 
 pytestmark = pytest.mark.timeout(900)
@@ -109,8 +112,8 @@ def test_every_command_is_run_here_or_elsewhere() -> None:
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Variables that lead to a hub which has all names of the pages, as small models and datasets."""
+def hub_command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightCommands]:
+    """Runs commands with a hub which has all names of the pages, as small models and datasets."""
     folder = tmp_path_factory.mktemp("hub")
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = CHATML
@@ -127,8 +130,13 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     dataset(
         folder, "eriktks/conll2003", "default", rows, tokens=datasets.Sequence(datasets.Value("string")), ner_tags=tags
     )
-    with serve_repositories(folder) as url:
-        yield {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path_factory.mktemp("cache"))}
+    variables = {"HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path_factory.mktemp("cache"))}
+    variables["PYTHONPATH"] = os.pathsep.join([str(AT_START), str(ROOT)])
+    with (
+        serve_repositories(folder) as url,
+        light_commands("tests.support.libraries_with_ray", HF_ENDPOINT=url, **variables) as run,
+    ):
+        yield run
 
 
 def dataset(folder: Path, name: str, part: str, rows: dict[str, list[object]], **features: object) -> None:
@@ -188,7 +196,7 @@ def sheet(path: Path, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
 def test_commands_of_a_page_do_what_they_are_written_for(
-    page: Path, inputs: Path, hub: dict[str, str], head: str, tmp_path: Path
+    page: Path, inputs: Path, hub_command: LightCommands, head: str, tmp_path: Path
 ) -> None:
     for item in inputs.iterdir():
         (tmp_path / item.name).symlink_to(item)
@@ -202,10 +210,14 @@ def test_commands_of_a_page_do_what_they_are_written_for(
             texts = ("--source", "my-texts", "--seq-len", "128", "--out", "hypha_ray/datasets/texts")
             assert run_job(*texts, script="prepare").returncode == 0
         trained = ""
+        done: Done | Ended
         for command in RUN[page]:
             filled = command.replace("--source DIR", "--source my-texts").replace("DIR", trained)
             _, script, *words = shlex.split(filled.replace("~/", f"{tmp_path}/"), comments=True)
-            downloads = ALONE | hub if any(name in command for name in FROM_HUB) else {}
-            done = run_job(*words, script=Path(script).stem, env=downloads)
+            if any(name in command for name in FROM_HUB):
+                done = hub_command(Path(script).stem, *words, cwd=tmp_path, **run_job.variables)
+                run_job.require_none_left()
+            else:
+                done = run_job(*words, script=Path(script).stem)
             assert done.returncode == 0, f"{command}\n{done.stderr}"
             trained = next(reversed(re.findall(r"(?m)^run: (.*)$", done.stdout)), trained)

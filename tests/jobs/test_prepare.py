@@ -190,19 +190,3 @@ def test_prepare_from_a_hub_that_refuses_says_why(
     assert (done.returncode, done.stdout) == (exit_code, "")
     assert words in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_help_imports_nothing_heavy() -> None:
-    code = (
-        "import runpy, sys\n"
-        f"sys.argv = [{str(SCRIPT)!r}, '--help']\n"
-        "try:\n"
-        f"    runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
-        "except SystemExit as end:\n"
-        "    assert end.code == 0, end.code\n"
-        "print(*{name.partition('.')[0] for name in sys.modules}, sep='\\n')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert "--samples-per-slice" in done.stdout
-    loaded = set(done.stdout.splitlines())
-    assert not loaded & {"torch", "transformers", "datasets", "ray", "numpy", "pyarrow", "sklearn"}

@@ -100,7 +100,7 @@ class Jobs:
 
         One with variables that libraries read as they are loaded has an interpreter of its own.
         """
-        own = {"HYPHA_RAY_HOME": str(self.home), "RAY_TMPDIR": str(self._folder), "RAY_ADDRESS": self._address}
+        own = {**self.variables, "RAY_ADDRESS": self._address}
         words, environment = [*map(str, arguments)], os.environ | own | (env or {})
         if script in TRAINERS and not self._plots and "--telemetry.plots" not in words:
             words += ["--telemetry.plots", "false"]
@@ -109,6 +109,11 @@ class Jobs:
             return self._forked[-1]
         command, pipe = [sys.executable, f"jobs/{script}.py", *words], subprocess.PIPE
         return subprocess.Popen(command, cwd=self._place, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Those that lead a command to the folders of these jobs."""
+        return {"HYPHA_RAY_HOME": str(self.home), "RAY_TMPDIR": str(self._folder)}
 
     def require_none_left(self) -> None:
         """Wait for the end of all that they have started."""
@@ -132,6 +137,8 @@ def jobs_in(home: Path, place: Path = ROOT, address: str = "", plots: bool = Fal
     """`Jobs` for a while; what still runs at the end is killed."""
     folder = Path(tempfile.mkdtemp(prefix="ray"))
     jobs = Jobs(home, folder, place, address, plots)
-    yield jobs
-    jobs.kill()
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield jobs
+    finally:
+        jobs.kill()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""Job scripts that need no heavy library, in processes forked from one that has loaded what all of them load.
+"""Job scripts, in processes forked from one that has loaded what all of them load, and with their variables.
 
-A start of such a command takes half a second of a processor, its work next to nothing.
+A start of a command takes half a second of a processor, and seconds with heavy libraries; its work next to nothing.
 """
 
 from __future__ import annotations
@@ -54,9 +54,12 @@ class LightCommands:
 
 
 @contextmanager
-def light_commands(*modules: str) -> Iterator[LightCommands]:
-    """`LightCommands` whose processes begin with these modules loaded, beside those that all commands load."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}", "RAY_ADDRESS": ""}
+def light_commands(*modules: str, **variables: str) -> Iterator[LightCommands]:
+    """`LightCommands` whose processes begin with these modules loaded, beside those that all commands load.
+
+    The modules are loaded with further variables.
+    """
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}", "RAY_ADDRESS": "", **variables}
     line, pipe = [sys.executable, "-m", __name__, *COMMON, *modules], subprocess.PIPE
     with (
         tempfile.TemporaryDirectory() as folder,
