@@ -255,7 +255,8 @@ def _explained(error: ValidationError, settings: _Settings) -> ConfigError:
     allowed = _kind_of(table, path[-1])
     got = shown(first["input"])
     if kind == "tuple_type":
-        return ConfigError("CFG002", f"{location} has the wrong type", got, "list of tables", f"write [[{dotted(path)}]]")
+        remedy = f"write [[{dotted(path)}]]"
+        return ConfigError("CFG002", f"{location} has the wrong type", got, "list of tables", remedy)
     fix = choice_remedy(first["input"], allowed)
     if kind.endswith("_type"):
         return ConfigError("CFG002", f"{location} has the wrong type", got, allowed, fix)

@@ -79,9 +79,7 @@ def test_run_with_a_goal_keeps_its_deadline_near_the_least_cost(tmp_path: Path) 
     assert judged.cost < on_demand_alone
 
 
-def test_deadline_of_a_resumed_run_counts_from_its_first_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deadline_of_a_resumed_run_counts_from_its_first_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that began 20 minutes ago has so much less time to wait for spot machines."""
     day = scenario(tmp_path)
     fresh = simulate(day)
