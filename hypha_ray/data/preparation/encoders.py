@@ -17,6 +17,7 @@ import numpy.typing as npt
 from hypha_ray.data.manifest import PreprocessorInfo, TokenRules
 from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.plain_tokenizers import as_fast, byte_tokenizer, character_tokenizer
+from hypha_ray.data.provenance import readable
 from hypha_ray.errors import ConfigError, DataError, reason_of
 from hypha_ray.model.loading.hub import fetch
 
@@ -241,7 +242,24 @@ def tokenizer_of(options: PrepareOptions, texts: Iterable[str]) -> Any:
     if options.is_templated and not tokenizer.chat_template:
         fix = "name the tokenizer of a model that is made for chats, or give a template by --chat-template FILE"
         raise DataError("DATA034", f"tokenizer {options.tokenizer!r} has no chat template", fix=fix)
+    if options.is_templated:
+        _require_default_template(tokenizer, options.tokenizer)
     return tokenizer
+
+
+def _require_default_template(tokenizer: Any, name: str) -> None:
+    """Refuse a tokenizer whose chat templates have names, none of which is the default's.
+
+    Raises:
+        DataError: DATA034.
+
+    """
+    try:
+        tokenizer.get_chat_template(None, None)
+    except ValueError:
+        names = ", ".join(sorted(map(readable, tokenizer.chat_template)))
+        problem = f"tokenizer {name!r} has several chat templates, and none is the default"
+        raise DataError("DATA034", problem, names, fix="give one by --chat-template FILE") from None
 
 
 def read_template(path: Path) -> str:

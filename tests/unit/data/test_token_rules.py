@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AddedToken
 
 from hypha_ray.data.manifest import Manifest, TokenRules
 from hypha_ray.data.preparation.encoders import begin_of
+from hypha_ray.errors import DataError
 from tests.support.prepared import arrays_of, prepared, table
 from tests.support.small_tokenizers import CHATML, MAKERS, bare, begins, chatml, llama3
 
@@ -99,6 +101,35 @@ def test_end_of_chats_of_a_base_model_is_the_token_that_ends_its_turns(tmp_path:
     template = hashlib.sha256(CHATML.encode()).hexdigest()
     assert manifest.tokens == TokenRules((), (end,), len(tokenizer), template)
     assert "won't stop" not in notes(manifest)
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_end_of_turns_that_has_no_role_in_the_tokenizer_ends_answers(tmp_path: Path, special: bool) -> None:
+    """The line break that ChatML has behind it isn't an answer's end, and isn't scored."""
+    tokenizer = bare()
+    tokenizer.add_tokens([AddedToken(mark, special=special) for mark in ("<|im_start|>", "<|im_end|>")])
+    tokenizer.chat_template = CHATML
+    manifest = run(tmp_path, tokenizer, CHATS, chat=True)
+    assert manifest.tokens is not None
+    assert tokenizer.convert_ids_to_tokens(list(manifest.tokens.ends)) == ["<|im_end|>"]
+    assert "won't stop" not in notes(manifest)
+    for labels in arrays_of(tmp_path / "out")["labels"]:
+        assert tokenizer.decode(labels[labels != -100][-1:]) == "<|im_end|>"
+
+
+def test_templates_of_which_none_is_the_default_are_refused(tmp_path: Path) -> None:
+    tokenizer = chatml()
+    tokenizer.chat_template = {"rag": CHATML, "tool_use": CHATML}
+    for columns in ({}, {"prompt_column": "messages"}):
+        with pytest.raises(DataError, match=r"DATA034.*none is the default.*rag, tool_use.*--chat-template"):
+            run(tmp_path, tokenizer, CHATS, chat=True, **columns)
+
+
+def test_template_with_the_date_is_noted(tmp_path: Path) -> None:
+    tokenizer = chatml()
+    tokenizer.chat_template = "{{ strftime_now('%Y') }}" + CHATML
+    assert "today's date" in notes(run(tmp_path, tokenizer, CHATS, chat=True))
+    assert "today's date" in notes(run(tmp_path, tokenizer, QUESTIONS, chat=True, prompt_column="q", overwrite=True))
 
 
 def test_ends_of_prompts_in_a_template_are_those_of_turns_and_of_texts(tmp_path: Path) -> None:

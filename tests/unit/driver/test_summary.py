@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from hypha_ray.codec import encoders, payload_bytes, sends_differences
 from hypha_ray.config import Job
@@ -73,6 +73,35 @@ def test_parameters_are_those_that_transformers_counts(tmp_path: Path, tied: boo
     known = AutoModelForCausalLM.from_config(LlamaConfig(**config)).num_parameters()
     facts = facts_of(small_job(source.folder, model={"config": config}), source)
     assert facts["model"] == f"LlamaForCausalLM, {known:,} parameters, all of them trained"
+
+
+_SIZES = {"vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+_LLAMA_LIKE = _SIZES | {"intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 8}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "gpt2": {"vocab_size": 320, "n_embd": 32, "n_layer": 2, "n_head": 4},
+    "gpt_neox": _SIZES | {"intermediate_size": 64},
+    "opt": _SIZES | {"ffn_dim": 64, "word_embed_proj_dim": 16, "max_position_embeddings": 64},
+    "bloom": {"vocab_size": 320, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "falcon": _SIZES,
+    "phi": _LLAMA_LIKE,
+    "qwen3": _LLAMA_LIKE,
+    "gemma3_text": _LLAMA_LIKE,
+    "cohere": _LLAMA_LIKE,
+    "mixtral": _LLAMA_LIKE | {"num_local_experts": 4},
+    "mamba": {"vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_parameters_of_an_architecture_are_those_that_transformers_counts(tmp_path: Path, name: str) -> None:
+    """Half of these share the weights of embedding and head, which count once."""
+    special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = {"model_type": name} | ARCHITECTURES[name] | special
+    known = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    source = texts(tmp_path / "data")
+    case = case_of(small_job(source.folder, model={"config": config}), source)
+    expected = f"{type(known).__name__}, {known.num_parameters():,} parameters, all of them trained"
+    assert model_text(case.modules, layout_of(case.modules)) == expected
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")

@@ -52,9 +52,13 @@ class ChatTemplate:
         """Number of answers behind another text than the generation prompt that the template writes for them."""
         self._ends = tuple(token for token in tokenizer.all_special_tokens if token)
         self._added: tuple[str, ...] = ()
+        self._closing = self._ends
+        """Tokens that may end an answer before white space, among them those of the template that have no role."""
         with suppress(NotImplementedError):  # Tokenizers of mistral-common don't list theirs.
             added = tokenizer.added_tokens_decoder.values()
             self._added = tuple(token.content for token in added if token.special)
+            template = str(tokenizer.chat_template)
+            self._closing += tuple(token.content for token in added if token.content in template)
 
     def rendered(self, chat: Chat) -> ScoredText:
         """The text of a chat, with the assistant's parts. A message of the assistant with the weight 0 isn't scored.
@@ -144,7 +148,7 @@ class ChatTemplate:
     def _end(self, text: str, start: int, end: int) -> int:
         """End of a part without the white space behind its last special token, which no model has to generate."""
         part = text[start:end].rstrip()
-        if part.endswith(self._ends):
+        if part.endswith(self._closing):
             return start + len(part)
         return end
 
@@ -181,6 +185,12 @@ class ChatTemplate:
             f"{chat.location}: the assistant's tokens can't be found with the chat template of {self._name!r}: {why}"
         )
         return DataError("DATA036", problem, got, fix=_FIX)
+
+
+def note_date(tokenizer: Any, account: Account) -> None:
+    """Note that a chat template writes the date on which it is used."""
+    if "strftime_now" in str(tokenizer.chat_template):
+        account.note("the chat template writes today's date: on another day the same command makes other samples")
 
 
 Render: TypeAlias = Callable[[Messages, bool], str]

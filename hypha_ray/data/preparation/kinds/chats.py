@@ -34,7 +34,12 @@ from hypha_ray.data.preparation.encoders import (
     token_rules,
     tokenizer_of,
 )
-from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate, count_lost_thoughts, leave_out_ignored
+from hypha_ray.data.preparation.kinds.chat_templates import (
+    ChatTemplate,
+    count_lost_thoughts,
+    leave_out_ignored,
+    note_date,
+)
 from hypha_ray.data.preparation.kinds.kind import Kind, no_samples
 from hypha_ray.data.preparation.kinds.scored_tokens import ScoredText, ScoredTokens, TextTokenizer
 from hypha_ray.data.preparation.options import PrepareOptions
@@ -180,6 +185,8 @@ def answer_rules(
     tokenizer: Any, samples: Sequence[ScoredTokens], options: PrepareOptions, account: Account
 ) -> TokenRules:
     """Rules of the samples. Answers without an end are noted, since a trained model won't stop behind them."""
+    if options.is_templated:
+        note_date(tokenizer, account)
     last: list[int] = []
     for sample in samples:
         last += _last_scored(sample)

@@ -31,7 +31,12 @@ from hypha_ray.data.preparation.encoders import (
     token_rules,
     tokenizer_of,
 )
-from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate, ignored_values, leave_out_ignored
+from hypha_ray.data.preparation.kinds.chat_templates import (
+    ChatTemplate,
+    ignored_values,
+    leave_out_ignored,
+    note_date,
+)
 from hypha_ray.data.preparation.kinds.kind import Kind, no_samples
 from hypha_ray.data.preparation.kinds.scored_tokens import TextTokenizer
 from hypha_ray.data.preparation.options import PROBLEMS, PrepareOptions
@@ -60,6 +65,8 @@ def write_prompts(options: PrepareOptions, writer: SliceWriter, report: Report, 
     all_prompts = list(prompts(options, account))
     generated = options.source.startswith(PROBLEMS)
     tokenizer = tokenizer_of(options, [ALPHABET] if generated else _texts(all_prompts))
+    if options.chat:
+        note_date(tokenizer, account)
     encoded = _encoded(tokenizer, all_prompts, options, report, account)
     ids, records = _fitting(all_prompts, encoded, options.seq_len, account)
     if not all_prompts:
