@@ -35,8 +35,8 @@ WAIT_S = 240.0
 SOON_S = 5.0
 """Longest time until nothing is left of a run whose driver was killed, and until a new machine is taken."""
 BATCH_S = 0.2
-LONG = 16
-"""Rounds of a run that goes on while others come and go."""
+LONG = 40
+"""Rounds of a run that goes on while others come and go, and is ended then: minutes."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,8 +69,12 @@ class Running:
 
     def __init__(self, job: Job, corpus: Path, folder: Path) -> None:
         self.commits, self._results = folder / str(job.run.name) / "commits", list[Outcome]()
-        self._thread = threading.Thread(target=lambda: self._results.append(run_job(job, folder, corpus)))
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(job, corpus, folder))
         self._thread.start()
+
+    def _run(self, job: Job, corpus: Path, folder: Path) -> None:
+        self._results.append(run_job(job, folder, corpus, until=self._ended.is_set))
 
     @property
     def runs(self) -> bool:
@@ -80,6 +84,11 @@ class Running:
         """Wait for a state that comes before the job's end, and after at most some seconds."""
         until(lambda: condition() or not self.runs, within_s)
         assert self.runs
+
+    def end(self) -> Outcome:
+        """End a long run at its next record."""
+        self._ended.set()
+        return self.result()
 
     def result(self) -> Outcome:
         self._thread.join(WAIT_S)
@@ -113,12 +122,12 @@ def auction_pid() -> int:
             return int(ray.get(ray.get_actor(AUCTION, namespace=CLUSTER).ping.remote(), timeout=WAIT_S))
 
 
-def require_whole(run: Outcome, rounds: int) -> None:
+def require_whole(run: Outcome, rounds: int | None = None) -> None:
     """Nothing is lost: all rounds are there, each sample once, and no worker had to be replaced.
 
-    Nor is there a cost: no owner has named a price.
+    Nor is there a cost: no owner has named a price. A run that was ended has any number of rounds, but some.
     """
-    assert len(run.commits()) == rounds
+    assert len(run.commits()) == rounds or (rounds is None and len(run.commits()) >= 2)
     assert set(run.used().values()) == {1}
     assert not events(run, "loss") and not events(run, "cost")
     assert not any("price" in lease for lease in events(run, "lease"))
@@ -172,8 +181,8 @@ def test_outbid_run_hands_back_machines_with_its_deltas_and_one_that_waits_takes
     assert any(line.startswith("low waits for 2 × worker with 1 CPU: 1 CPU per worker is needed") for line in shown)
     won, beside = high.result(), other.result()
     low.until(lambda: held("low") == 3)
-    lost = low.result()
-    for run, rounds in ((won, 2), (beside, 3), (lost, LONG)):
+    lost = low.end()
+    for run, rounds in ((won, 2), (beside, 3), (lost, None)):
         require_whole(run, rounds)
     left = events(lost, "leaving")
     assert [event["reason"] for event in left] == ["high bids 20, and this run 10"] * 2
@@ -186,7 +195,7 @@ def test_outbid_run_hands_back_machines_with_its_deltas_and_one_that_waits_takes
 
 
 def test_death_and_silence_of_the_auction_cost_nothing(corpus: Path, tmp_path: Path) -> None:
-    runs = [Running(bidder(name, 10, 1, 20, corpus), corpus, tmp_path) for name in ("one", "two")]
+    runs = [Running(bidder(name, 10, 1, LONG, corpus), corpus, tmp_path) for name in ("one", "two")]
     runs[0].until(lambda: held("one") == held("two") == 1)
     before = created()
     for _ in range(10):
@@ -201,7 +210,7 @@ def test_death_and_silence_of_the_auction_cost_nothing(corpus: Path, tmp_path: P
     assert all(run.runs for run in runs) and before.items() <= created().items()
     assert auction_pid() != stopped
     for run in runs:
-        require_whole(run.result(), 20)
+        require_whole(run.end())
 
 
 def namespaces() -> set[str]:
@@ -214,32 +223,35 @@ def seen(run: str) -> bool:
     return run in namespaces() or any(run == one["run"] for part in ("leases", "runs", "waiting") for one in told[part])
 
 
-def test_nothing_is_left_of_a_run_whose_driver_is_killed(cluster: Cluster, corpus: Path, tmp_path: Path) -> None:
-    """Its workers have two processes each."""
-    other = Running(bidder("other", 10, 1, 12, corpus), corpus, tmp_path)
-    killed = bidder("killed", 10, 2, 1000, corpus)
+def test_nothing_is_left_of_a_killed_driver_and_leases_of_a_stopped_one_end_after_a_minute(
+    cluster: Cluster, corpus: Path, tmp_path: Path
+) -> None:
+    """Two workers of the killed one have two processes each, and its fourth machine is there for the time."""
+    node = cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
+    other = Running(bidder("other", 10, 1, LONG, corpus), corpus, tmp_path)
+    killed = bidder("killed", 10, 2, LONG, corpus)
     killed = killed.model_copy(update={"worker": killed.worker.model_copy(update={"processes": 2})})
-    file = tmp_path / "killed.toml"
-    file.write_text(resolved_toml(killed), encoding="utf-8")
     with jobs_in(tmp_path) as jobs:
-        driver = jobs.start("@", file, env={"RAY_ADDRESS": cluster.address})
+
+        def start(job: Job) -> int:
+            file = tmp_path / f"{job.run.name}.toml"
+            file.write_text(resolved_toml(job), encoding="utf-8")
+            return jobs.start("@", file, env={"RAY_ADDRESS": cluster.address}).pid
+
+        driver = start(bidder("stopped", 10, 1, LONG, corpus))
+        other.until(lambda: held("stopped") > 0 and bool(quotas().get("stopped")))
+        scheduler = int(ray.get(ray.get_actor("scheduler", namespace="stopped").ping.remote()))
+        for process in (driver, scheduler):
+            os.kill(process, signal.SIGSTOP)
+        killed_driver = start(killed)
         other.until(lambda: held("killed") == 2 and len(processes_of("Member")) == 2)
         members = processes_of("Member")
-        driver.kill()
+        os.kill(killed_driver, signal.SIGKILL)
         other.until(lambda: not seen("killed"), SOON_S)
         assert psutil.wait_procs(members, timeout=SOON_S)[1] == []
-    require_whole(other.result(), 12)
-
-
-def test_leases_of_a_stopped_run_end_after_a_minute(cluster: Cluster, corpus: Path, tmp_path: Path) -> None:
-    file = tmp_path / "stopped.toml"
-    file.write_text(resolved_toml(bidder("stopped", 10, 1, 1000, corpus)), encoding="utf-8")
-    with jobs_in(tmp_path) as jobs:
-        driver = jobs.start("@", file, env={"RAY_ADDRESS": cluster.address})
-        until(lambda: held("stopped") > 0 and bool(quotas().get("stopped")), WAIT_S)
-        scheduler = int(ray.get(ray.get_actor("scheduler", namespace="stopped").ping.remote()))
-        for process in (driver.pid, scheduler):
-            os.kill(process, signal.SIGSTOP)
-        until(lambda: not held("stopped"), WAIT_S)
-        for process in (driver.pid, scheduler):
+        assert held("stopped") == 1
+        other.until(lambda: not held("stopped"))
+        for process in (driver, scheduler):
             os.kill(process, signal.SIGKILL)
+    require_whole(other.end())
+    cluster.remove_node(node)

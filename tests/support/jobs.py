@@ -13,7 +13,7 @@ from typing import Any
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
 from hypha_ray.data.storage.files import Place
-from hypha_ray.driver.attempts import records
+from hypha_ray.driver.attempts import end_leftovers, records
 from hypha_ray.driver.datasets.data_source import in_folder
 from hypha_ray.driver.launch import finish
 from hypha_ray.store.directory import RunDirectory
@@ -89,10 +89,12 @@ def run_job(
     export: bool = False,
     seen: Callable[[dict[str, Any]], None] | None = None,
     place: Place | None = None,
+    until: Callable[[], bool] = bool,
 ) -> Outcome:
     """Run a job to its end on the Ray cluster that this process is connected to.
 
-    `seen` is shown every record; `place` has the slices, by default the folder of the dataset.
+    `seen` is shown every record; `place` has the slices, by default the folder of the dataset. `until` is asked after
+    each record, and ends the job once it is true.
     """
     assert job.run.name is not None
     if RunDirectory(parent / job.run.name).begun:
@@ -100,10 +102,14 @@ def run_job(
     directory = RunDirectory.create(parent, job.run.name, resolved_toml(job))
     outcome, source = Outcome(directory.path, []), in_folder(dataset)
     source = source if place is None else replace(source, places=(place,))
-    for record in records(job, job.run.name, directory, source):
+    running = records(job, job.run.name, directory, source)
+    for record in running:
         outcome.records.append(record)
         if seen is not None:
             seen(record)
+        if until():
+            running.close()
+            end_leftovers(job.run.name)  # Leases last as long as this process otherwise.
     if export:
         finish(job, directory, in_folder(dataset))
     return outcome
