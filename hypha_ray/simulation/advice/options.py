@@ -68,7 +68,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Number of following words that may be values of one of these options."""
     for word in arguments:
         flag, has_value, _ = word.partition("=")
-        if word.startswith("-"):
+        if word.startswith("-") and word != "-":  # The latter is standard output.
             name = flag.lstrip("-").replace("-", "_")
             _refuse_resembling(name, names)
             is_own = name in (*names, "help", "h")

@@ -20,7 +20,7 @@ from hypha_ray.simulation.advice.evidence import Evidence, loss_beside_data_para
 from hypha_ray.simulation.advice.exchange import DECODE_GB_S, ENCODE_GB_S, Circumstances, ModelShape
 from hypha_ray.simulation.advice.ladder import choose
 from hypha_ray.simulation.advice.link import Link
-from hypha_ray.simulation.advice.options import batch_times
+from hypha_ray.simulation.advice.options import batch_times, split_arguments
 from hypha_ray.simulation.advice.overlay import overlay_text
 from hypha_ray.simulation.advice.proposal import (
     Proposal,
@@ -191,3 +191,8 @@ def test_published_loss_is_named_only_near_what_was_measured() -> None:
     assert "+1.1 %" in text  # 2.351 ÷ 2.326
     assert loss_beside_data_parallelism(0.5e6, 8) is None
     assert loss_beside_data_parallelism(2e9, 1000) is None
+
+
+def test_standard_output_is_a_value_of_an_option() -> None:
+    own, of_job = split_arguments(["@", "tiny", "--link", "1gbit", "--json", "-", "--run.seed", "3"])
+    assert own == ["--link", "1gbit", "--json", "-"] and of_job == ["@", "tiny", "--run.seed", "3"]
