@@ -50,7 +50,7 @@ def train(
     """Train a job to its end, as `jobs/diloco.py` does.
 
     It joins the cluster that `RAY_ADDRESS` names, or starts Ray on this machine. An interrupted run goes on from its
-    last commit. A process trains one run at a time.
+    last commit. A process trains one run at a time, begun by any of its threads.
 
     Args:
         job: the job, its tables as nested dicts, or the path of a job file.
