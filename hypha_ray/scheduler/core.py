@@ -245,9 +245,7 @@ class SchedulerCore:
 
     def _tick(self, now: float) -> None:
         """Act on timers that are over. Events that keep coming must not hide silent workers."""
-        over: Collection[str] = ()
-        if now >= min(self._timers.values()):
-            over = self._end_timers(now)
+        over = self._end_timers(now) if now >= min(self._timers.values()) else []
         self._strategy.make_up_corrections(now)
         grace_until = self._strategy.grace_until
         if grace_until is not None and now >= grace_until:
@@ -265,9 +263,7 @@ class SchedulerCore:
             for source, reason in self._roster.silent(now, self._strategy.busy):
                 self._lose_at_work(source, reason, now)
             self._hire(now)
-        for name in over:
-            if name != "check":
-                self._timers.pop(name, None)
+        self._timers = {name: at for name, at in self._timers.items() if name == "check" or name not in over}
         return over
 
     def _stop_waiting_for_starters(self, now: float) -> None:

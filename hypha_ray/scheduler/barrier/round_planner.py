@@ -117,11 +117,8 @@ class RoundPlanner:
             spans = self._round_spans(member, new_samples[worker])
             member.overlap_spans = self._overlap_spans(member, number, samples_of(spans), unplanned_samples)
             commands += self.plans.feed_spans(member, (*share, *spans, *member.overlap_spans))
-            fields = self.plans.standing(member, spans)
-            ahead = member.overlap_spans
-            progress = opened.progress
-            size = member.batch_size
-            plan = Plan(number, 0, spans, size, share, final=final, ahead=ahead, progress=progress, **fields)
+            fields = self.plans.standing(member, spans) | {"ahead": member.overlap_spans, "progress": opened.progress}
+            plan = Plan(number, 0, spans, member.batch_size, share, final=final, **fields)
             commands += self.plans.start(member, plan, newest)
             if spans:
                 opened.awaiting.add(worker)

@@ -305,10 +305,9 @@ class TimeBook:
     def _round(self, number: int) -> FleetTime:
         """Time that belongs in the record of a round, or in the next one if that is written."""
         number = max(number, self._next_record)
-        time = self._rounds.get(number)
-        if time is None:
-            time = self._rounds[number] = FleetTime()
-        return time
+        if number not in self._rounds:
+            self._rounds[number] = FleetTime()
+        return self._rounds[number]
 
     def _add(self, slot: _SlotTime, record: int, spent: FleetTime) -> None:
         """Add a worker's time to that of a round's record, or of the next one if that is written."""

@@ -204,11 +204,8 @@ class WorkerPlans:
 
     def standing(self, member: WorkerState, spans: Sequence[Span]) -> dict[str, Any]:
         """Fields of a plan with these samples that depend on what the worker has."""
-        return {
-            "keep": frozenset(member.cached_slices),
-            "restores": member.needs_inner_state and bool(spans),
-            "rejections": member.rejections,
-        }
+        restores = member.needs_inner_state and bool(spans)
+        return {"keep": frozenset(member.cached_slices), "restores": restores, "rejections": member.rejections}
 
     def start(self, member: WorkerState, plan: Plan, newest: WeightsVersion) -> list[Command]:
         """Send a worker its plan of a round, which has its `standing`, the weights and, if needed, the inner state."""
