@@ -247,8 +247,7 @@ class SchedulerCore:
         """Act on timers that are over. Events that keep coming must not hide silent workers."""
         over = self._end_timers(now) if now >= min(self._timers.values()) else []
         self._strategy.make_up_corrections(now)
-        grace_until = self._strategy.grace_until
-        if grace_until is not None and now >= grace_until:
+        if self._strategy.grace_until is not None and now >= self._strategy.grace_until:
             self._strategy.close(now)
         if "start" in over:
             self._stop_waiting_for_starters(now)
@@ -263,7 +262,8 @@ class SchedulerCore:
             for source, reason in self._roster.silent(now, self._strategy.busy):
                 self._lose_at_work(source, reason, now)
             self._hire(now)
-        self._timers = {name: at for name, at in self._timers.items() if name == "check" or name not in over}
+        for name in {*over} - {"check"}:
+            self._timers.pop(name, None)
         return over
 
     def _stop_waiting_for_starters(self, now: float) -> None:

@@ -183,8 +183,7 @@ class RoundPlanner:
         worker = member.source.worker
         orphan = current.replay_plans.pop(worker, None)
         final = self.plans.is_over(current.number)
-        blank = Plan(current.number, 0, (), member.batch_size, final=final, progress=current.progress)
-        plan = orphan or blank
+        plan = orphan or Plan(current.number, 0, (), member.batch_size, final=final, progress=current.progress)
         feeds = self.plans.feed_spans(member, (*share, *plan.spans))
         plan = replace(plan, version=0, evaluate=share, **self.plans.standing(member, plan.spans))
         orders = self.plans.start(member, plan, newest)

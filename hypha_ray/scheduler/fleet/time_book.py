@@ -351,8 +351,7 @@ class TimeBook:
         spent = FleetTime()
         if parts_s > 0:
             scale = min(1.0, interval_s / parts_s)
-            spent.seconds["evaluation"] = slot.evaluated_s * scale
-            for part, seconds in known_s.items():
+            for part, seconds in {"evaluation": slot.evaluated_s, **known_s}.items():
                 spent.seconds[part] += seconds * scale
         spent.seconds[kind] += max(0.0, interval_s - parts_s)
         if slot.has_machine:

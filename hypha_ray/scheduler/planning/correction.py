@@ -76,13 +76,14 @@ def progress_of(
     fit into `report_every_s`, so longer silence means a slow batch that isn't finished. With `equal` batches for all,
     silence only bounds the batch time.
     """
+    counts: list[tuple[int, int, int]] = []
+    figures: list[tuple[float, float]] = []
     seconds = batch_seconds(members, equal=False)
-    planned = np.array([member.planned for member in members])
-    reported = np.array([member.progress.batches for member in members])
-    sizes = np.array([member.batch_size for member in members])
-    idle = np.array([member.idle for member in members])
-    heard_at = np.array([_reported_at(member, started_at, evaluating, now) for member in members])
-    variance = np.array([member.batch_time.variance for member in members])
+    for member in members:
+        counts.append((member.planned, member.progress.batches, member.batch_size))
+        figures.append((_reported_at(member, started_at, evaluating, now), member.batch_time.variance))
+    planned, reported, sizes = np.array(counts).T
+    heard_at, variance = np.array(figures).T
     known_s = np.fromiter(seconds.values(), np.float64, len(seconds))
     silence_s = now - heard_at
     batch_s = np.maximum(known_s, silence_s - report_every_s)
@@ -94,6 +95,7 @@ def progress_of(
         began_at = np.maximum(began_at, now - (1 - OVERDUE_SHARE) * batch_s)
     done = np.minimum(reported + unreported, planned)
     offset_s = np.maximum(0.0, began_at - origin)
+    idle = np.array([member.idle for member in members])
     return origin, FleetProgress(list(seconds), planned, done, batch_s, sizes, offset_s, np.sqrt(variance), idle)
 
 
@@ -181,16 +183,16 @@ def cautious(members: Sequence[WorkerState], paces: Sequence[Pace], allocation: 
         allocation: numbers of batches that the margins are for.
 
     """
-    spread = np.array([member.batch_time.spread for member in members])
-    batch_s = np.array([pace.batch_s for pace in paces])
-    batches = np.array([allocation.batches[pace.worker] for pace in paces])
+    figures: list[tuple[float, float, int]] = []
+    for member, pace in zip(members, paces, strict=True):
+        figures.append((member.batch_time.spread, pace.batch_s, allocation.batches[pace.worker]))
     cautious_paces: list[Pace] = []
-    for pace, margin_s in zip(paces, _margins_s(spread, batch_s, batches).tolist(), strict=True):
+    for pace, margin_s in zip(paces, _margins_s(*np.array(figures).T).tolist(), strict=True):
         cautious_paces.append(Pace(pace.worker, pace.batch_s, pace.batch_size, pace.offset_s + margin_s))
     return cautious_paces
 
 
-def _margins_s(spread: Floats, batch_s: Floats, batches: Counts) -> Floats:
+def _margins_s(spread: Floats, batch_s: Floats, batches: Counts | Floats) -> Floats:
     """Margins for the noise of so many batches, in seconds."""
     margins_s: Floats = RISK * spread * batch_s * np.sqrt(np.maximum(1, batches))
     return margins_s
