@@ -129,8 +129,8 @@ def test_all_workers_killed_at_once_wait_for_no_one_and_lose_nothing(corpus: Pat
 
 
 def test_three_epochs_under_kills_use_every_sample_once_in_each(corpus: Path, tmp_path: Path) -> None:
-    kills = ["worker.step:0=kill@40,150,260", "worker.step:1=kill@80,200,330", "server.after_reduce=kill@3,9"]
-    rounds = {"update_rounds": 18, "samples_between_updates": 300, "max_batch_size": 4, "evaluate_every": 0}
+    kills = ["worker.step:0=kill@16,60,104", "worker.step:1=kill@32,80,132", "server.after_reduce=kill@3,9"]
+    rounds = {"update_rounds": 18, "samples_between_updates": 300, "max_batch_size": 10, "evaluate_every": 0}
     run = survive("epochs", corpus, tmp_path, kills, 8, rounds=rounds)
     counts = run.used()
     assert run.commits()[-1]["epoch"] == 3

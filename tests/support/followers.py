@@ -30,6 +30,7 @@ class Forks:
 
     def __init__(self, job: Job, specials: SpecialTokens | None) -> None:
         self.processes = job.processes_of(0)
+        self.reply_s = REPLY_S
         pipes = [FORKS.Pipe() for _ in range(1, self.processes)]
         self._pipes, self._waiting = [ours for ours, _ in pipes], False
         self.children = [
@@ -54,7 +55,7 @@ class Forks:
         if not self._waiting:
             return []
         self._waiting = False
-        found = [_reply(pipe, limit_s or REPLY_S) for pipe in self._pipes]
+        found = [_reply(pipe, limit_s or self.reply_s) for pipe in self._pipes]
         errors = [one for one in found if isinstance(one, Exception)]
         if errors:
             raise min(errors, key=lambda error: isinstance(error, ProcessLostError))
