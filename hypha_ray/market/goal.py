@@ -18,8 +18,8 @@ from operator import attrgetter
 
 from hypha_ray.market.buyer import HOUR_S
 
-MARGIN = 0.02
-"""Part of the time left that losses of machines may cost."""
+MARGIN = 0.05
+"""Part of the time left that losses of machines, and ones slower than those seen before, may cost."""
 ROUND_SHARE = 0.3
 """Part of a round that may pass after its last sample."""
 CHANGE_GAIN = 0.1

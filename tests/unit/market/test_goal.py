@@ -55,9 +55,9 @@ def test_deadline_that_no_fleet_can_keep_is_told() -> None:
 
 def test_spot_machine_takes_the_place_of_a_dearer_one_between_rounds() -> None:
     offered = machines(held=3, held_firm=1, spot=1, firm=3)
-    before = standing(10.4, 40, offered, was_patient=False)
+    before = standing(10.8, 40, offered, was_patient=False)
     assert decide(before).drop == (3,)
-    assert decide(standing(10.4, 40, offered, was_patient=False, may_drop=False)).drop == ()
+    assert decide(standing(10.8, 40, offered, was_patient=False, may_drop=False)).drop == ()
 
 
 def test_another_machine_of_the_same_price_changes_nothing() -> None:
