@@ -83,7 +83,7 @@ diff "$work/seen" - <<'SEEN'
 total requires ['first', 'others'] others: {'type': 'integer', 'description': 'More numbers.'}
 the call of the schema: TypeError
 look_up requires ['word', 'options'] and gets {'options': 1}
-at_once refused no description for the argument 'word'
+at_once refused  no description for the argument 'word'
 behind_a_line described ['word']
 SEEN
 echo 'as described'
