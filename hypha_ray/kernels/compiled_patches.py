@@ -68,7 +68,9 @@ def encode_steps(before: _Array, after: _Array, codes: _Array, marks: _Array, de
         codes[i] = step << 1 ^ step >> 15
         is_visible = step != 0
         marks[i] = _band(old) | np.uint8(is_visible) << 7
-        decoded[i] = new << np.uint32(16) if is_visible else before[i]
+        decoded[i] = before[i]
+        if is_visible:
+            decoded[i] = new << np.uint32(16)
         visible += is_visible
     return visible
 

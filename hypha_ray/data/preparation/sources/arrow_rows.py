@@ -49,7 +49,7 @@ def arrow_rows(path: Path, columns: Sequence[Column], account: Account) -> Itera
             require_unique(str(path), [name for name in schema.names if name in used])
             account.drop(name for name in schema.names if name not in used)
             number = itertools.count(1)
-            decoders = {field.name: _json_decoder(field.type) for field in schema}
+            decoders = _json_decoders(schema)
             for batch in batches(used):
                 for record in batch.to_pylist():
                     yield f"{path}, row {next(number)}", _decoded(without_nulls(record), decoders)
@@ -108,6 +108,11 @@ def _decoded(row: Any, decoders: Mapping[str, Decoder | None]) -> Any:
     return decoded
 
 
+def _json_decoders(fields: Iterable[Any]) -> dict[str, Decoder | None]:
+    """The decoder of each field of a schema or a struct, by name."""
+    return {field.name: _json_decoder(field.type) for field in fields}
+
+
 def _json_decoder(kind: Any) -> Decoder | None:
     """A function that reads the JSON texts in values of an Arrow type; None if there are none."""
     from pyarrow import types
@@ -115,7 +120,7 @@ def _json_decoder(kind: Any) -> Decoder | None:
     if getattr(kind, "extension_name", None) == "arrow.json":
         return _read_json
     if types.is_struct(kind):
-        decoders = {field.name: _json_decoder(field.type) for field in kind}
+        decoders = _json_decoders(kind)
         if any(decoders.values()):
             return partial(_decoded, decoders=decoders)
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):

@@ -201,28 +201,44 @@ def with_fields(row: Mapping[str, Any], fields: Collection[str], kept: Collectio
     for field_name in fields:
         outer = _outer_name(field_name, row)
         while outer is not None and outer != field_name:
-            beginning = f"{outer}."
-            wanted = [name.removeprefix(beginning) for name in fields if name.startswith(beginning)]
-            inner = _fields_of(row[outer], wanted)
+            inner = _fields_of(row[outer], _names_below(outer, fields))
             if inner is None:
                 break
-            others = {name: value for name, value in row.items() if name != outer or name in kept}
-            row = others | {f"{outer}.{name}": value for name, value in inner.items()}
+            columns = dict(row)
+            if outer not in kept:
+                del columns[outer]
+            for name, value in inner.items():
+                columns[f"{outer}.{name}"] = value
+            row = columns
             outer = _outer_name(field_name, row.keys() - kept)
     return row
 
 
-def _fields_of(value: Any, wanted: Collection[str]) -> dict[str, Any] | None:
-    """All fields of a table, or the wanted items of a list; None if a value has neither."""
+def _names_below(outer: str, fields: Collection[str]) -> list[str]:
+    """Names of fields within a column."""
+    names: list[str] = []
+    for name in fields:
+        if name.startswith(f"{outer}."):
+            names.append(name.removeprefix(f"{outer}."))
+    return names
+
+
+def _fields_of(value: Any, names: Collection[str]) -> dict[str, Any] | None:
+    """All fields of a table, or the items of a list that are named; None if a value has neither."""
     value = list_of(value, "[{")
     if value is None:
-        return dict.fromkeys(wanted)
+        return dict.fromkeys(names)
     if isinstance(value, Mapping):
-        return {str(name): inner for name, inner in value.items()}
-    indices = {name.partition(".")[0] for name in wanted}
-    if not isinstance(value, list) or not all(map(str.isdecimal, indices)):
+        return dict(zip(map(str, value), value.values(), strict=True))
+    if not isinstance(value, list):
         return None
-    return {index: value[int(index)] if int(index) < len(value) else None for index in indices}
+    items: dict[str, Any] = {}
+    for name in names:
+        index, _, _ = name.partition(".")
+        if not index.isdecimal():
+            return None
+        items[index] = value[int(index)] if int(index) < len(value) else None
+    return items
 
 
 def require_columns(location: str, row: Mapping[str, Any], columns: Iterable[Column]) -> None:
