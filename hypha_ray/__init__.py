@@ -8,8 +8,8 @@ hypha_ray.runs()
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hypha_ray.driver.python_interface.training import Callback, StopTraining, Training, TrainingProgress
     from hypha_ray.driver.run import Run, Runs, runs, train
+    from hypha_ray.driver.training import Callback, StopTraining, Training, TrainingProgress
 
 __all__ = [
     "Callback",
@@ -30,8 +30,7 @@ def __getattr__(name: str) -> Any:
     """Load the interface when it is used: a job script that parses its command line needs none of it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from hypha_ray.driver import run
-    from hypha_ray.driver.python_interface import training
+    from hypha_ray.driver import run, training
 
     return getattr(training if hasattr(training, name) and name != "Run" else run, name)
 

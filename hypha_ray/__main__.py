@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from hypha_ray import __version__
-from hypha_ray.config.cli.entry_point import run
+from hypha_ray.config.entry_point import run
 from hypha_ray.errors import ConfigError
 from hypha_ray.files import jobs_folder
 

@@ -68,7 +68,7 @@ CODECS = Family(
         "fp16": "hypha_ray.codec.formats.floats:Fp16",
         "int8": "hypha_ray.codec.formats.integers:Int8",
         "int4": "hypha_ray.codec.formats.integers:Int4",
-        "e3m0": "hypha_ray.codec.formats.e3m0:E3m0",
+        "e3m0": "hypha_ray.codec.formats.integers:E3m0",
         "huffman3": "hypha_ray.codec.formats.huffman:Huffman3",
         "huffman2": "hypha_ray.codec.formats.huffman:Huffman2",
         "topk": "hypha_ray.codec.formats.topk:TopK",
@@ -101,7 +101,7 @@ MERGE_RULES = Family(
     dict.fromkeys(("mean", "trimmed_mean", "median"), ""),
     "a function of deltas and their weights",
     arguments=2,
-    trial="hypha_ray.server.own_merge:try_merge",
+    trial="hypha_ray.server.merge:try_merge",
 )
 WEIGHTINGS = Family(
     "weightings",
@@ -110,7 +110,7 @@ WEIGHTINGS = Family(
     dict.fromkeys(("samples", "uniform"), ""),
     "a function of the deltas' samples",
     arguments=1,
-    trial="hypha_ray.server.own_merge:try_weighting",
+    trial="hypha_ray.server.merge:try_weighting",
 )
 INNER_OPTIMIZERS = Family(
     "inner_optimizers",
@@ -141,7 +141,7 @@ REWARDS = Family(
         "number": "hypha_ray.rl.rewards.text:number",
         "format": "hypha_ray.rl.rewards.text:boxed",
         "length": "hypha_ray.rl.rewards.text:length",
-        "math": "hypha_ray.rl.rewards.mathematics:equal",
+        "math": "hypha_ray.rl.rewards.text:equal",
         "code": "hypha_ray.rl.rewards.code:passes",
         "environment": "hypha_ray.rl.rewards.text:of_environment",
         "judge": "",
@@ -169,10 +169,10 @@ RL_LOSSES = Family(
     "rl_losses",
     "rl.loss",
     "policy loss",
-    {"clipped": "hypha_ray.rl.losses.clipped:loss"},
-    "a function of hypha_ray.rl.losses.token_losses.LossInputs",
+    {"clipped": "hypha_ray.rl.algorithms.policy_losses:loss"},
+    "a function of hypha_ray.rl.algorithms.policy_losses.LossInputs",
     arguments=1,
-    trial="hypha_ray.rl.losses.token_losses:try_loss",
+    trial="hypha_ray.rl.algorithms.policy_losses:try_loss",
 )
 ADVANTAGES = Family(
     "advantages",
@@ -194,12 +194,12 @@ METRICS = Family(
     "model.metrics",
     "metric",
     {
-        "macro_f1": "hypha_ray.model.metrics.macro_f1:MacroF1",
-        "top5": "hypha_ray.model.metrics.top5:Top5",
+        "macro_f1": "hypha_ray.model.metrics:MacroF1",
+        "top5": "hypha_ray.model.metrics:Top5",
     },
-    "a class with the methods of hypha_ray.model.metrics.metric.Metric",
+    "a class with the methods of hypha_ray.model.metrics.Metric",
     methods={"sums": 2, "figure": 1},
-    trial="hypha_ray.model.metrics.metric:try_metric",
+    trial="hypha_ray.model.metrics:try_metric",
 )
 MODEL_LOSSES = Family(
     "model_losses",

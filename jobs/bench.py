@@ -19,10 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import parse_options
-from hypha_ray.config.cli.output import require_writable, write_result
+from hypha_ray.config.entry_point import require_writable, run, write_result
 from hypha_ray.config.keys import choice_remedy
+from hypha_ray.config.options import parse_options
 from hypha_ray.errors import ConfigError
 from hypha_ray.files import use_tools
 

@@ -18,9 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import parse_options
-from hypha_ray.config.cli.output import require_writable, write_result
+from hypha_ray.config.entry_point import require_writable, run, write_result
+from hypha_ray.config.options import parse_options
 from hypha_ray.files import use_tools
 
 use_tools()

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import REPEATED, parse_options
-from hypha_ray.config.cli.output import write_result
+from hypha_ray.config.entry_point import run, write_result
+from hypha_ray.config.options import REPEATED, parse_options
 from hypha_ray.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -69,8 +68,7 @@ def write(comparison: Comparison, file: Path) -> None:
         DataError: DATA044, there is no round to plot.
 
     """
-    from hypha_ray.history.comparison import picture_of
-    from hypha_ray.history.comparison_page import page
+    from hypha_ray.history.comparison import page, picture_of
 
     if file.suffix == ".html":
         write_result("--out", file, page(comparison, picture_of(comparison)))

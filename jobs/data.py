@@ -19,13 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import parse_options, refuse_strays
-from hypha_ray.config.cli.output import Phases, write_result
+from hypha_ray.config.entry_point import Phases, run, write_result
+from hypha_ray.config.options import parse_options, refuse_strays
 from hypha_ray.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from hypha_ray.scheduler.runtime.slices.data_nodes import Replica
+    from hypha_ray.scheduler.runtime.data_nodes import Replica
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ def show(file: Path | None) -> None:
 
 def conflict_of(dataset: str, replicas: Sequence[Replica]) -> DataError | None:
     """Error that data nodes of one name serve different samples, as after a folder was prepared anew; None if not."""
-    from hypha_ray.scheduler.runtime.slices.data_nodes import require_equal
+    from hypha_ray.scheduler.runtime.data_nodes import require_equal
 
     try:
         require_equal(dataset, replicas)
@@ -132,7 +131,7 @@ def check(dataset: str) -> None:
 
     """
     from hypha_ray.driver.datasets.data_nodes import problems
-    from hypha_ray.scheduler.runtime.slices.data_nodes import look_up
+    from hypha_ray.scheduler.runtime.data_nodes import look_up
 
     replicas, _ = look_up(dataset)
     problems_by_node = problems(replicas)

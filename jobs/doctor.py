@@ -16,9 +16,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import parse_options
-from hypha_ray.config.cli.output import Phases, require_writable, write_result
+from hypha_ray.config.entry_point import Phases, require_writable, run, write_result
+from hypha_ray.config.options import parse_options
 
 
 @dataclass(frozen=True)
@@ -37,15 +36,14 @@ def main() -> None:
     require_writable("--json", options.json)
     phases = Phases()
     phases.begin("examining this machine")
-    from hypha_ray.driver.doctor.machine import machine_reports, own_reports
-    from hypha_ray.driver.doctor.report import error_of, rows
-    from hypha_ray.driver.doctor.stores import store_reports
+    from hypha_ray.driver.doctor import error_of, machine_reports, own_reports, rows
+    from hypha_ray.driver.doctor_stores import store_reports
     from hypha_ray.history.overview import aligned
     from hypha_ray.store.directory import runs
 
     reports = [*machine_reports(), *own_reports(runs(options.dir)), *store_reports()]
     phases.begin("examining the cluster")
-    from hypha_ray.driver.doctor.cluster import cluster_reports
+    from hypha_ray.driver.doctor_cluster import cluster_reports
 
     reports += cluster_reports()
     phases.end()

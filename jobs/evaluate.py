@@ -23,11 +23,16 @@ import time
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import parse_options
-from hypha_ray.config.cli.output import Phases
-from hypha_ray.driver.trained_models.evaluation import EvaluationRequest, evaluate_on_dataset, flag_of, require_sizes
-from hypha_ray.driver.trained_models.saved_models import ModelSource, find_model_or_folder
+from hypha_ray.config.entry_point import Phases, run
+from hypha_ray.config.options import parse_options
+from hypha_ray.driver.trained_models.evaluation import (
+    EvaluationRequest,
+    ModelSource,
+    evaluate_on_dataset,
+    find_model_or_folder,
+    flag_of,
+    require_sizes,
+)
 from hypha_ray.errors import ConfigError
 
 DEFAULTS = EvaluationRequest("")

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import parse_options, require_round
-from hypha_ray.config.cli.output import Phases
+from hypha_ray.config.entry_point import Phases, run
+from hypha_ray.config.options import parse_options, require_round
 from hypha_ray.driver.run_folders import require_folder
 
 

@@ -15,11 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import parse_options, require_round
-from hypha_ray.config.cli.output import Phases
-from hypha_ray.driver.trained_models.evaluation import require_sampling
-from hypha_ray.driver.trained_models.saved_models import find_model
+from hypha_ray.config.entry_point import Phases, run
+from hypha_ray.config.options import parse_options, require_round
+from hypha_ray.driver.trained_models.evaluation import find_model, require_sampling
 from hypha_ray.errors import ConfigError
 from hypha_ray.heavy_imports import uncollected
 

@@ -10,9 +10,9 @@ Workers are joined by DiLoCo as in jobs/diloco.py, and all else is as there. `rl
 
 import sys
 
-from hypha_ray.config.cli.entry_point import run
+from hypha_ray.config.entry_point import run
 from hypha_ray.config.load import parse
-from hypha_ray.driver.find_run import find_run
+from hypha_ray.driver.run_folders import find_run
 from hypha_ray.driver.start import start
 
 

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import parse_options, refuse_strays
-from hypha_ray.config.cli.output import Phases, write_result
+from hypha_ray.config.entry_point import Phases, run, write_result
+from hypha_ray.config.options import parse_options, refuse_strays
 from hypha_ray.errors import ConfigError
 from hypha_ray.market.offers import require_terms
 
@@ -89,7 +88,7 @@ def main() -> None:
     phases.begin("loading libraries")
     from hypha_ray.driver.market import lines, overview, post
     from hypha_ray.driver.ray_cluster import connected, connecting
-    from hypha_ray.market.auction.client import close_auction, open_auction
+    from hypha_ray.market.auction import close_auction, open_auction
 
     phases.begin(f"{connecting('auto')} Ray")
     with connected("market", alone="auto"):

@@ -6,9 +6,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import parse_options
-from hypha_ray.config.cli.output import Phases
+from hypha_ray.config.entry_point import Phases, run
+from hypha_ray.config.options import parse_options
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ def main() -> None:
     arguments = parse_options(Plot, __doc__, sys.argv[1:], position="run")
     phases = Phases()
     phases.begin("drawing the plots")
-    from hypha_ray.driver.find_run import find_run
+    from hypha_ray.driver.run_folders import find_run
     from hypha_ray.telemetry.plots import draw
 
     folder = Path(arguments.run).expanduser()

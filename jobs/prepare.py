@@ -25,9 +25,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import parse_options
-from hypha_ray.config.cli.output import Phases
+from hypha_ray.config.entry_point import Phases, run
+from hypha_ray.config.options import parse_options
 from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.provenance import Origin, counted
 
@@ -49,7 +48,7 @@ def main() -> None:
     from rich.console import Console
 
     from hypha_ray.data.preparation.prepare import prepare
-    from hypha_ray.data.storage.url_folder import is_url
+    from hypha_ray.data.url_folder import is_url
     from hypha_ray.texts import redacted
 
     begin = time.monotonic()
@@ -89,7 +88,7 @@ def prepare_parts(options: PrepareOptions) -> None:
     phases = Phases()
     phases.begin("loading libraries")
     from hypha_ray.config.value_types import CLUSTER
-    from hypha_ray.driver.datasets.prepare_parts import prepare_on_nodes
+    from hypha_ray.driver.datasets.data_nodes import prepare_on_nodes
     from hypha_ray.driver.ray_cluster import connected, connecting
 
     phases.begin(f"{connecting('auto')} Ray")

@@ -14,9 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import parse_options
-from hypha_ray.config.cli.output import STDOUT, require_writable, write_result
+from hypha_ray.config.entry_point import STDOUT, require_writable, run, write_result
+from hypha_ray.config.options import parse_options
 from hypha_ray.errors import ConfigError
 
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import parse_options
-from hypha_ray.driver.rerun.command import rerun, split_words
+from hypha_ray.config.entry_point import run
+from hypha_ray.config.options import parse_options
+from hypha_ray.driver.rerun import rerun, split_words
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import REPEATED, parse_options
-from hypha_ray.config.cli.output import print_notes, write_result
+from hypha_ray.config.entry_point import print_notes, run, write_result
+from hypha_ray.config.options import REPEATED, parse_options
 from hypha_ray.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import parse_options
+from hypha_ray.config.entry_point import run
+from hypha_ray.config.options import parse_options
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import REPEATED, parse_options, refuse_strays
-from hypha_ray.config.cli.output import Phases, require_writable
+from hypha_ray.config.entry_point import Phases, require_writable, run
+from hypha_ray.config.options import REPEATED, parse_options, refuse_strays
 from hypha_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ OF_A_SCENARIO = ("scenario", "workers", "rounds", "seed", "days", "plot", "rival
 def main() -> None:
     """Simulate, and print a table of the results."""
     if any(word.partition("=")[0] == "--advise" for word in sys.argv[1:]):
-        from hypha_ray.driver.exchange_advice import advise
+        from hypha_ray.driver.what_if import advise
 
         advise(sys.argv[1:], __doc__)
         return
@@ -202,8 +201,7 @@ def say_round(phases: Phases, text: str, record: Mapping[str, Any]) -> None:
 
 def show(results: list[SimulationResult], options: Simulate) -> None:
     """Print a table of the results; write them, and draw them, if that is asked for."""
-    from hypha_ray.simulation.result import HEADLINE, write_rows
-    from hypha_ray.simulation.table import table
+    from hypha_ray.simulation.result import HEADLINE, table, write_rows
 
     print(HEADLINE)
     for line in table(results):
@@ -239,7 +237,7 @@ def show_days(scenarios: list[Scenario], options: Simulate, phases: Phases) -> N
 def draw(results: list[SimulationResult], options: Simulate) -> None:
     """Draw the results if that is asked for."""
     if options.plot is not None:
-        from hypha_ray.simulation.plots import draw_results
+        from hypha_ray.simulation.result import draw_results
 
         for path in draw_results(results, options.plot):
             print(path)
@@ -248,8 +246,7 @@ def draw(results: list[SimulationResult], options: Simulate) -> None:
 def show_rivals(scenarios: list[Scenario], results: list[SimulationResult], options: Simulate) -> None:
     """Print the goodput of each run beside that of models under the same failures; write them if that is asked for."""
     from hypha_ray.simulation.result import HEADLINE, write_rows
-    from hypha_ray.simulation.rivals.models import RivalCosts
-    from hypha_ray.simulation.rivals.table import compare, comparison_lines
+    from hypha_ray.simulation.rivals import RivalCosts, compare, comparison_lines
 
     given = {name: getattr(options, name) for name in RIVAL_COSTS if getattr(options, name) is not None}
     costs = RivalCosts(**given)

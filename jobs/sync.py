@@ -10,9 +10,9 @@ which it is the baseline for: gradients travel in every step.
 
 import sys
 
-from hypha_ray.config.cli.entry_point import run
+from hypha_ray.config.entry_point import run
 from hypha_ray.config.load import parse
-from hypha_ray.driver.find_run import find_run
+from hypha_ray.driver.run_folders import find_run
 from hypha_ray.driver.start import start
 
 

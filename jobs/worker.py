@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import parse_options
+from hypha_ray.config.entry_point import run
+from hypha_ray.config.options import parse_options
 from hypha_ray.errors import BridgeError, ConfigError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
-from hypha_ray.driver.ray_token import make_token
+from hypha_ray.driver.credentials import make_token
 from tests.support.gap_filling import GapFilling, give_way
 
 os.environ.update(

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from hypha_ray.bridge import bridge_pb2 as pb
+from hypha_ray.bridge.access import client_tls, dial, read_token
+from hypha_ray.bridge.channel import Channel
 from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.bridge.programs import TRAINER, Scratch, sweep
 from hypha_ray.bridge.round import DriverConnection, Round
-from hypha_ray.bridge.transport.access import client_tls, dial, read_token
-from hypha_ray.bridge.transport.channel import Channel
 from hypha_ray.errors import ConfigError
 
 ENVIRONMENT = {

@@ -16,8 +16,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from hypha_ray.bridge import bridge_pb2 as pb
+from hypha_ray.bridge.channel import Channel
 from hypha_ray.bridge.paths import WorkDirectory, content_of, split_path
-from hypha_ray.bridge.transport.channel import Channel
 from hypha_ray.errors import BridgeError, HyphaError
 from hypha_ray.types import Samples, joined
 

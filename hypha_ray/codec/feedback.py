@@ -12,9 +12,8 @@ import torch
 from hypha_ray.codec.base import Quality
 from hypha_ray.codec.blocks import BLOCK, blocks, tensors
 from hypha_ray.codec.formats.chunked import Chunked
-from hypha_ray.codec.formats.e3m0 import E3m0
 from hypha_ray.codec.formats.floats import Bf16, Fp16
-from hypha_ray.codec.formats.integers import Int4, Int8
+from hypha_ray.codec.formats.integers import E3m0, Int4, Int8
 from hypha_ray.codec.registry import difference_codec
 from hypha_ray.types import Flat
 from hypha_ray.types.layout import is_trained

@@ -18,10 +18,10 @@ import tomli_w
 from hypha_ray.config.aliases import GUIDE_NAMES, IGNORED, without_guide_table
 from hypha_ray.config.assignments import Setting, from_arguments, from_document, in_force, nested
 from hypha_ray.config.checks import build, in_groups, require_complete
-from hypha_ray.config.cli.help import help_text
 from hypha_ray.config.document import Document, check, read
 from hypha_ray.config.keys import KeyPath, dotted, key_at, shown, values
 from hypha_ray.config.no_effect import keys_without_effect
+from hypha_ray.config.options import help_text
 from hypha_ray.config.schema import Job, Model, Preprocessor
 from hypha_ray.config.tables.alerts import Alert
 from hypha_ray.config.tables.rewards import RewardModel

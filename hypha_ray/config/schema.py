@@ -1,19 +1,20 @@
 """The tables of a job file, as pydantic models.
 
 Every field has a description, from which `--help` is generated.
+
+Length of a run that `rounds.epochs` gives: its samples, and the rounds that they take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PrivateAttr, SecretStr
 
 from hypha_ray.config.strategy import STRATEGIES, StrategyName, StrategyTraits
-from hypha_ray.config.tables.preference import Preference
 from hypha_ray.config.tables.resources import Bridge, Goal, Resources, Worker, WorkerGroup, groups_of
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.tables.rl import RL, Preference
 from hypha_ray.config.tables.training import Checkpoint, Dataset, InnerOptimizer, OuterOptimizer, Telemetry
 from hypha_ray.config.value_types import (
     Count,
@@ -350,3 +351,32 @@ class Job(Table):
     def lease_s(self) -> float:
         """Seconds of silence after which a worker counts as dead; at least three report intervals."""
         return max(self.worker.lease_s, 3 * self.num_workers / REPORTS_PER_S)
+
+
+def rounds_for(job: Job, samples: int, first: int = 0) -> int:
+    """Number of rounds that take so many samples from round `first` on; the last one may be shorter."""
+    rounds = 0
+    while samples > 0 and first + rounds < job.rounds.warmup_rounds:
+        samples -= job.samples(first + rounds)
+        rounds += 1
+    return rounds + max(0, -(-samples // job.rounds.samples_between_updates))
+
+
+def largest(sizes: Sequence[int]) -> int:
+    """Number of the dataset with the most samples, whose epochs count; the first of equal ones."""
+    return sizes.index(max(sizes))
+
+
+def beside_largest(sizes: Sequence[int], weights: Sequence[float], epochs: int) -> int:
+    """Samples of a mixture's other datasets while its largest one has so many epochs.
+
+    Args:
+        sizes: train samples of each dataset.
+        weights: weight of each dataset; they need not add up to 1.
+        epochs: uses of each sample of the largest dataset.
+
+    """
+    number = largest(sizes)
+    share = weights[number] / sum(weights)
+    largest_samples = epochs * sizes[number]
+    return max(0, round(largest_samples / share) - largest_samples)

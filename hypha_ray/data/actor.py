@@ -13,7 +13,7 @@ from hypha_ray.config.schema import Testing
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.mixture import other_slice
 from hypha_ray.data.slices import Arrays
-from hypha_ray.data.storage.files import files_at
+from hypha_ray.data.storage import files_at
 from hypha_ray.errors import DataError, HyphaError
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.types import SliceInfo

@@ -10,7 +10,7 @@ from typing import Any
 
 from hypha_ray.data.manifest import Manifest, TensorInfo
 from hypha_ray.data.slices import merge
-from hypha_ray.data.storage.files import same_tokens
+from hypha_ray.data.storage import same_tokens
 from hypha_ray.errors import DataError
 from hypha_ray.types import SLICES_PER_DATASET, SliceInfo, TokenRules, dataset_of
 

@@ -16,18 +16,17 @@ from ray.util import list_named_actors
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import with_absolute_folders
-from hypha_ray.data.storage.files import Place
+from hypha_ray.data.storage import Place
 from hypha_ray.driver.datasets.data_source import DataSource, samples_at
 from hypha_ray.driver.ray_cluster import ControlService
 from hypha_ray.driver.run_identity import committed
 from hypha_ray.errors import ClusterError, DataError, HyphaError, LostError, OutbidError, QuarantinedError, first_line
 from hypha_ray.market.cluster import on_this_node, reclaim
 from hypha_ray.model.loading.tokenizer import pack, tokenizer_of
-from hypha_ray.model.tasks.table import find_task
-from hypha_ray.model.tasks.task import IGNORE_INDEX, SpecialTokens
+from hypha_ray.model.task import IGNORE_INDEX, SpecialTokens
+from hypha_ray.model.tasks import find_task
 from hypha_ray.scheduler.actor import Scheduler
-from hypha_ray.scheduler.runtime.actor_owner import OWNER, ActorOwner
-from hypha_ray.scheduler.runtime.run_actors import outliving
+from hypha_ray.scheduler.runtime.run_actors import OWNER, ActorOwner, outliving
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.types import Arrays, Samples
 from hypha_ray.worker.actor import FromDataset

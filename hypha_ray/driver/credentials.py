@@ -1,11 +1,15 @@
 """Names of the environment variables that have the credentials of a job: of hubs, object stores, trackers and judges.
 
 Values of these variables are neither read here nor kept.
+
+Token of Ray's clusters on this machine.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -81,3 +85,17 @@ def _variables_of_key(key: Key, value: str) -> Iterator[str]:
         yield value
     elif last_part == _REPOSITORY and not Path(value).expanduser().is_dir():
         yield HUB_TOKEN
+
+
+def make_token() -> None:
+    """Make a token if there is none: a head that isn't started by `ray.init` would end without one.
+
+    To be called before several processes need it at the same time, because each would make its own.
+
+    Raises:
+        CalledProcessError: Ray can't make one.
+
+    """
+    if not (Path.home() / ".ray" / "auth_token").exists():
+        command = [sys.executable, "-m", "ray.scripts.scripts", "get-auth-token", "--generate"]
+        subprocess.run(command, capture_output=True, check=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from hypha_ray.config import Job
-from hypha_ray.config.cli.output import Phases, print_notes
+from hypha_ray.config.entry_point import Phases, print_notes
 from hypha_ray.config.load import Loaded, require_complete, require_secrets
 from hypha_ray.data.catalogue import is_served
 from hypha_ray.data.mixture import COPY
@@ -21,8 +21,6 @@ from hypha_ray.driver.attempts import records
 from hypha_ray.driver.credentials import variables_in_use
 from hypha_ray.driver.datasets.classes import with_classes, with_sample_tokens
 from hypha_ray.driver.datasets.data_source import DataSource, opened, run_copy
-from hypha_ray.driver.find_run import no_run
-from hypha_ray.driver.interruption import InterruptionReport
 from hypha_ray.driver.local_ray.service import RayService, load_libraries
 from hypha_ray.driver.plot_service import PlotService, draw_plots
 from hypha_ray.driver.preflight.checks import (
@@ -36,13 +34,14 @@ from hypha_ray.driver.preflight.checks import (
 from hypha_ray.driver.preflight.machines import hourly_price, machine_lines
 from hypha_ray.driver.preflight.settings import advice
 from hypha_ray.driver.ray_cluster import connected, connecting
-from hypha_ray.driver.run_folders import name_run, with_run_name
+from hypha_ray.driver.run_folders import name_run, no_run, with_run_name
 from hypha_ray.driver.run_identity import compare, is_done, keep_identity, last_round, settle, with_identity
 from hypha_ray.driver.run_length import length_note, with_rounds
 from hypha_ray.driver.run_provenance import record_devices, record_start, recorded_error
+from hypha_ray.driver.start import InterruptionReport
 from hypha_ray.driver.summary.lines import summary_of_new, summary_of_resumed
 from hypha_ray.heavy_imports import uncollected
-from hypha_ray.market.auction.client import possible_nodes
+from hypha_ray.market.auction import possible_nodes
 from hypha_ray.market.buyer import workers_to_hire
 from hypha_ray.market.cluster import own_node, speeds_of
 from hypha_ray.market.requirements import NodeResources

@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import Loaded, from_tables, load, resolved
-from hypha_ray.driver.find_run import find_run
-from hypha_ray.driver.python_interface.flagless import flagless
-from hypha_ray.driver.python_interface.training import Callback, Training
-from hypha_ray.driver.trained_models.evaluation import EvaluationRequest, evaluate_on_dataset, require_sampling
-from hypha_ray.driver.trained_models.saved_models import ModelSource, find_model
+from hypha_ray.driver.flagless import flagless
+from hypha_ray.driver.run_folders import find_run
+from hypha_ray.driver.trained_models.evaluation import (
+    EvaluationRequest,
+    ModelSource,
+    evaluate_on_dataset,
+    find_model,
+    require_sampling,
+)
+from hypha_ray.driver.training import Callback, Training
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.store.directory import runs as folder_of_runs

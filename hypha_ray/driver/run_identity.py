@@ -6,15 +6,15 @@ import json
 from collections.abc import Sequence
 
 from hypha_ray.config import Job
-from hypha_ray.config.cli.output import print_notes
 from hypha_ray.config.compare import Difference, differences, refuse_changes
+from hypha_ray.config.entry_point import print_notes
 from hypha_ray.config.load import load, resolved_toml, with_absolute_folders
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.mixture import DATASET, RunDataset, described
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.errors import CheckpointError
 from hypha_ray.model.identity import IDENTITY, changed_error, changes, folder_hash, identity_of, is_replaceable, pinned
-from hypha_ray.scheduler.rounds.signs import EvaluationPatience
+from hypha_ray.scheduler.rounds.metrics import EvaluationPatience
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.store.restore_point import usable_rounds

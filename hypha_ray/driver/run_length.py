@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hypha_ray.config import Job
-from hypha_ray.config.epochs import beside_largest, largest, rounds_for
+from hypha_ray.config.schema import beside_largest, largest, rounds_for
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.errors import ConfigError
 from hypha_ray.optim.schedules import check_schedule, inner_steps

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypha_ray
-from hypha_ray.data.storage.files import Place
-from hypha_ray.data.storage.url_folder import is_url
+from hypha_ray.data.storage import Place
+from hypha_ray.data.url_folder import is_url
 from hypha_ray.errors import ConfigError, HyphaError, reason_of
 from hypha_ray.history.overview import PROVENANCE
 from hypha_ray.store.directory import RunDirectory

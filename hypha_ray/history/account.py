@@ -25,7 +25,7 @@ from hypha_ray.history.overview import (
     total_of,
 )
 from hypha_ray.store.directory import LOCK, holder_of, home
-from hypha_ray.telemetry.caption import model_name
+from hypha_ray.telemetry.charts import model_name
 from hypha_ray.telemetry.run_summary import ended_early, summary
 from hypha_ray.telemetry.series import kinds_to_read
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, SUMMARY, Record, by_round, read_json, read_jsonl

@@ -1,9 +1,14 @@
-"""Comparison of runs: the settings that differ, figures side by side, and the curves of their objectives."""
+"""Comparison of runs: the settings that differ, figures side by side, and the curves of their objectives.
+
+Page of a comparison: one HTML file, with its plot inside, that needs nothing else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,6 +17,7 @@ from hypha_ray.config.keys import shown
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.figures import METRIC, OBJECTIVES
 from hypha_ray.history.account import RunFiles
+from hypha_ray.history.html_page import html_page, html_section, html_table
 from hypha_ray.history.overview import committed_rounds, cost_of, readable, text_of
 from hypha_ray.telemetry.comparison_plot import draw_curves
 from hypha_ray.telemetry.run_summary import summary
@@ -167,3 +173,23 @@ def _trained_figure(run: RunFiles) -> str | None:
             if record.get(objective.trained) is not None:
                 return objective.trained
     return None
+
+
+def page(comparison: Comparison, picture: bytes | None) -> str:
+    """Return the page; `picture` is a PNG, None without a curve."""
+    return html_page(", ".join(comparison.names), _body(comparison, picture))
+
+
+def _body(comparison: Comparison, picture: bytes | None) -> Iterator[str]:
+    yield f"<header><h1>{escape(', '.join(comparison.names))}</h1></header>\n<main>"
+    settings = ["<p>None.</p>"]
+    if comparison.settings:
+        settings = list(html_table(("key", *comparison.names), comparison.settings))
+    yield html_section("settings", "Settings that differ", settings)
+    figures = html_table(("figure", *comparison.names), comparison.figures)
+    yield html_section("figures", "Figures", figures)
+    if picture is not None:
+        data = b64encode(picture).decode("ascii")
+        image = f'<img alt="curves of the runs" src="data:image/png;base64,{data}">'
+        yield html_section("curves", "Curves", [image])
+    yield "</main>"

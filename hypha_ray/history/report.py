@@ -19,8 +19,7 @@ from hypha_ray.errors import DataError, reason_of
 from hypha_ray.files import opener
 from hypha_ray.history.account import RunFiles, reason_of_state, training_of
 from hypha_ray.history.comparison import figures_of_run
-from hypha_ray.history.host_filter import HostFilter
-from hypha_ray.history.html_page import html_page, html_section, html_table
+from hypha_ray.history.html_page import HostFilter, html_page, html_section, html_table
 from hypha_ray.history.overview import (
     State,
     committed_rounds,
@@ -34,25 +33,31 @@ from hypha_ray.history.report_charts import (
     MOST_POINTS,
     POINTS_OF_A_CURVE,
     ReportFigure,
-    figures_of,
-    line_figure,
-    lines_of,
-)
-from hypha_ray.history.report_curves import (
     cost_lines,
+    figures_of,
     further_charts,
     gradient_lines,
+    line_figure,
+    lines_of,
     loss_lines,
     node_rows,
     objective_lines,
     task_lines,
     traffic_figures,
 )
-from hypha_ray.history.report_lists import event_list, rollout_list
-from hypha_ray.history.report_tables import provenance_rows, setting_rows, shares_bar, tiles
+from hypha_ray.history.report_tables import event_list, provenance_rows, rollout_list, setting_rows, shares_bar, tiles
 from hypha_ray.history.report_timeline import batches_figure, shares_figure, timeline
-from hypha_ray.telemetry.caption import caption_of
-from hypha_ray.telemetry.charts import ALL_CHARTS, FLEET, GRADIENT_NORM, OPTIMIZATION, PLAN, POLICY, SPEED, WAITING
+from hypha_ray.telemetry.charts import (
+    ALL_CHARTS,
+    FLEET,
+    GRADIENT_NORM,
+    OPTIMIZATION,
+    PLAN,
+    POLICY,
+    SPEED,
+    WAITING,
+    caption_of,
+)
 from hypha_ray.telemetry.series import Series
 from hypha_ray.telemetry.sinks.files import SUMMARY, Record, read_json
 

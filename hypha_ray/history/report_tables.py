@@ -1,11 +1,16 @@
-"""Tables of a run's page: its figures, the use of its time, settings that differ from defaults, and provenance."""
+"""Tables of a run's page: its figures, the use of its time, settings that differ from defaults, and provenance.
+
+Lists of a run's page that may be long: events by kind, and responses with their rewards.
+"""
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from hypha_ray.config import Job
@@ -13,8 +18,10 @@ from hypha_ray.config.compare import settings_that_differ
 from hypha_ray.config.keys import shown
 from hypha_ray.config.load import resolved
 from hypha_ray.history.comparison import shown_figures
+from hypha_ray.history.html_page import spread
 from hypha_ray.history.report_timeline import USES, Hide
-from hypha_ray.telemetry.sinks.files import Record
+from hypha_ray.telemetry.news import KINDS, line_about
+from hypha_ray.telemetry.sinks.files import ROLLOUTS, Record, read_jsonl, read_tail
 from hypha_ray.telemetry.sinks.table import ABSENT, si
 from hypha_ray.texts import counted
 
@@ -151,3 +158,197 @@ def _dataset_rows(dataset: Record | None, hide: Hide) -> Iterator[tuple[str, str
         source = made_by.get("source")
         date = made_by.get("date")
         yield "made from", hide(f"{source}, {date}")
+
+
+EVENTS_OF_A_KIND = 120
+MOST_EVENTS = 1000
+"""Most events of one kind, and of all kinds together."""
+LONGEST_EVENT = 300
+"""Most characters of an event's text."""
+ROUTINE = frozenset({"plan", "commit", "correction", "hire", "lease", "arrival", "stale"})
+"""Kinds of events that every round has, which are hidden at first."""
+_EVENT_TITLES = ("time, UTC", "kind", "round", "worker", "what happened")
+_STAMPS = frozenset({"kind", "wall_time", "monotonic_s", "worker", "round", "incarnation"})
+"""Fields of events with columns of their own, or that say nothing to people."""
+
+_EMPTY: tuple[object, ...] = (None, "", {}, [])
+"""Values that aren't shown."""
+MOST_ROLLOUTS = 40
+ROLLOUTS_OF_A_ROUND = 4
+LONGEST_TEXT = 800
+"""Most characters of a prompt or response."""
+WHOLE_BYTES = 4 << 20
+"""Size of a file of responses that is read as a whole; of a larger one the ends are, of half this size each."""
+_OF_A_RESPONSE = frozenset({"kind", "wall_time", "monotonic_s", "round", "prompt", "response"})
+"""Fields of responses that are shown in places of their own."""
+
+
+def event_list(events: Sequence[Record], hide: Hide) -> Iterator[str]:
+    """Lines of HTML with the events of a run, and boxes that choose their kinds; none without events."""
+    kinds = Counter(str(event.get("kind")) for event in events)
+    shown = _shown_events(events, kinds)
+    if not shown:
+        return
+    yield '<fieldset class="kinds"><legend>Kinds of events</legend>'
+    for kind, count in sorted(kinds.items()):
+        checked = "" if kind in ROUTINE else " checked"
+        name = escape(kind)
+        yield f'<label><input type="checkbox" value="{name}"{checked}> {name} <small>{count}</small></label>'
+    yield "</fieldset>"
+    if len(shown) < len(events):
+        number = counted(len(events), "event")
+        yield f'<p class="note">{len(shown)} of {number}: the first and the last of each kind.</p>'
+    yield '<div class="scroll tall" tabindex="0" role="region" aria-label="events"><table class="events">'
+    titles = "".join(
+        f'<th scope="col">{title}</th>' for title in ("time, UTC", "kind", "round", "worker", "what happened")
+    )
+    yield f"<thead><tr>{titles}</tr></thead>\n<tbody>"
+    for event in shown:
+        yield _event_row(event, hide)
+    yield "</tbody></table></div>"
+
+
+def _shown_events(events: Sequence[Record], kinds: Mapping[str, int]) -> list[Record]:
+    """Events of a page, in order: of each kind the first and the last ones."""
+    of_a_kind = min(EVENTS_OF_A_KIND, MOST_EVENTS // max(1, len(kinds)))
+    seen: Counter[str] = Counter()
+    shown = []
+    for event in events:
+        kind = str(event.get("kind"))
+        seen[kind] += 1
+        is_last = seen[kind] > kinds[kind] - of_a_kind * 2 // 3
+        if seen[kind] <= of_a_kind // 3 or is_last:
+            shown.append(event)
+    return shown
+
+
+def _event_row(event: Record, hide: Hide) -> str:
+    kind = str(event.get("kind"))
+    wall_time = str(event.get("wall_time", ""))
+    time = wall_time[:19].replace("T", " ")
+    number = event.get("round")
+    round_text = ""
+    if isinstance(number, int):
+        round_text = str(number + 1)
+    worker = str(event.get("worker", ""))
+    text = _cut(hide(_event_text(event)), LONGEST_EVENT)
+    cells = _cells("td", (time, kind, round_text, worker, text))
+    return f'<tr data-kind="{escape(kind)}">{cells}</tr>'
+
+
+def _cells(tag: str, texts: Iterable[str]) -> str:
+    """Cells of a row of plain texts."""
+    cells = ""
+    for text in texts:
+        cells += f"<{tag}>{escape(text)}</{tag}>"
+    return cells
+
+
+def _event_text(event: Record) -> str:
+    """Text about an event: the console's if that tells of such events, otherwise its fields."""
+    kind = str(event.get("kind"))
+    if kind == "problem" and "text" in event:
+        return str(event["text"])
+    if kind in KINDS:
+        try:
+            return line_about(kind, [event])
+        except (KeyError, TypeError):
+            pass  # It isn't one of ours.
+    parts = []
+    for name, value in event.items():
+        if name == "next_round" and isinstance(value, int):
+            parts.append(f"next round {value + 1}")
+        elif name not in _STAMPS and value not in _EMPTY:
+            parts.append(f"{name} {_plain_text(value)}")
+    return ", ".join(parts)
+
+
+def rollout_list(folder: Path) -> Iterator[str]:
+    """Lines of HTML with responses of a run and their rewards; none without responses."""
+    rollouts_by_round = _rollouts_by_round(folder / ROLLOUTS)
+    if not rollouts_by_round:
+        return
+    shown_by_round: dict[int, list[Record]] = {}
+    for number in spread(sorted(rollouts_by_round), MOST_ROLLOUTS // ROLLOUTS_OF_A_ROUND):
+        shown_by_round[number] = _of_round(rollouts_by_round[number])
+    shown = sum(map(len, shown_by_round.values()))
+    total = sum(map(len, rollouts_by_round.values()))
+    text = f"{shown} of {counted(total, 'response')}"
+    if (folder / ROLLOUTS).stat().st_size > WHOLE_BYTES:
+        text = f"{shown} responses, of the first and the last rounds"
+    yield f'<p class="note">{text}.</p>'
+    last = max(shown_by_round)
+    for number, rollouts in shown_by_round.items():
+        is_open = " open" if number == last else ""
+        yield f"<details{is_open}><summary>Round {number + 1}</summary>"
+        yield from map(_rollout, rollouts)
+        yield "</details>"
+
+
+def _rollouts_by_round(path: Path) -> dict[int, list[Record]]:
+    """Responses of a file by round; of a large file those at its ends."""
+    if not path.exists():
+        return {}
+    rollouts: list[dict[str, Any]]
+    if path.stat().st_size <= WHOLE_BYTES:
+        rollouts = read_jsonl(path)
+    else:
+        rollouts = read_jsonl(path, end=WHOLE_BYTES // 2)
+        rollouts += read_tail(path, WHOLE_BYTES // 2)
+    by_round: dict[int, list[Record]] = {}
+    for rollout in rollouts:
+        if isinstance(rollout.get("round"), int):
+            by_round.setdefault(rollout["round"], []).append(rollout)
+    return by_round
+
+
+def _of_round(rollouts: Sequence[Record]) -> list[Record]:
+    """Some responses of a round, from the lowest reward to the highest one."""
+    return spread(sorted(rollouts, key=_reward), ROLLOUTS_OF_A_ROUND)
+
+
+def _reward(rollout: Record) -> float:
+    """Reward of a response; the lowest of all if it has none."""
+    reward = rollout.get("reward")
+    if isinstance(reward, int | float):
+        return float(reward)
+    return float("-inf")
+
+
+def _rollout(rollout: Record) -> str:
+    chips = ""
+    facts = {"reward": rollout.get("reward"), "worker": rollout.get("worker"), **rollout}
+    for name, value in facts.items():
+        if value not in _EMPTY and name not in _OF_A_RESPONSE:
+            text = _cut(_plain_text(value), LONGEST_EVENT)
+            chips += f"<span>{escape(name)} {escape(text)}</span>"
+    texts = _text_of("prompt", rollout) + _text_of("response", rollout)
+    return f'<article class="rollout"><p class="chips">{chips}</p>{texts}</article>'
+
+
+def _text_of(field: str, rollout: Record) -> str:
+    """A text of a response as HTML."""
+    text = _cut(_plain_text(rollout.get(field, "")), LONGEST_TEXT)
+    return f'<pre class="{field}">{escape(text)}</pre>'
+
+
+def _plain_text(value: Any) -> str:
+    """A value of a record as text: numbers with six digits, tables as names and values, lists as JSON."""
+    match value:
+        case str():
+            return value
+        case float():
+            return f"{value:.6g}"
+        case Mapping():
+            texts = []
+            for name, item in value.items():
+                texts.append(f"{name} {_plain_text(item)}")
+            return ", ".join(texts)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _cut(text: str, most: int) -> str:
+    """A text, or its beginning with the number of characters that are left out."""
+    if len(text) <= most:
+        return text
+    return f"{text[:most]} … {len(text) - most} more characters"

@@ -23,8 +23,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hypha_ray.config.tables.resources import Resources
 from hypha_ray.errors import CapacityError, ClusterError, first_line
-from hypha_ray.market.auction.allotment import Ruling
-from hypha_ray.market.auction.attendance import RULING_S
+from hypha_ray.market.allotment import Ruling
+from hypha_ray.market.attendance import RULING_S
 from hypha_ray.market.buyer import Agreement, Buyer, request_of, trades
 from hypha_ray.market.cluster import (
     LeaseEntry,

@@ -13,9 +13,9 @@ import torch
 from hypha_ray.figures import figures_of
 from hypha_ray.model.flat import Array
 from hypha_ray.model.losses import Losses, compute_losses
-from hypha_ray.model.metrics.metric import Metrics, batch_sums, figures_by_name
+from hypha_ray.model.metrics import Metrics, batch_sums, figures_by_name
 from hypha_ray.model.preferences.objective import named_sums
-from hypha_ray.model.tasks.task import Batch, SampleKeys, Task, batch_size
+from hypha_ray.model.task import Batch, SampleKeys, Task, batch_size
 from hypha_ray.types import Samples, Sums, added
 
 MASKING_SEED = 0

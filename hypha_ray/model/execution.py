@@ -28,7 +28,7 @@ from hypha_ray.model.environment import device_of
 from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.configuration import errors_as
 from hypha_ray.model.lora import has_adapter
-from hypha_ray.model.tasks.table import find_task
+from hypha_ray.model.tasks import find_task
 from hypha_ray.model.trained import exported, sketch_trained
 from hypha_ray.types import Samples
 

@@ -22,8 +22,8 @@ from hypha_ray.model.loading.build import seeded
 from hypha_ray.model.loading.configuration import errors_as
 from hypha_ray.model.loading.hub import CONFIGURATION, base_of
 from hypha_ray.model.loading.weights import is_of_head, tensor_shapes
-from hypha_ray.model.tasks.table import find_task
-from hypha_ray.model.tasks.task import Task
+from hypha_ray.model.task import Task
+from hypha_ray.model.tasks import find_task
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -29,7 +29,7 @@ from hypha_ray.config.automatic import CHUNK
 from hypha_ray.config.schema import Model
 from hypha_ray.config.strategy import StrategyTraits
 from hypha_ray.errors import ConfigError, reason_of
-from hypha_ray.model.tasks.task import IGNORE_INDEX, Batch, Task, batch_size
+from hypha_ray.model.task import IGNORE_INDEX, Batch, Task, batch_size
 from hypha_ray.plugins import create
 
 _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")

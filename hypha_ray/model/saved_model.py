@@ -27,13 +27,12 @@ from hypha_ray.files import make_tree_private
 from hypha_ray.model.flat import Array
 from hypha_ray.model.layout import layout_of, load
 from hypha_ray.model.loading.build import build_model, infer_task, task_of
-from hypha_ray.model.loading.folders import read_config
-from hypha_ray.model.loading.hub import TASK, base_of, fetch, hub_token
+from hypha_ray.model.loading.hub import TASK, base_of, fetch, hub_token, read_config
 from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.loading.weights import meta_tensors
 from hypha_ray.model.lora import attach_adapter, has_adapter, merge_adapter, needs_whole, save_adapter
-from hypha_ray.model.tasks.table import TASKS, find_task
-from hypha_ray.model.tasks.task import Task
+from hypha_ray.model.task import Task
+from hypha_ray.model.tasks import TASKS, find_task
 from hypha_ray.model.trained import build_trained, exported
 from hypha_ray.model.vocabulary import settle_generation
 

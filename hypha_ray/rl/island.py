@@ -29,7 +29,8 @@ from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.state import WholeModel
 from hypha_ray.optim.step import Step
 from hypha_ray.rl.dataflow.graph import ROLLOUT, Graph, generation_hooks, rollout_call, rollout_graph, step_graph
-from hypha_ray.rl.dataflow.master import Extras, Master
+from hypha_ray.rl.dataflow.master import Extras, Master, StreamDataset
+from hypha_ray.rl.dataflow.model_worker import Local, ModelWorker
 from hypha_ray.rl.dataflow.plan import Mesh
 from hypha_ray.rl.dataflow.requests import (
     Evaluate,
@@ -42,13 +43,11 @@ from hypha_ray.rl.dataflow.requests import (
     WorkerLostError,
 )
 from hypha_ray.rl.dataflow.sample import Sample
-from hypha_ray.rl.dataflow.stream import StreamDataset
 from hypha_ray.rl.packing import sample_of
 from hypha_ray.rl.refill import Refill
 from hypha_ray.rl.roles.build import trained_roles
 from hypha_ray.rl.roles.reward import Advantage
 from hypha_ray.rl.roles.role import Role, TrainedRole
-from hypha_ray.rl.workers.model_worker import Local, ModelWorker
 from hypha_ray.types import Flat, Samples, Sums, added
 
 Replies: TypeAlias = Mapping[str, Sequence[Reply]]
@@ -429,6 +428,6 @@ def _workers(job: Job, first: ModelWorker, tokenizer: Any) -> Any:
     """Return the way to an island's model workers, of which the first one is in this process."""
     if job.rl.model_workers == 1:
         return Local({0: first})
-    from hypha_ray.rl.workers.actor import Actors  # Without other processes, Ray has no part in this.
+    from hypha_ray.rl.dataflow.actor import Actors  # Without other processes, Ray has no part in this.
 
     return Actors(first, job, pack(tokenizer))

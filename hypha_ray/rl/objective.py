@@ -7,8 +7,8 @@ import torch
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.plugins import create
 from hypha_ray.rl.algorithms.losses import AGGREGATIONS, ESTIMATORS, Weights, decoupled_weight, truncated_weight
+from hypha_ray.rl.algorithms.policy_losses import LossInputs, PolicyLoss, checked
 from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.losses.token_losses import LossInputs, PolicyLoss, checked
 from hypha_ray.rl.packing import Rollout
 from hypha_ray.rl.policy import Scores
 from hypha_ray.types import Sums

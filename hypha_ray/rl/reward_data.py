@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hypha_ray.errors import DataError
-from hypha_ray.types.records import unpack_records
+from hypha_ray.types.data import unpack_records
 
 
 def records_of(rows: npt.NDArray[np.generic]) -> list[dict[str, Any]]:

@@ -20,10 +20,9 @@ from hypha_ray.model.checks.positions import max_positions
 from hypha_ray.model.checks.small_copies import check_on_copy
 from hypha_ray.model.loading.build import build_model, compare_weights, random_model, skeleton
 from hypha_ray.model.loading.configuration import DTYPES
-from hypha_ray.model.loading.folders import read_config
-from hypha_ray.model.loading.hub import fetch, hub_token, remote_code_allowed
+from hypha_ray.model.loading.hub import fetch, hub_token, read_config, remote_code_allowed
 from hypha_ray.model.loading.preprocess import load_preprocessor
-from hypha_ray.model.tasks.table import find_task
+from hypha_ray.model.tasks import find_task
 from hypha_ray.rl.rewards.calls import Tasks, functions_of
 from hypha_ray.rl.rewards.response import Response
 

@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from hypha_ray.children import ListedActor
 from hypha_ray.config import Job
 from hypha_ray.data.mixture import DATASET, RunDataset, described
-from hypha_ray.data.storage.files import Place
+from hypha_ray.data.storage import Place
 from hypha_ray.errors import ConfigError, HyphaError, LostError, QuarantinedError, first_line
 from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.failpoints import arm, failpoint
@@ -26,11 +26,10 @@ from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
 from hypha_ray.scheduler.runtime.market_client import CostBook, SpeedBook, Staffing
-from hypha_ray.scheduler.runtime.round_traces import RoundTraces
 from hypha_ray.scheduler.runtime.run_actors import RunActors
-from hypha_ray.scheduler.runtime.slices.slice_readers import SliceCache, reader_of
+from hypha_ray.scheduler.runtime.slice_readers import SliceCache, reader_of
 from hypha_ray.scheduler.runtime.supervised_actor import GONE, NodeAttendance
-from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
+from hypha_ray.scheduler.runtime.telemetry_client import RoundTraces, TelemetryClient
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import (

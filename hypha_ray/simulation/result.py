@@ -1,14 +1,26 @@
-"""Result of a simulated run: times, bytes, utilisation and cost; there is no loss in it."""
+"""Result of a simulated run: times, bytes, utilisation and cost; there is no loss in it.
+
+Results as a table for the console: a row each, with the keys in which they differ.
+
+Plots of simulated runs: times of rounds, the use of the machines, and bytes; PNG files.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hypha_ray.config.cli.output import write_result
+from hypha_ray.config.entry_point import write_result
+from hypha_ray.errors import ConfigError
+from hypha_ray.telemetry.plots import PALETTE, STYLE
+from hypha_ray.telemetry.sinks.table import ConsoleColumn, duration, header, line, si
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 HEADLINE = "simulated: times, bytes and costs; no loss curve"
 """First line of every output of a simulation."""
@@ -80,3 +92,141 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_rounded(child) for child in value]
     return value
+
+
+def table(results: Sequence[SimulationResult]) -> Iterator[str]:
+    """Lines of a table of results, and below it the notes and failures of each."""
+    labels = [_label(result) for result in results]
+    columns = _columns(max(map(len, labels)))
+    yield header(columns)
+    for label, result in zip(labels, results, strict=True):
+        yield line({"label": label, **result.as_json()}, columns)
+    for label, result in zip(labels, results, strict=True):
+        if result.failure is not None:
+            yield f"{label}: ended after {result.rounds} rounds: {result.failure}"
+    for note in dict.fromkeys(note for result in results for note in result.notes):
+        yield f"note: {note}"
+
+
+def _label(result: SimulationResult) -> str:
+    """Name of the scenario, and the values of the keys that were set for this result."""
+    varied: dict[str, Any] = result.settings["varied"]
+    values = [f"{key.rpartition('.')[2]}={value}" for key, value in varied.items()]
+    return " ".join([result.settings["name"], *values])
+
+
+def _columns(label_width: int) -> list[ConsoleColumn]:
+    def percent(name: str) -> Any:
+        return lambda record: f"{100 * record[name]:.1f}"
+
+    def text_of_bytes(name: str) -> Any:
+        return lambda record: f"{si(record[name])}B"
+
+    return [
+        ConsoleColumn("scenario", label_width, 0, lambda record: record["label"].ljust(label_width)),
+        ConsoleColumn("workers", 7, 0, lambda record: str(record["settings"]["workers"])),
+        ConsoleColumn("rounds", 6, 0, lambda record: str(record["rounds"])),
+        ConsoleColumn("time", 7, 0, lambda record: duration(record["time_s"])),
+        ConsoleColumn("samples", 7, 0, lambda record: si(record["samples"])),
+        ConsoleColumn("up", 8, 0, text_of_bytes("bytes_up")),
+        ConsoleColumn("down", 8, 0, text_of_bytes("bytes_down")),
+        ConsoleColumn("util %", 6, 0, percent("utilisation")),
+        ConsoleColumn("idle %", 6, 0, percent("idle_fraction")),
+        ConsoleColumn("goodput %", 9, 0, percent("goodput")),
+        ConsoleColumn("cost", 9, 0, lambda record: f"{record['cost']:.2f}"),
+    ]
+
+
+_SIZE_IN = (10.0, 4.5)
+_BAR = 0.25
+"""Width of a bar, where 1 is the distance of two results."""
+
+
+def draw_results(results: Sequence[SimulationResult], folder: Path) -> list[Path]:
+    """Draw results beside each other; plots of an earlier call are replaced.
+
+    Returns:
+        The PNG files.
+
+    Raises:
+        ConfigError: CFG015, the folder can't be written.
+
+    """
+    import matplotlib as mpl
+
+    plots: dict[str, Callable[[Sequence[SimulationResult]], Figure]] = {
+        "rounds": _round_times,
+        "use": _use_of_machines,
+        "bytes": _bytes,
+    }
+    paths: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, plot in plots.items():
+            path = folder / f"{name}.png"
+            with mpl.rc_context(STYLE):
+                plot(results).savefig(path)
+            paths.append(path)
+    except OSError as error:
+        problem = f"the plots can't be written to {folder}"
+        raise ConfigError("CFG015", problem, error.strerror or str(error), fix="name a folder for --plot") from None
+    return paths
+
+
+def _figure(title: str) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=_SIZE_IN, layout="constrained")
+    figure.suptitle(f"{title} ({HEADLINE})", x=0.01, ha="left")
+    return figure
+
+
+def _names(results: Sequence[SimulationResult]) -> list[str]:
+    names: list[str] = []
+    for result in results:
+        varied = [f"{key.rpartition('.')[2]}={value}" for key, value in result.settings["varied"].items()]
+        names.append("\n".join(varied) or result.settings["name"])
+    return names
+
+
+def _round_times(results: Sequence[SimulationResult]) -> Figure:
+    figure = _figure("Time of each round")
+    axes = figure.subplots()
+    for index, (name, result) in enumerate(zip(_names(results), results, strict=True)):
+        numbers = range(1, len(result.round_s) + 1)
+        colour = PALETTE[index % len(PALETTE)]
+        axes.plot(numbers, result.round_s, color=colour, label=name.replace("\n", " "))
+    axes.set_xlabel("round")
+    axes.set_ylabel("seconds")
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="upper right")
+    return figure
+
+
+def _use_of_machines(results: Sequence[SimulationResult]) -> Figure:
+    figure = _figure("Use of the machines")
+    axes = figure.subplots()
+    for index, share in enumerate(("utilisation", "idle_fraction", "goodput")):
+        places = [number + (index - 1) * _BAR for number in range(len(results))]
+        heights = [100 * getattr(result, share) for result in results]
+        axes.bar(places, heights, _BAR, color=PALETTE[index], label=share.replace("_", " "))
+    axes.set_xticks(range(len(results)), _names(results))
+    axes.set_ylabel("%")
+    axes.legend(loc="upper right")
+    return figure
+
+
+def _bytes(results: Sequence[SimulationResult]) -> Figure:
+    from matplotlib.ticker import EngFormatter
+
+    figure = _figure("Bytes of deltas, weights and slices")
+    axes = figure.subplots()
+    fields = {"bytes_up": "deltas", "bytes_down": "weights", "bytes_slices": "slices"}
+    for index, (share, label) in enumerate(fields.items()):
+        places = [number + (index - 1) * _BAR for number in range(len(results))]
+        heights = [getattr(result, share) for result in results]
+        axes.bar(places, heights, _BAR, color=PALETTE[index], label=label)
+    axes.set_xticks(range(len(results)), _names(results))
+    axes.yaxis.set_major_formatter(EngFormatter(unit="B"))
+    axes.legend(loc="upper right")
+    return figure

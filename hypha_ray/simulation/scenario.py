@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from hypha_ray.config import Job
-from hypha_ray.config.epochs import rounds_for
 from hypha_ray.config.load import resolved
+from hypha_ray.config.schema import rounds_for
 from hypha_ray.config.value_types import Count, NotNegative, Positive, Table
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]

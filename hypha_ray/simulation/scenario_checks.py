@@ -9,9 +9,9 @@ from pathlib import Path
 from hypha_ray.config import Job
 from hypha_ray.config.keys import KeyPath
 from hypha_ray.errors import ConfigError
+from hypha_ray.simulation.failures import read_trace
 from hypha_ray.simulation.payload_sizes import BYTES_PER_CHUNK, MEAN_BITS, MOST_BITS
 from hypha_ray.simulation.scenario import MachineGroup, Scenario
-from hypha_ray.simulation.traces import read_trace
 
 Locate = Callable[[KeyPath], str]
 """Gives a key with its file and line."""

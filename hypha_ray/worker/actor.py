@@ -20,7 +20,7 @@ from hypha_ray.children import ListedActor
 from hypha_ray.config import Job
 from hypha_ray.failpoints import arm
 from hypha_ray.heavy_imports import uncollected
-from hypha_ray.model.tasks.task import SpecialTokens
+from hypha_ray.model.task import SpecialTokens
 from hypha_ray.traces import tracing
 from hypha_ray.types import Arrays, Flat, FragmentUpdate, Layout, Plan, Samples, Source
 from hypha_ray.worker.inbox import BatchSource, Inbox

@@ -15,8 +15,7 @@ from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.types import Alive, Delta, Event, Failed, Flat, Leaving, Source
 from hypha_ray.types.current_work import current_work
-from hypha_ray.worker.inbox import BatchSource, Inbox
-from hypha_ray.worker.interrupts import Closed, Retired
+from hypha_ray.worker.inbox import BatchSource, Closed, Inbox, Retired
 
 log = logging.getLogger(__name__)
 

@@ -20,19 +20,18 @@ from ray._private.internal_api import node_stats
 from ray._private.state import actors
 
 from hypha_ray.config import Job
-from hypha_ray.config.cli.output import Phases
+from hypha_ray.config.entry_point import Phases
 from hypha_ray.config.load import parse, resolved_toml
 from hypha_ray.config.tables.training import Dataset
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.mixture import RunDataset
 from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.storage.files import Place
-from hypha_ray.driver.datasets.data_nodes import problems, serve, served, withdraw
+from hypha_ray.data.storage import Place
+from hypha_ray.driver.datasets.data_nodes import prepare_on_nodes, problems, serve, served, withdraw
 from hypha_ray.driver.datasets.data_source import opened, run_copy
-from hypha_ray.driver.datasets.prepare_parts import prepare_on_nodes
-from hypha_ray.driver.find_run import find_run
 from hypha_ray.driver.launch import dry_run
 from hypha_ray.driver.launch import run_job as run_loaded
+from hypha_ray.driver.run_folders import find_run
 from hypha_ray.errors import ClusterError, ConfigError, DataError
 from hypha_ray.market.cluster import lease_entries
 from hypha_ray.store.directory import RunDirectory

@@ -16,9 +16,8 @@ from hypha_ray.config import Job
 from hypha_ray.config.value_types import CLUSTER
 from hypha_ray.errors import CapacityError, ClusterError
 from hypha_ray.market.allocator import Lease, Leases
-from hypha_ray.market.auction.actor import holdings
-from hypha_ray.market.auction.allotment import Standing
-from hypha_ray.market.auction.client import AUCTION, AuctionClient, close_auction, open_auction
+from hypha_ray.market.allotment import Standing
+from hypha_ray.market.auction import AUCTION, AuctionClient, close_auction, holdings, open_auction
 from hypha_ray.market.cluster import cluster_nodes, lease_entries, post_labels, reclaim
 from hypha_ray.market.requirements import Need, NodeResources
 from tests.support.clusters import until

@@ -16,10 +16,10 @@ from ray.experimental import get_object_locations
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.runtime.actor_owner import ActorOwner
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
-from hypha_ray.scheduler.runtime.round_traces import RoundTraces
+from hypha_ray.scheduler.runtime.run_actors import ActorOwner
 from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor
+from hypha_ray.scheduler.runtime.telemetry_client import RoundTraces
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
 from hypha_ray.types import Alive, Delta, Flat, Left, Source, Span
 from tests.support.clusters import cluster_of

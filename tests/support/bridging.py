@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hypha_ray.bridge.bridge_pb2 import Envelope
-from hypha_ray.bridge.transport.channel import Channel
+from hypha_ray.bridge.channel import Channel
 
 TOKEN = b"5" * 64
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hypha_ray.config import Job
-from hypha_ray.config.epochs import rounds_for
+from hypha_ray.config.schema import rounds_for
 from hypha_ray.scheduler import messages as c
 from hypha_ray.types import SliceInfo
 from tests.support.simulation_books import samples_in

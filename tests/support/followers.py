@@ -14,11 +14,11 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.failpoints import arm
-from hypha_ray.model.tasks.task import SpecialTokens
+from hypha_ray.model.task import SpecialTokens
 from hypha_ray.worker.group.actor import Member
 from hypha_ray.worker.group.sharded import Follower, ShardedTrainer
 from hypha_ray.worker.group.shards import is_broken
-from hypha_ray.worker.interrupts import ProcessLostError
+from hypha_ray.worker.inbox import ProcessLostError
 
 REPLY_S = 60.0
 FORKS = multiprocessing.get_context("forkserver")

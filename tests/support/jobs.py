@@ -12,7 +12,7 @@ from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
-from hypha_ray.data.storage.files import Place
+from hypha_ray.data.storage import Place
 from hypha_ray.driver.attempts import end_leftovers, records
 from hypha_ray.driver.datasets.data_source import in_folder
 from hypha_ray.driver.launch import finish

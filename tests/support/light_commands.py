@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
-COMMON = ("hypha_ray.config.cli.entry_point", "hypha_ray.config.load", "hypha_ray.config.cli.help")
+COMMON = ("hypha_ray.config.entry_point", "hypha_ray.config.load", "hypha_ray.config.options")
 
 
 class Ended(NamedTuple):

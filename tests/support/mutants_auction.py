@@ -5,59 +5,51 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from hypha_ray.market.auction import allotment
+from hypha_ray.market import allotment
 from tests.support.mutation import Defect, call, drop, mutated, operation, returned, statement
 
 MUTANTS = {
-    "the lowest bid is served first": Defect("market.auction.allotment", "Allotment.rulings", operation("-", "{0}")),
+    "the lowest bid is served first": Defect("market.allotment", "Allotment.rulings", operation("-", "{0}")),
     "a lower bid passes a gang that waits": Defect(
-        "market.auction.allotment", "Allotment.rulings", statement("break", "continue")
+        "market.allotment", "Allotment.rulings", statement("break", "continue")
     ),
     "half a gang stays granted": Defect(
-        "market.auction.allotment", "Allotment._serve_least", statement("pop", "self._undo.pop()")
+        "market.allotment", "Allotment._serve_least", statement("pop", "self._undo.pop()")
     ),
-    "shares don't look at bids": Defect("market.auction.allotment", "_weight", call("max", "1.0")),
+    "shares don't look at bids": Defect("market.allotment", "_weight", call("max", "1.0")),
     "the order by bid is a fair one": Defect(
-        "market.auction.allotment", "Allotment._turn", returned("0.0 if {0.0} == '' else {2}")
+        "market.allotment", "Allotment._turn", returned("0.0 if {0.0} == '' else {2}")
     ),
-    "a bid that is hardly higher takes a lease": Defect(
-        "market.auction.allotment", "_outbids", operation("and", "{0}")
-    ),
-    "an equal bid of nothing takes a lease": Defect("market.auction.allotment", "_outbids", operation("and", "{1}")),
-    "a run loses workers that it needs": Defect(
-        "market.auction.allotment", "Allotment._spare", operation("-", "{0}", 3)
-    ),
+    "a bid that is hardly higher takes a lease": Defect("market.allotment", "_outbids", operation("and", "{0}")),
+    "an equal bid of nothing takes a lease": Defect("market.allotment", "_outbids", operation("and", "{1}")),
+    "a run loses workers that it needs": Defect("market.allotment", "Allotment._spare", operation("-", "{0}", 3)),
     "the earliest lease goes first": Defect(
-        "market.auction.allotment", "Allotment._take_spare", call("reversed", "{0.0}[:{0.1.0.1.1}]")
+        "market.allotment", "Allotment._take_spare", call("reversed", "{0.0}[:{0.1.0.1.1}]")
     ),
-    "the highest victim goes first": Defect(
-        "market.auction.allotment", "Allotment._take_spare", operation("-", "{0}", 1)
-    ),
-    "a fair share is no limit": Defect("market.auction.allotment", "Allotment._spare", operation("*", "0.0")),
-    "a gang that trains is taken": Defect("market.auction.allotment", "Allotment._take_gang", operation("and", "{0}")),
-    "no gang is taken": Defect("market.auction.allotment", "Allotment._take_gang", operation("and", "False")),
+    "the highest victim goes first": Defect("market.allotment", "Allotment._take_spare", operation("-", "{0}", 1)),
+    "a fair share is no limit": Defect("market.allotment", "Allotment._spare", operation("*", "0.0")),
+    "a gang that trains is taken": Defect("market.allotment", "Allotment._take_gang", operation("and", "{0}")),
+    "no gang is taken": Defect("market.allotment", "Allotment._take_gang", operation("and", "False")),
     "gangs are taken before spare leases": Defect(
-        "market.auction.allotment",
+        "market.allotment",
         "Allotment._serve_next",
         operation("or", "{0} or (self._take_gang({1.0}, {1.1}) if gangs else None) or {1}"),
     ),
     "a gang is taken for what a run could do without": Defect(
-        "market.auction.allotment", "Allotment._serve_next", operation("and", "{0}")
+        "market.allotment", "Allotment._serve_next", operation("and", "{0}")
     ),
     "only a part of a gang is taken": Defect(
-        "market.auction.allotment", "Allotment._take_gang", call("_evict", "self._evict({0}[:1], {1})")
+        "market.allotment", "Allotment._take_gang", call("_evict", "self._evict({0}[:1], {1})")
     ),
-    "a lease that goes leaves no room": Defect("market.auction.allotment", "Allotment._evict", drop("give")),
-    "a lease that goes stays granted": Defect("market.auction.allotment", "Allotment._evict", drop("_granted")),
-    "room is granted twice": Defect("market.auction.allotment", "Allotment._grant", drop("take")),
-    "a worker that is granted is missing still": Defect(
-        "market.auction.allotment", "Allotment._grant", drop("_missing")
-    ),
-    "a worker whose lease goes isn't missing": Defect("market.auction.allotment", "Allotment._evict", drop("_missing")),
+    "a lease that goes leaves no room": Defect("market.allotment", "Allotment._evict", drop("give")),
+    "a lease that goes stays granted": Defect("market.allotment", "Allotment._evict", drop("_granted")),
+    "room is granted twice": Defect("market.allotment", "Allotment._grant", drop("take")),
+    "a worker that is granted is missing still": Defect("market.allotment", "Allotment._grant", drop("_missing")),
+    "a worker whose lease goes isn't missing": Defect("market.allotment", "Allotment._evict", drop("_missing")),
     "workers that hold leases are missing": Defect(
-        "market.auction.allotment", "Allotment._needs_without_lease", drop("subtract")
+        "market.allotment", "Allotment._needs_without_lease", drop("subtract")
     ),
-    "leases count for nothing": Defect("market.auction.allotment", "Allotment.__init__", call("len", "0")),
+    "leases count for nothing": Defect("market.allotment", "Allotment.__init__", call("len", "0")),
 }
 
 

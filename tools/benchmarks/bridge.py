@@ -12,11 +12,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from hypha_ray.bridge.access import address_of, dial
+from hypha_ray.bridge.channel import MAX_PART, Channel, Frames
+from hypha_ray.bridge.listener import Listener
 from hypha_ray.bridge.paths import WorkDirectory
-from hypha_ray.bridge.transport.access import address_of, dial
-from hypha_ray.bridge.transport.channel import Channel
-from hypha_ray.bridge.transport.frames import MAX_PART, Frames
-from hypha_ray.bridge.transport.listener import Listener
 
 TURNS = 20
 MESSAGE = 16 << 20

@@ -28,7 +28,7 @@ from hypha_ray.config.value_types import CLUSTER
 from hypha_ray.data.catalogue import load as load_manifest
 from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
-from hypha_ray.data.storage.files import Place
+from hypha_ray.data.storage import Place
 from hypha_ray.driver.attempts import records
 from hypha_ray.driver.datasets.data_nodes import serve, withdraw
 from hypha_ray.driver.datasets.data_source import in_folder

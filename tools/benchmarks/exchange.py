@@ -22,7 +22,7 @@ import torch
 from benchmarks.peers import PEERS, Peer, installed
 from hypha_ray.config import Job
 from hypha_ray.model.layout import gather, layout_of, scatter
-from hypha_ray.scheduler.runtime.actor_owner import actor_class
+from hypha_ray.scheduler.runtime.run_actors import actor_class
 from hypha_ray.server.actor import StepRequest
 from hypha_ray.types import Flat, Layout
 

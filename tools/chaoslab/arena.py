@@ -20,7 +20,7 @@ from ray._private.state import actors
 from ray._private.utils import get_ray_address_file
 from ray.cluster_utils import Cluster
 
-from hypha_ray.driver.ray_token import make_token
+from hypha_ray.driver.credentials import make_token
 
 STORE_BYTES = 100_000_000
 """Object store of each node."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from hypha_ray.data.slices import Arrays
-from hypha_ray.data.storage.files import same_tokens
+from hypha_ray.data.storage import same_tokens
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.checks.positions import require_positions
 from hypha_ray.model.environment import device_of

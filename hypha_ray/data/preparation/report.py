@@ -15,7 +15,7 @@ from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.preparation.encoders import FOLDER, load_tokenizer
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.model.checks.positions import token_counts
-from hypha_ray.model.tasks.task import IGNORE_INDEX
+from hypha_ray.model.task import IGNORE_INDEX
 
 _BARS = 8
 _WIDTH = 40

@@ -14,8 +14,8 @@ from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import DataError
 from hypha_ray.model.flat import Array
-from hypha_ray.model.tasks.table import find_task
-from hypha_ray.model.tasks.task import Task
+from hypha_ray.model.task import Task
+from hypha_ray.model.tasks import find_task
 
 _LISTED = 10
 """Most classes that a note lists."""

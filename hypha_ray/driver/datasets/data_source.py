@@ -21,12 +21,12 @@ from hypha_ray.data.catalogue import is_served, load, locate
 from hypha_ray.data.manifest import MANIFEST, Manifest, parse_manifest
 from hypha_ray.data.mixture import COPY, mixed, require_one_vocabulary, whole
 from hypha_ray.data.slices import Arrays, read_slice
-from hypha_ray.data.storage.files import Place, files_at, preprocessor_files, same_tokens, write_files
-from hypha_ray.data.storage.url_folder import is_url
+from hypha_ray.data.storage import Place, files_at, preprocessor_files, same_tokens, write_files
+from hypha_ray.data.url_folder import is_url
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.errors import ClusterError, ConfigError, DataError, HyphaError, first_line
 from hypha_ray.files import make_tree_private
-from hypha_ray.scheduler.runtime.slices.data_nodes import Replica, replicas_of
+from hypha_ray.scheduler.runtime.data_nodes import Replica, replicas_of
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.types import SLICES_PER_DATASET, Samples, SliceInfo, dataset_of
 

@@ -13,7 +13,7 @@ from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.model.loading.hub import fetch, hub_token
 from hypha_ray.model.loading.preprocess import load_preprocessor
 from hypha_ray.model.loading.tokenizer import apply_rules, end_token, saved_rules
-from hypha_ray.model.tasks.table import find_task
+from hypha_ray.model.tasks import find_task
 from hypha_ray.types import TokenRules
 
 _WRITES = {"causal-lm": False, "seq2seq-lm": True}

@@ -16,8 +16,8 @@ from hypha_ray.config.alerts import check_destinations
 from hypha_ray.config.checks import check_options, plugin_uses
 from hypha_ray.config.tables.rewards import MODEL
 from hypha_ray.driver.datasets.data_source import DataSource
-from hypha_ray.driver.datasets.preferences import require_preferences
 from hypha_ray.driver.preflight.settings import check_packages, check_settings
+from hypha_ray.driver.trained_models.preferences import require_preferences
 from hypha_ray.errors import ConfigError
 from hypha_ray.families import ADVANTAGES, ENVIRONMENTS, REWARDS
 from hypha_ray.heavy_imports import uncollected
@@ -129,7 +129,7 @@ def case_of(job: Job, source: DataSource) -> Case:
     with uncollected():  # Loading torch takes seconds.
         from hypha_ray.driver.preflight.compatibility import Case
         from hypha_ray.model.loading.build import check_factory, describe
-        from hypha_ray.model.tasks.table import find_task, require_trainable
+        from hypha_ray.model.tasks import find_task, require_trainable
         from hypha_ray.model.trained import ActorCritic, exported, sketch_trained
 
     task = find_task(job.model.type, job.model.input_names)
@@ -157,8 +157,8 @@ def check_case(case: Case) -> list[str]:
     """
     with uncollected():
         from hypha_ray.driver.preflight.compatibility import CHECKS, compare_tokens
-        from hypha_ray.driver.preflight.loss_on_samples import check_fused_loss, check_sharding
-        from hypha_ray.driver.preflight.model_notes import muon_notes, token_notes
+        from hypha_ray.driver.preflight.notes import muon_notes, token_notes
+        from hypha_ray.driver.preflight.trials import check_fused_loss, check_sharding
         from hypha_ray.model.loading.build import compare_weights
         from hypha_ray.model.lora import has_adapter, needs_whole
 
@@ -182,9 +182,9 @@ def _try_copy(case: Case) -> list[str]:
     """Try a small copy of the model on samples of the dataset; returns notes."""
     with uncollected():
         if case.job.rl.algorithm is None:
-            from hypha_ray.driver.preflight.loss_on_samples import check_loss as check
+            from hypha_ray.driver.preflight.trials import check_loss as check
         else:
-            from hypha_ray.driver.preflight.rollouts import check_rollouts as check
+            from hypha_ray.driver.preflight.trials import check_rollouts as check
     return check(case)
 
 

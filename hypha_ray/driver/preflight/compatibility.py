@@ -24,7 +24,7 @@ from hypha_ray.model.layout import layout_of
 from hypha_ray.model.loading.build import Facts
 from hypha_ray.model.loading.hub import base_of, fetch, hub_token
 from hypha_ray.model.lora import has_adapter
-from hypha_ray.model.tasks.task import IGNORE_INDEX, Task
+from hypha_ray.model.task import IGNORE_INDEX, Task
 
 if TYPE_CHECKING:
     from torch import nn

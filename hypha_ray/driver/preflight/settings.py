@@ -15,10 +15,10 @@ from hypha_ray.data.catalogue import folders_of
 from hypha_ray.data.catalogue import load as load_manifest
 from hypha_ray.data.mixture import COPY, mixed
 from hypha_ray.driver.datasets.classes import with_classes
-from hypha_ray.driver.find_run import no_run
+from hypha_ray.driver.run_folders import no_run
 from hypha_ray.errors import ConfigError
 from hypha_ray.exchange_schedule import SETTLING, outer_steps_before, settled_momentum
-from hypha_ray.model.loading.folders import local_folder
+from hypha_ray.model.loading.hub import local_folder
 from hypha_ray.optim.schedules import check_schedule, inner_steps
 from hypha_ray.plugins import is_own
 from hypha_ray.store.directory import RunDirectory
@@ -61,7 +61,7 @@ def check_packages(job: Job) -> None:
     """
     check_built_in(job)
     if job.model.quantization is not None:
-        from hypha_ray.model.loading.quantized import check_quantization
+        from hypha_ray.model.loading.build import check_quantization
 
         check_quantization()
     inner = job.inner_optimizer.name

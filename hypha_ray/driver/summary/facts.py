@@ -9,7 +9,7 @@ from typing import Any
 from hypha_ray.config import Job
 from hypha_ray.config.tables.training import Dataset
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.storage.files import Place
+from hypha_ray.data.storage import Place
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.driver.run_length import samples_in_epochs
 from hypha_ray.scheduler.fleet.worker_state import batch_size, has_equal_batches

@@ -1,29 +1,226 @@
-"""Summary of a job, a line for each subject; a line is left out if it means nothing for the job, or isn't known."""
+"""Summary of a job, a line for each subject; a line is left out if it means nothing for the job, or isn't known.
+
+Texts of a summary about bytes: traffic and disk.
+
+Pace of an earlier run of the same work: the only measure of the time that a job will take.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from hypha_ray.config import Job
+from hypha_ray.config.compare import differences
+from hypha_ray.config.keys import KeyPath
+from hypha_ray.config.load import CONFIG, load
+from hypha_ray.data.manifest import Manifest
+from hypha_ray.data.mixture import DATASET, RunDataset
 from hypha_ray.driver.datasets.data_source import DataSource
-from hypha_ray.driver.summary.disk import free_bytes
-from hypha_ray.driver.summary.earlier_runs import Pace, pace_of_earlier_run, pace_of_run
 from hypha_ray.driver.summary.facts import data_text, rounds_text
-from hypha_ray.driver.summary.texts import disk_text, exchange_text, size_text, space_notes
+from hypha_ray.driver.summary.sizes import DiskSizes, Exchange, free_bytes
+from hypha_ray.errors import HyphaError
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.market.requirements import NodeResources
-from hypha_ray.store.directory import RunDirectory
+from hypha_ray.store.directory import RunDirectory, runs
 from hypha_ray.store.snapshots import SnapshotHeader, read_header, snapshot_path
 from hypha_ray.store.snapshots import rounds as snapshot_rounds
-from hypha_ray.telemetry.sinks.files import METRICS, Record, by_round, read_jsonl
-from hypha_ray.telemetry.sinks.table import duration
+from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, Record, by_round, read_json, read_jsonl
+from hypha_ray.telemetry.sinks.table import duration, si
 from hypha_ray.texts import counted
 from hypha_ray.types.layout import is_trained
 
 if TYPE_CHECKING:
     from hypha_ray.driver.preflight.compatibility import Case
+
+
+def exchange_text(job: Job, exchange: Exchange) -> str:
+    """Describe the traffic of all workers together."""
+    about = "at most " if exchange.is_bound else ""
+    if exchange.is_estimated:
+        about += "about "
+    up = f"{_range(exchange.up)} up"
+    down = f"{_range(exchange.down)} down"
+    total = f"{size_text(exchange.total_up)} and {size_text(exchange.total_down)} in all"
+    if job.rounds.max_exchange_share is not None:
+        total = f"at most {total}"
+    codecs = f"{job.sync.codec} up, {job.sync.downward_codec} down"
+    if job.sync.codec == job.sync.downward_codec:
+        codecs = job.sync.codec
+    return f"{about}{up} and {down} a round, {total} ({counted(job.num_workers, 'worker')}, {codecs})"
+
+
+def disk_text(job: Job, use: DiskSizes) -> str:
+    """Describe the space that a run takes and the space that is free."""
+    about = "about"
+    if use.is_bound:
+        about = "at least"
+    snapshots = f"{counted(use.snapshots, 'snapshot')} of {size_text(use.snapshot)}"
+    models = f"{counted(use.models, 'model')} of {size_text(use.model)}"
+    text = f"{about} {size_text(use.in_the_end)}: {snapshots}, {models}"
+    folder = runs(job.run.dir)
+    text += f"; {size_text(free_bytes(folder))} free in {folder}"
+    mirror = job.checkpoint.mirror
+    if mirror is not None:
+        text += "; as much again at checkpoint.mirror"
+    return text
+
+
+def space_notes(job: Job, use: DiskSizes) -> Iterator[str]:
+    """Warn of a disk that a run will fill."""
+    places = {"run.dir": runs(job.run.dir)}
+    mirror = job.checkpoint.mirror
+    if mirror is not None and "://" not in mirror:
+        places["checkpoint.mirror"] = Path(mirror)
+    for key, folder in places.items():
+        free = free_bytes(folder)
+        if free < use.at_most:
+            problem = f"the run takes up to {size_text(use.at_most)} in {folder}, and {size_text(free)} are free"
+            yield f"{problem}: make room, choose another {key}, or keep fewer snapshots by checkpoint.keep"
+
+
+def _range(rounds: Counter[int]) -> str:
+    """Write the bytes of a round, or the least and the most of them if rounds differ."""
+    least = size_text(min(rounds))
+    most = size_text(max(rounds))
+    if least == most:
+        return most
+    return f"{least} to {most}"
+
+
+def size_text(size: int) -> str:
+    """Write a number of bytes: 999 B, 1.23 kB, 45.6 MB."""
+    text = si(size)
+    if text[-1].isdigit():
+        return f"{text} B"
+    return f"{text[:-1]} {text[-1]}B"
+
+
+MOST_RUNS = 20
+"""Most runs, the newest first, that are compared with a job."""
+MOST_BYTES = 8 << 20
+"""Most bytes of a run's metrics that are read."""
+_OF_NO_PACE: tuple[KeyPath, ...] = (
+    ("run", "seed"),
+    ("rounds", "update_rounds"),
+    ("rounds", "epochs"),
+    ("rounds", "patience"),
+    ("rounds", "min_delta"),
+    ("dataset", "path"),
+    ("dataset", "name"),
+    ("checkpoint", "keep"),
+    ("checkpoint", "push"),
+    ("checkpoint", "export_dtype"),
+    ("telemetry",),
+    ("resources", "worker_price"),
+    ("resources", "parameter_server_price"),
+    ("resources", "min_workers"),
+    ("goal",),
+)
+"""Keys whose values change no round's time."""
+_OF_RATES = ("learning_rate", "momentum", "weight_decay", "betas", "epsilon", "schedule", "clip_norm", "total_steps")
+"""Last keys of settings of optimizers that are numbers of a step, whatever they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Time of a round, as a run has measured it."""
+
+    run: str
+    """Name of the run."""
+    round_s: float
+    """Median time from one commit to the next, with evaluations, in seconds."""
+    rounds: int
+    """Number of rounds behind it."""
+    devices: tuple[str, ...]
+    """Devices of the run's workers, each kind once; empty if they aren't known."""
+
+
+def pace_of_earlier_run(job: Job, manifest: Manifest) -> Pace | None:
+    """Return the pace of the newest run that did the same work with as many workers; None if there is none.
+
+    Args:
+        job: the job file.
+        manifest: its dataset.
+
+    """
+    for folder in _newest_runs(runs(job.run.dir)):
+        if folder.name == job.run.name:
+            continue
+        if RunDataset.parse(read_json(folder / DATASET)).sha256 != manifest.identity:
+            continue
+        if not _has_same_work(job, folder):
+            continue
+        pace = pace_of_run(folder, job.num_workers)
+        if pace is not None:
+            return pace
+    return None
+
+
+def pace_of_run(folder: Path, workers: int) -> Pace | None:
+    """Return the pace of a run's rounds with that many workers, without the first; None if it has too few."""
+    gaps: list[float] = []
+    records = read_jsonl(folder / METRICS, ("round",), end=MOST_BYTES)
+    for before, after in pairwise(by_round(records, "round")):
+        gap_s = _gap_s(before, after)
+        if gap_s is not None and after.get("workers") == workers:
+            gaps.append(gap_s)
+    if not gaps:
+        return None
+    return Pace(folder.name, median(gaps), len(gaps), _devices_of_run(folder))
+
+
+def _devices_of_run(folder: Path) -> tuple[str, ...]:
+    """Devices of the workers that have joined a run."""
+    devices: set[str] = set()
+    for event in read_jsonl(folder / EVENTS, ("join",), end=MOST_BYTES):
+        if event.get("device") is not None:
+            devices.add(str(event["device"]))
+    return tuple(sorted(devices))
+
+
+def _gap_s(before: Record, after: Record) -> float | None:
+    """Seconds between the ends of two rounds; None if they don't follow each other in one attempt."""
+    begin_s = before.get("elapsed_s")
+    end_s = after.get("elapsed_s")
+    if after["round"] != before["round"] + 1 or begin_s is None or end_s is None or end_s <= begin_s:
+        return None
+    return float(end_s - begin_s)
+
+
+def _newest_runs(folder: Path) -> list[Path]:
+    """Folders of runs, the newest first."""
+    dated: list[tuple[float, Path]] = []
+    with suppress(OSError):
+        for config in folder.glob(f"*/{CONFIG}"):
+            dated.append((config.stat().st_mtime, config.parent))
+    dated.sort(reverse=True)
+    return [run for _, run in dated[:MOST_RUNS]]
+
+
+def _has_same_work(job: Job, folder: Path) -> bool:
+    """Whether a run's rounds are as long as the job's, as far as settings say."""
+    try:
+        config = str(folder / CONFIG)
+        run_job = load(["@", config]).job
+    except (HyphaError, OSError):  # Of another release, or damaged.
+        return False
+    if run_job.goal.is_set:  # Its workers were as many as it needed.
+        return False
+    return all(_changes_no_pace(difference.path) for difference in differences(job, run_job))
+
+
+def _changes_no_pace(path: KeyPath) -> bool:
+    if any(path[: len(key)] == key for key in _OF_NO_PACE):
+        return True
+    return path[0] in ("inner_optimizer", "outer_optimizer") and path[-1] in _OF_RATES
+
 
 SUBJECT_WIDTH = 10
 """Width of the column of subjects in characters."""
@@ -71,7 +268,7 @@ def summary_of_new(
         return JobReport([("data", data_text(job, source)), ("rounds", rounds_text(job, source.manifest))], [])
     summary = _of_case(case)
     with uncollected():
-        from hypha_ray.driver.preflight.step_notes import step_notes
+        from hypha_ray.driver.preflight.notes import step_notes
 
     notes = step_notes(case, nodes, with_memory)
     for text in notes.memory:
@@ -115,9 +312,8 @@ def summary_of_resumed(job: Job, source: DataSource, directory: RunDirectory, pr
 def _of_case(case: Case) -> JobReport:
     """Summarize model, data, rounds, traffic and disk."""
     with uncollected():
-        from hypha_ray.driver.summary.disk import disk_sizes
-        from hypha_ray.driver.summary.exchange import exchange_of
         from hypha_ray.driver.summary.facts import model_text
+        from hypha_ray.driver.summary.sizes import disk_sizes, exchange_of
         from hypha_ray.model.layout import layout_of
 
     job = case.job

@@ -1,12 +1,18 @@
 """Evaluation of a saved model on a prepared dataset: loss and what it amounts to, or rewards of its answers to prompts.
 
-Job scripts import this to parse their command line, so heavy modules are imported late.
+The model that a command line means is a folder, or a run by its name or directory.
+
+    find_model ──► ModelSource ──(libraries are loaded)──► ModelSource.opened
+
+Job scripts import this to parse their command line, so heavy modules are imported late: to find a model takes none.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,15 +23,93 @@ from pydantic import ValidationError
 from hypha_ray import plugins
 from hypha_ray.config.tables.rewards import ENVIRONMENT, MODEL
 from hypha_ray.config.tables.rl import LOWEST_TEMPERATURE, RL
-from hypha_ray.driver.trained_models.saved_models import ModelSource
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
 from hypha_ray.heavy_imports import uncollected
+from hypha_ray.model.loading.hub import local_folder, read_config
+from hypha_ray.store.directory import RunDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hypha_ray.driver.datasets.data_source import DataSource
+    from hypha_ray.driver.run import Run
     from hypha_ray.types import SliceInfo
+
+
+_ADAPTER = "adapter_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model that exists: a folder, or a snapshot of a run.
+
+    `folder` is None for a snapshot, which `run` and `round` identify.
+    """
+
+    folder: Path | None
+    run: Run | None = None
+    round: int | None = None
+
+    @contextmanager
+    def opened(self) -> Iterator[Path]:
+        """Yield the folder of the model; the folder of a snapshot exists until the context ends.
+
+        Raises:
+            HyphaError: the snapshot can't be saved as a model.
+
+        """
+        if self.folder is not None:
+            yield self.folder
+            return
+        assert self.run is not None
+        with tempfile.TemporaryDirectory() as scratch:
+            yield self.run.export(Path(scratch, "model"), self.round)
+
+
+def find_model(model: str, round: int | None = None) -> ModelSource:
+    """Find a model.
+
+    Args:
+        model: folder from `save_pretrained` or PEFT, or a run by its name or directory.
+        round: round of a run, counted from 0, that has a snapshot; None: the saved model, otherwise the newest one.
+
+    Raises:
+        ConfigError: CFG011, a round of a folder that is no run.
+        CheckpointError: there is no such run, or no snapshot of the round.
+
+    """
+    folder = Path(model).expanduser()
+    if (folder / "config.json").is_file() or (folder / _ADAPTER).is_file():
+        if round is not None:
+            fix = "leave --round out, or give the run"
+            raise ConfigError("CFG011", "--round and the folder of a model exclude each other", fix=fix)
+        return ModelSource(folder)
+    from hypha_ray.driver.run import Run
+
+    run = Run(model)
+    if round is not None:
+        run.require_snapshot(round)
+        return ModelSource(None, run, round)
+    if run.model.is_dir():
+        return ModelSource(run.model)
+    return ModelSource(None, run, run.newest_snapshot)
+
+
+def find_model_or_folder(model: str) -> ModelSource:
+    """Find a model as `find_model` does; a path that leads to no run has to be the folder of a model.
+
+    Raises:
+        HyphaError: there is no such folder or run, or no configuration in the folder.
+
+    """
+    folder = Path(model).expanduser()
+    if "/" not in model or RunDirectory(folder).begun:
+        return find_model(model)
+    local_folder(str(folder.absolute()))
+    if not (folder / _ADAPTER).is_file():
+        read_config(folder)
+    return ModelSource(folder)
+
 
 Begin: TypeAlias = Callable[[str], None]
 """Function that is called with each phase as it begins."""
@@ -77,7 +161,7 @@ def require_sizes(batch_size: int, seed: int, type: str | None) -> None:
         if value < least:
             raise ConfigError("CFG003", f"{flag_of(name)} is out of range", str(value), f"{least} or more")
     if type is not None:
-        from hypha_ray.model.tasks.table import find_task
+        from hypha_ray.model.tasks import find_task
 
         find_task(type)
 
@@ -163,13 +247,13 @@ def score_samples(
         import torch
 
         from hypha_ray.driver.datasets.classes import by_number, relabelled
-        from hypha_ray.driver.trained_models.preference_scores import preference_task
+        from hypha_ray.driver.trained_models.preferences import preference_task
         from hypha_ray.model.checks.loss_check import check_loss_of
         from hypha_ray.model.checks.positions import require_positions
         from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
         from hypha_ray.model.loading.build import describe
         from hypha_ray.model.saved_model import open_saved
-        from hypha_ray.model.tasks.table import require_trainable
+        from hypha_ray.model.tasks import require_trainable
 
     manifest = source.manifest
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -217,6 +301,7 @@ def score_answers(
         from hypha_ray.model.saved_model import open_saved
         from hypha_ray.model.vocabulary import vocabulary_of
         from hypha_ray.plugins import look_beside_the_job
+        from hypha_ray.rl.dataflow.model_worker import master_of
         from hypha_ray.rl.environments.rollouts import EnvironmentRollouts
         from hypha_ray.rl.island import validate
         from hypha_ray.rl.policy import Policy, end_tokens
@@ -224,7 +309,6 @@ def score_answers(
         from hypha_ray.rl.roles.policies import Generator
         from hypha_ray.rl.roles.reward import RewardRole
         from hypha_ray.rl.scoring import Scorer
-        from hypha_ray.rl.workers.model_worker import master_of
         from hypha_ray.types.events import means
 
     look_beside_the_job()

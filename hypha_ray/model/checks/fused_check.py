@@ -14,7 +14,7 @@ from hypha_ray.model.checks.loss_check import choose_samples
 from hypha_ray.model.checks.small_copies import Build, check_on_copy
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.losses import bypassed_head, forward
-from hypha_ray.model.tasks.task import Task
+from hypha_ray.model.task import Task
 from hypha_ray.types import Samples
 
 _CLOSE: Final = 1e-5

@@ -22,8 +22,8 @@ from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.model.checks.small_copies import Build, check_on_copy, unusable_error
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.losses import Losses, compute_losses, forward, loss_of, token_cross_entropy
-from hypha_ray.model.metrics.metric import Metrics, check_metrics
-from hypha_ray.model.tasks.task import IGNORE_INDEX, Task
+from hypha_ray.model.metrics import Metrics, check_metrics
+from hypha_ray.model.task import IGNORE_INDEX, Task
 from hypha_ray.types import Samples
 
 SAMPLES = 3

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from hypha_ray.errors import DataError
-from hypha_ray.model.tasks.task import Task
+from hypha_ray.model.task import Task
 
 _TABLE: Final = re.compile(r"(^|\.)(wpe|positions_embed|embed_positions|position_embeddings?|pos_emb)$")
 _OF_IMAGES: Final = re.compile(r"vision|visual|image|audio|speech")

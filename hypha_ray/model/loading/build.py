@@ -1,27 +1,38 @@
 """Models built from the table of a job file, and descriptions of models without weights for preflight checks.
 
 Nothing is guessed: pickled weights, and weights that don't fit the task, are errors with a code each.
+
+Frozen weights of 4 or 8 bits below an adapter, by bitsandbytes (QLoRA, arXiv 2305.14314; LLM.int8, 2208.07339).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import importlib.util
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import safe_open
 
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.model.checks.positions import max_positions
-from hypha_ray.model.loading.configuration import auto_class, configuration_of, errors_as, sets_labels
-from hypha_ray.model.loading.folders import read_config
-from hypha_ray.model.loading.hub import base_of, remote_code_allowed
-from hypha_ray.model.loading.quantized import fingerprint, loading_options
+from hypha_ray.model.loading.configuration import (
+    OWN_CLASSES,
+    auto_class,
+    configuration_of,
+    errors_as,
+    resolve_task,
+    sets_labels,
+)
+from hypha_ray.model.loading.hub import base_of, read_config, remote_code_allowed
 from hypha_ray.model.loading.weights import (
     LoadingReport,
     is_whole,
@@ -30,15 +41,74 @@ from hypha_ray.model.loading.weights import (
     require_fit,
     simulate_loading,
     tensor_shapes,
+    weight_files,
 )
 from hypha_ray.model.losses import with_own_loss
-from hypha_ray.model.tasks.resolve import OWN_CLASSES, resolve_task
-from hypha_ray.model.tasks.table import TASKS, find_task
-from hypha_ray.model.tasks.task import Task
+from hypha_ray.model.task import Task
+from hypha_ray.model.tasks import TASKS, find_task
 from hypha_ray.plugins import find
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+
+def check_quantization() -> None:
+    """Refuse quantized weights on a machine without bitsandbytes.
+
+    Raises:
+        ConfigError: MODEL008.
+
+    """
+    if importlib.util.find_spec("bitsandbytes") is None:
+        problem = "model.quantization needs bitsandbytes"
+        fix = "pip install 'hypha_ray[quantized]' on each machine, or leave it out"
+        raise ConfigError("MODEL008", problem, "it isn't installed", fix=fix)
+
+
+def loading_options(model: Model, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Return options of `from_pretrained` for a job's quantized weights; none if they aren't quantized.
+
+    Args:
+        model: table of the job file.
+        dtype: dtype of weights that aren't quantized, and of matrices as they are multiplied.
+        device: device that the weights will be used on. They are quantized there: int8 of a CPU can't be moved.
+
+    Raises:
+        ConfigError: MODEL008, the package is missing.
+
+    """
+    if model.quantization is None:
+        return {}
+    check_quantization()
+    from transformers import BitsAndBytesConfig
+
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # It warns in each step of int8 that it casts its input.
+    if model.quantization == "nf4":
+        config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
+    else:
+        config = BitsAndBytesConfig(load_in_8bit=True)
+    return {"quantization_config": config, "device_map": {"": str(device)}}
+
+
+def fingerprint(model: Model, folder: Path) -> str:
+    """Return the SHA-256 of a repository's weights as they are in its files, and of their form.
+
+    The last bits of quantized weights may depend on the device that has quantized them.
+    """
+    form = repr(model.quantization)
+    sha256 = hashlib.sha256(form.encode())
+    file_of = dict[str, Path]()
+    for file in weight_files(folder, str(model.repository)):
+        with safe_open(file, "pt") as content:
+            file_of |= dict.fromkeys(content.keys(), file)
+    for name, file in sorted(file_of.items()):
+        with safe_open(file, "pt") as content:
+            tensor = content.get_tensor(name)
+        description = repr((name, str(tensor.dtype), tuple(tensor.shape)))
+        sha256.update(description.encode())
+        values = tensor.contiguous().flatten()
+        sha256.update(values.view(torch.uint8).numpy().data)
+    return sha256.hexdigest()
 
 
 _SHOWN = 3

@@ -10,7 +10,7 @@ from transformers import AutoProcessor
 from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.errors import CheckpointError, reason_of
 from hypha_ray.model.loading.hub import base_of, fetch, hub_token, remote_code_allowed
-from hypha_ray.model.tasks.task import SpecialTokens
+from hypha_ray.model.task import SpecialTokens
 
 _FILES = ("processor_config.json", "tokenizer_config.json", "tokenizer.json", "preprocessor_config.json")
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.loading.hub import fetch, hub_token
-from hypha_ray.model.tasks.task import SpecialTokens
+from hypha_ray.model.task import SpecialTokens
 from hypha_ray.types import TokenRules
 
 

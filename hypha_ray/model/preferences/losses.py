@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from hypha_ray.config.tables.preference import Preference
+from hypha_ray.config.tables.rl import Preference
 from hypha_ray.errors import ConfigError
 from hypha_ray.plugins import create
 

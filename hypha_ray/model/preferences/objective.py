@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from hypha_ray.config.tables.preference import OF_LENGTH, Preference
+from hypha_ray.config.tables.rl import OF_LENGTH, Preference
 from hypha_ray.errors import DataError
 from hypha_ray.model.lora import without_adapter
 from hypha_ray.model.losses import Losses, forward, missing_loss, router_loss
 from hypha_ray.model.preferences.losses import PreferenceInputs, PreferenceLoss, require_losses
-from hypha_ray.model.tasks.task import IGNORE_INDEX, Batch, Task
+from hypha_ray.model.task import IGNORE_INDEX, Batch, Task
 from hypha_ray.plugins import create
 from hypha_ray.types import Sums
 from hypha_ray.types.events import CHOSEN, REJECTED

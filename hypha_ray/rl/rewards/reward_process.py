@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypha_ray.rl.call_process import START_S, CallProcess, Code, Service, serve
-from hypha_ray.rl.rewards import mathematics
+from hypha_ray.rl.rewards import text
 from hypha_ray.rl.rewards.calls import Calls, Row, Signatures, Tasks, Unit
 from hypha_ray.rl.rewards.response import Response
 
@@ -59,7 +59,7 @@ def _load(message: Any) -> Service:
     names, tasks = message
     calls = Calls(names, tasks)
     if "math" in names:
-        mathematics.warm_up()
+        text.warm_up()
 
     def answer(request: Any, begins: Callable[[object], None]) -> object:
         columns, responses = request

@@ -1,8 +1,12 @@
-"""Roles of a job's algorithm, for the model worker that trains and for the others."""
+"""Roles of a job's algorithm, for the model worker that trains and for the others.
+
+Roles in training: the policy, which also generates, and the critic, which values the states before tokens.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,25 +15,154 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.config.tables.rewards import MODEL
+from hypha_ray.failpoints import failpoint
 from hypha_ray.model.environment import compute_reproducibly, device_of
 from hypha_ray.model.flat import views
 from hypha_ray.model.identity import require_same
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.saved_model import export
-from hypha_ray.model.trained import ActorCritic, build_trained, exported
+from hypha_ray.model.trained import ActorCritic, CriticModel, build_trained, exported
 from hypha_ray.model.vocabulary import vocabulary_of
+from hypha_ray.optim.joint import critic_settings
+from hypha_ray.optim.optimizers import build_optimizer
+from hypha_ray.rl.algorithms.losses import by_token, clipped_value_loss
+from hypha_ray.rl.dataflow.sample import Sample
 from hypha_ray.rl.engines.completions import Engine
 from hypha_ray.rl.engines.continuous import ContinuousEngine
+from hypha_ray.rl.engines.native import Responses, accepted, positions
 from hypha_ray.rl.engines.server import ServerEngine
 from hypha_ray.rl.environments.rollouts import EnvironmentRollouts
-from hypha_ray.rl.policy import Policy, end_tokens
+from hypha_ray.rl.objective import logprob_gap
+from hypha_ray.rl.packing import Valued, packed_tokens, responses_of, tokens_of
+from hypha_ray.rl.policy import Policy, end_tokens, mixed_precision
 from hypha_ray.rl.reward_model import load_scores
-from hypha_ray.rl.roles.actor_critic import Actor, TrainedCritic
-from hypha_ray.rl.roles.learner import Learner
+from hypha_ray.rl.roles.learner import Learner, step_on_parts, train
 from hypha_ray.rl.roles.policies import Generator, Reference, Rollouts
 from hypha_ray.rl.roles.reward import RewardRole
-from hypha_ray.rl.roles.role import Role
+from hypha_ray.rl.roles.role import Role, RoleOutcome, TrainedRole, facts_of
 from hypha_ray.rl.scoring import Scorer
+from hypha_ray.types import Sums
+
+
+class Actor(Generator, TrainedRole):
+    """Policy in training.
+
+    Args:
+        job: the job file.
+        policy: the policy.
+        ends: ids of tokens that end a response.
+        write: function that writes the trained weights to a folder.
+        engine: engine that generates; None: the policy generates itself.
+        rollouts: environment that responses are a conversation with; None without one.
+
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        policy: Policy,
+        ends: Collection[int],
+        write: Callable[[Path], None],
+        engine: Engine | None = None,
+        rollouts: EnvironmentRollouts | None = None,
+    ) -> None:
+        super().__init__(job.rl, job.run.seed, policy, ends, engine, rollouts)
+        self._job = job
+        self._write = write
+        self.learner = Learner(job, policy)
+
+    def save(self, folder: str) -> None:
+        """Write the policy for `from_pretrained`."""
+        self._write(Path(folder))
+
+    def config(self) -> Mapping[str, Any]:
+        """Return facts of the model."""
+        return facts_of(self.policy.model)
+
+    def initialize(self, steps: int) -> None:
+        """Build the optimizer."""
+        job = self._job
+        self.optimizer = build_optimizer(self.policy.model, job.inner_optimizer, steps, job.num_workers)
+
+    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
+        """Compute the trainer's own log-probabilities, and their mean distance from those of generation."""
+        responses = responses_of(sample, self.device)
+        logprobs = self.policy.logprobs(responses)
+        return RoleOutcome(packed_tokens(sample, {"proximal_logprobs": logprobs}), logprob_gap(logprobs, responses))
+
+    def train_step(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
+        """Train on a batch, as `train`, or on gradients that other model workers have computed."""
+        learner = self.learner
+        if "gradients" in sample.data:
+            outcome = step_on_parts(sample, self.policy.model, self.optimizer, arguments.get("gradient"))
+        else:
+            rollout = learner.rollout(sample)
+            outcome = train(self._job, rollout, self.optimizer, learner.weights_of, learner.loss, arguments)
+        failpoint("rl.train")
+        return outcome
+
+
+class TrainedCritic(TrainedRole):
+    """Critic in training.
+
+    Args:
+        job: the job file.
+        critic: the model, in evaluation mode.
+        autocast: dtype of mixed precision; None: full precision.
+
+    """
+
+    def __init__(self, job: Job, critic: CriticModel, autocast: torch.dtype | None) -> None:
+        self._job = job
+        self._critic = critic
+        self._autocast = autocast
+        self._device = critic.head.weight.device
+
+    def initialize(self, steps: int) -> None:
+        """Build the optimizer."""
+        self.optimizer = build_optimizer(self._critic, critic_settings(self._job), steps, self._job.num_workers)
+
+    @torch.no_grad()
+    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
+        """Compute the values before all tokens of responses."""
+        values = self._values(responses_of(sample, self._device))
+        return RoleOutcome(packed_tokens(sample, {"values": values}))
+
+    def train_step(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
+        """Train on a batch, as `train`; the loss is a mean over tokens."""
+        responses = responses_of(sample, self._device)
+        is_trained_on = torch.from_numpy(sample.data["kept"])
+        rows = Valued(
+            responses=responses,
+            mask=responses.mask * is_trained_on.to(self._device)[:, None],
+            old=tokens_of(sample, "values", self._device),
+            returns=tokens_of(sample, "returns", self._device),
+        )
+        return train(self._job, rows, self.optimizer, lambda mask: by_token(mask, 0), self._loss, arguments)
+
+    def config(self) -> Mapping[str, Any]:
+        """Return facts of the model."""
+        return facts_of(self._critic)
+
+    def _loss(self, part: Valued, weights: torch.Tensor) -> tuple[torch.Tensor, Sums]:
+        values = self._values(part.responses)
+        value_clip = self._job.rl.critic.value_clip
+        losses, is_clipped = clipped_value_loss(values, part.old, part.returns, value_clip)
+        tokens = float(part.mask.sum())
+        sums: Sums = {}
+        for name, figure in (("value_loss", losses.detach()), ("value_clip_share", is_clipped)):
+            total = (figure * part.mask).sum()
+            sums[name] = float(total), tokens
+        return (losses * weights).sum(), sums
+
+    def _values(self, responses: Responses) -> torch.Tensor:
+        length = responses.mask.shape[1]
+        options = accepted(self._critic.base_model, positions(responses.attention_mask), length + 1)
+        with mixed_precision(self._device, self._autocast):
+            values: torch.Tensor = self._critic(
+                input_ids=responses.ids, attention_mask=responses.attention_mask, use_cache=False, **options
+            )
+        return values[:, -length - 1 : -1].float()
 
 
 def trained_roles(job: Job, model: torch.nn.Module, tokenizer: Any, worker: int) -> dict[str, Role]:

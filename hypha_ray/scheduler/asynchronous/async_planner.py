@@ -21,10 +21,17 @@ from hypha_ray.scheduler.fleet.worker_state import (
 )
 from hypha_ray.scheduler.messages import Command
 from hypha_ray.scheduler.pace import CorrectionPace
-from hypha_ray.scheduler.planning.plan_reasons import BEAT, EQUAL, UNKNOWN, ReasonBook
 from hypha_ray.scheduler.planning.planner import Allocation
 from hypha_ray.scheduler.planning.planner import plan as plan_batches
-from hypha_ray.scheduler.planning.worker_plans import Sizes, ValidationSamples, WorkerPlans
+from hypha_ray.scheduler.planning.worker_plans import (
+    BEAT,
+    EQUAL,
+    UNKNOWN,
+    ReasonBook,
+    Sizes,
+    ValidationSamples,
+    WorkerPlans,
+)
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.types import Plan, SliceInfo, Span, WeightsVersion
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hypha_ray.config import Job
-from hypha_ray.config.epochs import rounds_for
+from hypha_ray.config.schema import rounds_for
 from hypha_ray.exchange_schedule import version_due
 from hypha_ray.scheduler.barrier.round import BarrierRound
 from hypha_ray.scheduler.fleet.worker_state import (
@@ -17,12 +17,17 @@ from hypha_ray.scheduler.fleet.worker_state import (
 )
 from hypha_ray.scheduler.messages import Command
 from hypha_ray.scheduler.planning.correction import CORRECTION_GAIN, cautious, correct, progress_of
-from hypha_ray.scheduler.planning.plan_reasons import EQUAL, ReasonBook, reason_of
 from hypha_ray.scheduler.planning.planner import Allocation
 from hypha_ray.scheduler.planning.planner import plan as plan_batches
-from hypha_ray.scheduler.planning.round_sizes import longest_round
-from hypha_ray.scheduler.planning.run_length import RoundSamples, fitted
-from hypha_ray.scheduler.planning.worker_plans import Sizes, ValidationSamples, WorkerPlans
+from hypha_ray.scheduler.planning.round_sizes import RoundSamples, fitted, longest_round
+from hypha_ray.scheduler.planning.worker_plans import (
+    EQUAL,
+    ReasonBook,
+    Sizes,
+    ValidationSamples,
+    WorkerPlans,
+    reason_of,
+)
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.types import Plan, SliceInfo, Span, WeightsVersion, samples_of
 

@@ -9,14 +9,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from hypha_ray.config import Job
 from hypha_ray.figures import METRIC, Figure, figures_of, metric_figure
-from hypha_ray.model.tasks.table import find_task
+from hypha_ray.model.tasks import find_task
 from hypha_ray.plugins import create
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.fleet.time_book import TimeBook
 from hypha_ray.scheduler.messages import Outbox
 from hypha_ray.scheduler.planning.worker_plans import WorkerPlans
 from hypha_ray.scheduler.resume_point import ResumePoint, RunTotals
-from hypha_ray.scheduler.rounds.signs import EvaluationPatience, LearningReports
+from hypha_ray.scheduler.rounds.metrics import EvaluationPatience, LearningReports
 from hypha_ray.types import Evaluated, Span, Sums, added
 
 

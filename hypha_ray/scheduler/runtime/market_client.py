@@ -14,8 +14,8 @@ from ray.exceptions import RayError
 
 from hypha_ray.config import Job
 from hypha_ray.errors import CapacityError, OutbidError
-from hypha_ray.market.auction.allotment import Ruling
-from hypha_ray.market.auction.client import AuctionClient
+from hypha_ray.market.allotment import Ruling
+from hypha_ray.market.auction import AuctionClient
 from hypha_ray.market.buyer import request_of, workers_to_hire
 from hypha_ray.market.cluster import cluster_nodes, lease_entries, own_node, post_speeds
 from hypha_ray.market.offers import Offer, answers, is_firm

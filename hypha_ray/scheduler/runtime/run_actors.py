@@ -1,18 +1,28 @@
-"""Placement, names and ends of a run's actors."""
+"""Placement, names and ends of a run's actors.
+
+The owner of the actors that outlive a scheduler: Ray ends an actor with the process that started it.
+
+    driver ──owns──► owner ──owns──► workers, parameter servers        They end with the driver, not with a scheduler.
+       └────owns──► scheduler ──owns──► store, data shards, telemetry
+
+The owner only starts actors and keeps their handles. Ray restarts it if it dies.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from hypha_ray.children import ListedActor
 from hypha_ray.config import Job
 from hypha_ray.data.actor import READS_AT_ONCE, DataShard
 from hypha_ray.errors import ClusterError
@@ -20,12 +30,62 @@ from hypha_ray.market.allocator import Lease, Leases
 from hypha_ray.market.cluster import draining_nodes, on_this_node
 from hypha_ray.market.requirements import Need, NodeResources, server_need, worker_needs
 from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor, value
+from hypha_ray.server import actor as server_actor
+from hypha_ray.server.actor import ParameterServer
 from hypha_ray.store.actor import GROUPS, Store
 from hypha_ray.telemetry.actor import Telemetry
 from hypha_ray.texts import redacted_tree
 from hypha_ray.traces.tracing import FLUSH_S, flush
 from hypha_ray.types import Source
-from hypha_ray.worker.actor import FromDataset
+from hypha_ray.worker.actor import BridgedWorker, FromDataset, TrainWorker
+
+OWNER = "owner"
+"""Name of the owner in the namespace of the run."""
+
+
+@cache
+def actor_class(role: str) -> Any:
+    """Actor class of a server, or of a kind of worker, with the concurrency groups that its methods need.
+
+    Ray draws a random id for it, so it isn't made as this module is loaded: processes may be forked afterwards.
+
+    Args:
+        role: ``server``, or the kind of a worker: ``train``, or ``bridged`` if its trainer runs outside Ray.
+
+    """
+    if role == "server":
+        return ray.remote(concurrency_groups=server_actor.GROUPS, allow_out_of_order_execution=True)(ParameterServer)
+    worker = {"train": TrainWorker, "bridged": BridgedWorker}[role]
+    return ray.remote(concurrency_groups={"control": 1}, allow_out_of_order_execution=True)(worker)
+
+
+class ActorOwner(ListedActor):
+    """Starts actors and keeps their handles."""
+
+    def __init__(self) -> None:
+        self._actor_by_name: dict[str, Any] = {}
+        """Latest actor of each name; Ray ends an actor whose last handle is gone."""
+
+    def ping(self) -> int:
+        """Return the process id, as a sign of life."""
+        return os.getpid()
+
+    def start(self, role: str, options: dict[str, Any], *arguments: Any) -> Any:
+        """Start an actor under the name in its options; return its handle.
+
+        Args:
+            role: as `actor_class` takes it.
+            options: Ray options of the actor.
+            arguments: arguments of its constructor; small, because Ray keeps them as long as the actor.
+
+        Raises:
+            ValueError: the name is taken.
+
+        """
+        actor = actor_class(role).options(**options).remote(*arguments)
+        self._actor_by_name[options["name"]] = actor
+        return actor
+
 
 NAME_S = 10.0
 """Longest wait for the name or lease of an actor that is being ended."""

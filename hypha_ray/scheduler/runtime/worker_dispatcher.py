@@ -17,13 +17,12 @@ from hypha_ray.errors import HyphaError, QuarantinedError, first_line
 from hypha_ray.failpoints import failpoint
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
-from hypha_ray.scheduler.runtime.round_traces import RoundTraces
 from hypha_ray.scheduler.runtime.run_actors import RunActors
-from hypha_ray.scheduler.runtime.slices.slice_readers import SliceCache
+from hypha_ray.scheduler.runtime.slice_readers import SliceCache
 from hypha_ray.scheduler.runtime.supervised_actor import GONE, death_text
-from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
+from hypha_ray.scheduler.runtime.telemetry_client import RoundTraces, TelemetryClient
 from hypha_ray.types import Alive, Delta, Left, Source, WeightsVersion
-from hypha_ray.worker.interrupts import ProcessLostError
+from hypha_ray.worker.inbox import ProcessLostError
 
 FIRST_POLL_S = 0.002
 LONGEST_POLL_S = 0.05

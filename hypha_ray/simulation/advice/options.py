@@ -8,11 +8,10 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from hypha_ray.config import Job
-from hypha_ray.config.cli.options import parse_options
 from hypha_ray.config.keys import tables
+from hypha_ray.config.options import parse_options
 from hypha_ray.errors import ConfigError
-from hypha_ray.simulation.advice.exchange import Circumstances, ModelShape
-from hypha_ray.simulation.advice.link import parse_latency, parse_link
+from hypha_ray.simulation.advice.exchange import Circumstances, ModelShape, parse_latency, parse_link
 
 ASSUMED_BATCH_S = 1.0
 """Seconds of a batch if nothing says how long it takes."""

@@ -1,17 +1,60 @@
-"""Report of an advice: what was asked, the candidates side by side, other speeds, and what the figures don't cover."""
+"""Report of an advice: what was asked, the candidates side by side, other speeds, and what the figures don't cover.
+
+Overlay of a job file: proposals as TOML, with their reasons as comments.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from hypha_ray.simulation.advice import evidence
+import tomli_w
+
+from hypha_ray.simulation.advice import proposal as evidence
 from hypha_ray.simulation.advice.comparison import ComparedCandidate
-from hypha_ray.simulation.advice.exchange import Circumstances, ExchangeSettings
+from hypha_ray.simulation.advice.exchange import Circumstances, ExchangeSettings, rate_text
 from hypha_ray.simulation.advice.ladder import ExchangeChoice, Limits, choose, sufficient_scale
-from hypha_ray.simulation.advice.link import rate_text
-from hypha_ray.simulation.advice.proposal import percent
+from hypha_ray.simulation.advice.proposal import Proposal, percent
 from hypha_ray.simulation.result import HEADLINE
+
+WIDTH = 118
+"""Longest line of a comment."""
+
+
+def overlay_text(proposals: Sequence[Proposal], heading: Sequence[str]) -> str:
+    """Write a job file with the proposed keys.
+
+    Args:
+        proposals: keys with values and reasons.
+        heading: lines of the comment before them.
+
+    """
+    lines = [comment_line(line) for line in heading]
+    tables: dict[str, list[Proposal]] = {}
+    for proposal in proposals:
+        table, _, _ = proposal.key.rpartition(".")
+        tables.setdefault(table, []).append(proposal)
+    for table, members in tables.items():
+        lines += ["", f"[{table}]"]
+        for proposal in members:
+            lines += _entry(proposal)
+    return "\n".join(lines) + "\n"
+
+
+def comment_line(text: str) -> str:
+    """Write a line of a comment."""
+    return f"# {text}".rstrip()
+
+
+def _entry(proposal: Proposal) -> Iterator[str]:
+    """Lines of a key: its comments, and the key with its value."""
+    for text in (proposal.reason, *proposal.evidence):
+        if text:
+            yield from textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="#   ")
+    _, _, name = proposal.key.rpartition(".")
+    yield tomli_w.dumps({name: proposal.value}).rstrip()
+
 
 SPEEDS = (0.1, 1.0, 10.0)
 """Factors of the assumed seconds of a batch that the advice is shown for."""

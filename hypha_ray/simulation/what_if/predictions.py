@@ -20,10 +20,15 @@ from hypha_ray.config.load import CONFIG, load
 from hypha_ray.simulation.calibration import ActualRound, Calibration
 from hypha_ray.simulation.result import SimulationResult
 from hypha_ray.simulation.scenario_checks import check_scenario
-from hypha_ray.simulation.what_if.recorded_world import RecordedScenario, simulate_recorded
-from hypha_ray.simulation.what_if.run_scenario import DataSize, require_told, scenario_notes, scenario_of
-from hypha_ray.simulation.what_if.scenario_keys import with_scenario_keys
-from hypha_ray.simulation.what_if.trials import Trial
+from hypha_ray.simulation.what_if.run_scenario import (
+    DataSize,
+    RecordedScenario,
+    require_told,
+    scenario_notes,
+    scenario_of,
+    simulate_recorded,
+)
+from hypha_ray.simulation.what_if.trials import Trial, with_scenario_keys
 
 SEEDS = 5
 """Number of simulations of each setting; odd, so that one of them has the median time."""

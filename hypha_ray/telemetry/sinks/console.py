@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
-from hypha_ray.config.cli.output import SILENCE_S, Heartbeat, line
+from hypha_ray.config.entry_point import SILENCE_S, Heartbeat, line
 from hypha_ray.telemetry.sinks import table
 from hypha_ray.telemetry.sinks.files import Record
 

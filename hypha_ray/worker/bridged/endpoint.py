@@ -6,8 +6,8 @@ import contextlib
 import ssl
 from pathlib import Path
 
-from hypha_ray.bridge.transport.access import UNIX, make_token, read_token, server_tls, split
-from hypha_ray.bridge.transport.listener import Listener
+from hypha_ray.bridge.access import UNIX, make_token, read_token, server_tls, split
+from hypha_ray.bridge.listener import Listener
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.files import opener

@@ -16,18 +16,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from hypha_ray.bridge.access import UNIX, make_token
+from hypha_ray.bridge.channel import Channel
 from hypha_ray.bridge.client import FOLDERS
+from hypha_ray.bridge.listener import Listener
 from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.bridge.programs import PREFIX, Scratch, handed_on, sweep
-from hypha_ray.bridge.transport.access import UNIX, make_token
-from hypha_ray.bridge.transport.channel import Channel
-from hypha_ray.bridge.transport.listener import Listener
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
 from hypha_ray.files import opener
 from hypha_ray.model.identity import require_same
 from hypha_ray.model.loading.tokenizer import PackedTokenizer
-from hypha_ray.model.tasks.task import SpecialTokens
+from hypha_ray.model.task import SpecialTokens
 from hypha_ray.texts import redacted_tree
 from hypha_ray.worker.bridged.endpoint import listen_for_trainer
 from hypha_ray.worker.bridged.round_report import rl_definition

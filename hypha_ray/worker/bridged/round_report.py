@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hypha_ray.bridge import bridge_pb2 as pb
-from hypha_ray.bridge.transport.conversation import LARGEST
+from hypha_ray.bridge.conversation import LARGEST
 from hypha_ray.config.tables.rewards import MODEL
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import BridgeError

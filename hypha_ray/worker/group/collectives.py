@@ -19,7 +19,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore  # 
 from hypha_ray.errors import ConfigError
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.types import Samples
-from hypha_ray.worker.interrupts import ProcessLostError
+from hypha_ray.worker.inbox import ProcessLostError
 
 
 def split_batch(batch: Samples, count: int) -> list[Samples]:

@@ -27,14 +27,14 @@ from hypha_ray.model.environment import device_of
 from hypha_ray.model.evaluation import scored_in_evaluation
 from hypha_ray.model.flat import Array, Groups, check
 from hypha_ray.model.layout import layout_of
-from hypha_ray.model.tasks.task import SpecialTokens
+from hypha_ray.model.task import SpecialTokens
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.step import Step
 from hypha_ray.types import Flat, Layout, Samples, Sums, added
 from hypha_ray.worker.group.collectives import Collectives, find_store, open_store, require_equal, split_batch
 from hypha_ray.worker.group.shards import Shards, SharedState, SumsOverShards, connect, disconnect, is_broken
-from hypha_ray.worker.interrupts import ProcessLostError
+from hypha_ray.worker.inbox import ProcessLostError
 from hypha_ray.worker.training.supervised import Backup, SupervisedTrainer, micro_batches
 
 Call: TypeAlias = tuple[Any, ...]

@@ -25,7 +25,7 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.model.environment import device_of, use_threads
-from hypha_ray.model.tasks.task import SpecialTokens
+from hypha_ray.model.task import SpecialTokens
 from hypha_ray.types import Samples
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 

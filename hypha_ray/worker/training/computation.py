@@ -14,7 +14,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.automatic import OFF
 from hypha_ray.model.checks.fused_check import head_of
 from hypha_ray.model.losses import Losses, compute_losses
-from hypha_ray.model.tasks.task import Task
+from hypha_ray.model.task import Task
 from hypha_ray.optim.optimizers import Inner
 
 

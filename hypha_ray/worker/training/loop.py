@@ -17,7 +17,7 @@ from hypha_ray.failpoints import failpoint
 from hypha_ray.model.environment import take_peak_memory
 from hypha_ray.model.execution import resolved_job
 from hypha_ray.model.layout import layout_of
-from hypha_ray.model.tasks.task import SpecialTokens
+from hypha_ray.model.task import SpecialTokens
 from hypha_ray.optim.schedules import position
 from hypha_ray.optim.step import PendingStep, Step
 from hypha_ray.store.tensorfile import digest, named
@@ -40,9 +40,8 @@ from hypha_ray.types import (
     window,
 )
 from hypha_ray.types.current_work import working
-from hypha_ray.worker.inbox import BatchSource, Inbox
+from hypha_ray.worker.inbox import BatchSource, Inbox, Retired
 from hypha_ray.worker.incarnation import Emit, HandOver
-from hypha_ray.worker.interrupts import Retired
 from hypha_ray.worker.training.device_encoding import device_encoding
 from hypha_ray.worker.training.faults import Throttle, corrupted
 from hypha_ray.worker.training.local_state import LocalWeights, export_inner_state, import_inner_state

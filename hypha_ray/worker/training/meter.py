@@ -16,7 +16,7 @@ from hypha_ray.config.tables.resources import WorkerGroup
 from hypha_ray.model.execution import is_routed
 from hypha_ray.model.lora import has_adapter
 from hypha_ray.model.preferences.objective import has_frozen_copy
-from hypha_ray.model.tasks.table import find_task
+from hypha_ray.model.tasks import find_task
 from hypha_ray.optim.step import Step
 from hypha_ray.types import Report, Source, Sums, added
 

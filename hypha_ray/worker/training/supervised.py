@@ -24,7 +24,7 @@ from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.lora import has_adapter
 from hypha_ray.model.losses import Losses, require_mean
-from hypha_ray.model.metrics.metric import metrics_named
+from hypha_ray.model.metrics import metrics_named
 from hypha_ray.model.preferences.objective import (
     TRAINED_FIGURES,
     disable_dropout,
@@ -32,8 +32,8 @@ from hypha_ray.model.preferences.objective import (
     reference_of,
     with_preferences,
 )
-from hypha_ray.model.tasks.table import find_task, require_trainable
-from hypha_ray.model.tasks.task import SpecialTokens
+from hypha_ray.model.task import SpecialTokens
+from hypha_ray.model.tasks import find_task, require_trainable
 from hypha_ray.model.trained import build_trained
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.precision import LossScale

@@ -11,7 +11,7 @@ import torch
 from hypha_ray.config import Job
 from hypha_ray.model.flat import Array, Groups
 from hypha_ray.model.loading.tokenizer import PackedTokenizer
-from hypha_ray.model.tasks.task import SpecialTokens
+from hypha_ray.model.task import SpecialTokens
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.step import FinishedStep, PendingStep, Step
 from hypha_ray.types import Flat, Layout, Samples, Sums
@@ -110,7 +110,7 @@ def trainer_of(job: Job, worker: int, specials: SpecialTokens | None = None, pro
     if job.rl.algorithm is None:
         if processes == 1:
             return SupervisedTrainer(job, specials)
-        from hypha_ray.worker.group.trainer import group_trainer  # Ray has no part in a worker of one process.
+        from hypha_ray.worker.group.actor import group_trainer  # Ray has no part in a worker of one process.
 
         return group_trainer(job, specials, worker)
     from hypha_ray.rl.island import Island

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from hypha_ray.bridge import bridge_pb2 as pb
+from hypha_ray.bridge.access import prove
+from hypha_ray.bridge.channel import MAX_GREETING, MAX_MESSAGE, Channel, Frames
 from hypha_ray.bridge.paths import WorkDirectory
-from hypha_ray.bridge.transport.access import prove
-from hypha_ray.bridge.transport.channel import Channel
-from hypha_ray.bridge.transport.frames import MAX_GREETING, MAX_MESSAGE, Frames
 from hypha_ray.errors import BridgeError, HyphaError
 from tests.support.bridging import TOKEN, channels, envelope, frame, sockets, together
 

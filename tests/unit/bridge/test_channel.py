@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.bridge import bridge_pb2 as pb
+from hypha_ray.bridge.channel import MAX_PART, Channel, Frames
+from hypha_ray.bridge.conversation import Conversation
 from hypha_ray.bridge.paths import WorkDirectory
-from hypha_ray.bridge.transport.channel import Channel
-from hypha_ray.bridge.transport.conversation import Conversation
-from hypha_ray.bridge.transport.frames import MAX_PART, Frames
 from hypha_ray.errors import AuthenticationError, BridgeError
 from tests.support.bridging import TOKEN, channels, envelope, sockets, together
 

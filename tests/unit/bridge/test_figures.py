@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hypha_ray.bridge import bridge_pb2 as pb
+from hypha_ray.bridge.conversation import check
 from hypha_ray.bridge.paths import WorkDirectory
-from hypha_ray.bridge.transport.conversation import check
 from hypha_ray.codec import encoders
 from hypha_ray.config import Job
 from hypha_ray.config.tables.rl import RL

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.bridge.transport.access import make_token, prove, proves, read_token
+from hypha_ray.bridge.access import make_token, prove, proves, read_token
 from hypha_ray.errors import AuthenticationError
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from ray.exceptions import RayTaskError
 
-from hypha_ray.config.cli.entry_point import run
+from hypha_ray.config.entry_point import run
 from hypha_ray.errors import (
     AuthenticationError,
     CapacityError,

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.config import assignments, checks, document
-from hypha_ray.config.cli.help import help_text, renewed
 from hypha_ray.config.keys import EACH, keys, nearest
 from hypha_ray.config.load import parse
-from hypha_ray.driver.find_run import find_run
-from hypha_ray.model.tasks.table import TASKS, UNTRAINABLE
+from hypha_ray.config.options import help_text, renewed
+from hypha_ray.driver.run_folders import find_run
+from hypha_ray.model.tasks import TASKS, UNTRAINABLE
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -28,7 +28,7 @@ def python(code: str) -> str:
 
 @pytest.mark.slow
 def test_import_of_the_configuration_leaves_heavy_modules_out() -> None:
-    code = "import sys, hypha_ray.config, hypha_ray.config.load, hypha_ray.config.cli.entry_point; print(*sys.modules)"
+    code = "import sys, hypha_ray.config, hypha_ray.config.load, hypha_ray.config.entry_point; print(*sys.modules)"
     assert HEAVY.isdisjoint(python(code).split())
 
 

@@ -11,7 +11,7 @@ import pytest
 SCRIPT = """
 import ctypes, sys
 from pathlib import Path
-from hypha_ray.config.cli.entry_point import run
+from hypha_ray.config.entry_point import run
 
 def main():
     starts = Path(sys.argv[1])

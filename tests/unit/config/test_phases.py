@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TextIO
 
-from hypha_ray.config.cli.output import Phases
+from hypha_ray.config.entry_point import Phases
 
 
 class Watched(io.StringIO):
@@ -68,7 +68,7 @@ def test_phases_on_a_closed_stream_are_dropped() -> None:
 
 
 def test_command_begins_with_its_process_and_not_with_its_imports() -> None:
-    code = "from hypha_ray.config.cli.output import process_began_s; print(process_began_s())"
+    code = "from hypha_ray.config.entry_point import process_began_s; print(process_began_s())"
     before = time.monotonic()
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         started = time.monotonic()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.config.cli import output
-from hypha_ray.config.cli.options import parse_options
-from hypha_ray.config.cli.output import STDOUT, require_writable, write_result
+from hypha_ray.config import entry_point
+from hypha_ray.config.entry_point import STDOUT, require_writable, write_result
+from hypha_ray.config.options import parse_options
 from hypha_ray.errors import ConfigError
 
 
@@ -44,7 +44,7 @@ def test_result_for_standard_output_is_alone_there(
     option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdout", sys.stdout)  # Both are as before in the end.
-    monkeypatch.setattr(output, "_results", [])
+    monkeypatch.setattr(entry_point, "_results", [])
     options = parse_options(Listing, "A job.", [f"--{option}", "-"])
     assert getattr(options, option) == STDOUT
     print("for people")

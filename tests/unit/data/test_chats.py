@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer
+from hypha_ray.data.preparation.encoders import byte_tokenizer
 from hypha_ray.data.preparation.report import lengths_of, marked, sample_of
 from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.model.loading.configuration import resolve_task
 from hypha_ray.model.losses import compute_losses
-from hypha_ray.model.tasks.resolve import resolve_task
-from hypha_ray.model.tasks.table import find_task
+from hypha_ray.model.tasks import find_task
 from tests.support.prepared import arrays_of, omissions, prepared, table
 
 CHATML = (

@@ -8,7 +8,7 @@ import pytest
 
 from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
-from hypha_ray.data.storage.url_folder import name_of
+from hypha_ray.data.url_folder import name_of
 
 
 @pytest.mark.parametrize(

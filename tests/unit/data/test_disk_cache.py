@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.data.storage import disk_cache
-from hypha_ray.data.storage.disk_cache import DiskCache
+from hypha_ray.data import disk_cache
+from hypha_ray.data.disk_cache import DiskCache
 
 
 def content(number: int, size: int = 1000) -> tuple[str, bytes]:

@@ -10,9 +10,9 @@ import pytest
 import s3fs
 
 from hypha_ray.data.catalogue import load
+from hypha_ray.data.disk_cache import DiskCache
 from hypha_ray.data.slices import Arrays
-from hypha_ray.data.storage.disk_cache import DiskCache
-from hypha_ray.data.storage.files import FolderFiles, UrlFiles, preprocessor_files
+from hypha_ray.data.storage import FolderFiles, UrlFiles, preprocessor_files
 from hypha_ray.errors import HyphaError
 from tests.support.web import s3_of, web_of
 
@@ -124,7 +124,7 @@ def test_status_of_http_has_its_error_without_a_second_try(
 def test_place_that_cannot_be_read_has_one_error(
     url: str, code: str, exit_code: int, cache: DiskCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hypha_ray.data.storage.url_folder.WAITS_S", ())
+    monkeypatch.setattr("hypha_ray.data.url_folder.WAITS_S", ())
     error = refusal(url, cache)
     assert (error.code, error.exit_code) == (code, exit_code), str(error)
 

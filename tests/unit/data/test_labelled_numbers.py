@@ -24,9 +24,9 @@ from hypha_ray.driver.datasets.classes import with_classes
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.evaluation import tensors_of
 from hypha_ray.model.loading.build import build_model, task_of
+from hypha_ray.model.loading.configuration import resolve_task
 from hypha_ray.model.losses import compute_losses
-from hypha_ray.model.tasks.resolve import resolve_task
-from hypha_ray.model.tasks.table import find_task
+from hypha_ray.model.tasks import find_task
 from hypha_ray.types import Samples
 from tests.support.prepared import arrays_of, omissions, prepared, table
 

@@ -22,9 +22,9 @@ from hypha_ray.data.preparation.slice_writer import SliceWriter
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.checks.loss_check import check_loss_of
 from hypha_ray.model.loading.build import build_model
+from hypha_ray.model.loading.configuration import resolve_task
 from hypha_ray.model.losses import compute_losses
-from hypha_ray.model.tasks.resolve import resolve_task
-from hypha_ray.model.tasks.table import find_task
+from hypha_ray.model.tasks import find_task
 from hypha_ray.types import Samples
 from tests.support.prepared import arrays_of, prepared, table
 

@@ -18,9 +18,9 @@ from transformers import (
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.preparation.report import lengths_of, marked, sample_of
 from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.model.loading.configuration import resolve_task
 from hypha_ray.model.losses import compute_losses
-from hypha_ray.model.tasks.resolve import resolve_task
-from hypha_ray.model.tasks.table import find_task
+from hypha_ray.model.tasks import find_task
 from tests.support.prepared import arrays_of, omissions, prepared, table
 
 COLUMNS = {"source_column": "en", "target_column": "de", "validation_fraction": 0.0}

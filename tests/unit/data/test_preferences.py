@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from hypha_ray.config.tables.preference import Preference
+from hypha_ray.config.tables.rl import Preference
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import MANIFEST
-from hypha_ray.data.preparation.encoders import load_tokenizer
-from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer
-from hypha_ray.driver.datasets.preferences import require_preferences
+from hypha_ray.data.preparation.encoders import byte_tokenizer, load_tokenizer
+from hypha_ray.driver.trained_models.preferences import require_preferences
 from hypha_ray.errors import ConfigError, DataError
 from tests.support.prepared import arrays_of, omissions, prepared, table
 from tests.unit.data.test_chats import CHATML, tokenizer_with

@@ -32,10 +32,9 @@ from transformers import (
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.preparation.encoders import ByteEncoder, Tokens, load_encoder
+from hypha_ray.data.preparation.kinds.documents import batches, hold_out, pack, shuffle
 from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.packing import batches, hold_out, pack, shuffle
-from hypha_ray.data.preparation.prepare import prepare
-from hypha_ray.data.preparation.staging import staged
+from hypha_ray.data.preparation.prepare import prepare, staged
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.errors import ConfigError, DataError, TryAgainError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.data.storage.files import preprocessor_files, write_files
+from hypha_ray.data.storage import preprocessor_files, write_files
 
 
 @pytest.mark.parametrize("name", ["../outside", "inner/../../outside", "{root}/outside", "../folder-beside/outside"])

@@ -25,16 +25,16 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import MANIFEST, Manifest
+from hypha_ray.data.preparation.encoders import byte_tokenizer
 from hypha_ray.data.preparation.kinds.prompts import preview
 from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.preparation.slice_writer import split
-from hypha_ray.data.preparation.sources.generated import ALPHABET, problems
+from hypha_ray.data.preparation.sources.prompts import ALPHABET, problems
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.types.records import pack_records, unpack_records
+from hypha_ray.types.data import pack_records, unpack_records
 
 TEMPLATE = (
     "{% for m in messages %}<extra_id_0>{{ m.role }}:{{ m.content }}{% endfor %}"

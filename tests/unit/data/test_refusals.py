@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.data.catalogue import load
-from hypha_ray.data.storage.disk_cache import DiskCache
-from hypha_ray.data.storage.files import UrlFiles
-from hypha_ray.data.storage.url_folder import UrlFolder
+from hypha_ray.data.disk_cache import DiskCache
+from hypha_ray.data.storage import UrlFiles
+from hypha_ray.data.url_folder import UrlFolder
 from hypha_ray.errors import ExpiredError, HyphaError
 from hypha_ray.store.mirror import Mirror
 from tests.support.refusing_store import Store, refusing_store

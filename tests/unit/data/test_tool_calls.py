@@ -9,8 +9,8 @@ from typing import Any
 import datasets
 import pytest
 
+from hypha_ray.data.preparation.encoders import byte_tokenizer
 from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate, find_answers
-from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer
 from hypha_ray.data.preparation.sources.chats import Chat
 from hypha_ray.errors import DataError
 from tests.support.prepared import omissions, table

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from hypha_ray.data.disk_cache import DiskCache
 from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
-from hypha_ray.data.storage.disk_cache import DiskCache
-from hypha_ray.data.storage.files import FolderFiles, UrlFiles
+from hypha_ray.data.storage import FolderFiles, UrlFiles
 from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.types import SLICES_PER_PART
 from tests.support.web import s3_of

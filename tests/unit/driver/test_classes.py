@@ -18,7 +18,7 @@ from hypha_ray.driver.datasets.classes import by_number, relabelled, with_classe
 from hypha_ray.errors import DataError
 from hypha_ray.model.loading.build import build_model, task_of
 from hypha_ray.model.losses import compute_losses
-from hypha_ray.model.tasks.table import find_task
+from hypha_ray.model.tasks import find_task
 from tests.support.prepared import arrays_of, prepared, table
 
 

@@ -12,11 +12,23 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from hypha_ray.driver.doctor import stores
-from hypha_ray.driver.doctor.cluster import clock_report, compared_versions, link_report, ports_report, size_report
-from hypha_ray.driver.doctor.machine import disk_report, gpu_report, machine_reports, token_report, version_report
-from hypha_ray.driver.doctor.report import CheckReport, CheckState, error_of, fail, note, ok, rows
-from hypha_ray.driver.doctor.stores import google_report, store_reports
+from hypha_ray.driver import doctor_stores
+from hypha_ray.driver.doctor import (
+    CheckReport,
+    CheckState,
+    disk_report,
+    error_of,
+    fail,
+    gpu_report,
+    machine_reports,
+    note,
+    ok,
+    rows,
+    token_report,
+    version_report,
+)
+from hypha_ray.driver.doctor_cluster import clock_report, compared_versions, link_report, ports_report, size_report
+from hypha_ray.driver.doctor_stores import google_report, store_reports
 from hypha_ray.driver.run_provenance import versions
 from hypha_ray.errors import AuthenticationError, ClusterError, TryAgainError
 from tests.support.hub import TOKEN, hub_of
@@ -193,7 +205,7 @@ def test_token_of_the_hub_is_tried_and_not_shown(monkeypatch: pytest.MonkeyPatch
 def test_hub_whose_answer_comes_bit_by_bit_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     is_over = threading.Event()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(stores, "ANSWER_S", 0.5)
+    monkeypatch.setattr(doctor_stores, "ANSWER_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def drip() -> None:

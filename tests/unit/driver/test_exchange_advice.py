@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hypha_ray.config.load import from_tables, load
-from hypha_ray.driver.exchange_advice import advise
 from hypha_ray.driver.preflight.model_shape import model_shape
+from hypha_ray.driver.what_if import advise
 from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.simulation.result import HEADLINE

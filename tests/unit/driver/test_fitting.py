@@ -18,7 +18,7 @@ from hypha_ray.driver.preflight.compatibility import CHECKS, Case
 from hypha_ray.errors import HyphaError
 from hypha_ray.model.checks.positions import max_positions
 from hypha_ray.model.loading.build import build_model, describe, skeleton
-from hypha_ray.model.tasks.table import find_task
+from hypha_ray.model.tasks import find_task
 from tests.support.small_models import RESNET
 from tests.support.truth_cases import ACCEPTED
 

@@ -11,7 +11,7 @@ import pytest
 
 from hypha_ray.config import Job
 from hypha_ray.config.tables.training import Checkpoint
-from hypha_ray.driver.interruption import TERMINATED, InterruptionReport
+from hypha_ray.driver.start import TERMINATED, InterruptionReport
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.directory import RunDirectory
 from tests.support.store_bench import ask

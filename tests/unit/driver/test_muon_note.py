@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from hypha_ray.config import Job
 from hypha_ray.driver.preflight.compatibility import Case
-from hypha_ray.driver.preflight.model_notes import muon_notes
+from hypha_ray.driver.preflight.notes import muon_notes
 from tests.support.worker_bench import CONFIG
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hypha_ray.driver.interruption import own_command
+from hypha_ray.driver.start import own_command
 
 SECRET = ["--dataset.path", "https://me:s3cret@host/d?token=abc"]
 HIDDEN = ["--dataset.path", "https://me:***@host/d?token=***"]

@@ -18,8 +18,8 @@ from hypha_ray.config.load import load
 from hypha_ray.data.catalogue import load as load_manifest
 from hypha_ray.data.mixture import described
 from hypha_ray.driver.credentials import variables_in_use
-from hypha_ray.driver.rerun.changes import changes_since, code_changes, data_changes, version_changes
-from hypha_ray.driver.rerun.command import arguments_of, job_folder_of, rerun, split_words
+from hypha_ray.driver.rerun import arguments_of, job_folder_of, rerun, split_words
+from hypha_ray.driver.rerun_changes import changes_since, code_changes, data_changes, version_changes
 from hypha_ray.driver.run_provenance import CHECKOUT, commit_of, versions
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.identity import identity_of

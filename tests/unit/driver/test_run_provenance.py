@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hypha_ray.data.manifest import Manifest, TensorInfo
-from hypha_ray.data.storage.files import Place
+from hypha_ray.data.storage import Place
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.driver.run_provenance import PROVENANCE, record_devices, record_start, recorded_error, versions
 from hypha_ray.errors import CheckpointError

@@ -23,7 +23,7 @@ from hypha_ray.model.checks.small_copies import small_copies
 from hypha_ray.model.evaluation import batches_of, evaluate
 from hypha_ray.model.loading.build import build_model, task_of
 from hypha_ray.model.saved_model import open_saved
-from hypha_ray.model.tasks.task import IGNORE_INDEX
+from hypha_ray.model.task import IGNORE_INDEX
 from hypha_ray.types import Arrays, Samples
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 from tests.support.truth_cases import ACCEPTED, Case

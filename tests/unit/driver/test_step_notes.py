@@ -12,7 +12,7 @@ from hypha_ray.config import Job
 from hypha_ray.driver.datasets.classes import with_sample_tokens
 from hypha_ray.driver.datasets.data_source import in_folder
 from hypha_ray.driver.preflight.checks import case_of
-from hypha_ray.driver.preflight.step_notes import StepReport, step_notes
+from hypha_ray.driver.preflight.notes import StepReport, step_notes
 from hypha_ray.market.requirements import RAY_LABEL, NodeResources
 from tests.unit.driver.test_scoring import dataset
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.config.load import load
-from hypha_ray.driver.find_run import find_run
+from hypha_ray.driver.run_folders import find_run
 from hypha_ray.errors import CheckpointError, DataError
 from hypha_ray.history.account import account_of
 from hypha_ray.history.find import existing_run

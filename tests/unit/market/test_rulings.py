@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from hypha_ray.market.auction.allotment import Ruling
-from hypha_ray.market.auction.attendance import Rulings
+from hypha_ray.market.allotment import Ruling
+from hypha_ray.market.attendance import Rulings
 
 RUNS = [f"run-{number}" for number in range(50)]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hypha_ray.config import Job
-from hypha_ray.market.auction.allotment import Allotment, Holding, Ruling, Standing
-from hypha_ray.market.auction.client import AuctionClient
+from hypha_ray.market.allotment import Allotment, Holding, Ruling, Standing
+from hypha_ray.market.auction import AuctionClient
 from hypha_ray.market.requirements import Need, NodeResources
 from hypha_ray.scheduler.runtime.market_client import within
 from tests.unit.market.nodes import node

@@ -9,8 +9,8 @@ from hypha_ray.config.schema import Model
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
 from hypha_ray.model.loading.build import build_model, task_of
-from hypha_ray.model.tasks.table import find_task
-from hypha_ray.model.tasks.task import IGNORE_INDEX, Task
+from hypha_ray.model.task import IGNORE_INDEX, Task
+from hypha_ray.model.tasks import find_task
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 24, "vocab_size": 40}
 BERT = {

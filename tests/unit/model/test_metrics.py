@@ -16,9 +16,9 @@ from hypha_ray.config.load import load
 from hypha_ray.errors import ConfigError
 from hypha_ray.figures import LOSS, figures_of, metric_figure, shown_beside, task_figures
 from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
-from hypha_ray.model.metrics.metric import metrics_named, scored_pairs
-from hypha_ray.model.tasks.table import find_task
-from hypha_ray.model.tasks.task import IGNORE_INDEX
+from hypha_ray.model.metrics import metrics_named, scored_pairs
+from hypha_ray.model.task import IGNORE_INDEX
+from hypha_ray.model.tasks import find_task
 from hypha_ray.plugins import attempt
 from hypha_ray.scheduler.rounds.pending import Evaluation
 from hypha_ray.types import Evaluated, Source, Span, Sums, added

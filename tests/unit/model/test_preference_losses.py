@@ -12,13 +12,13 @@ from safetensors import safe_open
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hypha_ray.config.schema import Job
-from hypha_ray.config.tables.preference import Preference
+from hypha_ray.config.tables.rl import Preference
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.evaluation import evaluate, metrics_of
 from hypha_ray.model.losses import compute_losses
 from hypha_ray.model.preferences.objective import reference_model, with_preferences
-from hypha_ray.model.tasks.table import find_task
-from hypha_ray.model.tasks.task import Task
+from hypha_ray.model.task import Task
+from hypha_ray.model.tasks import find_task
 from hypha_ray.plugins import attempt
 from tests.support.trl_losses import CASES, CONFIG, FILE
 

@@ -8,8 +8,8 @@ import torch
 import transformers
 
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.model.tasks.table import TASKS, find_task
-from hypha_ray.model.tasks.task import IGNORE_INDEX, Masking, Task
+from hypha_ray.model.task import IGNORE_INDEX, Masking, Task
+from hypha_ray.model.tasks import TASKS, find_task
 
 HYPHA_TYPES = """auto pretraining causal-lm masked-lm mask-generation seq2-seq-lm seq2seq-lm seq-2-seq-lm
 sequence-classification multiple-choice next-sentence-prediction token-classification question-answering text-encoding
@@ -66,7 +66,7 @@ def test_find_task_unknown_name_names_the_nearest() -> None:
 
 
 def test_tasks_import_needs_no_torch() -> None:
-    code = "import sys, hypha_ray.model.tasks.table; print({'torch', 'transformers', 'ray'} & set(sys.modules))"
+    code = "import sys, hypha_ray.model.tasks; print({'torch', 'transformers', 'ray'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 

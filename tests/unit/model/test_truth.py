@@ -24,7 +24,7 @@ from hypha_ray.model.evaluation import batches_of, evaluate, tensors_of
 from hypha_ray.model.layout import gather, layout_of, views
 from hypha_ray.model.loading.build import build_model, skeleton, task_of
 from hypha_ray.model.saved_model import export, open_saved
-from hypha_ray.model.tasks.table import TASKS, UNTRAINABLE
+from hypha_ray.model.tasks import TASKS, UNTRAINABLE
 from hypha_ray.types import Samples, added
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 from tests.support.truth_cases import ACCEPTED, REFUSED, Case

@@ -17,7 +17,7 @@ from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.driver.preflight.checks import check_plugins
 from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
 from hypha_ray.model.loading.build import build_model, check_factory, skeleton, task_of
-from hypha_ray.model.metrics.metric import metrics_named
+from hypha_ray.model.metrics import metrics_named
 from hypha_ray.rl.island import Island
 from hypha_ray.types import Delta, Samples
 from hypha_ray.worker.training.supervised import SupervisedTrainer

@@ -22,14 +22,13 @@ from hypha_ray.rl.engines.sampling import Sampling, training_sampling
 from hypha_ray.rl.environments.calculator import Calculator, called_expressions, result_of
 from hypha_ray.rl.environments.number_game import NumberGame
 from hypha_ray.rl.environments.pool import EnvironmentPool, Episode
-from hypha_ray.rl.environments.rendering import Renderer, RenderingError
-from hypha_ray.rl.environments.rollouts import EnvironmentRollouts, Integers, Trajectory
-from hypha_ray.rl.environments.trial import try_environment
+from hypha_ray.rl.environments.rollouts import EnvironmentRollouts, Integers, Renderer, RenderingError, Trajectory
 from hypha_ray.rl.island import Island
 from hypha_ray.rl.packing import packed_episodes, sample_of, sampled_mask
 from hypha_ray.rl.packing import responses_of as unpacked
 from hypha_ray.rl.reward_data import records_of
 from hypha_ray.rl.rewards.response import Response
+from hypha_ray.rl.trials import try_environment
 from tests.support.rl import CHARACTERS, END, job, prompts, tokenizer
 
 MODULE = '''

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hypha_ray.errors import AuthenticationError, ConfigError
-from hypha_ray.rl.workers.actor import error_for_user
+from hypha_ray.rl.dataflow.actor import error_for_user
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ from hypha_ray.rl.roles.reward import Advantage
 MODULE = """
 import torch
 from hypha_ray.plugins import Options
-from hypha_ray.rl.losses.token_losses import LossInputs, TokenLosses
-from hypha_ray.rl.losses.clipped import loss as clipped
+from hypha_ray.rl.algorithms.policy_losses import LossInputs, TokenLosses
+from hypha_ray.rl.algorithms.policy_losses import loss as clipped
 
 
 def same(inputs):

@@ -10,13 +10,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hypha_ray.model.vocabulary import Vocabulary, vocabulary_of
-from hypha_ray.rl.check import check_generation
 from hypha_ray.rl.engines.continuous import ContinuousEngine
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.engines.sampling import Sampling, choose, draw
 from hypha_ray.rl.packing import sample_of
 from hypha_ray.rl.policy import Policy, end_tokens
 from hypha_ray.rl.roles.build import trained_roles, untrained_roles
+from hypha_ray.rl.trials import check_generation
 from tests.support.rl import BATCH, END, job, settings, tokenizer
 
 IDS, MASK = (torch.from_numpy(BATCH.arrays[name]).long() for name in ("input_ids", "attention_mask"))

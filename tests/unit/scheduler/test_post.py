@@ -15,8 +15,8 @@ from hypha_ray.config import Job
 from hypha_ray.errors import ClusterError
 from hypha_ray.scheduler.messages import Merge
 from hypha_ray.scheduler.runtime import supervised_actor as post
-from hypha_ray.scheduler.runtime.round_traces import RoundTraces
 from hypha_ray.scheduler.runtime.supervised_actor import GONE, MAX_DEATHS, SupervisedActor
+from hypha_ray.scheduler.runtime.telemetry_client import RoundTraces
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
 from hypha_ray.types import Source
 

@@ -6,9 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from hypha_ray.simulation.advice.exchange import Circumstances, ExchangeSettings, ModelShape, estimate
+from hypha_ray.simulation.advice.exchange import Circumstances, ExchangeSettings, Link, ModelShape, estimate
 from hypha_ray.simulation.advice.ladder import ExchangeChoice, Limits, choose, most_fragments, sufficient_scale
-from hypha_ray.simulation.advice.link import Link
 from hypha_ray.simulation.payload_sizes import encoded_bytes
 
 ALL = Limits(total_steps=100_000, overlaps=True, encodes_weights=True)

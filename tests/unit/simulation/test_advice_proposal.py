@@ -15,21 +15,21 @@ from hypha_ray.config import Job
 from hypha_ray.config.load import from_tables, load
 from hypha_ray.driver.preflight.settings import advice, check_settings
 from hypha_ray.errors import ConfigError
-from hypha_ray.simulation.advice import evidence
-from hypha_ray.simulation.advice.evidence import Evidence, loss_beside_data_parallelism
-from hypha_ray.simulation.advice.exchange import DECODE_GB_S, ENCODE_GB_S, Circumstances, ModelShape
+from hypha_ray.simulation.advice import proposal
+from hypha_ray.simulation.advice.exchange import DECODE_GB_S, ENCODE_GB_S, Circumstances, Link, ModelShape
 from hypha_ray.simulation.advice.ladder import choose
-from hypha_ray.simulation.advice.link import Link
 from hypha_ray.simulation.advice.options import batch_times, split_arguments
-from hypha_ray.simulation.advice.overlay import overlay_text
 from hypha_ray.simulation.advice.proposal import (
+    Evidence,
     Proposal,
     check_advisable,
     limits_of,
     long_samples,
+    loss_beside_data_parallelism,
     proposals,
     with_proposals,
 )
+from hypha_ray.simulation.advice.report import overlay_text
 from tests.support.prose import ROOT
 
 COMMUNICATION = (ROOT / "docs/communication.md").read_text(encoding="utf-8")
@@ -163,7 +163,7 @@ def test_coding_rates_are_those_of_the_page() -> None:
 
 def test_figures_of_the_page_stand_there() -> None:
     cited = [
-        value for value in vars(evidence).values() if isinstance(value, Evidence) and value.source == evidence.QUALITY
+        value for value in vars(proposal).values() if isinstance(value, Evidence) and value.source == proposal.QUALITY
     ]
     assert len(cited) >= 5
     for figure in cited:
@@ -172,7 +172,7 @@ def test_figures_of_the_page_stand_there() -> None:
 
 
 def test_every_figure_has_a_source() -> None:
-    figures = [value for value in vars(evidence).values() if isinstance(value, Evidence)]
+    figures = [value for value in vars(proposal).values() if isinstance(value, Evidence)]
     for figure in figures:
         assert re.search(r"arXiv \d{4}\.\d{5}|docs/\w+\.md", figure.source)
         assert figure.least_parameters <= figure.most_parameters

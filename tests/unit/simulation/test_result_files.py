@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.driver.exchange_advice import advise
+from hypha_ray.driver.what_if import advise
 from hypha_ray.errors import ConfigError
 from hypha_ray.simulation.result import write_rows
 from jobs.simulate import Simulate, check

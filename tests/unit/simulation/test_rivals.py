@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from hypha_ray.simulation.rivals.models import (
+from hypha_ray.simulation.rivals import (
     MachineFailure,
     RivalCosts,
     daly_interval,

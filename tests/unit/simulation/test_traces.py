@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.simulation.failures import FailureSchedule
+from hypha_ray.simulation.failures import FailureSchedule, TraceEvent, read_trace
 from hypha_ray.simulation.machines import Machine, MachinePool, machines_of
 from hypha_ray.simulation.scenario import BatchTimes, MachineGroup, Stragglers
-from hypha_ray.simulation.traces import TraceEvent, read_trace
 from hypha_ray.simulation.world import VirtualClock
 from tests.support.scenarios import EXACT, read_text
 

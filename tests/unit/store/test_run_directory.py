@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.driver.find_run import find_run
+from hypha_ray.driver.run_folders import find_run
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.store.directory import LOCK, RunDirectory, holder_of
 

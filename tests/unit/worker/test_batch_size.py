@@ -21,7 +21,7 @@ from hypha_ray.errors import CapacityError, ConfigError
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Samples
 from hypha_ray.worker.batch_size import Bounds, TrialOutcome, TrialProcesses, largest_batch
-from hypha_ray.worker.interrupts import Closed
+from hypha_ray.worker.inbox import Closed
 from hypha_ray.worker.training.batch_trial import NO_MEMORY, TOO_LARGE, Trial, _out_of_memory_code
 from tests.support.worker_bench import CONFIG
 

@@ -35,9 +35,8 @@ from hypha_ray.types import (
 from hypha_ray.worker.bridged import process
 from hypha_ray.worker.bridged.loop import BridgedLoop
 from hypha_ray.worker.bridged.process import TrainerGone
-from hypha_ray.worker.inbox import BatchSource, Inbox, epoch_order
+from hypha_ray.worker.inbox import BatchSource, Closed, Inbox, Retired, epoch_order
 from hypha_ray.worker.incarnation import HandOver
-from hypha_ray.worker.interrupts import Closed, Retired
 
 SOURCE = Source("test", 0, 7)
 SAMPLES = 64

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from hypha_ray.codec import codec, encoder
 from hypha_ray.codec.blocks import tensors
 from hypha_ray.types import Flat, FragmentUpdate, Plan, Span
-from hypha_ray.worker.inbox import BatchSource, Inbox
-from hypha_ray.worker.interrupts import Closed, Retired
+from hypha_ray.worker.inbox import BatchSource, Closed, Inbox, Retired
 
 Order = tuple[str, int, int]
 """A plan's round and version, a fragment of a round's weights, or an inner state."""

@@ -16,7 +16,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.optim import precision as module
 from hypha_ray.optim.precision import LossScale
 from hypha_ray.types import Damaged, Delta, FragmentUpdate, Plan, Samples, Span
-from hypha_ray.worker.group.trainer import GroupTrainer
+from hypha_ray.worker.group.actor import GroupTrainer
 from hypha_ray.worker.training.local_state import export_inner_state, import_inner_state
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 from tests.support.followers import Forks

@@ -12,11 +12,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.preference import Preference
+from hypha_ray.config.tables.rl import Preference
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.preparation.encoders import load_tokenizer
 from hypha_ray.driver.preflight.memory import step_memory
-from hypha_ray.driver.trained_models.preference_scores import preference_task
+from hypha_ray.driver.trained_models.preferences import preference_task
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.evaluation import evaluate, metrics_of
 from hypha_ray.model.loading.build import task_of

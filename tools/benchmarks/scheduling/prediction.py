@@ -18,7 +18,7 @@ from hypha_ray.config.load import from_tables, load, resolved_toml
 from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.driver.launch import run_job
-from hypha_ray.driver.run_sizes import RunSizes
+from hypha_ray.driver.what_if import RunSizes
 from hypha_ray.simulation.calibration import Calibration, calibrate
 from hypha_ray.simulation.what_if.predictions import Prediction, predict
 from hypha_ray.simulation.what_if.trials import parse_trial

@@ -18,9 +18,8 @@ from hypha_ray.config import Job
 from hypha_ray.config.tables.training import Telemetry as TelemetrySettings
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.scheduler.messages import Input, Lost
-from hypha_ray.scheduler.runtime.round_traces import RoundTraces
 from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor
-from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
+from hypha_ray.scheduler.runtime.telemetry_client import RoundTraces, TelemetryClient
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
 from hypha_ray.telemetry.actor import Telemetry
 from hypha_ray.types import Report, Source

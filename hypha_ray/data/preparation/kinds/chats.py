@@ -47,7 +47,7 @@ from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, s
 from hypha_ray.data.preparation.sources.chats import Chat, chats
 from hypha_ray.data.provenance import Account, counted
 from hypha_ray.data.slices import Arrays
-from hypha_ray.model.tasks.task import IGNORE_INDEX
+from hypha_ray.model.task import IGNORE_INDEX
 
 _AT_ONCE = 1024
 """Chats that are tokenised at once."""

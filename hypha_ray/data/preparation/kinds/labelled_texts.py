@@ -49,7 +49,7 @@ from hypha_ray.data.preparation.sources.labelled import (
 from hypha_ray.data.provenance import Account, counted
 from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import ConfigError, DataError, reason_of
-from hypha_ray.model.tasks.task import IGNORE_INDEX
+from hypha_ray.model.task import IGNORE_INDEX
 
 Labels: TypeAlias = npt.NDArray[np.generic]
 """Labels of one text."""

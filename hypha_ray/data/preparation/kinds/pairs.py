@@ -30,7 +30,7 @@ from hypha_ray.data.preparation.sources.documents import counted_records, read
 from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table, useless_value, without_surrogates
 from hypha_ray.data.provenance import Account, counted, readable
 from hypha_ray.data.slices import Arrays
-from hypha_ray.model.tasks.task import IGNORE_INDEX
+from hypha_ray.model.task import IGNORE_INDEX
 
 _AT_ONCE = 1024
 """Pairs that are tokenised at once."""

@@ -35,7 +35,7 @@ from hypha_ray.data.preparation.sources.preferences import PreferenceRow, prefer
 from hypha_ray.data.provenance import Account, counted
 from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import DataError
-from hypha_ray.model.tasks.task import IGNORE_INDEX
+from hypha_ray.model.task import IGNORE_INDEX
 
 Load: TypeAlias = Callable[[Rows], Arrays]
 """Function that makes the tensors of rows."""

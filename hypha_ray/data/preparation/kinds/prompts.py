@@ -42,13 +42,12 @@ from hypha_ray.data.preparation.kinds.scored_tokens import TextTokenizer
 from hypha_ray.data.preparation.options import PROBLEMS, PrepareOptions
 from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
 from hypha_ray.data.preparation.sources.chats import Chat
-from hypha_ray.data.preparation.sources.generated import ALPHABET
-from hypha_ray.data.preparation.sources.prompts import Messages, Prompt, prompts
+from hypha_ray.data.preparation.sources.prompts import ALPHABET, Messages, Prompt, prompts
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.errors import DataError, reason_of
 from hypha_ray.rl.reward_data import records_of
-from hypha_ray.types.records import pack_records
+from hypha_ray.types.data import pack_records
 
 _AT_ONCE = 1024
 """Prompts that are tokenised at once."""

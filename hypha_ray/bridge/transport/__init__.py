@@ -1,1 +1,0 @@
-"""Authenticated connections for the messages of the bridge."""

@@ -1,1 +1,0 @@
-"""Command lines of job scripts: entry point, options, help and standard streams."""

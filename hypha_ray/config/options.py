@@ -1,0 +1,329 @@
+"""Command lines of jobs with options of their own: the grammar and the errors of the training jobs.
+
+    [--key VALUE | --key=VALUE …] [--switch] [--help]
+
+A job's options are a dataclass. Flags and help come from its fields' types, defaults and docstrings. The field `from_`
+is the flag ``--from``, since Python keeps the word to itself. Texts of a field with `REPEATED` as its metadata are
+those of all its flags, and keep their commas.
+
+Every key of the job file as text: for ``--help``, and for docs/configuration.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from difflib import get_close_matches
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from hypha_ray.config.aliases import OF_PREPARE
+from hypha_ray.config.assignments import from_text, value_behind
+from hypha_ray.config.entry_point import STDOUT, keep_stdout_for_result
+from hypha_ray.config.keys import EACH, Key, KeyPath, choice_remedy, key_of, keys, shown, tables
+from hypha_ray.errors import ConfigError
+from hypha_ray.files import as_installed
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+_ARGUMENTS = """\
+arguments:
+  [@] FILE.toml           a job file; later files override earlier ones
+  --section.key VALUE     one key of the job file; overrides all files
+  --dry-run               print a summary and the resolved job file, check them against the cluster, and exit
+  --resume                continue the run named run.name, even if the job has changed
+  --resume NAME|DIR|URL   continue that run with its own job file; files and keys given here override it
+  --help                  this text
+
+Keys, with their defaults:
+"""
+_BEGIN = "<!-- keys: made by hypha_ray.config.options -->"
+_END = "<!-- end of keys -->"
+
+
+def help_text(doc: str) -> str:
+    """Text of ``--help``: a job script's docstring, its arguments, and one line for each key."""
+    parts = [as_installed(doc).strip(), "", _ARGUMENTS.rstrip()]
+    for path, table in tables().items():
+        lines = list(map(_line, _keys_of(path)))
+        if lines:
+            parts += ["", f"{_header(path)}  {_summary(table)}", *lines]
+    return "\n".join(parts)
+
+
+def keys_markdown() -> str:
+    """All keys as markdown: a heading and a table for each table of the job file."""
+    parts = []
+    for path, table in tables().items():
+        rows = list(map(_row, _keys_of(path)))
+        if rows:
+            heading = f"### `{_header(path)}`"
+            head = ["| key | kind | default | meaning |", "|---|---|---|---|"]
+            parts.append("\n".join([heading, "", _summary(table), "", *head, *rows]))
+    return "\n\n".join(parts)
+
+
+def renewed(document: str) -> str:
+    """A markdown document with its list of keys regenerated between the two comments that mark it."""
+    block = f"{_BEGIN}\n\n{keys_markdown()}\n\n{_END}"
+    pattern = f"{re.escape(_BEGIN)}.*{re.escape(_END)}"
+    return re.sub(pattern, lambda _: block, document, flags=re.DOTALL)
+
+
+def _keys_of(table: KeyPath) -> list[Key]:
+    return [key for key in keys().values() if key.path[:-1] == table]
+
+
+def _header(path: KeyPath) -> str:
+    """Line of a job file with which a table begins."""
+    if path[-1:] == (EACH,):
+        name = ".".join(path[:-1])
+        return f"[[{name}]]"
+    name = ".".join(path)
+    return f"[{name}]"
+
+
+def _line(key: Key) -> str:
+    flag = f"--{key.name} {key.default_text}"
+    return f"  {flag:<58} {key.meaning} ({key.kind})"
+
+
+def _row(key: Key) -> str:
+    default = f"`{key.default_text}`" if key.default_text else ""
+    cells = (f"`{key.path[-1]}`", key.kind, default, key.meaning)
+    escaped = [cell.replace(" | ", ", ") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
+
+
+def _summary(table: type) -> str:
+    doc = table.__doc__ or ""
+    return doc.splitlines()[0]
+
+
+T = TypeVar("T", bound="DataclassInstance")
+
+REPEATED: Final = {"repeated": True}
+"""Metadata of a field, a list of texts, whose flag may be given several times."""
+RESULTS: Final = ("json", "out")
+"""Options with the file of a result; ``-`` is standard output."""
+_BETWEEN: Final = "\0"
+"""Separator of the texts of a repeated flag; no argument of a process has it."""
+
+_OTHER_NAMES = OF_PREPARE | {
+    "source": "dataset dataset_name dataset_path data data_path input input_file train_file",
+    "out": "output output_dir out_dir output_path save_dir",
+    "tokenizer": "tokenizer_name tokenizer_name_or_path",
+    "chat": "apply_chat_template",
+    "model": "model_name_or_path model_name model_path checkpoint pretrained",
+    "max_new_tokens": "max_tokens max_length max_completion_length",
+    "max_response_tokens": "max_tokens max_new_tokens max_completion_length",
+}
+"""Names that other tools have for options, with ``_`` for ``-``."""
+
+
+def parse_options(kind: type[T], doc: str | None, arguments: Sequence[str], position: str | None = None) -> T:
+    """Parse a job's command line into its options; ``-h`` or ``--help`` prints all options and exits with 0.
+
+    Args:
+        kind: the dataclass.
+        doc: the job script's own description.
+        arguments: the command line, without the script.
+        position: name of the option whose value may stand without its flag, or values if the flag may be repeated;
+            None: there is none.
+
+    Raises:
+        ConfigError: CFG001 unknown flag, CFG002 wrong type, CFG003 none of the allowed values, CFG012 missing flag,
+            CFG015 stray argument or missing value.
+        SystemExit: after the help.
+
+    """
+    keys = _keys(kind)
+    if {"-h", "--help"} & set(arguments):
+        print(_help(doc or "", keys))
+        raise SystemExit(0)
+    types = get_type_hints(kind)
+    repeated = {field.name for field in fields(kind) if field.metadata == REPEATED}
+    values: dict[str, Any] = {}
+    for name, text in _texts(arguments, keys, position, repeated).items():
+        values[name] = text.split(_BETWEEN) if name in repeated else _value(keys[name], text, types[name])
+    for name, key in keys.items():
+        if key.default is MISSING and name not in values:
+            problem = f"{_flag(name)} is missing"
+            raise ConfigError("CFG012", problem, allowed=key.kind, fix=f"give {key.meaning}")
+    to_stdout = [_flag(name) for name in RESULTS if values.get(name) == STDOUT]
+    if len(to_stdout) > 1:
+        problem = f"{' and '.join(to_stdout)} exclude each other as standard output"
+        raise ConfigError("CFG011", problem, fix="name a file for one of them")
+    if to_stdout:
+        keep_stdout_for_result()
+    return kind(**values)
+
+
+def refuse_strays(options: DataclassInstance, owners: Mapping[str, Sequence[str]]) -> None:
+    """Refuse options that would change nothing.
+
+    Args:
+        options: a command line's.
+        owners: the options of which one has to be given beside that of the key.
+
+    Raises:
+        ConfigError: CFG011, none of them is given.
+
+    """
+    used = {name for name, value in vars(options).items() if value is not None and value is not False}
+    for name, owner_names in owners.items():
+        if name in used and used.isdisjoint(owner_names):
+            flags = " or ".join(map(_flag, owner_names))
+            raise ConfigError("CFG011", f"{_flag(name)} is for {flags} alone", fix=f"leave it out, or give {flags}")
+
+
+def require_round(round: int | None) -> None:
+    """Refuse a number that no round has; people count rounds from one.
+
+    Raises:
+        ConfigError: CFG003, it is less than 1.
+
+    """
+    if round is not None and round < 1:
+        raise ConfigError("CFG003", "--round is out of range", str(round), "1 or more", "count the rounds from 1")
+
+
+def _texts(
+    arguments: Sequence[str], keys: Mapping[str, Key], position: str | None, repeated: Collection[str]
+) -> dict[str, str]:
+    """Texts of the values on a command line, by the option's name; a flag given twice has its last value.
+
+    A repeated flag has all its values.
+    """
+    texts: dict[str, str] = {}
+    words = deque(arguments)
+    while words:
+        word = words.popleft()
+        flag, equals_sign, _ = word.partition("=")
+        is_position = position in repeated or position not in texts
+        if position is not None and not word.startswith("-") and is_position:
+            _add_values(texts, position, [word], repeated)
+            continue
+        if not flag.startswith("--"):
+            raise ConfigError("CFG015", f"unexpected argument {shown(flag)}", fix="-- before an option; see --help")
+        name = _name(flag)
+        if f"{name}_" in keys:
+            name = f"{name}_"
+        if name not in keys:
+            raise _unknown(flag, keys)
+        key = keys[name]
+        value = value_behind(word, words)
+        if value is None:
+            if bool not in key.types:
+                raise ConfigError("CFG015", f"{_flag(name)} needs a value", allowed=key.kind, fix="see --help")
+            texts[name] = "true"
+            continue
+        values = [value]
+        while key.many and not equals_sign and (value := value_behind("", words)) is not None:
+            values.append(value)
+        _add_values(texts, name, values, repeated)
+    return texts
+
+
+def _add_values(texts: dict[str, str], name: str, values: Sequence[str], repeated: Collection[str]) -> None:
+    """Add the values of an option, to those of its earlier flags if it may be repeated, otherwise instead of them."""
+    if name not in repeated:
+        texts[name] = ",".join(values)
+        return
+    earlier = [texts[name]] if name in texts else []
+    texts[name] = _BETWEEN.join([*earlier, *values])
+
+
+def _value(key: Key, text: str, annotation: Any) -> Any:
+    flag = _flag(key.name)
+    value = from_text(key, text, flag)
+    if value == "none" and key.can_be_none:
+        return None
+    if Path in key.types:
+        if not text:
+            raise ConfigError("CFG003", f"{flag} is out of range", "nothing", key.kind, "name one")
+        return Path(text)
+    try:
+        return TypeAdapter(annotation, config=ConfigDict(strict=True)).validate_python(value)
+    except ValidationError as error:
+        fix = choice_remedy(value, key.kind)
+        if key.default is not MISSING:
+            fix = f"{fix}, or leave it out"
+        if key.default_text:
+            fix = f"{fix} for {key.default_text}"
+        first = error.errors()[0]
+        if first["type"] == "literal_error":
+            raise ConfigError("CFG003", f"{flag} is out of range", shown(value), key.kind, fix) from None
+        raise ConfigError("CFG002", f"{flag} has the wrong type", shown(value), key.kind, fix) from None
+
+
+def _unknown(flag: str, keys: Mapping[str, Key]) -> ConfigError:
+    is_short = flag.isprintable() and len(flag) < 80
+    problem = f"unknown flag {flag if is_short else shown(flag)}"
+    for option, names in _OTHER_NAMES.items():
+        if option in keys and _name(flag).lower() in names.split():
+            return ConfigError("CFG001", problem, fix=f"did you mean {_flag(option)}?")
+    matches = get_close_matches(_name(flag)[:80], [*keys, "help"], n=1)
+    if matches:
+        return ConfigError("CFG001", problem, fix=f"did you mean {_flag(matches[0])}?")
+    return ConfigError("CFG001", problem, allowed=", ".join(map(_flag, keys)), fix="see --help")
+
+
+def _keys(kind: type[DataclassInstance]) -> dict[str, Key]:
+    types = get_type_hints(kind, include_extras=True)
+    meanings = _meanings(kind)
+    return {field.name: _key(field, types[field.name], meanings[field.name]) for field in fields(kind)}
+
+
+def _key(field: Field[Any], annotation: Any, meaning: str) -> Key:
+    default = field.default
+    if field.default_factory is not MISSING:
+        default = field.default_factory()
+    return key_of((field.name,), FieldInfo(annotation=annotation, default=default, description=meaning))
+
+
+def _meanings(kind: type) -> dict[str, str]:
+    """The docstring of each field, which Python keeps only in the source."""
+    source = textwrap.dedent(inspect.getsource(kind))
+    (definition,) = ast.parse(source).body
+    assert isinstance(definition, ast.ClassDef)
+    meanings = {}
+    for statement, text in pairwise(definition.body):
+        match statement, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(meaning))):
+                meanings[name] = " ".join(meaning.split())
+    return meanings
+
+
+def _help(doc: str, keys: Mapping[str, Key]) -> str:
+    lines = [as_installed(doc).strip(), "", "options:"]
+    for key in keys.values():
+        flag = f"{_flag(key.name)} {_default(key)}"
+        lines.append(f"  {flag:<34} {key.meaning} ({key.kind})")
+    lines.append(f"  {'-h, --help':<34} this text")
+    return "\n".join(lines)
+
+
+def _default(key: Key) -> str:
+    if key.default is MISSING:
+        return "(needed)"
+    return "" if key.default is False or key.default == [] else key.default_text
+
+
+def _flag(name: str) -> str:
+    return f"--{name.rstrip('_').replace('_', '-')}"
+
+
+def _name(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")

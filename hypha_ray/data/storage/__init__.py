@@ -1,1 +1,0 @@
-"""Storage of prepared datasets: folders, URLs, and a cache on disk."""

@@ -1,1 +1,0 @@
-"""Examination of this machine and of the cluster that it belongs to."""

@@ -1,0 +1,209 @@
+"""Notes about a model before a start: tokens decided differently elsewhere, and Muon's parameters.
+
+A worker's step on the machines at hand: the settings that it will choose, and its memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypha_ray.config import Job
+from hypha_ray.config.automatic import DeviceFacts, Value, automatic, chosen_job, left_off, settings_of
+from hypha_ray.config.cards import FIRST_WITH_BF16, capability_of
+from hypha_ray.config.tables.resources import WorkerGroup
+from hypha_ray.driver.datasets.job_tokenizer import inherited, is_silent, job_preprocessor
+from hypha_ray.driver.preflight.compatibility import Case
+from hypha_ray.market.requirements import OWN_LABEL, RAY_LABEL, NodeResources
+from hypha_ray.model.execution import model_facts
+from hypha_ray.model.vocabulary import vocabulary_of
+from hypha_ray.optim.muon import MATRICES, shares
+
+_WRITE = ("causal-lm", "seq2seq-lm")
+"""Tasks whose models write text."""
+
+
+def token_notes(case: Case) -> Iterator[str]:
+    """Yield notes about tokens for the user of a model that writes text."""
+    if case.task.name not in _WRITE:
+        return
+    name = case.manifest.name
+    rules = case.manifest.tokens
+    if is_silent(case.manifest):
+        gap = f"dataset {name!r} is of an earlier release, and doesn't tell which tokens begin its texts and end them"
+        yield f"{gap}: none begins them, and the tokenizer's end token ends them; prepare it again to change that"
+    preprocessor = job_preprocessor(case.job, case.source)
+    tokenizer = getattr(preprocessor, "tokenizer", preprocessor)
+    if not hasattr(tokenizer, "get_vocab"):
+        return
+    yield from _row_notes(tokenizer, case.facts.vocab_size)
+    model_rules = inherited(case.job.model, case.source)
+    if rules is None:
+        return
+    if model_rules is not None and model_rules.begin != rules.begin:
+        dataset_begin = f"texts of dataset {name!r} begin with {_ids(rules.begin)}"
+        model_begin = f"those that the model was trained on with {_ids(model_rules.begin)}"
+        yield f"{dataset_begin}, and {model_begin}: prepare both with the same tokenizer"
+    templates = {
+        "the model was trained with": None if model_rules is None else model_rules.template_sha256,
+        "the tokenizer of preprocessor.repository has": _template_of(tokenizer),
+    }
+    for subject, template in templates.items():
+        if rules.template_sha256 and template and template != rules.template_sha256:
+            yield f"{subject} another chat template than dataset {name!r}: answers may suffer; use one for both"
+
+
+def _row_notes(tokenizer: Any, rows: int | None) -> Iterator[str]:
+    """Yield a note about rows of a model that stand for no token."""
+    if rows is None:
+        return
+    size = vocabulary_of(tokenizer).size
+    if size is not None and size > rows:
+        counts = f"the tokenizer has {size:,} tokens, the model {rows:,} rows"
+        yield f"{counts}: the dataset has none of the last {size - rows:,}, and prompts that have one will be refused"
+        return
+    unknown = vocabulary_of(tokenizer).unknown(rows)
+    if unknown:
+        counts = f"the model has {rows:,} rows, the tokenizer {rows - len(unknown):,} tokens"
+        yield f"{counts}: the other {len(unknown):,} rows stand for nothing, and are never generated"
+
+
+def _template_of(tokenizer: Any) -> str | None:
+    """Return the hash of the template that a tokenizer takes for chats without tools; None without any."""
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    template = str(tokenizer.get_chat_template(None, None))
+    return hashlib.sha256(template.encode()).hexdigest()
+
+
+def _ids(begin: tuple[int, ...]) -> str:
+    if not begin:
+        return "no special token"
+    return f"token {' '.join(map(str, begin))}"
+
+
+def muon_notes(case: Case) -> list[str]:
+    """Return a note with the numbers of parameters of both optimizers; none under another inner optimizer."""
+    if case.job.inner_optimizer.name != "muon":
+        return []
+    counts = shares(case.network)
+    total = sum(counts.values())
+    matrices = counts.pop(MATRICES, 0)
+    share = matrices / max(1, total)
+    note = f"muon steps on {matrices:,} of {total:,} parameters ({share:.1%}), those of matrices"
+    if counts:
+        adamw = ", ".join(f"{count:,} of {kind}" for kind, count in counts.items())
+        note += f"; AdamW on the rest: {adamw}"
+    return [note]
+
+
+CPU = "CPU"
+"""Name of the device of workers without a GPU."""
+UNKNOWN_GPU = "a GPU"
+"""Name of a GPU whose node has no label of its kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """Texts about a step of workers, a text for each kind of device at hand."""
+
+    settings: list[str] = field(default_factory=list)
+    """Settings that are ``auto`` in the job file, as workers will choose them."""
+    memory: list[str] = field(default_factory=list)
+    """Memory that a step takes, as far as it can be estimated."""
+    warnings: list[str] = field(default_factory=list)
+    """Steps that take more memory than workers reserve."""
+
+
+def step_notes(case: Case, nodes: Sequence[NodeResources], with_memory: bool = True) -> StepReport:
+    """Describe the settings that workers will choose, and the memory of a step with them.
+
+    A GPU whose kind isn't known from the node's labels gets its settings when its worker starts.
+
+    Args:
+        case: job, dataset and model.
+        nodes: nodes of the cluster.
+        with_memory: whether to estimate the memory, which takes two steps without values.
+
+    """
+    notes = StepReport()
+    for device, groups in _groups_by_device(case.job, nodes).items():
+        job = _job_on(case, device)
+        if job is None:
+            notes.settings.append(f"workers on {device} choose theirs when they start: its kind isn't known")
+        elif automatic(case.job) and case.job.rl.algorithm is None:
+            notes.settings.append(f"on {device}: {_settings_text(job)}")
+        if with_memory:
+            from hypha_ray.driver.preflight.memory import memory_notes
+
+            sizes, warnings = memory_notes(replace(case, job=job or case.job), groups)
+            _add_new(notes.memory, sizes)
+            _add_new(notes.warnings, warnings)
+    return notes
+
+
+def _add_new(texts: list[str], added: Iterable[str]) -> None:
+    """Add the texts that aren't there yet."""
+    for text in added:
+        if text not in texts:
+            texts.append(text)
+
+
+def _groups_by_device(job: Job, nodes: Sequence[NodeResources]) -> dict[str, list[WorkerGroup]]:
+    """Return the groups of workers on each kind of device at hand, by its name."""
+    groups: dict[str, list[WorkerGroup]] = {}
+    for group in job.worker_groups:
+        if not group.bridged:
+            for device in _devices_of(job, group, nodes):
+                groups.setdefault(device, []).append(group)
+    return groups
+
+
+def _devices_of(job: Job, group: WorkerGroup, nodes: Sequence[NodeResources]) -> list[str]:
+    """Return the kinds of devices that a group's workers may have."""
+    if not group.gpu or job.worker.device == "cpu":
+        return [CPU]
+    gpus: set[str] = set()
+    for node in nodes:
+        gpu = _gpu_name(node)
+        if node.total.get("GPU") and group.gpu_type in (None, "any", "nvidia", gpu):
+            gpus.add(gpu)
+    return sorted(gpus) or [UNKNOWN_GPU]
+
+
+def _gpu_name(node: NodeResources) -> str:
+    return node.labels.get(RAY_LABEL) or node.labels.get(OWN_LABEL) or UNKNOWN_GPU
+
+
+def _job_on(case: Case, device: str) -> Job | None:
+    """Return the job with the settings that a worker on a device will choose; None if they can't be known."""
+    if not automatic(case.job):
+        return case.job
+    facts = DeviceFacts("cpu")
+    if device != CPU:
+        facts = DeviceFacts("cuda", device, capability_of(device), compiles=True)
+    if left_off(case.job, facts) is None:
+        return chosen_job(case.job, facts, model_facts(case.job, case.network))
+    with_capability = replace(facts, capability=facts.capability or FIRST_WITH_BF16)
+    if left_off(case.job, with_capability) is None:
+        return None
+    return chosen_job(case.job, facts)
+
+
+def _settings_text(job: Job) -> str:
+    """Return settings as text, with the reasons for chosen ones; a reason that all share is written once."""
+    pairs = {name: f"{name} {_text(value)}" for name, value in settings_of(job).items()}
+    reasons = job.reasons
+    if len(reasons) == len(pairs) and len(set(reasons.values())) == 1:
+        (reason,) = set(reasons.values())
+        return f"{', '.join(pairs.values())} ({reason})"
+    for name, reason in reasons.items():
+        if name in pairs:
+            pairs[name] += f" ({reason})"
+    return ", ".join(pairs.values())
+
+
+def _text(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else value

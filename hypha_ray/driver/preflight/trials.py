@@ -1,0 +1,259 @@
+"""Checks of a model's loss on samples before a start: as it is, fused with the head, and sharded.
+
+Checks of a job of reinforcement learning: its model, its prompts, its rewards, and that the model can generate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from hypha_ray.driver.datasets.data_source import samples_at
+from hypha_ray.driver.datasets.job_tokenizer import job_preprocessor
+from hypha_ray.driver.preflight.compatibility import Case
+from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.model.checks.fused_check import check_fused_on_copy, head_of, no_copy_error
+from hypha_ray.model.checks.loss_check import check_loss_on_copy, check_metrics_of
+from hypha_ray.model.checks.positions import max_positions, require_positions
+from hypha_ray.model.checks.small_copies import check_on_copy
+from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
+from hypha_ray.model.loading.build import random_model, task_of
+from hypha_ray.model.loading.preprocess import load_special_tokens
+from hypha_ray.model.loading.tokenizer import tokenizer_of
+from hypha_ray.model.losses import require_mean
+from hypha_ray.model.metrics import metrics_named
+from hypha_ray.model.preferences.objective import with_preferences
+from hypha_ray.model.task import Task, missing_mask_token
+from hypha_ray.rl.policy import end_tokens
+from hypha_ray.rl.reward_data import records_of
+from hypha_ray.rl.reward_model import unscored
+from hypha_ray.rl.rewards.response import TrainerState
+from hypha_ray.rl.scoring import Scorer
+from hypha_ray.rl.trials import check_generation, try_environment
+from hypha_ray.types import Arrays, Samples, dataset_of, joined
+
+_AT_ONCE = 256
+"""Number of samples that are searched at once for something to score."""
+
+
+def check_loss(case: Case) -> list[str]:
+    """Refuse a job whose model has no loss on its dataset, or another loss than its task.
+
+    Losses of trainers outside of Ray are unknown here, and aren't checked.
+
+    Returns:
+        Notes about tensors of the dataset that the model isn't fed.
+
+    Raises:
+        HyphaError: the loss isn't the task's, the model can't be run on the dataset, or nothing in it can be scored.
+
+    """
+    job = case.job
+    if case.trains_outside_ray:
+        return []
+    task, samples = scored_samples(case)
+    build = partial(random_model, job.model, case.task)
+    if task.objective is not None:
+        plain_task = task_of(job.model, case.network)
+        check_loss_on_copy(plain_task, _flattened(samples), case.network.config, build, case.facts.parameters)
+    is_checked = check_loss_on_copy(task, samples, case.network.config, build, case.facts.parameters)
+    if job.model.metrics:
+        check = partial(check_metrics_of, metrics_named(job.model.metrics), task, samples)
+        check_on_copy(check, case.network.config, build, case.facts.parameters)
+    notes = _unused_tensors(case, task, samples)
+    if not is_checked:
+        architecture = type(case.network).__name__
+        notes.append(f"no small copy of {architecture} could be made, so its loss is taken as it is")
+    return notes
+
+
+def _flattened(samples: Samples) -> Samples:
+    """Return preferences as samples of one sequence each, on which a language model has its own loss."""
+    arrays = {}
+    for name in ("input_ids", "attention_mask", "labels"):
+        array = samples.arrays[name]
+        arrays[name] = array.reshape(-1, array.shape[-1])
+    return Samples(arrays, samples.keys.repeat(2, axis=0))
+
+
+def scored_samples(case: Case) -> tuple[Task, Samples]:
+    """Return the completed task, and training samples of which some are scored.
+
+    Raises:
+        HyphaError: the loss can't be had as the job wants it, or nothing in the dataset can be scored.
+
+    """
+    job = case.job
+    masks = case.task.labels == "masked"
+    specials = None
+    if masks:
+        specials = load_special_tokens(job.preprocessor, case.source.folder, job.model)
+    task = with_preferences(task_of(job.model, case.network, specials), job.preference)
+    require_mean(task, job.sync.traits)
+    tensors = {tensor.name for tensor in case.manifest.tensors}
+    if masks and task.masking is None and "labels" not in tensors:
+        raise missing_mask_token(task.name)
+    return task, _scored(case, task)
+
+
+def _scored(case: Case, task: Task) -> Samples:
+    """Return training samples with something to score; both splits must have some.
+
+    Raises:
+        DataError: a split has none.
+
+    """
+    for split in ("validation", "train"):
+        samples = _first_scored(case, task, split)
+        if samples is None and case.manifest.of(split):
+            problem = f"nothing in {case.manifest.name}/{split} can be scored"
+            fix = "prepare the dataset for this task"
+            raise DataError("DATA052", problem, f"{task.name} ignores all labels", fix=fix)
+    assert samples is not None
+    return samples
+
+
+def _first_scored(case: Case, task: Task, split: str) -> Samples | None:
+    """Return the first samples of a split with something to score; None if it has none."""
+    for samples in _samples(case, split):
+        if task.count(task.inputs(tensors_of(samples), samples.keys, MASKING_SEED)):
+            return samples
+    return None
+
+
+def _samples(case: Case, split: str) -> Iterator[Samples]:
+    """Return a split's samples in parts of a few hundred."""
+    for info in case.manifest.of(split):
+        arrays = case.source.read(info)
+        for start in range(0, info.samples, _AT_ONCE):
+            rows = np.arange(start, min(start + _AT_ONCE, info.samples))
+            yield samples_at(rows, arrays, info.index)
+
+
+def _unused_tensors(case: Case, task: Task, samples: Samples) -> list[str]:
+    """Return a note for each tensor of the dataset that the model isn't fed, unless the job chooses tensors."""
+    if case.job.model.input_names is not None:
+        return []
+    used = {name for name, _, _ in task.model_tensors(tensors_of(samples))}
+    if "attention_mask" not in task.accepts:
+        used.add("attention_mask")  # It still marks the scored tokens.
+    architecture = type(case.network).__name__
+    notes = []
+    for name in sorted(set(samples.arrays) - used):
+        notes.append(f"the dataset's tensor {name!r} is left out: {architecture} takes none like it")
+    return notes
+
+
+def check_fused_loss(case: Case) -> None:
+    """Refuse `worker.fused_loss` for a model whose logits are more than a linear layer of hidden states.
+
+    Raises:
+        ConfigError: MODEL020.
+
+    """
+    job = case.job
+    if job.worker.fused_loss is not True or case.trains_outside_ray:
+        return
+    head_of(case.task, case.network)
+    task, samples = scored_samples(case)
+    build = partial(random_model, job.model, case.task)
+    if not check_fused_on_copy(task, samples, case.network.config, build, case.facts.parameters):
+        raise no_copy_error(case.network)
+
+
+def check_sharding(case: Case) -> None:
+    """Refuse a model whose gradient isn't the same when FSDP2 gathers its blocks one by one.
+
+    Raises:
+        ConfigError: MODEL023.
+
+    """
+    job = case.job
+    if job.worker.sharding == "none" or all(job.processes_in(group) == 1 for group in job.worker_groups):
+        return
+    from hypha_ray.worker.group.shards import check_sharding_on_copy, sharding_error  # Few jobs need it.
+
+    task, samples = scored_samples(case)
+    build = partial(random_model, job.model, case.task)
+    if not check_sharding_on_copy(job.worker, task, samples, case.network.config, build, case.facts.parameters):
+        raise sharding_error(case.network, "no small copy of it could be made to try that")
+
+
+_SAMPLES = 3
+"""Number of prompts in the check of generation."""
+
+
+def check_rollouts(case: Case) -> list[str]:
+    """Refuse a job whose model can't be trained on its prompts.
+
+    Returns:
+        Notes for the user.
+
+    Raises:
+        ConfigError: model, tokenizer, reward functions or environment don't allow it.
+        DataError: the dataset has no prompts, or they leave no room for responses.
+
+    """
+    _check_kind(case)
+    response = case.job.rl.generation.max_response_tokens
+    require_positions(case.network, case.task, case.shapes, f"dataset {case.manifest.name!r}", response)
+    tokenizer = tokenizer_of(job_preprocessor(case.job, case.source))
+    slices = _first_slices(case)
+    prompts = joined([_few_prompts(index, arrays) for index, arrays in slices.items()])
+    scorer = Scorer(case.job.rl, tokenizer, unscored(case.job.rl.reward, case.job.model))
+    notes: list[str] = []
+    scorer.check(prompts.arrays, TrainerState.of(case.job.rounds, 0, 0))
+    if case.job.rl.environment is not None:
+        positions = max_positions(case.network, decoder=False)
+        notes += try_environment(case.job.rl, tokenizer, end_tokens(case.network, tokenizer), positions, prompts)
+    check = partial(check_generation, rl=case.job.rl, tokenizer=tokenizer, prompts=prompts)
+    build = partial(random_model, case.job.model, case.task)
+    is_checked = check_on_copy(check, case.network.config, build, case.facts.parameters)
+    notes += _missing_tasks(case, slices)
+    if not is_checked:
+        architecture = case.facts.architecture
+        notes.append(f"no small copy of {architecture} could be made, so its generation isn't checked")
+    return notes
+
+
+def _check_kind(case: Case) -> None:
+    if case.task.name != "causal-lm":
+        problem = "reinforcement learning can't train this model.type"
+        fix = "set model.type, or leave rl.algorithm out"
+        raise ConfigError("RL001", problem, case.task.name, "causal-lm", fix)
+    if case.manifest.modality != "prompts":
+        problem = f"dataset {case.manifest.name!r} has no prompts"
+        fix = "prepare prompts: --source problems:NAME, or --prompt-column and --answer-column"
+        raise DataError("RL002", problem, case.manifest.modality, "prompts", fix)
+
+
+def _first_slices(case: Case) -> dict[int, Arrays]:
+    """Read the first slice of each dataset of a mixture."""
+    first_by_dataset = {dataset_of(info.index): info for info in reversed(case.manifest.of("train"))}
+    return {info.index: case.source.read(info) for info in first_by_dataset.values()}
+
+
+def _missing_tasks(case: Case, slices: Mapping[int, Arrays]) -> list[str]:
+    """Return a note if reward functions are given for tasks that no prompt of these slices is of."""
+    rewarded_tasks = case.job.rl.reward.by_task
+    if not rewarded_tasks:
+        return []
+    tasks: set[str] = set()
+    for arrays in slices.values():
+        tasks |= {str(record.get("task")) for record in records_of(arrays["reward_data"])}
+    missing = [task for task in rewarded_tasks if task not in tasks]
+    if not missing:
+        return []
+    listed = ", ".join(sorted(tasks))
+    return [f"rl.reward.tasks names {', '.join(missing)}, and the first prompts are of {listed} alone"]
+
+
+def _few_prompts(index: int, arrays: Arrays) -> Samples:
+    """Return a few prompts of a slice, the shortest and the longest among them."""
+    by_length: Any = np.argsort(arrays["attention_mask"].sum(1), kind="stable")
+    positions = np.linspace(0, len(by_length) - 1, _SAMPLES).round().astype(int)
+    rows = by_length[np.unique(positions)]
+    return samples_at(rows, arrays, index)

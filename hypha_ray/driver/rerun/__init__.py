@@ -1,1 +1,0 @@
-"""Repetition of a run: the command that stands for it, and what has changed since."""

@@ -1,0 +1,314 @@
+"""Bytes that workers and servers exchange in a run, by the model's layout and the form of the codecs' payloads.
+
+Space that a run's snapshots and its model take on disk, and the space that is free.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from hypha_ray.codec import Codec, codec, encoder, payload_bytes
+from hypha_ray.codec.registry import upward_codec
+from hypha_ray.config import Job
+from hypha_ray.config.schema import Sync
+from hypha_ray.exchange_schedule import fragments_of_round
+from hypha_ray.simulation.payload_sizes import MOST_BITS
+from hypha_ray.telemetry.sinks.files import read_json
+from hypha_ray.types import Layout
+from hypha_ray.types.layout import dtype_of, is_trained
+
+if TYPE_CHECKING:
+    import torch
+
+    from hypha_ray.driver.preflight.compatibility import Case
+
+
+MOST_ENCODED = 1 << 18
+"""Most elements that are encoded to see what a codec makes of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Bytes on the wire, of all workers together, if each of them takes part in all rounds."""
+
+    up: Counter[int]
+    """Number of rounds by the bytes that workers send in one."""
+    down: Counter[int]
+    """Number of rounds by the bytes that workers receive in one."""
+    is_estimated: bool
+    """Whether sizes of payloads, or the number of transfers, depend on values or on the order of arrivals."""
+    is_bound: bool
+    """Whether the sizes are the most there can be, because only visible changes are sent."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the bytes are those of the run."""
+        return not (self.is_estimated or self.is_bound)
+
+    @property
+    def total_up(self) -> int:
+        """Bytes that workers send in the whole run."""
+        return _sum(self.up)
+
+    @property
+    def total_down(self) -> int:
+        """Bytes that workers receive in the whole run."""
+        return _sum(self.down)
+
+
+def exchange_of(job: Job, layout: Layout) -> Exchange:
+    """Compute the traffic of a run.
+
+    Args:
+        job: the job file.
+        layout: layout of the trained modules, in the job's fragments.
+
+    """
+    sync = job.sync
+    sender = upward_codec(sync)
+    is_estimated = not sync.traits.has_barrier or sync.quorum is not None
+    payloads: list[int] = []
+    results: list[int] = []
+    for fragment in range(layout.fragments):
+        groups = layout.groups(fragment)
+        payload, has_fixed_size = _payload_bytes(sender, sync.codec, sync.codec_options, groups)
+        result, result_has_fixed_size = _result_bytes(sync, layout, fragment)
+        payloads.append(payload)
+        results.append(result)
+        is_known = has_fixed_size or sync.codec in MOST_BITS
+        result_is_known = result_has_fixed_size or sync.downward_codec in MOST_BITS
+        is_estimated = is_estimated or not (is_known and result_is_known)
+    deltas = job.num_workers
+    if not sync.traits.has_barrier:
+        deltas = sync.period or job.num_workers
+    up = Counter[int]()
+    down = Counter[int]()
+    for fragments, rounds in _rounds_by_fragments(job).items():
+        up_bytes = 0
+        down_bytes = 0
+        for fragment in fragments:
+            up_bytes += deltas * payloads[fragment]
+            down_bytes += deltas * results[fragment]
+        up[up_bytes] += rounds
+        down[down_bytes] += rounds
+    is_bound = bool({sync.codec, sync.downward_codec} & MOST_BITS.keys())
+    return Exchange(up, down, is_estimated, is_bound)
+
+
+def _rounds_by_fragments(job: Job) -> Counter[tuple[int, ...]]:
+    """Number of rounds by the fragments that they exchange."""
+    rounds = job.rounds.update_rounds
+    if not job.sync.staggered:
+        return Counter({fragments_of_round(job, 0): rounds})
+    return Counter(fragments_of_round(job, round) for round in range(rounds))
+
+
+def _result_bytes(sync: Sync, layout: Layout, fragment: int) -> tuple[int, bool]:
+    """Bytes of a fragment's new weights for one worker, and whether their number is fixed."""
+    if sync.downward_codec == "fp32":
+        return layout.bytes(fragment), True
+    sender = codec(sync.downward_codec, sync.downward_codec_options)
+    return _payload_bytes(sender, sync.downward_codec, sync.downward_codec_options, layout.groups(fragment))
+
+
+def _payload_bytes(
+    sender: Codec, name: str, options: Mapping[str, object] | None, groups: Mapping[str, int]
+) -> tuple[int, bool]:
+    """Bytes of a fragment's payload, and whether their number is fixed; otherwise they are estimated."""
+    total = 0
+    has_fixed_size = True
+    for group, size in groups.items():
+        forms = sender.form({group: size}).values()
+        if all(form.exact for form in forms):
+            for form in forms:
+                total += np.dtype(form.dtype).itemsize * form.size
+        else:
+            has_fixed_size = False
+            total += _estimated_bytes(name, options, group, size)
+    return total, has_fixed_size
+
+
+def _estimated_bytes(name: str, options: Mapping[str, object] | None, group: str, size: int) -> int:
+    """Bytes of a group by a codec whose payloads have no fixed size, if its values are Gaussian, and all visible."""
+    count = min(size, MOST_ENCODED)
+    random = np.random.default_rng(0)
+    values: npt.NDArray[np.generic] = random.standard_normal(count).astype(dtype_of(group))
+    payload, _ = encoder(name, 0.0, options).encode({group: values}, None)
+    return round(payload_bytes(payload) * size / max(1, count))
+
+
+def _sum(rounds: Counter[int]) -> int:
+    return sum(size * count for size, count in rounds.items())
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSizes:
+    """Bytes that a run takes on disk; logs, metrics and plots are left out."""
+
+    snapshot: int
+    """Bytes of a snapshot."""
+    snapshots: int
+    """Number of snapshots that stay."""
+    model: int
+    """Bytes of a saved model."""
+    models: int
+    """Number of saved models: the last one, and the best one if the job keeps it."""
+    is_bound: bool
+    """Whether files may be larger: an optimizer's state has no known size, or the model's weights no known dtype."""
+
+    @property
+    def in_the_end(self) -> int:
+        """Bytes that stay."""
+        return self.snapshots * self.snapshot + self.models * self.model
+
+    @property
+    def at_most(self) -> int:
+        """Bytes at the peak: a new snapshot is written before an old one is removed."""
+        return self.in_the_end + self.snapshot
+
+
+def disk_sizes(case: Case, layout: Layout) -> DiskSizes:
+    """Compute the disk space of a run.
+
+    Args:
+        case: job and model.
+        layout: layout of the trained modules.
+
+    """
+    job = case.job
+    with_state = _outer_bytes(job, layout)
+    inner = 0
+    is_bound = with_state is None
+    if job.run.mode == "replay":
+        state = _inner_bytes(job, layout)
+        is_bound = True  # Random numbers, and residuals of the codec.
+        inner = job.num_workers * (state or 0)
+    snapshots = job.checkpoint.keep
+    models = 1
+    if job.checkpoint.best:
+        snapshots += 1
+        models += 1
+    snapshots = min(snapshots, _written(job))
+    dtype, is_known = _saved_dtype(job)
+    is_bound = is_bound or not is_known
+    snapshot = layout.bytes() + (with_state or 0) + inner
+    return DiskSizes(snapshot, snapshots, _model_bytes(case, layout, dtype), models, is_bound)
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space of the disk that a folder is on, or will be on."""
+    existing = folder.expanduser().absolute()
+    while not existing.exists():
+        existing = existing.parent
+    return shutil.disk_usage(existing).free
+
+
+def _written(job: Job) -> int:
+    """Number of snapshots that a run writes at its regular intervals, with those of the first and the last round."""
+    rounds = job.rounds.update_rounds
+    every = job.checkpoint.every_rounds
+    count = rounds // every
+    if every > 1:
+        count += 1  # That of the first round.
+    if rounds % every and rounds > 1:
+        count += 1  # That of the last round.
+    return count
+
+
+def _outer_bytes(job: Job, layout: Layout) -> int | None:
+    """Bytes of the outer state; None if the size of the optimizer's state isn't known."""
+    elements = _trained_bytes(layout)
+    if job.sync.traits.sends_gradients:
+        state = _inner_bytes(job, layout)
+        if state is None:
+            return None
+    else:
+        from hypha_ray.server.outer import slots_of
+
+        slots = slots_of(job.outer_optimizer.name)
+        state = len(slots) * elements
+    if job.sync.downward_codec != "fp32" and job.sync.error_feedback:
+        state += elements
+    return state
+
+
+def _inner_bytes(job: Job, layout: Layout) -> int | None:
+    """Bytes of the state of a worker's optimizer in 32 bits; None if its size isn't known."""
+    elements = _trained_bytes(layout)
+    match job.inner_optimizer.name:
+        case "adamw":
+            return 2 * elements
+        case "sgd":
+            if job.inner_optimizer.momentum:
+                return elements
+            return 0
+    return None
+
+
+def _trained_bytes(layout: Layout) -> int:
+    """Bytes of all trained parameters as they travel."""
+    total = 0
+    for fragment in range(layout.fragments):
+        for group, size in layout.groups(fragment).items():
+            if is_trained(group):
+                total += size * np.dtype(dtype_of(group)).itemsize
+    return total
+
+
+def _model_bytes(case: Case, layout: Layout, dtype: str | None) -> int:
+    """Bytes of the weights of the saved model; an adapter is merged into it, and saved beside it."""
+    from hypha_ray.model.lora import has_adapter
+
+    if not has_adapter(case.job.model):
+        return _weights_bytes(case.network.parameters(), dtype)
+    base: list[torch.nn.Parameter] = []
+    for name, parameter in case.network.named_parameters():
+        if "lora_" not in name and ".original_module." not in name:
+            base.append(parameter)
+    return _weights_bytes(base, dtype or "float32") + _trained_bytes(layout)
+
+
+_ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of an element of a saved model by its dtype."""
+_NARROWEST = "bfloat16"
+
+
+def _saved_dtype(job: Job) -> tuple[str | None, bool]:
+    """Dtype of the saved model, and whether it is known; None: that of the parameters. The hub isn't asked."""
+    from hypha_ray.model.loading.hub import local_folder
+    from hypha_ray.model.saved_model import original_dtype
+
+    repository = job.model.repository
+    if job.checkpoint.export_dtype is not None:
+        return job.checkpoint.export_dtype, True
+    if repository is None:
+        return None, True
+    if local_folder(repository) is not None:
+        return original_dtype(job.model), True
+    from huggingface_hub import try_to_load_from_cache
+
+    file = try_to_load_from_cache(repository, "config.json", revision=job.model.revision)
+    settings = read_json(Path(file)) if isinstance(file, str) else {}
+    dtype = str(settings.get("dtype") or settings.get("torch_dtype"))
+    if dtype in _ITEM_BYTES:
+        return dtype, True
+    return _NARROWEST, False
+
+
+def _weights_bytes(parameters: Iterable[torch.nn.Parameter], dtype: str | None) -> int:
+    """Bytes of parameters in a dtype, or in their own."""
+    total = 0
+    for parameter in parameters:
+        item_bytes = parameter.element_size()
+        if dtype is not None:
+            item_bytes = _ITEM_BYTES[dtype]
+        total += parameter.numel() * item_bytes
+    return total

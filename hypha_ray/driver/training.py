@@ -1,0 +1,256 @@
+"""Training from Python: callbacks that are told of a run's records, and a handle for training in the background.
+
+train ──thread──► run_job ──► run directory ──► new records, at least once a second ──► callbacks
+"""
+
+from __future__ import annotations
+
+import html
+import threading
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hypha_ray.config.load import Loaded
+from hypha_ray.driver.flagless import flagless
+from hypha_ray.driver.run_folders import name_run
+from hypha_ray.errors import ConfigError, reason_of
+from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, NewRecords
+
+if TYPE_CHECKING:
+    from hypha_ray.driver.run import Run
+
+
+class StopTraining(Exception):
+    """Raised by a callback to stop the run after its last commit, as `Training.stop` does."""
+
+
+class Callback:
+    """Functions that this process calls while a run trains; a subclass overrides those that it needs.
+
+    A record is a dict as in the run's files, with rounds counted from 0. A round that is trained again after a crash is
+    told again. A callback that raises an error isn't called any more: the error is a warning, and the run goes on.
+    `StopTraining` stops the run.
+    """
+
+    def on_round(self, record: dict[str, Any]) -> None:
+        """Take the record of a round, which comes after the evaluation of its weights."""
+
+    def on_eval(self, record: dict[str, Any]) -> None:
+        """Take the figures of an evaluation."""
+
+    def on_event(self, record: dict[str, Any]) -> None:
+        """Take an event, such as ``join``, ``loss`` or ``commit``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingProgress:
+    """Progress of a run that `train` has begun."""
+
+    state: Literal["running", "finished", "stopped", "failed"]
+    rounds: int
+    """Number of committed rounds."""
+    total_rounds: int | None
+    """Number of rounds of the job; None if only the dataset tells it, before the first round."""
+    last_round: dict[str, Any] = field(default_factory=dict)
+    """Record of the last round; empty before the first."""
+
+
+class Training:
+    """A run that trains in the background, on a thread of this process.
+
+    `train(job, wait=False)` returns one. It ends with this process; the run then goes on when its job is trained again.
+    """
+
+    def __init__(self, loaded: Loaded, kind: str, callbacks: Sequence[Callback]) -> None:
+        if not _is_training.acquire(blocking=False):
+            fix = "wait for it by result(), or stop it by stop()"
+            raise ConfigError("API001", "this process trains another run", fix=fix)
+        try:
+            job, directory = name_run(loaded.job, kind)
+        except BaseException:
+            _is_training.release()
+            raise
+        self._job = job
+        self._loaded = replace(loaded, job=job)
+        self._kind = kind
+        self._folder = directory.path
+        self._follower = _Follower(directory.path, callbacks)
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._train, name=f"training-{directory.path.name}", daemon=True)
+
+    @property
+    def run(self) -> Run:
+        """The run.
+
+        Raises:
+            CheckpointError: CKPT001, it hasn't begun yet.
+
+        """
+        from hypha_ray.driver.run import Run
+
+        return Run(self._folder)
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return not self._thread.is_alive()
+
+    @property
+    def progress(self) -> TrainingProgress:
+        """Progress so far."""
+        from hypha_ray.history.overview import committed_rounds
+
+        last_round = self._follower.last_round
+        total = self._job.rounds.update_rounds if self._job.rounds.counted else None
+        return TrainingProgress(
+            self._state, committed_rounds(self._folder), last_round.get("rounds", total), last_round
+        )
+
+    def stop(self, wait: bool = True) -> None:
+        """Stop the run: what isn't committed is lost, and the same job goes on from there.
+
+        Args:
+            wait: whether to return only when it has ended.
+
+        """
+        if self.done:
+            return
+        self._follower.stop()
+        if wait:
+            self._thread.join()
+
+    def result(self, timeout_s: float | None = None) -> Run:
+        """Wait for the end, and return the run; a run that was stopped is returned, too.
+
+        Args:
+            timeout_s: longest wait in seconds; None: as long as it takes.
+
+        Raises:
+            HyphaError: the error that ended the run.
+            TimeoutError: it hasn't ended by then; it trains on.
+
+        """
+        self._thread.join(timeout_s)
+        if not self.done:
+            raise TimeoutError(f"run {self._folder.name} has not ended after {timeout_s:g} s; it trains on")
+        if self._error is not None:
+            raise self._error
+        return self.run
+
+    def __repr__(self) -> str:
+        progress = self.progress
+        total = "?" if progress.total_rounds is None else progress.total_rounds
+        return f"Training({self._folder.name!r}, {progress.state}, round {progress.rounds} of {total})"
+
+    def _repr_html_(self) -> str:
+        progress = self.progress
+        most = progress.total_rounds or 1
+        bar = f'<progress value="{progress.rounds}" max="{most}"></progress>'
+        return f"<p>{html.escape(repr(self))} {bar}</p>"
+
+    @property
+    def _state(self) -> Literal["running", "finished", "stopped", "failed"]:
+        if not self.done:
+            return "running"
+        if self._error is not None:
+            return "failed"
+        return "stopped" if self._follower.is_stopped else "finished"
+
+    def begin(self) -> Training:
+        """Begin to train on another thread."""
+        self._thread.start()
+        return self
+
+    def train_here(self) -> Run:
+        """Train on this thread until the end.
+
+        Raises:
+            HyphaError: the error that ended the run.
+
+        """
+        self._train()
+        if self._error is not None:
+            raise self._error
+        return self.run
+
+    def _train(self) -> None:
+        """Train, and keep the error that ended the run; a stop is none."""
+        from hypha_ray.driver.launch import run_job
+
+        try:
+            with flagless():
+                run_job(self._loaded, kind=self._kind, check=self._follower.check)
+        except KeyboardInterrupt as interrupt:
+            if not self._follower.is_stopped:
+                self._error = interrupt
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._follower.tell()
+            _is_training.release()
+
+
+_is_training = threading.Lock()
+"""Held while this process trains: it has one connection to Ray."""
+
+
+class _Follower:
+    """Tells callbacks of new records, and stops the run if it is asked to.
+
+    Args:
+        folder: the run directory, which may not exist yet.
+        callbacks: what to call.
+
+    """
+
+    def __init__(self, folder: Path, callbacks: Sequence[Callback]) -> None:
+        self._metrics = NewRecords(folder / METRICS)
+        self._events = NewRecords(folder / EVENTS)
+        self._callbacks = list(callbacks)
+        self.last_round: dict[str, Any] = {}
+        """Record of the last round; empty before the first."""
+        self.is_stopped = False
+        """Whether the run was asked to stop."""
+
+    def stop(self) -> None:
+        """Let the next `check` stop the run."""
+        self.is_stopped = True
+
+    def check(self) -> None:
+        """Tell the callbacks of new records.
+
+        Raises:
+            KeyboardInterrupt: the run is to stop, as if a user had interrupted it.
+
+        """
+        self.tell()
+        if self.is_stopped:
+            raise KeyboardInterrupt
+
+    def tell(self) -> None:
+        """Tell the callbacks of new records."""
+        for record in self._metrics.read():
+            match record.get("kind"):
+                case "round":
+                    self.last_round = record
+                    self._call("on_round", record)
+                case "eval":
+                    self._call("on_eval", record)
+        for record in self._events.read():
+            self._call("on_event", record)
+
+    def _call(self, function: str, record: dict[str, Any]) -> None:
+        """Call a function of each callback; one that raises an error is left out from then on."""
+        for callback in list(self._callbacks):
+            try:
+                getattr(callback, function)(record)
+            except StopTraining:
+                self.stop()
+            except Exception as error:  # A user's function may raise anything.
+                self._callbacks.remove(callback)
+                name = type(callback).__name__
+                text = f"callback {name} is left out, because it raised {reason_of(error)}; the run goes on"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -1,3 +1,0 @@
-"""The auction: sharing of a cluster's room among competing runs."""
-
-from __future__ import annotations

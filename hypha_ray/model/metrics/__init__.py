@@ -1,1 +1,0 @@
-"""Validation metrics: one file each, with the contract in `metric`."""

@@ -1,1 +1,0 @@
-"""Model workers, and the ways to reach them."""

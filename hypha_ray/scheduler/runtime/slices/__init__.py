@@ -1,1 +1,0 @@
-"""Slices on their way from shards and data nodes to workers."""
