@@ -157,7 +157,7 @@ def test_margins_are_numbers_of_the_source(tmp_path: Path) -> None:
 def test_preference_without_a_margin_beside_others_is_counted(
     tmp_path: Path, without: dict[str, Any], place: int
 ) -> None:
-    """TRL's own collator makes a tensor of the margins, which fails for None. So no number is made up here."""
+    """A margin is part of the loss, so no number is made up for a row that has none."""
     rows = [row | {"margin": number / 2} for number, row in enumerate(PAIRS)]
     rows[place] = PAIRS[place] | without
     out = run(rows, tmp_path, validation_fraction=0.0)
