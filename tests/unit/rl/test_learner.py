@@ -40,7 +40,9 @@ class Parallel:
         self._master.ask("initialize", "actor", steps=3)
 
     def step(self, batch: Any = BATCH, **arguments: Any) -> Any:
-        return self._master.traverse(self._graph, sample_of(batch), {"actor_train": Extras(arguments)})
+        return self._master.traverse(
+            self._graph, sample_of(batch), {"rew_inf": Extras({"round": 0}), "actor_train": Extras(arguments)}
+        )
 
 
 def require_equal(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
