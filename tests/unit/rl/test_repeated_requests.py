@@ -43,7 +43,7 @@ def steps(settings: Job, transport: type[Local]) -> tuple[list[Sums], list[Any],
         master.ask("initialize", name, steps=3)
     found = []
     for step in range(3):
-        extras = {"advantage_inf": Extras({"step": step})}
+        extras = {"rew_inf": Extras({"round": 0}), "advantage_inf": Extras({"step": step})}
         found.append(sums_of(master.traverse(step_graph(settings.rl), sample_of(BATCH), extras)))
     return found, [parameter.detach().clone() for parameter in model.parameters()], advantage.kl
 
