@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make Ray's token before there are several processes that test; one of these gives way to the others."""
     if not hasattr(config, "workerinput"):
         make_token()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell has it ignored by what it starts in the background, and then by all processes of that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     give_way()
 
 
