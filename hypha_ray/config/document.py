@@ -108,7 +108,8 @@ def _of_another_tool(text: str, file: str) -> ConfigError:
     for name in dict.fromkeys(_OTHER_ENTRY.findall(text)):
         key = HABITS.get(name.replace("-", "_"))
         if key is not None and len(meanings) < _MOST_MEANINGS:
-            meanings.append(f"{name} is `{key}`")
+            likely_keys = "` or `".join(key.split())
+            meanings.append(f"{name} is `{likely_keys}`")
     fix = "write TOML, as in docs/configuration.md"
     if meanings:
         fix = f"{fix}: {', '.join(meanings)}"

@@ -57,7 +57,7 @@ def test_files_with_and_without_an_at_sign_override_from_left_to_right(
         ("--tokenizer x", "did you mean `preprocessor.repository`?"),
         ("--report_to wandb", "did you mean `telemetry.sinks`?"),
         ("--bf16", "did you mean `worker.autocast`?"),
-        ("--loss_type ipo", "did you mean `preference.loss`?"),
+        ("--loss_type ipo", "did you mean `preference.loss`, or `rl.loss`?"),
         ("--num_generations 4", "did you mean `rl.group_size`?"),
         ("--max_completion_length 64", "did you mean `rl.generation.max_response_tokens`?"),
         ("--reward_funcs a:b", "did you mean `rl.reward.functions`?"),
@@ -92,6 +92,25 @@ def test_files_with_and_without_an_at_sign_override_from_left_to_right(
         ("--outer_optimizer sgd", "did you mean `outer_optimizer.name`?"),
         ("--train_on_inputs false", "give it to jobs/prepare.py as --chat"),
         ("--per_device_eval_batch_size 8", "leave it out: an evaluation has the training's batches"),
+        ("--beta 0.1", "did you mean `preference.beta`, or `rl.kl`?"),
+        ("--gamma 1", "did you mean `preference.gamma`, or `rl.critic.discount`?"),
+        ("--epsilon 0.2", "did you mean `rl.clip_low`, or `inner_optimizer.epsilon`?"),
+        ("--algorithm.gamma 1", "did you mean `preference.gamma`, or `rl.critic.discount`?"),
+        ("--kto_desirable_weight 1", "did you mean `preference.desirable_weight`?"),
+        ("--scale_rewards false", "did you mean `rl.advantage`?"),
+        ("--log_completions", "did you mean `rl.shown_responses`?"),
+        ("--activation_offloading true", "did you mean `worker.gradient_checkpointing`?"),
+        ("--vllm_gpu_memory_utilization 0.5", "did you mean `rl.generation.server.command`?"),
+        ("--actor_rollout_ref.actor.use_kl_loss true", "did you mean `rl.kl_place`?"),
+        ("--neftune_noise_alpha 5", "leave it out: nothing of the kind is built in"),
+        ("--tf32 true", "leave it out: float32 keeps its precision, and worker.autocast has the fast formats"),
+        (
+            "--sequence_parallel_size 2",
+            "leave it out: no sequence and no matrix is split over processes, see worker.sharding",
+        ),
+        ("--disable_tqdm true", "leave it out: a run prints a line for each round, and metrics.jsonl has all records"),
+        ("--eos_token x", "give it to jobs/prepare.py as --tokenizer"),
+        ("--hub_token x", "set the environment variable HF_TOKEN"),
         ("--do_train", "leave it out: the command says what is done"),
         ("--local-rank 0", "leave it out: Ray starts and connects the processes"),
     ],
@@ -102,7 +121,7 @@ def test_flag_of_another_tool_is_answered_with_the_key_that_it_means(words: str,
     assert caught.value.fix == remedy and caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize("key", sorted(set(HABITS.values())))
+@pytest.mark.parametrize("key", sorted({key for keys in HABITS.values() for key in keys.split()}))
 def test_every_remedy_is_a_key_of_the_job_file(key: str) -> None:
     assert key_at(key.split(".")) is not None
 
