@@ -11,6 +11,12 @@ from typing import Any, TypeAlias
 from hypha_ray.types import Sums
 from hypha_ray.types.events import CHOSEN, MARGIN, REJECTED
 
+METRIC = "metric/"
+"""Beginning of the names of a job's own metrics."""
+_TASK_FIGURE = re.compile(rf"accuracy|pass@\d+|{METRIC}.+")
+Figure: TypeAlias = Callable[[Mapping[str, float]], float]
+"""Figure by its sums."""
+
 
 @dataclass(frozen=True, slots=True)
 class Objective:
@@ -31,12 +37,6 @@ class Objective:
 LOSS = Objective("val_loss", "loss", "val_loss", min, ("perplexity", "accuracy", "margin"))
 OBJECTIVES = (Objective("reward", "reward", "val_reward", max, ("pass@1",)), LOSS)
 """Objectives of all tasks: a run's is the first that its evaluations have."""
-
-METRIC = "metric/"
-"""Beginning of the names of a job's own metrics."""
-_TASK_FIGURE = re.compile(rf"accuracy|pass@\d+|{METRIC}.+")
-Figure: TypeAlias = Callable[[Mapping[str, float]], float]
-"""Figure by its sums."""
 
 
 def task_figures(evaluation: Mapping[str, Any]) -> dict[str, float]:

@@ -19,6 +19,8 @@ from typing import Final
 
 FILE = 0o600
 FOLDER = 0o700
+_PACKAGE: Final = Path(__file__).parent
+_INSTALLED: Final = _PACKAGE / "jobs"
 
 
 def opener(path: str, flags: int) -> int:
@@ -99,10 +101,6 @@ def _imported_names(file: Path) -> set[str]:
         if in_package:
             names.update(further_parts)
     return names
-
-
-_PACKAGE: Final = Path(__file__).parent
-_INSTALLED: Final = _PACKAGE / "jobs"
 
 
 def jobs_folder() -> Path:

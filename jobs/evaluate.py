@@ -37,6 +37,20 @@ from hypha_ray.errors import ConfigError
 
 DEFAULTS = EvaluationRequest("")
 """Defaults of the options that are settings of an evaluation."""
+OF_DATASETS = (
+    "dataset",
+    "split",
+    "type",
+    "reward",
+    "reward_model",
+    "environment",
+    "turns",
+    "max_response_tokens",
+    "samples",
+    "temperature",
+    "reference",
+)
+"""Options that mean nothing to tasks of lm-evaluation-harness."""
 
 
 @dataclass(frozen=True)
@@ -78,22 +92,6 @@ class Evaluate:
     """folder with YAML files of further tasks for --lm-eval"""
     json: bool = False
     """print the last line as JSON"""
-
-
-OF_DATASETS = (
-    "dataset",
-    "split",
-    "type",
-    "reward",
-    "reward_model",
-    "environment",
-    "turns",
-    "max_response_tokens",
-    "samples",
-    "temperature",
-    "reference",
-)
-"""Options that mean nothing to tasks of lm-evaluation-harness."""
 
 
 def main() -> None:

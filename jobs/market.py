@@ -23,6 +23,13 @@ from hypha_ray.config.options import parse_options, refuse_strays
 from hypha_ray.errors import ConfigError
 from hypha_ray.market.offers import require_terms
 
+OWNERS = {
+    **dict.fromkeys(("price", "floor", "whole", "accepts", "max_lease_s", "throughput"), ("offer",)),
+    "share": ("open",),
+    "node": ("offer", "withdraw"),
+}
+"""Options that mean something beside others alone."""
+
 
 @dataclass(frozen=True)
 class Market:
@@ -66,14 +73,6 @@ class Market:
             "throughput": self.throughput,
         }
         return {name: str(value) for name, value in terms.items() if value is not None}
-
-
-OWNERS = {
-    **dict.fromkeys(("price", "floor", "whole", "accepts", "max_lease_s", "throughput"), ("offer",)),
-    "share": ("open",),
-    "node": ("offer", "withdraw"),
-}
-"""Options that mean something beside others alone."""
 
 
 def main() -> None:

@@ -35,6 +35,19 @@ if TYPE_CHECKING:
     from hypha_ray.simulation.scenario import Scenario
 
 
+FAILING = "failing-1000"
+"""Scenario of --rivals without another."""
+RIVAL_COSTS = ("restart_s", "reload_s", "checkpoint_s")
+OF_RIVALS = dict.fromkeys(RIVAL_COSTS, ("rivals",))
+"""Options that mean something beside --rivals alone."""
+OF_A_RUN = dict.fromkeys(("try_", "deadline", "budget"), ("from_",))
+"""Options that mean something beside --from alone."""
+BESIDE_DAYS = ("plot", "rivals")
+"""Options that mean nothing beside --days."""
+OF_A_SCENARIO = ("scenario", "workers", "rounds", "seed", "days", "plot", "rivals")
+"""Options that mean nothing beside --from."""
+
+
 @dataclass(frozen=True)
 class Simulate:
     """Simulate a training."""
@@ -71,19 +84,6 @@ class Simulate:
     """seconds in which they load a checkpoint; default: 30"""
     checkpoint_s: float | None = None
     """seconds in which they write a checkpoint; default: 10"""
-
-
-FAILING = "failing-1000"
-"""Scenario of --rivals without another."""
-RIVAL_COSTS = ("restart_s", "reload_s", "checkpoint_s")
-OF_RIVALS = dict.fromkeys(RIVAL_COSTS, ("rivals",))
-"""Options that mean something beside --rivals alone."""
-OF_A_RUN = dict.fromkeys(("try_", "deadline", "budget"), ("from_",))
-"""Options that mean something beside --from alone."""
-BESIDE_DAYS = ("plot", "rivals")
-"""Options that mean nothing beside --days."""
-OF_A_SCENARIO = ("scenario", "workers", "rounds", "seed", "days", "plot", "rivals")
-"""Options that mean nothing beside --from."""
 
 
 def main() -> None:

@@ -29,6 +29,9 @@ SESSION = 16
 """Size of a session id in bytes."""
 _TOKEN_FORM = re.compile(rb"[0-9a-f]{64}\n?")
 _TOKEN_FIX = "give the file that the run has written, readable by its owner alone: chmod 600"
+UNIX = "unix:"
+_BACKLOG = 64
+_FORM = "host:port, [IPv6]:port or unix:PATH"
 
 
 def make_token(path: Path) -> bytes:
@@ -69,11 +72,6 @@ def prove(token: bytes, side: Side, session: bytes, driver_nonce: bytes, trainer
 def proves(proof: bytes, expected: bytes) -> bool:
     """Whether a proof is the expected one, compared in constant time."""
     return hmac.compare_digest(proof, expected)
-
-
-UNIX = "unix:"
-_BACKLOG = 64
-_FORM = "host:port, [IPv6]:port or unix:PATH"
 
 
 def open_listener(address: str, encrypted: bool) -> socket.socket:

@@ -50,6 +50,8 @@ _OTHER_PROTOCOLS = {
     b"SSH-": "SSH",
     b"\x16\x03": "TLS",
 }
+GREETING_S = 10.0
+"""Longest wait in seconds for the other side's next message before it is authenticated."""
 
 
 class Stream(Protocol):
@@ -183,10 +185,6 @@ class Frames:
 
 def _closed(why: str | None = None) -> BridgeError:
     return BridgeError("FRM008", "the other side has closed the connection", got=why or "")
-
-
-GREETING_S = 10.0
-"""Longest wait in seconds for the other side's next message before it is authenticated."""
 
 
 def _message_classes() -> dict[str, Any]:

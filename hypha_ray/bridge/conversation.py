@@ -28,6 +28,16 @@ MAX_TEXT = 1024
 """Most characters in a reason or an error's text."""
 _METRIC = re.compile(r"[A-Za-z0-9_./@-]{1,128}")
 _WORD = re.compile(r"[!-~]{1,32}")
+VERSION = 1
+"""Version of the protocol."""
+OPENING = {"hello": "trainer", "challenge": "driver", "authenticate": "trainer", "welcome": "driver"}
+"""Messages of the handshake, in order, each with its sender."""
+_ALWAYS = frozenset({"file", "alive", "error"})
+_WORK = {
+    "driver": _ALWAYS | {"job", "parameters", "assignment", "leave", "done"},
+    "trainer": _ALWAYS | {"ready", "merged", "metrics", "evaluation", "update", "left"},
+}
+"""Messages that each side may send once both are authenticated."""
 
 
 def check(content: str, message: Any) -> None:
@@ -214,17 +224,6 @@ def _file_reference(path: str, content: Any) -> None:
     _at_least("size", content.size, 1)
     _bytes("sha256", content.sha256, 32)
 
-
-VERSION = 1
-"""Version of the protocol."""
-OPENING = {"hello": "trainer", "challenge": "driver", "authenticate": "trainer", "welcome": "driver"}
-"""Messages of the handshake, in order, each with its sender."""
-_ALWAYS = frozenset({"file", "alive", "error"})
-_WORK = {
-    "driver": _ALWAYS | {"job", "parameters", "assignment", "leave", "done"},
-    "trainer": _ALWAYS | {"ready", "merged", "metrics", "evaluation", "update", "left"},
-}
-"""Messages that each side may send once both are authenticated."""
 
 if api_implementation.Type() == "python":  # Deeply nested messages exhaust its stack.
     raise ImportError("the bridge needs protobuf's compiled implementation; it is turned off")

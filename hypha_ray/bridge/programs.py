@@ -20,19 +20,17 @@ _HANDED_ON = re.compile(
     r"|(HIP|ROCR)_VISIBLE_DEVICES|PYTORCH_CUDA_ALLOC_CONF|HF_HOME|HF_HUB_(CACHE|OFFLINE)|TRANSFORMERS_OFFLINE"
 )
 """Names of variables that a program gets of a worker's; see docs/bridge.md."""
-
-
-def handed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a program gets of a worker's: any other one may hold a secret."""
-    return {name: value for name, value in environment.items() if _HANDED_ON.fullmatch(name)}
-
-
 PREFIX = "hypha-bridge-"
 SPOOL = "hypha-spool-"
 TRAINER = "hypha-trainer-"
 WEIGHTS = "hypha-weights-"
 """Prefixes of folder names: work directories of drivers, copies of trainers' files, directories of remote trainers,
 weights for servers that generate."""
+
+
+def handed_on(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a program gets of a worker's: any other one may hold a secret."""
+    return {name: value for name, value in environment.items() if _HANDED_ON.fullmatch(name)}
 
 
 class Scratch:

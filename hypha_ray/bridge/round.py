@@ -23,6 +23,7 @@ from hypha_ray.types import Samples, joined
 
 LAST_WORD_S = 1.0
 """Longest wait in seconds for the last message of a driver that has closed the connection."""
+Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
 
 class DriverConnection:
@@ -148,9 +149,6 @@ class DriverConnection:
             case "done":
                 self.ending = True
                 self.leaving = False
-
-
-Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)

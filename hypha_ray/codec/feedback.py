@@ -24,6 +24,14 @@ _FEW = 1000
 """Elements of a trial, beside a part of a chunk."""
 _LAG = "momentum/"
 """Prefix of a group's name in an encoder's residual: the momentum that the receiver lacks."""
+ELEMENTWISE = (Bf16, Fp16, Int8, Int4, E3m0)
+"""Codecs whose payloads are the same on every device, because each element is rounded by itself.
+
+`huffman2`, `huffman3` and `topk` encode on the host: a GPU adds up a chunk, and breaks ties, in another order. So does
+`visible`, whose streams are made there.
+"""
+DEVICE_BLOCK = 1 << 22
+"""Number of elements that are encoded at a time: enough for a GPU, and few compared with a model."""
 
 
 class Feedback:
@@ -118,16 +126,6 @@ class Feedback:
 def _as_rows(codec: Chunked, arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """View the arrays of a group with one row for each chunk."""
     return {name: arrays[name].view(-1, columns) for name, (_, columns) in codec.arrays.items()}
-
-
-ELEMENTWISE = (Bf16, Fp16, Int8, Int4, E3m0)
-"""Codecs whose payloads are the same on every device, because each element is rounded by itself.
-
-`huffman2`, `huffman3` and `topk` encode on the host: a GPU adds up a chunk, and breaks ties, in another order. So does
-`visible`, whose streams are made there.
-"""
-DEVICE_BLOCK = 1 << 22
-"""Number of elements that are encoded at a time: enough for a GPU, and few compared with a model."""
 
 
 class Elements(Protocol):

@@ -36,28 +36,6 @@ IGNORED: dict[KeyPath, str] = {
     ("resources", "worker", "storage"): _NO_STORAGE,
     ("resources", "parameter_server", "storage"): _NO_STORAGE,
 }
-
-
-def without_guide_table(path: Sequence[str]) -> KeyPath:
-    """A key as it would be written outside the guide's table."""
-    path = tuple(path)
-    if path[: len(GUIDE)] == GUIDE:
-        return path[len(GUIDE) :]
-    return path
-
-
-def canonical(path: Sequence[str]) -> KeyPath:
-    """The schema's name of a key; unknown names are returned unchanged, with ``_`` for ``-``."""
-    written = without_guide_table(path)
-    name = tuple(part.replace("-", "_") for part in written)
-    table = free_table(name)
-    if table is not None:  # Keys below it are defined elsewhere, and may have a hyphen.
-        name = table + written[len(table) :]
-    if name[:1] == CONFIG[:1] and name[1:2] and name[1] in LABELS:
-        return (*CONFIG, *name[1:])
-    return RENAMED.get(name, name)
-
-
 _KEYS = {
     "run.name": "name run_name experiment experiment_name project project_name wandb_name wandb_run_name exp_name"
     " wandb_run_id mlflow_run_name mlflow_experiment_name ray_run_name",
@@ -292,6 +270,26 @@ _PREPARED_BY = {name: option for option, names in OF_PREPARE.items() for name in
 """The option of prepare that a flag means."""
 HABITS = {name: key for key, names in _KEYS.items() for name in names.split()}
 """The keys that a flag of other tools can mean, one or more, by the flag's name with ``_`` for ``-``."""
+
+
+def without_guide_table(path: Sequence[str]) -> KeyPath:
+    """A key as it would be written outside the guide's table."""
+    path = tuple(path)
+    if path[: len(GUIDE)] == GUIDE:
+        return path[len(GUIDE) :]
+    return path
+
+
+def canonical(path: Sequence[str]) -> KeyPath:
+    """The schema's name of a key; unknown names are returned unchanged, with ``_`` for ``-``."""
+    written = without_guide_table(path)
+    name = tuple(part.replace("-", "_") for part in written)
+    table = free_table(name)
+    if table is not None:  # Keys below it are defined elsewhere, and may have a hyphen.
+        name = table + written[len(table) :]
+    if name[:1] == CONFIG[:1] and name[1:2] and name[1] in LABELS:
+        return (*CONFIG, *name[1:])
+    return RENAMED.get(name, name)
 
 
 def habit(name: str) -> str | None:

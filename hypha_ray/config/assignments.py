@@ -32,6 +32,11 @@ from hypha_ray.errors import ConfigError
 SWITCHES = ("dry-run", "resume", "help")
 _FILE_FLAGS = ("-c", "-f")
 """Flags that aren't keys of the job file."""
+LENGTHS: dict[KeyPath, KeyPath] = {
+    ("rounds", "epochs"): ("rounds", "update_rounds"),
+    ("rounds", "update_rounds"): ("rounds", "epochs"),
+}
+"""Keys that give a run's length, each with the one that it replaces if that stands in an earlier place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +151,6 @@ def merged(settings: Sequence[Setting]) -> dict[str, Any]:
                 problem = f"{setting.key_location}: the number leaves a gap in the array"
                 raise ConfigError("CFG003", problem, str(number), f"up to {length}", "count the tables from 0")
     return tree
-
-
-LENGTHS: dict[KeyPath, KeyPath] = {
-    ("rounds", "epochs"): ("rounds", "update_rounds"),
-    ("rounds", "update_rounds"): ("rounds", "epochs"),
-}
-"""Keys that give a run's length, each with the one that it replaces if that stands in an earlier place."""
 
 
 def in_force(settings: Iterable[Setting]) -> list[Setting]:

@@ -18,6 +18,7 @@ FIRST_WITH_BF16: Final[Capability] = (8, 0)
 """Compute capability from which on cards multiply matrices of bfloat16."""
 FIRST_WITH_FP16: Final[Capability] = (7, 0)
 """Compute capability from which on cards multiply matrices of float16 faster than others."""
+_VENDOR = re.compile(r"^(NVIDIA )?(Tesla |GeForce )?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,6 @@ CARDS: Final = (
     Card("V100S", r"V100S-PCIE-\d+GB", 130.0, (7, 0), "V100 data sheet, float16"),
 )
 """Cards that are known."""
-_VENDOR = re.compile(r"^(NVIDIA )?(Tesla |GeForce )?")
 
 
 def find_card(device_name: str) -> Card | None:

@@ -18,6 +18,17 @@ from hypha_ray.families import FAMILIES
 from hypha_ray.files import files_hash
 from hypha_ray.plugins import is_built_in, is_own, sources, unknown_option
 
+_IN_GROUPS = frozenset(
+    [
+        ("bridge", "commands"),
+        ("resources", "num_workers"),
+        ("resources", "worker"),
+        ("resources", "min_memory_mb"),
+        ("resources", "min_gpus"),
+        ("resources", "gpu_type"),
+    ]
+)
+
 
 def build(settings: Sequence[Setting]) -> Job:
     """Build a job from settings; the last setting of a key wins.
@@ -55,18 +66,6 @@ def require_complete(job: Job) -> None:
 def in_groups(path: KeyPath) -> bool:
     """Whether a key says of all workers what ``[[workers]]`` says of each group."""
     return path[:2] in _IN_GROUPS
-
-
-_IN_GROUPS = frozenset(
-    [
-        ("bridge", "commands"),
-        ("resources", "num_workers"),
-        ("resources", "worker"),
-        ("resources", "min_memory_mb"),
-        ("resources", "min_gpus"),
-        ("resources", "gpu_type"),
-    ]
-)
 
 
 def _explained(error: ValidationError, settings: Sequence[Setting]) -> ConfigError:

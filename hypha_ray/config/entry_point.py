@@ -34,6 +34,21 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
+STDOUT = Path("-")
+"""Name of a file that stands for standard output."""
+_results: list[TextIO] = []
+"""Standard output, if it is kept for a result; the last one counts."""
+SILENCE_S = 60.0
+"""Longest silence of a command that is at work, in seconds, if its output isn't a terminal."""
+SHORT_S = 0.8
+"""Seconds that a phase has to last before it is said: a command that ends at once prints only its result or error."""
+CODE = 2
+"""Exit code of such a library."""
+_TRIED = "_HYPHA_RAY_BEGUN_ANEW"
+"""Variable of the environment that a process has which begins anew; its children don't."""
+INTERRUPTED = 130
+
+
 def endure() -> None:
     """Replace standard output and standard error by such streams, once; streams set by other code stay."""
     _occupy()
@@ -41,12 +56,6 @@ def endure() -> None:
         sys.stdout = _enduring(sys.stdout, 1)
     if sys.stderr is sys.__stderr__:
         sys.stderr = _enduring(sys.stderr, 2)
-
-
-STDOUT = Path("-")
-"""Name of a file that stands for standard output."""
-_results: list[TextIO] = []
-"""Standard output, if it is kept for a result; the last one counts."""
 
 
 def keep_stdout_for_result() -> None:
@@ -144,12 +153,6 @@ def _occupy() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-
-
-SILENCE_S = 60.0
-"""Longest silence of a command that is at work, in seconds, if its output isn't a terminal."""
-SHORT_S = 0.8
-"""Seconds that a phase has to last before it is said: a command that ends at once prints only its result or error."""
 
 
 class Heartbeat:
@@ -269,12 +272,6 @@ def process_began_s() -> float:
     return now
 
 
-CODE = 2
-"""Exit code of such a library."""
-_TRIED = "_HYPHA_RAY_BEGUN_ANEW"
-"""Variable of the environment that a process has which begins anew; its children don't."""
-
-
 @contextmanager
 def begun_anew() -> Iterator[None]:
     """Begin this process anew, with the same command, if a library ends it meanwhile by an exit with `CODE`."""
@@ -319,9 +316,6 @@ def _end() -> None:
     error = ClusterError("ENV001", problem, f"exit code {CODE}", fix=fix)
     print(error, file=sys.stderr, flush=True)
     os._exit(error.exit_code)
-
-
-INTERRUPTED = 130
 
 
 def run(main: Callable[[], None]) -> None:

@@ -50,6 +50,7 @@ _MIRROR = ("checkpoint", "mirror")
 
 FindRun: TypeAlias = Callable[[str, str | None, str | None], Path]
 """Finds a run's directory from the value of ``--resume``, and from `run.name` and `run.dir` if they are set."""
+T = TypeVar("T", Model, Preprocessor, RewardModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +231,6 @@ def _no_effect_notes(settings: Sequence[Setting], job: Job) -> Iterator[str]:
     setting_by_path = {setting.path: setting for setting in settings}
     for path, reason in keys_without_effect(job).items():
         yield f"CFG103: {setting_by_path[path].key_location} has no effect {reason}"
-
-
-T = TypeVar("T", Model, Preprocessor, RewardModel)
 
 
 def with_absolute_folders(job: Job) -> Job:

@@ -50,6 +50,25 @@ Keys, with their defaults:
 """
 _BEGIN = "<!-- keys: made by hypha_ray.config.options -->"
 _END = "<!-- end of keys -->"
+T = TypeVar("T", bound="DataclassInstance")
+
+REPEATED: Final = {"repeated": True}
+"""Metadata of a field, a list of texts, whose flag may be given several times."""
+RESULTS: Final = ("json", "out")
+"""Options with the file of a result; ``-`` is standard output."""
+_BETWEEN: Final = "\0"
+"""Separator of the texts of a repeated flag; no argument of a process has it."""
+
+_OTHER_NAMES = OF_PREPARE | {
+    "source": "dataset dataset_name dataset_path data data_path input input_file train_file",
+    "out": "output output_dir out_dir output_path save_dir",
+    "tokenizer": "tokenizer_name tokenizer_name_or_path",
+    "chat": "apply_chat_template",
+    "model": "model_name_or_path model_name model_path checkpoint pretrained",
+    "max_new_tokens": "max_tokens max_length max_completion_length",
+    "max_response_tokens": "max_tokens max_new_tokens max_completion_length",
+}
+"""Names that other tools have for options, with ``_`` for ``-``."""
 
 
 def help_text(doc: str) -> str:
@@ -109,27 +128,6 @@ def _row(key: Key) -> str:
 def _summary(table: type) -> str:
     doc = table.__doc__ or ""
     return doc.splitlines()[0]
-
-
-T = TypeVar("T", bound="DataclassInstance")
-
-REPEATED: Final = {"repeated": True}
-"""Metadata of a field, a list of texts, whose flag may be given several times."""
-RESULTS: Final = ("json", "out")
-"""Options with the file of a result; ``-`` is standard output."""
-_BETWEEN: Final = "\0"
-"""Separator of the texts of a repeated flag; no argument of a process has it."""
-
-_OTHER_NAMES = OF_PREPARE | {
-    "source": "dataset dataset_name dataset_path data data_path input input_file train_file",
-    "out": "output output_dir out_dir output_path save_dir",
-    "tokenizer": "tokenizer_name tokenizer_name_or_path",
-    "chat": "apply_chat_template",
-    "model": "model_name_or_path model_name model_path checkpoint pretrained",
-    "max_new_tokens": "max_tokens max_length max_completion_length",
-    "max_response_tokens": "max_tokens max_new_tokens max_completion_length",
-}
-"""Names that other tools have for options, with ``_`` for ``-``."""
 
 
 def parse_options(kind: type[T], doc: str | None, arguments: Sequence[str], position: str | None = None) -> T:

@@ -30,6 +30,9 @@ from hypha_ray.config.value_types import (
 )
 from hypha_ray.plugins import Plugin
 
+REPORTS_PER_S = 500
+"""Most reports per second that all workers together send to the scheduler."""
+
 
 class Run(Table):
     """Name, place, labels and seed of the run."""
@@ -232,10 +235,6 @@ class Testing(Table):
     )
     failpoints: list[str] = Field([], fail_fast=True, description="NAME[:KEY]=ACTION@HITS, see hypha_ray/failpoints.py")
     failpoint_log: str | None = Field(None, description="file that counts the hits of all processes")
-
-
-REPORTS_PER_S = 500
-"""Most reports per second that all workers together send to the scheduler."""
 
 
 class Job(Table):

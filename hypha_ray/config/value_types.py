@@ -14,6 +14,17 @@ from hypha_ray.texts import redacted
 
 CLUSTER = "hypha_ray"
 """Ray namespace of actors that belong to no run, such as data nodes."""
+_LONGEST_TAG = 64
+"""Longest tag in characters; trackers take no longer ones."""
+Encoding: TypeAlias = Annotated[str, Plugin("codecs")]
+"""Names of codecs."""
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)?")
+_SECONDS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
 
 
 def run_name(text: str) -> str:
@@ -23,10 +34,6 @@ def run_name(text: str) -> str:
     if text == CLUSTER:
         raise ValueError(f"a name other than {CLUSTER}, which is the namespace of data nodes")
     return text
-
-
-_LONGEST_TAG = 64
-"""Longest tag in characters; trackers take no longer ones."""
 
 
 def tag(text: str) -> str:
@@ -109,11 +116,6 @@ def path_or_url(text: str) -> str:
 
 Place = Annotated[str, AfterValidator(path_or_url)]
 """Path of a folder, or its URL."""
-Encoding: TypeAlias = Annotated[str, Plugin("codecs")]
-"""Names of codecs."""
-
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)?")
-_SECONDS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def seconds_of(duration: str) -> float | None:
@@ -129,12 +131,6 @@ def duration(text: str) -> str:
     if seconds_of(text) is None:
         raise ValueError("a time above 0 in s, min, h or d, such as 6h")
     return text
-
-
-Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
 
 
 class Table(BaseModel):

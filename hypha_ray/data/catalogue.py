@@ -21,6 +21,7 @@ UNFINISHED = ".unfinished"
 """Folder in a dataset's folder in which `prepare` works; if it exists without a manifest, slices are missing."""
 
 _PREPARE = "make one with `python jobs/prepare.py --source … --out …`"
+_HELD_OUT = re.compile(r"(^|[^a-z])(val|valid|validation|test)([^a-z]|$)")
 
 
 def roots() -> tuple[Path, ...]:
@@ -160,9 +161,6 @@ def _suggestion(name: str, datasets: Iterable[str]) -> str:
     if not names:
         return _PREPARE
     return f"choose one of {', '.join(names[:8])}, or {_PREPARE}"
-
-
-_HELD_OUT = re.compile(r"(^|[^a-z])(val|valid|validation|test)([^a-z]|$)")
 
 
 def index(folder: Path, files: Iterable[Path]) -> Manifest:

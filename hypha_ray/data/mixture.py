@@ -14,6 +14,14 @@ from hypha_ray.data.storage import same_tokens
 from hypha_ray.errors import DataError
 from hypha_ray.types import SLICES_PER_DATASET, SliceInfo, TokenRules, dataset_of
 
+DATASET = "dataset.json"
+"""File in a run directory with the name and the identities of the run's datasets, wherever they lie."""
+COPY = "dataset"
+"""Folder in a run directory with manifest and tokenizer of a dataset that isn't on the driver's machine."""
+
+OTHER_SAMPLES = "DATA046"
+"""Error code for a folder, URL or data node with other samples than those that a run began with."""
+
 
 def mixed(manifests: Sequence[Manifest]) -> Manifest:
     """The manifest of a mixture; slices of dataset d begin at d · `SLICES_PER_DATASET`.
@@ -202,15 +210,6 @@ def _preprocessor_text(manifest: Manifest) -> str:
     if preprocessor is None:
         return "none"
     return f"{preprocessor.name}, {preprocessor.vocab_size} tokens, revision {preprocessor.revision}"
-
-
-DATASET = "dataset.json"
-"""File in a run directory with the name and the identities of the run's datasets, wherever they lie."""
-COPY = "dataset"
-"""Folder in a run directory with manifest and tokenizer of a dataset that isn't on the driver's machine."""
-
-OTHER_SAMPLES = "DATA046"
-"""Error code for a folder, URL or data node with other samples than those that a run began with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,11 @@ SILENCE_S = 10
 
 SchedulerInputs: TypeAlias = tuple[tuple[Place, ...], FromDataset, Any]
 """Places of the dataset, facts that workers need of it, and the actor that owns workers and parameter servers."""
+FEW = 4
+"""Number of samples that are sent to workers."""
+DEADLINE_S = 15.0
+"""Longest wait for the cleanup, in seconds. Ray needs 5 s to end a stopped process."""
+_POLL_S = 0.05
 
 
 class SchedulerLost(Exception):
@@ -213,10 +218,6 @@ def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
 
 
-FEW = 4
-"""Number of samples that are sent to workers."""
-
-
 def probe_samples(source: DataSource) -> Samples:
     """Return a few training samples with the most scored labels or tokens, on which workers try sizes of batches.
 
@@ -243,11 +244,6 @@ def _scored(arrays: Arrays, samples: int) -> npt.NDArray[np.int64]:
     if "labels" in arrays:
         marks = arrays["labels"] != IGNORE_INDEX
     return np.asarray(marks.reshape(samples, -1).sum(axis=1), np.int64)
-
-
-DEADLINE_S = 15.0
-"""Longest wait for the cleanup, in seconds. Ray needs 5 s to end a stopped process."""
-_POLL_S = 0.05
 
 
 def end_leftovers(run: str, deadline_s: float = DEADLINE_S, but: Container[str] = ()) -> None:

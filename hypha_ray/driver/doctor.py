@@ -27,6 +27,18 @@ from hypha_ray.texts import redacted
 CODE = "ENV002"
 _ERRORS = (ConfigError, AuthenticationError, TryAgainError)
 """Errors by which an examination ends, the most urgent kind first: 2, 4, 75."""
+SHOWN_VERSIONS = ("python", "ray", "torch", "transformers", "hypha_ray")
+"""Names of the versions that a line has, and that are compared between nodes."""
+_NEEDED = ("ray", "torch", "transformers")
+_LEAST_DISK_BYTES = 1 << 30
+_ENOUGH_DISK_BYTES = 10 << 30
+_STORE_SHARE = 0.3
+"""Share of the memory that Ray's object store takes."""
+_LEAST_FILES = 1024
+_ENOUGH_FILES = 65536
+"""Number of open files that Ray recommends for a head node."""
+_SMI_S = 5.0
+"""Longest wait for nvidia-smi, in seconds."""
 
 
 class CheckState(StrEnum):
@@ -99,20 +111,6 @@ def error_of(reports: Sequence[CheckReport]) -> HyphaError | None:
             problem = "jobs can't run here as they should"
             return error_class(CODE, problem, f"{names}", "no line with fail", "follow the remedies above")
     return None
-
-
-SHOWN_VERSIONS = ("python", "ray", "torch", "transformers", "hypha_ray")
-"""Names of the versions that a line has, and that are compared between nodes."""
-_NEEDED = ("ray", "torch", "transformers")
-_LEAST_DISK_BYTES = 1 << 30
-_ENOUGH_DISK_BYTES = 10 << 30
-_STORE_SHARE = 0.3
-"""Share of the memory that Ray's object store takes."""
-_LEAST_FILES = 1024
-_ENOUGH_FILES = 65536
-"""Number of open files that Ray recommends for a head node."""
-_SMI_S = 5.0
-"""Longest wait for nvidia-smi, in seconds."""
 
 
 def machine_reports() -> list[CheckReport]:

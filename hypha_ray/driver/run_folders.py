@@ -21,6 +21,10 @@ from hypha_ray.history.find import existing_run, missing_run
 from hypha_ray.store.directory import RunDirectory, runs
 
 _FIX = "give the name or folder of a run; to begin one, leave --resume out"
+_SOCKET = "ray/session_2000-01-01_00-00-00_000000_{pid}/sockets/plasma_store"
+"""Longest path of a socket that Ray makes in its temporary folder."""
+LONGEST_SOCKET = 107
+"""Most bytes in the path of a Unix socket."""
 
 
 def find_run(run: str, name: str | None, parent: str | None) -> Path:
@@ -103,12 +107,6 @@ def with_run_name(job: Job, kind: str) -> Job:
     name = job.run.name or f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     run = job.run.model_copy(update={"name": name, "dir": str(runs(job.run.dir))})
     return job.model_copy(update={"run": run})
-
-
-_SOCKET = "ray/session_2000-01-01_00-00-00_000000_{pid}/sockets/plasma_store"
-"""Longest path of a socket that Ray makes in its temporary folder."""
-LONGEST_SOCKET = 107
-"""Most bytes in the path of a Unix socket."""
 
 
 def check_places(job: Job) -> None:

@@ -26,6 +26,11 @@ from hypha_ray.errors import HyphaError
 from hypha_ray.store.directory import RunDirectory, runs
 from hypha_ray.texts import redacted
 
+TERMINATED = 143
+"""Exit status after SIGTERM."""
+ENDING = (signal.SIGINT, signal.SIGTERM)
+"""Signals that end a job."""
+
 
 def program() -> list[str]:
     """Return the words before the arguments with which this process was started."""
@@ -41,12 +46,6 @@ def program() -> list[str]:
 def own_command() -> list[str]:
     """Return the command that started this job script, as a user types it, without the secrets of URLs."""
     return [*program(), *map(redacted, sys.argv[1:])]
-
-
-TERMINATED = 143
-"""Exit status after SIGTERM."""
-ENDING = (signal.SIGINT, signal.SIGTERM)
-"""Signals that end a job."""
 
 
 class InterruptionReport:

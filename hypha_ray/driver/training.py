@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from hypha_ray.driver.run import Run
 
 
+_is_training = threading.Lock()
+"""Held while this process trains: it has one connection to Ray."""
+
+
 class StopTraining(Exception):
     """Raised by a callback to stop the run after its last commit, as `Training.stop` does."""
 
@@ -191,10 +195,6 @@ class Training:
         finally:
             self._follower.tell()
             _is_training.release()
-
-
-_is_training = threading.Lock()
-"""Held while this process trains: it has one connection to Ray."""
 
 
 class _Follower:

@@ -18,6 +18,16 @@ from hypha_ray.telemetry.sinks.files import Record
 from hypha_ray.texts import HIDDEN
 
 _STYLE = Path(__file__).with_name("page.css")
+T = TypeVar("T")
+_ADDRESS = re.compile(
+    r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\d)"
+    r"|(?<![\w:])(?=[0-9a-f:]*(?:::|[0-9a-f]{3}))(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}(?![\w:])",
+    re.IGNORECASE,
+)
+"""Addresses of IPv4 and IPv6."""
+_HOME = re.compile(r"(?<=/home/)[^/\s'\"]+|(?<=/Users/)[^/\s'\"]+")
+"""Name of a user in the path of a home folder."""
+_MACHINE = re.compile(r"[^\s()]+")
 
 
 def html_page(title: str, body: Iterable[str], head: Iterable[str] = ()) -> str:
@@ -60,9 +70,6 @@ def html_section(name: str, title: str, content: Iterable[str]) -> str:
     return "\n".join([f'<section id="{name}">\n<h2>{escape(title)}</h2>', *content, "</section>"])
 
 
-T = TypeVar("T")
-
-
 def points_to_draw(values: Sequence[float], most: int) -> list[int]:
     """Return the places of the points of a curve that are drawn.
 
@@ -103,17 +110,6 @@ def cut(length: int, most: int) -> Iterator[range]:
     pieces = min(length, max(1, most))
     for piece in range(pieces):
         yield range(piece * length // pieces, (piece + 1) * length // pieces)
-
-
-_ADDRESS = re.compile(
-    r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\d)"
-    r"|(?<![\w:])(?=[0-9a-f:]*(?:::|[0-9a-f]{3}))(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}(?![\w:])",
-    re.IGNORECASE,
-)
-"""Addresses of IPv4 and IPv6."""
-_HOME = re.compile(r"(?<=/home/)[^/\s'\"]+|(?<=/Users/)[^/\s'\"]+")
-"""Name of a user in the path of a home folder."""
-_MACHINE = re.compile(r"[^\s()]+")
 
 
 class HostFilter:

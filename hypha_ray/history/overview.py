@@ -40,6 +40,9 @@ _GROWING = (METRICS, EVENTS, CONFIG)
 
 RECORD_ERRORS = (TypeError, ValueError, AttributeError, LookupError, RecursionError)
 """Errors that records lead to which hypha_ray hasn't written."""
+TITLES = ("run", "state", "round", "objective", "age", "workers", "cost")
+_TAGS = "tags"
+"""Title of the last column, which is there if any of the runs has a tag."""
 
 
 @contextmanager
@@ -279,11 +282,6 @@ def _written_s(folder: Path) -> float:
         with suppress(FileNotFoundError):
             times.append((folder / name).stat().st_mtime)
     return max(times)
-
-
-TITLES = ("run", "state", "round", "objective", "age", "workers", "cost")
-_TAGS = "tags"
-"""Title of the last column, which is there if any of the runs has a tag."""
 
 
 def listing(runs: Sequence[RunOverview], now_s: float) -> Iterator[tuple[str, ...]]:

@@ -30,6 +30,12 @@ CURVES_OF_A_SUMMARY = 3
 """Most curves of which a caption tells each."""
 POINTS_OF_A_CURVE = 800
 """Most points of one curve, about."""
+_NOT_CURVES = {
+    *("round", "rounds", "epoch", "time_s", "elapsed_s", "eta_s", "fleet_s", "cost", "loss"),
+    *("samples", "tokens", "scored", "possible_samples", "arrivals"),
+    *("samples_total", "tokens_total"),
+}
+"""Numbers of a round's record that say nothing as a curve, or are shown elsewhere."""
 
 
 class NumberFormat(NamedTuple):
@@ -190,14 +196,6 @@ def value_text(value: float, unit: Unit) -> str:
 def _number_or_none(value: float) -> float | None:
     """Return a number as JSON has it; None for NaN."""
     return None if math.isnan(value) else value
-
-
-_NOT_CURVES = {
-    *("round", "rounds", "epoch", "time_s", "elapsed_s", "eta_s", "fleet_s", "cost", "loss"),
-    *("samples", "tokens", "scored", "possible_samples", "arrivals"),
-    *("samples_total", "tokens_total"),
-}
-"""Numbers of a round's record that say nothing as a curve, or are shown elsewhere."""
 
 
 def objective_lines(series: Series) -> list[Line]:

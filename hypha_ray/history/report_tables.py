@@ -25,6 +25,28 @@ from hypha_ray.telemetry.sinks.files import ROLLOUTS, Record, read_jsonl, read_t
 from hypha_ray.telemetry.sinks.table import ABSENT, si
 from hypha_ray.texts import counted
 
+EVENTS_OF_A_KIND = 120
+MOST_EVENTS = 1000
+"""Most events of one kind, and of all kinds together."""
+LONGEST_EVENT = 300
+"""Most characters of an event's text."""
+ROUTINE = frozenset({"plan", "commit", "correction", "hire", "lease", "arrival", "stale"})
+"""Kinds of events that every round has, which are hidden at first."""
+_EVENT_TITLES = ("time, UTC", "kind", "round", "worker", "what happened")
+_STAMPS = frozenset({"kind", "wall_time", "monotonic_s", "worker", "round", "incarnation"})
+"""Fields of events with columns of their own, or that say nothing to people."""
+
+_EMPTY: tuple[object, ...] = (None, "", {}, [])
+"""Values that aren't shown."""
+MOST_ROLLOUTS = 40
+ROLLOUTS_OF_A_ROUND = 4
+LONGEST_TEXT = 800
+"""Most characters of a prompt or response."""
+WHOLE_BYTES = 4 << 20
+"""Size of a file of responses that is read as a whole; of a larger one the ends are, of half this size each."""
+_OF_A_RESPONSE = frozenset({"kind", "wall_time", "monotonic_s", "round", "prompt", "response"})
+"""Fields of responses that are shown in places of their own."""
+
 
 def tiles(figures: Record) -> Iterator[str]:
     """Lines of HTML with the figures that a run has; the exact value is in the attribute ``data-value``."""
@@ -158,29 +180,6 @@ def _dataset_rows(dataset: Record | None, hide: Hide) -> Iterator[tuple[str, str
         source = made_by.get("source")
         date = made_by.get("date")
         yield "made from", hide(f"{source}, {date}")
-
-
-EVENTS_OF_A_KIND = 120
-MOST_EVENTS = 1000
-"""Most events of one kind, and of all kinds together."""
-LONGEST_EVENT = 300
-"""Most characters of an event's text."""
-ROUTINE = frozenset({"plan", "commit", "correction", "hire", "lease", "arrival", "stale"})
-"""Kinds of events that every round has, which are hidden at first."""
-_EVENT_TITLES = ("time, UTC", "kind", "round", "worker", "what happened")
-_STAMPS = frozenset({"kind", "wall_time", "monotonic_s", "worker", "round", "incarnation"})
-"""Fields of events with columns of their own, or that say nothing to people."""
-
-_EMPTY: tuple[object, ...] = (None, "", {}, [])
-"""Values that aren't shown."""
-MOST_ROLLOUTS = 40
-ROLLOUTS_OF_A_ROUND = 4
-LONGEST_TEXT = 800
-"""Most characters of a prompt or response."""
-WHOLE_BYTES = 4 << 20
-"""Size of a file of responses that is read as a whole; of a larger one the ends are, of half this size each."""
-_OF_A_RESPONSE = frozenset({"kind", "wall_time", "monotonic_s", "round", "prompt", "response"})
-"""Fields of responses that are shown in places of their own."""
 
 
 def event_list(events: Sequence[Record], hide: Hide) -> Iterator[str]:

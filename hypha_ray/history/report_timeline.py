@@ -13,6 +13,20 @@ from hypha_ray.telemetry.series import Series
 from hypha_ray.telemetry.sinks.files import Record
 from hypha_ray.texts import counted
 
+MOST_WORKERS = 64
+MOST_SEGMENTS = 5000
+"""Most segments of the timeline, about."""
+MOST_COLUMNS = 400
+"""Most columns of a chart by round; each has one round, or several neighbours added up."""
+MOST_MARKS = 300
+"""Most marks of a kind of event."""
+TEXT_HEIGHT_PX = 120
+ROW_HEIGHT_PX = 22
+"""Height of a chart with a row for each worker: of legend and axis, and of a row."""
+
+Hide: TypeAlias = Callable[[object], str]
+"""Function that makes a text of a record fit for the page."""
+
 
 class Use(NamedTuple):
     """Look of a use of time: its label, and its colour."""
@@ -49,19 +63,6 @@ MARKS = {
     "exclude": MarkStyle("was excluded", "excluded", "square", "--purple"),
 }
 """Events of workers that are shown, by their kind."""
-MOST_WORKERS = 64
-MOST_SEGMENTS = 5000
-"""Most segments of the timeline, about."""
-MOST_COLUMNS = 400
-"""Most columns of a chart by round; each has one round, or several neighbours added up."""
-MOST_MARKS = 300
-"""Most marks of a kind of event."""
-TEXT_HEIGHT_PX = 120
-ROW_HEIGHT_PX = 22
-"""Height of a chart with a row for each worker: of legend and axis, and of a row."""
-
-Hide: TypeAlias = Callable[[object], str]
-"""Function that makes a text of a record fit for the page."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ _TABLE = types.Array(types.f4, 2, "C", readonly=True)
 _RATES = types.Array(types.f4, 1, "C", readonly=True)
 _SQUARES = types.Array(types.f8, 1, "C")
 _Array = Any
+_ARGUMENTS = (_ADDRESSES, _TABLE, _ADDRESSES, _RATES, types.intp, _ADDRESSES, _SQUARES)
 
 
 @njit(types.f8(types.f4, types.u8, types.u8, types.intp), nogil=True, cache=True, fastmath={"reassoc"})
@@ -35,9 +36,6 @@ def _square_distance(quick: float, x: int, y: int, size: int) -> Any:
         difference = np.float64(one[i] - other[i])
         total += difference * difference
     return total
-
-
-_ARGUMENTS = (_ADDRESSES, _TABLE, _ADDRESSES, _RATES, types.intp, _ADDRESSES, _SQUARES)
 
 
 @njit(types.void(*_ARGUMENTS), nogil=True, cache=True)

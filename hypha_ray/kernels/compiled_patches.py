@@ -25,6 +25,7 @@ _NEW_CODES = types.Array(types.u2, 1, "C")
 _NEW_WORDS = types.Array(types.u4, 1, "C")
 _NEW_GAPS = types.Array(types.i4, 1, "C")
 _NEW_NUMBERS = types.Array(types.i8, 1, "C")
+_WRITTEN = types.Tuple((_NEW_BYTES, _NEW_BYTES, types.intp))
 
 
 @njit(types.u4(types.u4))
@@ -153,9 +154,6 @@ def place(bands: _Array, gaps: _Array, sent: _Array, numbers: _Array, members: _
             codes[elements[place_in_band]] = sent[value]
             place_in_band += 1
             value += 1
-
-
-_WRITTEN = types.Tuple((_NEW_BYTES, _NEW_BYTES, types.intp))
 
 
 @njit(_WRITTEN(_GAPS, _NUMBERS, _NUMBERS, _NUMBERS), nogil=True, cache=True)

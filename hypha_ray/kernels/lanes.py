@@ -19,6 +19,8 @@ from numba.extending import intrinsic, overload, register_model
 
 from hypha_ray.kernels.passes import LANES
 
+_VECTOR = ir.VectorType(ir.FloatType(), LANES)
+
 
 class _Lanes(types.Type):  # type: ignore[misc]
     def __init__(self) -> None:
@@ -26,7 +28,6 @@ class _Lanes(types.Type):  # type: ignore[misc]
 
 
 _LANES = _Lanes()
-_VECTOR = ir.VectorType(ir.FloatType(), LANES)
 
 
 @register_model(_Lanes)

@@ -20,6 +20,9 @@ LANES = 16
 """Number of float32 values that are loaded, worked on and stored at a time: 64 bytes, a line of the caches."""
 LEAST = {"copy": 1 << 18, "outer": 1 << 20, "patches": 1}
 """Number of elements from which a compiled pass is faster. Smaller copies stay in the caches for their readers."""
+SMALL = 1e-24
+"""Smallest sum of squares that is accurate in fp32: below, squares underflow."""
+_Table = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 
 def is_worth_it(name: str, elements: int) -> bool:
@@ -65,11 +68,6 @@ def copy(source: torch.Tensor, out: torch.Tensor) -> None:
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a contiguous float32 array of the host."""
     return tensor.dtype == torch.float32 and tensor.is_cpu and tensor.is_contiguous()
-
-
-SMALL = 1e-24
-"""Smallest sum of squares that is accurate in fp32: below, squares underflow."""
-_Table = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 
 def portions(shares: Sequence[float]) -> _Table:

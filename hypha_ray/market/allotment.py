@@ -26,6 +26,9 @@ from hypha_ray.market.requirements import OWN_LABEL, RAY_LABEL, Need, NodeResour
 
 LABELS = (*sorted(PRICING), OWN_LABEL, RAY_LABEL)
 """Labels on which the answer of a machine depends."""
+Order: TypeAlias = Literal["bid", "fair"]
+OUTBID = 1.1
+"""Least ratio of two bids at which the higher one takes a lease away."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -151,11 +154,8 @@ def _kind(node: NodeResources) -> Hashable:
     return amounts, labels
 
 
-Order: TypeAlias = Literal["bid", "fair"]
 Grant: TypeAlias = tuple[Need, NodeOffer]
 """Need of a worker, and the offer that satisfies it."""
-OUTBID = 1.1
-"""Least ratio of two bids at which the higher one takes a lease away."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ SILENT_S = 10.0
 """Seconds of silence after which a run's wishes are forgotten; it speaks every two seconds."""
 TTL_S = 60.0
 """Seconds of silence after which a run's leases are to be ended; a scheduler is replaced in less."""
+RULING_S = 1.0
+"""Least time in seconds from one ruling to the next, and the age up to which one is told."""
 
 
 class Attendance:
@@ -71,10 +73,6 @@ class Attendance:
                 del self._heard_s[run]
                 lost.append(run)
         return lost
-
-
-RULING_S = 1.0
-"""Least time in seconds from one ruling to the next, and the age up to which one is told."""
 
 
 class Rulings:

@@ -30,6 +30,13 @@ from hypha_ray.market.attendance import CHECK_S, Attendance, Rulings
 from hypha_ray.market.cluster import LeaseEntry, cluster_nodes, lease_entries, own_node, reclaim
 from hypha_ray.market.requirements import NodeResources, worker_needs
 
+AUCTION = "market"
+"""Name of the auction in the namespace of what belongs to no run."""
+ATTEND_S = 5.0
+"""Longest wait in seconds for a ruling."""
+PATIENCE = 2
+"""Waits in vain, one after the other, after which the auction's process is replaced."""
+
 
 class Auction(ListedActor):
     """Rules on the runs of a cluster; an asynchronous actor.
@@ -133,14 +140,6 @@ def holdings(entries: Sequence[LeaseEntry], standings: Sequence[Standing]) -> di
                 since_s = reported_since_s[entry.run].get(entry.name, 0.0)
             leases[entry.run].append(Holding(entry.name, entry.node, entry.amounts, since_s))
     return leases
-
-
-AUCTION = "market"
-"""Name of the auction in the namespace of what belongs to no run."""
-ATTEND_S = 5.0
-"""Longest wait in seconds for a ruling."""
-PATIENCE = 2
-"""Waits in vain, one after the other, after which the auction's process is replaced."""
 
 
 class AuctionClient:

@@ -20,6 +20,12 @@ from hypha_ray.market.offers import SITE, LeaseRequest, Offer, are_posted, is_fi
 from hypha_ray.market.requirements import Need, NodeResources, group_need, server_need, workers_to_start
 from hypha_ray.market.selection import UNKNOWN, Choice, Preference, Speeds, choose_machines, without
 
+LEFT_OUT_S = 10.0
+"""Seconds for which a node is left out that offered room and didn't give it."""
+GRACE_S = 30.0
+"""Longest time in seconds that an actor has to leave a machine; half of the longest lease if that is shorter."""
+HOUR_S = 3600.0
+
 
 def trades(resources: Resources, nodes: Sequence[NodeResources]) -> bool:
     """Whether machines are chosen by owners' terms or by a strategy; otherwise Ray packs them."""
@@ -138,13 +144,6 @@ def too_few(role_choices: Sequence[Choice], count: int, least: int) -> CapacityE
         reason = f"{refusals[0].node.address} is refused: {refusals[0].reason}"
     problem = f"owners' terms leave {count} of {least} {role}s"
     return CapacityError("CFG004", problem, got=reason, fix=f"see --dry-run; raise resources.{key}.bid, or add nodes")
-
-
-LEFT_OUT_S = 10.0
-"""Seconds for which a node is left out that offered room and didn't give it."""
-GRACE_S = 30.0
-"""Longest time in seconds that an actor has to leave a machine; half of the longest lease if that is shorter."""
-HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,12 @@ from hypha_ray.market.selection import UNKNOWN, Speeds, training_key
 NAMESPACE = b"hypha_ray"
 PREFIX = b"terms/"
 SPEEDS = "speeds"
+NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+LEASE = re.compile(
+    r"(?P<run>[^/]+)/(?P<name>(?P<role>worker|server)-\d+)"
+    rf"(?:;bid=(?P<bid>{NUMBER}|inf);since=(?P<since>{NUMBER})(?:;price=(?P<price>{NUMBER}))?)?"
+)
+"""Name of a lease's placement group."""
 
 
 def cluster_nodes(leased: Mapping[str, Mapping[str, float]] | None = None) -> list[NodeResources]:
@@ -117,14 +123,6 @@ def _entries(prefix: bytes) -> dict[str, Any]:
 def _put(key: bytes, value: object) -> None:
     text = json.dumps(value)
     global_worker.gcs_client.internal_kv_put(key, text.encode(), True, NAMESPACE)
-
-
-NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?"
-LEASE = re.compile(
-    r"(?P<run>[^/]+)/(?P<name>(?P<role>worker|server)-\d+)"
-    rf"(?:;bid=(?P<bid>{NUMBER}|inf);since=(?P<since>{NUMBER})(?:;price=(?P<price>{NUMBER}))?)?"
-)
-"""Name of a lease's placement group."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,10 @@ from hypha_ray.market.requirements import Need, NodeResources, times_in
 
 Role = Literal["worker", "server"]
 SITE = "site"
+MARKET_TYPE = "ray.io/market-type"
+"""Label that Ray gives a node of a cloud: spot or on-demand."""
+LEASED = ("CPU", "GPU", "memory")
+"""Resources of a node that leases divide among them."""
 
 
 def _roles(text: object) -> object:
@@ -49,10 +53,6 @@ class Terms(BaseModel):
     def named_price(self) -> bool:
         """Whether the owner has named a price, which may be 0."""
         return "price" in self.model_fields_set
-
-
-MARKET_TYPE = "ray.io/market-type"
-"""Label that Ray gives a node of a cloud: spot or on-demand."""
 
 
 def is_firm(node: NodeResources) -> bool:
@@ -88,10 +88,6 @@ def read_terms(labels: Mapping[str, str]) -> Terms | str:
     except ValidationError as error:
         first = error.errors()[0]
         return f"{first['loc'][0]} = {first['input']}"
-
-
-LEASED = ("CPU", "GPU", "memory")
-"""Resources of a node that leases divide among them."""
 
 
 @dataclass(frozen=True, slots=True)

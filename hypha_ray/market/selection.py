@@ -26,6 +26,9 @@ from hypha_ray.market.requirements import GB, OWN_LABEL, RAY_LABEL, NodeResource
 _SAVING = ("gradient_checkpointing", "fused_loss", "probe_batch_size")
 _WORKER = ("device", "processes", "autocast", "compile", "attention", *_SAVING)
 """Keys of ``[worker]`` that a speed depends on."""
+ROUNDING = 1e-9
+"""Part by which a sum of prices may exceed its limit: they are sums of floats."""
+Rank: TypeAlias = tuple[float, ...]
 
 
 def training_key(job: Job, shapes: Mapping[str, Sequence[int]]) -> str:
@@ -128,11 +131,6 @@ def _units(amounts: Mapping[str, float]) -> float:
     cpus = amounts.get("CPU", 0.0)
     memory_bytes = amounts.get("memory", 0.0)
     return 25 * gpus + cpus + 0.1 * memory_bytes / GB
-
-
-ROUNDING = 1e-9
-"""Part by which a sum of prices may exceed its limit: they are sums of floats."""
-Rank: TypeAlias = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_COMPILERS: Final = ("cc", "gcc", "clang")
+_TRIED_TOKENS: Final = 16
+"""Number of tokens of a sequence on which the fused loss is tried."""
+
+
 def check_execution(network: PreTrainedModel, worker: Worker) -> None:
     """Refuse settings that the model's class doesn't know; packages of the workers' machines aren't looked for.
 
@@ -104,11 +109,6 @@ def known_mask(inputs: Mapping[str, Tensor]) -> Iterator[None]:
         yield
     finally:
         module.fast_all = ask
-
-
-_COMPILERS: Final = ("cc", "gcc", "clang")
-_TRIED_TOKENS: Final = 16
-"""Number of tokens of a sequence on which the fused loss is tried."""
 
 
 def resolved_job(job: Job) -> Job:

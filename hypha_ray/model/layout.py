@@ -24,6 +24,9 @@ from hypha_ray.model.staging import copy_in, to_device
 from hypha_ray.types import Entry, Flat, Layout
 from hypha_ray.types.layout import dtype_of, is_trained
 
+_REPLACED = ".original_module."
+"""Part of the name of a weight that a trained copy stands in for, so that it has no effect."""
+
 
 def contiguous(sizes: Mapping[str, int], fragments: int) -> dict[str, int]:
     """Cut parameters, in the model's order, into runs of about equal size.
@@ -116,9 +119,6 @@ __all__ = [
     "view",
     "views",
 ]
-
-_REPLACED = ".original_module."
-"""Part of the name of a weight that a trained copy stands in for, so that it has no effect."""
 
 
 def layout_of(model: torch.nn.Module, fragments: int = 1, partition: str = "contiguous") -> Layout:

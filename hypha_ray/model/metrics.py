@@ -28,6 +28,7 @@ from hypha_ray.types import Sums
 
 _CLOSE = 1e-6
 """Largest relative difference of sums that are equal but for rounding."""
+_CLASSES = 5
 
 
 class Metric(Protocol):
@@ -204,9 +205,6 @@ class MacroF1:
         if not scores:
             return float("nan")
         return sum(scores) / len(scores)
-
-
-_CLASSES = 5
 
 
 class Top5:

@@ -45,6 +45,12 @@ ADAPTER = "adapter"
 _DTYPES = frozenset({"float64", "float32", "bfloat16", "float16"})
 _LABELS = ("id2label", "problem_type")
 """Keys of a configuration that tell names and kind of classes."""
+OLDEST: Final = 4
+"""Oldest release of transformers that a folder can be written for."""
+_SOURCE_KEYS: Final = ("is_local", "local_files_only", "name_or_path")
+"""Keys of a tokenizer's settings with the source that it was loaded from."""
+_ROTARY: Final = ("rope_theta", "partial_rotary_factor")
+"""Settings of rotary positions that are top-level keys in release 4."""
 
 
 def export(
@@ -198,14 +204,6 @@ def _read_task(folder: Path, task_name: str | None) -> dict[str, Any]:
     if task_name is not None and find_task(task_name).name != content["type"]:
         return {"type": task_name}
     return {name: content[name] for name in ("type", "input_names") if name in content}
-
-
-OLDEST: Final = 4
-"""Oldest release of transformers that a folder can be written for."""
-_SOURCE_KEYS: Final = ("is_local", "local_files_only", "name_or_path")
-"""Keys of a tokenizer's settings with the source that it was loaded from."""
-_ROTARY: Final = ("rope_theta", "partial_rotary_factor")
-"""Settings of rotary positions that are top-level keys in release 4."""
 
 
 def remove_source(folder: Path) -> None:

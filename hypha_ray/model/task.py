@@ -24,6 +24,33 @@ SampleKeys: TypeAlias = npt.NDArray[np.int64]
 MASKED_FRACTION = 0.15
 """Fraction of tokens that is masked (BERT, arXiv 1810.04805, §3.1)."""
 _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id", "decoder_start_token_id")
+Batch: TypeAlias = Mapping[str, Any]
+"""Torch tensors by name, samples along the first axis."""
+Objective: TypeAlias = Callable[["Task", Any, Batch], Any]
+"""Function of a task, a model and its inputs that returns `model.losses.Losses`."""
+SampleLoss: TypeAlias = Callable[[Any, Batch], Any]
+"""Loss of each sample, [N], by output and inputs of a model."""
+Labels: TypeAlias = Literal["shifted", "masked", "positions", "samples", "pixels", "patches", "spans", "frames"]
+"""Source of the labels, and unit of a score.
+
+*shifted*: the input or the slice's labels, one score for each token given the tokens before it. *masked*: the input at
+masked tokens, or the slice's labels. *positions*: the slice's labels, one score each. *samples*: the slice's labels,
+one score for each sample. *pixels*: the slice's labels, one score for each pixel. *patches*: the input at masked
+patches. *spans*: first and last token of an answer, one score for each sample. *frames*: the slice's labels, one score
+for each frame of a spectrogram.
+"""
+
+IGNORE_INDEX = -100
+"""Label that transformers' losses ignore."""
+OUTSIDE = 1 << 30
+"""Position outside of every sequence, which losses of spans ignore."""
+_NUMBERS = frozenset({"pixel_values", "pixel_values_videos", "input_values", "input_features"}) | {
+    "mask_labels",
+    "past_values",
+    "future_values",
+}
+"""Keywords whose tensors are converted to float32, whatever dtype a slice has."""
+_UNITS = {"shifted": "tokens", "masked": "tokens", "positions": "tokens", "spans": "samples"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,35 +156,6 @@ def _special_ids(config: Any) -> Iterable[int]:
             yield value
         elif value:
             yield from value
-
-
-Batch: TypeAlias = Mapping[str, Any]
-"""Torch tensors by name, samples along the first axis."""
-Objective: TypeAlias = Callable[["Task", Any, Batch], Any]
-"""Function of a task, a model and its inputs that returns `model.losses.Losses`."""
-SampleLoss: TypeAlias = Callable[[Any, Batch], Any]
-"""Loss of each sample, [N], by output and inputs of a model."""
-Labels: TypeAlias = Literal["shifted", "masked", "positions", "samples", "pixels", "patches", "spans", "frames"]
-"""Source of the labels, and unit of a score.
-
-*shifted*: the input or the slice's labels, one score for each token given the tokens before it. *masked*: the input at
-masked tokens, or the slice's labels. *positions*: the slice's labels, one score each. *samples*: the slice's labels,
-one score for each sample. *pixels*: the slice's labels, one score for each pixel. *patches*: the input at masked
-patches. *spans*: first and last token of an answer, one score for each sample. *frames*: the slice's labels, one score
-for each frame of a spectrogram.
-"""
-
-IGNORE_INDEX = -100
-"""Label that transformers' losses ignore."""
-OUTSIDE = 1 << 30
-"""Position outside of every sequence, which losses of spans ignore."""
-_NUMBERS = frozenset({"pixel_values", "pixel_values_videos", "input_values", "input_features"}) | {
-    "mask_labels",
-    "past_values",
-    "future_values",
-}
-"""Keywords whose tensors are converted to float32, whatever dtype a slice has."""
-_UNITS = {"shifted": "tokens", "masked": "tokens", "positions": "tokens", "spans": "samples"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,10 @@ _LEAST_NORM = 1e-7
 _RMS = 0.2
 """Root mean square of AdamW's steps, as measured for arXiv 2502.16982."""
 LengthRule: TypeAlias = Literal["original", "match_rms_adamw"]
+MATRICES = "matrices"
+"""Kind of the parameters that Muon takes."""
+_TRANSPOSED = {"Llama4TextExperts"}
+"""Classes whose experts have inputs for rows, without an attribute that tells."""
 
 
 class Assembly(Protocol):
@@ -173,12 +177,6 @@ def _batches_of_shapes(shapes: Iterable[torch.Size]) -> Iterator[list[int]]:
         batches[-1].append(index)
     for batches in batches_by_shape.values():
         yield from batches
-
-
-MATRICES = "matrices"
-"""Kind of the parameters that Muon takes."""
-_TRANSPOSED = {"Llama4TextExperts"}
-"""Classes whose experts have inputs for rows, without an attribute that tells."""
 
 
 def muon_weights(model: nn.Module) -> dict[int, bool]:

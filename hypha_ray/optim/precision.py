@@ -19,6 +19,10 @@ INTERVAL = 2000
 """Steps in a row with finite gradients after which the scale grows."""
 _SCALE = "loss_scale"
 _STEPS = "loss_scale_steps"
+TOGETHER = 1 << 20
+"""Largest number of elements that are widened at once: more take memory, and aren't faster."""
+_DROPPED_BITS = 16
+"""Number of a float32's bits that bfloat16 lacks."""
 
 
 class LossScale:
@@ -87,12 +91,6 @@ class LossScale:
 
     def _tensors(self) -> dict[str, Tensor]:
         return {_SCALE: self.scale, _STEPS: self._steps}
-
-
-TOGETHER = 1 << 20
-"""Largest number of elements that are widened at once: more take memory, and aren't faster."""
-_DROPPED_BITS = 16
-"""Number of a float32's bits that bfloat16 lacks."""
 
 
 def rounded(values: torch.Tensor) -> torch.Tensor:

@@ -38,6 +38,19 @@ from hypha_ray.errors import first_line, line_of
 from hypha_ray.texts import redacted
 
 T = TypeVar("T")
+MOST_BYTES = 4 << 20
+"""Most bytes of an answer whose length doesn't grow with the request."""
+_MOST_REDIRECTS = 5
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_LATER = frozenset({408, 425, 429})
+"""Statuses below 500 of a request that may be answered if it is made again."""
+_PIECE_BYTES = 1 << 16
+_SHOWN_BYTES = 2000
+"""Most bytes that are read of an answer with an error's status."""
+MOST_REQUESTED_S = 60.0
+"""Longest time in seconds of all pauses of one request that the other side asks for."""
+_FIRST_S = 0.5
+_LONGEST_S = 30.0
 
 
 class _Background:
@@ -78,17 +91,6 @@ def wait_for(coroutine: Coroutine[Any, Any, T]) -> T:
         return future.result()
     finally:
         future.cancel()
-
-
-MOST_BYTES = 4 << 20
-"""Most bytes of an answer whose length doesn't grow with the request."""
-_MOST_REDIRECTS = 5
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_LATER = frozenset({408, 425, 429})
-"""Statuses below 500 of a request that may be answered if it is made again."""
-_PIECE_BYTES = 1 << 16
-_SHOWN_BYTES = 2000
-"""Most bytes that are read of an answer with an error's status."""
 
 
 class Unreachable(Exception):
@@ -327,12 +329,6 @@ def is_this_machine(host: str) -> bool:
             return False
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return (mapped or address).is_loopback or address.is_unspecified
-
-
-MOST_REQUESTED_S = 60.0
-"""Longest time in seconds of all pauses of one request that the other side asks for."""
-_FIRST_S = 0.5
-_LONGEST_S = 30.0
 
 
 class Pauses:

@@ -27,6 +27,8 @@ WorkerSpans: TypeAlias = tuple[int, tuple[Span, ...]]
 """A worker's number, and spans of its samples."""
 Used: TypeAlias = tuple[WorkerSpans, ...]
 """Spans that each worker's accepted deltas were trained on."""
+MAX_LISTED_SAMPLES = 8
+"""Most damaged samples of a batch that are listed in events.jsonl."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +247,6 @@ class Tick:
 Answer: TypeAlias = Initialised | Reduced | Committed
 """Answer of the servers or of the store to a command."""
 Input: TypeAlias = Event | Leased | Lost | PlacementFailed | Draining | Quotes | Answer | SchedulerFailed | Tick
-
-
-MAX_LISTED_SAMPLES = 8
-"""Most damaged samples of a batch that are listed in events.jsonl."""
 
 
 class Outbox:

@@ -21,6 +21,10 @@ CHECKED_PER_S = 2000
 
 LEASE_CHECKS = 100
 """Checks in the time of a long lease."""
+MAX_ROUNDS_AHEAD = 4
+"""Most rounds in progress or not yet stored: each holds weights and momentum in memory."""
+LONG_WAIT_S = 10.0
+"""Seconds that a round waits for the store before a problem is reported."""
 
 
 def check_interval_s(workers: int, lease_s: float = 0.0) -> float:
@@ -58,12 +62,6 @@ class CorrectionPace:
     def hurry(self) -> None:
         """Allow the next correction at once."""
         self._last_at = -math.inf
-
-
-MAX_ROUNDS_AHEAD = 4
-"""Most rounds in progress or not yet stored: each holds weights and momentum in memory."""
-LONG_WAIT_S = 10.0
-"""Seconds that a round waits for the store before a problem is reported."""
 
 
 class StorePace:

@@ -23,6 +23,21 @@ from hypha_ray.config.schema import Sync
 from hypha_ray.plugins import create, is_own
 from hypha_ray.server.admission import square_distance, square_sum
 
+_BLOCKS = (slice(0, 3), slice(3, 8))
+T = TypeVar("T")
+Work = Callable[[slice, torch.Tensor, torch.Tensor], T]
+"""Function of a block's place and two scratch arrays of its size."""
+
+Read = Callable[[slice], list[torch.Tensor]]
+"""Function that returns the workers' values of a block, read-only and in worker order."""
+
+Merge = Callable[[Iterable[torch.Tensor], torch.Tensor], torch.Tensor]
+"""Function of the workers' values, in worker order, and scratch space; the result may be one of the inputs."""
+
+Step = Callable[[torch.Tensor, torch.Tensor, slice], float]
+"""Function of a block's merged values, scratch space and its place. It writes the results, and returns the squared L2
+norm of the change."""
+
 
 def own_merge(
     name: str, options: Mapping[str, Any] | None, weights: Sequence[float]
@@ -90,9 +105,6 @@ def try_merge(name: str, options: Mapping[str, Any] | None) -> None:
             raise ValueError("the rule depends on other elements of the deltas than the merged one")
 
 
-_BLOCKS = (slice(0, 3), slice(3, 8))
-
-
 def try_weighting(name: str, options: Mapping[str, Any] | None) -> None:
     """Weigh one delta, equal ones, and different ones.
 
@@ -104,28 +116,11 @@ def try_weighting(name: str, options: Mapping[str, Any] | None) -> None:
         own_weights(name, options, samples)
 
 
-T = TypeVar("T")
-
-
 class Squares(NamedTuple):
     """Squared L2 norms of a group: of each worker's delta before scaling, and of the change of θ."""
 
     deltas: list[float]
     change: float
-
-
-Work = Callable[[slice, torch.Tensor, torch.Tensor], T]
-"""Function of a block's place and two scratch arrays of its size."""
-
-Read = Callable[[slice], list[torch.Tensor]]
-"""Function that returns the workers' values of a block, read-only and in worker order."""
-
-Merge = Callable[[Iterable[torch.Tensor], torch.Tensor], torch.Tensor]
-"""Function of the workers' values, in worker order, and scratch space; the result may be one of the inputs."""
-
-Step = Callable[[torch.Tensor, torch.Tensor, slice], float]
-"""Function of a block's merged values, scratch space and its place. It writes the results, and returns the squared L2
-norm of the change."""
 
 
 def shares(weights: Sequence[float]) -> list[float]:

@@ -19,6 +19,9 @@ from hypha_ray.server.admission import square_distance, square_sum
 from hypha_ray.server.merge import Step, Values, Work, shares
 from hypha_ray.types import Flat
 
+SLOTS: dict[str, tuple[str, ...]] = {"nesterov": ("",), "average": (), "adam": ("first/", "second/")}
+"""State arrays of a group of parameters, by built-in optimizer: prefixes of the group's name."""
+
 
 class Group(NamedTuple):
     """A group of parameters: θ and state, which are never written to, and the arrays for new ones."""
@@ -118,10 +121,6 @@ def try_outer(name: str, options: Mapping[str, Any] | None) -> None:
         results.append([old, *state])
     if not all(map(torch.equal, *results)):
         raise ValueError("a step depends on other elements of the parameters than its own")
-
-
-SLOTS: dict[str, tuple[str, ...]] = {"nesterov": ("",), "average": (), "adam": ("first/", "second/")}
-"""State arrays of a group of parameters, by built-in optimizer: prefixes of the group's name."""
 
 
 def slots_of(outer: str) -> tuple[str, ...]:

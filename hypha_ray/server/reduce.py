@@ -37,6 +37,8 @@ from hypha_ray.server.outer import Group, collection, fused_step, has_fused_kern
 from hypha_ray.types import Contribution, Flat, Layout, Rejection, RoundProgress, Verdict
 from hypha_ray.types.layout import dtype_of, is_trained
 
+_Tensors = dict[str, torch.Tensor]
+
 
 class OptimizerStep(Protocol):
     """An optimizer of synchronous steps."""
@@ -99,9 +101,6 @@ class State(NamedTuple):
     theta: Flat
     momentum: Flat
     """State of the outer optimizer, and the sums of a round with several steps."""
-
-
-_Tensors = dict[str, torch.Tensor]
 
 
 def initial_momentum(layout: Layout, fragment: int, outer: str = "nesterov") -> Flat:

@@ -33,6 +33,12 @@ EVENTS: Final = ("join", "leave", "kill", "hang", "preempt", "partition")
 """Events of a trace: `leave` is at once and for good until `join`, the others are those of `failures`."""
 EXAMPLE: Final = '{"at_s": 0, "machine": 0, "event": "join"}'
 FIELDS: Final = ("at_s", "machine", "event")
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+PREEMPTED = "preempted"
+NIGHT = "night"
+TRACE = "trace"
+"""Reasons of absences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +142,6 @@ def _check_names(fields: Iterable[str], location: str) -> None:
     for name in FIELDS:
         if name not in names:
             raise ConfigError("CFG012", f"{location}: {name} is missing", allowed=", ".join(FIELDS), fix="give it")
-
-
-HOUR_S = 3600.0
-DAY_S = 24 * HOUR_S
-PREEMPTED = "preempted"
-NIGHT = "night"
-TRACE = "trace"
-"""Reasons of absences."""
 
 
 class MachineHost(Protocol):

@@ -26,6 +26,9 @@ HEADLINE = "simulated: times, bytes and costs; no loss curve"
 """First line of every output of a simulation."""
 DIGITS = 9
 """Significant digits of numbers in JSON."""
+_SIZE_IN = (10.0, 4.5)
+_BAR = 0.25
+"""Width of a bar, where 1 is the distance of two results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +138,6 @@ def _columns(label_width: int) -> list[ConsoleColumn]:
         ConsoleColumn("goodput %", 9, 0, percent("goodput")),
         ConsoleColumn("cost", 9, 0, lambda record: f"{record['cost']:.2f}"),
     ]
-
-
-_SIZE_IN = (10.0, 4.5)
-_BAR = 0.25
-"""Width of a bar, where 1 is the distance of two results."""
 
 
 def draw_results(results: Sequence[SimulationResult], folder: Path) -> list[Path]:

@@ -22,6 +22,19 @@ from hypha_ray.simulation.scenario import Scenario
 from hypha_ray.simulation.world import VirtualClock
 from hypha_ray.telemetry.sinks.table import duration
 
+CUT = "cut"
+"""Reason of the absence of a machine whose link is cut."""
+OURS = "hypha_ray, simulated"
+RESTARTS_S = (30.0, 60.0, 180.0, 600.0)
+"""Times of a restart for which the models are shown."""
+ASSUMPTIONS = (
+    "all: equal machines; no failure takes time to notice; gradients are exchanged in no time",
+    "DDP: a failure stops all; checkpoints at Young's (CACM 17(9), 1974) and Daly's (FGCS 22(3), 2006) interval",
+    "Ray Train 2.60 with a range of workers: the group restarts with what is there, and again for machines that return",
+    "torchft: a failure costs half a step and a pause of 5 s, its heartbeat's timeout; a return costs the same pause",
+    "a restart of 3 min is the short end of 3 to 10 min in arXiv 2602.00277 (abstract); --restart-s sets it",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class MachineFailure:
@@ -255,10 +268,6 @@ def rivals_goodput(
     }
 
 
-CUT = "cut"
-"""Reason of the absence of a machine whose link is cut."""
-
-
 class FailureLog:
     """Host of machines that do nothing: keeps what strikes them.
 
@@ -338,18 +347,6 @@ class FailureLog:
 def failure_trace(scenario: Scenario, horizon_s: float) -> list[MachineFailure]:
     """Failures that a simulated run of a scenario meets up to a horizon, in the order of their times."""
     return FailureLog(scenario).record(horizon_s)
-
-
-OURS = "hypha_ray, simulated"
-RESTARTS_S = (30.0, 60.0, 180.0, 600.0)
-"""Times of a restart for which the models are shown."""
-ASSUMPTIONS = (
-    "all: equal machines; no failure takes time to notice; gradients are exchanged in no time",
-    "DDP: a failure stops all; checkpoints at Young's (CACM 17(9), 1974) and Daly's (FGCS 22(3), 2006) interval",
-    "Ray Train 2.60 with a range of workers: the group restarts with what is there, and again for machines that return",
-    "torchft: a failure costs half a step and a pause of 5 s, its heartbeat's timeout; a return costs the same pause",
-    "a restart of 3 min is the short end of 3 to 10 min in arXiv 2602.00277 (abstract); --restart-s sets it",
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ DueAction: TypeAlias = tuple[float, int, Action]
 
 SPAN_S = 0.125
 """Seconds of a span of time whose actions are sorted together; a power of two, so that divisions by it are exact."""
+PULSES = 4
+"""Signs of life in the time of a lease, as of a real worker."""
 
 
 class VirtualClock:
@@ -125,10 +127,6 @@ class WallClock(VirtualClock):
         self.now = time.monotonic() - self._began_at
         self.latest_s = max(self.latest_s, self.now - at)
         return super().advance(deadline)
-
-
-PULSES = 4
-"""Signs of life in the time of a lease, as of a real worker."""
 
 
 class World(ABC):

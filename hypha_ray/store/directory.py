@@ -30,6 +30,11 @@ _TAKEOVER_S = 10.0
 """Longest wait in seconds for a store that is being killed."""
 _GLANCE_S = 0.2
 """Longest wait in seconds for a process that only looks whether the lock is held."""
+_locks: set[Lock] = set()
+LOCK = "driver.lock"
+_ATTEMPT = re.compile(r"attempt_(\d{3,})\.log")
+_HANDLER = "attempt"
+QUARANTINE = "quarantine.json"
 
 
 class LockedError(Exception):
@@ -161,13 +166,7 @@ def _forget() -> None:
         lock.release()
 
 
-_locks: set[Lock] = set()
 os.register_at_fork(after_in_child=_forget)
-
-
-LOCK = "driver.lock"
-_ATTEMPT = re.compile(r"attempt_(\d{3,})\.log")
-_HANDLER = "attempt"
 
 
 def home() -> Path:
@@ -333,9 +332,6 @@ def _log_to(file: Path) -> None:
     handler.setFormatter(_Redacting("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root.addHandler(handler)
     logging.getLogger("hypha_ray").setLevel(logging.INFO)
-
-
-QUARANTINE = "quarantine.json"
 
 
 def quarantined(directory: Path) -> dict[int, str]:

@@ -21,6 +21,16 @@ import aiohttp
 import fsspec
 from yarl import URL
 
+CONNECT_S = 30.0
+"""Longest time in seconds until a server accepts a connection."""
+SILENCE_S = 60.0
+"""Longest time in seconds in which a server sends nothing."""
+REDIRECTS = 5
+"""Most redirects of one request."""
+_MOVED = (301, 302, 303, 307, 308)
+_PLAIN = {"accept", "accept-encoding", "range", "user-agent"}
+"""Headers that say nothing about the user, in small letters."""
+
 
 class TooLargeError(Exception):
     """A file that is larger than allowed."""
@@ -56,17 +66,6 @@ def is_s3(fs: Any) -> bool:
 def _protocols(fs: Any) -> tuple[str, ...]:
     protocol = getattr(fs, "protocol", ())
     return (protocol,) if isinstance(protocol, str) else tuple(protocol)
-
-
-CONNECT_S = 30.0
-"""Longest time in seconds until a server accepts a connection."""
-SILENCE_S = 60.0
-"""Longest time in seconds in which a server sends nothing."""
-REDIRECTS = 5
-"""Most redirects of one request."""
-_MOVED = (301, 302, 303, 307, 308)
-_PLAIN = {"accept", "accept-encoding", "range", "user-agent"}
-"""Headers that say nothing about the user, in small letters."""
 
 
 class RedirectError(Exception):

@@ -22,6 +22,15 @@ _RENEW = "renew them on all machines, such as by `aws sso login` or in ~/.aws/cr
 _KEYS = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, and that AWS_ENDPOINT_URL is their store"
 _REGION = "set AWS_DEFAULT_REGION to the region of the bucket, or AWS_ENDPOINT_URL to its endpoint"
 _CHECKSUMS = "set AWS_REQUEST_CHECKSUM_CALCULATION=when_required on all machines, which sends them only where needed"
+_REFUSES = ("NotImplemented", "InvalidRequest", "InvalidArgument", "501")
+"""Codes of stores that refuse headers of checksums, among other things."""
+_SIGNS = ("checksum", "content-md5", "trailer", "aws-chunked", "functionality that is not implemented")
+_WITHOUT_BODY = ("301", "302", "307", "400", "403")
+"""Codes of an answer without a body."""
+KINDS = "s3, gs, http, https, hf or file"
+"""Kinds of URLs that are documented; any other one that fsspec knows works, too."""
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+"""Extra of hypha_ray that has the package for a kind of URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +75,6 @@ _OF_CLIENT = {
     "CredentialRetrievalError": _EXPIRED,
 }
 """Causes by class of an error of botocore."""
-_REFUSES = ("NotImplemented", "InvalidRequest", "InvalidArgument", "501")
-"""Codes of stores that refuse headers of checksums, among other things."""
-_SIGNS = ("checksum", "content-md5", "trailer", "aws-chunked", "functionality that is not implemented")
-_WITHOUT_BODY = ("301", "302", "307", "400", "403")
-"""Codes of an answer without a body."""
 
 
 def cause_of(error: BaseException, fs: Any = None, path: str = "") -> Cause | None:
@@ -170,12 +174,6 @@ def _headers(error: BaseException) -> dict[str, str]:
     else:
         headers = getattr(error, "headers", None) or getattr(response, "headers", None) or {}
     return {str(name).lower(): str(value) for name, value in dict(headers).items()}
-
-
-KINDS = "s3, gs, http, https, hf or file"
-"""Kinds of URLs that are documented; any other one that fsspec knows works, too."""
-EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-"""Extra of hypha_ray that has the package for a kind of URL."""
 
 
 def refusal_of_url(error: Exception, url: str) -> ConfigError | None:

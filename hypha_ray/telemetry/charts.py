@@ -18,6 +18,8 @@ from hypha_ray.telemetry.sinks.files import Record
 
 Unit: TypeAlias = Literal["", "%", "s", "B", "1/s", "tokens"]
 """Unit of an axis: a plain number, a fraction shown as a percentage, seconds, bytes, a rate, or a count of tokens."""
+GRADIENT_NORM = "Norm of the gradient before clipping"
+"""Title of the chart of what workers report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,6 @@ class Chart:
     """Field without which the chart isn't shown; None: it is shown with any of its curves."""
 
 
-GRADIENT_NORM = "Norm of the gradient before clipping"
-"""Title of the chart of what workers report."""
 OPTIMIZATION = (
     Chart("Learning rate", "", {"learning_rate": "of the inner optimizer"}),
     Chart("Step of the global weights", "", {"update_norm": "L2 norm of their change"}),

@@ -20,6 +20,8 @@ REMEMBERED = 1000
 """Number of problems that are remembered, to report each only once."""
 NAMES = 8
 """Most actors, or ranges of worker numbers, named in a line."""
+ALERT_WORDS = {"alert": "alert", "alert_over": "alert over"}
+"""Beginnings of the lines about alerts, by the kind of event; each has a line of its own."""
 
 
 class Sentence(NamedTuple):
@@ -38,8 +40,6 @@ SENTENCES = {
     "revive": Sentence("{} was replaced", "{} actors were replaced"),
 }
 """Words for kinds of events, to which the reason is added."""
-ALERT_WORDS = {"alert": "alert", "alert_over": "alert over"}
-"""Beginnings of the lines about alerts, by the kind of event; each has a line of its own."""
 KINDS = frozenset({*SENTENCES, "waiting", "machine_loss", "stop", "problem", "alert", "alert_over"})
 """The kinds of events that are news."""
 

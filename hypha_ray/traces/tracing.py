@@ -31,6 +31,7 @@ _logger = logging.getLogger(__name__)
 
 FLUSH_S = 1.0
 """Longest wait of a process for the export of its last spans, in seconds."""
+_tracer: RoundTracer | None = None
 
 
 class RoundKey(NamedTuple):
@@ -41,9 +42,6 @@ class RoundKey(NamedTuple):
 
     attempt: int
     round: int
-
-
-_tracer: RoundTracer | None = None
 
 
 def begin(sinks: Collection[str], run: str, runtime_context: Callable[[], Any]) -> None:

@@ -18,6 +18,12 @@ import numpy.typing as npt
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 """A slice or a batch: tensor name to array, the first dimension counts samples."""
+SLICES_PER_PART = 1 << 20
+"""Numbers of slices of one part of a dataset: those of part i begin at i times this."""
+SLICES_PER_DATASET = 1 << 30
+"""Numbers of slices of one dataset in a mixture: those of dataset d begin at d times this."""
+_TUPLE = "hypha_ray:tuple"
+_PAIRS = "hypha_ray:pairs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +101,6 @@ class Span(NamedTuple):
         return self.stop - self.start
 
 
-SLICES_PER_PART = 1 << 20
-"""Numbers of slices of one part of a dataset: those of part i begin at i times this."""
-SLICES_PER_DATASET = 1 << 30
-"""Numbers of slices of one dataset in a mixture: those of dataset d begin at d times this."""
-
-
 def dataset_of(index: int) -> int:
     """Number of the dataset in a mixture that a slice is of."""
     return index // SLICES_PER_DATASET
@@ -144,10 +144,6 @@ class TokenRules:
     ends: tuple[int, ...] = ()
     vocab_size: int | None = None
     template_sha256: str | None = None
-
-
-_TUPLE = "hypha_ray:tuple"
-_PAIRS = "hypha_ray:pairs"
 
 
 def to_json(record: Mapping[str, Any]) -> str:

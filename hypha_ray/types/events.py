@@ -14,6 +14,12 @@ from hypha_ray.types.rounds import Source, WeightsVersion
 
 Sums = dict[str, tuple[float, float]]
 """A figure's name to its sum and its weight, of which the figure is the quotient."""
+CHOSEN = "reward_chosen"
+"""Name of the mean reward of preferred answers."""
+REJECTED = "reward_rejected"
+"""Name of the mean reward of answers that others were preferred to, or that are undesirable."""
+MARGIN = "margin"
+"""Name of the difference of both."""
 
 
 def added(parts: Iterable[Sums]) -> Sums:
@@ -24,14 +30,6 @@ def added(parts: Iterable[Sums]) -> Sums:
             total, total_weight = totals.get(name, (0.0, 0.0))
             totals[name] = total + value, total_weight + weight
     return totals
-
-
-CHOSEN = "reward_chosen"
-"""Name of the mean reward of preferred answers."""
-REJECTED = "reward_rejected"
-"""Name of the mean reward of answers that others were preferred to, or that are undesirable."""
-MARGIN = "margin"
-"""Name of the difference of both."""
 
 
 def means(sums: Sums) -> dict[str, float]:

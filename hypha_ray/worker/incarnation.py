@@ -21,6 +21,10 @@ log = logging.getLogger(__name__)
 
 Item: TypeAlias = Event | Flat
 """Items of the stream."""
+NOT_REPRODUCIBLE = " does not have a deterministic implementation"
+"""Words of torch's error after the name of an operation."""
+PULSES = 4
+"""Number of signs of life in the time of a lease, from a worker without other events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +48,6 @@ class Loop(Protocol):
 
 
 MakeLoop: TypeAlias = Callable[[Job, Source, BatchSource, Inbox, Emit], Loop]
-
-NOT_REPRODUCIBLE = " does not have a deterministic implementation"
-"""Words of torch's error after the name of an operation."""
-PULSES = 4
-"""Number of signs of life in the time of a lease, from a worker without other events."""
 
 
 class Incarnation:

@@ -24,6 +24,21 @@ USABLE = 0.9
 """Part of a GPU's memory that is left beside the driver's context and gaps of the allocator."""
 TOKENS = 1024
 _LLAMA = {"model_type": "llama", "vocab_size": 128256, "head_dim": 128, "max_position_embeddings": TOKENS}
+_LORA = {"model": {"lora": {"rank": 16}}}
+_AGAIN = {"worker": {"autocast": "bf16", "gradient_checkpointing": True}}
+_NARROW = {"config": {"dtype": "bfloat16"}}
+_ROUNDED = {"model": _NARROW, "inner_optimizer": {"stochastic_rounding": True}}
+SETTINGS: dict[str, Mapping[str, Any]] = {
+    "all weights": {},
+    "all weights, checkpointing": _AGAIN,
+    "all weights of 16 bits": _ROUNDED,
+    "all weights of 16 bits, checkpointing": {**_ROUNDED, **_AGAIN},
+    "adapter": _LORA,
+    "adapter, checkpointing": {**_LORA, **_AGAIN},
+    "adapter on 16 bits": {"model": {**_LORA["model"], **_NARROW}},
+    "adapter on 16 bits, checkpointing": {"model": {**_LORA["model"], **_NARROW}, **_AGAIN},
+}
+"""From the fastest to the most frugal."""
 
 
 class Size(NamedTuple):
@@ -47,21 +62,6 @@ SIZES = (
     Size("Llama 3.2, 1.2 billion", _llama(2048, 8192, 16, 32, 8, head_dim=64, tie_word_embeddings=True)),
     Size("Llama 3.2, 3.2 billion", _llama(3072, 8192, 28, 24, 8, tie_word_embeddings=True)),
 )
-_LORA = {"model": {"lora": {"rank": 16}}}
-_AGAIN = {"worker": {"autocast": "bf16", "gradient_checkpointing": True}}
-_NARROW = {"config": {"dtype": "bfloat16"}}
-_ROUNDED = {"model": _NARROW, "inner_optimizer": {"stochastic_rounding": True}}
-SETTINGS: dict[str, Mapping[str, Any]] = {
-    "all weights": {},
-    "all weights, checkpointing": _AGAIN,
-    "all weights of 16 bits": _ROUNDED,
-    "all weights of 16 bits, checkpointing": {**_ROUNDED, **_AGAIN},
-    "adapter": _LORA,
-    "adapter, checkpointing": {**_LORA, **_AGAIN},
-    "adapter on 16 bits": {"model": {**_LORA["model"], **_NARROW}},
-    "adapter on 16 bits, checkpointing": {"model": {**_LORA["model"], **_NARROW}, **_AGAIN},
-}
-"""From the fastest to the most frugal."""
 
 
 def needed_bytes(config: Mapping[str, Any], settings: Mapping[str, Any]) -> int | None:

@@ -23,6 +23,9 @@ import torch
 
 PEERS = ("torchft", "hivemind")
 WAIT_S = 60
+_server: Any = None
+
+Words = dict[str, Callable[[], None]]
 
 
 class Peer:
@@ -98,11 +101,6 @@ def _lighthouse(count: int) -> Any:
     _server = LighthouseServer(bind="127.0.0.1:0", min_replicas=count, join_timeout_ms=1000)
     port = _server.address().rpartition(":")[2]
     return f"http://127.0.0.1:{port}"
-
-
-_server: Any = None
-
-Words = dict[str, Callable[[], None]]
 
 
 def _serve(

@@ -12,6 +12,17 @@ import torch
 from hypha_ray.codec.formats.chunked import Chunked, Parts
 from hypha_ray.codec.formats.floats import bf16_of_bits, bits_of_bf16
 
+_SIGNED = [*range(8), *range(-8, 0)]
+"""Integers of the 4-bit codes 0 … 15, in two's complement."""
+_BIAS = 127
+_MANTISSA = 23
+_ONE_AND_A_HALF = 1 << 22
+"""Constants of float32: exponent bias, bits of the mantissa, and the mantissa of 1.5."""
+_ZERO = 7
+"""Code of zero, the smallest magnitude."""
+_MAGNITUDES = [2.0**-power for power in range(_ZERO)] + [0.0]
+_NEGATED = [-magnitude for magnitude in _MAGNITUDES]
+
 
 class Int8(Chunked):
     """Block-wise 8-bit integers (Dettmers et al., arXiv 2110.02861, with even steps): 8.125 bits for each element."""
@@ -46,10 +57,6 @@ class FourBits(Chunked):
     def expand(self, parts: Parts) -> torch.Tensor:
         """Look levels up, and multiply by the scale."""
         return look_up4(parts["codes"], self.levels) * bf16_of_bits(parts["scales"])
-
-
-_SIGNED = [*range(8), *range(-8, 0)]
-"""Integers of the 4-bit codes 0 … 15, in two's complement."""
 
 
 class Int4(FourBits):
@@ -104,16 +111,6 @@ def look_up4(packed: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """
     values = torch.nn.functional.embedding(packed.int(), table.to(packed.device))
     return values.flatten(1)
-
-
-_BIAS = 127
-_MANTISSA = 23
-_ONE_AND_A_HALF = 1 << 22
-"""Constants of float32: exponent bias, bits of the mantissa, and the mantissa of 1.5."""
-_ZERO = 7
-"""Code of zero, the smallest magnitude."""
-_MAGNITUDES = [2.0**-power for power in range(_ZERO)] + [0.0]
-_NEGATED = [-magnitude for magnitude in _MAGNITUDES]
 
 
 class E3m0(FourBits):

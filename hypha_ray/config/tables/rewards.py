@@ -11,6 +11,17 @@ from pydantic import AfterValidator, Field
 from hypha_ray.config.value_types import Count, Positive, Table, variable
 from hypha_ray.plugins import Plugin
 
+RewardName: TypeAlias = Annotated[str, Plugin("rewards", checked=False)]
+"""Name of a reward function, which is looked up before the start."""
+JUDGE: Final = "judge"
+"""Name of the reward function that asks a judge."""
+ENVIRONMENT: Final = "environment"
+"""Name of the reward function that gives what the environment of an episode gave."""
+MODEL: Final = "model"
+"""Name of the reward function that asks a reward model."""
+Deadline: TypeAlias = Positive | Literal["none"] | None
+"""Time limit of reward functions in seconds; None: each has its own."""
+
 
 def distinct(names: list[str]) -> list[str]:
     """Check that no name is given twice."""
@@ -21,8 +32,6 @@ def distinct(names: list[str]) -> list[str]:
 
 Functions: TypeAlias = Annotated[list[str], AfterValidator(distinct)]
 """Names of reward functions."""
-RewardName: TypeAlias = Annotated[str, Plugin("rewards", checked=False)]
-"""Name of a reward function, which is looked up before the start."""
 
 
 def server_url(url: str) -> str:
@@ -34,10 +43,6 @@ def server_url(url: str) -> str:
     if not is_valid:
         raise ValueError("http://host:port or https://host:port")
     return url
-
-
-JUDGE: Final = "judge"
-"""Name of the reward function that asks a judge."""
 
 
 def judge_template(text: str) -> str:
@@ -88,12 +93,6 @@ class Judge(Table):
     at_once: Count = Field(16, description="responses that a worker has judged at a time")
 
 
-ENVIRONMENT: Final = "environment"
-"""Name of the reward function that gives what the environment of an episode gave."""
-MODEL: Final = "model"
-"""Name of the reward function that asks a reward model."""
-
-
 class RewardModel(Table):
     """Sequence classifier of transformers with one label, which rewards by the function `model`."""
 
@@ -116,10 +115,6 @@ class TaskRewards(Table):
         fail_fast=True,
         description="functions that reward a response to such a prompt; 1 of the first one is a right answer",
     )
-
-
-Deadline: TypeAlias = Positive | Literal["none"] | None
-"""Time limit of reward functions in seconds; None: each has its own."""
 
 
 class Reward(Table):

@@ -21,6 +21,19 @@ OF_LENGTH: Final = frozenset({"simpo", "orpo"})
 """Losses without a reference, whose rewards are means over an answer's tokens."""
 SMOOTHED: Final = frozenset({"dpo", "robust", "simpo"})
 """Losses that take label_smoothing."""
+Advantage: TypeAlias = Annotated[str, Plugin("advantages")]
+Loss: TypeAlias = Annotated[str, Plugin("rl_losses")]
+EnvironmentName: TypeAlias = Annotated[str, Plugin("environments", checked=False)]
+"""Name of an environment, which is looked up before the start."""
+Ratio: TypeAlias = Literal["token", "sequence"]
+Aggregation: TypeAlias = Literal["token", "sequence", "constant"]
+Estimator: TypeAlias = Literal["k1", "k2", "k3"]
+Place: TypeAlias = Literal["loss", "reward"]
+Share: TypeAlias = Annotated[float, Field(gt=0, le=1)]
+
+
+LOWEST_TEMPERATURE: Final = 1e-6
+"""Lowest temperature to sample at: logits by a lower one may be infinite."""
 
 
 class Preference(Table):
@@ -54,21 +67,6 @@ class Preference(Table):
         if self.loss is None or not is_built_in("preference_losses", self.loss):
             return (False, True)
         return (self.loss in OF_JUDGED,)
-
-
-Advantage: TypeAlias = Annotated[str, Plugin("advantages")]
-Loss: TypeAlias = Annotated[str, Plugin("rl_losses")]
-EnvironmentName: TypeAlias = Annotated[str, Plugin("environments", checked=False)]
-"""Name of an environment, which is looked up before the start."""
-Ratio: TypeAlias = Literal["token", "sequence"]
-Aggregation: TypeAlias = Literal["token", "sequence", "constant"]
-Estimator: TypeAlias = Literal["k1", "k2", "k3"]
-Place: TypeAlias = Literal["loss", "reward"]
-Share: TypeAlias = Annotated[float, Field(gt=0, le=1)]
-
-
-LOWEST_TEMPERATURE: Final = 1e-6
-"""Lowest temperature to sample at: logits by a lower one may be infinite."""
 
 
 def temperature_or_none(value: float) -> float:

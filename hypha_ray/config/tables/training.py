@@ -20,6 +20,9 @@ from hypha_ray.config.value_types import (
 )
 from hypha_ray.plugins import Plugin
 
+WITHOUT_FILES: Final = frozenset({"console", "jsonl", "prometheus", "otel"})
+"""Built-in sinks that write no files, besides those that every run has."""
+
 
 class DatasetShare(Table):
     """One dataset of a mixture."""
@@ -110,10 +113,6 @@ class OuterOptimizer(Table):
     final_learning_rate: NotNegative | None = Field(
         None, description="η of the last round, unless the schedule is constant; default: a seventh of learning_rate"
     )
-
-
-WITHOUT_FILES: Final = frozenset({"console", "jsonl", "prometheus", "otel"})
-"""Built-in sinks that write no files, besides those that every run has."""
 
 
 class Checkpoint(Table):

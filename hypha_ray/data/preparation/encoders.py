@@ -26,6 +26,18 @@ from hypha_ray.model.loading.hub import fetch
 _SPECIALS = ("<pad>", "</s>", "<unk>")
 _SPARE = 125
 """Number of ByT5's tokens that occur in no text."""
+Tokens: TypeAlias = npt.NDArray[np.int32]
+
+PLAIN = ("byte", "characters")
+"""Tokenizers of our own, which need no files."""
+
+FOLDER = "tokenizer"
+"""Name of the tokenizer's folder beside the slices; the tokenizer is exported with the trained model."""
+
+PREPROCESSOR = "preprocessor"
+"""Name of the folder of an image processor or feature extractor; it is exported as well."""
+_TEXT = "a"
+"""Text whose tokens are looked for among those that a tokenizer puts around them."""
 
 
 def byte_tokenizer(spare: int = _SPARE) -> Any:
@@ -101,18 +113,6 @@ def _byte_names() -> list[str]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     unused = itertools.count(0x100)
     return [chr(byte if byte in printable else next(unused)) for byte in range(0x100)]
-
-
-Tokens: TypeAlias = npt.NDArray[np.int32]
-
-PLAIN = ("byte", "characters")
-"""Tokenizers of our own, which need no files."""
-
-FOLDER = "tokenizer"
-"""Name of the tokenizer's folder beside the slices; the tokenizer is exported with the trained model."""
-
-PREPROCESSOR = "preprocessor"
-"""Name of the folder of an image processor or feature extractor; it is exported as well."""
 
 
 class DocumentEncoder(Protocol):
@@ -375,10 +375,6 @@ def load_encoder(name: str, revision: str | None, texts: Callable[[], Iterable[s
     if name == "characters":
         return TokenizerEncoder(character_tokenizer(texts()), name, revision)
     return TokenizerEncoder(load_tokenizer(name, revision), name, revision)
-
-
-_TEXT = "a"
-"""Text whose tokens are looked for among those that a tokenizer puts around them."""
 
 
 def token_rules(tokenizer: Any, ends: Iterable[int], *, templated: bool = False) -> TokenRules:

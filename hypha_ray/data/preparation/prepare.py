@@ -38,6 +38,9 @@ from hypha_ray.plugins import find, is_built_in, sources
 from hypha_ray.texts import redacted, redacted_tree
 from hypha_ray.types import SLICES_PER_PART
 
+_UNRECORDED: Final = frozenset({"source", "out", "name", "overwrite", "report"})
+"""Options that aren't in the record: the source, which has a field of its own, and those that change no sample."""
+
 
 @contextmanager
 def staged(out: Path, overwrite: bool) -> Iterator[Path]:
@@ -164,10 +167,6 @@ def uploaded(url: str, overwrite: bool) -> Iterator[Upload]:
         files = filter(Path.is_file, Path(folder).rglob("*"))
         for path in sorted(files, key=lambda path: path.name == MANIFEST):
             destination.put(path, str(path.relative_to(folder)))
-
-
-_UNRECORDED: Final = frozenset({"source", "out", "name", "overwrite", "report"})
-"""Options that aren't in the record: the source, which has a field of its own, and those that change no sample."""
 
 
 def prepare(options: PrepareOptions, report: Report, date: str | None = None) -> Manifest:

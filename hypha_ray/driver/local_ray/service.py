@@ -21,6 +21,20 @@ from hypha_ray.heavy_imports import uncollected
 
 END_S = 10.0
 """Longest wait for the end of Ray's processes, in seconds; then they are killed."""
+ACTORS = (
+    "ray._private.workers.default_worker",
+    "ray.util.state",
+    "hypha_ray.data.actor",
+    "hypha_ray.model.trained",
+    "hypha_ray.scheduler.actor",
+    "hypha_ray.server.outer",
+    "hypha_ray.server.reduce",
+    "hypha_ray.store.actor",
+    "hypha_ray.telemetry.actor",
+    "hypha_ray.worker.batch_size",
+    "hypha_ray.worker.training.loop",
+)
+"""Modules that actors need, with all that they import."""
 
 
 class NotStarted(Exception):
@@ -136,22 +150,6 @@ def _read_by_ray(head: int) -> dict[str, str]:
     A worker ends if the raylet's process has. The head stands in for that, because it ends with the raylet.
     """
     return {"RAY_JOB_ID": FIRST_JOB, "RAY_RAYLET_PID": str(head)}
-
-
-ACTORS = (
-    "ray._private.workers.default_worker",
-    "ray.util.state",
-    "hypha_ray.data.actor",
-    "hypha_ray.model.trained",
-    "hypha_ray.scheduler.actor",
-    "hypha_ray.server.outer",
-    "hypha_ray.server.reduce",
-    "hypha_ray.store.actor",
-    "hypha_ray.telemetry.actor",
-    "hypha_ray.worker.batch_size",
-    "hypha_ray.worker.training.loop",
-)
-"""Modules that actors need, with all that they import."""
 
 
 def load_libraries(job: Job) -> None:

@@ -23,6 +23,10 @@ from hypha_ray.optim.muon import MATRICES, shares
 
 _WRITE = ("causal-lm", "seq2seq-lm")
 """Tasks whose models write text."""
+CPU = "CPU"
+"""Name of the device of workers without a GPU."""
+UNKNOWN_GPU = "a GPU"
+"""Name of a GPU whose node has no label of its kind."""
 
 
 def token_notes(case: Case) -> Iterator[str]:
@@ -97,12 +101,6 @@ def muon_notes(case: Case) -> list[str]:
         adamw = ", ".join(f"{count:,} of {kind}" for kind, count in counts.items())
         note += f"; AdamW on the rest: {adamw}"
     return [note]
-
-
-CPU = "CPU"
-"""Name of the device of workers without a GPU."""
-UNKNOWN_GPU = "a GPU"
-"""Name of a GPU whose node has no label of its kind."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ from hypha_ray.types import Arrays, Samples, dataset_of, joined
 
 _AT_ONCE = 256
 """Number of samples that are searched at once for something to score."""
+_SAMPLES = 3
+"""Number of prompts in the check of generation."""
 
 
 def check_loss(case: Case) -> list[str]:
@@ -180,10 +182,6 @@ def check_sharding(case: Case) -> None:
     build = partial(random_model, job.model, case.task)
     if not check_sharding_on_copy(job.worker, task, samples, case.network.config, build, case.facts.parameters):
         raise sharding_error(case.network, "no small copy of it could be made to try that")
-
-
-_SAMPLES = 3
-"""Number of prompts in the check of generation."""
 
 
 def check_rollouts(case: Case) -> list[str]:

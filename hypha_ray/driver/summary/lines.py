@@ -40,6 +40,34 @@ if TYPE_CHECKING:
     from hypha_ray.driver.preflight.compatibility import Case
 
 
+MOST_RUNS = 20
+"""Most runs, the newest first, that are compared with a job."""
+MOST_BYTES = 8 << 20
+"""Most bytes of a run's metrics that are read."""
+_OF_NO_PACE: tuple[KeyPath, ...] = (
+    ("run", "seed"),
+    ("rounds", "update_rounds"),
+    ("rounds", "epochs"),
+    ("rounds", "patience"),
+    ("rounds", "min_delta"),
+    ("dataset", "path"),
+    ("dataset", "name"),
+    ("checkpoint", "keep"),
+    ("checkpoint", "push"),
+    ("checkpoint", "export_dtype"),
+    ("telemetry",),
+    ("resources", "worker_price"),
+    ("resources", "parameter_server_price"),
+    ("resources", "min_workers"),
+    ("goal",),
+)
+"""Keys whose values change no round's time."""
+_OF_RATES = ("learning_rate", "momentum", "weight_decay", "betas", "epsilon", "schedule", "clip_norm", "total_steps")
+"""Last keys of settings of optimizers that are numbers of a step, whatever they are."""
+SUBJECT_WIDTH = 10
+"""Width of the column of subjects in characters."""
+
+
 def exchange_text(job: Job, exchange: Exchange) -> str:
     """Describe the traffic of all workers together."""
     about = "at most " if exchange.is_bound else ""
@@ -100,32 +128,6 @@ def size_text(size: int) -> str:
     if text[-1].isdigit():
         return f"{text} B"
     return f"{text[:-1]} {text[-1]}B"
-
-
-MOST_RUNS = 20
-"""Most runs, the newest first, that are compared with a job."""
-MOST_BYTES = 8 << 20
-"""Most bytes of a run's metrics that are read."""
-_OF_NO_PACE: tuple[KeyPath, ...] = (
-    ("run", "seed"),
-    ("rounds", "update_rounds"),
-    ("rounds", "epochs"),
-    ("rounds", "patience"),
-    ("rounds", "min_delta"),
-    ("dataset", "path"),
-    ("dataset", "name"),
-    ("checkpoint", "keep"),
-    ("checkpoint", "push"),
-    ("checkpoint", "export_dtype"),
-    ("telemetry",),
-    ("resources", "worker_price"),
-    ("resources", "parameter_server_price"),
-    ("resources", "min_workers"),
-    ("goal",),
-)
-"""Keys whose values change no round's time."""
-_OF_RATES = ("learning_rate", "momentum", "weight_decay", "betas", "epsilon", "schedule", "clip_norm", "total_steps")
-"""Last keys of settings of optimizers that are numbers of a step, whatever they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +222,6 @@ def _changes_no_pace(path: KeyPath) -> bool:
     if any(path[: len(key)] == key for key in _OF_NO_PACE):
         return True
     return path[0] in ("inner_optimizer", "outer_optimizer") and path[-1] in _OF_RATES
-
-
-SUBJECT_WIDTH = 10
-"""Width of the column of subjects in characters."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 MOST_ENCODED = 1 << 18
 """Most elements that are encoded to see what a codec makes of them."""
+_ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of an element of a saved model by its dtype."""
+_NARROWEST = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,11 +277,6 @@ def _model_bytes(case: Case, layout: Layout, dtype: str | None) -> int:
         if "lora_" not in name and ".original_module." not in name:
             base.append(parameter)
     return _weights_bytes(base, dtype or "float32") + _trained_bytes(layout)
-
-
-_ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of an element of a saved model by its dtype."""
-_NARROWEST = "bfloat16"
 
 
 def _saved_dtype(job: Job) -> tuple[str | None, bool]:

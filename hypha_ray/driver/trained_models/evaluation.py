@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 
 _ADAPTER = "adapter_config.json"
+Begin: TypeAlias = Callable[[str], None]
+"""Function that is called with each phase as it begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +111,6 @@ def find_model_or_folder(model: str) -> ModelSource:
     if not (folder / _ADAPTER).is_file():
         read_config(folder)
     return ModelSource(folder)
-
-
-Begin: TypeAlias = Callable[[str], None]
-"""Function that is called with each phase as it begins."""
 
 
 @dataclass(frozen=True, slots=True)

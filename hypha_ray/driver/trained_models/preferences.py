@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from hypha_ray.model.task import Task
 
 
+_SETTINGS = ("none", "dataset")
+"""Values of the option --reference that name no model."""
+
+
 def require_preferences(manifest: Manifest, settings: Preference) -> None:
     """Refuse a dataset that lacks what a loss of preferences takes.
 
@@ -49,10 +53,6 @@ def require_preferences(manifest: Manifest, settings: Preference) -> None:
         problem = f"dataset {manifest.name!r} has no log-probabilities of a reference"
         fix = 'prepare it with --reference MODEL, or set preference.reference = "initial"'
         raise DataError("PREF001", problem, fix=fix)
-
-
-_SETTINGS = ("none", "dataset")
-"""Values of the option --reference that name no model."""
 
 
 def preference_task(

@@ -50,6 +50,12 @@ _MAMBA = (
 """Mamba-2's number of heads, width of a head, ratio of the inner width to the layers', and number of groups."""
 _SMALL_WIDTH = 64
 """Width of a narrow copy's feed-forward layers."""
+BUDGET = 500_000_000
+"""Number of parameters of the largest copy that is built."""
+SMALL = 3_000_000
+"""Number of parameters up to which a model is checked itself, not a smaller copy."""
+
+Build = Callable[[Any], Any]
 
 
 class _Plan(NamedTuple):
@@ -140,14 +146,6 @@ def _select_layers(kinds: Any, count: int) -> Any:
             first_of_kinds.append(index)
     selected = sorted((first_of_kinds + repeated)[:count])
     return type(kinds)(kinds[index] for index in selected)
-
-
-BUDGET = 500_000_000
-"""Number of parameters of the largest copy that is built."""
-SMALL = 3_000_000
-"""Number of parameters up to which a model is checked itself, not a smaller copy."""
-
-Build = Callable[[Any], Any]
 
 
 def check_on_copy(check: Callable[[Any], None], config: Any, build: Build, parameters: int) -> bool:

@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
+_SHOWN = 3
+"""Number of tensors that a message names."""
+
+
 def check_quantization() -> None:
     """Refuse quantized weights on a machine without bitsandbytes.
 
@@ -109,10 +113,6 @@ def fingerprint(model: Model, folder: Path) -> str:
         values = tensor.contiguous().flatten()
         sha256.update(values.view(torch.uint8).numpy().data)
     return sha256.hexdigest()
-
-
-_SHOWN = 3
-"""Number of tensors that a message names."""
 
 
 def built_by_factory(model: Model) -> PreTrainedModel:

@@ -52,6 +52,17 @@ DTYPES = ("float32", "bfloat16", "float16")
 """Dtypes in which a repository's weights can be trained."""
 _READ = re.compile(r"config\.([a-z]\w+)|getattr\((?:self\.)?config, \"(\w+)\"")
 """Access to a configuration's key in the code of a model."""
+_ALTERNATIVES = {
+    "input_values": ("input_features",),
+    "input_features": ("input_values",),
+    "pixel_values": ("pixel_values_videos",),
+}
+"""Other keywords of a tensor, by the keyword in the table."""
+_PADDING = {"rnnt": "blank_token_id", "tdt": "pad_token_id"}
+"""Configuration key of the label that pads, for tasks whose losses don't ignore -100."""
+
+OWN_CLASSES = ("multiple-choice", "next-sentence-prediction")
+"""Tasks whose classes don't depend on the configuration's labels."""
 
 
 def configuration_of(model: Model, task: Task, *, weights: bool) -> tuple[Path | None, PretrainedConfig]:
@@ -237,19 +248,6 @@ def errors_as(error_type: type[HyphaError], code: str, problem: str) -> Iterator
         if isinstance(error, MemoryError) or "allocate memory" in str(error):
             raise CapacityError("MODEL014", f"{problem}: too little memory", reason_of(error)) from error
         raise error_type(code, problem, reason_of(error)) from error
-
-
-_ALTERNATIVES = {
-    "input_values": ("input_features",),
-    "input_features": ("input_values",),
-    "pixel_values": ("pixel_values_videos",),
-}
-"""Other keywords of a tensor, by the keyword in the table."""
-_PADDING = {"rnnt": "blank_token_id", "tdt": "pad_token_id"}
-"""Configuration key of the label that pads, for tasks whose losses don't ignore -100."""
-
-OWN_CLASSES = ("multiple-choice", "next-sentence-prediction")
-"""Tasks whose classes don't depend on the configuration's labels."""
 
 
 def resolve_task(task: Task, network: Any, preprocessor: Any | None, explicit: bool) -> Task:

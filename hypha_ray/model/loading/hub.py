@@ -22,6 +22,17 @@ from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import AuthenticationError, CheckpointError, ConfigError, HubError, HyphaError, first_line
 
+REMOTE_CODE_VARIABLE: Final = "HYPHA_RAY_ALLOW_REMOTE_CODE"
+"""Environment variable that allows code of repositories on a node."""
+
+_SETTINGS: Final = ["*.json", "*.jinja", "*.txt", "*.model"]
+_WEIGHTS: Final = ["*.safetensors"]
+_CODE: Final = ["*.py"]
+_LEFT_OUT: Final = ["*/*", "consolidated*"]
+CONFIGURATION: Final = "adapter_config.json"
+TASK: Final = "task.json"
+"""File with the task of a saved model: its architecture may have several tasks, and the job may choose tensors."""
+
 
 def local_folder(repository: str) -> Path | None:
     """Return the folder of a local repository; None for a hub id.
@@ -59,15 +70,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise CheckpointError("MODEL005", f"{file} is no model configuration", type(settings).__name__, "an object")
     return settings
-
-
-REMOTE_CODE_VARIABLE: Final = "HYPHA_RAY_ALLOW_REMOTE_CODE"
-"""Environment variable that allows code of repositories on a node."""
-
-_SETTINGS: Final = ["*.json", "*.jinja", "*.txt", "*.model"]
-_WEIGHTS: Final = ["*.safetensors"]
-_CODE: Final = ["*.py"]
-_LEFT_OUT: Final = ["*/*", "consolidated*"]
 
 
 def fetch(
@@ -172,11 +174,6 @@ def _unreachable(repository: str, error: Exception) -> HubError:
         f"{repository} is neither a local folder nor whole in the cache, and can't be fetched: offline ({reason})",
         fix=f"check the network and HF_HUB_OFFLINE, or fill the cache {constants.HF_HUB_CACHE}",
     )
-
-
-CONFIGURATION: Final = "adapter_config.json"
-TASK: Final = "task.json"
-"""File with the task of a saved model: its architecture may have several tasks, and the job may choose tensors."""
 
 
 def base_of(model: Model) -> tuple[Model, Path | None]:

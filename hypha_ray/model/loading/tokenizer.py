@@ -21,6 +21,11 @@ from hypha_ray.model.loading.hub import fetch, hub_token
 from hypha_ray.model.task import SpecialTokens
 from hypha_ray.types import TokenRules
 
+RULES: Final = "token_rules"
+"""Key of ``tokenizer_config.json``; transformers keeps keys that it doesn't know."""
+_TEXTS = ("a", "A", "0", "1", "=", " ")
+"""Texts of which at least one has tokens, to find the special tokens that a tokenizer puts around a text."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedTokenizer(SpecialTokens):
@@ -60,12 +65,6 @@ def pack(tokenizer: Any) -> PackedTokenizer:
         paths = sorted(path for path in Path(folder).iterdir() if path.is_file())
         files = tuple((path.name, path.read_bytes()) for path in paths)
     return PackedTokenizer(getattr(tokenizer, "mask_token_id", None), tuple(tokenizer.all_special_ids), files)
-
-
-RULES: Final = "token_rules"
-"""Key of ``tokenizer_config.json``; transformers keeps keys that it doesn't know."""
-_TEXTS = ("a", "A", "0", "1", "=", " ")
-"""Texts of which at least one has tokens, to find the special tokens that a tokenizer puts around a text."""
 
 
 def rules_of(tokenizer: Any) -> TokenRules | None:

@@ -19,6 +19,13 @@ from hypha_ray.plugins import create
 
 _LEAST_STD = 1e-6
 _LEAST_VARIANCE = 1e-8
+Advantages: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Function of rewards and of lengths in tokens."""
+_CLOSE = 1e-5
+"""Largest difference of advantages that are equal but for rounding."""
+_TRIED = ((1.0, 0.0, 0.5, 0.25), (0.0, 2.0, 1.0, 1.0))
+"""Rewards of two groups, for the trial of a function."""
+_LENGTHS = ((3.0, 4.0, 5.0, 6.0), (2.0, 8.0, 4.0, 1.0))
 
 
 def group_std(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -134,15 +141,6 @@ def whitened(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     squares = (advantages - mean).square() * mask
     variance = squares.sum() / (tokens - 1).clamp(min=1)
     return (advantages - mean) * torch.rsqrt(variance + _LEAST_VARIANCE) * mask
-
-
-Advantages: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Function of rewards and of lengths in tokens."""
-_CLOSE = 1e-5
-"""Largest difference of advantages that are equal but for rounding."""
-_TRIED = ((1.0, 0.0, 0.5, 0.25), (0.0, 2.0, 1.0, 1.0))
-"""Rewards of two groups, for the trial of a function."""
-_LENGTHS = ((3.0, 4.0, 5.0, 6.0), (2.0, 8.0, 4.0, 1.0))
 
 
 def advantages_of(name: str, function: Advantages, rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

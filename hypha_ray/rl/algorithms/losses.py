@@ -14,6 +14,8 @@ from hypha_ray.config.tables.rl import Aggregation, Estimator, Ratio
 
 _LARGEST_LOG = 20.0
 """Bound of a ratio's logarithm, so that no ratio is infinite."""
+Weights = tuple[torch.Tensor, int]
+"""Weight of each token, [responses, tokens], and the total."""
 
 
 def token_ratio(new: torch.Tensor, old: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -166,10 +168,6 @@ def clipped_value_loss(
     clipped_values = new.clamp(old - clip, old + clip)
     bounded = (clipped_values - returns).square()
     return 0.5 * torch.maximum(loss, bounded), bounded > loss
-
-
-Weights = tuple[torch.Tensor, int]
-"""Weight of each token, [responses, tokens], and the total."""
 
 
 def by_token(mask: torch.Tensor, longest: int) -> Weights:

@@ -19,6 +19,12 @@ from hypha_ray.errors import ConfigError, reason_of
 from hypha_ray.plugins import create
 from hypha_ray.rl.algorithms.losses import RATIOS, clipped
 
+OWN_FIGURES = ("entropy", "kl", "logprob_gap")
+"""Names of figures that are recorded with each loss."""
+_LOGPROBS = ((-1.0, -0.5, -2.0), (-0.1, -3.0, -1.0))
+_ADVANTAGES = ((1.0, 1.0, 1.0), (-0.5, -0.5, -0.5))
+_MASK = ((1.0, 1.0, 0.0), (1.0, 1.0, 1.0))
+
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
@@ -57,8 +63,6 @@ class TokenLosses:
 
 PolicyLoss: TypeAlias = Callable[[LossInputs], TokenLosses]
 """Loss of a policy."""
-OWN_FIGURES = ("entropy", "kl", "logprob_gap")
-"""Names of figures that are recorded with each loss."""
 
 
 def checked(name: str, loss: PolicyLoss, inputs: LossInputs) -> TokenLosses:
@@ -100,11 +104,6 @@ def _kind(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return str(list(value.shape))
     return type(value).__name__
-
-
-_LOGPROBS = ((-1.0, -0.5, -2.0), (-0.1, -3.0, -1.0))
-_ADVANTAGES = ((1.0, 1.0, 1.0), (-0.5, -0.5, -0.5))
-_MASK = ((1.0, 1.0, 0.0), (1.0, 1.0, 1.0))
 
 
 def try_loss(name: str, options: Mapping[str, Any] | None) -> None:

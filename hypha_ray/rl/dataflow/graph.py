@@ -16,6 +16,18 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.rl.dataflow.requests import Hook, Reallocate
 
 Operation: TypeAlias = Literal["generate", "inference", "train_step"]
+_DATASET = ("prompts", "keys", "reward_data")
+"""Keys of samples before the first call."""
+_RESPONSES = ("prompts", "responses", "logprobs", "ended")
+"""Keys of responses with their prompts."""
+_EPISODES = ("contexts", "sampled")
+"""Keys that responses have beside these if they are conversations with an environment."""
+_OUTCOMES = ("episode_rewards", "turns")
+"""Keys of what an environment has made of them."""
+ROLLOUT: Final = "rollout"
+"""Name of the call of rollout workers."""
+_GRADIENT = ("gradients", "losses")
+_GENERATED = ("responses", "logprobs", "ended")
 
 
 @dataclass(frozen=True)
@@ -110,20 +122,6 @@ def _levels(calls: tuple[Call, ...], makers: dict[str, Call]) -> tuple[tuple[Cal
         levels.append(tuple(level))
         order.done(*names)
     return tuple(levels)
-
-
-_DATASET = ("prompts", "keys", "reward_data")
-"""Keys of samples before the first call."""
-_RESPONSES = ("prompts", "responses", "logprobs", "ended")
-"""Keys of responses with their prompts."""
-_EPISODES = ("contexts", "sampled")
-"""Keys that responses have beside these if they are conversations with an environment."""
-_OUTCOMES = ("episode_rewards", "turns")
-"""Keys of what an environment has made of them."""
-ROLLOUT: Final = "rollout"
-"""Name of the call of rollout workers."""
-_GRADIENT = ("gradients", "losses")
-_GENERATED = ("responses", "logprobs", "ended")
 
 
 def step_graph(rl: RL) -> Graph:

@@ -28,6 +28,9 @@ from hypha_ray.rl.dataflow.requests import (
 from hypha_ray.rl.dataflow.sample import Lengths, Meta, Packed, Sample, gather
 from hypha_ray.rl.roles.role import Role, RoleOutcome
 
+Answer: TypeAlias = tuple[Sample | None, Reply]
+"""Samples that were made, which stay with workers; and the reply, which goes to the master."""
+
 
 class Storage:
     """Samples by key and id. Requests that are answered at once may change it while another request computes."""
@@ -71,10 +74,6 @@ class Storage:
         id_set = set(ids)
         parts = [sample.select([key]) for sample in samples if not id_set.isdisjoint(sample.ids)]
         return gather(parts).take(ids)
-
-
-Answer: TypeAlias = tuple[Sample | None, Reply]
-"""Samples that were made, which stay with workers; and the reply, which goes to the master."""
 
 
 class ModelWorker:

@@ -31,6 +31,8 @@ AT_ONCE: Final = frozenset({"fetch", "spec", "model_config", "clear_data_cache"}
 """Requests that a worker answers while others wait: they are short and need no other worker."""
 COMPUTE: Final = frozenset({"generate", "inference", "train_step"})
 """Requests that may have hooks."""
+R = TypeVar("R", bound=Hashable)
+"""Reference to a reply, which may not have come yet."""
 
 
 @dataclass(frozen=True)
@@ -150,10 +152,6 @@ class Reply:
     """Single values, such as the norm of a gradient or those of `spec` and `model_config`."""
     problems: tuple[str, ...] = ()
     """Lines for the user about failures beside the operation, which itself succeeded."""
-
-
-R = TypeVar("R", bound=Hashable)
-"""Reference to a reply, which may not have come yet."""
 
 
 class Transport(Protocol[R]):

@@ -12,6 +12,9 @@ from transformers.cache_utils import DynamicLayer
 
 from hypha_ray.rl.engines.sampling import Sampling, choose
 
+_LONG = 32
+"""Least number of tokens for which memory for a whole response is reserved: shorter responses gain nothing by it."""
+
 
 class ReservedLayer(DynamicLayer):  # type: ignore[misc]
     """Layer whose keys and values are views of the beginning of larger buffers.
@@ -63,10 +66,6 @@ def _enlarged(states: torch.Tensor, tokens: int) -> torch.Tensor:
     buffer = states.new_empty(*outer, length + tokens, width)
     buffer[..., :length, :] = states
     return buffer
-
-
-_LONG = 32
-"""Least number of tokens for which memory for a whole response is reserved: shorter responses gain nothing by it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,9 @@ _ASSISTANT: Final = "content-of-the-assistant"
 """Content of a message whose end is looked for in a rendered text."""
 _BEGIN: Final[list[Message]] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _ASSISTANT}]
 """Conversation before the messages of an environment. They have the same text after any conversation."""
+Integers: TypeAlias = npt.NDArray[np.int64]
+Respond: TypeAlias = Callable[[Integers, Integers, Integers, Sampling], Responses]
+"""Function of contexts padded on the left, of the mask of their tokens, of the responses' keys, and of settings."""
 
 
 class RenderingError(Exception):
@@ -120,11 +123,6 @@ class Renderer:
 
 def _plain(messages: Sequence[Message]) -> str:
     return "".join(message["content"] for message in messages)
-
-
-Integers: TypeAlias = npt.NDArray[np.int64]
-Respond: TypeAlias = Callable[[Integers, Integers, Integers, Sampling], Responses]
-"""Function of contexts padded on the left, of the mask of their tokens, of the responses' keys, and of settings."""
 
 
 @dataclass(eq=False, slots=True)

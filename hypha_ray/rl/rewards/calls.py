@@ -26,6 +26,13 @@ OWN_LIMIT_S = 60.0
 
 Tasks: TypeAlias = Mapping[str, Sequence[str]]
 """Names of the functions of a task, for tasks that haven't all functions."""
+Row: TypeAlias = tuple[float | ConfigError | None, ...]
+"""Reward of a response by each function, NaN if absent; an error if the function failed, None if it is of another
+task."""
+Signatures: TypeAlias = Mapping[str, Signature]
+"""Signatures of functions by their names."""
+
+log = logging.getLogger(__name__)
 
 
 def functions_of(response: Response, tasks: Tasks, every: Sequence[str]) -> Sequence[str]:
@@ -63,15 +70,6 @@ def require_known(names: Sequence[str]) -> None:
     """
     for name in names:
         plugins.require_known("rewards", name)
-
-
-Row: TypeAlias = tuple[float | ConfigError | None, ...]
-"""Reward of a response by each function, NaN if absent; an error if the function failed, None if it is of another
-task."""
-Signatures: TypeAlias = Mapping[str, Signature]
-"""Signatures of functions by their names."""
-
-log = logging.getLogger(__name__)
 
 
 class Unit(NamedTuple):

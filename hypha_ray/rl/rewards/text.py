@@ -17,6 +17,16 @@ _NUMBER = re.compile(r"(?:(?<![\w.)])[-+−])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+
 
 _BOX = re.compile(r"\\boxed\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
 """Box whose content has at most one level of braces."""
+log = logging.getLogger(__name__)
+
+_COMMANDS = re.compile(r"\\(text|mathrm|mbox)\{[^{}]*\}|\\(?!boxed)[A-Za-z]+")
+"""Commands of LaTeX that aren't prose, whatever their names and texts are."""
+_PROSE = re.compile(r"\$|\\[(\[]|\\boxed|####|[A-Za-z]{3}|\d [A-Za-z]+/[A-Za-z]+$")
+"""Signs of an answer that isn't mathematics as a whole: marks of formulas, words, and units such as m/s."""
+
+_EXPONENT = re.compile(r"(?<![\w.\\])\d+(?:\.\d+)?[eE][-+]?\d{1,2}(?!\w|\.\d)")
+_MIXED = re.compile(r"(?<![\w.,/^}\\])(\d{1,3}) (\d{1,4})/(\d{1,4})(?![\w/^]|\.\d)")
+"""Number such as 1e5 or 1 1/2, which the package takes for a product."""
 
 
 def exact(response: Response) -> float:
@@ -95,18 +105,6 @@ def length(response: Response) -> float:
 def of_environment(response: Response) -> float | None:
     """Give the sum of the rewards that the environment gave for the turns; None if the episode has failed."""
     return response.episode_reward
-
-
-log = logging.getLogger(__name__)
-
-_COMMANDS = re.compile(r"\\(text|mathrm|mbox)\{[^{}]*\}|\\(?!boxed)[A-Za-z]+")
-"""Commands of LaTeX that aren't prose, whatever their names and texts are."""
-_PROSE = re.compile(r"\$|\\[(\[]|\\boxed|####|[A-Za-z]{3}|\d [A-Za-z]+/[A-Za-z]+$")
-"""Signs of an answer that isn't mathematics as a whole: marks of formulas, words, and units such as m/s."""
-
-_EXPONENT = re.compile(r"(?<![\w.\\])\d+(?:\.\d+)?[eE][-+]?\d{1,2}(?!\w|\.\d)")
-_MIXED = re.compile(r"(?<![\w.,/^}\\])(\d{1,3}) (\d{1,4})/(\d{1,4})(?![\w/^]|\.\d)")
-"""Number such as 1e5 or 1 1/2, which the package takes for a product."""
 
 
 def equal(response: Response) -> float | None:

@@ -25,6 +25,9 @@ from hypha_ray.rl.reward_data import records_of
 from hypha_ray.rl.roles.reward import RewardRole
 from hypha_ray.rl.roles.role import Role, RoleOutcome
 
+_CLOSE = 0.1
+"""Largest mean distance of an engine's log-probabilities from the policy's; number formats make 0.02."""
+
 
 class OffloadedWeights:
     """Parameters of a model, kept in pinned memory if it is on a GPU, otherwise in a file; the model's own are empty.
@@ -59,10 +62,6 @@ class OffloadedWeights:
                 tensors = torch.load(self._file, weights_only=True)
         for parameter, tensor in zip(self._parameters, tensors, strict=True):
             parameter.data = tensor.to(self._device)
-
-
-_CLOSE = 0.1
-"""Largest mean distance of an engine's log-probabilities from the policy's; number formats make 0.02."""
 
 
 class PolicyRole(Role):

@@ -13,6 +13,11 @@ from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.rounds.metrics import CommitMetrics, RoundMetrics, counted, train_speeds, weight
 from hypha_ray.types import Contribution, Delta, Rejection, RoundProgress, Span, Verdict, WeightsVersion
 
+MAX_STALE_ROUNDS = 10
+"""Default of `sync.max_staleness`, in rounds of merged deltas."""
+KNOWN_COMMITS = 4
+"""Number of commits whose versions are kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class LocalRound:
@@ -174,12 +179,6 @@ class CommittedAsyncRound:
             "staleness_max": max(staleness),
             "epoch": epoch,
         }
-
-
-MAX_STALE_ROUNDS = 10
-"""Default of `sync.max_staleness`, in rounds of merged deltas."""
-KNOWN_COMMITS = 4
-"""Number of commits whose versions are kept."""
 
 
 class ArrivalQueue:

@@ -32,6 +32,18 @@ from hypha_ray.types import Delta, Plan, Source, Span, Verdict, WeightsVersion
 
 LOST = "its payload was lost with its node"
 """Reason of a delta's absence from a round without a verdict."""
+KNOWN_ROUNDS = 16
+"""Number of last rounds that a quorum is chosen by."""
+LEAST_ROUNDS = 3
+"""Number of rounds that wait for all deltas before the first choice."""
+LARGEST_PART = 0.25
+"""Largest part of the deltas without which a round may be closed."""
+LEAST_GAIN = 0.01
+"""Relative gain in time for a sample from which deltas are dropped."""
+ROUNDING = 1e-9
+"""Relative difference of times that are taken as equal; of equal quorums the largest is chosen."""
+WAITS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
+"""Quantiles of the late deltas' delays that are tried as the grace time."""
 
 
 class RoundQuorum(NamedTuple):
@@ -210,20 +222,6 @@ def received_bytes(
     if done.coded_bytes:
         return done.coded_bytes
     return sum(fragment_bytes[fragment] for fragment in fragments_of_round(job, done.number))
-
-
-KNOWN_ROUNDS = 16
-"""Number of last rounds that a quorum is chosen by."""
-LEAST_ROUNDS = 3
-"""Number of rounds that wait for all deltas before the first choice."""
-LARGEST_PART = 0.25
-"""Largest part of the deltas without which a round may be closed."""
-LEAST_GAIN = 0.01
-"""Relative gain in time for a sample from which deltas are dropped."""
-ROUNDING = 1e-9
-"""Relative difference of times that are taken as equal; of equal quorums the largest is chosen."""
-WAITS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
-"""Quantiles of the late deltas' delays that are tried as the grace time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,13 @@ from hypha_ray.scheduler.fleet.worker_state import Decayed, WorkerState, batch_s
 from hypha_ray.types import Source
 from hypha_ray.types.rounds import STARTS_PER_ATTEMPT
 
+FIRST_WAIT_S = 1.0
+"""Seconds before a slot's next start after a second worker in a row that contributed nothing; then doubled."""
+LONGEST_WAIT_S = 60.0
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
+MAX_CRASHES = 5
+"""Workers in a row of every slot that may crash without a contribution."""
+
 
 @dataclass(slots=True)
 class Slot:
@@ -65,14 +72,6 @@ class Slot:
         """Whether a worker is to be hired."""
         is_vacant = self.source is None and not self.excluded and not self.done
         return is_vacant and self.retry_at is not None and now >= self.retry_at
-
-
-FIRST_WAIT_S = 1.0
-"""Seconds before a slot's next start after a second worker in a row that contributed nothing; then doubled."""
-LONGEST_WAIT_S = 60.0
-_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
-MAX_CRASHES = 5
-"""Workers in a row of every slot that may crash without a contribution."""
 
 
 class Roster:

@@ -10,6 +10,8 @@ FATAL = 3
 """Losses in a row at the same work that end a run."""
 _MAX_WORKS = 256
 """Most kinds of work that are remembered."""
+KNOWN_ROUNDS = 4
+"""Number of rounds whose hashes are kept; commits lag behind by one or two."""
 
 
 class LossBook:
@@ -45,10 +47,6 @@ class LossBook:
         machines = {machine for _, machine in losses}
         is_everywhere = len(machines) > 1 or lost_numbers.issuperset(numbers)
         return len(losses) >= FATAL and is_everywhere
-
-
-KNOWN_ROUNDS = 4
-"""Number of rounds whose hashes are kept; commits lag behind by one or two."""
 
 
 class WeightHashes:

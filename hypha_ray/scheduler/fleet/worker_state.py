@@ -11,6 +11,12 @@ from hypha_ray.config import Job
 from hypha_ray.scheduler.planning.planner import SECONDS, Pace
 from hypha_ray.types import Delta, Plan, Report, Source, Span, WeightsVersion
 
+UNKNOWN_BATCH_S = 1.0
+"""Seconds per batch assumed before any report; it is equal for all workers, so it only sets the scale."""
+
+IDLE_FADE = 0.5
+"""Factor on a worker's batch time after a round without a batch."""
+
 
 class Decayed:
     """Exponentially decayed mean of durations in seconds, such as those of uploads.
@@ -108,13 +114,6 @@ class BatchTime(Decayed):
 
     def _is_duration(self, seconds: float) -> bool:
         return super()._is_duration(seconds) and seconds >= SECONDS[0]
-
-
-UNKNOWN_BATCH_S = 1.0
-"""Seconds per batch assumed before any report; it is equal for all workers, so it only sets the scale."""
-
-IDLE_FADE = 0.5
-"""Factor on a worker's batch time after a round without a batch."""
 
 
 @dataclass(slots=True)

@@ -14,6 +14,11 @@ from hypha_ray.config.schema import Rounds, Sync
 from hypha_ray.figures import objective_of
 from hypha_ray.types import Contribution, Delta, Report, Verdict, added, means
 
+MOST_TRUNCATED = 0.5
+"""Share of responses that may be cut off before it is told."""
+LEAST_ENTROPY = 0.01
+"""Entropy of a token, in nats, below which a policy gives nearly the same responses to a prompt."""
+
 
 @dataclass(frozen=True, slots=True)
 class CommitMetrics:
@@ -272,12 +277,6 @@ class EvaluationPatience:
             return f"no finite {self._name} in {texts.counted(rounds, 'round')}"
         more_rounds = texts.counted(rounds, "more round")
         return f"no better {self._name} than {best:.4g} after round {best_round + 1}, in {more_rounds}"
-
-
-MOST_TRUNCATED = 0.5
-"""Share of responses that may be cut off before it is told."""
-LEAST_ENTROPY = 0.01
-"""Entropy of a token, in nats, below which a policy gives nearly the same responses to a prompt."""
 
 
 class LearningReports:

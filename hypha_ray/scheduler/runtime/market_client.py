@@ -30,6 +30,10 @@ from hypha_ray.types import Delta, Event, Source
 
 AGAIN_S = 1.0
 """Seconds between two looks for machines of a run that waits for its turn."""
+PUBLISH_INTERVAL_S = 10.0
+"""Least seconds between two publications."""
+MIN_CHANGE = 0.05
+"""Least relative change of a speed that is published."""
 
 
 class Staffing:
@@ -194,12 +198,6 @@ class CostBook:
         self._billed += cost
         self._telemetry.note("cost", cost=cost)
         return {"cost": cost}
-
-
-PUBLISH_INTERVAL_S = 10.0
-"""Least seconds between two publications."""
-MIN_CHANGE = 0.05
-"""Least relative change of a speed that is published."""
 
 
 @dataclass(slots=True)

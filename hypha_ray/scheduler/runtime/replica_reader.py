@@ -28,6 +28,14 @@ from hypha_ray.types import SliceInfo
 
 RETRY_S = 0.5
 """Seconds between two tries while nothing serves a slice."""
+READS = 3
+"""Reads of a slice from all data nodes, one after the other, before it counts as damaged."""
+AWAY_S = 5.0
+"""Seconds for which a data node that failed is asked last."""
+MOST_DIVISIONS = 64
+"""Most combinations of parts that are tried, if several datasets in parts are served under one name."""
+LONGEST_PAUSE_S = 60.0
+"""Longest pause between two look-ups for data nodes that are lost, while others serve."""
 
 
 class ReaderPatience:
@@ -57,16 +65,6 @@ class ReaderPatience:
     def served(self) -> None:
         """Record a success: the same reasons are reported again later."""
         self._reported.clear()
-
-
-READS = 3
-"""Reads of a slice from all data nodes, one after the other, before it counts as damaged."""
-AWAY_S = 5.0
-"""Seconds for which a data node that failed is asked last."""
-MOST_DIVISIONS = 64
-"""Most combinations of parts that are tried, if several datasets in parts are served under one name."""
-LONGEST_PAUSE_S = 60.0
-"""Longest pause between two look-ups for data nodes that are lost, while others serve."""
 
 
 @dataclass

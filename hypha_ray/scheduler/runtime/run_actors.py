@@ -41,6 +41,10 @@ from hypha_ray.worker.actor import BridgedWorker, FromDataset, TrainWorker
 
 OWNER = "owner"
 """Name of the owner in the namespace of the run."""
+NAME_S = 10.0
+"""Longest wait for the name or lease of an actor that is being ended."""
+TAKEOVER_S = 3.0
+"""Longest wait for the answer of an actor that the previous scheduler left, in seconds."""
 
 
 @cache
@@ -85,12 +89,6 @@ class ActorOwner(ListedActor):
         actor = actor_class(role).options(**options).remote(*arguments)
         self._actor_by_name[options["name"]] = actor
         return actor
-
-
-NAME_S = 10.0
-"""Longest wait for the name or lease of an actor that is being ended."""
-TAKEOVER_S = 3.0
-"""Longest wait for the answer of an actor that the previous scheduler left, in seconds."""
 
 
 def outliving(job: Job) -> dict[str, Need]:

@@ -28,6 +28,8 @@ READS = 3
 """Reads of a slice, from one shard after the other, before it counts as damaged."""
 CREDENTIALS_S = 5.0
 """Seconds between two tries with credentials that may be new."""
+SLICES_PER_WORKER = 4
+"""Slices per worker that stay in the object store for the next reader, beside those that workers hold."""
 
 
 class SliceReader(Protocol):
@@ -294,10 +296,6 @@ async def _serve(shards: Sequence[SupervisedActor], index: int, sha256: str | No
         except DataError as error:
             damage = error
     raise damage
-
-
-SLICES_PER_WORKER = 4
-"""Slices per worker that stay in the object store for the next reader, beside those that workers hold."""
 
 
 class SliceCache:

@@ -21,6 +21,17 @@ _SILENT_END = "End of file"
 _NO_MEMORY = "running low on memory"
 _NODE_DIED = re.compile("node has died|node it was running on is dead")
 """Ray's words about an actor, and about a task."""
+MEMORY_S = 60.0
+"""Time for which a lost worker counts to its machine: Ray finds a machine to be dead later than its processes."""
+PULSE_S = 1.0
+"""Seconds without an answer after which the actor is pinged."""
+AGAIN_S = 0.2
+MAX_LOST_CALLS = 20
+"""Attempts of a call, `AGAIN_S` seconds apart, before the actor is replaced."""
+MAX_DEATHS = 4
+"""Actors in a row that may die during one call before the call counts as the cause."""
+GONE = (ObjectLostError, RayActorError)
+"""Errors of Ray for a lost object; the second is raised if the object came from a stream that hadn't ended."""
 
 
 def death_text(error: BaseException) -> str:
@@ -41,10 +52,6 @@ def death_text(error: BaseException) -> str:
     if code := _EXIT_CODE.search(text):
         return f"{subject} ended with exit code {code[1]}"
     return f"{first_line(error)} ({subject})"
-
-
-MEMORY_S = 60.0
-"""Time for which a lost worker counts to its machine: Ray finds a machine to be dead later than its processes."""
 
 
 class LostNode(NamedTuple):
@@ -97,17 +104,6 @@ def _name(node: Mapping[str, Any]) -> str:
     if host in ("", address):
         return address
     return f"{host} ({address})"
-
-
-PULSE_S = 1.0
-"""Seconds without an answer after which the actor is pinged."""
-AGAIN_S = 0.2
-MAX_LOST_CALLS = 20
-"""Attempts of a call, `AGAIN_S` seconds apart, before the actor is replaced."""
-MAX_DEATHS = 4
-"""Actors in a row that may die during one call before the call counts as the cause."""
-GONE = (ObjectLostError, RayActorError)
-"""Errors of Ray for a lost object; the second is raised if the object came from a stream that hadn't ended."""
 
 
 class SupervisedActor:

@@ -39,6 +39,8 @@ BATCH = 100
 """Longest wait of step records, and the number that is sent at once: a call costs 0.7 ms of CPU."""
 FINISH_S = 10.0
 """Longest wait for telemetry at the end of a run."""
+OPEN_ROUNDS = 10
+"""Rounds of each worker for which the span of a round stays open: without a barrier, deltas may be as late."""
 
 
 class TelemetryClient:
@@ -203,10 +205,6 @@ class TelemetryClient:
                 self.problem(text)
         except (HyphaError, RayError):
             self._dropped += len(records) + len(events)
-
-
-OPEN_ROUNDS = 10
-"""Rounds of each worker for which the span of a round stays open: without a barrier, deltas may be as late."""
 
 
 class RoundTraces:

@@ -27,6 +27,14 @@ from hypha_ray.worker.inbox import ProcessLostError
 FIRST_POLL_S = 0.002
 LONGEST_POLL_S = 0.05
 """Seconds between two checks for the next item: the first, and the most."""
+AGAIN_S = 0.2
+"""Seconds before a lost order is repeated."""
+PARTING_S = 5.0
+"""Longest wait for workers with a final plan to end by themselves, in seconds."""
+SECURE_S = 60.0
+"""Longest wait for a leaving worker's payloads to reach other nodes, in seconds: its own node may end with it."""
+PULSE_S = 1.0
+"""Seconds between two signs of life sent for a worker whose payloads are being copied."""
 
 
 async def upcoming(stream: Any) -> None:
@@ -41,16 +49,6 @@ async def upcoming(stream: Any) -> None:
             return
         await asyncio.sleep(wait_s)
         wait_s = min(LONGEST_POLL_S, 1.5 * wait_s)
-
-
-AGAIN_S = 0.2
-"""Seconds before a lost order is repeated."""
-PARTING_S = 5.0
-"""Longest wait for workers with a final plan to end by themselves, in seconds."""
-SECURE_S = 60.0
-"""Longest wait for a leaving worker's payloads to reach other nodes, in seconds: its own node may end with it."""
-PULSE_S = 1.0
-"""Seconds between two signs of life sent for a worker whose payloads are being copied."""
 
 
 class WorkerDispatcher:

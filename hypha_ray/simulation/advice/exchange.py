@@ -28,6 +28,30 @@ _BYTE_RATE: Final = re.compile(rf"({_NUMBER})\s*((?i:[kmgt]))(?:B(?:/s|ps)?|(?i:
 _TIME: Final = re.compile(rf"({_NUMBER})\s*({'|'.join(SECONDS)})")
 RATE_EXAMPLES: Final = "a rate such as 100mbit, 1gbit or 50mbit/5mbit (down/up)"
 TIME_EXAMPLES: Final = "a time such as 20ms, 0.1ms or 1s"
+ENCODE_GB_S: Final = {
+    "bf16": 1.7,
+    "fp16": 1.9,
+    "int8": 1.5,
+    "int4": 0.76,
+    "e3m0": 0.73,
+    "huffman3": 0.44,
+    "huffman2": 0.45,
+    "topk": 0.30,
+}
+"""GB of fp32 that one core of an AMD EPYC encodes in a second, with feedback: docs/communication.md."""
+DECODE_GB_S: Final = {
+    "bf16": 23.0,
+    "fp16": 27.0,
+    "int8": 18.0,
+    "int4": 2.2,
+    "e3m0": 2.4,
+    "huffman3": 1.1,
+    "huffman2": 1.2,
+    "topk": 6.7,
+}
+"""GB of fp32 that one core decodes in a second: the same table."""
+MERGE_GB_S: Final = 1.6 / 0.194
+"""GB of fp32 deltas exchanged in a second on one machine, by 4 workers with 100 million parameters: the same page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,32 +143,6 @@ def _rate_remedy(text: str) -> str:
         return "give number and unit"
     number, unit = match.groups()
     return f"count bits, not bytes: {8 * float(number):g}{unit.lower()}bit"
-
-
-ENCODE_GB_S: Final = {
-    "bf16": 1.7,
-    "fp16": 1.9,
-    "int8": 1.5,
-    "int4": 0.76,
-    "e3m0": 0.73,
-    "huffman3": 0.44,
-    "huffman2": 0.45,
-    "topk": 0.30,
-}
-"""GB of fp32 that one core of an AMD EPYC encodes in a second, with feedback: docs/communication.md."""
-DECODE_GB_S: Final = {
-    "bf16": 23.0,
-    "fp16": 27.0,
-    "int8": 18.0,
-    "int4": 2.2,
-    "e3m0": 2.4,
-    "huffman3": 1.1,
-    "huffman2": 1.2,
-    "topk": 6.7,
-}
-"""GB of fp32 that one core decodes in a second: the same table."""
-MERGE_GB_S: Final = 1.6 / 0.194
-"""GB of fp32 deltas exchanged in a second on one machine, by 4 workers with 100 million parameters: the same page."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ LONG_LATENESS: Final = 0.25
 """The same where nothing else is fast enough; half of H was measured to cost much."""
 LEAST_OUTER_STEPS: Final = 10
 """Outer steps that a run should have of each weight."""
+ROUND_LENGTHS: Final = (10, 20, 30, 50, 100, 200, 500, 1000)
+"""Numbers of inner steps, H, that are proposed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,6 @@ class ExchangeChoice:
     """Whether workers wait no longer than they should."""
 
 
-ROUND_LENGTHS: Final = (10, 20, 30, 50, 100, 200, 500, 1000)
-"""Numbers of inner steps, H, that are proposed."""
 AT_ONCE: Final = (
     LadderStep("fp32", "fp32", 10),
     LadderStep("bf16", "bf16", 10),

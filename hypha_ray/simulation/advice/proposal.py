@@ -19,6 +19,30 @@ from hypha_ray.simulation.advice.ladder import ExchangeChoice, Limits
 
 TOLERANCE: Final = 2.0
 """Factor beyond the measured sizes from which a figure is called an extrapolation."""
+QUALITY: Final = "docs/communication.md"
+DILOCO: Final = "DiLoCo, arXiv 2311.08105"
+OPEN_DILOCO: Final = "OpenDiLoCo, arXiv 2407.07852"
+INTELLECT: Final = "INTELLECT-1, arXiv 2412.01152"
+STREAMING: Final = "Streaming DiLoCo, arXiv 2501.18512"
+SCALING: Final = "Scaling laws for DiLoCo, arXiv 2503.09799, Table 4"
+LOSS_AT_H_30: Final[dict[float, dict[int, float]]] = {
+    35e6: {0: 3.485, 1: 3.482, 2: 3.508, 4: 3.554, 8: 3.621},
+    90e6: {0: 3.167, 1: 3.162, 2: 3.182, 4: 3.213, 8: 3.265},
+    180e6: {0: 2.950, 1: 2.943, 2: 2.957, 4: 2.981, 8: 3.019},
+    550e6: {0: 2.653, 1: 2.645, 2: 2.657, 4: 2.673, 8: 2.698},
+    2.4e9: {0: 2.326, 1: 2.317, 2: 2.323, 4: 2.332, 8: 2.351},
+    4e9: {0: 2.224, 1: 2.219, 2: 2.220, 4: 2.230},
+    10e9: {0: 2.090, 1: 2.086, 2: 2.086, 4: 2.096},
+}
+"""Loss by parameters and workers, with H = 30; of 0 workers that of data parallelism. From `SCALING`."""
+QUORUM_PART: Final = 4
+"""A quorum does without one of so many workers."""
+LEAST_GRACE_S: Final = 5.0
+"""Shortest time that a round waits for workers beyond the quorum."""
+_PLANNER: Final = (
+    "four workers of speeds 1 to 6 take 0.31 of the time of equal batches, as without a barrier, and end at 2.06 "
+    f"instead of 2.29 ({QUALITY})"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +75,6 @@ def size_text(parameters: float) -> str:
             return f"{parameters / limit:.3g} {noun}"
     return f"{parameters:.0f}"
 
-
-QUALITY: Final = "docs/communication.md"
-DILOCO: Final = "DiLoCo, arXiv 2311.08105"
-OPEN_DILOCO: Final = "OpenDiLoCo, arXiv 2407.07852"
-INTELLECT: Final = "INTELLECT-1, arXiv 2412.01152"
-STREAMING: Final = "Streaming DiLoCo, arXiv 2501.18512"
-SCALING: Final = "Scaling laws for DiLoCo, arXiv 2503.09799, Table 4"
 
 SHORT_ROUNDS: Final = Evidence(
     "rounds of 13 steps with four workers end at 0.999 of the loss of synchronous AdamW", QUALITY, 0.15e6, 0.15e6
@@ -94,17 +111,6 @@ OUTER: Final = Evidence("outer Nesterov with η 0.7 and μ 0.9 is better than SG
 OUTER_STREAMING: Final = Evidence("with fragments in turn it takes η 0.4", STREAMING, 35e6, 1e9)
 DROPPED: Final = Evidence("half of all deltas dropped cost 2.1 % of perplexity", DILOCO, 150e6, 150e6)
 
-LOSS_AT_H_30: Final[dict[float, dict[int, float]]] = {
-    35e6: {0: 3.485, 1: 3.482, 2: 3.508, 4: 3.554, 8: 3.621},
-    90e6: {0: 3.167, 1: 3.162, 2: 3.182, 4: 3.213, 8: 3.265},
-    180e6: {0: 2.950, 1: 2.943, 2: 2.957, 4: 2.981, 8: 3.019},
-    550e6: {0: 2.653, 1: 2.645, 2: 2.657, 4: 2.673, 8: 2.698},
-    2.4e9: {0: 2.326, 1: 2.317, 2: 2.323, 4: 2.332, 8: 2.351},
-    4e9: {0: 2.224, 1: 2.219, 2: 2.220, 4: 2.230},
-    10e9: {0: 2.090, 1: 2.086, 2: 2.086, 4: 2.096},
-}
-"""Loss by parameters and workers, with H = 30; of 0 workers that of data parallelism. From `SCALING`."""
-
 
 def loss_beside_data_parallelism(parameters: float, workers: int) -> str | None:
     """Write the nearest published loss over that of data parallelism; None beyond the measured sizes and fleets."""
@@ -119,12 +125,6 @@ def loss_beside_data_parallelism(parameters: float, workers: int) -> str | None:
     excess = 100 * (losses[fleet] / losses[0] - 1)
     condition = f"{fleet} workers with H = 30 and {size_text(size)} parameters"
     return f"{condition} end {excess:+.1f} % from data parallelism's loss ({SCALING})"
-
-
-QUORUM_PART: Final = 4
-"""A quorum does without one of so many workers."""
-LEAST_GRACE_S: Final = 5.0
-"""Shortest time that a round waits for workers beyond the quorum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,12 +388,6 @@ def _of_stalls(job: Job, circumstances: Circumstances) -> Iterator[Proposal]:
             f"progress for {job.worker.stall_s:g} s is replaced"
         )
         yield Proposal("worker.stall_s", float(needed_s), reason)
-
-
-_PLANNER: Final = (
-    "four workers of speeds 1 to 6 take 0.31 of the time of equal batches, as without a barrier, and end at 2.06 "
-    f"instead of 2.29 ({QUALITY})"
-)
 
 
 def _texts(figures: tuple[Evidence, ...], circumstances: Circumstances) -> tuple[str, ...]:

@@ -20,6 +20,8 @@ from hypha_ray.simulation.result import HEADLINE
 
 WIDTH = 118
 """Longest line of a comment."""
+SPEEDS = (0.1, 1.0, 10.0)
+"""Factors of the assumed seconds of a batch that the advice is shown for."""
 
 
 def overlay_text(proposals: Sequence[Proposal], heading: Sequence[str]) -> str:
@@ -54,10 +56,6 @@ def _entry(proposal: Proposal) -> Iterator[str]:
             yield from textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="#   ")
     _, _, name = proposal.key.rpartition(".")
     yield tomli_w.dumps({name: proposal.value}).rstrip()
-
-
-SPEEDS = (0.1, 1.0, 10.0)
-"""Factors of the assumed seconds of a batch that the advice is shown for."""
 
 
 def report_lines(

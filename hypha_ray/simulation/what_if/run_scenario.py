@@ -44,6 +44,29 @@ from hypha_ray.types import Delta, Event, Left, Plan, SliceInfo, Source, samples
 
 _KILL: Final = re.compile(r"worker\.step(?::(?P<worker>\d+))?=kill@(?P<hits>\d+(?:,\d+)*)")
 """Failpoint that kills a worker after some of its steps."""
+SITE = "run"
+"""Name of the site of all machines of a run."""
+SHORTEST_S = 1e-6
+"""Seconds that stand for no time in a scenario, whose times are above 0."""
+FLOAT32_BYTES = 4
+UNTOLD: tuple[tuple[str, ...], ...] = (
+    ("model",),
+    ("preprocessor",),
+    ("dataset",),
+    ("rl",),
+    ("bridge",),
+    ("inner_optimizer", "name"),
+    ("worker", "device"),
+    ("worker", "processes"),
+    ("worker", "sharding"),
+    ("worker", "autocast"),
+    ("worker", "compile"),
+    ("worker", "attention"),
+    ("worker", "gradient_checkpointing"),
+    ("worker", "fused_loss"),
+    ("rounds", "accumulation"),
+)
+"""Tables and keys that change the time of a batch in a way that no record of another setting tells."""
 
 
 class RecordedTimes(Table):
@@ -181,31 +204,6 @@ def kills_of(failpoints: Sequence[str]) -> dict[str, frozenset[int]]:
 def unknown_failpoints(failpoints: Sequence[str]) -> list[str]:
     """Failpoints that a simulation doesn't carry out."""
     return [spec for spec in failpoints if _KILL.fullmatch(spec) is None]
-
-
-SITE = "run"
-"""Name of the site of all machines of a run."""
-SHORTEST_S = 1e-6
-"""Seconds that stand for no time in a scenario, whose times are above 0."""
-FLOAT32_BYTES = 4
-UNTOLD: tuple[tuple[str, ...], ...] = (
-    ("model",),
-    ("preprocessor",),
-    ("dataset",),
-    ("rl",),
-    ("bridge",),
-    ("inner_optimizer", "name"),
-    ("worker", "device"),
-    ("worker", "processes"),
-    ("worker", "sharding"),
-    ("worker", "autocast"),
-    ("worker", "compile"),
-    ("worker", "attention"),
-    ("worker", "gradient_checkpointing"),
-    ("worker", "fused_loss"),
-    ("rounds", "accumulation"),
-)
-"""Tables and keys that change the time of a batch in a way that no record of another setting tells."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ SCENARIO_TABLES: Final = ("machines", "sites", "head")
 """Tables of a scenario that a trial may set; no table of a job file has these names."""
 _NEXT_KEY: Final = re.compile(r",(?=\s*[A-Za-z_][\w.-]*\s*=)")
 """Comma before the next KEY=VALUE; other commas belong to a list."""
+S = TypeVar("S", bound=Scenario)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +89,6 @@ def parse_duration_s(text: str) -> float:
         fix = "give a number and a unit, such as 6h"
         raise ConfigError("CFG003", "--deadline is out of range", shown(text), "a time in s, min, h or d", fix)
     return seconds
-
-
-S = TypeVar("S", bound=Scenario)
 
 
 def with_scenario_keys(scenario: S, settings: Sequence[tuple[str, str]]) -> S:

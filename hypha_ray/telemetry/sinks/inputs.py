@@ -15,6 +15,12 @@ from typing import NamedTuple, Protocol
 from hypha_ray.errors import ConfigError
 from hypha_ray.telemetry.sinks.files import Record, newest_records, plain
 
+NONE_LEFT = {"hypha_worker_batches": 0.0}
+"""Value of a gauge for a worker that isn't in the round any more; other gauges have no value then."""
+_SIGNS_OF_LIFE = ("attempt", "commit")
+TIME_SHARES = "time_shares"
+"""Field with parts of the fleet's time by their use."""
+
 
 class ExportLosses(Protocol):
     """Counts of exports that don't reach a destination."""
@@ -127,8 +133,6 @@ COMMIT_AGE = Gauge("hypha_commit_age_seconds", "", "", "s", "time since the last
 
 KINDS = {metric.name: metric.kind for metric in METRICS}
 TAGS = {metric.name: metric.tag for metric in (*METRICS, COMMIT_AGE)}
-NONE_LEFT = {"hypha_worker_batches": 0.0}
-"""Value of a gauge for a worker that isn't in the round any more; other gauges have no value then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +151,6 @@ class Measurement:
         if tag is not None and self.label is not None:
             tags[tag] = self.label
         return tags
-
-
-_SIGNS_OF_LIFE = ("attempt", "commit")
 
 
 class Measures:
@@ -238,10 +239,6 @@ def check_installed(tracker: str, packages: Iterable[str]) -> None:
     if not all(map(importlib.util.find_spec, packages)):
         problem = f"telemetry.sinks has {tracker}, which isn't installed"
         raise ConfigError("CFG022", problem, fix=f"pip install {tracker}, or leave it out of telemetry.sinks")
-
-
-TIME_SHARES = "time_shares"
-"""Field with parts of the fleet's time by their use."""
 
 
 class Points(NamedTuple):

@@ -13,6 +13,8 @@ from hypha_ray.telemetry.sinks.files import Record
 from hypha_ray.texts import counted
 
 ABSENT = "-"
+OF_TOKENS = {"tokens", "tok/s"}
+"""Titles of columns that are shown only if there are tokens."""
 
 
 class Unit(NamedTuple):
@@ -110,10 +112,6 @@ COLUMNS = (
     ConsoleColumn("MB up", 7, 10, _fixed("bytes_up", 1, 1e-6)),
     ConsoleColumn("ETA", 6, 3, lambda record: duration(record.get("eta_s"))),
 )
-
-
-OF_TOKENS = {"tokens", "tok/s"}
-"""Titles of columns that are shown only if there are tokens."""
 
 
 def columns_for(records: Iterable[Record]) -> tuple[ConsoleColumn, ...]:

@@ -36,6 +36,16 @@ from hypha_ray.worker.bridged.round_report import UNLIMITED, FigureBounds, Round
 from hypha_ray.worker.inbox import BatchSource
 from hypha_ray.worker.incarnation import HandOver
 
+FOLDER = "updates/"
+"""Folder of a trainer's files."""
+HEADER_BYTES = 1 << 20
+"""Most bytes of a file's header, beside its tensors."""
+MAX_FILES = 8
+"""Most files that a trainer may send in a round, of which only the newest one is kept."""
+
+ROUND_MESSAGES = frozenset({"merged", "metrics", "evaluation", "update"})
+"""Kinds of messages about a round."""
+
 
 class Outbound:
     """Writes files, sends them to a trainer that doesn't have the directory, and removes them when they are old.
@@ -129,17 +139,6 @@ class Outbound:
             self._channel.send_file(path)
             self._directory.unlink(path)
         return content
-
-
-FOLDER = "updates/"
-"""Folder of a trainer's files."""
-HEADER_BYTES = 1 << 20
-"""Most bytes of a file's header, beside its tensors."""
-MAX_FILES = 8
-"""Most files that a trainer may send in a round, of which only the newest one is kept."""
-
-ROUND_MESSAGES = frozenset({"merged", "metrics", "evaluation", "update"})
-"""Kinds of messages about a round."""
 
 
 class Inbound:

@@ -36,6 +36,12 @@ MAX_BYTES = 16 << 20
 """Most output of one process. A longer log is renamed, and kept until the next one is as long, too."""
 _READ_BYTES = 1 << 16
 _CUT_NOTE = b"\n[what else it prints is left out]\n"
+JOB_FILE = "job.json"
+TOKEN_FILE = "token"
+SOCKET_FILE = "socket"
+END_S = 2.0
+"""Time that a process has to end by itself once it is asked to."""
+_POLL_S = 0.1
 
 
 class TrainerOutput:
@@ -87,14 +93,6 @@ def trainer_log(job: Job, worker: int) -> IO[bytes] | None:
     if path.exists() and path.stat().st_size > MAX_BYTES:
         path.replace(path.with_suffix(".log.1"))
     return open(path, "ab", opener=opener)
-
-
-JOB_FILE = "job.json"
-TOKEN_FILE = "token"
-SOCKET_FILE = "socket"
-END_S = 2.0
-"""Time that a process has to end by itself once it is asked to."""
-_POLL_S = 0.1
 
 
 class TrainerGone(Exception):

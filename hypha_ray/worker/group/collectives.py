@@ -21,6 +21,10 @@ from hypha_ray.optim.optimizers import Inner
 from hypha_ray.types import Samples
 from hypha_ray.worker.inbox import ProcessLostError
 
+_HOST = "127.0.0.1"
+_BUCKET_BYTES = 32 << 20
+"""Most bytes of small tensors that go together."""
+
 
 def split_batch(batch: Samples, count: int) -> list[Samples]:
     """Split a batch into `count` parts; the first ones may be larger by a sample, and the last ones empty."""
@@ -39,11 +43,6 @@ def require_equal(fingerprint: str, fingerprints: Iterable[str]) -> None:
     if set(fingerprints) - {fingerprint}:
         problem = "the processes of a worker have built different models from the same job file"
         raise ConfigError("MODEL022", problem, fix="name a model whose weights don't change, by model.revision")
-
-
-_HOST = "127.0.0.1"
-_BUCKET_BYTES = 32 << 20
-"""Most bytes of small tensors that go together."""
 
 
 class Collectives:

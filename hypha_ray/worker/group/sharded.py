@@ -39,6 +39,10 @@ from hypha_ray.worker.training.supervised import Backup, SupervisedTrainer, micr
 
 Call: TypeAlias = tuple[Any, ...]
 """Name of a method of `Follower`, and its arguments."""
+Share = tuple[list[Samples], int]
+"""Micro-batches of a process, and the number of the last ones that have no weight."""
+ERROR_WAIT_S = 10.0
+"""Longest wait for the errors of other processes, in seconds, after a collective has failed."""
 
 
 class Follower:
@@ -150,12 +154,6 @@ def _copied(part: Samples) -> Samples:
     """Copy samples, because torch makes no tensors of read-only arrays, such as those of other processes."""
     arrays = {name: np.array(array) for name, array in part.arrays.items()}
     return Samples(arrays, part.keys)
-
-
-Share = tuple[list[Samples], int]
-"""Micro-batches of a process, and the number of the last ones that have no weight."""
-ERROR_WAIT_S = 10.0
-"""Longest wait for the errors of other processes, in seconds, after a collective has failed."""
 
 
 class Team(Protocol):

@@ -55,6 +55,11 @@ from hypha_ray.worker.inbox import ProcessLostError
 
 _LOOPBACK = "loopback"
 """Backend that is gloo on the loopback interface: torch's own listens where the host's name leads."""
+SharedState = Array | str
+"""State that the first process sends to the others: a scalar itself, or the dtype of a tensor that is sharded."""
+_CLOSE = 1e-5
+"""Largest difference of two gradients, relative to the largest value of a tensor's."""
+_CONNECT_S = 60.0
 
 
 def connect(store: Store, rank: int, size: int, device: torch.device, deadline_s: float) -> DeviceMesh:
@@ -119,10 +124,6 @@ class SumsOverShards:
 
 def _make_loopback(options: Any, _: Any) -> Any:
     return loopback_gloo(options.store, options.group_rank, options.group_size, options.timeout)
-
-
-SharedState = Array | str
-"""State that the first process sends to the others: a scalar itself, or the dtype of a tensor that is sharded."""
 
 
 class Shards:
@@ -346,11 +347,6 @@ def _move_gradient(piece: nn.Parameter, parameter: Any) -> None:
         piece.grad = gradient
     else:
         piece.grad.add_(gradient)
-
-
-_CLOSE = 1e-5
-"""Largest difference of two gradients, relative to the largest value of a tensor's."""
-_CONNECT_S = 60.0
 
 
 def check_sharding_on_copy(

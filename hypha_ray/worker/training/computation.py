@@ -17,6 +17,15 @@ from hypha_ray.model.losses import Losses, compute_losses
 from hypha_ray.model.task import Task
 from hypha_ray.optim.optimizers import Inner
 
+log = logging.getLogger(__name__)
+
+Compute: TypeAlias = Callable[[Mapping[str, torch.Tensor]], Losses]
+Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+ADMITTED_AFTER = 3
+"""Batches of one new shape in a row after which it is compiled, too; a round's last batch is short, and alone."""
+_MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Dtypes of mixed precision by their names in a job file."""
+
 
 class Reduction(Protocol):
     """Sums over all processes that have a part of a batch."""
@@ -74,16 +83,6 @@ class InputCopies:
         for copy in copies.values():
             copy.record_stream(computing)  # Its memory is free for other copies once the step is over.
         return copies
-
-
-log = logging.getLogger(__name__)
-
-Compute: TypeAlias = Callable[[Mapping[str, torch.Tensor]], Losses]
-Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
-ADMITTED_AFTER = 3
-"""Batches of one new shape in a row after which it is compiled, too; a round's last batch is short, and alone."""
-_MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""Dtypes of mixed precision by their names in a job file."""
 
 
 class Computation:

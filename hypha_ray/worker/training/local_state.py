@@ -17,6 +17,7 @@ from hypha_ray.worker.training.trainer import Trainer
 
 _RESIDUALS = "left-out/"
 _TRAINER = "trainer/"
+_16_BIT = frozenset({"bfloat16", "float16"})
 
 
 def export_inner_state(trainer: Trainer, encoders: Sequence[Encoder]) -> Flat:
@@ -52,9 +53,6 @@ def import_inner_state(trainer: Trainer, encoders: Sequence[Encoder], state: Fla
     for name, array in residuals.items():
         fragment, group = name.split("/", 1)
         encoders[int(fragment)].residual[group] = np.array(array)
-
-
-_16_BIT = frozenset({"bfloat16", "float16"})
 
 
 class LocalWeights:

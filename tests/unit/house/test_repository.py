@@ -43,6 +43,26 @@ def test_folders_have_at_most_twenty_modules() -> None:
 
 
 @pytest.mark.slow
+def test_constants_stand_above_functions_and_classes() -> None:
+    """One may follow a function or class that its value needs, directly or by such a constant."""
+    late: list[str] = []
+    for path in CODE:
+        below: set[str] = set()
+        for node in syntax(path).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                below.add(node.name)
+            elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value and below:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = {target.id for target in targets if isinstance(target, ast.Name)}
+                needed = {part.id for part in ast.walk(node.value) if isinstance(part, ast.Name)}
+                if needed & below:
+                    below |= names
+                elif names and names != {"__all__"}:
+                    late.append(f"{name(path)}:{node.lineno}")
+    assert late == []
+
+
+@pytest.mark.slow
 def test_functions_have_at_most_fifty_lines() -> None:
     long: dict[str, int] = {}
     for path in CODE:

@@ -65,6 +65,9 @@ _MODEL = {
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
+FLOORS = (0.0, 0.1)
+CHOSEN = {"synchronous": 1, "diloco": 2, "alone": 1, "synchronous_muon": 4, "muloco": 1, "alone_muon": 1}
+"""Places in the grids."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,6 @@ def _muon(rate: float, adamw: float, floor: float = 0.0) -> dict[str, Any]:
     return {"name": "muon", "muon_learning_rate": rate, "learning_rate": adamw, "min_lr_rate": floor}
 
 
-FLOORS = (0.0, 0.1)
 GRIDS: dict[str, list[Side]] = {
     "synchronous": [_plain(WORKERS * BATCH, **_adamw(rate)) for rate in (8e-3, 16e-3, 24e-3)],
     "diloco": [diloco(13, 0.7, 0.8, **_adamw(*rates)) for rates in product((4e-3, 6e-3), FLOORS)],
@@ -148,8 +150,6 @@ GRIDS: dict[str, list[Side]] = {
     ],
 }
 """Settings that may be tried: learning rates, the part of them at which the cosine ends, MuLoCo's outer step."""
-CHOSEN = {"synchronous": 1, "diloco": 2, "alone": 1, "synchronous_muon": 4, "muloco": 1, "alone_muon": 1}
-"""Places in the grids."""
 
 
 class Kind(NamedTuple):

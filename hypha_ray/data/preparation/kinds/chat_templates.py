@@ -40,6 +40,20 @@ from hypha_ray.errors import DataError, reason_of
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """Mark of the assistant's parts, as transformers recognises it."""
 _FIX = "give a template that marks them by {% generation %} with --chat-template FILE"
+Render: TypeAlias = Callable[[Messages, bool], str]
+"""Text of messages; with the generation prompt behind it if the flag is true."""
+_MARK = "\N{REFERENCE MARK}answer {}\N{REFERENCE MARK}"
+_THOUGHT_AND_REST = re.compile(r"(?s)(.*</think>\s*)?(.*)")
+_THOUGHTS = re.compile(r"(?s)<think>\s*(\S.*?)\s*</think>")
+_THINKS = re.compile(r"</?think>")
+RenderMessages: TypeAlias = Callable[[Messages], str]
+"""Text of messages, without a generation prompt."""
+Ignored: TypeAlias = Counter[tuple[str, str]]
+"""Number of ignored values by their noun and the reason for the account."""
+
+_OTHERWISE_COUNTED: Final = frozenset({"role", "content", "weight", "train", "tool_calls"})
+"""Keys of messages that aren't searched for: templates need them, never see them, or they are counted as calls."""
+_OTHER = "another text"
 
 
 class ChatTemplate:
@@ -193,14 +207,6 @@ def note_date(tokenizer: Any, account: Account) -> None:
         account.note("the chat template writes today's date: on another day the same command makes other samples")
 
 
-Render: TypeAlias = Callable[[Messages, bool], str]
-"""Text of messages; with the generation prompt behind it if the flag is true."""
-_MARK = "\N{REFERENCE MARK}answer {}\N{REFERENCE MARK}"
-_THOUGHT_AND_REST = re.compile(r"(?s)(.*</think>\s*)?(.*)")
-_THOUGHTS = re.compile(r"(?s)<think>\s*(\S.*?)\s*</think>")
-_THINKS = re.compile(r"</?think>")
-
-
 def find_answers(
     render: Render, messages: Messages, answers: Sequence[int], ends: tuple[str, ...], added: tuple[str, ...] = ()
 ) -> list[tuple[int, int]] | None:
@@ -303,16 +309,6 @@ def _forms(answer: str, after: str) -> Iterator[tuple[str, str]]:
         yield form, after
     if not answer:
         yield "", after.lstrip("\n")  # Lines that would keep calls of tools apart from an answer.
-
-
-RenderMessages: TypeAlias = Callable[[Messages], str]
-"""Text of messages, without a generation prompt."""
-Ignored: TypeAlias = Counter[tuple[str, str]]
-"""Number of ignored values by their noun and the reason for the account."""
-
-_OTHERWISE_COUNTED: Final = frozenset({"role", "content", "weight", "train", "tool_calls"})
-"""Keys of messages that aren't searched for: templates need them, never see them, or they are counted as calls."""
-_OTHER = "another text"
 
 
 def ignored_values(render: RenderMessages, messages: Messages, text: str) -> Ignored:

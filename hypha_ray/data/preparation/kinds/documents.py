@@ -30,6 +30,17 @@ from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import DataError
 
+SMALL = 0.025
+"""Largest size of a small document, as a fraction of the window; small documents are held out before larger ones."""
+CUT = 0.05
+"""Largest fraction of the window that may be cut off a larger document."""
+WINDOW_CHARACTERS = 1 << 26
+"""Characters in the buffer in which documents are shuffled; the first buffer gives the validation documents."""
+BLOCK_TOKENS = 1 << 24
+"""Approximate tokens in a block in which sequences are shuffled."""
+BATCH_CHARACTERS = 1 << 20
+"""Approximate characters of the documents that are tokenised together."""
+
 
 def batches(documents: Iterable[str], size: int) -> Iterator[list[str]]:
     """Group documents to `size` characters or slightly more; no document is read ahead."""
@@ -60,12 +71,6 @@ def shuffle(documents: Iterable[str], generator: np.random.Generator, size: int)
             yield buffer.pop()
     generator.shuffle(buffer)
     yield from buffer
-
-
-SMALL = 0.025
-"""Largest size of a small document, as a fraction of the window; small documents are held out before larger ones."""
-CUT = 0.05
-"""Largest fraction of the window that may be cut off a larger document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,14 +253,6 @@ def pack(tokens: Iterable[Tokens], seq_len: int, block: int) -> Iterator[Tokens]
     if length >= seq_len:
         stream = np.concatenate(parts)
         yield stream[: length - length % seq_len].reshape(-1, seq_len)
-
-
-WINDOW_CHARACTERS = 1 << 26
-"""Characters in the buffer in which documents are shuffled; the first buffer gives the validation documents."""
-BLOCK_TOKENS = 1 << 24
-"""Approximate tokens in a block in which sequences are shuffled."""
-BATCH_CHARACTERS = 1 << 20
-"""Approximate characters of the documents that are tokenised together."""
 
 
 def write_documents(options: PrepareOptions, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:

@@ -30,6 +30,8 @@ from hypha_ray.plugins import find, look_beside_the_job
 
 Write: TypeAlias = Callable[[PrepareOptions, SliceWriter, Report, Account], PreprocessorInfo | None]
 """Function that writes the slices of both splits, and the preprocessor beside them; it returns None without one."""
+MakeSamples: TypeAlias = Callable[[Sequence[Mapping[str, Any]], Any], Iterable[Mapping[str, Any]]]
+"""Function of rows and of a tokenizer, which returns samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +43,6 @@ class Kind:
     """Modality of the dataset; None: it follows from the tensors."""
     used: str
     """Columns that are used, with a verb, for the account."""
-
-
-MakeSamples: TypeAlias = Callable[[Sequence[Mapping[str, Any]], Any], Iterable[Mapping[str, Any]]]
-"""Function of rows and of a tokenizer, which returns samples."""
 
 
 def no_samples(plural: str, options: PrepareOptions, account: Account, fix: str) -> DataError:

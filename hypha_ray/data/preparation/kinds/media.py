@@ -42,6 +42,8 @@ _COMPRESSED = {b"fLaC": "FLAC", b"OggS": "Ogg", b"ID3": "MP3", b"\xff": "MP3"}
 """Formats by the first bytes of a file; all others are taken for WAV."""
 Wave: TypeAlias = npt.NDArray[np.float32]
 """Samples of a recording from -1 to 1, [T]."""
+MOST_SLICE_BYTES = 1 << 26
+"""Most bytes of a slice, however many samples are asked for."""
 
 
 class Recordings:
@@ -118,10 +120,6 @@ def _decompressed(content: bytes, format: str) -> tuple[int, npt.NDArray[np.floa
         raise ConfigError("PREP013", problem, fix="pip install 'hypha_ray[audio]', or convert to WAV") from None
     wave, rate = soundfile.read(io.BytesIO(content))
     return rate, wave
-
-
-MOST_SLICE_BYTES = 1 << 26
-"""Most bytes of a slice, however many samples are asked for."""
 
 
 @dataclass(frozen=True, slots=True)

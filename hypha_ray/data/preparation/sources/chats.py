@@ -67,6 +67,9 @@ _CALL = "function_call"
 """Role of messages whose content is the JSON of a call, or of a list of calls."""
 _FLAGS: Final = ("weight", "train")
 """Keys that services and other trainers have for messages that are scored or not."""
+_CALLS = "tool_calls"
+_FUNCTION = "function"
+_ARGUMENTS = "arguments"
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,11 +350,6 @@ def _is_blank(value: Any) -> bool:
 def _useless(location: str, column: Column, got: str, allowed: str) -> DataError:
     problem = f"{location}: column {readable(column.name)!r} has no chat"
     return DataError("DATA031", problem, got, allowed, f"mend it, or name another column with {column.flag}")
-
-
-_CALLS = "tool_calls"
-_FUNCTION = "function"
-_ARGUMENTS = "arguments"
 
 
 def count_calls(messages: list[dict[str, Any]]) -> int:

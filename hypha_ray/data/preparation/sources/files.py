@@ -33,6 +33,13 @@ UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 _CHUNK = 1 << 20
 _EARLY = 1 << 13
+Medium: TypeAlias = Literal["images", "recordings"]
+
+SUFFIXES: Final[dict[Medium, frozenset[str]]] = {
+    "images": frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}),
+    "recordings": frozenset({".wav", ".flac", ".ogg", ".oga", ".mp3"}),
+}
+"""Suffixes of files, in lower case."""
 
 
 def kind_of(path: Path) -> str:
@@ -151,15 +158,6 @@ def _relative(path: Path, folder: Path) -> str:
     if path.is_relative_to(folder):
         return path.relative_to(folder).as_posix()
     return str(path)
-
-
-Medium: TypeAlias = Literal["images", "recordings"]
-
-SUFFIXES: Final[dict[Medium, frozenset[str]]] = {
-    "images": frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}),
-    "recordings": frozenset({".wav", ".flac", ".ogg", ".oga", ".mp3"}),
-}
-"""Suffixes of files, in lower case."""
 
 
 def medium_of(source: str, mixed: bool) -> Medium | None:

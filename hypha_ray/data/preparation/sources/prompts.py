@@ -59,6 +59,13 @@ _OF_TWO_NUMBERS: Final[dict[str, Callable[[int, int], int]]] = {
 _KEYS = ("answer", "question", "metadata")
 """Parts of an entry that its own scoring takes."""
 _NAME = re.compile(r"([a-z]+)([1-9]?)")
+Messages: TypeAlias = list[dict[str, Any]]
+"""A conversation in the form of chat templates: role, content, and any further keys of a message."""
+
+_COUNT = 8192
+"""Number of generated prompts by default."""
+_MOST_DIGITS = 400
+"""Most places before or behind the point of a number that is written without an exponent; a float has up to 324."""
 
 
 def problems(name: str, seed: int) -> Iterator[Problem]:
@@ -149,15 +156,6 @@ def _draw() -> None:
         for entry in reasoning_gym.create_dataset(name, size=count, seed=seed):
             record = {key: entry[key] for key in _KEYS if entry[key] is not None}
             lines.write(to_json(record) + "\n")
-
-
-Messages: TypeAlias = list[dict[str, Any]]
-"""A conversation in the form of chat templates: role, content, and any further keys of a message."""
-
-_COUNT = 8192
-"""Number of generated prompts by default."""
-_MOST_DIGITS = 400
-"""Most places before or behind the point of a number that is written without an exponent; a float has up to 324."""
 
 
 @dataclass(frozen=True, slots=True)
