@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -17,6 +18,13 @@ from hypha_ray.model.flat import Array
 from hypha_ray.model.task import Task
 from hypha_ray.model.tasks import find_task
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_NUMBER: Final = "a number for each sample"
+_CLASS: Final = "a class for each sample"
+_SEVERAL: Final = "several classes at once for each sample"
+_TOKENS: Final = "a class for each token"
 _LISTED = 10
 """Most classes that a note lists."""
 
@@ -57,6 +65,51 @@ def _labels_are_numbers(manifest: Manifest) -> bool:
         if tensor.name == "labels" and tensor.dtype == "float32" and not tensor.shape:
             return True
     return False
+
+
+def require_fitting_labels(manifest: Manifest, task: Task, config: PretrainedConfig) -> None:
+    """Refuse labels of another kind than a model predicts, whose loss would mean nothing or can't be computed.
+
+    Raises:
+        DataError: DATA023, the dataset's labels are of another kind, or of another number of classes at once.
+
+    """
+    kind = _kind_of_labels(manifest)
+    predicted_kind = _predicted_kind(task, config)
+    if kind is None or predicted_kind is None:
+        return
+    if kind != predicted_kind:
+        problem = f"labels of dataset {manifest.name!r} are of another kind than the model predicts"
+        fix = "evaluate it on labels of its kind, which prepare makes: numbers with --regression"
+        raise DataError("DATA023", problem, kind, predicted_kind, fix)
+    classes = manifest.classes
+    shares_names = classes is not None and set(classes.names) & set(config.id2label.values())
+    if kind == _SEVERAL and not shares_names and classes is not None and len(classes.names) != config.num_labels:
+        problem = f"the model has another number of classes than dataset {manifest.name!r}, and shares no name"
+        fix = "evaluate a model that was trained on these classes"
+        raise DataError("DATA023", problem, str(len(classes.names)), str(config.num_labels), fix)
+
+
+def _kind_of_labels(manifest: Manifest) -> str | None:
+    """Kind of a dataset's labels; None if it isn't known."""
+    classes = manifest.classes
+    if classes is None:
+        return _NUMBER if _labels_are_numbers(manifest) else None
+    if classes.several:
+        return _SEVERAL
+    return _TOKENS if manifest.shapes.get("labels") else _CLASS
+
+
+def _predicted_kind(task: Task, config: PretrainedConfig) -> str | None:
+    """Kind of labels that a model predicts; None if it is none of those that prepare makes."""
+    if task.name == "token-classification":
+        return _TOKENS
+    if task.labels != "samples":
+        return None
+    if task.measures:
+        several = config.problem_type == "multi_label_classification"
+        return _SEVERAL if several else _NUMBER
+    return _CLASS if task.classifies else None
 
 
 def with_sample_tokens(job: Job, manifest: Manifest) -> Job:

@@ -244,7 +244,7 @@ def score_samples(
     with uncollected():
         import torch
 
-        from hypha_ray.driver.datasets.classes import by_number, relabelled
+        from hypha_ray.driver.datasets.classes import by_number, relabelled, require_fitting_labels
         from hypha_ray.driver.trained_models.preferences import preference_task
         from hypha_ray.model.checks.loss_check import check_loss_of
         from hypha_ray.model.checks.positions import require_positions
@@ -263,6 +263,7 @@ def score_samples(
     require_positions(network, task, manifest.shapes, f"dataset {manifest.name!r}")
     facts = describe(network, task)
     manifest.require(facts.vocab_size, facts.num_labels)
+    require_fitting_labels(manifest, task, network.config)
     id2label = network.config.id2label
     note = by_number(manifest, task, id2label)
     if note:

@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.driver.datasets.classes import by_number, relabelled, with_classes
+from hypha_ray.driver.datasets.classes import by_number, relabelled, require_fitting_labels, with_classes
 from hypha_ray.errors import DataError
 from hypha_ray.model.loading.build import build_model, task_of
 from hypha_ray.model.losses import compute_losses
@@ -66,3 +66,39 @@ def test_labels_of_another_file_are_those_of_the_model_by_name(tmp_path: Path) -
     with pytest.raises(DataError, match="lacks classes") as caught:
         found("bad", "worse")
     assert (caught.value.code, caught.value.got) == ("DATA023", "worse")
+
+
+@pytest.mark.parametrize(
+    ("labels", "options"),
+    [
+        (("bad", "good"), {}),
+        ((["bad"], ["bad", "good"]), {}),
+        ((0.5, 1.5), {"regression": True}),
+        ((["x", "y"], ["y", "x"]), {"text_column": "words"}),
+    ],
+    ids=["class", "several", "number", "tokens"],
+)
+def test_labels_of_another_kind_than_the_model_predicts_are_refused(
+    tmp_path: Path, labels: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    """Transformers broadcasts numbers against classes, or takes the number of a class for a value, without an error."""
+    rows = [{"text": f"{n}", "words": ["a", "b"], "label": label} for n, label in enumerate(labels)]
+    source = table(tmp_path / "a.jsonl", *rows)
+    manifest = prepared(source, tmp_path / "out", label_column="label", validation_fraction=0.0, **options)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    refusals = []
+    for kind, classes, problem in (
+        ("text-classification", 2, "single_label_classification"),
+        ("text-classification", 2, "multi_label_classification"),
+        ("text-classification", 1, None),
+        ("token-classification", 2, None),
+    ):
+        config = {"model_type": "bert", "vocab_size": 400, "num_labels": classes, "problem_type": problem, **sizes}
+        model = Job.model_validate({"model": {"config": config, "type": kind}}).model
+        network = build_model(model, 0)
+        try:
+            require_fitting_labels(manifest, task_of(model, network), network.config)
+        except DataError as error:
+            assert error.code == "DATA023" and error.got != error.allowed
+            refusals.append(error.got)
+    assert len(refusals) == 3 and len(set(refusals)) == 1
