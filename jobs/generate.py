@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from hypha_ray.config.entry_point import Phases, run
 from hypha_ray.config.options import parse_options, require_round
 from hypha_ray.driver.trained_models.evaluation import find_model, require_sampling
-from hypha_ray.errors import ConfigError
+from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.heavy_imports import uncollected
 
 if TYPE_CHECKING:
@@ -88,13 +88,28 @@ def prompts(arguments: Generate, writer: Writer) -> Iterator[str]:
     while True:
         if talks:
             print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
+        line = next_line()
         if not line:
             return
         if not talks:
             writer.forget()
         if line.strip():
-            yield line.rstrip("\n")
+            yield line.rstrip("\r\n")
+
+
+def next_line() -> str:
+    """Return the next line of standard input; an empty text at its end.
+
+    Raises:
+        DataError: GEN004, it isn't UTF-8.
+
+    """
+    line = sys.stdin.buffer.readline()
+    try:
+        return line.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        fix = "convert the prompts to UTF-8, such as by `iconv -f UTF-16 -t UTF-8`"
+        raise DataError("GEN004", "standard input isn't UTF-8", str(error), "UTF-8", fix) from None
 
 
 if __name__ == "__main__":

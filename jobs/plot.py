@@ -24,10 +24,11 @@ def main() -> None:
     phases = Phases()
     phases.begin("drawing the plots")
     from hypha_ray.driver.run_folders import find_run
+    from hypha_ray.history.find import FIX
     from hypha_ray.telemetry.plots import draw
 
     folder = Path(arguments.run).expanduser()
-    paths = draw(folder if folder.is_dir() else find_run(arguments.run, None, None))
+    paths = draw(folder if folder.is_dir() else find_run(arguments.run, None, None, FIX))
     phases.end()
     for path in paths:
         print(path)

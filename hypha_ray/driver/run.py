@@ -23,6 +23,7 @@ from hypha_ray.driver.trained_models.evaluation import (
 )
 from hypha_ray.driver.training import Callback, Training
 from hypha_ray.errors import CheckpointError, ConfigError
+from hypha_ray.history.find import FIX
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.store.directory import runs as folder_of_runs
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, read_json, read_jsonl
@@ -125,7 +126,7 @@ class Run:
 
     def __init__(self, run: str | Path) -> None:
         with flagless():
-            self._directory = RunDirectory(find_run(str(run), None, None))
+            self._directory = RunDirectory(find_run(str(run), None, None, FIX))
         self._writers: dict[tuple[int | None, str | None, bool], Writer] = {}
         """Loaded models that have generated, by round, system message, and whether they go without a template."""
 

@@ -27,13 +27,14 @@ LONGEST_SOCKET = 107
 """Most bytes in the path of a Unix socket."""
 
 
-def find_run(run: str, name: str | None, parent: str | None) -> Path:
-    """Find a run to resume.
+def find_run(run: str, name: str | None, parent: str | None, fix: str = _FIX) -> Path:
+    """Find a run that has begun.
 
     Args:
         run: name or directory of the run, or the fsspec URL of its mirror, which is copied to a local directory.
         name: name of the copy; None: that of the mirror's folder.
         parent: `run.dir` of the job.
+        fix: remedy if there is no such run.
 
     Raises:
         CheckpointError: there is no such run, or the copy's directory has another run.
@@ -47,7 +48,7 @@ def find_run(run: str, name: str | None, parent: str | None) -> Path:
         copy = RunDirectory(folder / (name or mirror_name))
         _fetch(run, copy)
         return copy.path
-    return existing_run(run, parent, _FIX)
+    return existing_run(run, parent, fix)
 
 
 def no_run(name: str, parent: Path) -> CheckpointError:

@@ -9,10 +9,10 @@ from hypha_ray.config.load import CONFIG
 from hypha_ray.errors import CheckpointError
 from hypha_ray.store.directory import RunDirectory, runs
 
-_FIX = "give the name or folder of a run, as the job `runs` lists them"
+FIX = "give the name or folder of a run, as the job `runs` lists them"
 
 
-def existing_run(run: str, parent: str | None, fix: str = _FIX) -> Path:
+def existing_run(run: str, parent: str | None, fix: str = FIX) -> Path:
     """Find a run that has begun.
 
     Args:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import runpy
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +17,7 @@ from transformers import AutoModelForCausalLM, BartConfig, BartForConditionalGen
 
 from hypha_ray.config.schema import Model
 from hypha_ray.data.preparation.encoders import byte_tokenizer
-from hypha_ray.errors import ConfigError
+from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.model.writer import Writer
 from tests.support.job_scripts import Done, Jobs
@@ -138,3 +142,30 @@ def test_model_that_writes_nothing_is_refused(generate: Any, tmp_path: Path) -> 
     )
     done = generate("--model", tmp_path / "m", "--prompt", "x")
     assert done.returncode == 2 and done.stderr.startswith("error[GEN002]: this model generates no text")
+
+
+@pytest.mark.parametrize("content", [b"one\ntwo", b"\xef\xbb\xbfone\r\n\r\ntwo\r\n"])
+def test_prompts_of_a_file_are_its_lines_whatever_system_has_written_it(
+    monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    assert prompts_of(content, monkeypatch) == ["one", "two"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+def test_prompts_in_another_encoding_are_refused_with_the_way_to_convert_them(
+    monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    with pytest.raises(DataError, match=r"GEN004.*standard input isn't UTF-8.*iconv"):
+        prompts_of("café\n".encode(encoding), monkeypatch)
+
+
+def prompts_of(content: bytes, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Prompts of a file with that content."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    script = runpy.run_path("jobs/generate.py")
+    return list(script["prompts"](SimpleNamespace(prompt=None), SimpleNamespace(forget=list)))
+
+
+def test_model_that_is_not_there_is_told_as_a_model_and_not_as_a_run_to_resume(generate: Any) -> None:
+    done = generate("--model", "gpt2", "--prompt", "x")
+    assert done.returncode == 5 and "Fix: give the folder of a model, or the name or folder of a run" in done.stderr

@@ -169,4 +169,5 @@ def _renumbered(labels: Array, numbers: Array, several: bool, classes: int) -> A
         columns = np.zeros((len(labels), classes), labels.dtype)
         columns[:, numbers] = labels
         return columns
-    return np.where(labels < 0, labels, numbers[labels]).astype(labels.dtype)
+    scored = labels >= 0
+    return np.where(scored, numbers[np.where(scored, labels, 0)], labels).astype(labels.dtype)

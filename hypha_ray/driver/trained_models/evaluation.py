@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from hypha_ray import plugins
 from hypha_ray.config.tables.rewards import ENVIRONMENT, MODEL
 from hypha_ray.config.tables.rl import LOWEST_TEMPERATURE, RL
+from hypha_ray.driver.run_folders import find_run
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.model.loading.hub import local_folder, read_config
@@ -88,7 +89,8 @@ def find_model(model: str, round: int | None = None) -> ModelSource:
         return ModelSource(folder)
     from hypha_ray.driver.run import Run
 
-    run = Run(model)
+    fix = "give the folder of a model, or the name or folder of a run"
+    run = Run(find_run(model, None, None, fix))
     if round is not None:
         run.require_snapshot(round)
         return ModelSource(None, run, round)
@@ -265,13 +267,13 @@ def score_samples(
     manifest.require(facts.vocab_size, facts.num_labels)
     require_fitting_labels(manifest, task, network.config)
     id2label = network.config.id2label
-    note = by_number(manifest, task, id2label)
-    if note:
-        print(f"note: {note}", file=sys.stderr)
     slices = relabelled((source.read(info) for info in infos), manifest, task, id2label)
     batches = batches_of(slices, request.batch_size, [info.index for info in infos])
     first = next(batches)
     check_loss_of(task, network, first)
+    note = by_number(manifest, task, id2label)
+    if note:
+        print(f"note: {note}", file=sys.stderr)
     begin("evaluating")
     sums = evaluate(network.to(device), task, chain([first], batches), device)
     loss_sum, count = sums["val_loss"]

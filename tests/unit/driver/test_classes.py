@@ -102,3 +102,15 @@ def test_labels_of_another_kind_than_the_model_predicts_are_refused(
             assert error.code == "DATA023" and error.got != error.allowed
             refusals.append(error.got)
     assert len(refusals) == 3 and len(set(refusals)) == 1
+
+
+def test_labels_of_tokens_are_renumbered_but_for_those_that_are_not_scored(tmp_path: Path) -> None:
+    rows = [{"words": ["a", "b"], "label": ["place", "none"]}, {"words": ["c"], "label": ["none"]}]
+    source = table(tmp_path / "a.jsonl", *rows)
+    options: dict[str, Any] = {"text_column": "words", "label_column": "label", "validation_fraction": 0.0}
+    manifest = prepared(source, tmp_path / "out", **options)
+    labels = arrays_of(tmp_path / "out")["labels"]
+    task = find_task("token-classification")
+    (arrays,) = relabelled([{"labels": labels}], manifest, task, {0: "place", 1: "name", 2: "none"})
+    assert sorted(labels[labels >= 0].tolist()) == [0, 0, 1] and labels.min() == -100
+    assert arrays["labels"].tolist() == np.where(labels == 0, 2, np.where(labels == 1, 0, labels)).tolist()
