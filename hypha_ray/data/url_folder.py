@@ -33,6 +33,8 @@ LONGEST_WAIT_S = 60.0
 
 _AGAIN = (408, 425, 429)
 """Statuses of HTTP below 500 after which another try may succeed."""
+_CREATED_BY_ANOTHER = (409, 412)
+"""Statuses of HTTP after a conditional write of a file that is there."""
 _CREDENTIALS = {
     "NoCredentialsError",
     "PartialCredentialsError",
@@ -113,6 +115,29 @@ class UrlFolder:
             fs.put_file(str(file), path)
 
         self._request(name, put)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a file unless it is there; whether it was written.
+
+        Of two processes at once, one alone writes it, if the store has conditional writes as S3 and GCS have.
+        """
+
+        def create(fs: Any, path: str) -> bool:
+            fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            fs.invalidate_cache()
+            if fs.exists(path):
+                return False
+            try:
+                fs.pipe_file(path, content, mode="create")
+            except FileExistsError:
+                return False
+            except Exception as error:
+                if status_of(list(chain(error))) not in _CREATED_BY_ANOTHER:
+                    raise
+                return False
+            return True
+
+        return self._request(name, create)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -30,7 +32,7 @@ from hypha_ray.data.preparation.options import GENERATED, PrepareOptions
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
 from hypha_ray.data.preparation.sources.documents import require_source
 from hypha_ray.data.provenance import Account, MadeBy, readable
-from hypha_ray.data.url_folder import UrlFolder, is_url, name_of
+from hypha_ray.data.url_folder import MissingError, UrlFolder, is_url, name_of
 from hypha_ray.errors import ConfigError, DataError, TryAgainError
 from hypha_ray.files import files_hash
 from hypha_ray.model.loading.hub import local_folder
@@ -128,17 +130,75 @@ def _belongings(out: Path) -> list[Path]:
     return list(filter(Path.exists, (out / MANIFEST, out / FOLDER, out / PREPROCESSOR, *slices)))
 
 
+_CLAIM: Final = "preparing"
+"""Name of the file by which a preparation claims a URL."""
+
+
 @dataclass(frozen=True, slots=True)
 class Upload:
     """A folder of this machine, and the folder at a URL that its files go to."""
 
     folder: Path
     destination: UrlFolder
+    claim: bytes
+    """Content of the file at the URL that tells other preparations of this one."""
 
     def slice(self, file: Path) -> None:
         """Move a slice to the URL."""
+        self.require_claim()
         self.destination.put(file, file.name)
         file.unlink()
+
+    def require_claim(self) -> None:
+        """Refuse to write beside another process that has taken the URL over.
+
+        Raises:
+            TryAgainError: PREP016, it has.
+
+        """
+        if _claim_at(self.destination) != self.claim:
+            problem = f"another process has begun to prepare a dataset at {redacted(self.destination.url)}"
+            raise TryAgainError("PREP016", problem, fix="wait until it has ended, or choose another --out")
+
+
+def _claim_at(destination: UrlFolder) -> bytes | None:
+    """Content of the file by which a process claims a URL; None without one."""
+    try:
+        return destination.read(_CLAIM)
+    except MissingError:
+        return None
+
+
+@contextmanager
+def _claimed(destination: UrlFolder, overwrite: bool) -> Iterator[bytes]:
+    """Claim a URL by a file, whose content is yielded and which is removed at the end.
+
+    The claim of a process of this machine that was killed is replaced, as is any with `overwrite`.
+
+    Raises:
+        TryAgainError: PREP016, another process has claimed it.
+
+    """
+    claim = f"{socket.gethostname()} {os.getpid()} {secrets.token_hex(8)}\n".encode()
+    present = _claim_at(destination)
+    if present is not None and (overwrite or _is_abandoned(present)):
+        destination.remove(_CLAIM)
+    if not destination.create(_CLAIM, claim):
+        problem = f"another process prepares a dataset at {redacted(destination.url)}"
+        fix = "wait until it has ended; if it was killed, add --overwrite"
+        raise TryAgainError("PREP016", problem, (present or b"").decode("utf-8", "replace").strip(), fix=fix)
+    try:
+        yield claim
+    finally:
+        if _claim_at(destination) == claim:
+            destination.remove(_CLAIM)
+
+
+def _is_abandoned(claim: bytes) -> bool:
+    """Whether a claim is that of a process of this machine that has ended."""
+    host, _, rest = claim.decode("utf-8", "replace").partition(" ")
+    process, _, _ = rest.partition(" ")
+    return host == socket.gethostname() and process.isdigit() and not Path("/proc", process).exists()
 
 
 @contextmanager
@@ -147,26 +207,34 @@ def uploaded(url: str, overwrite: bool) -> Iterator[Upload]:
 
     Raises:
         ConfigError: the URL already has a dataset and `overwrite` isn't set, or can't be written.
+        TryAgainError: PREP016, another process prepares a dataset there.
         HyphaError: the URL can't be reached.
 
     """
     destination = UrlFolder(url)
     if url.startswith(("http:", "https:")):
         raise ConfigError("CFG003", "--out can't be written by HTTP", redacted(url), "s3, gs, hf or file, or a folder")
+    with _claimed(destination, overwrite) as claim, tempfile.TemporaryDirectory() as folder:
+        _empty(destination, overwrite)
+        upload = Upload(Path(folder), destination, claim)
+        yield upload
+        files = filter(Path.is_file, Path(folder).rglob("*"))
+        for path in sorted(files, key=lambda path: path.name == MANIFEST):
+            upload.require_claim()
+            destination.put(path, str(path.relative_to(folder)))
+
+
+def _empty(destination: UrlFolder, overwrite: bool) -> None:
+    """Remove an unfinished dataset at a URL, and a finished one if it may be overwritten."""
     if destination.exists(MANIFEST):
         if not overwrite:
             fix = "add --overwrite, or choose another --out"
-            raise ConfigError("PREP004", f"{redacted(url)} already contains a dataset", fix=fix)
+            raise ConfigError("PREP004", f"{redacted(destination.url)} already contains a dataset", fix=fix)
         destination.remove(MANIFEST)  # First: without a manifest it doesn't count as complete.
     for name in destination.sizes(""):
         is_slice = "/" not in name and name.endswith(".safetensors")
         if is_slice or name.startswith((f"{FOLDER}/", f"{PREPROCESSOR}/")):
             destination.remove(name)
-    with tempfile.TemporaryDirectory() as folder:
-        yield Upload(Path(folder), destination)
-        files = filter(Path.is_file, Path(folder).rglob("*"))
-        for path in sorted(files, key=lambda path: path.name == MANIFEST):
-            destination.put(path, str(path.relative_to(folder)))
 
 
 def prepare(options: PrepareOptions, report: Report, date: str | None = None) -> Manifest:

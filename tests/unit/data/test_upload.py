@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from hypha_ray.data.disk_cache import DiskCache
 from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.storage import FolderFiles, UrlFiles
-from hypha_ray.errors import ConfigError, HyphaError
+from hypha_ray.errors import ConfigError, HyphaError, TryAgainError
 from hypha_ray.types import SLICES_PER_PART
 from tests.support.web import s3_of
 
@@ -59,6 +61,49 @@ def test_dataset_prepared_at_a_url_is_that_of_a_folder_and_slices_do_not_stay_on
         names = {str(name).rpartition("/")[2] for name in s3.find("bucket/data/words")}
         assert {name for name in names if name.endswith(".safetensors")} == {info.file for info in fewer.slices}
     assert not list((tmp_path / "scratch").iterdir())
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_of_two_preparations_at_one_url_one_alone_writes_the_dataset(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    """The second is refused; with overwrite it takes over, and the first is refused at its next slice."""
+    url = "s3://bucket/words"
+    outcomes: list[Any] = []
+
+    def meanwhile(what: str, count: int) -> None:
+        if what == "samples" and not outcomes:
+            outcomes.append(None)
+            try:
+                outcomes[0] = prepare(options(texts, url, max_samples=40, overwrite=overwrite), quiet)
+            except TryAgainError as error:
+                outcomes[0] = error
+
+    with s3_of(monkeypatch) as s3:
+        try:
+            first: Any = prepare(options(texts, url, max_samples=60), meanwhile)
+        except TryAgainError as error:
+            first = error
+        done, refused = (outcomes[0], first) if overwrite else (first, outcomes[0])
+        assert refused.code == "PREP016" and refused.exit_code == 75
+        files = UrlFiles(url, DiskCache(tmp_path / "cache"))
+        assert files.manifest() == done and all(files.read(info) for info in done.slices)
+        assert not s3.exists("bucket/words/preparing")
+
+
+def test_url_that_a_killed_preparation_has_claimed_is_free_again_on_its_machine(
+    texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with s3_of(monkeypatch) as s3:
+        for claim, is_free in ((f"{socket.gethostname()} {ended.pid} 0", True), (f"elsewhere {ended.pid} 0", False)):
+            s3.pipe_file("bucket/words/preparing", claim.encode())
+            if is_free:
+                prepare(options(texts, "s3://bucket/words"), quiet)
+                continue
+            with pytest.raises(TryAgainError, match=r"PREP016.*elsewhere.*if it was killed, add --overwrite"):
+                prepare(options(texts, "s3://bucket/words"), quiet)
 
 
 @pytest.mark.parametrize(
