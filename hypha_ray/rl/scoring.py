@@ -46,6 +46,8 @@ class Scored:
     """Flags of prompts whose first function can verify an answer, [prompts]; a reward model can't."""
     responses: tuple[Response, ...]
     """Responses to the first prompt, then those to the next one."""
+    extra: tuple[Mapping[str, Any], ...]
+    """Values that functions have logged of each response, by ``function/name``."""
 
     def sums(self) -> Sums:
         """Return means over the responses whose reward is there, and the share of those without one."""
@@ -133,6 +135,7 @@ class Scorer:
             passed=passed.reshape(shape),
             verified=verified.reshape(shape)[:, 0],
             responses=texts,
+            extra=tuple(_extra(self._names, row) for row in rows),
         )
 
     def _without_rewards(self) -> ConfigError:
@@ -251,6 +254,16 @@ def _parts(names: Sequence[str], rows: Sequence[Sequence[float]]) -> dict[str, n
     return parts
 
 
+def _extra(names: Sequence[str], row: Sequence[float]) -> dict[str, Any]:
+    """Return what functions have logged of a response, to be shown in its record."""
+    extra: dict[str, Any] = {}
+    for name, reward in zip(names, row, strict=True):
+        if isinstance(reward, PartedReward):
+            for column, value in reward.extra.items():
+                extra[f"{name}/{column}"] = value
+    return extra
+
+
 def _sum(rewards: npt.NDArray[np.float64]) -> tuple[float, float]:
     present = np.isfinite(rewards)
     return float(np.nansum(rewards)), float(present.sum())
@@ -277,10 +290,13 @@ def _record(key: str, response: Response, scored: Scored, prompt: int, number: i
     epoch, index, sample = map(int, key.split("-"))
     parts = {name: _finite(part[prompt, number]) for name, part in scored.parts.items()}
     answer = response.data.get("answer")
-    conversation: dict[str, Any] = {}
+    details: dict[str, Any] = {}
     if response.conversation:
         turns = [{**turn, "content": turn["content"][:_LONGEST]} for turn in response.conversation]
-        conversation["conversation"] = turns
+        details["conversation"] = turns
+    extra = scored.extra[prompt * scored.total.shape[1] + number]
+    if extra:
+        details["extra"] = extra
     return {
         "epoch": epoch,
         "slice": index,
@@ -294,7 +310,7 @@ def _record(key: str, response: Response, scored: Scored, prompt: int, number: i
         "ended": response.ended,
         "reward": _finite(scored.total[prompt, number]),
         "rewards": parts,
-        **conversation,
+        **details,
     }
 
 

@@ -13,8 +13,10 @@ import difflib
 import inspect
 import math
 import weakref
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from numbers import Integral, Real
+from types import MappingProxyType
 from typing import Any, Final, Self
 
 from hypha_ray.errors import ConfigError
@@ -26,14 +28,20 @@ LARGEST = 1e15
 """Largest size of a reward: squares of larger numbers may be infinite in the model's dtype."""
 _STATE: Final = "trainer_state"
 """Argument that has the progress of the run; absent outside of one."""
-_OF_TRL: Final = (_STATE, "log_extra", "environments")
+_OF_TRL: Final = (_STATE, "environments")
 """Arguments that trl has beside columns, and that aren't always here."""
 _LOG: Final = "log_metric"
 """Argument that is a function of a name and a number, to be called by a reward function."""
+_EXTRA: Final = "log_extra"
+"""Argument that is a function of a name and a list with a value for each response, which records show."""
 _TOTAL: Final = "reward"
 """Name of the figure that is the reward itself."""
 _MOST_FIGURES = 32
 """Largest number of figures that a function gives for a response."""
+_LONGEST = 1000
+"""Largest number of characters of a value that a record shows."""
+_NO_LIST = (str, bytes, bytearray, Mapping, Set)
+"""Types whose elements aren't rewards in the order of responses."""
 
 
 class PartedReward(float):
@@ -41,6 +49,8 @@ class PartedReward(float):
 
     parts: Mapping[str, float]
     """Figures by name; NaN if absent."""
+    extra: Mapping[str, Any] = MappingProxyType({})
+    """Values by name that are shown with the response: numbers, texts, true, false or None."""
 
     @classmethod
     def of(cls, figures: Mapping[str, Any]) -> Self:
@@ -60,8 +70,14 @@ class PartedReward(float):
         total = math.fsum(numbers.values())
         if _TOTAL in numbers:
             total = numbers.pop(_TOTAL)
-        reward = cls(total if abs(total) <= LARGEST else math.nan)
-        reward.parts = numbers
+        return cls.joined(total if abs(total) <= LARGEST else math.nan, numbers)
+
+    @classmethod
+    def joined(cls, total: float, parts: Mapping[str, float], extra: Mapping[str, Any] | None = None) -> Self:
+        """Return a reward with figures and values to show."""
+        reward = cls(total)
+        reward.parts = parts
+        reward.extra = extra or {}
         return reward
 
 
@@ -72,6 +88,8 @@ def reward_from(result: object) -> float:
         TypeError: it is a text, or something else that isn't a number or a dictionary of numbers.
 
     """
+    if isinstance(result, PartedReward):
+        return result
     if isinstance(result, Mapping):
         return PartedReward.of(result)
     return _number(result)
@@ -164,18 +182,17 @@ class RewardFunction:
         """
         if self.signature.keywords is None:
             return self._results_one_by_one(responses)
-        logged: dict[str, list[float]] = {}
-        arguments = self._arguments(responses, logged)
+        logs = _Logs(len(responses))
+        arguments = self._arguments(responses, logs)
         result = self._function(**arguments)
         if inspect.isawaitable(result):
             result = self._run(_awaited(result))
-        if isinstance(result, str | Mapping) or not hasattr(result, "__iter__"):
+        if isinstance(result, _NO_LIST) or not hasattr(result, "__iter__"):
             raise TypeError(f"it gave {type(result).__name__} and no list")
         results = list(result)
         if len(results) != len(responses):
             raise TypeError(f"it gave {len(results)} rewards for {len(responses)} responses")
-        figures = {name: math.fsum(numbers) / len(numbers) for name, numbers in logged.items()}
-        return [_with_figures(result, figures) for result in results] if figures else results
+        return logs.beside(results)
 
     def _results_one_by_one(self, responses: Sequence[Response]) -> list[Any]:
         if self.signature.is_async:
@@ -185,7 +202,10 @@ class RewardFunction:
         results: list[Any] = []
         for response in responses:
             try:
-                results.append(self._function(response))
+                result = self._function(response)
+                if inspect.isawaitable(result):  # A plain function around a coroutine function.
+                    result = self._run(_awaited(result))
+                results.append(result)
             except (Exception, SystemExit) as error:  # A function of users may raise anything.
                 results.append(error)
         return results
@@ -196,12 +216,12 @@ class RewardFunction:
             weakref.finalize(self, self._runner.close)
         return self._runner.run(coroutine)
 
-    def _arguments(self, responses: Sequence[Response], logged: dict[str, list[float]]) -> dict[str, Any]:
+    def _arguments(self, responses: Sequence[Response], logs: _Logs) -> dict[str, Any]:
         """Return what the function takes of the names that there are: trl's, and the columns of the records.
 
         Args:
             responses: responses to a prompt.
-            logged: receives numbers by name from ``log_metric``.
+            logs: receiver of what the function logs.
 
         """
         arguments: dict[str, Any] = {}
@@ -209,7 +229,8 @@ class RewardFunction:
             arguments[column] = [response.data[column] for response in responses]
         arguments["prompts"] = [response.prompt for response in responses]
         arguments["completions"] = [response.completion for response in responses]
-        arguments[_LOG] = lambda name, value: logged.setdefault(str(name), []).append(float(value))
+        arguments[_LOG] = logs.metric
+        arguments[_EXTRA] = logs.extra
         if responses[0].trainer_state is not None:
             arguments[_STATE] = responses[0].trainer_state
         arguments["completion_ids"] = [list(response.ids) for response in responses]
@@ -234,14 +255,69 @@ class RewardFunction:
         return ConfigError("RWD001", problem, repr(name), ", ".join(sorted(arguments)), fix)
 
 
-def _with_figures(result: Any, figures: Mapping[str, float]) -> Any:
+class _Logs:
+    """Receiver of what a function logs about the responses to a prompt."""
+
+    def __init__(self, responses: int) -> None:
+        self._responses = responses
+        self._metrics: dict[str, list[float]] = {}
+        self._extra: dict[str, list[Any]] = {}
+
+    def metric(self, name: str, value: float) -> None:
+        """Log a number; several of one name count by their mean.
+
+        Raises:
+            TypeError: there are too many names.
+
+        """
+        if name not in self._metrics and len(self._metrics) == _MOST_FIGURES:
+            raise TypeError(f"log_metric got more than {_MOST_FIGURES} names")
+        self._metrics.setdefault(str(name), []).append(float(value))
+
+    def extra(self, column: str, values: Iterable[Any]) -> None:
+        """Log a value for each response; a later call with the same name replaces the values.
+
+        Raises:
+            TypeError: the number of values isn't that of the responses.
+
+        """
+        shown = [_shown(value) for value in values]
+        if len(shown) != self._responses:
+            raise TypeError(f"log_extra got {len(shown)} values of {column} for {self._responses} responses")
+        self._extra[str(column)] = shown
+
+    def beside(self, results: list[Any]) -> list[Any]:
+        """Return results with what was logged."""
+        if not self._metrics and not self._extra:
+            return results
+        figures = {name: math.fsum(numbers) / len(numbers) for name, numbers in self._metrics.items()}
+        logged: list[Any] = []
+        for number, result in enumerate(results):
+            extra = {column: values[number] for column, values in self._extra.items()}
+            logged.append(_with_figures(result, figures, extra))
+        return logged
+
+
+def _shown(value: Any) -> Any:
+    """Return a value as records have it: what JSON has no type for is shown as a text."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        number = float(value)
+        return number if math.isfinite(number) else None
+    return str(value)[:_LONGEST]
+
+
+def _with_figures(result: Any, figures: Mapping[str, float], extra: Mapping[str, Any]) -> Any:
     """Return a response's reward with figures beside it; an error, or what is no reward, as it is."""
     try:
         reward = reward_from(result)
     except Exception:  # An object of users may raise anything; it is told where rewards are read.
         return result
     parts = reward.parts if isinstance(reward, PartedReward) else {}
-    return {_TOTAL: float(reward), **parts, **figures}
+    return PartedReward.joined(reward, {**parts, **figures}, extra)
 
 
 async def _awaited(result: Any) -> Any:

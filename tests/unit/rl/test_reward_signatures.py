@@ -19,11 +19,13 @@ from hypha_ray.rl.island import Island
 from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, Processes, check_functions
 from hypha_ray.rl.rewards.response import Response, TrainerState
 from hypha_ray.rl.rewards.signatures import PartedReward, reward_from
+from hypha_ray.rl.scoring import rollout_records
 from tests.support.rl import job, prompts, tokenizer
 from tests.unit.rl.test_scoring import score
 
 MODULE = '''
 import asyncio, os, time
+import numpy as np
 
 def trl_lengths(completions, **columns):
     return [float(len(text)) for text in completions]
@@ -80,6 +82,38 @@ def text_part(response):
 
 def any_name(**given):
     return [float(len(text)) for text in given["completions"]]
+
+def logs_reward(completions, log_metric, **columns):
+    log_metric("reward", 5)
+    return [1.0 for _ in completions]
+
+def logs_too_many(completions, log_metric, **columns):
+    for number in range(33):
+        log_metric(f"figure {number}", 1)
+    return [1.0 for _ in completions]
+
+def shows(completions, log_extra, **columns):
+    log_extra("parsed", completions)
+    log_extra("parsed", [np.int64(len(text)) for text in completions])
+    log_extra("odd", (value for value in [float("nan"), {"a": 1}]))
+    return [1.0, {"size": 2.0}]
+
+def shows_too_few(completions, log_extra, **columns):
+    log_extra("parsed", [1])
+    return [1.0 for _ in completions]
+
+def unordered(completions, **columns):
+    return {float(len(text)) for text in completions}
+
+def packed(completions, **columns):
+    return bytes(len(text) for text in completions)
+
+def quick(response):
+    return one_number_later(response)
+
+async def one_number_later(response):
+    await asyncio.sleep(0)
+    return float(response.text)
 
 def logs(completions, log_metric, log_extra=None, **columns):
     log_metric("length", len(completions[0]))
@@ -166,6 +200,10 @@ def test_a_function_that_hangs_costs_the_responses_to_its_own_prompt_alone() -> 
         ("too_few", "it gave 1 rewards for 2 responses"),
         ("one_number", "it gave float and no list"),
         ("text_part", "it gave the text '1.0'"),
+        ("unordered", "it gave set and no list"),
+        ("packed", "it gave bytes and no list"),
+        ("logs_too_many", "log_metric got more than 32 names"),
+        ("shows_too_few", "log_extra got 1 values of parsed for 2 responses"),
     ],
 )
 def test_a_function_that_cannot_be_called_or_gives_nonsense_is_named(function: str, told: str) -> None:
@@ -193,6 +231,33 @@ def test_numbers_that_a_function_logs_are_its_figures() -> None:
     assert (first, second) == (1, 3)
     assert isinstance(first, PartedReward) and dict(first.parts) == {"length": 2.5}
     assert isinstance(second, PartedReward) and dict(second.parts) == {"length": 2.5, "size": 3}
+
+
+def test_a_number_that_is_logged_as_reward_changes_no_reward() -> None:
+    (reward,) = InPlace(["people:logs_reward"]).rewards(group("1", "ab"))[0]
+    assert reward == 1 and isinstance(reward, PartedReward) and dict(reward.parts) == {"reward": 5}
+
+
+def test_values_that_a_function_logs_are_in_the_records_of_responses() -> None:
+    for evaluator in evaluators("people:shows"):
+        rows = evaluator.rewards(group("1", "ab", "xyz"))
+        first, second = (row[0] for row in rows)
+        assert (first, second) == (1, 2)
+        assert isinstance(first, PartedReward) and dict(first.extra) == {"parsed": 2, "odd": None}
+        assert isinstance(second, PartedReward) and dict(second.extra) == {"parsed": 3, "odd": "{'a': 1}"}
+
+    scored = score("own_rewards:shows", "exact")
+    records = rollout_records(["0-0-0", "0-0-1"], scored, 3)
+    column = "own_rewards:shows/parsed"
+    assert [record["extra"][column] for record in records] == [len(record["response"]) for record in records]
+    assert list(scored.parts) == ["own_rewards:shows", "exact", "own_rewards:shows/size"]
+    assert "extra" not in rollout_records(["0-0-0", "0-0-1"], score("exact"), 1)[0]
+
+
+def test_a_plain_function_may_give_the_coroutine_of_another() -> None:
+    given = group("1", "1")
+    for evaluator in evaluators("people:quick"):
+        assert evaluator.rewards(given) == [(1,)]
 
 
 @pytest.mark.parametrize("deadline_s", ["none", 20.0])
