@@ -290,9 +290,10 @@ def publish(codec: Chunked, decay: float, theta: Flat, new: Flat, residual: Flat
 
 
 def try_codec(name: str, options: Mapping[str, Any] | None) -> None:
-    """Encode values twice, and decode them as a server does.
+    """Encode values twice and decode them as a server does, and encode changes of weights in both directions.
 
     Raises:
+        ConfigError: COD002, compiled loops of the codec can't be had.
         ValueError: the payload differs from the codec's `form`, or is decoded to other values than the encoder saw.
 
     """
@@ -318,3 +319,7 @@ def try_codec(name: str, options: Mapping[str, Any] | None) -> None:
             raise ValueError("finite values are decoded to some that aren't")
         if not torch.allclose(target - decoded, torch.from_numpy(sender.residual[_GROUP]), atol=1e-6):
             raise ValueError("a payload is decoded to other values than expand gave when it was made")
+    theta: Flat = {_GROUP: values.numpy()}
+    new: Flat = {_GROUP: values.numpy() * np.float32(1.001)}
+    Feedback(codec.upward(), 1.0).encode(new, theta)
+    publish(codec.downward(), 1.0, theta, new, {})

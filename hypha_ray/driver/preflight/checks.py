@@ -19,9 +19,9 @@ from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.driver.preflight.settings import check_packages, check_settings
 from hypha_ray.driver.trained_models.preferences import require_preferences
 from hypha_ray.errors import ConfigError
-from hypha_ray.families import ADVANTAGES, ENVIRONMENTS, REWARDS
+from hypha_ray.families import ADVANTAGES, CODECS, ENVIRONMENTS, REWARDS
 from hypha_ray.heavy_imports import uncollected
-from hypha_ray.plugins import attempt, look_beside_the_job
+from hypha_ray.plugins import attempt, is_built_in, look_beside_the_job
 
 if TYPE_CHECKING:
     from hypha_ray.driver.preflight.compatibility import Case
@@ -48,12 +48,13 @@ def check_plugins(job: Job) -> list[str]:
         Notes for the user.
 
     Raises:
-        HyphaError: CFG001, CFG002, CFG003, wrong options; PLG001, PLG002, PLG003, a member can't be used; or its own
-            refusal of the job; or as `check_rewards`.
+        HyphaError: CFG001, CFG002, CFG003, wrong options; COD002, a codec can't be had; PLG001, PLG002, PLG003, a
+            member can't be used; or its own refusal of the job; or as `check_rewards`.
 
     """
     look_beside_the_job()
     check_options(job)
+    _try_codecs(job)
     for use in plugin_uses(job):
         if use.family not in (REWARDS.name, ENVIRONMENTS.name):
             attempt(use.key, use.family, use.name, use.options, job)
@@ -62,6 +63,20 @@ def check_plugins(job: Job) -> list[str]:
 
             check_advantages(use.name, use.options, apart=True)
     return check_rewards(job)
+
+
+def _try_codecs(job: Job) -> None:
+    """Try the codecs that are built in: the loops of one may not be there.
+
+    Raises:
+        ConfigError: COD002.
+
+    """
+    for name in sorted({job.sync.codec, job.sync.downward_codec}):
+        if name != "fp32" and is_built_in(CODECS.name, name):
+            from hypha_ray.codec.feedback import try_codec
+
+            try_codec(name, None)
 
 
 def check_rewards(job: Job) -> list[str]:

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from hypha_ray.config import Job
+from hypha_ray.driver.preflight.checks import check_plugins
 from hypha_ray.driver.preflight.settings import check_early
-from hypha_ray.errors import HyphaError
+from hypha_ray.errors import ConfigError, HyphaError
+from hypha_ray.families import CODECS
+from hypha_ray.kernels.passes import compiled
 
 MISSING = {"bitsandbytes", "wandb", "mlflow", "tensorboard"}
 
@@ -39,6 +42,26 @@ def test_missing_package_is_refused_before_ray_starts(
     with pytest.raises(HyphaError) as caught:
         check_early(Job.model_validate(tables), None, resume=False)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["codec", "downward_codec"])
+def test_codec_whose_loops_cannot_be_compiled_is_refused_before_the_start(
+    monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    job = Job.model_validate({"sync": {key: "visible"}})
+    check_plugins(job)
+    monkeypatch.setitem(sys.modules, "hypha_ray.kernels.compiled_patches", None)
+    compiled.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match="COD002"):
+            check_plugins(job)
+    finally:
+        compiled.cache_clear()
+
+
+@pytest.mark.parametrize("name", CODECS.members)
+def test_codec_that_is_built_in_passes_its_trial(name: str) -> None:
+    assert check_plugins(Job.model_validate({"sync": {"codec": name, "downward_codec": name}})) == []
 
 
 def test_usual_job_is_checked_without_ray_and_torch() -> None:
