@@ -118,6 +118,11 @@ class AlertWatch:
         if not self._streaks:
             self._last_well = (worker, value, shown_limit)
 
+    def resume(self, is_firing: bool) -> None:
+        """Take the state of an earlier attempt; its values make nothing well, since files keep no NaN."""
+        self.is_firing = is_firing
+        self._last_well = None
+
     def forget(self, worker: int) -> None:
         """Drop the values of a worker that is gone."""
         self._streaks.pop(worker, None)
@@ -199,7 +204,7 @@ class AlertBook:
         for event in read_jsonl(directory / EVENTS, kinds=(ALERT, ALERT_OVER)):
             watch = watches.get(str(event.get("alert")))
             if watch is not None:
-                watch.is_firing = event["kind"] == ALERT
+                watch.resume(is_firing=event["kind"] == ALERT)
 
     def add_record(self, record: Record, now: float) -> list[Notice]:
         """Take a record; return the notices that are due."""

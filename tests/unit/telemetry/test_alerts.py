@@ -170,6 +170,19 @@ def test_next_attempt_counts_rounds_before_it_and_tells_nothing_twice(tmp_path: 
     assert over.alert == goodput and over.is_over
 
 
+def test_alert_of_a_round_that_is_not_in_the_files_is_not_over_before_a_value_is_well(tmp_path: Path) -> None:
+    loss = Alert(metric="loss", op=">", value=5.0, for_rounds=1)
+    # Files have null for NaN, and no record of a round that is trained again.
+    write(tmp_path / "metrics.jsonl", [{"kind": "round", "round": n, "loss": None if n else 1.0} for n in range(2)])
+    write(tmp_path / "events.jsonl", [{"kind": "alert", "alert": loss.title}])
+    alerts = book(loss)
+    alerts.recall(tmp_path, 0.0)
+    assert alerts.look(1.0) == []
+    assert alerts.add_record({"kind": "round", "round": 2, "loss": 9.0}, 2.0) == []
+    (over,) = alerts.add_record({"kind": "round", "round": 3, "loss": 2.0}, 3.0)
+    assert over.is_over and over.value == 2.0
+
+
 def test_attempt_after_one_that_stood_still_is_not_well_before_its_first_commit(tmp_path: Path) -> None:
     write(tmp_path / "events.jsonl", [{"kind": "alert", "alert": AGE.title}])
     alerts = book(AGE)
