@@ -1,4 +1,4 @@
-"""Notes about a model before a start: tokens decided differently elsewhere, and Muon's parameters.
+"""Notes about a model before a start: tokens decided differently elsewhere, a reference, and Muon's parameters.
 
 A worker's step on the machines at hand: the settings that it will choose, and its memory.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.config.automatic import DeviceFacts, Value, automatic, chosen_job, left_off, settings_of
 from hypha_ray.config.cards import FIRST_WITH_BF16, capability_of
 from hypha_ray.config.tables.resources import WorkerGroup
+from hypha_ray.data.manifest import Manifest
 from hypha_ray.driver.datasets.job_tokenizer import inherited, is_silent, job_preprocessor
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.market.requirements import OWN_LABEL, RAY_LABEL, NodeResources
@@ -86,6 +88,22 @@ def _ids(begin: tuple[int, ...]) -> str:
     if not begin:
         return "no special token"
     return f"token {' '.join(map(str, begin))}"
+
+
+def reference_notes(job: Job, manifest: Manifest) -> Iterator[str]:
+    """Yield a note if the log-probabilities of a dataset are by another model than training begins with."""
+    preference = job.preference
+    made_by = manifest.made_by
+    if not preference.uses_reference or preference.reference != "dataset" or made_by is None:
+        return
+    reference = str(made_by.options.get("reference"))
+    start = job.model.repository
+    if start is None or Path(start).absolute() != Path(reference).absolute():
+        model = "random weights" if start is None else start
+        yield (
+            f"the reference of dataset {manifest.name!r} is {reference}, and training begins with {model}: if they "
+            "differ, rewards aren't 0 before the first step, and the policy is held to a model that it never was"
+        )
 
 
 def muon_notes(case: Case) -> list[str]:

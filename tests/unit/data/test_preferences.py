@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from hypha_ray.config import Job
 from hypha_ray.config.tables.rl import Preference
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import MANIFEST
 from hypha_ray.data.preparation.encoders import byte_tokenizer, load_tokenizer
+from hypha_ray.data.provenance import MadeBy
+from hypha_ray.driver.preflight.notes import reference_notes
 from hypha_ray.driver.trained_models.preferences import require_preferences
 from hypha_ray.errors import ConfigError, DataError
 from tests.support.prepared import arrays_of, omissions, prepared, table
@@ -207,6 +210,24 @@ def test_judgements_of_csv_files_are_read_and_others_refused(tmp_path: Path) -> 
         prepared(source, tmp_path / "c", kind="preferences")
 
 
+def test_training_samples_of_one_judgement_are_refused_whatever_is_held_out(tmp_path: Path) -> None:
+    """With some seed the only undesirable answer is held out, and with another one it is trained on."""
+    rows = [{"prompt": f"Q{n}:", "completion": f" a{n}", "label": n != 0} for n in range(4)]
+    outcomes = set()
+    for seed in range(6):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        try:
+            out = run(rows, folder, seed=seed, validation_samples=2, validation_fraction=0.5)
+        except DataError as error:
+            assert "DATA067" in str(error) and "training samples" in str(error) and "desirable alone" in str(error)
+            outcomes.add("refused")
+        else:
+            assert set(arrays_of(out)["desirable"].tolist()) == {0, 1}
+            outcomes.add("prepared")
+    assert outcomes == {"refused", "prepared"}
+
+
 def test_pairs_that_are_cut_off_keep_two_different_answers(tmp_path: Path) -> None:
     rows = [
         {"prompt": "Q:", "chosen": "abcdefgh", "rejected": "xy"},
@@ -289,6 +310,22 @@ def test_datasets_are_refused_by_losses_that_take_others(tmp_path: Path) -> None
     with pytest.raises(DataError, match=r"PREF003.*answers that are judged one by one"):
         require_preferences(judged, Preference(loss="orpo"))
     assert np.isin(arrays_of(folder / "out")["desirable"], [0, 1]).all()
+
+
+def test_reference_of_a_dataset_that_is_no_start_of_training_is_noted(tmp_path: Path) -> None:
+    made_by = MadeBy("rows.jsonl", {"reference": str(tmp_path / "base")}, None)
+    manifest = load(run(PAIRS, tmp_path)).model_copy(update={"made_by": made_by})
+
+    def notes(repository: str | None, reference: str = "dataset", loss: str = "dpo") -> list[str]:
+        tables = {"model": {"repository": repository}, "preference": {"loss": loss, "reference": reference}}
+        return list(reference_notes(Job.model_validate(tables), manifest))
+
+    base = str(tmp_path / "base")
+    assert notes(base) == notes(f"{base}/") == notes("other", "initial") == notes("other", loss="simpo") == []
+    (note,) = notes("other")
+    assert f"is {base}, and training begins with other" in note
+    (note,) = notes(None)
+    assert "training begins with random weights" in note
 
 
 def test_reference_with_other_tokens_or_too_few_positions_is_refused(tmp_path: Path) -> None:

@@ -70,11 +70,11 @@ def write_preferences(
     if not samples:
         fix = "raise --seq-len" if answered else "name another --source, or other columns"
         raise no_samples("preferences", options, account, fix)
-    if samples[0].rejected is None:
-        _require_both_judgements(samples, options)
     writer.tokens = answer_rules(tokenizer, encoded, options, account)
     padding = padding_of(tokenizer, options.tokenizer)
     splits = split([_key(sample) for sample in samples], options, account, "preferences")
+    if samples[0].rejected is None:
+        _require_both_judgements([samples[row] for row in splits[0]], options)
     sequences = _sequences(samples, splits, options.seq_len)
     longest = 0
     for first, second in sequences.values():
@@ -195,7 +195,7 @@ def _cut(tokens: ScoredTokens, most: int) -> ScoredTokens:
 
 
 def _require_both_judgements(samples: Sequence[Sample], options: PrepareOptions) -> None:
-    """Refuse answers that are all desirable, or all undesirable.
+    """Refuse training samples whose answers are all desirable, or all undesirable.
 
     Raises:
         DataError: DATA067.
@@ -204,7 +204,7 @@ def _require_both_judgements(samples: Sequence[Sample], options: PrepareOptions)
     judgements = {sample.desirable for sample in samples}
     if len(judgements) == 1:
         got = "desirable alone" if judgements == {True} else "undesirable alone"
-        problem = f"the answers in {options.source} are all judged alike"
+        problem = f"the answers of the training samples in {options.source} are all judged alike"
         fix = "give some of both, or train on answers that are all good as on chats: --completion-column"
         raise DataError("DATA067", problem, got, "desirable and undesirable ones", fix)
 
