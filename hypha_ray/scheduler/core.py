@@ -169,7 +169,8 @@ class SchedulerCore:
         if self._out.over:
             return []
         self._roster.times.forget_recorded()
-        self._forgive_own_absence(now)
+        if now - self._timers["check"] > self._check_s:
+            self._forgive_own_absence(now)
         try:
             self._handle_event(event, now)
         except Exception as error:
@@ -238,10 +239,10 @@ class SchedulerCore:
 
     def _forgive_own_absence(self, now: float) -> None:
         """Extend all limits by a pause of the scheduler's own process, because events of that time are still unread."""
-        if (late_s := now - self._timers["check"]) > self._check_s:
-            self._roster.defer(late_s)
-            self._strategy.defer(late_s)
-            self._timers = {name: at + late_s for name, at in self._timers.items()}
+        late_s = now - self._timers["check"]
+        self._roster.defer(late_s)
+        self._strategy.defer(late_s)
+        self._timers = {name: at + late_s for name, at in self._timers.items()}
 
     def _tick(self, now: float) -> None:
         """Act on timers that are over. Events that keep coming must not hide silent workers."""

@@ -7,13 +7,19 @@ counts those that have ended, so that results are as if each batch were an actio
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from hypha_ray.scheduler import messages as c
 from hypha_ray.simulation.machines import Machine
 from hypha_ray.simulation.worker import SimulatedWorker, Surroundings
+from hypha_ray.simulation.world import PULSES
 from hypha_ray.types import Alive, Event, Left, Merged, Plan, Source
+
+
+SPARED_PULSES = PULSES - 2
+"""Signs of life after one that are counted together with the next one, before the end of the lease."""
+LATENESS = 0.125
+"""Part of the time between two signs of life after which one is counted."""
 
 
 class Batch(NamedTuple):
@@ -34,8 +40,8 @@ class Accounts(Surroundings, Protocol):
     def payload_bytes(self, round: int) -> int:
         """Bytes of a worker's delta of a round."""
 
-    def renew_lease(self, worker: FleetWorker) -> None:
-        """Renew a worker's lease, which is all that a sign of life does, unless its machine's link is cut."""
+    def renew_lease(self, worker: FleetWorker, at: float) -> bool:
+        """Renew a worker's lease, which is all that a sign of life does; False if its machine's link was cut then."""
 
 
 class FleetWorker(SimulatedWorker):
@@ -68,6 +74,8 @@ class FleetWorker(SimulatedWorker):
         """Time of batches since the last report."""
         self._delta_s = 0.0
         """Time of batches since the last delta."""
+        self._pulse_at = self.began_at
+        """Time of the next sign of life that the scheduler hasn't got."""
 
     def time_in_batches(self) -> float:
         """Time of all batches, with the part of the present one that has passed."""
@@ -77,13 +85,18 @@ class FleetWorker(SimulatedWorker):
 
     def stop(self) -> None:
         """End at once, in the middle of a batch if there is one."""
+        if self.alive:
+            self.catch_up_pulses()
         self.batches_s = self.time_in_batches()
         self._batch_began_at = None
         self.alive = False
 
     def go(self) -> None:
         """Do all that takes no time; from now on it waits unless it is busy."""
+        was_alive = self.alive
         super().go()
+        if was_alive and not self.alive:
+            self.catch_up_pulses()
         is_waiting = self._busy is None and not self._merged and self.alive
         if not is_waiting:
             self._idle_since = None
@@ -104,11 +117,12 @@ class FleetWorker(SimulatedWorker):
     def _train(self, plan: Plan) -> None:
         """Train until a report is due or the plan is done."""
         assert self._longest is not None
-        self._longest = max(self._longest, plan, key=attrgetter("samples"))
+        target = plan.samples
+        if target > self._longest.samples:
+            self._longest = plan
         now = ends_at = self._accounts.now
         samples = self._samples
         seconds = self._seconds
-        target = plan.samples
         self._batches = []
         is_report_due = False
         while samples < target and not is_report_due:
@@ -155,9 +169,20 @@ class FleetWorker(SimulatedWorker):
         self._batch_began_at = now
 
     def _pulse(self) -> None:
+        """Give the signs of life that are due; they are no actions of their own as long as the lease surely lasts."""
         if self.alive:
-            self._accounts.renew_lease(self)
-            self._accounts.later(self._accounts.pulse_s(), self._pulse)
+            spared = SPARED_PULSES if self.catch_up_pulses() else 0
+            next_s = (spared + LATENESS) * self._accounts.pulse_s()
+            self._accounts.later(self._pulse_at - self._accounts.now + next_s, self._pulse)
+
+    def catch_up_pulses(self) -> bool:
+        """Have the scheduler get all signs of life up to now; False if the last one was lost."""
+        now = self._accounts.now
+        last_at: float | None = None
+        while self._pulse_at <= now:
+            last_at = self._pulse_at
+            self._pulse_at += self._accounts.pulse_s()
+        return last_at is not None and self._accounts.renew_lease(self, last_at)
 
     def _spend_batch(self, seconds: float, then: Callable[[], None]) -> None:
         self._batch_began_at = self._accounts.now

@@ -10,7 +10,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.scheduler import messages as c
@@ -202,11 +202,20 @@ class FleetWorld(World):
         worker = None if number is None else self.workers.get(number)
         return worker if isinstance(worker, FleetWorker) else None
 
-    def renew_lease(self, worker: FleetWorker) -> None:
-        """Renew a worker's lease, which is all that a sign of life does, unless its machine's link is cut."""
-        now = self.clock.now
-        if worker.machine.cut_until <= now and not self.over:
-            self.core.arrived(worker.sign_of_life, now)
+    def run(self) -> Self:
+        """Run to the end."""
+        advance = self.clock.advance
+        while not self.over:
+            if not advance(self._core_deadline):
+                self.tell(c.Tick())
+        return self
+
+    def renew_lease(self, worker: FleetWorker, at: float) -> bool:
+        """Renew a worker's lease, which is all that a sign of life does; False if its machine's link was cut then."""
+        is_heard = worker.machine.cut_until <= at
+        if is_heard and not self.over:
+            self.core.arrived(worker.sign_of_life, at)
+        return is_heard
 
     def batch_s(self, source: Source) -> float:
         """Seconds of a batch that begins now."""
@@ -236,6 +245,9 @@ class FleetWorld(World):
     def partition(self, machine: Machine, seconds: float) -> None:
         """Cut the machine's link for a while; it can't be leased meanwhile."""
         self.events["partition"] += 1
+        worker = self._worker(machine.worker)
+        if worker is not None and worker.alive:
+            worker.catch_up_pulses()
         machine.cut_until = max(machine.cut_until, self.now + seconds)
         self.pool.take_away(machine, CUT)
         self.traffic.links.set_cut(machine.number, True)
@@ -327,7 +339,7 @@ class FleetWorld(World):
 
     def _say_left(self, worker: FleetWorker, event: Left, deadline: float) -> None:
         if self.traffic.is_uploading(worker.source, worker.machine) and self.now < deadline:
-            self.renew_lease(worker)
+            self.renew_lease(worker, self.now)
             self.later(POLL_S, lambda: self._say_left(worker, event, deadline))
         elif worker.machine.worker == worker.source.worker:
             self.later(self.traffic.delay_s(worker.machine), lambda: self.tell(event))

@@ -35,6 +35,9 @@ class Machine:
         "_phase",
         "_slow_until",
         "_start_dice",
+        "_straggling_factor",
+        "_strays",
+        "_times",
         "absences",
         "began_at",
         "cut_until",
@@ -64,13 +67,15 @@ class Machine:
         self.cut_until = 0.0
         """Time until which its link is cut."""
         speed_dice = dice_of(seed, number, "speed")
-        times = group.batch_s
+        times = self._times = group.batch_s
         self.nominal_batch_s = times.median * math.exp(times.spread * speed_dice.gauss(0.0, 1.0))
         """Seconds of a batch without jitter, drift and stragglers' times."""
         self._phase = speed_dice.uniform(0.0, 2 * math.pi)
         """Phase of its drift."""
         self._batch_dice = dice_of(seed, number, "batch")
         self._start_dice = dice_of(seed, number, "start")
+        self._strays = group.stragglers.share > 0
+        self._straggling_factor = group.stragglers.factor
         self._is_slow = True  # The first turn, which comes at once, makes it fast or slow.
         self._slow_until = 0.0
         """Time of the next turn from slow to fast, or back."""
@@ -87,16 +92,18 @@ class Machine:
 
     def batch_s(self, now: float) -> float:
         """Seconds of a batch that begins now."""
-        times = self.group.batch_s
+        times = self._times
         seconds = self.nominal_batch_s
         if times.jitter:
             seconds *= math.exp(times.jitter * self._batch_dice.gauss(0.0, 1.0))
         if times.drift:
             angle = 2 * math.pi * now / times.drift_period_s + self._phase
             seconds *= 1.0 + times.drift * math.sin(angle)
-        if self.group.stragglers.share:
-            seconds *= self._straggling(now)
-        return seconds
+        if not self._strays:
+            return seconds
+        if self._slow_until > now:
+            return seconds * self._straggling_factor if self._is_slow else seconds
+        return seconds * self._straggling(now)
 
     def start_s(self) -> float:
         """Seconds of a start that begins now."""

@@ -294,7 +294,7 @@ class SimulatedWorker:
 
     def _delta(self, plan: Plan) -> Delta:
         samples = self._samples
-        spans = window(plan.spans, 0, samples)
+        spans = plan.spans if samples == plan.samples else window(plan.spans, 0, samples)
         batches = -(-samples // plan.batch_size)
         seconds = self._delivered_s(batches)
         figures = (samples, samples, samples, batches, 3.0, 1, self._payload_bytes(), seconds, 0.0)

@@ -35,7 +35,7 @@ Action: TypeAlias = Callable[[], None]
 DueAction: TypeAlias = tuple[float, int, Action]
 """Action behind its time and its number in the order of calls, by which it is sorted."""
 
-SPAN_S = 0.125
+SPAN_S = 1 / 64
 """Seconds of a span of time whose actions are sorted together; a power of two, so that divisions by it are exact."""
 PULSES = 4
 """Signs of life in the time of a lease, as of a real worker."""
@@ -44,7 +44,7 @@ PULSES = 4
 class VirtualClock:
     """Time in seconds, and the actions that are due at later times.
 
-    Only the actions of the present span of time are in a heap; those of later spans are in lists. So the cost of an
+    Only the actions of the present span of time are sorted; those of later spans are in lists. So the cost of an
     action doesn't grow with the number of those that are far away.
     """
 
@@ -52,7 +52,9 @@ class VirtualClock:
         self.now = 0.0
         self._order = count()
         self._queue: list[DueAction] = []
-        """Heap of the actions before the end of the present span."""
+        """Actions of the present span that were known at its beginning, the last one first."""
+        self._soon: list[DueAction] = []
+        """Heap of actions before the end of the present span that came up within it."""
         self._span_end_s = 0.0
         self._later: dict[int, list[DueAction]] = {}
         """Actions of later spans, in any order, by the span's number."""
@@ -68,7 +70,7 @@ class VirtualClock:
         if seconds == 0.0:
             self._at_once.append(entry)
         elif at < self._span_end_s:
-            heapq.heappush(self._queue, entry)
+            heapq.heappush(self._soon, entry)
         else:
             number = int(at / SPAN_S)
             actions = self._later.get(number)
@@ -78,34 +80,40 @@ class VirtualClock:
             else:
                 actions.append(entry)
 
-    def _next_queue(self) -> list[DueAction]:
-        """Heap with the next action that isn't due at once; empty if there is none."""
-        if not self._queue and self._spans:
+    def _begin_span(self) -> None:
+        """Sort the actions of the next span with any, unless the present one has some left."""
+        if not self._queue and not self._soon and self._spans:
             number = heapq.heappop(self._spans)
             self._queue = self._later.pop(number)
-            heapq.heapify(self._queue)
+            self._queue.sort(reverse=True)
             self._span_end_s = (number + 1) * SPAN_S
-        return self._queue
 
     @property
     def next_at(self) -> float:
         """Time of the next action; infinite if there is none."""
-        queue = self._next_queue()
-        first_at = queue[0][0] if queue else math.inf
-        return min(first_at, self._at_once[0][0]) if self._at_once else first_at
+        self._begin_span()
+        times = [self._queue[-1][0]] if self._queue else []
+        times += [actions[0][0] for actions in (self._soon, self._at_once) if actions]
+        return min(times, default=math.inf)
 
     def advance(self, deadline: float) -> bool:
         """Advance to the next action and run it, or to an earlier deadline; return whether an action ran."""
-        queue = self._queue or self._next_queue()
+        if not self._queue:
+            self._begin_span()
+        queue = self._queue
+        soon = self._soon
         at_once = self._at_once
-        if at_once and not (queue and queue[0] < at_once[0]):
+        is_soon = bool(soon) and (not queue or soon[0] < queue[-1])
+        first = soon[0] if is_soon else queue[-1] if queue else None
+        if at_once and (first is None or at_once[0] < first):
             at, _, action = at_once.popleft()
-        elif queue and queue[0][0] <= deadline:
-            at, _, action = heapq.heappop(queue)
+        elif first is not None and (first[0] <= deadline or first[0] <= self.now):
+            at, _, action = heapq.heappop(soon) if is_soon else queue.pop()
         else:
             self.now = max(self.now, deadline)
             return False
-        self.now = max(self.now, at)
+        if at > self.now:
+            self.now = at
         action()
         return True
 

@@ -214,15 +214,18 @@ class RoundPlanner:
                 return 0.0, []
         is_last = self.plans.ends_by_samples and current.number >= self._job.rounds.update_rounds - 1
         commands: list[Command] = []
-        for member in members:
-            batches = correction.batches[member.source.worker]
-            if not member.idle:  # It is at least at its first batch after the merge, and delivers that.
+        for member, planned, is_idle in zip(members, fleet.planned.tolist(), fleet.idle.tolist(), strict=True):
+            worker = member.source.worker
+            batches = correction.batches[worker]
+            if not is_idle:  # It is at least at its first batch after the merge, and delivers that.
                 batches = max(batches, member.prestarted_batches + 1)
             if is_last:  # No samples are left for others, and those that a worker may have used aren't taken back.
-                batches = max(batches, member.planned)
-            commands += self.plans.correct(member, batches, now)
-            if not member.idle:
-                current.awaiting.add(member.source.worker)
+                batches = max(batches, planned)
+            if batches != planned:
+                commands += self.plans.correct(member, batches, now)
+                is_idle = member.idle
+            if not is_idle:
+                current.awaiting.add(worker)
         return correction.saved_s, commands
 
     def expected_deltas(
@@ -264,7 +267,7 @@ class RoundPlanner:
             return ()
         batches = min(self._job.sync.delay_steps, max(0, samples - 1) // member.batch_size)
         if not batches:
-            return self.plans.assign(member, 0)
+            return ()
         self._workers_ahead += 1
         self.plans.reserve = max(self.plans.reserve, self._workers_ahead)
         return self.plans.assign(member, batches * member.batch_size, unplanned)

@@ -77,13 +77,19 @@ def progress_of(
     silence only bounds the batch time.
     """
     counts: list[tuple[int, int, int]] = []
-    figures: list[tuple[float, float]] = []
+    heard_times: list[float] = []
     seconds = batch_seconds(members, equal=False)
     for member in members:
-        counts.append((member.planned, member.progress.batches, member.batch_size))
-        figures.append((_reported_at(member, started_at, evaluating, now), member.batch_time.variance))
+        progress = member.progress
+        planned_batches = member.planned
+        counts.append((planned_batches, progress.batches, member.batch_size))
+        heard_at_s = progress.heard_at if planned_batches else now
+        if heard_at_s is None:
+            heard_at_s = max(now, started_at + (member.overhead[evaluating].mean or 0.0))
+        heard_times.append(heard_at_s)
     planned, reported, sizes = np.array(counts).T
-    heard_at, variance = np.array(figures).T
+    heard_at = np.array(heard_times)
+    variance = np.array([member.batch_time.variance for member in members])
     known_s = np.fromiter(seconds.values(), np.float64, len(seconds))
     silence_s = now - heard_at
     batch_s = np.maximum(known_s, silence_s - report_every_s)
@@ -95,17 +101,8 @@ def progress_of(
         began_at = np.maximum(began_at, now - (1 - OVERDUE_SHARE) * batch_s)
     done = np.minimum(reported + unreported, planned)
     offset_s = np.maximum(0.0, began_at - origin)
-    idle = np.array([member.idle for member in members])
+    idle = planned == 0
     return origin, FleetProgress(list(seconds), planned, done, batch_s, sizes, offset_s, np.sqrt(variance), idle)
-
-
-def _reported_at(member: WorkerState, started_at: float, evaluating: bool, now: float) -> float:
-    """Time of the worker's last report, or of its first batch's start."""
-    if member.idle:
-        return now
-    if member.progress.heard_at is not None:
-        return member.progress.heard_at
-    return max(now, started_at + (member.overhead[evaluating].mean or 0.0))
 
 
 @dataclass(frozen=True, slots=True)

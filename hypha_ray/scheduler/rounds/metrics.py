@@ -88,6 +88,8 @@ def weight(sync: Sync, delta: Delta) -> int:
 
 def counted(contribution: Contribution, delta: Delta) -> Contribution:
     """The contribution with the samples of its delta, which may differ from its weight."""
+    if contribution.samples == delta.samples:
+        return contribution
     return Contribution(contribution.worker, contribution.incarnation, delta.samples, contribution.norm)
 
 
