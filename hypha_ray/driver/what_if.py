@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,6 +167,9 @@ def advise(arguments: Sequence[str], doc: str | None) -> None:
     job = loaded.job
     print_notes(loaded.notes)
     check_advisable(job)
+    if options.from_ is not None:
+        options = replace(options, batch_s=_batch_times_of(options.from_, job))
+        print_notes([f"the times of a batch are those of run {options.from_}"])
     from hypha_ray.simulation.advice.comparison import Candidate, compare, settings_of
     from hypha_ray.simulation.advice.ladder import choose
     from hypha_ray.simulation.advice.report import report_lines
@@ -194,6 +198,25 @@ def advise(arguments: Sequence[str], doc: str | None) -> None:
     write_result("--out", options.out, overlay_text(proposed, report))
     print(*report, sep="\n")
     print(f"\nproposed settings: {options.out}")
+
+
+def _batch_times_of(run: str, job: Job) -> list[float]:
+    """Seconds of a batch of each worker of a run, or their mean if the job has another number of workers.
+
+    Raises:
+        CheckpointError: CKPT001, there is no such run; SIM001, it is too short.
+        ConfigError: CFG011, a batch of the job is another one; SIM002, the run's records don't tell its parts.
+
+    """
+    fit = calibrate(existing_run(run, None))
+    for table, key in (("rounds", "max_batch_size"), ("model", "repository"), ("model", "config")):
+        of_run = getattr(getattr(fit.job, table), key)
+        of_job = getattr(getattr(job, table), key)
+        if of_run != of_job:
+            problem = f"run {run} has another {table}.{key} than the job, so its batches take another time"
+            raise ConfigError("CFG011", problem, shown(of_run), shown(of_job), "give the job's time by --batch-s")
+    times_s = [worker.mean_s for worker in fit.workers]
+    return times_s if len(times_s) == job.num_workers else [sum(times_s) / len(times_s)]
 
 
 def _model_shape(options: Advise, job: Job) -> ModelShape:

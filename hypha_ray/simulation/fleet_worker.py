@@ -15,7 +15,6 @@ from hypha_ray.simulation.worker import SimulatedWorker, Surroundings
 from hypha_ray.simulation.world import PULSES
 from hypha_ray.types import Alive, Event, Left, Merged, Plan, Source
 
-
 SPARED_PULSES = PULSES - 2
 """Signs of life after one that are counted together with the next one, before the end of the lease."""
 LATENESS = 0.125

@@ -202,6 +202,9 @@ def _build(settings: _Settings) -> Scenario:
 
     """
     tables = dict(settings.table)
+    if "varied" in tables:
+        names = ", ".join(_names_of(Scenario))
+        raise ConfigError("CFG001", f"unknown key {settings.key_location(('varied',))}", allowed=names, fix="leave it out")
     job = _job_of(settings, tables.pop("job", {}))
     try:
         scenario = Scenario.model_validate({"name": Path(settings.document.file).stem, **tables, "job": job})
@@ -244,9 +247,10 @@ def _explained(error: ValidationError, settings: _Settings) -> ConfigError:
     location = settings.key_location(path)
     table = _table_at(path[:-1])
     if kind == "extra_forbidden":
-        matches = get_close_matches(path[-1], table.model_fields, n=1)
+        names = _names_of(table)
+        matches = get_close_matches(path[-1], names, n=1)
         fix = f"did you mean {dotted([*path[:-1], matches[0]])}?" if matches else "leave it out"
-        allowed = "" if matches else ", ".join(table.model_fields)
+        allowed = "" if matches else ", ".join(names)
         return ConfigError("CFG001", f"unknown key {location}", allowed=allowed, fix=fix)
     if kind == "missing":
         meaning = table.model_fields[path[-1]].description
@@ -261,6 +265,11 @@ def _explained(error: ValidationError, settings: _Settings) -> ConfigError:
     if kind.endswith("_type"):
         return ConfigError("CFG002", f"{location} has the wrong type", got, allowed, fix)
     return ConfigError("CFG003", f"{location} is out of range", got, allowed, fix)
+
+
+def _names_of(table: type[Table]) -> list[str]:
+    """Keys of a table that a file may set."""
+    return [name for name in table.model_fields if name != "varied"]
 
 
 def _table_at(path: KeyPath) -> type[Table]:

@@ -112,8 +112,7 @@ class VirtualClock:
         else:
             self.now = max(self.now, deadline)
             return False
-        if at > self.now:
-            self.now = at
+        self.now = max(self.now, at)
         action()
         return True
 

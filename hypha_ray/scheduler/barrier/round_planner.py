@@ -223,8 +223,7 @@ class RoundPlanner:
                 batches = max(batches, planned)
             if batches != planned:
                 commands += self.plans.correct(member, batches, now)
-                is_idle = member.idle
-            if not is_idle:
+            if not member.idle:
                 current.awaiting.add(worker)
         return correction.saved_s, commands
 

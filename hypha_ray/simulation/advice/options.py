@@ -39,6 +39,8 @@ class Advise:
     """rate of the link of the machine with scheduler and parameter servers; default: as --link"""
     batch_s: list[float] = field(default_factory=list)
     """seconds of a batch of rounds.max_batch_size: of all workers, of each group of them, or of each worker"""
+    from_: str | None = None
+    """run of the same model whose workers' times of a batch are taken, in place of --batch-s"""
     parameters: float | None = None
     """number of trained parameters, such as 1.1e9; default: counted from the job's model"""
     fails_every_h: float | None = None
@@ -60,7 +62,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         ConfigError: CFG001, a flag is neither, but resembles one of these options.
 
     """
-    names = [option.name for option in fields(Advise)]
+    names = [option.name.rstrip("_") for option in fields(Advise)]
     of_advice: list[str] = []
     of_job: list[str] = []
     values_left = 0
@@ -113,6 +115,8 @@ def parse_advise(arguments: Sequence[str], doc: str | None) -> Advise:
         ranges["--batch-s"] = (batch_s, 1e-6, 1e6)
         _require_ranges(ranges)
     _require_ranges(ranges)
+    if options.from_ is not None and options.batch_s:
+        raise ConfigError("CFG011", "--from and --batch-s exclude each other", fix="leave one out")
     return options
 
 
