@@ -177,9 +177,12 @@ class SchedulerCore:
             if not self._lose_sender(event, error, now):
                 raise
         out = self._out
-        for follow in (self._tick, self._begin_if_staffed, self._limit_waiting):
-            if not out.over:
-                follow(now)
+        if not out.over:
+            self._tick(now)
+        if not out.over:
+            self._begin_if_staffed(now)
+        if not out.over:
+            self._limit_waiting(now)
         if out.ended_well:
             self._roster.end(now)
         return out.take()
@@ -300,6 +303,10 @@ class SchedulerCore:
             trusted = self._has_right_weights(source, event.version, event.theta_sha256, now)
         member = self._roster.member(source)
         match event:
+            case t.Report() | t.Delta() | t.Merged() | t.Evaluated() if (
+                trusted and member and self._strategy.accepts(member, event)
+            ):
+                self._strategy.handle(member, event, now)
             case t.Alive(work=work, limited=limited, machine=machine):
                 if trusted:
                     self._roster.works_on(source, work, limited, machine, now)
@@ -315,8 +322,6 @@ class SchedulerCore:
                 self._out.logged(event, now)
             case t.Failed(error=error) if trusted:
                 self._out.finish(error)
-            case t.RoundEvent() | t.Merged() if trusted and member and self._strategy.accepts(member, event):
-                self._strategy.handle(member, event, now)
             case _:
                 self._out.stale(event, now)
 

@@ -204,7 +204,9 @@ def _build(settings: _Settings) -> Scenario:
     tables = dict(settings.table)
     if "varied" in tables:
         names = ", ".join(_names_of(Scenario))
-        raise ConfigError("CFG001", f"unknown key {settings.key_location(('varied',))}", allowed=names, fix="leave it out")
+        raise ConfigError(
+            "CFG001", f"unknown key {settings.key_location(('varied',))}", allowed=names, fix="leave it out"
+        )
     job = _job_of(settings, tables.pop("job", {}))
     try:
         scenario = Scenario.model_validate({"name": Path(settings.document.file).stem, **tables, "job": job})

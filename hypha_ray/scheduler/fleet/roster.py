@@ -274,7 +274,7 @@ class Roster:
             if slot.lease is None:
                 if now - slot.progress_at > start_limit_s:
                     given_up.append((slot.source, "not ready in time"))
-            elif slot.lease.id in expired:
+            elif expired and slot.lease.id in expired:
                 given_up.append((slot.source, f"silent for {self._job.lease_s:g} s"))
             elif slot.number not in busy:
                 slot.progress_at = now

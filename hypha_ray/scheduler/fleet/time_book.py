@@ -233,8 +233,9 @@ class TimeBook:
 
     def forget_recorded(self) -> None:
         """Forget times of records that are written."""
-        self._recorded.clear()
-        self._worker_recorded.clear()
+        if self._recorded:
+            self._recorded.clear()
+            self._worker_recorded.clear()
 
     def record(self, number: int, now: float) -> None:
         """Keep the time that belongs in a round's record, which is being written; `recorded` returns it."""
@@ -351,9 +352,11 @@ class TimeBook:
         spent = FleetTime()
         if parts_s > 0:
             scale = min(1.0, interval_s / parts_s)
-            for part, seconds in {"evaluation": slot.evaluated_s, **known_s}.items():
+            spent.seconds["evaluation"] = slot.evaluated_s * scale
+            for part, seconds in known_s.items():
                 spent.seconds[part] += seconds * scale
-        spent.seconds[kind] += max(0.0, interval_s - parts_s)
+        if interval_s > parts_s:
+            spent.seconds[kind] += interval_s - parts_s
         if slot.has_machine:
             slot.unrated_s += max(interval_s, parts_s)
         if slot.samples_per_s is not None:
@@ -361,5 +364,6 @@ class TimeBook:
             slot.unrated_s = 0.0
         slot.since = max(now, slot.since)
         slot.evaluated_s = 0.0
-        slot.merges = []
+        if slot.merges:
+            slot.merges = []
         return spent
