@@ -58,10 +58,13 @@ class Epoch:
             return []
         self._available -= samples
         spans: list[Span] = []
-        preferred = sorted(cached & self._position.keys(), key=self._position.__getitem__)
+        available = [index for index in cached & self._position.keys() if self._rank(index) is not None]
+        preferred = sorted(available, key=self._position.__getitem__)
         if nearby:
             preferred += self._in_order(nearby & self._position.keys() - cached)
         for index in preferred:
+            if not samples:
+                break
             slice_spans = self._assign_from(index, samples)
             spans += slice_spans
             samples -= samples_of(slice_spans)
@@ -103,7 +106,7 @@ class Epoch:
 
     def cursors(self) -> dict[int, int]:
         """Used samples of each slice that has any."""
-        return {index: samples_of(spans) for index, spans in sorted(self.used.items())}
+        return {index: samples_of(self.used[index]) for index in sorted(self.used)}
 
     def next_slices(self, samples: int) -> list[tuple[int, int]]:
         """First slices of the queue, with their available samples, until there are enough."""

@@ -16,6 +16,7 @@ from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.simulation.result import HEADLINE
 from tests.support.prose import ROOT
+from tests.support.recorded_run import write_run
 
 TINY = str(ROOT / "jobs/configs/tiny.toml")
 GPT = {"model_type": "gpt2", "vocab_size": 100, "n_positions": 16, "n_embd": 8, "n_layer": 7, "n_head": 2}
@@ -115,3 +116,17 @@ def test_size_may_be_given_in_place_of_a_model(capsys: pytest.CaptureFixture[str
     assert tables["sync"]["fragments"] == 8
     assert tables["sync"]["partition"] == "contiguous"
     assert tables["worker"]["stall_s"] > 2 * 1760  # 4.4 GB at 20 Mbit/s
+
+
+def test_advice_takes_times_of_a_batch_from_a_run_of_such_batches(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = write_run(tmp_path / "steady")
+    arguments = ["--advise", "--from", str(run), "@", str(run / "config.toml"), "--link", "20mbit"]
+    of_model = ["--parameters", "1e6"]
+    advise([*arguments, *of_model], None)
+    assert "a batch takes 0.1 to 0.2 s" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"CFG011.*rounds\.max_batch_size"):
+        advise([*arguments, *of_model, "--rounds.max_batch_size", "3"], None)
+    with pytest.raises(ConfigError, match="CFG011.*--batch-s"):
+        advise([*arguments, "--batch-s", "1"], None)

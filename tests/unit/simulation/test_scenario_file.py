@@ -50,6 +50,13 @@ def test_mistake_is_named_with_its_line(tmp_path: Path, old: str, new: str, code
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("key", ["varied", "zzz"])
+def test_unknown_key_is_refused_and_only_keys_of_a_file_are_allowed(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"CFG001.*unknown key .*{key} — allowed name, seed") as raised:
+        read_text(tmp_path, f"{key} = 3\n{EXACT}")
+    assert "varied" not in str(raised.value).partition("allowed")[2]
+
+
 def test_missing_key_is_named_with_its_meaning(tmp_path: Path) -> None:
     text = EXACT.replace("batch_s = { median = 1 }\n", "")
     with pytest.raises(ConfigError, match=r"CFG012.*machines\.0\.batch_s is missing"):
