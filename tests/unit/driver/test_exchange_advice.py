@@ -128,5 +128,5 @@ def test_advice_takes_times_of_a_batch_from_a_run_of_such_batches(
     assert "a batch takes 0.1 to 0.2 s" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"CFG011.*rounds\.max_batch_size"):
         advise([*arguments, *of_model, "--rounds.max_batch_size", "3"], None)
-    with pytest.raises(ConfigError, match="CFG011.*--batch-s"):
+    with pytest.raises(ConfigError, match=r"CFG011.*--batch-s"):
         advise([*arguments, "--batch-s", "1"], None)
