@@ -67,6 +67,14 @@ UNTOLD: tuple[tuple[str, ...], ...] = (
     ("rounds", "accumulation"),
 )
 """Tables and keys that change the time of a batch in a way that no record of another setting tells."""
+WITHOUT_EFFECT: tuple[tuple[str, ...], ...] = (
+    ("telemetry",),
+    ("run", "name"),
+    ("run", "dir"),
+    ("run", "notes"),
+    ("run", "tags"),
+)
+"""Tables and keys that change nothing that is simulated."""
 
 
 class RecordedTimes(Table):
@@ -393,7 +401,7 @@ def _failures(fit: Calibration) -> Failures:
 
 
 def require_told(keys: Sequence[tuple[str, str]]) -> None:
-    """Refuse settings whose effect on the time of a batch isn't in the records.
+    """Refuse settings whose effect on the time of a batch isn't in the records, and those without an effect.
 
     Raises:
         ConfigError: SIM003.
@@ -401,6 +409,8 @@ def require_told(keys: Sequence[tuple[str, str]]) -> None:
     """
     for key, value in keys:
         path = tuple(key.replace("-", "_").split("."))
+        if any(path[:length] in WITHOUT_EFFECT for length in (1, 2)):
+            raise ConfigError("SIM003", f"{key} changes nothing that is simulated", value, fix="leave it out")
         if any(path[:length] in UNTOLD for length in (1, 2)):
             problem = f"{key} changes the time of a batch, which only a run with it can tell"
             raise ConfigError("SIM003", problem, value, fix="leave it out, and start from a run that has it")

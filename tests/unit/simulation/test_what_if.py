@@ -154,6 +154,8 @@ def test_predict_noisy_run_says_how_far_its_figures_may_be_off(tmp_path: Path) -
         ("sync.codec=int5", "CFG003", "int4"),
         ("model.config.hidden_size=64", "SIM003", "only a run with it can tell"),
         ("worker.compile=true", "SIM003", "only a run with it can tell"),
+        ("telemetry.sinks=console", "SIM003", "changes nothing that is simulated"),
+        ("sync.codec=int4,run.name=other", "SIM003", "run.name changes nothing that is simulated"),
         ("run.mode=replay", "CFG011", "isn't simulated"),
     ],
 )
