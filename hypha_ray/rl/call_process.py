@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import subprocess
@@ -11,12 +12,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from hypha_ray.errors import ConfigError, HyphaError
 
 _PR_SET_PDEATHSIG = 1
 """Option of prctl: the signal that a process gets when its parent ends."""
+NO_FILES: Final = f"[Errno {errno.EMFILE}]"
+"""Text in the reason of a failure if a process has no file handles left; then another process has to go on."""
 START_S = 120.0
 """Longest time that a process takes to load the code."""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hypha_ray.config.tables.rl import RL
+from hypha_ray.rl.call_process import NO_FILES
 from hypha_ray.rl.environments.environment import EnvironmentReply
 from hypha_ray.rl.environments.environment_process import EnvironmentProcess, Play
 from hypha_ray.rl.rewards.response import Response
@@ -169,6 +170,8 @@ class EnvironmentPool:
         if answer is None:
             self._drop(slot)
             answer = "its process died" if ready else f"a call took longer than {self._deadline_s:g} s"
+        elif NO_FILES in answer:
+            self._drop(slot)
         episode.failure = answer
         prompt = str(episode.record.get("prompt", ""))[-80:]
         self._warn(f"{answer}; the prompt was {prompt!r}")

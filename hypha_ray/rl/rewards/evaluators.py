@@ -8,12 +8,13 @@ import select
 import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain
 from typing import Protocol
 
 from hypha_ray.config.tables.rewards import Deadline
 from hypha_ray.errors import ConfigError
 from hypha_ray.plugins import is_built_in
-from hypha_ray.rl.call_process import START_S
+from hypha_ray.rl.call_process import NO_FILES, START_S
 from hypha_ray.rl.rewards.calls import Calls, Failures, Row, Signatures, Tasks, Unit, require_known, units_of
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.rl.rewards.reward_process import RewardProcess
@@ -143,7 +144,10 @@ class Processes:
                 answer = process.receive() if process in ready else ""
                 if isinstance(answer, list):
                     table.fill(unit, answer)
-                    self._idle.append(process)
+                    if _lacks_files(answer):
+                        process.kill()
+                    else:
+                        self._idle.append(process)
                 elif answer is None or time.monotonic() >= deadline:
                     process.kill()
                     lost += 1
@@ -172,6 +176,12 @@ class Processes:
         text = "reward function %s gave no reward, which is told once: %s; the prompt was %r"
         name = function or " and ".join(self._names)
         log.warning(text, name, reason, response.prompt[-80:])
+
+
+def _lacks_files(rows: Sequence[Row]) -> bool:
+    """Whether a function has failed because its process has no file handles left."""
+    errors = [str(cell) for cell in chain.from_iterable(rows) if isinstance(cell, ConfigError)]
+    return NO_FILES in " ".join(errors)
 
 
 def check_functions(names: Sequence[str], deadline_s: Deadline) -> list[str]:

@@ -123,6 +123,22 @@ class Chosen(Steady):
                 return None, -2
         return [message], 1.0
 
+class Leaky:
+    """Leaves a file open in each episode, in a process that may have few."""
+    def __init__(self):
+        import resource
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
+
+    def reset(self, record):
+        left_open.append(open(__file__))
+        return [{"role": "user", "content": "4"}]
+
+    def step(self, response):
+        return None, 1.0
+
+left_open = []
+
 class Pid:
     def reset(self, record):
         return [{"role": "user", "content": str(os.getpid())}]
@@ -325,6 +341,20 @@ def test_episodes_behind_one_that_hangs_or_dies_go_on_in_the_next_process() -> N
     assert [episode.number for episode in episodes if episode.failure] == [3, 34, 35]
     assert "took longer" in episodes[3].failure and "died" in episodes[34].failure and "nines" in episodes[35].failure
     assert all(episode.reply is not None for episode in episodes)
+
+
+def test_files_that_an_environment_leaves_open_cost_an_episode_and_not_all_later_ones() -> None:
+    pool = EnvironmentPool(rl("worlds:Leaky"))
+    failures: list[str] = []
+    for _ in range(4):
+        episodes = [Episode(number, {"answer": "4"}) for number in range(40)]
+        pool.advance(episodes)
+        failures += [episode.failure for episode in episodes if episode.failure]
+        pool.end()
+    pool.close()
+
+    assert 1 <= len(failures) <= 3
+    assert all("Too many open files" in failure for failure in failures)
 
 
 def test_processes_stay_for_the_next_batch_and_are_not_the_workers() -> None:

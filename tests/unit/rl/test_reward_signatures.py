@@ -108,6 +108,15 @@ def unordered(completions, **columns):
 def packed(completions, **columns):
     return bytes(len(text) for text in completions)
 
+left_open = []
+
+def leaky(response):
+    import resource
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
+    left_open.append(open(__file__))
+    return 1.0
+
 def quick(response):
     return one_number_later(response)
 
@@ -252,6 +261,12 @@ def test_values_that_a_function_logs_are_in_the_records_of_responses() -> None:
     assert [record["extra"][column] for record in records] == [len(record["response"]) for record in records]
     assert list(scored.parts) == ["own_rewards:shows", "exact", "own_rewards:shows/size"]
     assert "extra" not in rollout_records(["0-0-0", "0-0-1"], score("exact"), 1)[0]
+
+
+def test_files_that_a_function_leaves_open_cost_a_response_and_not_all_later_ones() -> None:
+    rows = Processes(["people:leaky"], 1, 20.0).rewards(group("1", *map(str, range(150))))
+    absent = sum(math.isnan(reward) for (reward,) in rows)
+    assert 1 <= absent <= 3
 
 
 def test_a_plain_function_may_give_the_coroutine_of_another() -> None:
