@@ -30,7 +30,7 @@ from hypha_ray.data.preparation.kinds.prompts import preview
 from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.preparation.slice_writer import split
-from hypha_ray.data.preparation.sources.prompts import ALPHABET, problems
+from hypha_ray.data.preparation.sources.prompts import ALPHABET, gym_entries, problems
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.errors import ConfigError, DataError
@@ -552,6 +552,15 @@ def test_reasoning_gym_grids_are_tuples_and_draws_the_same_in_every_process(tmp_
 def test_reasoning_gym_that_fails_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"DATA030.*can't draw from its task 'broken'.*ValueError: no such luck"):
         run("reasoning-gym:broken", tmp_path / "out", max_documents=9)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("gym")
+def test_reasoning_gym_seeds_are_further_apart_than_any_dataset_is_long() -> None:
+    entries = [list(gym_entries("grids", seed, 1)) for seed in (0, 1, 2)]
+    first, second, third = (entry["metadata"]["output"][0][0] for (entry,) in entries)
+    assert first == 0
+    assert min(abs(second - first), abs(third - first), abs(third - second)) > 1_000_000
 
 
 def test_reasoning_gym_that_isnt_installed_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

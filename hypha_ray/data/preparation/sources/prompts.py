@@ -58,6 +58,10 @@ _OF_TWO_NUMBERS: Final[dict[str, Callable[[int, int], int]]] = {
 }
 _KEYS = ("answer", "question", "metadata")
 """Parts of an entry that its own scoring takes."""
+_SEEDS = 1 << 31
+"""Number of seeds of reasoning-gym; some of its tasks take none above 2^32, with the number of the entry added."""
+_SPREAD = 2_654_435_761
+"""Factor of seeds, 2^32 by the golden ratio: of the first 101 seeds, any two begin 6.6 million entries apart."""
 _NAME = re.compile(r"([a-z]+)([1-9]?)")
 Messages: TypeAlias = list[dict[str, Any]]
 """A conversation in the form of chat templates: role, content, and any further keys of a message."""
@@ -110,13 +114,16 @@ def _of_two_numbers(
 def gym_entries(name: str, seed: int, count: int) -> Iterator[dict[str, Any]]:
     """Draw entries of a task: the same ones for a seed, in whatever process.
 
+    The package draws entry i from ``seed + i``, so neighbouring seeds would share their entries. Seeds are spread here.
+
     Raises:
         ConfigError: PREP008, the package isn't installed.
         DataError: DATA030, it has no such task, or can't draw from it.
 
     """
     _require(name)
-    command = [sys.executable, "-P", "-c", f"from {__name__} import _draw; _draw()", name, str(seed), str(count)]
+    first = seed * _SPREAD % _SEEDS
+    command = [sys.executable, "-P", "-c", f"from {__name__} import _draw; _draw()", name, str(first), str(count)]
     path = os.pathsep.join(filter(None, sys.path))
     environment = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0"}
     with tempfile.TemporaryFile() as printed:
