@@ -8,6 +8,7 @@ With --lm-eval a language model is scored on tasks of lm-evaluation-harness inst
     python jobs/evaluate.py --model RUN/model --dataset data/digits --split train --json
     python jobs/evaluate.py --model RUN/model --dataset data/sort2 --reward exact --max-response-tokens 4 --samples 4
     python jobs/evaluate.py --model RUN/model --dataset data/calls --environment calculator --turns 2
+    python jobs/evaluate.py --model RUN/model --dataset data/reviews --metrics macro_f1
     python jobs/evaluate.py --model RUN/model --dataset data/preferences
     python jobs/evaluate.py --model RUN/model --lm-eval arc_easy hellaswag
     python jobs/evaluate.py --model RUN/model --lm-eval capitals --include-path tasks     # tasks/capitals.yaml
@@ -48,6 +49,7 @@ OF_DATASETS = (
     "max_response_tokens",
     "samples",
     "temperature",
+    "metrics",
     "reference",
 )
 """Options that mean nothing to tasks of lm-evaluation-harness."""
@@ -83,6 +85,8 @@ class Evaluate:
     """divisor of logits; 0: the most probable token each time"""
     seed: int = DEFAULTS.seed
     """seed of the answers, as run.seed"""
+    metrics: list[str] | None = None
+    """further figures of predictions, as model.metrics; default: those of the run that --model lies in"""
     reference: str | None = None
     """of preferences: folder or hub id of the model that rewards are relative to, dataset for what prepare --reference
     has stored, or none; default: that of the run that --model lies in"""

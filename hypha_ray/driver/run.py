@@ -274,7 +274,7 @@ class Run:
         from hypha_ray.model.saved_model import open_saved
 
         with flagless(), self._model_of(round).opened() as folder:
-            network, _ = open_saved(folder)
+            network, _ = open_saved(folder, trained=self.job.model)
         return network
 
     def evaluate(self, dataset: str | Path, *, round: int | None = None, **settings: Any) -> dict[str, float]:
@@ -283,9 +283,9 @@ class Run:
         Args:
             dataset: folder of the dataset, or its name below the folder of datasets or among data nodes.
             round: as for `load_model`.
-            settings: ``split``, ``batch_size``, ``type``; for preferences ``reference``; and for prompts ``reward``,
-                ``reward_model``, ``environment``, ``turns``, ``max_response_tokens``, ``samples``, ``temperature`` and
-                ``seed``.
+            settings: ``split``, ``batch_size``, ``type``, ``metrics``; for preferences ``reference``; and for prompts
+                ``reward``, ``reward_model``, ``environment``, ``turns``, ``max_response_tokens``, ``samples``,
+                ``temperature`` and ``seed``.
 
         Returns:
             Figures such as ``val_loss`` and ``accuracy``; for prompts such as ``reward``.

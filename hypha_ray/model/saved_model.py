@@ -26,7 +26,7 @@ from hypha_ray.errors import CheckpointError
 from hypha_ray.files import make_tree_private
 from hypha_ray.model.flat import Array
 from hypha_ray.model.layout import layout_of, load
-from hypha_ray.model.loading.build import build_model, infer_task, task_of
+from hypha_ray.model.loading.build import build_model, infer_task, reopened, task_of
 from hypha_ray.model.loading.hub import TASK, base_of, fetch, hub_token, read_config
 from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.loading.weights import meta_tensors
@@ -105,23 +105,32 @@ def export(
         raise CheckpointError("MODEL013", f"model folder {directory} can't be written", str(error)) from error
 
 
-def open_saved(folder: Path, task_name: str | None = None) -> tuple[PreTrainedModel, Task]:
+def open_saved(
+    folder: Path, task_name: str | None = None, trained: Model | None = None
+) -> tuple[PreTrainedModel, Task]:
     """Load a model, in evaluation mode, and its task from a folder that `save_pretrained` wrote.
 
     Args:
         folder: folder with configuration, weights, and optionally a tokenizer.
         task_name: task as in `model.type`; None: the task in the folder, otherwise that of the architecture.
+        trained: table of the run that saved the folder, whose factory and loss are used again; None: there is no run.
 
     Raises:
         HyphaError: any error of `build_model` and `infer_task`.
 
     """
     fetch(str(folder.absolute()), None, None)
-    model = Model(repository=str(folder), **_read_task(folder, task_name))
-    adapted = has_adapter(model)
-    network = build_model(model, seed=0, whole=not adapted or needs_whole(model))
-    if adapted:
-        merge_adapter(attach_adapter(network, model, seed=0))
+    settings = _read_task(folder, task_name)
+    if trained is not None:
+        settings |= _brought_along(trained, settings["type"])
+    model = Model(repository=str(folder), **settings)
+    if model.factory is not None:
+        network = reopened(model)
+    else:
+        adapted = has_adapter(model)
+        network = build_model(model, seed=0, whole=not adapted or needs_whole(model))
+        if adapted:
+            merge_adapter(attach_adapter(network, model, seed=0))
     network = network.eval()
     tokenizer = None
     if find_task(model.type).labels == "masked":
@@ -148,6 +157,14 @@ def original_dtype(model: Model) -> str | None:
     for dtype_name, _ in sizes.most_common(1):
         return dtype_name
     return None
+
+
+def _brought_along(trained: Model, task_name: str) -> dict[str, Any]:
+    """Return the keys of a run's own factory, and of its loss if that is of the same task."""
+    names = ["factory", "factory_options"]
+    if find_task(trained.type).name == find_task(task_name).name:
+        names += ["loss", "loss_options"]
+    return {name: getattr(trained, name) for name in names}
 
 
 def _replace(directory: Path, new: Path, old: Path) -> None:

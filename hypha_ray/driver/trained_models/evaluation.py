@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from pydantic import ValidationError
 
@@ -32,6 +32,8 @@ from hypha_ray.store.directory import RunDirectory
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hypha_ray.config import Job
+    from hypha_ray.data.manifest import Manifest
     from hypha_ray.driver.datasets.data_source import DataSource
     from hypha_ray.driver.run import Run
     from hypha_ray.types import SliceInfo
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 _ADAPTER = "adapter_config.json"
 Begin: TypeAlias = Callable[[str], None]
 """Function that is called with each phase as it begins."""
+_MODEL = "model"
+"""Folder of a run's saved model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,26 @@ class ModelSource:
     folder: Path | None
     run: Run | None = None
     round: int | None = None
+
+    def job(self) -> Job | None:
+        """Return the job of the run that saved the model; None if the model lies in no run.
+
+        Raises:
+            HyphaError: the run's job file can't be read.
+
+        """
+        if self.run is not None:
+            return self.run.job
+        assert self.folder is not None
+        folder = self.folder.absolute()
+        if (folder / _ADAPTER).is_file() and folder.parent.name == _MODEL:
+            folder = folder.parent
+        directory = RunDirectory(folder.parent)
+        if folder.name != _MODEL or not directory.begun:
+            return None
+        from hypha_ray.config.load import load
+
+        return load(["@", str(directory.config)]).job
 
     @contextmanager
     def opened(self) -> Iterator[Path]:
@@ -134,6 +158,8 @@ class EvaluationRequest:
     """Environment that answers are a conversation with; None: none."""
     turns: int = 8
     """Number of answers after which such a conversation is over."""
+    metrics: list[str] | None = None
+    """Further figures, as `model.metrics`; None: those of the run that saved the model."""
     reference: str | None = None
     """Folder of the reference model of preferences; None: none."""
     max_response_tokens: int = 256
@@ -208,9 +234,7 @@ def evaluate_on_dataset(request: EvaluationRequest, model: ModelSource, begin: B
         if not infos:
             splits = ", ".join(sorted({info.split for info in manifest.slices}))
             raise DataError("DATA051", f"dataset {manifest.name!r} has no such split", request.split, splits)
-        if request.reference is not None and manifest.modality != "preferences":
-            problem = f"--reference has no effect on dataset {manifest.name!r}"
-            raise ConfigError("CFG011", problem, manifest.modality, "preferences", "leave it out")
+        _require_effect(request, manifest)
         score = score_samples
         if manifest.modality == "prompts":
             score = score_answers
@@ -221,7 +245,7 @@ def evaluate_on_dataset(request: EvaluationRequest, model: ModelSource, begin: B
                 plugins.require_known("environments", request.environment)
         with model.opened() as folder:
             require_same_tokens(folder, source)
-            subject, figures = score(request, folder, source, infos, begin)
+            subject, figures = score(request, ModelCase(folder, model.job()), source, infos, begin)
     return f"{subject}  {manifest.name}/{request.split}", figures
 
 
@@ -239,8 +263,40 @@ def require_same_tokens(model: Path, source: DataSource) -> None:
         raise DataError("DATA023", problem, f"tokens of {made_by.name}", "the model's tokenizer", fix)
 
 
+def _require_effect(request: EvaluationRequest, manifest: Manifest) -> None:
+    """Refuse settings that mean nothing to a dataset.
+
+    Raises:
+        ConfigError: CFG011, one has no effect; PLG001, there is no such metric.
+
+    """
+    is_of_preferences = manifest.modality == "preferences"
+    if request.reference is not None and not is_of_preferences:
+        problem = f"--reference has no effect on dataset {manifest.name!r}"
+        raise ConfigError("CFG011", problem, manifest.modality, "preferences", "leave it out")
+    if request.metrics and (is_of_preferences or manifest.modality == "prompts"):
+        problem = f"--metrics has no effect on dataset {manifest.name!r}, whose figures are rewards"
+        raise ConfigError("CFG011", problem, manifest.modality, "samples with labels", "leave it out")
+    for name in request.metrics or []:
+        plugins.require_known("metrics", name)
+
+
+class ModelCase(NamedTuple):
+    """A saved model, and where it is from."""
+
+    folder: Path
+    job: Job | None
+    """Job of the run that saved it; None: it lies in no run."""
+
+    def metrics(self, request: EvaluationRequest) -> list[str]:
+        """Return the names of further figures: those of a request, otherwise those of the run."""
+        if request.metrics is not None:
+            return request.metrics
+        return [] if self.job is None else self.job.model.metrics
+
+
 def score_samples(
-    request: EvaluationRequest, model: Path, source: DataSource, infos: Sequence[SliceInfo], begin: Begin
+    request: EvaluationRequest, model: ModelCase, source: DataSource, infos: Sequence[SliceInfo], begin: Begin
 ) -> tuple[str, dict[str, float]]:
     """Return model and task, and loss with what it amounts to."""
     with uncollected():
@@ -248,20 +304,22 @@ def score_samples(
 
         from hypha_ray.driver.datasets.classes import by_number, relabelled, require_fitting_labels
         from hypha_ray.driver.trained_models.preferences import preference_task
-        from hypha_ray.model.checks.loss_check import check_loss_of
+        from hypha_ray.model.checks.loss_check import check_loss_of, check_metrics_of
         from hypha_ray.model.checks.positions import require_positions
         from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
         from hypha_ray.model.loading.build import describe
+        from hypha_ray.model.metrics import metrics_named
         from hypha_ray.model.saved_model import open_saved
         from hypha_ray.model.tasks import require_trainable
 
+    plugins.look_beside_the_job()
     manifest = source.manifest
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network, task = open_saved(model, request.type)
+    network, task = open_saved(model.folder, request.type, None if model.job is None else model.job.model)
     require_trainable(task)
     scored_by = task.name
     if manifest.modality == "preferences":
-        task, scored_by = preference_task(task, model, manifest, request.reference, device)
+        task, scored_by = preference_task(task, model.job, manifest, request.reference, device)
     require_positions(network, task, manifest.shapes, f"dataset {manifest.name!r}")
     facts = describe(network, task)
     manifest.require(facts.vocab_size, facts.num_labels)
@@ -274,20 +332,23 @@ def score_samples(
     note = by_number(manifest, task, id2label)
     if note:
         print(f"note: {note}", file=sys.stderr)
+    metrics = metrics_named(model.metrics(request))
+    if metrics:
+        check_metrics_of(metrics, task, first, network)
     begin("evaluating")
-    sums = evaluate(network.to(device), task, chain([first], batches), device)
+    sums = evaluate(network.to(device), task, chain([first], batches), device, metrics=metrics)
     loss_sum, count = sums["val_loss"]
     if not count:
         fix = "choose another --split, or prepare the dataset for this task"
         raise DataError("DATA052", f"nothing in {manifest.name}/{request.split} can be scored", task.name, fix=fix)
-    figures = {name: value for name, value in metrics_of(task, sums).items() if value is not None}
+    figures = {name: value for name, value in metrics_of(task, sums, metrics).items() if value is not None}
     if "val_loss" not in figures:
         raise CheckpointError("MODEL018", "the model's loss isn't a finite number", f"{loss_sum / count}")
     return f"{facts.architecture}  {scored_by}", figures
 
 
 def score_answers(
-    request: EvaluationRequest, model: Path, source: DataSource, infos: Sequence[SliceInfo], begin: Begin
+    request: EvaluationRequest, model: ModelCase, source: DataSource, infos: Sequence[SliceInfo], begin: Begin
 ) -> tuple[str, dict[str, float]]:
     """Return the model, and rewards and lengths of its answers; they are those of a run with the same settings."""
     rl = rl_of(request)
@@ -301,7 +362,6 @@ def score_answers(
         from hypha_ray.model.loading.tokenizer import tokenizer_of
         from hypha_ray.model.saved_model import open_saved
         from hypha_ray.model.vocabulary import vocabulary_of
-        from hypha_ray.plugins import look_beside_the_job
         from hypha_ray.rl.dataflow.model_worker import master_of
         from hypha_ray.rl.environments.rollouts import EnvironmentRollouts
         from hypha_ray.rl.island import validate
@@ -312,15 +372,15 @@ def score_answers(
         from hypha_ray.rl.scoring import Scorer
         from hypha_ray.types.events import means
 
-    look_beside_the_job()
-    network, task = open_saved(model, request.type)
+    plugins.look_beside_the_job()
+    network, task = open_saved(model.folder, request.type)
     if task.name != "causal-lm":
         fix = "evaluate a language model, or another dataset"
         raise ConfigError("RL001", "this model can't answer prompts", task.name, "causal-lm", fix)
     manifest = source.manifest
     require_positions(network, task, manifest.shapes, f"dataset {manifest.name!r}", request.max_response_tokens)
     manifest.require(describe(network, task).vocab_size)
-    tokenizer = tokenizer_of(preprocessor_for(Preprocessor(), Model(repository=str(model)), source))
+    tokenizer = tokenizer_of(preprocessor_for(Preprocessor(), Model(repository=str(model.folder)), source))
     device = device_of("auto")
     policy = Policy(network.to(device), 1.0, None, vocabulary_of(tokenizer))
     ends = end_tokens(network, tokenizer)

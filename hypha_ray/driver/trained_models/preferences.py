@@ -5,10 +5,8 @@ Settings and reference by which a saved model is evaluated on preferences: those
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hypha_ray.config.load import load
 from hypha_ray.config.schema import Job
 from hypha_ray.config.tables.rl import Preference
 from hypha_ray.data.manifest import Manifest
@@ -56,16 +54,16 @@ def require_preferences(manifest: Manifest, settings: Preference) -> None:
 
 
 def preference_task(
-    task: Task, model: Path, manifest: Manifest, reference: str | None, device: torch.device
+    task: Task, job: Job | None, manifest: Manifest, reference: str | None, device: torch.device
 ) -> tuple[Task, str]:
     """Return the task by which a saved model is evaluated on preferences, and a description of loss and reference.
 
-    Loss and settings are those of the run that the model's folder lies in. Without one, they are the defaults of dpo,
-    or of kto for answers that are judged one by one.
+    Loss and settings are those of the run that saved the model. Without one that was trained on preferences, they are
+    the defaults of dpo, or of kto for answers that are judged one by one.
 
     Args:
         task: task of the saved model.
-        model: folder of the saved model.
+        job: job of the run that saved the model; None: there is no run.
         manifest: manifest of the dataset.
         reference: folder or hub id of a model, ``dataset`` or ``none``; None: that of the run.
         device: device that the reference is used on.
@@ -81,7 +79,8 @@ def preference_task(
     if task.name != "causal-lm":
         fix = "evaluate a language model, or name another dataset"
         raise ConfigError("CFG011", f"preferences and a model of {task.name} exclude each other", fix=fix)
-    job = _job_of_run(model)
+    if job is not None and job.preference.loss is None:
+        job = None
     settings = _settings(job, manifest, reference)
     require_preferences(manifest, settings)
     logprobs = None
@@ -91,15 +90,6 @@ def preference_task(
     if settings.uses_reference:
         name = reference or settings.reference
     return with_preferences(task, settings, logprobs), f"{settings.loss}, reference {name}"
-
-
-def _job_of_run(model: Path) -> Job | None:
-    """Job file of the run that a model's folder lies in; None if it lies in none that was trained on preferences."""
-    file = model.absolute().parent / "config.toml"
-    if not file.is_file():
-        return None
-    job = load(["@", str(file)]).job
-    return None if job.preference.loss is None else job
 
 
 def _settings(job: Job | None, manifest: Manifest, reference: str | None) -> Preference:

@@ -220,17 +220,37 @@ def build_model(model: Model, seed: int, *, whole: bool = False, device: torch.d
             with errors_as(ConfigError, "MODEL004", "no model can be built from model.config"):
                 return auto_class(task).from_config(config, trust_remote_code=False).train()
         base, _ = base_of(model)
-        return _pretrained(base, task, folder, config, whole, device or torch.device("cpu")).train()
+        network_class = auto_class(task)
+        return _pretrained(base, network_class, folder, config, whole, device or torch.device("cpu")).train()
+
+
+def reopened(model: Model) -> PreTrainedModel:
+    """Load what a run with a factory has saved, on the CPU.
+
+    Args:
+        model: table with the factory, and with the run's saved model as the repository.
+
+    Raises:
+        ConfigError: the factory can't be had.
+        CheckpointError: the weights are damaged, or don't fit the factory's model.
+
+    """
+    sketch = skeleton(model)
+    folder = Path(str(model.repository))
+    with errors_as(CheckpointError, "MODEL006", f"the configuration in {folder} can't be loaded"):
+        config = type(sketch.config).from_pretrained(folder)
+    config.dtype = torch.float32
+    return _pretrained(model, type(sketch), folder, config, True, torch.device("cpu"))
 
 
 def _pretrained(
-    model: Model, task: Task, folder: Path, config: PretrainedConfig, whole: bool, device: torch.device
+    model: Model, network_class: Any, folder: Path, config: PretrainedConfig, whole: bool, device: torch.device
 ) -> PreTrainedModel:
     """Load a repository's weights and refuse missing and unknown ones."""
     repository = str(model.repository)
     with errors_as(CheckpointError, "MODEL006", f"weights of {repository} can't be loaded"), quiet():
         shapes = tensor_shapes(meta_tensors(folder, repository))
-        network, info = auto_class(task).from_pretrained(
+        network, info = network_class.from_pretrained(
             folder,
             config=config,
             dtype=config.dtype,

@@ -12,12 +12,16 @@ import torch
 
 from hypha_ray.config.load import load
 from hypha_ray.config.schema import Job, Model
+from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.slices import describe, write_slice
 from hypha_ray.driver.preflight.checks import check_plugins
+from hypha_ray.driver.trained_models.evaluation import EvaluationRequest, ModelSource, evaluate_on_dataset
 from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
 from hypha_ray.model.loading.build import build_model, check_factory, skeleton, task_of
 from hypha_ray.model.metrics import metrics_named
+from hypha_ray.model.saved_model import export
 from hypha_ray.rl.island import Island
 from hypha_ray.types import Delta, Samples
 from hypha_ray.worker.training.supervised import SupervisedTrainer
@@ -100,3 +104,37 @@ def test_documented_kind_makes_a_dataset_of_the_rows(tmp_path: Path) -> None:
 
 def test_every_family_has_its_table_in_the_job_file() -> None:
     assert load(["--model.factory", "mixer:build"]).job.model == Model(factory="mixer:build")
+
+
+def test_saved_model_is_evaluated_with_factory_loss_and_metrics_of_its_run(tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, 4, (10, 6))
+    arrays = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    data = tmp_path / "data"
+    data.mkdir()
+    slices = (write_slice(data, 0, "validation", arrays),)
+    Manifest(name="digits", modality="language", slices=slices, tensors=describe(arrays, "slice")[1]).save(data)
+    run = tmp_path / "run"
+    run.mkdir()
+    table = 'factory = "mixer:build"\nfactory_options = { vocab_size = 4, hidden_size = 8 }\nloss = "smoothed:Smoothed"'
+    (run / "config.toml").write_text(f'[model]\n{table}\nmetrics = ["recall:Recall"]\n', encoding="utf-8")
+    job = load(["@", str(run / "config.toml")]).job
+    draws = np.random.default_rng(1)
+    shapes = skeleton(job.model).state_dict().items()
+    tensors = {name: draws.normal(size=tensor.shape).astype(np.float32) for name, tensor in shapes}
+    export(job, None, tensors, run / "model")
+
+    from mixer import Mixer
+
+    network = Mixer.from_pretrained(run / "model")
+    with torch.no_grad():
+        logits, labels = network(torch.tensor(ids)).logits[:, :-1], torch.tensor(ids[:, 1:])
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1)
+    hits = (logits.argmax(-1) == 1) & (labels == 1)
+    request = EvaluationRequest(str(data), batch_size=3)
+    _, figures = evaluate_on_dataset(request, ModelSource(run / "model"), lambda phase: None)
+    assert figures["val_loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert figures["metric/Recall"] == pytest.approx(float(hits.sum() / (labels == 1).sum()))
+    assert "perplexity" not in figures and figures["samples"] == 10
+    request = EvaluationRequest(str(data), metrics=["top5"])
+    _, figures = evaluate_on_dataset(request, ModelSource(run / "model"), lambda phase: None)
+    assert figures["metric/top5"] == 1.0 and "metric/Recall" not in figures

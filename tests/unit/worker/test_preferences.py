@@ -16,6 +16,7 @@ from hypha_ray.config.tables.rl import Preference
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.preparation.encoders import load_tokenizer
 from hypha_ray.driver.preflight.memory import step_memory
+from hypha_ray.driver.trained_models.evaluation import ModelSource
 from hypha_ray.driver.trained_models.preferences import preference_task
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.evaluation import evaluate, metrics_of
@@ -197,15 +198,17 @@ def test_saved_model_is_evaluated_by_the_settings_of_its_run(pairs: Path, base: 
     (tmp_path / "config.toml").write_text(text)
     network, task = open_saved(tmp_path / "model")
     manifest = load(pairs)
+    job = ModelSource(tmp_path / "model").job()
     for reference, name in ((None, "initial"), (str(base), str(base))):
-        scored_by, shown = preference_task(task, tmp_path / "model", manifest, reference, torch.device("cpu"))
+        scored_by, shown = preference_task(task, job, manifest, reference, torch.device("cpu"))
         assert shown == f"ipo, reference {name}"
         figures = metrics_of(scored_by, evaluate(network, scored_by, [held_out], "cpu"))
         assert {key: figures[key] for key in expected} == pytest.approx(expected, rel=1e-4)
     trainer.model.save_pretrained(tmp_path / "elsewhere" / "model")
+    elsewhere = ModelSource(tmp_path / "elsewhere" / "model").job()
     with pytest.raises(ConfigError, match=r"CFG012.*--reference is missing"):
-        preference_task(task, tmp_path / "elsewhere" / "model", manifest, None, torch.device("cpu"))
-    without, shown = preference_task(task, tmp_path / "model", manifest, "none", torch.device("cpu"))
+        preference_task(task, elsewhere, manifest, None, torch.device("cpu"))
+    without, shown = preference_task(task, job, manifest, "none", torch.device("cpu"))
     assert shown == "ipo, reference none"
     figures = metrics_of(without, evaluate(network, without, [held_out], "cpu"))
     assert figures["margin"] != pytest.approx(expected["margin"], rel=1e-3)
