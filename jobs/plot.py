@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hypha_ray.config.entry_point import Phases, run
 from hypha_ray.config.options import parse_options
+from hypha_ray.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -23,15 +25,32 @@ def main() -> None:
     arguments = parse_options(Plot, __doc__, sys.argv[1:], position="run")
     phases = Phases()
     phases.begin("drawing the plots")
-    from hypha_ray.driver.run_folders import find_run
-    from hypha_ray.history.find import FIX
     from hypha_ray.telemetry.plots import draw
 
-    folder = Path(arguments.run).expanduser()
-    paths = draw(folder if folder.is_dir() else find_run(arguments.run, None, None, FIX))
+    paths = draw(run_or_folder(arguments.run))
     phases.end()
     for path in paths:
         print(path)
+
+
+def run_or_folder(name: str) -> Path:
+    """Return the directory of a run, otherwise a folder that lacks all but the records.
+
+    Raises:
+        CheckpointError: CKPT001, there is neither.
+
+    """
+    from hypha_ray.driver.run_folders import find_run
+    from hypha_ray.history.find import FIX
+
+    try:
+        return find_run(name, None, None, FIX)
+    except CheckpointError:
+        folder = Path(name).expanduser()
+        with suppress(OSError):  # No file has too long a name.
+            if folder.is_dir():
+                return folder
+        raise
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from hypha_ray.config.load import Loaded
 from hypha_ray.driver.flagless import flagless
 from hypha_ray.driver.run_folders import name_run
-from hypha_ray.errors import ConfigError, reason_of
+from hypha_ray.errors import CheckpointError, ConfigError, reason_of
+from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, NewRecords
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Training:
             raise ConfigError("API001", "this process trains another run", fix=fix)
         try:
             job, directory = name_run(loaded.job, kind)
+            self._follower = _Follower(directory.path, callbacks)
         except BaseException:
             _is_training.release()
             raise
@@ -81,8 +83,11 @@ class Training:
         self._loaded = replace(loaded, job=job)
         self._kind = kind
         self._folder = directory.path
-        self._follower = _Follower(directory.path, callbacks)
         self._error: BaseException | None = None
+        self._is_stopped = False
+        """Whether a stop has ended it, before its last round."""
+        # A `join` that Ctrl-C interrupts lets Python take a living thread for a dead one.
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._train, name=f"training-{directory.path.name}", daemon=True)
 
     @property
@@ -95,12 +100,15 @@ class Training:
         """
         from hypha_ray.driver.run import Run
 
+        if not RunDirectory(self._folder).begun:
+            problem = f"run {self._folder.name} has not begun"
+            raise CheckpointError("CKPT001", problem, fix="ask again once its progress has a round")
         return Run(self._folder)
 
     @property
     def done(self) -> bool:
         """Whether it has ended, in whatever way."""
-        return not self._thread.is_alive()
+        return self._ended.is_set()
 
     @property
     def progress(self) -> TrainingProgress:
@@ -124,7 +132,7 @@ class Training:
             return
         self._follower.stop()
         if wait:
-            self._thread.join()
+            self._ended.wait()
 
     def result(self, timeout_s: float | None = None) -> Run:
         """Wait for the end, and return the run; a run that was stopped is returned, too.
@@ -133,12 +141,11 @@ class Training:
             timeout_s: longest wait in seconds; None: as long as it takes.
 
         Raises:
-            HyphaError: the error that ended the run.
+            HyphaError: the error that ended the run; CKPT001, it was stopped before it began.
             TimeoutError: it hasn't ended by then; it trains on.
 
         """
-        self._thread.join(timeout_s)
-        if not self.done:
+        if not self._ended.wait(timeout_s):
             raise TimeoutError(f"run {self._folder.name} has not ended after {timeout_s:g} s; it trains on")
         if self._error is not None:
             raise self._error
@@ -161,7 +168,7 @@ class Training:
             return "running"
         if self._error is not None:
             return "failed"
-        return "stopped" if self._follower.is_stopped else "finished"
+        return "stopped" if self._is_stopped else "finished"
 
     def begin(self) -> Training:
         """Begin to train on another thread."""
@@ -181,20 +188,28 @@ class Training:
         return self.run
 
     def _train(self) -> None:
-        """Train, and keep the error that ended the run; a stop is none."""
+        """Train, and keep the error that ended the run."""
+        try:
+            self._run()
+        except BaseException as error:
+            self._error = error
+        finally:
+            _is_training.release()
+            self._ended.set()
+
+    def _run(self) -> None:
+        """Train, and tell the callbacks of the last records; a stop is no error."""
         from hypha_ray.driver.launch import run_job
 
         try:
             with flagless():
                 run_job(self._loaded, kind=self._kind, check=self._follower.check)
-        except KeyboardInterrupt as interrupt:
+        except KeyboardInterrupt:
             if not self._follower.is_stopped:
-                self._error = interrupt
-        except BaseException as error:
-            self._error = error
+                raise
+            self._is_stopped = True
         finally:
             self._follower.tell()
-            _is_training.release()
 
 
 class _Follower:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -26,9 +27,19 @@ def existing_run(run: str, parent: str | None, fix: str = FIX) -> Path:
     """
     folder = runs(parent)
     for path in (folder / run, Path(run).expanduser().absolute()):
-        if RunDirectory(path).begun:
+        if _is_run(path):
             return path.resolve() if ".." in path.parts else path
     raise missing_run(run, folder, fix)
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a path is that of a run that has begun; no file has too long a name."""
+    try:
+        return RunDirectory(path).begun
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return False
 
 
 def missing_run(name: str, parent: Path, fix: str) -> CheckpointError:
@@ -37,4 +48,7 @@ def missing_run(name: str, parent: Path, fix: str) -> CheckpointError:
     similar = get_close_matches(name, names, n=1)
     if similar:
         fix = f"did you mean {similar[0]!r}?"
-    return CheckpointError("CKPT001", f"there is no run {name!r} in {parent}", fix=fix)
+    problem = f"there is no run {name!r}"
+    if not Path(name).is_absolute():
+        problem += f" in {parent}"
+    return CheckpointError("CKPT001", problem, fix=fix)

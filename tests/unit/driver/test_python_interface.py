@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 import json
+import signal
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -162,6 +164,13 @@ class Broken(Told):
         raise ZeroDivisionError("no mean")
 
 
+class Leaving(Told):
+    """Ends the process, as it thinks."""
+
+    def on_round(self, record: dict[str, Any]) -> None:
+        raise SystemExit(3)
+
+
 JOB: dict[str, Any] = {"run": {"name": "new"}, "model": {"repository": "m"}, "dataset": {"path": "d"}}
 
 
@@ -248,6 +257,33 @@ def test_process_trains_one_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
         hypha_ray.train(JOB, callbacks=[nested])
     assert nested.errors == ["API001", "API001"]
     hypha_ray.train(JOB)
+
+
+@pytest.mark.usefixtures("trained")
+@pytest.mark.parametrize("callbacks", [Told(), [Leaving()]], ids=["no list", "SystemExit"])
+def test_another_run_trains_after_one_that_its_callbacks_have_ended(callbacks: Any) -> None:
+    with pytest.raises((TypeError, SystemExit)):
+        hypha_ray.train(JOB, callbacks=callbacks)
+    hypha_ray.train(JOB)
+
+
+@pytest.mark.usefixtures("trained")
+def test_wait_that_is_broken_off_ends_no_training() -> None:
+    goes_on = threading.Event()
+
+    class Waiting(hypha_ray.Callback):
+        def on_round(self, record: dict[str, Any]) -> None:
+            goes_on.wait(60)
+
+    training = hypha_ray.train(JOB, callbacks=[Waiting()], wait=False)
+    waiter = threading.main_thread().ident
+    assert waiter is not None
+    threading.Timer(0.2, signal.pthread_kill, (waiter, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        training.result(60)
+    assert not training.done and training.progress.state == "running"
+    goes_on.set()
+    assert training.result(60).path.name == "new"
 
 
 def test_wrong_job_is_refused_before_anything_trains_in_the_background() -> None:

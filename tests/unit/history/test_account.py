@@ -134,6 +134,8 @@ def test_run_is_found_by_its_name_or_folder_and_the_nearest_is_named(tmp_path: P
         existing_run("text-1", str(tmp_path))
     with pytest.raises(CheckpointError, match="the job `runs` lists them"):
         existing_run("zzz", str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"CKPT001.*there is no run 'nnn"):
+        existing_run("n" * 300, str(tmp_path))
 
 
 def test_error_of_a_run_sends_a_terminal_no_commands(tmp_path: Path) -> None:
