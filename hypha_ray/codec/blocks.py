@@ -1,8 +1,7 @@
-"""Arrays as torch tensors without a copy, and the blocks in which they are worked on.
+"""Blocks of arrays: tensors that share their memory, and streams of bytes.
 
-Streams of the blocks of a group, joined in an array, which an untrusted sender may have made.
-
-They are deflated (RFC 1951), or sparse patches.
+A block's stream is deflated (RFC 1951) or a sparse patch. The streams of a group are joined in an array, which an
+untrusted sender may have made.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from hypha_ray.history.find import existing_run
 from hypha_ray.simulation.advice.exchange import ModelShape
 from hypha_ray.simulation.advice.options import Advise, circumstances_of, parse_advise, split_arguments
 from hypha_ray.simulation.advice.proposal import Proposal, check_advisable, limits_of, proposals, with_proposals
-from hypha_ray.simulation.advice.report import overlay_text
+from hypha_ray.simulation.advice.report import overlay_text, report_lines
 from hypha_ray.simulation.calibration import PROVENANCE, Calibration, calibrate
 from hypha_ray.simulation.result import write_rows
 from hypha_ray.simulation.what_if.predictions import predict
@@ -172,7 +172,6 @@ def advise(arguments: Sequence[str], doc: str | None) -> None:
         print_notes([f"the times of a batch are those of run {options.from_}"])
     from hypha_ray.simulation.advice.comparison import Candidate, compare, settings_of
     from hypha_ray.simulation.advice.ladder import choose
-    from hypha_ray.simulation.advice.report import report_lines
 
     circumstances_of(options, job, ModelShape(1))  # What is wrong with a link is said before libraries are loaded.
     phases = Phases()

@@ -26,7 +26,8 @@ from hypha_ray.types import Flat, Layout, RoundProgress, Verdict
 from hypha_ray.types.rounds import attempt_of
 
 if TYPE_CHECKING:
-    from hypha_ray.server.reduce import OptimizerStep, ReduceSpec, State
+    from hypha_ray.server.optimizer_step import ModelOptimizerStep
+    from hypha_ray.server.reduce import ReduceSpec, State
 
 
 GROUPS = {"pulse": 1, "intake": 1}
@@ -85,7 +86,7 @@ class ParameterServer(ListedActor):
         self._busy_until = 0.0
         """Estimated monotonic time at which workers will have copied the latest θ; 0 if there are several machines."""
         self._has_one_machine = sum(node["Alive"] for node in ray.nodes()) == 1
-        self._optimizer_steps: dict[str, OptimizerStep] = {}
+        self._optimizer_steps: dict[str, ModelOptimizerStep] = {}
         self._has_checked = False
         """Whether the sources of members that users bring are known to be those that the run began with."""
         resources = ray.get_runtime_context().get_assigned_resources()
@@ -283,7 +284,7 @@ class ParameterServer(ListedActor):
         """Process id; an answer shows that the actor is alive."""
         return os.getpid()
 
-    def _optimizer_step(self, layout: Layout) -> OptimizerStep:
+    def _optimizer_step(self, layout: Layout) -> ModelOptimizerStep:
         """Optimizer of synchronous steps, kept only to reuse its memory."""
         from hypha_ray.server.optimizer_step import ModelOptimizerStep
 

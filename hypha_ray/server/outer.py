@@ -69,60 +69,6 @@ class Outer(Protocol):
         ...
 
 
-def own_step(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
-    """Step of a user's optimizer; it gets copies, so it may write to them."""
-    optimizer: Outer = create("outer_optimizers", outer.name, outer.name_options)
-
-    def step(mean: torch.Tensor, scratch: torch.Tensor, part: slice) -> float:
-        before = group.theta[part]
-        after = group.new_theta[part]
-        delta = mean.clone() if group.relative else mean - before
-        state = [array[part].clone() for array in group.state]
-        state_out = [array[part] for array in group.new_state]
-        new_theta, new_state = optimizer.step(before.clone(), delta, state, eta, round)
-        for values, out in zip((new_theta, *new_state), (after, *state_out), strict=True):
-            if values.shape != out.shape:
-                got = tuple(values.shape)
-                raise ValueError(f"{outer.name} gave shape {got} for {tuple(out.shape)}")
-            out.copy_(values)
-        for array in state_out:
-            if not torch.isfinite(array).all():
-                return math.inf
-        return square_distance(after, before, scratch)
-
-    return step
-
-
-def try_outer(name: str, options: Mapping[str, Any] | None) -> None:
-    """Take two steps on a few parameters, whole and in two blocks, which have to be equal.
-
-    Raises:
-        ValueError: a step depends on other elements, or gives values that aren't finite.
-
-    """
-    outer = OuterOptimizer(name=name, name_options=None if options is None else dict(options))
-    slots = len(create("outer_optimizers", name, options).slots)
-    theta = torch.randn(8, generator=torch.Generator().manual_seed(0))
-    delta = torch.randn(8, generator=torch.Generator().manual_seed(1))
-    results = []
-    for parts in ([slice(0, 8)], [slice(0, 3), slice(3, 8)]):
-        old = theta.clone()
-        state = [torch.zeros(8) for _ in range(slots)]
-        for round in range(2):
-            new_state = [torch.empty(8) for _ in range(slots)]
-            group = Group(old, state, torch.empty(8), new_state, relative=True)
-            step = own_step(outer, 0.5, round, group)
-            for part in parts:
-                change = step(delta[part], torch.empty(8)[part], part)
-                if not math.isfinite(change):
-                    raise ValueError("a step on finite values gives some that aren't")
-            old = group.new_theta
-            state = new_state
-        results.append([old, *state])
-    if not all(map(torch.equal, *results)):
-        raise ValueError("a step depends on other elements of the parameters than its own")
-
-
 def slots_of(outer: str) -> tuple[str, ...]:
     """State arrays of a group of parameters, by name of the optimizer: prefixes of the group's name."""
     if outer in SLOTS:
@@ -267,3 +213,57 @@ def fused_step(
         return fused_nesterov(eta, mu, block)
 
     return work
+
+
+def own_step(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
+    """Step of a user's optimizer; it gets copies, so it may write to them."""
+    optimizer: Outer = create("outer_optimizers", outer.name, outer.name_options)
+
+    def step(mean: torch.Tensor, scratch: torch.Tensor, part: slice) -> float:
+        before = group.theta[part]
+        after = group.new_theta[part]
+        delta = mean.clone() if group.relative else mean - before
+        state = [array[part].clone() for array in group.state]
+        state_out = [array[part] for array in group.new_state]
+        new_theta, new_state = optimizer.step(before.clone(), delta, state, eta, round)
+        for values, out in zip((new_theta, *new_state), (after, *state_out), strict=True):
+            if values.shape != out.shape:
+                got = tuple(values.shape)
+                raise ValueError(f"{outer.name} gave shape {got} for {tuple(out.shape)}")
+            out.copy_(values)
+        for array in state_out:
+            if not torch.isfinite(array).all():
+                return math.inf
+        return square_distance(after, before, scratch)
+
+    return step
+
+
+def try_outer(name: str, options: Mapping[str, Any] | None) -> None:
+    """Take two steps on a few parameters, whole and in two blocks, which have to be equal.
+
+    Raises:
+        ValueError: a step depends on other elements, or gives values that aren't finite.
+
+    """
+    outer = OuterOptimizer(name=name, name_options=None if options is None else dict(options))
+    slots = len(create("outer_optimizers", name, options).slots)
+    theta = torch.randn(8, generator=torch.Generator().manual_seed(0))
+    delta = torch.randn(8, generator=torch.Generator().manual_seed(1))
+    results = []
+    for parts in ([slice(0, 8)], [slice(0, 3), slice(3, 8)]):
+        old = theta.clone()
+        state = [torch.zeros(8) for _ in range(slots)]
+        for round in range(2):
+            new_state = [torch.empty(8) for _ in range(slots)]
+            group = Group(old, state, torch.empty(8), new_state, relative=True)
+            step = own_step(outer, 0.5, round, group)
+            for part in parts:
+                change = step(delta[part], torch.empty(8)[part], part)
+                if not math.isfinite(change):
+                    raise ValueError("a step on finite values gives some that aren't")
+            old = group.new_theta
+            state = new_state
+        results.append([old, *state])
+    if not all(map(torch.equal, *results)):
+        raise ValueError("a step depends on other elements of the parameters than its own")

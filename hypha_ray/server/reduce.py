@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -37,15 +37,10 @@ from hypha_ray.server.outer import Group, collection, fused_step, has_fused_kern
 from hypha_ray.types import Contribution, Flat, Layout, Rejection, RoundProgress, Verdict
 from hypha_ray.types.layout import dtype_of, is_trained
 
+if TYPE_CHECKING:
+    from hypha_ray.server.optimizer_step import ModelOptimizerStep
+
 _Tensors = dict[str, torch.Tensor]
-
-
-class OptimizerStep(Protocol):
-    """An optimizer of synchronous steps."""
-
-    def step(self, round: int, theta: Flat, state: Flat, out: Flat) -> Flat:
-        """Write new weights over the mean gradient in `out`, and return the new state."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,7 @@ class ReduceSpec:
     sync: Sync = field(default_factory=Sync)
     """Merge rule, weighting, norm gate and clipping."""
     codec: Codec = field(default_factory=Fp32)
-    optimizer_step: OptimizerStep | None = None
+    optimizer_step: ModelOptimizerStep | None = None
     """Optimizer for payloads that are gradients; None: they are deltas, and `outer` takes the step."""
     rounds: int = 1
     """Number of rounds in the run, for the schedule of the outer learning rate."""
@@ -376,7 +371,7 @@ class _Reduction:
         return fused_step(values, weights, eta, spec.outer.momentum, parameters, needs_theta, needs_state)
 
 
-def _apply_optimizer(round: int, old: State, result: _Result, optimizer_step: OptimizerStep) -> _Result:
+def _apply_optimizer(round: int, old: State, result: _Result, optimizer_step: ModelOptimizerStep) -> _Result:
     """Apply the optimizer to the mean gradient, which the result holds in place of the weights."""
     if not all(map(math.isfinite, result.changes.values())):
         return result

@@ -1,10 +1,4 @@
-"""Samples of a dataset: slices as a manifest lists them, runs of their samples, samples at hand, rules of tokens.
-
-Records as JSON that keeps tuples and keys that aren't text, and as rows of bytes in slices of prompts.
-
-Functions that score answers compare grids, which are tuples of tuples, with `==`. A slice holds its records as tensor
-``reward_data``, uint8 [N, A]: JSON in UTF-8 with zeros behind it.
-"""
+"""Samples of a dataset: slices of a manifest, runs of samples, samples at hand, token rules, records of prompts."""
 
 from __future__ import annotations
 
@@ -147,7 +141,9 @@ class TokenRules:
 
 
 def to_json(record: Mapping[str, Any]) -> str:
-    """Write a record as JSON, in one line.
+    """Write a record as JSON, in one line, which keeps tuples and keys that aren't text.
+
+    Functions that score answers compare grids, which are tuples of tuples, with `==`.
 
     Raises:
         TypeError: a value is none of JSON's, and no tuple.
@@ -183,7 +179,9 @@ def _unmarked(table: dict[str, Any]) -> Any:
 
 
 def pack_records(records: Sequence[Mapping[str, Any]]) -> npt.NDArray[np.uint8]:
-    """The records as rows of bytes, uint8 [N, A], A being the length of the longest one.
+    """Encode records as a slice's tensor ``reward_data``: uint8 [N, A], where A is the length of the longest one.
+
+    A row is JSON in UTF-8 with zeros behind it.
 
     Args:
         records: one for each prompt, such as ``{"task": "gsm8k", "answer": "72"}``.
@@ -200,7 +198,7 @@ def pack_records(records: Sequence[Mapping[str, Any]]) -> npt.NDArray[np.uint8]:
 
 
 def unpack_records(rows: npt.NDArray[np.generic]) -> list[dict[str, Any]]:
-    """The records of rows of bytes, uint8 [N, A]."""
+    """Decode a result of `pack_records`."""
     records: list[dict[str, Any]] = []
     for row in np.asarray(rows, np.uint8):
         text = bytes(row).rstrip(b"\0")

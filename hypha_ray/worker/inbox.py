@@ -1,6 +1,6 @@
 """Inbox of a worker: slices, which batches are cut from, and orders, until the inner loop takes them.
 
-Waits of the inner loop for the control thread, which may interrupt them.
+The inner loop waits here for the control thread, which may interrupt its waits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Integers: multiples of a scale for each chunk, in 8 or 4 bits for each element.
-
-4-bit floats without a mantissa: a sign and three bits of exponent for each element.
-"""
+"""Codes of 8 or 4 bits for each element: multiples of a scale for each chunk, and 4-bit floats without a mantissa."""
 
 from __future__ import annotations
 
@@ -76,6 +73,32 @@ class Int4(FourBits):
         return {"codes": pack4(codes), "scales": scales}
 
 
+class E3m0(FourBits):
+    """Sign and power of two below the chunk's largest magnitude, as Streaming DiLoCo sends deltas (arXiv 2501.18512).
+
+    Levels are ±s, ±s/2, … ±s/64 and 0, with a bfloat16 s: 4.016 bits for each element.
+    """
+
+    name = "e3m0"
+    chunk = 1024
+    arrays: ClassVar = {"codes": ("uint8", 512), "scales": ("uint16", 1)}
+    levels = pairs(_MAGNITUDES + _NEGATED)
+
+    def compress(self, values: torch.Tensor) -> Parts:
+        """Round to the nearest level. Between 2ᵉ and 2ᵉ⁺¹ the border is 1.5 · 2ᵉ, so adding to the bits rounds."""
+        largest = values.abs().amax(1, keepdim=True)
+        scales = bits_of_bf16(largest)
+        size = bf16_of_bits(scales)
+        inverse = torch.where(size > 0, 1 / size, 0)
+        bits = (values * inverse).view(torch.int32)
+        magnitude_bits = bits & 0x7FFFFFFF
+        exponent = magnitude_bits.add_(_ONE_AND_A_HALF).bitwise_right_shift_(_MANTISSA)
+        magnitude_codes = (_BIAS - exponent).clamp_(0, _ZERO)
+        sign_bits = bits.bitwise_right_shift(28) & 8
+        codes = magnitude_codes.add_(sign_bits).to(torch.uint8)
+        return {"codes": pack4(codes), "scales": scales}
+
+
 def multiples(values: torch.Tensor, scales: torch.Tensor, most: int) -> torch.Tensor:
     """Return the nearest multiples of the scales, up to ±`most`, as whole floats; 0 if a scale is 0 or NaN."""
     inverse = torch.where(scales > 0, 1 / scales, 0)
@@ -111,29 +134,3 @@ def look_up4(packed: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """
     values = torch.nn.functional.embedding(packed.int(), table.to(packed.device))
     return values.flatten(1)
-
-
-class E3m0(FourBits):
-    """Sign and power of two below the chunk's largest magnitude, as Streaming DiLoCo sends deltas (arXiv 2501.18512).
-
-    Levels are ±s, ±s/2, … ±s/64 and 0, with a bfloat16 s: 4.016 bits for each element.
-    """
-
-    name = "e3m0"
-    chunk = 1024
-    arrays: ClassVar = {"codes": ("uint8", 512), "scales": ("uint16", 1)}
-    levels = pairs(_MAGNITUDES + _NEGATED)
-
-    def compress(self, values: torch.Tensor) -> Parts:
-        """Round to the nearest level. Between 2ᵉ and 2ᵉ⁺¹ the border is 1.5 · 2ᵉ, so adding to the bits rounds."""
-        largest = values.abs().amax(1, keepdim=True)
-        scales = bits_of_bf16(largest)
-        size = bf16_of_bits(scales)
-        inverse = torch.where(size > 0, 1 / size, 0)
-        bits = (values * inverse).view(torch.int32)
-        magnitude_bits = bits & 0x7FFFFFFF
-        exponent = magnitude_bits.add_(_ONE_AND_A_HALF).bitwise_right_shift_(_MANTISSA)
-        magnitude_codes = (_BIAS - exponent).clamp_(0, _ZERO)
-        sign_bits = bits.bitwise_right_shift(28) & 8
-        codes = magnitude_codes.add_(sign_bits).to(torch.uint8)
-        return {"codes": pack4(codes), "scales": scales}

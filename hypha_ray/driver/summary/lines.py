@@ -23,8 +23,8 @@ from hypha_ray.config.load import CONFIG, load
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.mixture import DATASET, RunDataset
 from hypha_ray.driver.datasets.data_source import DataSource
-from hypha_ray.driver.summary.facts import data_text, rounds_text
-from hypha_ray.driver.summary.sizes import DiskSizes, Exchange, free_bytes
+from hypha_ray.driver.summary.facts import data_text, model_text, rounds_text
+from hypha_ray.driver.summary.sizes import DiskSizes, Exchange, disk_sizes, exchange_of, free_bytes
 from hypha_ray.errors import HyphaError
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.market.requirements import NodeResources
@@ -310,8 +310,6 @@ def summary_of_resumed(job: Job, source: DataSource, directory: RunDirectory, pr
 def _of_case(case: Case) -> JobReport:
     """Summarize model, data, rounds, traffic and disk."""
     with uncollected():
-        from hypha_ray.driver.summary.facts import model_text
-        from hypha_ray.driver.summary.sizes import disk_sizes, exchange_of
         from hypha_ray.model.layout import layout_of
 
     job = case.job

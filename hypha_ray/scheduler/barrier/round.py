@@ -1,15 +1,6 @@
-"""A round with a barrier, from its plans until every worker has merged its result. Times in seconds, monotonic.
+"""A round with a barrier, from its plans until every worker has merged its result; and the choice of its quorum.
 
-Quorum of a round: the number of deltas that it needs, and its wait for the others.
-
-With ``auto`` it is chosen by the last rounds. Each of them is closed anew by every candidate, from the times at which
-its deltas came or were expected. The quorum with the least time for a committed sample wins::
-
-    Σ (time until the round closes + time from there to the next round)  ÷  Σ samples that have arrived by then
-
-A late delta's samples are trained again. So a quorum that drops deltas has to be better than the wait for all of them
-by `LEAST_GAIN`. A worker that is lost in a round counts as one that delivers nothing at the time of its loss: the risk
-of a loss within a round is in these sums as often as it occurred.
+Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -246,7 +237,16 @@ class _Arrivals:
 
 
 class QuorumPlanner:
-    """Gives each round its quorum: the job's, or one that earlier rounds speak for.
+    """Gives each round its quorum, which is the job's, or with ``auto`` chosen by the last rounds.
+
+    Each of them is closed anew by every candidate, from the times at which its deltas came or were expected. The quorum
+    with the least time for a committed sample wins:
+
+        Σ (time until the round closes + time from there to the next round)  ÷  Σ samples that have arrived by then
+
+    A late delta's samples are trained again. So a quorum that drops deltas has to be better than the wait for all of
+    them by `LEAST_GAIN`. A worker that is lost in a round counts as one that delivers nothing at the time of its loss.
+    So the risk of a loss within a round is in these sums as often as it occurred.
 
     Args:
         sync: the job's exchange.

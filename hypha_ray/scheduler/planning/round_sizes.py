@@ -1,13 +1,4 @@
-"""Sizes of rounds, which grow until exchanges take at most `rounds.max_exchange_share` of the fleet's time.
-
-An exchange takes as long whatever the round's samples are, while all other time grows with them. So a part `s` of the
-time falls to the limit `L` in rounds with ``s (1 − L) / (L (1 − s))`` times as many samples.
-
-Samples of the rounds of a run that ends when all samples of its epochs are used, with a barrier.
-
-Each round has as many as the job says, and the last one the rest. That one exchanges all fragments, so rounds before it
-leave it some samples. Lost samples are made up by the rounds that follow, or by further ones after the last.
-"""
+"""Sizes of rounds: their growth until exchanges take little of the time, and their shares of the epochs' samples."""
 
 from __future__ import annotations
 
@@ -28,7 +19,10 @@ STATE = "round_growth"
 
 
 class RoundSizes:
-    """Samples of the rounds to come.
+    """Samples of the rounds to come, which grow until exchanges take at most `rounds.max_exchange_share` of the time.
+
+    An exchange takes as long whatever the round's samples are, while all other time grows with them. So a part `s` of
+    the time falls to the limit `L` in rounds with ``s (1 − L) / (L (1 − s))`` times as many samples.
 
     Args:
         job: the job file.
@@ -95,7 +89,11 @@ def longest_round(job: Job) -> int:
 
 
 class RoundSamples:
-    """Samples of each round that is to come.
+    """Samples of each round that is to come, with a barrier, if the run ends when its epochs' samples are used.
+
+    Each round has as many as the job says, and the last one the rest. That one exchanges all fragments, so rounds
+    before it leave it some samples. Lost samples are made up by the rounds that follow, or by further ones after the
+    last.
 
     Args:
         job: the job, with the number of rounds that its epochs take.

@@ -1,7 +1,4 @@
-"""Plans of workers: shares of an evaluation, and commands that give samples, slices and weights.
-
-Reasons of the numbers of batches in plans, and the time at which each worker is expected to finish.
-"""
+"""Plans of workers: samples, slices and weights, shares of an evaluation, and the reasons for their sizes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Fields of round and step records, computed from deltas and reports.
-
-Signs in the records of a run: evaluations that no longer improve, and rounds with nothing to learn from.
-"""
+"""Fields of round and step records, computed from deltas and reports; and signs in records that a user should know."""
 
 from __future__ import annotations
 

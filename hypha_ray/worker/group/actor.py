@@ -1,15 +1,12 @@
-"""Processes of a worker but the first: Ray actors in its lease, which compute their parts of gradients.
-
-They hold a copy of the model and nothing else, or their shards of all there is. They end with the first process.
-
-Trainer of a worker of several processes: each computes its part of a batch's gradient, and this one does the rest.
+"""A worker of several processes: the trainer in the first one, and the others, which are Ray actors in its lease.
 
     batch ──┬── part 0 ──► gradient ─┐
             ├── part 1 ──► gradient ─┼─ sum ──► clip, optimizer step ──► new weights to all processes
             └── part 2 ──► gradient ─┘
 
 Weights, the optimizer's state and everything that is exchanged or saved are in the first process. So codecs,
-fragments, strategies and replay work as in a worker of one process.
+fragments, strategies and replay work as in a worker of one process. The others hold a copy of the model and nothing
+else, or their shards of all there is. They end with the first process.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from hypha_ray.model.layout import layout_of
 from hypha_ray.model.task import SpecialTokens
 from hypha_ray.optim.step import PendingStep, Step
 from hypha_ray.types import Samples, Sums, added
-from hypha_ray.worker.group.collectives import Collectives, open_store, require_equal, split_batch
+from hypha_ray.worker.group.collectives import Collectives, find_store, open_store, require_equal, split_batch
 from hypha_ray.worker.inbox import ProcessLostError
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 
@@ -69,9 +66,6 @@ class Member(ListedActor):
 
     def build(self) -> str:
         """Build the model; return the fingerprint of its layout."""
-        from hypha_ray.model.layout import layout_of
-        from hypha_ray.worker.training.supervised import SupervisedTrainer
-
         self.use_lease()
         self._trainer = SupervisedTrainer(self._job, self._specials)
         return layout_of(self._trainer.model).sha256()
@@ -85,8 +79,6 @@ class Member(ListedActor):
 
     def join(self, port: int) -> None:
         """Connect to the other processes, whose store has this port."""
-        from hypha_ray.worker.group.collectives import Collectives, find_store
-
         size = self._job.processes_of(self._worker)
         limit_s = self._job.worker.stall_s
         store = find_store(port, limit_s)

@@ -5,11 +5,6 @@
 
 All processes call the same methods in the same order. Weights go to and from the first process tensor by tensor, so no
 other has more than one of them whole.
-
-Check that a model has the same gradient when its blocks are sharded, on a small copy and in one process.
-
-FSDP2 gathers weights in hooks of modules. A model that bypasses the hooks, or changes an output in place, may fail or
-compute something else; so each model is tried.
 """
 
 from __future__ import annotations
@@ -352,7 +347,10 @@ def _move_gradient(piece: nn.Parameter, parameter: Any) -> None:
 def check_sharding_on_copy(
     worker: Worker, task: Task, samples: Samples, config: Any, build: Build, parameters: int
 ) -> bool:
-    """Compare gradients of a small copy with those of its sharded self.
+    """Compare gradients of a small copy with those of its sharded self, in one process.
+
+    FSDP2 gathers weights in hooks of modules. A model that bypasses the hooks, or changes an output in place, may fail
+    or compute something else; so each model is tried.
 
     Args:
         worker: settings by which workers compute.

@@ -162,8 +162,8 @@ class SupervisedTrainer(WholeModel):
     def begin_step(self, batch: Samples) -> PendingStep:
         """Begin one inner step, as `step`. A GPU skips a step without a finite gradient by itself.
 
-        The host learns of that after it has begun later steps. Only then it looks for the damaged samples, and trains
-        on the batch's other ones.
+        The host learns of that after it has begun later steps. Only then does it look for the damaged samples, and it
+        trains on the batch's other ones.
         """
         if self._read_figures is None:
             return FinishedStep(self.step(batch))
