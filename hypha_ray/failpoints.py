@@ -67,8 +67,6 @@ HOLD_S = 30
 """Seconds that ``hold`` keeps the interpreter's lock."""
 PAUSE_S = 1
 """Seconds that ``pause`` takes."""
-
-
 _Actions: TypeAlias = dict[int | None, str]
 """Action of a point, and the hit at which it happens; None: every one."""
 

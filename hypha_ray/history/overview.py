@@ -36,8 +36,6 @@ MODEL = "model"
 """Name of the folder with the model in a run's directory."""
 _GROWING = (METRICS, EVENTS, CONFIG)
 """Files whose time is that of the run's last sign of life."""
-
-
 RECORD_ERRORS = (TypeError, ValueError, AttributeError, LookupError, RecursionError)
 """Errors that records lead to which hypha_ray hasn't written."""
 TITLES = ("run", "state", "round", "objective", "age", "workers", "cost")

@@ -15,8 +15,6 @@ _MMAP_THRESHOLD = -3
 _KEPT_BYTES = 1 << 30
 _LARGE_BYTES = 1 << 25
 """Largest amount of freed memory that is kept, and the size from which a block is always given back."""
-
-
 _lease: dict[str, float] = {}
 """Number of GPUs in this process's lease, under `gpus`; empty without a lease, when the machine decides."""
 

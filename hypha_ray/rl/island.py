@@ -54,8 +54,6 @@ Replies: TypeAlias = Mapping[str, Sequence[Reply]]
 """Replies of workers, by the names of calls."""
 Traverse: TypeAlias = Callable[[Graph, Sample, Mapping[str, Extras]], Replies]
 """Function that takes a batch through a graph, as `Master.traverse`."""
-
-
 T = TypeVar("T")
 _ATTEMPTS = 5
 """Number of attempts at a step whose model workers die."""

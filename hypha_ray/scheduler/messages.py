@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from hypha_ray.types import (
@@ -22,6 +22,7 @@ from hypha_ray.types import (
     WeightsVersion,
     WorkerWarned,
 )
+from hypha_ray.types.rounds import RoundOutcome
 
 WorkerSpans: TypeAlias = tuple[int, tuple[Span, ...]]
 """A worker's number, and spans of its samples."""
@@ -80,17 +81,8 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
-class Persist:
+class Persist(RoundOutcome):
     """Write snapshot and commit record of a round, in the background."""
-
-    round: int
-    verdict: Verdict
-    spans: Used
-    cursors: Mapping[int, int]
-    epoch: int
-    ahead: Mapping[int, Mapping[int, int]]
-    state: Mapping[str, Any] = field(default_factory=dict)
-    """Further state that a later scheduler needs: totals, statistics, strikes; plain JSON."""
 
 
 @dataclass(frozen=True, slots=True)

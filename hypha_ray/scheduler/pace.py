@@ -17,8 +17,6 @@ CHECK_S = 1.0
 """Seconds between two checks for silent workers and empty slots."""
 CHECKED_PER_S = 2000
 """Workers that are checked in a second of a large fleet."""
-
-
 LEASE_CHECKS = 100
 """Checks in the time of a long lease."""
 MAX_ROUNDS_AHEAD = 4

@@ -30,8 +30,6 @@ from hypha_ray.types import Commit, Contribution, Event, Saved, Source, Verdict
 
 Action: TypeAlias = Callable[[], None]
 """Something that happens at a time."""
-
-
 DueAction: TypeAlias = tuple[float, int, Action]
 """Action behind its time and its number in the order of calls, by which it is sorted."""
 

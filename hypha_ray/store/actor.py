@@ -15,12 +15,12 @@ from hypha_ray.config.tables.training import Checkpoint
 from hypha_ray.errors import CheckpointError
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.store.commit_writer import CommitWriter
-from hypha_ray.store.commits import RoundOutcome, reduction_of
+from hypha_ray.store.commits import reduction_of
 from hypha_ray.store.directory import Lock, lock_store, quarantine, quarantined
 from hypha_ray.store.restore_point import RestorePoint, restart
 from hypha_ray.traces import tracing
 from hypha_ray.types import Flat, Layout, Saved
-from hypha_ray.types.rounds import attempt_of
+from hypha_ray.types.rounds import RoundOutcome, attempt_of
 
 GROUPS = {"pulse": 1, "intake": 1}
 """Concurrency groups of calls that don't wait for the disk: liveness checks, and the receipt of arrays."""

@@ -9,7 +9,7 @@ from typing import Any
 from hypha_ray.config.tables.training import Checkpoint
 from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.failpoints import failpoint
-from hypha_ray.store.commits import CommitLog, RoundOutcome, commit_of, wrong_round
+from hypha_ray.store.commits import CommitLog, commit_of, wrong_round
 from hypha_ray.store.disk import sweep
 from hypha_ray.store.evaluations import Evaluations
 from hypha_ray.store.mirror import Mirror
@@ -17,6 +17,7 @@ from hypha_ray.store.mirror_courier import Courier
 from hypha_ray.store.snapshots import prune, read_header, rounds, write_snapshot
 from hypha_ray.store.tensorfile import Array, digest, named, named_outer
 from hypha_ray.types import Commit, Flat, Layout, Saved
+from hypha_ray.types.rounds import RoundOutcome
 
 
 class CommitWriter:

@@ -3,54 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from pydantic import TypeAdapter
 
 from hypha_ray.errors import CheckpointError, HyphaError, first_line
 from hypha_ray.failpoints import failpoint
-from hypha_ray.store.disk import publish, publish_once, room_for, sealed, sync_folder, unsealed, write_file
-from hypha_ray.types import Commit, Span, Verdict
+from hypha_ray.store.disk import publish, publish_once, room_for, sealed, sync, unsealed, write_file
+from hypha_ray.types import Commit, Span
+from hypha_ray.types.rounds import RoundOutcome
 
 _COMMIT = TypeAdapter(Commit)
 _RECORD = re.compile(r"round_(\d{6,})\.json")
-
-
-class RoundOutcome(Protocol):
-    """A round from the scheduler: all of a `Commit` except the hashes, and the scheduler's own state."""
-
-    @property
-    def round(self) -> int:
-        """Number of the round, from 0."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """Accepted and rejected deltas."""
-
-    @property
-    def spans(self) -> tuple[tuple[int, tuple[Span, ...]], ...]:
-        """Samples of each accepted delta, by worker."""
-
-    @property
-    def cursors(self) -> Mapping[int, int]:
-        """Samples used of each slice in `epoch`."""
-
-    @property
-    def epoch(self) -> int:
-        """The oldest epoch that isn't complete."""
-
-    @property
-    def ahead(self) -> Mapping[int, Mapping[int, int]]:
-        """Samples used of each slice in newer epochs."""
-
-    @property
-    def state(self) -> Mapping[str, Any]:
-        """State that a new scheduler needs in addition to the log; plain JSON, saved in the snapshot."""
 
 
 def reduction_of(outcome: RoundOutcome) -> int:
@@ -141,7 +110,7 @@ class CommitLog:
         path = self.path(commit.round)
         if newest == commit:
             with room_for(path, 0):
-                sync_folder(self._folder)
+                sync(self._folder)
             return
         next_round = 0 if newest is None else newest.round + 1
         if commit.round != next_round:
@@ -188,8 +157,8 @@ class CommitLog:
             for round in reversed(rounds):
                 path = self.path(round)
                 path.rename(folder / path.name)
-                sync_folder(folder)
-                sync_folder(self._folder)
+                sync(folder)
+                sync(self._folder)
 
     def rounds(self) -> list[int]:
         """Numbers of all records, ascending, damaged ones included; other files are ignored."""

@@ -61,7 +61,7 @@ def write_file(path: Path, data: bytes) -> None:
 def publish(temporary: Path, path: Path) -> None:
     """Rename a finished file or folder to its final name, and fsync the parent folder."""
     temporary.rename(path)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def publish_once(temporary: Path, path: Path) -> None:
@@ -80,17 +80,12 @@ def publish_once(temporary: Path, path: Path) -> None:
         if path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
         temporary.rename(path)  # Without hard links, only the store's lock protects against a second writer.
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
-def sync_file(path: Path) -> None:
-    """Fsync a file, whichever process wrote it."""
-    sync_folder(path)  # The system call is the same.
-
-
-def sync_folder(folder: Path) -> None:
-    """Fsync a folder, and so the names in it."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Fsync a file, whichever process wrote it; or a folder, and so the names in it."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -108,7 +103,7 @@ def make_folder(folder: Path) -> None:
         if path == folder:
             make_private(path)
         with suppress(PermissionError):  # A folder may be writable and not readable; fsync needs it readable.
-            sync_folder(path.parent)
+            sync(path.parent)
 
 
 def sweep(folder: Path) -> None:

@@ -20,7 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 from hypha_ray.errors import CheckpointError, TryAgainError, line_of
 from hypha_ray.files import make_private
 from hypha_ray.store.commits import CommitLog
-from hypha_ray.store.disk import publish, room_for, sync_file
+from hypha_ray.store.disk import publish, room_for, sync
 from hypha_ray.store.file_systems import is_s3, open_url
 from hypha_ray.store.remote_errors import cause_of, refusal_of_url
 from hypha_ray.store.snapshots import snapshot_path
@@ -223,7 +223,7 @@ def _fetch(source: _Destination, name: str, path: Path) -> None:
             source.get(name, temporary)
         make_private(temporary)
         if not path.exists():
-            sync_file(temporary)
+            sync(temporary)
             publish(temporary, path)
             return
         is_same = name in _HISTORY or file_sha256(path) == file_sha256(temporary)

@@ -161,7 +161,8 @@ def _newest_usable(directory: Path, commits: Sequence[Commit], skipped: Sequence
         if commit.round not in present:
             continue
         try:
-            snapshot = _read_committed(directory, commit)
+            _require_agreement(directory, commit)
+            snapshot = read_snapshot(directory, commit.round)
         except CheckpointError as error:
             if error.code == _NEWER:
                 raise
@@ -183,12 +184,6 @@ def _missing_snapshots(commits: Sequence[Commit], used: Commit, present: set[int
         return []
     numbers = ", ".join(ranges(missing))
     return [f"commit round {numbers}: no checkpoint"]
-
-
-def _read_committed(directory: Path, commit: Commit) -> Snapshot:
-    """Read an undamaged snapshot that has the hashes of the commit record."""
-    _require_agreement(directory, commit)
-    return read_snapshot(directory, commit.round)
 
 
 def _require_agreement(directory: Path, commit: Commit) -> None:

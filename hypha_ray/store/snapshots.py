@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.failpoints import failpoint
-from hypha_ray.store.disk import make_folder, publish, room_for, sealed, sync_folder, unsealed, write_file
+from hypha_ray.store.disk import make_folder, publish, room_for, sealed, sync, unsealed, write_file
 from hypha_ray.store.tensorfile import Array, file_sha256, read, write
 from hypha_ray.texts import rounds_text
 
@@ -97,7 +97,7 @@ def write_snapshot(
             files = _write_parts(temporary, parts)
             record = {"format": FORMAT, "round": round, "sha256": files, "state": dict(state)}
             write_file(temporary / _STATE, sealed(record))
-            sync_folder(temporary)
+            sync(temporary)
             failpoint("store.before_publish")
             _clear(path)
             publish(temporary, path)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NewType
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NewType
 
 from hypha_ray.types.data import Span, samples_of
 
 WeightsVersion = NewType("WeightsVersion", int)
 """Version of the global weights: round n begins with version n. Without a barrier it counts reductions."""
-
-
 STARTS_PER_ATTEMPT = 10_000
 """Incarnations per attempt, so that those of a later scheduler are greater."""
 
@@ -137,6 +136,24 @@ class Verdict:
     rejected: tuple[Rejection, ...]
     update_norm: float
     coded_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """A round from the scheduler: all of a `Commit` except the hashes, and the scheduler's own state."""
+
+    round: int
+    verdict: Verdict
+    spans: tuple[tuple[int, tuple[Span, ...]], ...]
+    """Samples of each accepted delta, by worker."""
+    cursors: Mapping[int, int]
+    """Samples used of each slice in `epoch`."""
+    epoch: int
+    """The oldest epoch that isn't complete."""
+    ahead: Mapping[int, Mapping[int, int]]
+    """Samples used of each slice in newer epochs."""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """State that a later scheduler needs beside the log: totals, statistics, strikes; plain JSON, in the snapshot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,6 @@ Aggregation: TypeAlias = Literal["token", "sequence", "constant"]
 Estimator: TypeAlias = Literal["k1", "k2", "k3"]
 Place: TypeAlias = Literal["loss", "reward"]
 Share: TypeAlias = Annotated[float, Field(gt=0, le=1)]
-
-
 LOWEST_TEMPERATURE: Final = 1e-6
 """Lowest temperature to sample at: logits by a lower one may be infinite."""
 

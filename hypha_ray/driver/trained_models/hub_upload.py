@@ -14,8 +14,6 @@ from hypha_ray.errors import AuthenticationError, ConfigError, first_line
 
 TOKEN = "HF_TOKEN"
 """Environment variable of the token: the only source of it."""
-
-
 _DESCRIPTION = "adapter/adapter_config.json"
 """File of a model's folder that names the base of its adapter."""
 

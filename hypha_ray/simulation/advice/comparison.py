@@ -40,8 +40,6 @@ STEADY_ROUNDS: Final = 3
 """Rounds of a simulated run between its first and its last ones."""
 REPORTS: Final = 8
 """Reports of a worker in a simulated round."""
-
-
 _NEVER_S: Final = 1e9
 """Time after which a simulated worker counts as stalled: the first weights may take long on a slow link."""
 

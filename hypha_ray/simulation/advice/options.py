@@ -17,8 +17,6 @@ ASSUMED_BATCH_S = 1.0
 """Seconds of a batch if nothing says how long it takes."""
 MOST_PARAMETERS = 1e13
 """Parameters of the largest model that is advised on."""
-
-
 SWITCHES = ("advise", "help", "h")
 """Options without a value."""
 LISTS = ("batch_s",)

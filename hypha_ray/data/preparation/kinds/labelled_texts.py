@@ -54,8 +54,6 @@ from hypha_ray.model.task import IGNORE_INDEX
 Labels: TypeAlias = npt.NDArray[np.generic]
 """Labels of one text."""
 LabelKind: TypeAlias = Literal["one", "several", "words", "number"]
-
-
 _AT_ONCE = 1024
 """Texts that are tokenised at once."""
 _KINDS: Final[dict[LabelKind, str]] = {
