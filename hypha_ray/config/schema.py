@@ -1,8 +1,7 @@
 """The tables of a job file, as pydantic models.
 
 Every field has a description, from which `--help` is generated.
-
-Length of a run that `rounds.epochs` gives: its samples, and the rounds that they take.
+A run that is given in `rounds.epochs` gets its length here, in samples and rounds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Names of the environment variables that have the credentials of a job: of hubs, object stores, trackers and judges.
+"""Credentials of a job: names of their environment variables, and the token of Ray's clusters on this machine.
 
-Values of these variables are neither read here nor kept.
-
-Token of Ray's clusters on this machine.
+The variables are those of hubs, object stores, trackers and judges. Their values are neither read here nor kept.
 """
 
 from __future__ import annotations

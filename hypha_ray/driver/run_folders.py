@@ -1,8 +1,7 @@
-"""Name and folders of a job's run; an unusable folder is refused with the setting that names it.
+"""Name and folders of a job's run, and the search for a run to resume: by name, directory, or the URL of its mirror.
 
-Search for a run to resume: by its name, its directory, or the URL of its mirror.
-
-Job scripts need this to parse their command line, so heavy modules are imported late.
+An unusable folder is refused with the setting that names it. Job scripts need this to parse their command
+line, so heavy modules are imported late.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Start of a training job's command: its first line, then the libraries, then the job.
+"""Start of a training job's command: first line, libraries, job, and the report of an interruption.
 
 Job scripts import this to parse their command line, so heavy modules are imported late.
-
-Report of an interrupted job: how far its run is, where it is, and the command that resumes it.
 """
 
 from __future__ import annotations

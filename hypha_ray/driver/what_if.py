@@ -1,8 +1,6 @@
-"""Command `simulate --from RUN`: a run as its own records predict it, and with other settings.
+"""Simulations of a recorded run with other settings, and advice on a job's exchange, from command line to result.
 
-Sizes of a run's model and data beside its records: from its dataset's manifest, and from the model's skeleton.
-
-Advice on a job's exchange, from a command line to a job file that goes behind the job's own.
+The sizes of a run's model and data come from its dataset's manifest, and from the model's skeleton.
 """
 
 from __future__ import annotations

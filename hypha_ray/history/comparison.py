@@ -1,6 +1,6 @@
 """Comparison of runs: the settings that differ, figures side by side, and the curves of their objectives.
 
-Page of a comparison: one HTML file, with its plot inside, that needs nothing else.
+The page of a comparison is one HTML file, with its plot inside, that needs nothing else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """HTML pages about runs: one file with its style inside, which asks no server for anything.
 
-Thinning of long curves and lists for a page: it keeps the ends and the extremes, and never averages.
-
-Removal of users, machines and addresses from texts of a run, for a page that leaves the house.
+Long curves and lists are thinned: ends and extremes are kept, and nothing is averaged. A page that leaves the house has
+no users, machines and addresses in its texts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Charts of a run's page, as figures of plotly.js: plain tables with the numbers of the run's own records.
 
 Colours are names of variables of the page's style, such as ``--blue``, which differ between light and dark.
-
-Curves of a run's page that take more than a table of charts: objective, gradients, traffic, cost, and others.
+Objective, gradients, traffic and cost take functions of their own; other curves are lines of the table of charts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Tables of a run's page: its figures, the use of its time, settings that differ from defaults, and provenance.
+"""Tables of a run's page: figures, the use of its time, settings that differ from defaults, provenance, and two lists.
 
-Lists of a run's page that may be long: events by kind, and responses with their rewards.
+The lists, which may be long, are those of events by kind, and of responses with their rewards.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Times in seconds. Each machine's failures are a Poisson process of its own, which its worker's life doesn't change.
 
-Traces of what happens to the machines of a group: JSON lines or CSV, with a time, a machine and an event.
+A trace is JSON lines or CSV, with a time, a machine and an event:
 
     {"at_s": 120, "machine": 3, "event": "leave"}        at_s,machine,event
     {"at_s": 900, "machine": 3, "event": "join"}         120,3,leave

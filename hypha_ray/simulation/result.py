@@ -1,8 +1,6 @@
 """Result of a simulated run: times, bytes, utilisation and cost; there is no loss in it.
 
-Results as a table for the console: a row each, with the keys in which they differ.
-
-Plots of simulated runs: times of rounds, the use of the machines, and bytes; PNG files.
+Results are shown as a table with the keys in which they differ, and as plots of rounds, machines and bytes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""File systems that fsspec knows, opened for a URL.
-
-Client of HTTP for reads of data: its limits of time, of redirects and of sizes, and its proxies.
+"""File systems that fsspec knows, opened for a URL; and the client of HTTP, with its limits and its proxies.
 
     connect: 30 s      silence: 60 s      in all: no limit, for a large file on a slow link takes its time
     redirects: five at most, none from https to http; another host gets no credentials, headers or cookies of the user

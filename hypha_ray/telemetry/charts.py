@@ -1,6 +1,6 @@
 """Charts of figures over rounds, with their fields and units: the same for plots and for the page of a run.
 
-Caption of a run's pictures: its name, the date of its start, and its model.
+The caption of a run's pictures is its name, the date of its start, and its model.
 """
 
 from __future__ import annotations

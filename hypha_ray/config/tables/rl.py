@@ -1,7 +1,4 @@
-"""Tables of reinforcement learning, and the settings that the name of an algorithm stands for.
-
-Table of training on preferences, and what is known of its losses without torch.
-"""
+"""Tables of reinforcement learning and of training on preferences; settings that an algorithm's name stands for."""
 
 from __future__ import annotations
 

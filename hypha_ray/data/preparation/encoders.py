@@ -1,7 +1,4 @@
-"""Text to token ids: bytes, characters, or any Hugging Face tokenizer; rules of tokens for the manifest.
-
-Tokenizers of bytes and of characters, which need no download.
-"""
+"""Text to token ids: bytes and characters, which need no download, or any Hugging Face tokenizer; and token rules."""
 
 from __future__ import annotations
 

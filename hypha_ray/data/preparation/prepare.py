@@ -3,8 +3,7 @@
  source ─► rows, files or documents ─► samples of a kind ─► slices of both splits ─► manifest, last
 
 Each kind of dataset is a file in `kinds`, and a line in the table of `hypha_ray.plugins`.
-
-Output of a preparation: a folder whose files are moved into place at the end, or uploads to a URL.
+The output is a folder whose files are moved into place at the end, or uploads to a URL.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Data nodes as their owners handle them: serve a dataset, list what is served, check it, withdraw it.
 
-Preparation of a dataset in parts, each on a node of the cluster, which serves it from there.
+A dataset may be prepared in parts, each on a node of the cluster, which serves it from there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Summary of a job, a line for each subject; a line is left out if it means nothing for the job, or isn't known.
 
-Texts of a summary about bytes: traffic and disk.
-
-Pace of an earlier run of the same work: the only measure of the time that a job will take.
+The only measure of the time that a job will take is the pace of an earlier run of the same work.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Evaluation of a saved model on a prepared dataset: loss and what it amounts to, or rewards of its answers to prompts.
 
-The model that a command line means is a folder, or a run by its name or directory.
+The model is a folder, or a run by its name or directory.
 
     find_model ──► ModelSource ──(libraries are loaded)──► ModelSource.opened
 

@@ -1,8 +1,7 @@
 """Models built from the table of a job file, and descriptions of models without weights for preflight checks.
 
 Nothing is guessed: pickled weights, and weights that don't fit the task, are errors with a code each.
-
-Frozen weights of 4 or 8 bits below an adapter, by bitsandbytes (QLoRA, arXiv 2305.14314; LLM.int8, 2208.07339).
+Below an adapter, frozen weights may have 4 or 8 bits, by bitsandbytes (QLoRA, arXiv 2305.14314; LLM.int8, 2208.07339).
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Nothing is guessed: an unknown key of `[model.config]`, a task that the model can't do, and code that isn't allowed are
 errors with a code each.
-
-Completion of a task for one model: the tensors of its forward, its labels and its vocabulary.
+A task is completed for the model by the tensors of its forward, its labels and its vocabulary.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Only configuration, tokenizer and safetensors files are fetched. Every refusal o
 so that other modules read local files only. A repository may be an adapter that PEFT wrote, whose configuration names
 its base model.
 
-Model repositories that are folders of this machine, told from ids of the hub and read without libraries.
+Folders of this machine are told from ids of the hub, and read without libraries.
 """
 
 from __future__ import annotations

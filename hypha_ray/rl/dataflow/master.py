@@ -5,7 +5,7 @@ fetch ─► [calls of a level] ─flush─► [calls of the next level] ─flus
 The readiness rule is that of ReaLHF's buffer (arXiv:2406.14088): a call may begin with the samples that have all of its
 keys, the oldest first. A sample leaves when every call is through with it.
 
-Batches that rollout workers respond to while earlier batches are trained on (AReaL, arXiv:2505.24298).
+Rollout workers may respond to batches while earlier ones are trained on (AReaL, arXiv:2505.24298):
 
      step              k                  k+1                 k+2
      rollout workers   batch k+1 ───────► batch k+2 ───────► batch k+3         staleness 1

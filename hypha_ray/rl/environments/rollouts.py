@@ -5,9 +5,8 @@ prompt or opening │ response ░ messages ░ response ░ messages ░ respon
 All episodes that go on respond together. Each response depends on its own conversation, its prompt's key, its number in
 the group and the number of the turn.
 
-Token ids of an environment's messages: by the tokenizer's chat template, or without one their plain texts.
-
-What the policy has sampled is never made into a text and back: only messages of the environment are tokenized.
+Only messages of the environment are tokenized, by the tokenizer's chat template, or without one as plain texts. A
+response that the policy has sampled is never made into a text and back.
 """
 
 from __future__ import annotations

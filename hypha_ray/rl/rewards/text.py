@@ -1,6 +1,5 @@
 """Rewards by comparison of texts. Spaces at both ends of a response and of an answer don't count.
-
-Reward of mathematical answers, compared as expressions by the package math-verify.
+Mathematical answers are compared as expressions, by the package math-verify.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Roles of a job's algorithm, for the model worker that trains and for the others.
 
-Roles in training: the policy, which also generates, and the critic, which values the states before tokens.
+Those in training are the policy, which also generates, and the critic, which values the states before tokens.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Placement, names and ends of a run's actors.
+"""Placement, names and ends of a run's actors, and the owner of those that outlive a scheduler.
 
-The owner of the actors that outlive a scheduler: Ray ends an actor with the process that started it.
+Ray ends an actor with the process that started it:
 
     driver ──owns──► owner ──owns──► workers, parameter servers        They end with the driver, not with a scheduler.
        └────owns──► scheduler ──owns──► store, data shards, telemetry

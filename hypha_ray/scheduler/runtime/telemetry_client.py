@@ -1,6 +1,6 @@
 """Client of the telemetry actor, which passes records and events on without making the scheduler wait.
 
-Spans of rounds at the scheduler, which the spans of all other processes belong to.
+It also traces the rounds: the spans of all other processes belong to the scheduler's.
 """
 
 from __future__ import annotations

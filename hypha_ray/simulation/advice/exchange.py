@@ -1,6 +1,6 @@
 """Time of an exchange, and the part of a round that workers wait for it, by arithmetic from sizes and rates.
 
-Rates and latencies of links, as a command line has them: ``100mbit``, ``50mbit/5mbit``, ``20ms``.
+A command line has rates and latencies of links as ``100mbit``, ``50mbit/5mbit``, ``20ms``.
 """
 
 from __future__ import annotations

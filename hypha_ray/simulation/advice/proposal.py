@@ -1,6 +1,6 @@
 """Proposals for a job's exchange: each key with its value, the reason and the figures that speak for it.
 
-Measured figures that advice rests on, each with its source and the model sizes that it was measured at.
+The figures are measured ones, each with its source and the model sizes that it was measured at.
 """
 
 from __future__ import annotations

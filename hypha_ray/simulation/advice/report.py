@@ -1,6 +1,6 @@
 """Report of an advice: what was asked, the candidates side by side, other speeds, and what the figures don't cover.
 
-Overlay of a job file: proposals as TOML, with their reasons as comments.
+The overlay of a job file is the proposals as TOML, with their reasons as comments.
 """
 
 from __future__ import annotations

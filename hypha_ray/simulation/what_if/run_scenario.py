@@ -1,6 +1,6 @@
 """Scenario of a run: its job, or one with other settings, on machines that are like those of its records.
 
-World of a recorded run: as that of a scenario, with the times of its records that no size or rate gives.
+The world of a recorded run is that of a scenario, with the times of its records that no size or rate gives.
 """
 
 from __future__ import annotations

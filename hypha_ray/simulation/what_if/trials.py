@@ -1,8 +1,7 @@
 """Settings that a run is imagined with, and limits of time and money, as a command line gives them.
 
-Keys of a scenario's machines, links and head, as a command line gives them: ``machines.up_mbps=50``.
-
-A key without a number is meant for all machines or sites; ``machines.0.up_mbps`` is for the first group.
+Settings of machines, links and head are keys of a scenario, such as ``machines.up_mbps=50``. A key without a number
+is meant for all machines or sites; ``machines.0.up_mbps`` is for the first group.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@
 
 A document is in one split only, together with its exact repetitions. Memory is bounded by the sizes below, whatever the
 size of the corpus. A corpus that fits in them is shuffled as a whole.
-
-Shuffling of documents, hold-out for validation, and packing of tokens into sequences, all in bounded memory.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@
 Sources are folders by class, and columns of tables with files or their bytes. ``labels`` are int32 [N], or uint8 [N, C]
 if a file has a list of labels. Files are read twice, and decoded for one slice at a time. The preprocessor is kept
 beside the slices. scikit-learn's images of digits need none.
-
-Recordings as tensors: audio files at the preprocessor's rate, cut off or padded to one length.
+Recordings have the preprocessor's rate, and are cut off or padded to one length.
 """
 
 from __future__ import annotations

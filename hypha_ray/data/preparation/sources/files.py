@@ -1,6 +1,6 @@
-"""Files of a corpus: finding the text files of a folder, and opening them.
+"""Files of a corpus: texts of a folder, and images or recordings in a folder for each class, as ``flowers/rose/1.jpg``.
 
-Folders of images or recordings, in a folder for each class: ``flowers/rose/1.jpg``; free of heavy imports.
+Nothing heavy is imported.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sources of prompts: columns of tables, generated problems, and tasks of the package reasoning-gym.
 
-Generated prompts: problems of digits for a small machine, and tasks of the package reasoning-gym.
+Problems of digits are for a small machine:
 
     copy3      481=      481        sums          7+5=      12
     reverse3   481=      184        sums2         38+4=     42
