@@ -1,4 +1,5 @@
 """Rewards by comparison of texts. Spaces at both ends of a response and of an answer don't count.
+
 Mathematical answers are compared as expressions, by the package math-verify.
 """
 
