@@ -236,6 +236,7 @@ def test_driver_that_is_gone_is_said(both: tuple[Driver, Trainer]) -> None:
         next(trainer.rounds())
 
 
+@pytest.mark.slow
 def test_trainer_lives_while_it_computes(both: tuple[Driver, Trainer]) -> None:
     driver, trainer = both
     driver.channel.silence_s = 1.5

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tomli_w
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
@@ -151,6 +152,7 @@ def jobs(draw: st.DrawFn) -> Job:
 
 
 # A failure names its keys. To make its job smaller takes Hypothesis five minutes, and five more at the second try.
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @example(OF_TASKS)
 @example(OF_ALERTS)
@@ -183,6 +185,7 @@ _DOCUMENTS = st.dictionaries(_NAMES, _VALUES, max_size=5).map(tomli_w.dumps)
 _BYTES = st.binary(max_size=60) | (_SOUP | _DOCUMENTS).map(lambda text: text.encode(errors="surrogatepass"))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(_BYTES, st.integers(0, 200), st.binary(max_size=3))
 @example(b"[model.config]\na = 1", 0, b"")

@@ -36,6 +36,7 @@ def started(tmp_path: Path, failures: int, library: str, code: int = 2) -> tuple
     return ended.returncode, ended.stdout, ended.stderr, len(starts.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["CDLL", "PyDLL"], ids=["beside Python", "as an import does, holding its lock"])
 def test_process_that_a_library_ends_begins_anew_once_and_then_asks_for_another_try(
     tmp_path: Path, library: str

@@ -139,6 +139,7 @@ def test_missing_credentials_are_an_error_of_authentication(cache: DiskCache, mo
         assert refusal("s3://bucket/texts", cache).exit_code == 4
 
 
+@pytest.mark.slow
 def test_secrets_of_a_url_are_in_no_error(cache: DiskCache) -> None:
     error = refusal("http://user:s3cretword@127.0.0.1:9/texts?token=topsecret", cache)
     assert "s3cretword" not in str(error) and "topsecret" not in str(error)

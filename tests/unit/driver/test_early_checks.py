@@ -64,6 +64,7 @@ def test_codec_that_is_built_in_passes_its_trial(name: str) -> None:
     assert check_plugins(Job.model_validate({"sync": {"codec": name, "downward_codec": name}})) == []
 
 
+@pytest.mark.slow
 def test_usual_job_is_checked_without_ray_and_torch() -> None:
     """Ray loads variables for workers that aren't forked, so it has to be loaded after its start."""
     code = """

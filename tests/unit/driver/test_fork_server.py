@@ -80,6 +80,7 @@ def handed_over(folder: Path, *arguments: str, **environment: str) -> subprocess
     return subprocess.run(command, check=False, env=own, cwd=folder, stdout=subprocess.PIPE, text=True, timeout=100)
 
 
+@pytest.mark.slow
 def test_forked_workers_have_libraries_and_all_else_of_the_processes_they_replace(
     folder: Path, driver: subprocess.Popen[str]
 ) -> None:
@@ -93,6 +94,7 @@ def test_forked_workers_have_libraries_and_all_else_of_the_processes_they_replac
     assert len(list(folder.glob("own*"))) == 1  # The driver's, which removes it itself.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variables", [{"HF_HOME": "/elsewhere"}, {"RAY_JOB_ID": "02000000"}])
 def test_worker_that_libraries_were_not_loaded_for_starts_by_itself(
     folder: Path, driver: subprocess.Popen[str], variables: dict[str, str]
@@ -101,6 +103,7 @@ def test_worker_that_libraries_were_not_loaded_for_starts_by_itself(
 
 
 # The last one, since it ends the driver.
+@pytest.mark.slow
 def test_workers_end_with_the_driver_even_if_that_is_killed(folder: Path, driver: subprocess.Popen[str]) -> None:
     own = {**os.environ, SOCKET: str(folder / "socket"), "RAY_JOB_ID": "01000000", "MINE": "1"}
     command = [sys.executable, folder / "asking.py", folder / "script.py", "stay"]

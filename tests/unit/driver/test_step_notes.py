@@ -36,6 +36,7 @@ def notes(folder: Path, labels: list[str], **tables: dict[str, Any]) -> StepRepo
 GPU = {"resources": {"worker": {"gpu": 1.0}}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("labels", "tables", "expected"),
     [
@@ -59,6 +60,7 @@ def test_settings_are_told_for_each_kind_of_card_at_hand(
     assert all(line.startswith(start) for line, start in zip(lines, expected, strict=True)), lines
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_settings_that_are_chosen(tmp_path: Path) -> None:
     """512 logits of 50 000 classes are 98 MiB in 32 bits, which a fused loss on a GPU never has at once."""
     on_cpu = notes(tmp_path / "cpu", ["H100"]).memory
@@ -68,6 +70,7 @@ def test_memory_is_that_of_the_settings_that_are_chosen(tmp_path: Path) -> None:
     assert len(on_gpu) == len(on_cpu) == 1
 
 
+@pytest.mark.slow
 def test_memory_beyond_the_reserved_one_is_a_warning(tmp_path: Path) -> None:
     """The logits of one sample alone take 98 MiB."""
     small = notes(tmp_path / "small", [], resources={"worker": {"memory_gb": 0.1}})

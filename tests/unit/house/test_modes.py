@@ -69,6 +69,7 @@ def write_a_run(parent: Path, mirror: Path) -> Path:
     return directory.path
 
 
+@pytest.mark.slow
 def test_run_directory_and_its_copies_are_the_owners_alone(tmp_path: Path) -> None:
     run = write_a_run(tmp_path / "runs", tmp_path / "mirror")
     names = {path.name for path in run.rglob("*")}
@@ -86,6 +87,7 @@ def test_run_directory_and_its_copies_are_the_owners_alone(tmp_path: Path) -> No
     assert modes(tmp_path / "copy") == {}
 
 
+@pytest.mark.slow
 def test_run_that_others_could_read_is_the_owners_alone_once_it_goes_on(tmp_path: Path) -> None:
     run = write_a_run(tmp_path / "runs", tmp_path / "mirror")
     (tmp_path / "elsewhere").write_text("x")

@@ -105,6 +105,7 @@ def test_rows_of_sinks_that_are_not_installed_say_which_extras_they_need(monkeyp
         sinks.sinks()
 
 
+@pytest.mark.slow
 def test_command_of_a_row_that_fails_shows_its_last_line() -> None:
     command = [sys.executable, "jobs/configs.py", "nosuch"]
     with pytest.raises(RuntimeError, match=r"jobs/configs\.py ended with exit code 2: error\[CFG003\]"):

@@ -191,6 +191,7 @@ def test_sources_are_those_of_the_module_and_of_what_it_imports_beside_it(tmp_pa
     assert {path.name for path in found} == {"main.py", "helper.py"}
 
 
+@pytest.mark.slow
 def test_look_up_needs_neither_torch_nor_ray() -> None:
     code = "import sys, hypha_ray.plugins as p; p.names('sinks'); print({'torch', 'ray', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -231,6 +231,7 @@ def test_a_turn_is_cut_off_at_its_own_limit() -> None:
     assert text_of(cut.tokens) == "12" and not cut.done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_turn_that_hangs_dies_or_fails_costs_its_own_episode_alone(processes: int) -> None:
     scripts = {0: ["1.", "7."], 1: ["2.", "3.", "0."], 2: ["1.", "8."], 3: ["1.", "9."], 4: ["1.", "1.", "0."]}
@@ -328,6 +329,7 @@ def test_a_killed_process_is_replaced_and_takes_in_the_responses_again() -> None
     pool.close()
 
 
+@pytest.mark.slow
 def test_episodes_behind_one_that_hangs_or_dies_go_on_in_the_next_process() -> None:
     pool = EnvironmentPool(rl("worlds:Echo", deadline_s=2.0))
     episodes = [Episode(number, {"answer": "4"}) for number in range(70)]

@@ -268,6 +268,7 @@ def test_the_documentation_names_every_attribute_of_a_response() -> None:
     assert set(names) == {field.name for field in dataclasses.fields(Response)} | {"answer"}
 
 
+@pytest.mark.slow
 def test_a_function_that_is_busy_ends_with_its_worker(tmp_path: Path) -> None:
     told = tmp_path / "pid"
     os.mkfifo(told)

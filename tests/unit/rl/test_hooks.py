@@ -58,6 +58,7 @@ def test_tied_weights_are_offloaded_once_and_stay_tied() -> None:
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", ["initial", "round", "average"])
 def test_a_reference_that_is_offloaded_between_its_uses_changes_no_bit(reference: str) -> None:
     kept = Island(job(reference=reference, kl=0.2), tokenizer())

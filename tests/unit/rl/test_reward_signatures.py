@@ -195,6 +195,7 @@ def test_an_object_may_have_the_signature_of_trl() -> None:
     assert InPlace(["people:Callable"]).rewards(group("1", "3")) == [(2,)]
 
 
+@pytest.mark.slow
 def test_a_function_that_hangs_costs_the_responses_to_its_own_prompt_alone() -> None:
     given = [*group("1", "a", "b"), *group("2", "c", "d"), *group("3", "e")]
     found = Processes(["people:hangs_for_two"], 1, 2.0).rewards(given)

@@ -153,6 +153,7 @@ def test_a_server_that_was_restarted_gets_the_weights_again(
     assert torch.equal(generated(engine, model).ids, before.ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [-1, 0, 9])
 def test_an_answer_that_ends_early_is_one_of_a_lost_server(
     cut: int, server: tuple[Generation, str], engine_of: Callable[..., ServerEngine]
@@ -213,6 +214,7 @@ def test_a_server_that_cannot_be_had_is_one_clear_error(
         generated(engine_of(**settings), policy_model())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dialect", "path", "status", "told"),
     [
@@ -236,6 +238,7 @@ def test_requests_that_fail_are_told_of_with_the_servers_words(
         generated(engine_of(dialect=dialect, urls=[url]), policy_model())
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_given_up_at_the_deadline(
     server: tuple[Generation, str], engine_of: Callable[..., ServerEngine]
 ) -> None:

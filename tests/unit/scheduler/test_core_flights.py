@@ -48,6 +48,7 @@ def worlds() -> list[Watched]:
     return found
 
 
+@pytest.mark.slow
 def test_every_worker_is_sent_every_result_once_and_all_weights_only_at_its_start(worlds: list[Watched]) -> None:
     for world in worlds:
         for worker in range(WORKERS):
@@ -57,10 +58,12 @@ def test_every_worker_is_sent_every_result_once_and_all_weights_only_at_its_star
             assert joined or [number for number, whole in sent if whole] == [0]
 
 
+@pytest.mark.slow
 def test_as_many_exchanges_are_under_way_as_may_be(worlds: list[Watched]) -> None:
     assert {number for world in worlds for number in world.in_flight} == set(range(IN_FLIGHT + 1))
 
 
+@pytest.mark.slow
 def test_all_rounds_are_recorded_and_weights_evaluated_that_are_due_in_one(worlds: list[Watched]) -> None:
     for world in worlds:
         assert world.books.recorded == list(range(ROUNDS))

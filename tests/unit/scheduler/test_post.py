@@ -68,6 +68,7 @@ def test_successor_of_a_silent_actor_has_twice_as_long() -> None:
     assert ask(SILENCE_S * 3) == ["silent for 0.2 s", "silent for 0.4 s"]
 
 
+@pytest.mark.slow
 def test_actors_that_never_answer_are_given_up() -> None:
     with pytest.raises(ClusterError, match=f"server-0 died {MAX_DEATHS} times in a row — got silent for 1.6 s"):
         ask(60.0)

@@ -39,6 +39,7 @@ def exchange_shares(fleet: Fleet) -> list[float]:
     return [record["sync_s"] / record["time_s"] for record in fleet.of_kind("round")]
 
 
+@pytest.mark.slow
 def test_rounds_grow_until_exchanges_take_the_asked_part_and_every_sample_is_used_as_often_as_asked() -> None:
     fleet = grown_fleet().run()
     assert fleet.error is None

@@ -19,6 +19,7 @@ def comparison() -> RivalComparison:
     return compare(scenario, simulate(scenario), RivalCosts())
 
 
+@pytest.mark.slow
 def test_failures_of_the_models_are_those_of_the_run(comparison: RivalComparison) -> None:
     assert len(comparison.failures) == comparison.result.events["kill"] > 0
     assert all(failure.at_s < comparison.result.time_s and failure.down_s == 0 for failure in comparison.failures)
@@ -32,6 +33,7 @@ def test_preempted_machines_are_away_for_a_time_after_the_notice() -> None:
     assert all(failure.at_s + failure.down_s <= 3600.0 + 600.0 for failure in away)
 
 
+@pytest.mark.slow
 def test_table_has_a_row_of_each_model_and_the_assumptions(comparison: RivalComparison) -> None:
     lines = list(comparison_lines(comparison))
     assert lines[1].split()[-4:] == ["30.0s", "60.0s", "3m00s", "10m00s"]
@@ -42,6 +44,7 @@ def test_table_has_a_row_of_each_model_and_the_assumptions(comparison: RivalComp
     assert sum(line.startswith("assumed of ") for line in lines) == 5
 
 
+@pytest.mark.slow
 def test_json_has_the_models_beside_the_run(comparison: RivalComparison, tmp_path: Path) -> None:
     write_rows([comparison.as_json()], tmp_path / "a.json")
     (row,) = json.loads((tmp_path / "a.json").read_text())

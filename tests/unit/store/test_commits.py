@@ -191,6 +191,7 @@ def test_log_half_written_temporary_of_any_length_is_ignored_and_replaced(tmp_pa
         assert log.read() == (commit(0), commit(1))
 
 
+@pytest.mark.slow
 def test_log_truncated_record_is_recognised_at_every_length(tmp_path: Path) -> None:
     log = log_of(tmp_path, 1)
     data = file_of(tmp_path, 0).read_bytes()

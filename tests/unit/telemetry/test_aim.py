@@ -64,10 +64,12 @@ def test_aim_round_figures_are_read_back(run: Any) -> None:
     assert series(run, "sync_s", {"subset": "train"}) == [(0, 0.25), (1, 0.25)]
 
 
+@pytest.mark.slow
 def test_aim_evaluations_are_a_series_of_their_own(run: Any) -> None:
     assert series(run, "val_loss", {"subset": "val"}) == [(0, 4.5), (1, 3.5)]
 
 
+@pytest.mark.slow
 def test_aim_worker_figures_carry_the_worker(run: Any) -> None:
     assert series(run, "batches", {"worker": "0"}) == [(0, 6.0), (1, 6.0)]
     assert series(run, "loss", {"worker": "1"}) == [(0, 3.5), (1, 2.5)]
@@ -91,15 +93,18 @@ def test_aim_has_the_numbers_of_the_metrics_file(tmp_path: Path) -> None:
         assert mine and {"loss", "val_loss"} & names
 
 
+@pytest.mark.slow
 def test_aim_keeps_configuration_and_summary(run: Any) -> None:
     assert run["config"] == CONFIG
     assert run["summary"] == {"rounds": 2, "loss": 2.5}
 
 
+@pytest.mark.slow
 def test_aim_has_the_labels_of_the_run(run: Any) -> None:
     assert (run.description, sorted(run.tags)) == ("larger batch", ["a: b", "baseline"])
 
 
+@pytest.mark.slow
 def test_aim_run_is_named_closed_and_without_system_metrics(run: Any) -> None:
     assert run.experiment == "tiny"
     assert not run.active

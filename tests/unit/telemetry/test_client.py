@@ -144,6 +144,7 @@ def test_problems_of_sinks_are_events_and_news_and_none_is_lost_at_the_end() -> 
     assert [(event["kind"], event["text"]) for event in events] == [("problem", "the disk is full")]
 
 
+@pytest.mark.slow
 def test_more_than_the_backlog_and_calls_that_fail_are_dropped_and_counted() -> None:
     actor = Actor()
 

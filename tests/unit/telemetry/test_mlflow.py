@@ -82,6 +82,7 @@ def test_mlflow_has_the_curves_of_the_metrics_file_and_one_run_an_attempt(
     assert second.data.params == {"rounds.update_rounds": "2", "dataset.path": "sftp://me:***@host/data"}
 
 
+@pytest.mark.slow
 def test_mlflow_of_two_runs_with_one_folder_has_both(tmp_path: Path) -> None:
     for run in ("first", "second"):
         sinks = build(tmp_path / run, run, ["mlflow"], patience_s=240.0, trackers=str(tmp_path / "all"))
@@ -95,6 +96,7 @@ def test_mlflow_of_two_runs_with_one_folder_has_both(tmp_path: Path) -> None:
     assert [labels.items() <= run.data.tags.items() for run in found] == [True, True]
 
 
+@pytest.mark.slow
 def test_mlflow_goes_where_its_variables_say_and_takes_names_with_other_characters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

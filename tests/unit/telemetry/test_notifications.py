@@ -144,6 +144,7 @@ def test_webhook_that_cannot_be_reached_is_one_line_without_its_address(
     assert SECRET not in problem and "127.0.0.1" not in problem
 
 
+@pytest.mark.slow
 def test_webhook_that_hangs_holds_up_neither_records_nor_other_alerts_nor_the_end(tmp_path: Path, hook: Hook) -> None:
     hook.answers.clear()
     mark = tmp_path / "mark"
@@ -231,6 +232,7 @@ HANGING = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it looks processes up in /proc")
 @pytest.mark.parametrize(("timeout_s", "patience_s"), [(3.0, 60.0), (3600.0, 3.0)])
 def test_program_that_hangs_is_killed_with_its_children_after_its_time_or_at_the_end(

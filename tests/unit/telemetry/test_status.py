@@ -160,6 +160,7 @@ def test_connector_that_is_not_there_is_told_once_and_the_files_have_all(tmp_pat
     assert [record["kind"] for record in read_jsonl(tmp_path / METRICS)] == ["step", "eval", "round"]
 
 
+@pytest.mark.slow
 def test_connector_that_never_answers_holds_nobody_back(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         sinks = build(tmp_path, "run-1", [], status_bridge=f"127.0.0.1:{silent.getsockname()[1]}")

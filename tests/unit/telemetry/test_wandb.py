@@ -106,6 +106,7 @@ def test_wandb_has_the_curves_of_the_metrics_file(tmp_path: Path) -> None:
     assert run.config["rounds"] == CONFIG["rounds"] and run.config["dataset"] == {"path": "sftp://me:***@host/data"}
 
 
+@pytest.mark.slow
 def test_wandb_has_the_labels_of_the_run(tmp_path: Path) -> None:
     sinks = build(tmp_path, "fleet", ["wandb"], patience_s=120.0)
     sinks.start(CONFIG | {"run": {"notes": "larger batch", "tags": ["baseline", "a: b"]}})

@@ -132,6 +132,7 @@ def test_schedule_follows_the_round_and_not_the_number_of_steps() -> None:
     assert rates(64)[1::2] == pytest.approx([7.5 / 8, 6.5 / 8, 5.5 / 8, 4.5 / 8])
 
 
+@pytest.mark.slow
 def test_slowdown_stretches_the_batch_time() -> None:
     def batch_s(factor: float) -> float:
         reports = Bench(testing={"slowdown": [factor]}).run(plan_of(64, batch=4)).of(Report)[2:]

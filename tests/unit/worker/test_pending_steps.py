@@ -42,6 +42,7 @@ def facts(bench: Bench) -> tuple[Any, ...]:
     return counts, sums, [(event.round, event.samples, event.whole) for event in bench.of(Damaged)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", [ADAMW, MUON], ids=["adamw", "muon"])
 @pytest.mark.parametrize("config", [VIT, RESNET], ids=["vit", "resnet"])
 @pytest.mark.parametrize("damaged", [(), (0, 13, 30, 31)], ids=["clean", "damaged"])

@@ -81,6 +81,7 @@ def figures_on(trainer: SupervisedTrainer, samples: Samples) -> dict[str, float]
     return means(trainer.evaluate([samples]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["dpo", "simpo"])
 def test_tiny_model_learns_to_prefer_what_was_chosen(pairs: Path, loss: str) -> None:
     trainer = trainer_on(loss)

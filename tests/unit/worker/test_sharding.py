@@ -122,6 +122,7 @@ def test_successor_goes_on_from_weights_and_state_of_whole_tensors() -> None:
             many.load_optimizer_state({key: array[:-1] for key, array in state.items() if array.ndim})
 
 
+@pytest.mark.slow
 def test_summed_gradients_of_batches_are_gathered() -> None:
     case = CASES["causal"]
     one = SupervisedTrainer(job_for(case, 1))
@@ -133,6 +134,7 @@ def test_summed_gradients_of_batches_are_gathered() -> None:
         require_close(weights(one, gradients=True), weights(many, gradients=True))
 
 
+@pytest.mark.slow
 def test_sample_without_a_finite_gradient_is_left_out_by_all_processes() -> None:
     case = Case("image-classification", "vit", VIT | CALM | {"num_labels": 3}, images(labels=classes()))
     batch = samples_of(case, 6)
@@ -146,6 +148,7 @@ def test_sample_without_a_finite_gradient_is_left_out_by_all_processes() -> None
         require_close(weights(one), weights(two))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("idle", [slice(0, 2), slice(2, 4)], ids=["first", "second"])
 def test_evaluation_counts_nothing_of_a_process_without_scored_samples(idle: slice) -> None:
     case = CASES["classes"]
@@ -159,6 +162,7 @@ def test_evaluation_counts_nothing_of_a_process_without_scored_samples(idle: sli
     assert found == {name: (pytest.approx(total, abs=1e-4), weight) for name, (total, weight) in expected.items()}
 
 
+@pytest.mark.slow
 def test_batch_with_nothing_to_score_changes_nothing() -> None:
     case = CASES["classes"]
     batch = samples_of(case, 4)
@@ -170,6 +174,7 @@ def test_batch_with_nothing_to_score_changes_nothing() -> None:
         require_close(before, weights(two))
 
 
+@pytest.mark.slow
 def test_error_of_another_process_is_told_rather_than_the_broken_connection(tmp_path: Path) -> None:
     case = CASES["causal"]
     testing = {"failpoints": ["worker.process:0=error@2"], "failpoint_log": str(tmp_path / "hits")}
