@@ -41,6 +41,8 @@ from hypha_ray.types import SLICES_PER_PART
 
 _UNRECORDED: Final = frozenset({"source", "out", "name", "overwrite", "report"})
 """Options that aren't in the record: the source, which has a field of its own, and those that change no sample."""
+_CLAIM: Final = "preparing"
+"""Name of the file by which a preparation claims a URL."""
 
 
 @contextmanager
@@ -127,10 +129,6 @@ def _belongings(out: Path) -> list[Path]:
     """Files of a dataset, the manifest first."""
     slices = sorted(out.glob("*.safetensors"))
     return list(filter(Path.exists, (out / MANIFEST, out / FOLDER, out / PREPROCESSOR, *slices)))
-
-
-_CLAIM: Final = "preparing"
-"""Name of the file by which a preparation claims a URL."""
 
 
 @dataclass(frozen=True, slots=True)

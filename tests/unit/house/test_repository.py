@@ -42,7 +42,6 @@ def test_folders_have_at_most_twenty_modules() -> None:
     assert {name(folder): count for folder, count in folders.items() if count > 20} == {}
 
 
-@pytest.mark.slow
 def test_constants_stand_above_functions_and_classes() -> None:
     """One may follow a function or class that its value needs, directly or by such a constant."""
     late: list[str] = []
