@@ -17,11 +17,11 @@ from hypha_ray.history.overview import (
     committed_rounds,
     cost_of,
     error_of,
+    progress_of,
     read_tables,
     readable,
     state_of,
     tags_of,
-    text_of,
     total_of,
 )
 from hypha_ray.store.directory import LOCK, holder_of, home
@@ -124,8 +124,8 @@ def _lines(run: RunFiles) -> Iterator[str]:
     if run.tables:
         state = state_of(run.folder, rounds, total_rounds, run.events)
     yield _line("run", f"{run.folder.name}, {run.folder}")
-    total = text_of(total_rounds, absent="?")
-    yield _line("state", f"{state}, {rounds} of {total} rounds{reason_of_state(run, state)}")
+    progress = progress_of(rounds, total_rounds, len(run.rounds))
+    yield _line("state", f"{state}, {progress}{reason_of_state(run, state)}")
     if run.tables:
         yield from _label_lines(run)
         yield _line("training", training_of(run))

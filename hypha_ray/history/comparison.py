@@ -18,7 +18,7 @@ from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.figures import METRIC, OBJECTIVES
 from hypha_ray.history.account import RunFiles
 from hypha_ray.history.html_page import html_page, html_section, html_table
-from hypha_ray.history.overview import committed_rounds, cost_of, readable, text_of
+from hypha_ray.history.overview import cost_of, readable, text_of
 from hypha_ray.telemetry.comparison_plot import draw_curves
 from hypha_ray.telemetry.run_summary import summary
 from hypha_ray.telemetry.series import Series
@@ -146,10 +146,10 @@ def _text(value: Any, format: Callable[[Any], str]) -> str:
 
 
 def figures_of_run(run: RunFiles) -> Record:
-    """Return the fields of a run's summary as far as it has come, with its committed rounds and its cost."""
+    """Return the fields of a run's summary as far as it has come, with its cost."""
     last_summary = read_json(run.folder / SUMMARY)
     figures = summary(run.metrics, run.events, last_summary.get("parameter_bytes"))
-    return {**figures, "rounds": committed_rounds(run.folder), "cost": cost_of(run.events)}
+    return {**figures, "cost": cost_of(run.events)}
 
 
 def picture_of(comparison: Comparison) -> bytes | None:

@@ -198,6 +198,14 @@ def committed_rounds(folder: Path) -> int:
     return max(CommitLog(folder).rounds(), default=-1) + 1
 
 
+def progress_of(committed: int, total: int | None, recorded: int) -> str:
+    """Return a run's rounds for people, with those that its figures are of, if some of them aren't committed."""
+    text = f"{committed} of {text_of(total, absent='?')} rounds"
+    if recorded > committed:
+        text += f", figures of {recorded}"
+    return text
+
+
 def total_of(tables: Mapping[str, Any], last_round: Record) -> int | None:
     """Number of rounds of a job: that of its file, otherwise that of the run's last record; None if neither has it.
 

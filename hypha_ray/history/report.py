@@ -23,10 +23,10 @@ from hypha_ray.history.html_page import HostFilter, html_page, html_section, htm
 from hypha_ray.history.overview import (
     State,
     committed_rounds,
+    progress_of,
     readable,
     state_at_rest,
     state_of,
-    text_of,
     total_of,
 )
 from hypha_ray.history.report_charts import (
@@ -196,14 +196,14 @@ def _header(report: RunReport) -> Iterator[str]:
     run = report.run
     rounds = committed_rounds(run.folder)
     total_rounds = total_of(run.tables, run.last_round)
-    total = text_of(total_rounds, absent="?")
+    progress = progress_of(rounds, total_rounds, len(run.rounds))
     reason = report.hide(reason_of_state(run, report.state))
     name = escape(run.folder.name)
     yield f'<header>\n<h1>{name} <span class="state {report.state}">{report.state}</span></h1>'
     if run.tables:
         training = report.hide(training_of(run))
         yield f'<p class="lead">{escape(training)}</p>'
-    yield f'<p class="lead">{rounds} of {total} rounds{escape(reason)}</p>\n</header>'
+    yield f'<p class="lead">{progress}{escape(reason)}</p>\n</header>'
 
 
 class Section(NamedTuple):

@@ -27,6 +27,8 @@ MOST_MARKERS = 40
 """Most points of a curve that are marked."""
 CURVES_OF_A_SUMMARY = 3
 """Most curves of which a caption tells each."""
+LARGEST_COUNT = 4
+"""Largest number of an axis of counts that plotly would mark with fractions."""
 POINTS_OF_A_CURVE = 800
 """Most points of one curve, about."""
 _NOT_CURVES = {
@@ -122,14 +124,24 @@ def line_figure(title: str, unit: Unit, lines: Sequence[Line], most_points: int)
     if len(lines) > CURVES_OF_A_SUMMARY:
         summary = f"{len(lines)} curves"
     has_zero = bool(unit) or all(map(_is_level, lines))
-    axis = {
+    axis: dict[str, Any] = {
         "tickformat": FORMATS[unit].tick,
         "ticksuffix": FORMATS[unit].suffix,
         "rangemode": "tozero" if has_zero else "normal",
     }
+    if not unit and _are_small_counts(lines):
+        axis["dtick"] = 1  # There is no half of a worker.
     hover = "closest" if is_thinned else "x unified"
     layout = {"yaxis": axis, "hovermode": hover, "showlegend": len(lines) > 1}
     return ReportFigure(title, summary, traces, layout, thinned=is_thinned)
+
+
+def _are_small_counts(lines: Sequence[Line]) -> bool:
+    """Whether all values are whole numbers, at most `LARGEST_COUNT`."""
+    values: set[float] = set()
+    for line in lines:
+        values.update(line.values)
+    return all(math.isnan(value) or value in range(LARGEST_COUNT + 1) for value in values)
 
 
 def _line_trace(line: Line, points: Sequence[int], colour: str, unit: Unit) -> Trace:

@@ -10,7 +10,8 @@ import pytest
 from hypha_ray.config.load import load
 from hypha_ray.driver.run_folders import find_run
 from hypha_ray.errors import CheckpointError, DataError
-from hypha_ray.history.account import account_of
+from hypha_ray.history.account import RunFiles, account_of
+from hypha_ray.history.comparison import figures_of_run
 from hypha_ray.history.find import existing_run
 from hypha_ray.store.directory import RunDirectory
 from tests.support.run_folders import evaluation, make_run, round_record
@@ -100,6 +101,13 @@ def test_account_of_a_running_run_names_the_process(tmp_path: Path) -> None:
         lines = subjects(folder)
     assert lines["state"].startswith("running, 1 of 3 rounds: process ")
     assert "--resume" not in lines["go on"]
+
+
+def test_account_of_a_killed_run_says_of_how_many_rounds_its_figures_are(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, commits=1, metrics=METRICS)
+    lines = subjects(folder)
+    assert lines["state"] == "interrupted, 1 of 3 rounds, figures of 3"
+    assert figures_of_run(RunFiles.read(folder))["rounds"] == 3
 
 
 def test_account_of_a_failed_run_has_its_error(tmp_path: Path) -> None:

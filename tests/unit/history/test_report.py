@@ -80,6 +80,7 @@ def test_last_loss_of_the_page_is_that_of_the_metrics_to_the_last_digit(tmp_path
     up, down = charts(text)["Bytes so far"]["data"]
     assert (up["y"], down["y"]) == ([1000.0, 2000.0], [500.0, 1000.0])
     (batches,) = charts(text)["Batches of each worker"]["data"]
+    assert charts(text)["Workers in the round"]["layout"]["yaxis"]["dtick"] == 1, "there is no half of a worker"
     assert (batches["zmin"], batches["zmax"]) == (0, max(map(max, batches["z"])))
 
 
@@ -94,7 +95,7 @@ def test_figures_and_charts_that_a_run_lacks_are_absent(tmp_path: Path) -> None:
 
 def test_run_without_a_round_has_its_state_settings_and_no_chart(tmp_path: Path) -> None:
     text = page(make_run(tmp_path, events=[{"kind": "attempt", "attempt": 1, "next_round": 0}]))
-    assert 'class="state interrupted"' in text and "0 of 3 rounds" in text
+    assert 'class="state interrupted"' in text and "0 of 3 rounds<" in text
     assert sections(text) == ["events", "settings"] and "figure-data" not in text
 
 
