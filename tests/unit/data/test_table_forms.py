@@ -226,3 +226,22 @@ def test_damaged_or_packed_table_has_its_remedy(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"DATA031.*isn't a Parquet file.*unpack it first"):
         prepared(packed, tmp_path / "out", **FIELDS)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "remedy"),
+    [
+        (b'{"train": [{"text": "a"}]}', r"jq -c '\.train\[\]'"),
+        (b'{"columns": ["text"], "index": [0], "data": [["a"]]}', r"orient='records', lines=True"),
+        (b'{"0": {"text": "a"}, "1": {"text": "b"}}', r"orient='records', lines=True"),
+        (b'[["a"], ["b"]]', r"orient='records', lines=True"),
+        ('[{"text": "a"}]'.encode("utf-16"), "iconv -f UTF-16 -t UTF-8 a.json"),
+    ],
+    ids=["splits", "split", "index", "values", "utf-16"],
+)
+def test_form_that_is_not_read_is_refused_with_the_way_to_convert_it(
+    tmp_path: Path, content: bytes, remedy: str
+) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(DataError, match=remedy):
+        prepared(tmp_path / "a.json", tmp_path / "out")

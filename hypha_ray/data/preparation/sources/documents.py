@@ -245,7 +245,8 @@ def _file(path: Path, reader: Reader[T], account: Account, alone: bool) -> Itera
             yield from reader.of_rows(arrow_rows(path, columns, account), account)
             return
         if alone and is_binary(path):
-            raise DataError("DATA031", f"{path} is binary", "zero bytes", "text in UTF-8", "unpack or convert it")
+            fix = f"unpack it, or convert it by `iconv -f UTF-16 -t UTF-8 {path.name} > NEW` if it is text in UTF-16"
+            raise DataError("DATA031", f"{path} is binary", "zero bytes", "text in UTF-8", fix)
         with opened(path, "rt", encoding="utf-8-sig", newline="" if kind in CSV else None) as file:
             if kind in JSON:
                 yield from reader.of_rows(json_rows(file, path), account)

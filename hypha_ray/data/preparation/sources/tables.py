@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeAlias, TypeGuard, TypeVar
+from typing import IO, Any, Final, Protocol, TypeAlias, TypeGuard, TypeVar
 
 from hypha_ray.data.preparation.sources.files import PIECE_CHARACTERS, kind_of, lone_piece_characters, pieces
 from hypha_ray.data.provenance import Account, readable
@@ -119,11 +119,18 @@ def texts(rows: Iterable[Row], column: Column, account: Account) -> Iterator[str
         raise error
 
 
+_BY_PANDAS: Final = "write it by pandas as `to_json(FILE, orient='records', lines=True)`"
+
+
 def no_column(location: str, column: Column, names: Iterable[str]) -> DataError:
     """The error for a table without a column."""
     names = set(names)
     fix = f"name one with {column.flag}"
-    if column.flag == TEXT_FLAG and names & _OF_CHATS:
+    if "train" in names:
+        fix = "make a file of these rows alone, such as by `jq -c '.train[]' FILE > train.jsonl`"
+    elif names >= {"columns", "data"} or (names and all(map(str.isdecimal, names))):
+        fix = _BY_PANDAS
+    elif column.flag == TEXT_FLAG and names & _OF_CHATS:
         fix = f"train on chats with --chat, or {fix}"
     elif column.flag == TEXT_FLAG:
         other_fix = columns_fix(names)
@@ -357,6 +364,8 @@ def _is_object_text(value: Any) -> bool:
 def _row(record: Any, location: str) -> Row:
     if not isinstance(record, dict):
         fix = 'write objects with the names of columns, such as {"text": …}'
+        if isinstance(record, list):
+            fix += f", or {_BY_PANDAS}"
         raise DataError("DATA031", f"{location}: not a JSON object", type(record).__name__, "an object", fix)
     return location, record
 
