@@ -125,13 +125,13 @@ class Training:
         """Stop the run: what isn't committed is lost, and the same job goes on from there.
 
         Args:
-            wait: whether to return only when it has ended.
+            wait: whether to return only when it has ended; in a callback there is no wait.
 
         """
         if self.done:
             return
         self._follower.stop()
-        if wait:
+        if wait and threading.current_thread() is not self._thread:  # Callbacks are called on that thread.
             self._ended.wait()
 
     def result(self, timeout_s: float | None = None) -> Run:

@@ -268,6 +268,22 @@ def test_another_run_trains_after_one_that_its_callbacks_have_ended(callbacks: A
 
 
 @pytest.mark.usefixtures("trained")
+def test_callback_may_stop_the_run_by_its_handle() -> None:
+    handles: list[hypha_ray.Training] = []
+    has_handle = threading.Event()
+
+    class Stopping(hypha_ray.Callback):
+        def on_round(self, record: dict[str, Any]) -> None:
+            has_handle.wait(60)
+            handles[0].stop()
+
+    handles.append(hypha_ray.train(JOB, callbacks=[Stopping()], wait=False))
+    has_handle.set()
+    handles[0].result(60)
+    assert handles[0].progress.state == "stopped"
+
+
+@pytest.mark.usefixtures("trained")
 def test_wait_that_is_broken_off_ends_no_training() -> None:
     goes_on = threading.Event()
 

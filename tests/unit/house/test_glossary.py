@@ -14,7 +14,7 @@ PLAIN = set(
     re.findall(
         r"\w+",
         """
-    actor actors book cache client entry error evaluation hashes info log machine metric need pace planner point
+    actor actors book cache client entry error evaluation hashes info log machine metric need outcome pace planner point
     progress queue report resources samples service shortage sizes source state time totals update weights
     assign drain feed finish left lost merge persist ready reduce tick gone alive case
 """,
