@@ -39,6 +39,8 @@ from hypha_ray.plugins import find, is_built_in, sources
 from hypha_ray.texts import redacted, redacted_tree
 from hypha_ray.types import SLICES_PER_PART
 
+_CLAIM: Final = "preparing"
+"""Name of the file by which a preparation claims a URL."""
 _UNRECORDED: Final = frozenset({"source", "out", "name", "overwrite", "report"})
 """Options that aren't in the record: the source, which has a field of its own, and those that change no sample."""
 _CLAIM: Final = "preparing"

@@ -21,6 +21,7 @@ CSV = frozenset({".csv", ".tsv"})
 
 DEFAULT_COLUMN = "text"
 TEXT_FLAG = "--text-column"
+_BY_PANDAS: Final = "write it by pandas as `to_json(FILE, orient='records', lines=True)`"
 _OF_CHATS = frozenset({"messages", "conversations"})
 _QUESTIONS = ("prompt", "instruction", "question", "query", "input")
 _ANSWERS = ("completion", "output", "response", "answer", "target")
@@ -117,9 +118,6 @@ def texts(rows: Iterable[Row], column: Column, account: Account) -> Iterator[str
             error = error or DataError("DATA031", problem, type(text).__name__, "text", fix)
     if error is not None and not is_usable:
         raise error
-
-
-_BY_PANDAS: Final = "write it by pandas as `to_json(FILE, orient='records', lines=True)`"
 
 
 def no_column(location: str, column: Column, names: Iterable[str]) -> DataError:
