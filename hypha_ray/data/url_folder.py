@@ -240,7 +240,8 @@ def _of_answer(links: list[BaseException], address: str, got: str) -> HyphaError
             UNREADABLE, f"the host of {address} doesn't exist", got, fix="check the URL and the network"
         )
     if _may_pass(links, status):
-        return HubError("DATA065", f"{address} can't be reached now", got, fix="try again; the run goes on from there")
+        fix = "give the same command again later; a run goes on from its last commit"
+        return HubError("DATA065", f"{address} can't be reached now", got, fix=fix)
     return DataError(UNREADABLE, f"{address} can't be read", got, fix="check the URL, and the settings for its kind")
 
 

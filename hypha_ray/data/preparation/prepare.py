@@ -8,6 +8,7 @@ The output is a folder whose files are moved into place at the end, or uploads t
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -43,8 +44,8 @@ _CLAIM: Final = "preparing"
 """Name of the file by which a preparation claims a URL."""
 _UNRECORDED: Final = frozenset({"source", "out", "name", "overwrite", "report"})
 """Options that aren't in the record: the source, which has a field of its own, and those that change no sample."""
-_CLAIM: Final = "preparing"
-"""Name of the file by which a preparation claims a URL."""
+_NOT_ALLOWED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+"""Numbers of errors that more space doesn't cure."""
 
 
 @contextmanager
@@ -86,6 +87,8 @@ def _explained(out: Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         fix = "free some space, or choose another --out"
+        if error.errno in _NOT_ALLOWED:
+            fix = "choose another --out, where you may write"
         raise DataError("DATA009", f"{error.filename or out} can't be written", reason, fix=fix) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -623,6 +624,14 @@ def test_move_that_fails_midway_leaves_no_half_of_a_dataset(tmp_path: Path) -> N
         load(out)
     assert run("digits", out) == load(out)
     assert (out / "other" / "notes.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(errno.EROFS, "where you may write"), (errno.ENOSPC, "free some space")]
+)
+def test_folder_that_cannot_be_written_has_a_remedy_that_fits(tmp_path: Path, number: int, remedy: str) -> None:
+    with pytest.raises(DataError, match=f"DATA009.*{remedy}"), staged(tmp_path / "out", overwrite=False):
+        raise OSError(number, os.strerror(number))
 
 
 def test_failed_preparation_leaves_the_old_dataset_and_nothing_else(tmp_path: Path) -> None:
