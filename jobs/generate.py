@@ -76,7 +76,7 @@ def main() -> None:
 def _check(arguments: Generate) -> None:
     """Refuse values that are out of range."""
     require_round(arguments.round)
-    require_sampling(arguments.max_new_tokens, arguments.temperature, arguments.top_p)
+    require_sampling(arguments.max_new_tokens, arguments.temperature, arguments.top_p, arguments.seed)
 
 
 def prompts(arguments: Generate, writer: Writer) -> Iterator[str]:

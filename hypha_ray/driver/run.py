@@ -330,7 +330,7 @@ class Run:
 
         """
         with flagless():
-            require_sampling(max_new_tokens, temperature, top_p)
+            require_sampling(max_new_tokens, temperature, top_p, seed)
             writer = self._writer(round, system, raw)
         import torch
 

@@ -192,7 +192,7 @@ def require_sizes(batch_size: int, seed: int, type: str | None) -> None:
         find_task(type)
 
 
-def require_sampling(max_new_tokens: int, temperature: float, top_p: float) -> None:
+def require_sampling(max_new_tokens: int, temperature: float, top_p: float, seed: int) -> None:
     """Refuse settings of generation that are out of range.
 
     Raises:
@@ -205,6 +205,7 @@ def require_sampling(max_new_tokens: int, temperature: float, top_p: float) -> N
         ("max_new_tokens", max_new_tokens, max_new_tokens >= 1, "1 or more"),
         ("temperature", temperature, draws or not temperature, f"0, or {lowest:g} or more"),
         ("top_p", top_p, 0 < top_p <= 1, "above 0, up to 1"),
+        ("seed", seed, seed >= 0, "0 or more"),
     )
     for name, value, is_good, allowed in limits:
         if not is_good:

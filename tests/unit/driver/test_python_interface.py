@@ -115,6 +115,8 @@ def test_error_keeps_its_class_code_and_parts_without_flags() -> None:
 def test_settings_of_generation_and_evaluation_are_refused_by_their_names(run: hypha_ray.Run) -> None:
     with pytest.raises(ConfigError, match=r"CFG003.*: max_new_tokens is out of range"):
         run.generate("a", max_new_tokens=0)
+    with pytest.raises(ConfigError, match=r"CFG003.*: seed is out of range"):
+        run.generate("a", seed=-1)
     with pytest.raises(CheckpointError, match="CKPT006"):
         run.generate("a")
     with pytest.raises(TypeError, match="splt"):
