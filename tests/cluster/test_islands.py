@@ -137,7 +137,9 @@ def test_an_external_trainer_of_policies_learns_beside_an_island(problems: Path,
     flags = {"bridge.commands": f'["{sys.executable} {EXAMPLE}"]', "resources.min_workers": 2}
     run = run_job(islands("beside", problems, **keys, **flags), tmp_path, problems)
 
-    assert [[delta["worker"] for delta in commit["deltas"]] for commit in run.commits()] == [[0, 1]] * 12
+    workers = [[delta["worker"] for delta in commit["deltas"]] for commit in run.commits()]
+    assert workers[0] == [0, 1] and len(workers) == 12
+    assert all(workers), "a later plan goes by speeds, and may leave the slower one nothing to do"
     assert not any(commit["rejected"] for commit in run.commits())
     assert set(run.used().values()) == {1}
     first, *_, last = run.of_kind("eval")
