@@ -28,6 +28,7 @@ from hypha_ray.errors import CheckpointError, ConfigError, DataError
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.model.loading.hub import local_folder, read_config
 from hypha_ray.store.directory import RunDirectory
+from hypha_ray.telemetry.sinks.files import EVENTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +72,7 @@ class ModelSource:
         if (folder / _ADAPTER).is_file() and folder.parent.name == _MODEL:
             folder = folder.parent
         directory = RunDirectory(folder.parent)
-        if folder.name != _MODEL or not directory.begun:
+        if folder.name != _MODEL or not (directory.path / EVENTS).is_file():  # Other tools have a config.toml, too.
             return None
         from hypha_ray.config.load import load
 

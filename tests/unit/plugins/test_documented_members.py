@@ -117,6 +117,7 @@ def test_saved_model_is_evaluated_with_factory_loss_and_metrics_of_its_run(tmp_p
     run.mkdir()
     table = 'factory = "mixer:build"\nfactory_options = { vocab_size = 4, hidden_size = 8 }\nloss = "smoothed:Smoothed"'
     (run / "config.toml").write_text(f'[model]\n{table}\nmetrics = ["recall:Recall"]\n', encoding="utf-8")
+    (run / "events.jsonl").touch()
     job = load(["@", str(run / "config.toml")]).job
     draws = np.random.default_rng(1)
     shapes = skeleton(job.model).state_dict().items()
@@ -138,3 +139,9 @@ def test_saved_model_is_evaluated_with_factory_loss_and_metrics_of_its_run(tmp_p
     request = EvaluationRequest(str(data), metrics=["top5"])
     _, figures = evaluate_on_dataset(request, ModelSource(run / "model"), lambda phase: None)
     assert figures["metric/top5"] == 1.0 and "metric/Recall" not in figures
+
+
+def test_model_beside_a_job_file_of_another_tool_lies_in_no_run(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('[trainer]\nbase_model = "gpt2"\n', encoding="utf-8")
+    (tmp_path / "model").mkdir()
+    assert ModelSource(tmp_path / "model").job() is None

@@ -197,6 +197,7 @@ def test_saved_model_is_evaluated_by_the_settings_of_its_run(pairs: Path, base: 
     trainer.model.save_pretrained(tmp_path / "model")
     text = f'[model]\nrepository = "{base}"\n[preference]\nloss = "ipo"\nbeta = 0.3\n'
     (tmp_path / "config.toml").write_text(text)
+    (tmp_path / "events.jsonl").touch()
     network, task = open_saved(tmp_path / "model")
     manifest = load(pairs)
     job = ModelSource(tmp_path / "model").job()
