@@ -80,35 +80,42 @@ def set_execution(network: PreTrainedModel, worker: Worker) -> None:
 
 
 @contextmanager
-def known_mask(inputs: Mapping[str, Tensor]) -> Iterator[None]:
-    """Context in which transformers is told whether a decoder's attention mask hides anything.
+def known_mask(inputs: Mapping[str, Tensor], has_two_masks: bool) -> Iterator[None]:
+    """Context in which transformers looks at the host's copy of an attention mask to see whether it hides anything.
 
     Otherwise it asks the device in each forward pass, which waits for all that the device has to do before. Masks of
     other shapes are asked as always, and so are all of them in a version of transformers that asks in another way.
 
     Args:
         inputs: keyword arguments of the model, on the CPU.
+        has_two_masks: whether the model has an encoder and a decoder, of which the mask is the encoder's.
 
     """
     from transformers import masking_utils
 
     module: Any = masking_utils
     mask = inputs.get("attention_mask")
-    ask = getattr(module, "fast_all", None)
-    if mask is None or mask.ndim != 2 or ask is None:
+    if mask is None or mask.ndim != 2:
         yield
         return
-    shape = mask.shape
-    shows_all = bool(mask.all())
-
-    def fast_all(tensor: Tensor) -> Any:
-        return shows_all if tensor.shape == shape else ask(tensor)
-
-    module.fast_all = fast_all
+    names = ["_ignore_bidirectional_mask_sdpa"]
+    if not has_two_masks:
+        names.append("fast_all")
+    asks = {name: getattr(module, name) for name in names if hasattr(module, name)}
+    for name, ask in asks.items():
+        setattr(module, name, partial(_ask_host, ask, mask.bool()))
     try:
         yield
     finally:
-        module.fast_all = ask
+        for name, ask in asks.items():
+            setattr(module, name, ask)
+
+
+def _ask_host(ask: Any, host_mask: Tensor, mask: Tensor | None, *arguments: Any) -> Any:
+    """Call a function of a mask with the host's copy, if the mask has its shape."""
+    if mask is not None and mask.shape == host_mask.shape:
+        mask = host_mask
+    return ask(mask, *arguments)
 
 
 def resolved_job(job: Job) -> Job:

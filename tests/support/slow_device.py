@@ -1,6 +1,9 @@
-"""A device whose figures come late, on a CPU."""
+"""Devices whose figures come late, on a CPU, or that no host can read."""
 
 from __future__ import annotations
+
+import sys
+from typing import Any
 
 import pytest
 import torch
@@ -34,3 +37,27 @@ def use_slow_device(monkeypatch: pytest.MonkeyPatch) -> SlowDevice:
     device = SlowDevice()
     monkeypatch.setattr(supervised, "reading_from", lambda _: device.reading)
     return device
+
+
+class UnreadReading:
+    """Reading of a device that never has the figures."""
+
+    arrived = False
+
+    def __init__(self, figures: torch.Tensor) -> None:
+        assert figures.device.type == "meta"
+
+
+class _Autocast(torch.autocast):
+    """Mixed precision, which torch lacks on its meta device."""
+
+    def __init__(self, device_type: str, *arguments: Any, **options: Any) -> None:
+        super().__init__("cpu" if device_type == "meta" else device_type, *arguments, **options)
+
+
+def use_unreadable_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let trainers compute on torch's meta device, which raises when a number is read: a GPU would be waited for."""
+    monkeypatch.setattr(supervised, "device_of", lambda wish: torch.device("meta"))
+    monkeypatch.setattr(supervised, "reading_from", lambda device: UnreadReading)
+    monkeypatch.setattr(sys.modules["torch.optim.optimizer"], "_get_fused_kernels_supported_devices", lambda: ["meta"])
+    monkeypatch.setattr(torch, "autocast", _Autocast)

@@ -114,9 +114,9 @@ class SupervisedTrainer(WholeModel):
         runs_ahead = mesh is None and job.run.mode != "replay" and self.optimizer.skips and not self._figure_count
         self._read_figures = reading_from(self.device) if runs_ahead else None
         """Reader of a step's figures, behind which the host begins further steps; None: each step is waited for."""
-        is_decoder = self._task.labels == "shifted"
         is_compiled = job.worker.compile is True
-        self._passes_masks = self._read_figures is not None and is_decoder and not is_compiled
+        self._passes_masks = self._read_figures is not None and not is_compiled
+        self._has_two_masks: bool = getattr(self.model.config, "is_encoder_decoder", False)
 
     @property
     def parameters(self) -> int:
@@ -406,7 +406,7 @@ class SupervisedTrainer(WholeModel):
         return self._task.inputs(tensors_of(part), part.keys, self._masking_seed)
 
     def _forward(self, inputs: dict[str, torch.Tensor]) -> Losses:
-        with known_mask(inputs) if self._passes_masks else nullcontext():
+        with known_mask(inputs, self._has_two_masks) if self._passes_masks else nullcontext():
             return self._computation(self._input_copies.to_device(inputs), self.device)
 
 
