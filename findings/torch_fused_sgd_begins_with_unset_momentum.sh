@@ -9,7 +9,7 @@
 # that the values are arbitrary: 1e37 in one run, zeros, which are harmless but for dampening, in another. A first step
 # that isn't skipped is right, and so are fused Adam, AdamW and Adagrad.
 #
-# hypha_ray isn't touched: its SGD isn't fused, and it has no GradScaler.
+# hypha_ray's SGD is fused on GPUs, where steps are skipped likewise: it sets momentum to zero before the first one.
 #
 # Seen with torch 2.13.0 on CPU, Python 3.11:
 #   SGD, for-loop: momentum after the skipped step: none, weights after the next: 0.95

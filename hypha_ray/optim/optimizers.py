@@ -169,12 +169,26 @@ def _skipping(optimizer: Any, skipped: torch.Tensor | None) -> Iterator[None]:
     if skipped is None:
         yield
         return
+    if isinstance(optimizer, torch.optim.SGD):
+        _begin_momentum(optimizer)
     optimizer.grad_scale = None
     optimizer.found_inf = skipped
     try:
         yield
     finally:
         del optimizer.grad_scale, optimizer.found_inf
+
+
+def _begin_momentum(optimizer: torch.optim.SGD) -> None:
+    """Set momentum that isn't there to zero; a first step makes the same of it as of none.
+
+    If its first step is skipped, fused SGD keeps momentum that it has allocated and not written (torch 2.13).
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            if group["momentum"] and parameter.grad is not None and state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def build_optimizer(

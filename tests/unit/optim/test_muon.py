@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from hypha_ray.config.tables.training import InnerOptimizer
 from hypha_ray.optim import muon
 from hypha_ray.optim.muon import Muon, muon_weights, orthogonal, shares
-from hypha_ray.optim.optimizers import build_optimizer
+from hypha_ray.optim.optimizers import Inner, build_optimizer
 
 SHAPES = [(6, 6), (4, 12), (12, 4), (6, 6), (4, 12), (4, 12)]
 
@@ -150,15 +151,35 @@ def test_experts_with_inputs_for_rows_are_told_apart_and_their_biases_are_not_ma
     assert taken == ATTENTION | experts
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_step_that_is_left_out_on_the_device_changes_no_bit(name: str) -> None:
+@pytest.fixture
+def damaged_memory() -> Iterator[None]:
+    """New memory is full of NaN."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def fused(model: torch.nn.Module, config: InnerOptimizer) -> Inner:
+    """What a worker has on a GPU."""
+    if config.name == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), config.learning_rate, momentum=config.momentum, fused=True)
+        return Inner([optimizer], config, None)
+    if config.name == "adam":
+        return Inner([torch.optim.Adam(model.parameters(), config.learning_rate, fused=True)], config, None)
+    return build_optimizer(model, config)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "adam", "sgd"])
+def test_step_that_is_left_out_on_the_device_changes_no_bit(name: str, damaged_memory: None) -> None:
     def trained(skips: bool) -> tuple[list[torch.Tensor], Any]:
         model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Linear(5, 4))
         drawn = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=drawn))
-        inner = build_optimizer(model, InnerOptimizer(name=name, clip_norm=None))
+        inner = fused(model, InnerOptimizer(name=name, clip_norm=None, momentum=0.9 if name == "sgd" else 0.0))
+        assert inner.skips
         for step in range(6):
             damaged = step % 2 == 0
             gradients = [torch.randn(one.shape, generator=drawn) for one in model.parameters()]
