@@ -79,8 +79,10 @@ def _explained(error: ValidationError, settings: Sequence[Setting]) -> ConfigErr
     )  # A key may be given in place of its variable's name.
     got = "a value that is kept secret" if is_secret else shown(value)
     allowed = str(first["ctx"]["error"]) if kind == "value_error" else key.kind
+    if kind == "too_short":
+        allowed = f"{key.kind}, {first['ctx']['min_length']} or more"
     fix = f"{choice_remedy(value, key.kind)}, or leave it out"
-    if key.default_text:
+    if key.default_text and value != key.default:
         fix = f"{fix} for {key.default_text}"
     location = _location(settings, key.name)
     if kind.endswith("_type") or (kind == "literal_error" and not isinstance(value, str)):

@@ -102,8 +102,11 @@ class Key:
 
     @property
     def can_be_none(self) -> bool:
-        """Whether the value `none` turns it off, and isn't a word of its own, as in ``rl.reward.deadline_s``."""
-        if NoneType not in self.types or self.text:
+        """Whether the value `none` turns it off, and isn't a word of its own, as in ``rl.reward.deadline_s``.
+
+        Something may well be named none.
+        """
+        if NoneType not in self.types or self.path[-1:] == ("name",):
             return False
         own_words = self.kind if self.default is None else self.kind.removesuffix(" | none")
         return "none" not in own_words.split(" | ")

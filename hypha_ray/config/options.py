@@ -214,7 +214,12 @@ def _texts(
             _add_values(texts, position, [word], repeated)
             continue
         if not flag.startswith("--"):
-            raise ConfigError("CFG015", f"unexpected argument {shown(flag)}", fix="-- before an option; see --help")
+            fix = "-- before an option; see --help"
+            if "source" in texts:
+                fix = "one --source; quotes around a pattern keep the shell from filling it in: 'FOLDER/*.txt'"
+            elif "source" in keys:
+                fix = f"did you mean --source {shown(flag)}?"
+            raise ConfigError("CFG015", f"unexpected argument {shown(flag)}", fix=fix)
         name = _name(flag)
         if f"{name}_" in keys:
             name = f"{name}_"
@@ -246,7 +251,7 @@ def _add_values(texts: dict[str, str], name: str, values: Sequence[str], repeate
 def _value(key: Key, text: str, annotation: Any) -> Any:
     flag = _flag(key.name)
     value = from_text(key, text, flag)
-    if value == "none" and key.can_be_none:
+    if value == "none" and key.can_be_none and not key.text:
         return None
     if Path in key.types:
         if not text:

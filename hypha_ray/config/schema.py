@@ -85,7 +85,7 @@ class Model(Table):
     factory_options: dict[str, Any] | None = Field(None, description="options that the factory is called with")
     trust_remote_code: bool = Field(False, description="run code of the repository, if the node's owner allows it too")
     input_names: list[str] | None = Field(
-        None, fail_fast=True, description="slice tensors passed to the model; default: by type"
+        None, min_length=1, fail_fast=True, description="slice tensors passed to the model; default: by type"
     )
     quantization: Literal["nf4", "int8"] | None = Field(
         None, description="form of the frozen weights below an adapter, by bitsandbytes; default: dtype of the model"

@@ -138,8 +138,12 @@ def check_schedule(config: InnerOptimizer, total_steps: int | None = None) -> No
         needed += _decay_steps(config, total)
     if needed > total:
         problem = "inner_optimizer.schedule: warm-up and decay take longer than the run"
+        allowed = f"at most {total}, the total_steps"
         fix = "lower warmup_steps or decay_steps, or raise total_steps"
-        raise ConfigError("OPT004", problem, f"{needed} steps", f"at most {total}, the total_steps", fix)
+        if config.total_steps is None:
+            allowed = f"at most {total}, those of the run"
+            fix = "lower inner_optimizer.warmup_steps or decay_steps, or train longer"
+        raise ConfigError("OPT004", problem, f"{needed} steps", allowed, fix)
 
 
 def _decay_steps(config: InnerOptimizer, total: int) -> int:

@@ -27,6 +27,15 @@ _OF_PAIRS = ("source_column", "target_column")
 _OF_FILES = ("image_column", "audio_column")
 _OF_TEXTS = ("label_columns", "regression", "second_column")
 _OF_LABELS = ("label_column", *_OF_TEXTS)
+_MARKS = {
+    "chats": "add --chat or --messages-column, or --prompt-column and --completion-column",
+    "prompts": "add --prompt-column",
+    "pairs": "add --source-column and --target-column",
+    "texts": "add --label-column",
+    "images": "add --image-column, or name a folder of images",
+    "recordings": "add --audio-column, or name a folder of recordings",
+}
+"""Remedy for a kind without an option of its own."""
 _OF_COMPARISONS = ("chosen_column", "rejected_column", "margin_column")
 _OF_PREFERENCES = (*_OF_COMPARISONS, "desirable_column", "reference", "reference_revision")
 
@@ -241,7 +250,10 @@ class PrepareOptions:
         require_known("dataset_kinds", self.kind)
         if self.kind_name != self.kind:
             problem = f"--kind {self.kind} and the other options exclude each other"
-            raise ConfigError("PREP007", problem, f"options of {self.kind_name}", fix="leave --kind out")
+            fix = _MARKS.get(self.kind, "leave --kind out")
+            if self.kind_name != "documents":
+                fix = "leave --kind out"
+            raise ConfigError("PREP007", problem, f"options of {self.kind_name}", fix=fix)
         if is_built_in("dataset_kinds", self.kind):
             return
         columns = (*_OF_CHATS, *_OF_PAIRS, *_OF_FILES, "prompt_column", *_OF_LABELS, *_OF_ANSWERS, *_OF_PREFERENCES)

@@ -266,6 +266,8 @@ def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
 def _size_text(size: int) -> str:
     if size >= 2**28:
         return f"{size / 2**30:.2f} GiB"
+    if size < 2**20:
+        return f"{size / 2**10:.0f} KiB"
     return f"{size / 2**20:.0f} MiB"
 
 

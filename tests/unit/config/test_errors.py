@@ -290,6 +290,12 @@ IN_FLAGS = [
     (["--outer_optimizer.momentum", "nan"], "CFG003", "got nan"),
     (["--inner_optimizer.betas", "0.9"], "CFG003", "got [0.9]"),
     (["--run.mode", "fast"], "CFG003", "allowed elastic | replay"),
+    (
+        ["--model.input_names", "[]"],
+        "CFG003",
+        "--model.input_names is out of range — got [], allowed list of text, 1 or more",
+    ),
+    (["--rl.reward.tasks.0.functions", "[]"], "CFG003", "each of them once. Fix: mend it, or leave it out"),
     (["--telemetry.sinks", "jsonl,comet"], "CFG003", "got 'comet'"),
     (["--resources.num_workers", "3", "--resources.min_workers", "4"], "CFG003", "--resources.min_workers is more th"),
     (["--sync.quorum", "9"], "CFG003", "up to 2"),

@@ -232,6 +232,8 @@ def test_load_model_config_value_gives_way_to_a_table_and_back(value: str | None
         (["--telemetry.sinks", ""], "telemetry.sinks", []),
         (["--model.input_names", "images,labels"], "model.input_names", ["images", "labels"]),
         (["--model.input_names", "none"], "model.input_names", None),
+        (["--model.repository", "none"], "model.repository", None),
+        (["--resources.worker.gpu_type", "none"], "resources.worker.gpu_type", None),
         (["--testing.slowdown", "1,2.5"], "testing.slowdown", [1.0, 2.5]),
         (["--telemetry.status_bridge", "[::1]:61000"], "telemetry.status_bridge", "[::1]:61000"),
         (["--dataset_name", "mnist"], "dataset.name", "mnist"),

@@ -235,9 +235,12 @@ def test_damaged_or_packed_table_has_its_remedy(tmp_path: Path) -> None:
         (b'{"columns": ["text"], "index": [0], "data": [["a"]]}', r"orient='records', lines=True"),
         (b'{"0": {"text": "a"}, "1": {"text": "b"}}', r"orient='records', lines=True"),
         (b'[["a"], ["b"]]', r"orient='records', lines=True"),
+        (b'{"text": {"0": "a", "1": "b"}, "n": {"0": 1, "1": 2}}', r"orient='records', lines=True"),
+        (b'{\n "text": {\n  "x": "a"\n }\n}', r"orient='records', lines=True"),
+        (b'{"x": {"text": "a"}, "y": {"text": "b"}}\n', r"orient='records', lines=True"),
         ('[{"text": "a"}]'.encode("utf-16"), "iconv -f UTF-16 -t UTF-8 a.json"),
     ],
-    ids=["splits", "split", "index", "values", "utf-16"],
+    ids=["splits", "split", "index", "values", "columns", "indented", "names", "utf-16"],
 )
 def test_form_that_is_not_read_is_refused_with_the_way_to_convert_it(
     tmp_path: Path, content: bytes, remedy: str
@@ -245,3 +248,64 @@ def test_form_that_is_not_read_is_refused_with_the_way_to_convert_it(
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(DataError, match=remedy):
         prepared(tmp_path / "a.json", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "remedy"),
+    [
+        ({"id": 1, "body": "a"}, {}, r"Fix: name one with --text-column, such as body$"),
+        ({"title": "b", "body": "a"}, {}, r"Fix: name one with --text-column$"),
+        ({"the body": "a"}, {}, r"such as 'the body'$"),
+        ({"Review": "a", "title": "b"}, {"text_column": "review"}, r"such as Review$"),
+        ({"Question": "a", "answer": "b"}, {"prompt_column": "question"}, r"--prompt-column, such as Question$"),
+        ({"dialog": [{"role": "user", "content": "a"}]}, {}, r"--chat --messages-column dialog, or"),
+        ({"dialog": [{"role": "user", "content": "a"}]}, {"chat": True}, r"Fix: .*--messages-column dialog$"),
+        (dict.fromkeys(map(str, range(400)), 1), {}, r"got [^—]*, 115 and 380 more\. Fix"),
+    ],
+)
+def test_column_that_is_not_there_is_told_with_the_one_that_may_be_meant(
+    tmp_path: Path, row: dict[str, Any], options: dict[str, Any], remedy: str
+) -> None:
+    with pytest.raises(DataError, match=remedy):
+        prepared(table(tmp_path / "a.jsonl", row, row), tmp_path / "out", **options)
+
+
+def test_split_that_a_saved_dataset_lacks_is_refused_with_those_that_it_has(tmp_path: Path) -> None:
+    rows = datasets.Dataset.from_list([{"text": "a b c"}] * 3)
+    datasets.DatasetDict({"training": rows, "validation": rows}).save_to_disk(tmp_path / "saved")
+    with pytest.raises(
+        DataError, match=r"no split 'train' — allowed training, validation\. Fix: choose one by --split"
+    ):
+        prepared(tmp_path / "saved", tmp_path / "out")
+
+
+def test_options_of_splits_beside_files_are_refused_and_files_of_several_splits_are_noted(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    source = table(tmp_path / "texts" / "train.jsonl", *({"text": f"a b c {n}"} for n in range(9)))
+    table(source.parent / "test.jsonl", {"text": "the answer"})
+    for path, options in ((source, {"split": "test"}), (source, {"subset": "a"}), (source.parent, {"split": "test"})):
+        with pytest.raises(ConfigError, match=r"PREP007.*has no effect on files"):
+            prepared(path, tmp_path / "out", **options)
+    manifest = prepared(source.parent, tmp_path / "out", seq_len=4)
+    assert manifest.origin is not None
+    assert any("test.jsonl and train.jsonl are read as one" in note for note in manifest.origin.notes)
+
+
+def test_current_folder_of_parquet_files_is_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parquet.write_table(pyarrow.table({"text": [f"a b c {n}" for n in range(9)]}), tmp_path / "rows.parquet")
+    monkeypatch.chdir(tmp_path)
+    assert prepared(Path(), tmp_path.parent / f"{tmp_path.name}-out", seq_len=4).samples("train")
+
+
+def test_prepared_dataset_is_no_source(tmp_path: Path) -> None:
+    prepared(table(tmp_path / "a.jsonl", {"text": "a b c d"}), tmp_path / "data", seq_len=4)
+    with pytest.raises(DataError, match=r"DATA030.*is a prepared dataset.*--dataset\.path"):
+        prepared(tmp_path / "data", tmp_path / "out")
+
+
+def test_kind_without_its_options_is_refused_with_them(tmp_path: Path) -> None:
+    source = table(tmp_path / "a.jsonl", {"messages": []})
+    with pytest.raises(ConfigError, match=r"Fix: add --chat or --messages-column"):
+        prepared(source, tmp_path / "out", kind="chats")
+    with pytest.raises(ConfigError, match=r"Fix: leave --kind out"):
+        prepared(source, tmp_path / "out", kind="pairs", chat=True)

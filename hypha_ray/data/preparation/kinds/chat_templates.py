@@ -178,7 +178,7 @@ class ChatTemplate:
                     return self._filled(chat, list(map(with_texts, messages)), opened, marked)
             got = reason_of(error)
             problem = f"{chat.location}: the chat template of {self._name!r} refuses the chat"
-            fix = "mend or remove the row"
+            fix = "mend or remove the row, or choose another template by --chat-template"
             raise DataError("DATA034", problem, got, fix=fix) from None
 
     def _filled(self, chat: Chat, messages: Messages, opened: bool, marked: bool) -> tuple[str, list[tuple[int, int]]]:

@@ -5,6 +5,8 @@ Arrow gives all structs of a column the same fields. A field that a row's struct
     [{"name": "a", "arguments": {"x": 1}}, {"name": "b", "arguments": {"y": 2}}]                         as written
     [{"name": "a", "arguments": {"x": 1, "y": None}}, {"name": "b", "arguments": {"x": None, "y": 2}}]   as read
 
+Fields of structs, and of tables in other forms, are made columns of their own if an option names them.
+
 Values of the type `arrow.json`, such as `Json` features of `datasets`, are JSON texts, which are read here.
 """
 
@@ -12,14 +14,22 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from hypha_ray.data.preparation.sources.files import COMPRESSIONS, kind_of
-from hypha_ray.data.preparation.sources.tables import Column, Row, outer_columns, require_columns, require_unique
+from hypha_ray.data.preparation.sources.tables import (
+    Column,
+    Row,
+    list_of,
+    outer_columns,
+    outer_name,
+    require_columns,
+    require_unique,
+)
 from hypha_ray.data.provenance import Account
 from hypha_ray.errors import DataError
 
@@ -94,6 +104,54 @@ def without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, list):
             columns[name] = _without_null_fields(value)
     return columns
+
+
+def with_fields(row: Mapping[str, Any], fields: Collection[str], kept: Collection[str] = ()) -> Mapping[str, Any]:
+    """A row with fields such as ``extra_info.index`` or ``answers.text.0`` as columns of their own.
+
+    A table within the row, or its JSON text, gives way to all its fields, unless its column is to be kept.
+    """
+    for field_name in fields:
+        outer = outer_name(field_name, row)
+        while outer is not None and outer != field_name:
+            inner = _fields_of(row[outer], _names_below(outer, fields))
+            if inner is None:
+                break
+            columns = dict(row)
+            if outer not in kept:
+                del columns[outer]
+            for name, value in inner.items():
+                columns[f"{outer}.{name}"] = value
+            row = columns
+            outer = outer_name(field_name, row.keys() - kept)
+    return row
+
+
+def _names_below(outer: str, fields: Collection[str]) -> list[str]:
+    """Names of fields within a column."""
+    names: list[str] = []
+    for name in fields:
+        if name.startswith(f"{outer}."):
+            names.append(name.removeprefix(f"{outer}."))
+    return names
+
+
+def _fields_of(value: Any, names: Collection[str]) -> dict[str, Any] | None:
+    """All fields of a table, or the items of a list that are named; None if a value has neither."""
+    value = list_of(value, "[{")
+    if value is None:
+        return dict.fromkeys(names)
+    if isinstance(value, Mapping):
+        return dict(zip(map(str, value), value.values(), strict=True))
+    if not isinstance(value, list):
+        return None
+    items: dict[str, Any] = {}
+    for name in names:
+        index, _, _ = name.partition(".")
+        if not index.isdecimal():
+            return None
+        items[index] = value[int(index)] if int(index) < len(value) else None
+    return items
 
 
 def _decoded(row: Any, decoders: Mapping[str, Decoder | None]) -> Any:

@@ -25,6 +25,7 @@ from hypha_ray.data.preparation.sources.tables import (
     Row,
     columns_fix,
     is_list_of,
+    listed,
     no_table,
     objects_of,
     require_columns,
@@ -155,9 +156,8 @@ class ChatReader:
         for prompt, completion in _EXCHANGES:
             if prompt in row and completion in row:
                 return Column(prompt, self._prompt.flag), Column(completion, self._completion.flag)
-        names = ", ".join(sorted(map(readable, row)))
         fix = columns_fix(row) or "name columns with --messages-column, or with --prompt-column and --completion-column"
-        raise DataError("DATA032", f"{location} has no chat", names, _KINDS, fix)
+        raise DataError("DATA032", f"{location} has no chat", listed(row), _KINDS, fix)
 
 
 def with_system(messages: Messages, row: Mapping[str, Any], options: PrepareOptions) -> Messages:

@@ -16,8 +16,9 @@ from typing import IO, Any, Generic, TypeVar
 
 import numpy as np
 
+from hypha_ray.data.manifest import MANIFEST
 from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.sources.arrow_rows import arrow_rows, without_nulls
+from hypha_ray.data.preparation.sources.arrow_rows import arrow_rows, with_fields, without_nulls
 from hypha_ray.data.preparation.sources.files import (
     ARROW,
     UNREADABLE,
@@ -25,6 +26,7 @@ from hypha_ray.data.preparation.sources.files import (
     kind_of,
     leave_out_file,
     opened,
+    split_names,
     texts_among,
     walk,
 )
@@ -37,12 +39,11 @@ from hypha_ray.data.preparation.sources.tables import (
     TextReader,
     csv_rows,
     json_rows,
-    with_fields,
     without_surrogates,
 )
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.data.slices import Arrays
-from hypha_ray.errors import DataError, HyphaError
+from hypha_ray.errors import ConfigError, DataError, HyphaError
 
 T = TypeVar("T")
 
@@ -108,11 +109,26 @@ def read(options: PrepareOptions, reader: Reader[T], account: Account) -> Iterab
     if path.is_dir():
         return _folder(path, options, reader, account)
     if path.exists():
+        _refuse_split(options)
         return _file(path, reader, account, alone=True)
     if set(source) & set("*?["):
+        _refuse_split(options)
         return _files(_matches(path), Path(), options, reader, account)
     _require_hub_name(source, path)
     return _hub(source, options, reader, account)
+
+
+def _refuse_split(options: PrepareOptions) -> None:
+    """Refuse options of a Hugging Face dataset beside files, which are read as a whole.
+
+    Raises:
+        ConfigError: PREP007.
+
+    """
+    for flag, is_given in (("--split", options.split != "train"), ("--subset", options.subset is not None)):
+        if is_given:
+            problem = f"{flag} has no effect on files, which are read as a whole"
+            raise ConfigError("PREP007", problem, fix="leave it out, and name the files to read by --source")
 
 
 class _FieldReader(Generic[T]):
@@ -142,10 +158,13 @@ def require_source(source: str) -> None:
     """Refuse a path or pattern that leads to no file, before anything is loaded; a hub is asked later.
 
     Raises:
-        DataError: DATA030, there is no such source.
+        DataError: DATA030, there is no such source, or it is prepared already.
 
     """
     path = Path(source).expanduser()
+    if (path / MANIFEST).is_file() and any(path.glob("slice-*")):
+        fix = "give it to a job as --dataset.path, or name the texts that it was made from"
+        raise DataError("DATA030", f"{source} is a prepared dataset", fix=fix)
     if path.exists():
         return
     if set(source) & set("*?["):
@@ -203,6 +222,10 @@ def _folder(folder: Path, options: PrepareOptions, reader: Reader[T], account: A
         if all(path.suffix in _HUB_FILES for path in data_files):
             _leave_out_other_splits(layout, files, folder, options.split, account)
             return _hub(str(folder), options, reader, account)
+    _refuse_split(options)
+    splits = split_names(files)
+    if splits:
+        account.note(f"{' and '.join(splits)} are read as one; name one of them by --source to leave the others out")
     return _files(files, folder, options, reader, account)
 
 
@@ -267,7 +290,7 @@ def _layout(folder: Path, options: PrepareOptions) -> dict[str, set[Path]]:
     with _explained(str(folder)):
         import datasets
 
-        builder = datasets.load_dataset_builder(str(folder), options.subset, revision=options.revision)
+        builder = datasets.load_dataset_builder(str(folder.resolve()), options.subset, revision=options.revision)
         layout = dict[str, set[Path]]()
         for split, files in (builder.config.data_files or {}).items():
             layout[split] = {Path(file).resolve() for file in files}
@@ -298,13 +321,17 @@ def _hub(name: str, options: PrepareOptions, reader: Reader[T], account: Account
         if saved:
             loaded = datasets.load_from_disk(name)
             if isinstance(loaded, datasets.DatasetDict):
+                if options.split not in loaded:
+                    problem = f"dataset {name!r} has no split {options.split!r}"
+                    raise DataError("HUB004", problem, allowed=", ".join(loaded), fix="choose one by --split")
                 splits = sorted(loaded.keys() - {options.split})
                 loaded = loaded[options.split]
                 for split in splits:
                     account.leave_out("splits", "not requested, see --split", name=split)
         else:
+            path = str(Path(name).resolve()) if Path(name).is_dir() else name
             loaded = datasets.load_dataset(
-                name, options.subset, split=options.split, revision=options.revision, streaming=True
+                path, options.subset, split=options.split, revision=options.revision, streaming=True
             )
         rows = _with_class_names(_undecoded(loaded), loaded.features, reader.columns)
         yield from reader.of_rows(_located(rows, name), account)

@@ -31,6 +31,10 @@ ARROW = frozenset({".parquet", ".arrow", ".feather"})
 UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """Errors of a file that is damaged or can't be read."""
 
+BY_PANDAS: Final = "write it by pandas as `to_json(FILE, orient='records', lines=True)`"
+"""Remedy for other forms of pandas."""
+_SPLITS: Final = frozenset({"train", "test", "validation", "valid", "val", "dev", "eval"})
+"""Usual names of files with a split each."""
 _CHUNK = 1 << 20
 _EARLY = 1 << 13
 Medium: TypeAlias = Literal["images", "recordings"]
@@ -48,6 +52,34 @@ def kind_of(path: Path) -> str:
     if suffix in COMPRESSIONS:
         return path.with_suffix("").suffix.lower()
     return suffix
+
+
+def require_rows(record: Any, path: Path) -> None:
+    """Refuse the only object of a JSON file that has columns or numbered rows, as pandas writes them, and no fields.
+
+    Raises:
+        DataError: DATA032.
+
+    """
+    if not isinstance(record, dict) or not record:
+        return
+    inner = list(record.values())
+    is_nested = all(isinstance(value, dict) and value.keys() == inner[0].keys() for value in inner)
+    is_numbered = is_nested and (all(map(str.isdecimal, record)) or all(map(str.isdecimal, inner[0])))
+    has_lines = kind_of(path) != ".json"  # An only line is a row.
+    if is_numbered or (is_nested and not has_lines) or record.keys() >= {"columns", "data"}:
+        problem = f"{path} has its rows in one object, by columns or by numbers"
+        raise DataError("DATA032", problem, allowed="an object for each row", fix=BY_PANDAS)
+
+
+def split_names(files: Iterable[Path]) -> list[str]:
+    """Names of files that are named after different splits, such as train.jsonl and test.jsonl; empty without them."""
+    names: dict[str, str] = {}
+    for path in files:
+        split = path.name.partition(".")[0].lower()
+        if split in _SPLITS:
+            names[split] = path.name
+    return sorted(names.values()) if len(names) > 1 else []
 
 
 def opened(path: Path, mode: str, **options: Any) -> Any:

@@ -5,14 +5,23 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any, Final, Protocol, TypeAlias, TypeGuard, TypeVar
 
-from hypha_ray.data.preparation.sources.files import PIECE_CHARACTERS, kind_of, lone_piece_characters, pieces
+from hypha_ray.data.preparation.sources.files import (
+    BY_PANDAS,
+    PIECE_CHARACTERS,
+    kind_of,
+    lone_piece_characters,
+    pieces,
+    require_rows,
+)
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.errors import DataError
 
@@ -21,7 +30,8 @@ CSV = frozenset({".csv", ".tsv"})
 
 DEFAULT_COLUMN = "text"
 TEXT_FLAG = "--text-column"
-_BY_PANDAS: Final = "write it by pandas as `to_json(FILE, orient='records', lines=True)`"
+_MOST_NAMES: Final = 20
+"""Most names of columns that an error lists."""
 _OF_CHATS = frozenset({"messages", "conversations"})
 _QUESTIONS = ("prompt", "instruction", "question", "query", "input")
 _ANSWERS = ("completion", "output", "response", "answer", "target")
@@ -120,28 +130,49 @@ def texts(rows: Iterable[Row], column: Column, account: Account) -> Iterator[str
         raise error
 
 
-def no_column(location: str, column: Column, names: Iterable[str]) -> DataError:
-    """The error for a table without a column."""
-    names = set(names)
-    fix = f"name one with {column.flag}"
+def no_column(location: str, column: Column, row: Iterable[str]) -> DataError:
+    """The error for a table without a column, by one of its rows or by the names of its columns."""
+    names = set(row)
+    fix = _naming(column, row)
     if "train" in names:
         fix = "make a file of these rows alone, such as by `jq -c '.train[]' FILE > train.jsonl`"
-    elif names >= {"columns", "data"} or (names and all(map(str.isdecimal, names))):
-        fix = _BY_PANDAS
     elif column.flag == TEXT_FLAG and names & _OF_CHATS:
         fix = f"train on chats with --chat, or {fix}"
     elif column.flag == TEXT_FLAG:
-        other_fix = columns_fix(names)
+        other_fix = columns_fix(row)
         fix = fix if other_fix is None else f"{other_fix}, or {fix}"
-    listed = ", ".join(sorted(map(readable, names))) or "no columns"
-    return DataError("DATA032", f"{location} has no column {column.name!r}", listed, fix=fix)
+    return DataError("DATA032", f"{location} has no column {column.name!r}", listed(names), fix=fix)
 
 
-def columns_fix(names: Iterable[str]) -> str | None:
-    """Remedy that names the flags for columns with usual names of prompts and answers; None without such columns."""
-    names = set(names)
+def listed(names: Collection[str]) -> str:
+    """The first names of columns in order, and the number of the others."""
+    first = ", ".join(sorted(map(readable, names))[:_MOST_NAMES])
+    if len(names) > _MOST_NAMES:
+        return f"{first} and {len(names) - _MOST_NAMES} more"
+    return first or "no columns"
+
+
+def _naming(column: Column, row: Iterable[str]) -> str:
+    """Remedy that names the column by its flag: the most similar one, or the only one with text."""
+    names = {name.lower(): name for name in row}
+    candidates = get_close_matches(column.name.lower(), names, n=1)
+    if column.flag == TEXT_FLAG and isinstance(row, Mapping) and not candidates:
+        candidates = [name for name, value in row.items() if isinstance(value, str) and value.strip()]
+    if len(candidates) != 1:
+        return f"name one with {column.flag}"
+    name = names.get(candidates[0], candidates[0])
+    return f"name one with {column.flag}, such as {shlex.quote(readable(name))}"
+
+
+def columns_fix(row: Iterable[str]) -> str | None:
+    """Remedy that names the flags for usual columns of chats, prompts and answers; None without such columns."""
+    names = set(row)
     if names >= {"chosen", "rejected"}:
         return "prepare preferences with --kind preferences"
+    if isinstance(row, Mapping):
+        for name, value in row.items():
+            if is_list_of(value, dict) and value and value[0].keys() >= {"role", "content"}:
+                return f"train on chats with --chat --messages-column {shlex.quote(readable(name))}"
     prompt = next((name for name in _QUESTIONS if name in names), None)
     answer = next((name for name in _ANSWERS if name in names), None)
     if prompt is None or answer is None:
@@ -185,10 +216,10 @@ def complete(rows: Iterable[Row], columns: Sequence[Column], account: Account) -
 
 def outer_columns(columns: Iterable[Column], names: Collection[str]) -> list[Column]:
     """Columns of a table with these names that have the given ones: of a field such as ``a.b`` the column ``a``."""
-    return [replace(column, name=_outer_name(column.name, names) or column.name) for column in columns]
+    return [replace(column, name=outer_name(column.name, names) or column.name) for column in columns]
 
 
-def _outer_name(name: str, names: Collection[str]) -> str | None:
+def outer_name(name: str, names: Collection[str]) -> str | None:
     """Name of the column that is a dotted name, or that has the field of this name; None if there is none."""
     outer = name
     while outer not in names:
@@ -196,54 +227,6 @@ def _outer_name(name: str, names: Collection[str]) -> str | None:
         if not dot:
             return None
     return outer
-
-
-def with_fields(row: Mapping[str, Any], fields: Collection[str], kept: Collection[str] = ()) -> Mapping[str, Any]:
-    """A row with fields such as ``extra_info.index`` or ``answers.text.0`` as columns of their own.
-
-    A table within the row, or its JSON text, gives way to all its fields, unless its column is to be kept.
-    """
-    for field_name in fields:
-        outer = _outer_name(field_name, row)
-        while outer is not None and outer != field_name:
-            inner = _fields_of(row[outer], _names_below(outer, fields))
-            if inner is None:
-                break
-            columns = dict(row)
-            if outer not in kept:
-                del columns[outer]
-            for name, value in inner.items():
-                columns[f"{outer}.{name}"] = value
-            row = columns
-            outer = _outer_name(field_name, row.keys() - kept)
-    return row
-
-
-def _names_below(outer: str, fields: Collection[str]) -> list[str]:
-    """Names of fields within a column."""
-    names: list[str] = []
-    for name in fields:
-        if name.startswith(f"{outer}."):
-            names.append(name.removeprefix(f"{outer}."))
-    return names
-
-
-def _fields_of(value: Any, names: Collection[str]) -> dict[str, Any] | None:
-    """All fields of a table, or the items of a list that are named; None if a value has neither."""
-    value = list_of(value, "[{")
-    if value is None:
-        return dict.fromkeys(names)
-    if isinstance(value, Mapping):
-        return dict(zip(map(str, value), value.values(), strict=True))
-    if not isinstance(value, list):
-        return None
-    items: dict[str, Any] = {}
-    for name in names:
-        index, _, _ = name.partition(".")
-        if not index.isdecimal():
-            return None
-        items[index] = value[int(index)] if int(index) < len(value) else None
-    return items
 
 
 def require_columns(location: str, row: Mapping[str, Any], columns: Iterable[Column]) -> None:
@@ -284,11 +267,17 @@ def json_rows(file: IO[str], path: Path) -> Iterator[Row]:
         begin = begin + 1
         first = file.readline()
     if kind_of(path) == ".json" and not _is_row(first):
-        records = _records(_parsed(first + file.read(), str(path)))
+        document = _parsed(first + file.read(), str(path))
+        records = _records(document)
+        if records == [document]:
+            require_rows(document, path)
         for number, record in enumerate(records, 1):
             yield _row(record, f"{path}, object {number}")
         return
-    for number, line in enumerate(itertools.chain([first], file), begin):
+    second = file.readline()
+    if first.strip() and not second.strip():
+        require_rows(_parsed(first, f"{path}, line {begin}"), path)
+    for number, line in enumerate(itertools.chain([first, second], file), begin):
         if line.strip():
             location = f"{path}, line {number}"
             yield _row(_parsed(line, location), location)
@@ -363,7 +352,7 @@ def _row(record: Any, location: str) -> Row:
     if not isinstance(record, dict):
         fix = 'write objects with the names of columns, such as {"text": …}'
         if isinstance(record, list):
-            fix += f", or {_BY_PANDAS}"
+            fix += f", or {BY_PANDAS}"
         raise DataError("DATA031", f"{location}: not a JSON object", type(record).__name__, "an object", fix)
     return location, record
 
