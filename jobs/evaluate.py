@@ -70,19 +70,21 @@ class Evaluate:
     type: str | None = None
     """task as in model.type; default: the model's own"""
     reward: str | None = None
-    """reward function of answers to prompts, as in rl.reward.functions; default: exact, or the environment's"""
+    """reward function of answers to prompts, as in rl.reward.functions; default: exact, or with an environment its
+    own, or those of the run that --model lies in"""
     reward_model: str | None = None
     """folder or hub id of the reward model for --reward model, as rl.reward.model.repository"""
     environment: str | None = None
-    """environment that answers to prompts are a conversation with, as rl.environment"""
-    turns: int = DEFAULTS.turns
-    """answers after which such a conversation is over, as rl.episode.turns"""
-    max_response_tokens: int = DEFAULTS.max_response_tokens
-    """tokens after which an answer is cut off"""
-    samples: int = DEFAULTS.samples
-    """answers to each prompt"""
-    temperature: float = DEFAULTS.temperature
-    """divisor of logits; 0: the most probable token each time"""
+    """environment that answers to prompts are a conversation with, as rl.environment; default: that of the run that
+    --model lies in, with that run's rewards, limits and samples"""
+    turns: int | None = None
+    """answers after which such a conversation is over, as rl.episode.turns; default: 8"""
+    max_response_tokens: int | None = None
+    """tokens after which an answer is cut off; default: 256"""
+    samples: int | None = None
+    """answers to each prompt; default: 1"""
+    temperature: float | None = None
+    """divisor of logits, 0: the most probable token each time; default: 1"""
     seed: int = DEFAULTS.seed
     """seed of the answers, as run.seed"""
     metrics: list[str] | None = None

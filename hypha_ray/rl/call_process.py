@@ -22,6 +22,8 @@ NO_FILES: Final = f"[Errno {errno.EMFILE}]"
 """Text in the reason of a failure if a process has no file handles left; then another process has to go on."""
 START_S = 120.0
 """Longest time that a process takes to load the code."""
+_STARTS = 3
+"""Number of times that a process is started if it is killed as it begins."""
 
 
 class Code(NamedTuple):
@@ -52,6 +54,27 @@ class CallProcess:
     """
 
     def __init__(self, code: Code, first: object, start_s: float = START_S) -> None:
+        greeting = None
+        for _ in range(_STARTS):
+            self._begin(code)
+            self.send(first)
+            if not self._answers.poll(start_s):
+                self.kill()
+                fix = "see to what their modules do when they are imported"
+                got = f"{code.names}: more than {start_s:g} s"
+                raise ConfigError(code.unloadable, f"{code.noun} take too long to load", got, fix=fix)
+            greeting = self.receive()
+            if greeting is not None:
+                break
+            self.kill()
+            if self._process.returncode != -signal.SIGKILL:  # Not by the kernel, for lack of memory.
+                break
+        if greeting is None:
+            raise ConfigError(code.unloadable, f"a process for {code.noun} ended as it began", code.names)
+        self.greeting: Any = greeting
+        """Answer of the process to the first message."""
+
+    def _begin(self, code: Code) -> None:
         module, _, function = code.serve.partition(":")
         command = [sys.executable, "-P", "-c", f"from {module} import {function}; {function}()"]
         python_path = os.pathsep.join(filter(None, sys.path))
@@ -65,18 +88,6 @@ class CallProcess:
         os.close(child_output)
         self._answers = Connection(answers_end, writable=False)
         self._requests = Connection(requests_end, readable=False)
-        self.send(first)
-        if not self._answers.poll(start_s):
-            self.kill()
-            fix = "see to what their modules do when they are imported"
-            got = f"{code.names}: more than {start_s:g} s"
-            raise ConfigError(code.unloadable, f"{code.noun} take too long to load", got, fix=fix)
-        greeting = self.receive()
-        if greeting is None:
-            self.kill()
-            raise ConfigError(code.unloadable, f"a process for {code.noun} ended as it began", code.names)
-        self.greeting: Any = greeting
-        """Answer of the process to the first message."""
 
     def fileno(self) -> int:
         """Return the descriptor that answers come from."""

@@ -15,11 +15,12 @@ import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import MISSING, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from pydantic import JsonValue
@@ -279,7 +280,7 @@ def prepare(options: PrepareOptions, report: Report, date: str | None = None) ->
             preprocessor=preprocessor,
             tokens=writer.tokens,
             classes=writer.classes,
-            made_by=made_by(options, date),
+            made_by=made_by(options, date, writer.hashes),
             origin=None if options.source == "digits" else account.origin(),
             part=part,
         )
@@ -305,12 +306,13 @@ def _kind(name: str) -> Kind:
     return kind
 
 
-def made_by(options: PrepareOptions, date: str | None) -> MadeBy:
+def made_by(options: PrepareOptions, date: str | None, hashes: Mapping[str, str] = MappingProxyType({})) -> MadeBy:
     """Record of the command, without secrets of URLs; it has the hash of a kind that the user brings.
 
     Args:
         options: the command.
         date: its time; None: unknown.
+        hashes: hashes of models that samples depend on, by name.
 
     """
     record: dict[str, JsonValue] = {}
@@ -323,6 +325,7 @@ def made_by(options: PrepareOptions, date: str | None) -> MadeBy:
         files = sources("dataset_kinds", options.kind)
         if files:
             record["kind_sha256"] = files_hash(files)
+    record.update(hashes)
     return MadeBy(redacted(options.source), record, _version(), date)
 
 

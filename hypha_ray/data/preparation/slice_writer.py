@@ -50,6 +50,8 @@ class SliceWriter:
         self.tensors: tuple[TensorInfo, ...] = ()
         self.classes: ClassInfo | None = None
         self.tokens: TokenRules | None = None
+        self.hashes: dict[str, str] = {}
+        """Hashes of the models that samples depend on, by name in the manifest's options."""
         self._size = samples_per_slice
         self._report = report
 

@@ -49,6 +49,19 @@ class DataSource:
         preprocessor = self.manifest.preprocessor
         return preprocessor is None or same_tokens(model, self.folder / (preprocessor.folder or ""))
 
+    def require_tokens_of(self, model: Path) -> None:
+        """Refuse a saved model of other tokens than the dataset's numbers are.
+
+        Raises:
+            DataError: DATA023, it is one.
+
+        """
+        made_by = self.manifest.preprocessor
+        if made_by is not None and not self.has_tokens_of(model):
+            problem = f"the numbers in dataset {self.manifest.name!r} are other tokens than the model's"
+            fix = f"prepare it with --tokenizer {model}"
+            raise DataError("DATA023", problem, f"tokens of {made_by.name}", "the model's tokenizer", fix)
+
     def keep(self, directory: RunDirectory) -> None:
         """Copy manifest and tokenizer to the run directory, unless the dataset is one folder: the end needs them."""
         if self.places != (Place(str(self.folder)),):

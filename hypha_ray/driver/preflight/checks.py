@@ -96,7 +96,7 @@ def check_rewards(job: Job) -> list[str]:
     from hypha_ray.rl.rewards.evaluators import check_functions
 
     look_beside_the_job()
-    notes = check_functions(job.rl.reward.loaded_functions, job.rl.reward.deadline_s)
+    notes = check_functions(job.rl.reward.loaded_functions)
     if job.rl.environment is not None:
         from hypha_ray.rl.environments.pool import EnvironmentPool
 

@@ -20,6 +20,7 @@ from hypha_ray.driver.datasets.job_tokenizer import inherited, is_silent, job_pr
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.market.requirements import OWN_LABEL, RAY_LABEL, NodeResources
 from hypha_ray.model.execution import model_facts
+from hypha_ray.model.identity import folder_hash
 from hypha_ray.model.vocabulary import vocabulary_of
 from hypha_ray.optim.muon import MATRICES, shares
 
@@ -97,9 +98,16 @@ def reference_notes(job: Job, manifest: Manifest) -> Iterator[str]:
     if not preference.uses_reference or preference.reference != "dataset" or made_by is None:
         return
     reference = str(made_by.options.get("reference"))
+    sha256 = made_by.options.get("reference_sha256")
     start = job.model.repository
-    if start is None or Path(start).absolute() != Path(reference).absolute():
+    has_name = start is not None and Path(start).absolute() == Path(reference).absolute()
+    is_reference = has_name
+    if sha256 is not None and start is not None and Path(start).expanduser().is_dir():
+        is_reference = folder_hash(Path(start).expanduser()) == sha256
+    if not is_reference:
         model = "random weights" if start is None else start
+        if has_name:
+            model = "what has been changed there since"
         yield (
             f"the reference of dataset {manifest.name!r} is {reference}, and training begins with {model}: if they "
             "differ, rewards aren't 0 before the first step, and the policy is held to a model that it never was"

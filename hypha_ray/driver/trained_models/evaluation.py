@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from pydantic import ValidationError
 
@@ -26,9 +26,10 @@ from hypha_ray.config.tables.rl import LOWEST_TEMPERATURE, RL
 from hypha_ray.driver.run_folders import find_run
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
 from hypha_ray.heavy_imports import uncollected
+from hypha_ray.model.identity import IDENTITY
 from hypha_ray.model.loading.hub import local_folder, read_config
 from hypha_ray.store.directory import RunDirectory
-from hypha_ray.telemetry.sinks.files import EVENTS
+from hypha_ray.telemetry.sinks.files import EVENTS, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +46,15 @@ Begin: TypeAlias = Callable[[str], None]
 """Function that is called with each phase as it begins."""
 _MODEL = "model"
 """Folder of a run's saved model."""
+_OF_ANSWERS: Final = {"environment", "environment_options", "episode", "evaluation", "reward"}
+"""Settings of a run's answers; how they are generated is the evaluation's own."""
+_TABLES: Final = {
+    "turns": "episode",
+    "max_response_tokens": "generation",
+    "samples": "evaluation",
+    "temperature": "evaluation",
+}
+"""Tables of the options that have their names there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +69,22 @@ class ModelSource:
     round: int | None = None
 
     def job(self) -> Job | None:
-        """Return the job of the run that saved the model; None if the model lies in no run.
+        """Return the job of the run that saved the model, with its first inputs; None if the model lies in no run.
 
         Raises:
             HyphaError: the run's job file can't be read.
 
         """
+        directory = self._run_directory()
+        if directory is None:
+            return None
+        from hypha_ray.config.load import load
+
+        return load(["@", str(directory.config)]).job.beginning_with(read_json(directory.path / IDENTITY))
+
+    def _run_directory(self) -> RunDirectory | None:
         if self.run is not None:
-            return self.run.job
+            return RunDirectory(self.run.path)
         assert self.folder is not None
         folder = self.folder.absolute()
         if (folder / _ADAPTER).is_file() and folder.parent.name == _MODEL:
@@ -74,9 +92,7 @@ class ModelSource:
         directory = RunDirectory(folder.parent)
         if folder.name != _MODEL or not (directory.path / EVENTS).is_file():  # Other tools have a config.toml, too.
             return None
-        from hypha_ray.config.load import load
-
-        return load(["@", str(directory.config)]).job
+        return directory
 
     @contextmanager
     def opened(self) -> Iterator[Path]:
@@ -156,18 +172,19 @@ class EvaluationRequest:
     reward_model: str | None = None
     """Folder or hub id of the reward model; None: no function asks one."""
     environment: str | None = None
-    """Environment that answers are a conversation with; None: none."""
-    turns: int = 8
+    """Environment that answers are a conversation with; None: that of the run that saved the model, unless `reward`
+    is given. Settings below that are None are those of the run if it has the environment, otherwise `RL`'s defaults."""
+    turns: int | None = None
     """Number of answers after which such a conversation is over."""
     metrics: list[str] | None = None
     """Further figures, as `model.metrics`; None: those of the run that saved the model."""
     reference: str | None = None
     """Folder of the reference model of preferences; None: none."""
-    max_response_tokens: int = 256
+    max_response_tokens: int | None = None
     """Number of tokens after which an answer is cut off."""
-    samples: int = 1
+    samples: int | None = None
     """Number of answers to each prompt."""
-    temperature: float = 1.0
+    temperature: float | None = None
     """Divisor of logits; 0: the most probable token each time."""
     seed: int = 0
 
@@ -242,27 +259,14 @@ def evaluate_on_dataset(request: EvaluationRequest, model: ModelSource, begin: B
             score = score_answers
             from hypha_ray.rl.rewards.calls import require_known
 
-            require_known(rl_of(request).reward.loaded_functions)
-            if request.environment is not None:
-                plugins.require_known("environments", request.environment)
+            rl = rl_of(request, model.job())
+            require_known(rl.reward.loaded_functions)
+            if rl.environment is not None:
+                plugins.require_known("environments", rl.environment)
         with model.opened() as folder:
-            require_same_tokens(folder, source)
+            source.require_tokens_of(folder)
             subject, figures = score(request, ModelCase(folder, model.job()), source, infos, begin)
     return f"{subject}  {manifest.name}/{request.split}", figures
-
-
-def require_same_tokens(model: Path, source: DataSource) -> None:
-    """Refuse a dataset whose numbers are other tokens than those that the model was saved with.
-
-    Raises:
-        DataError: DATA023, they are.
-
-    """
-    made_by = source.manifest.preprocessor
-    if made_by is not None and not source.has_tokens_of(model):
-        problem = f"the numbers in dataset {source.manifest.name!r} are other tokens than the model's"
-        fix = f"prepare it with --tokenizer {model}"
-        raise DataError("DATA023", problem, f"tokens of {made_by.name}", "the model's tokenizer", fix)
 
 
 def _require_effect(request: EvaluationRequest, manifest: Manifest) -> None:
@@ -353,7 +357,7 @@ def score_answers(
     request: EvaluationRequest, model: ModelCase, source: DataSource, infos: Sequence[SliceInfo], begin: Begin
 ) -> tuple[str, dict[str, float]]:
     """Return the model, and rewards and lengths of its answers; they are those of a run with the same settings."""
-    rl = rl_of(request)
+    rl = rl_of(request, model.job)
     with uncollected():
         from hypha_ray.config.schema import Model, Preprocessor
         from hypha_ray.driver.datasets.job_tokenizer import preprocessor_for
@@ -380,7 +384,7 @@ def score_answers(
         fix = "evaluate a language model, or another dataset"
         raise ConfigError("RL001", "this model can't answer prompts", task.name, "causal-lm", fix)
     manifest = source.manifest
-    require_positions(network, task, manifest.shapes, f"dataset {manifest.name!r}", request.max_response_tokens)
+    require_positions(network, task, manifest.shapes, f"dataset {manifest.name!r}", rl.generation.max_response_tokens)
     manifest.require(describe(network, task).vocab_size)
     tokenizer = tokenizer_of(preprocessor_for(Preprocessor(), Model(repository=str(model.folder)), source))
     device = device_of("auto")
@@ -397,11 +401,14 @@ def score_answers(
     sums = validate(master.traverse, batches, rl)
     generator.close()
     prompts = sum(info.samples for info in infos)
-    return type(network).__name__, {**means(sums), "prompts": prompts}
+    subject = type(network).__name__
+    if rl.environment is not None:
+        subject = f"{subject}  environment {rl.environment}"
+    return subject, {**means(sums), "prompts": prompts}
 
 
-def rl_of(request: EvaluationRequest) -> RL:
-    """Return the options as a table of the job file.
+def rl_of(request: EvaluationRequest, job: Job | None) -> RL:
+    """Return the options as a table of the job file, beside the job of the run that saved the model.
 
     Raises:
         ConfigError: CFG003, one of them is out of range; CFG011, no function asks the reward model.
@@ -409,22 +416,33 @@ def rl_of(request: EvaluationRequest) -> RL:
     """
     if request.reward_model is not None and request.reward != MODEL:
         raise ConfigError("CFG011", "--reward-model is for --reward model alone", fix="give both, or neither")
-    if request.environment is None and request.reward == ENVIRONMENT:
+    tables = _tables_of_run(request, job)
+    if request.environment is not None:
+        tables["environment"] = request.environment
+    if tables["environment"] is None and request.reward == ENVIRONMENT:
         raise ConfigError("CFG011", "--reward environment is for --environment alone", fix="name an environment")
-    default_reward = "exact" if request.environment is None else ENVIRONMENT
-    evaluation = {"samples": request.samples, "temperature": request.temperature}
-    generation = {"max_response_tokens": request.max_response_tokens}
-    rewards = {"functions": [request.reward or default_reward], "model": {"repository": request.reward_model}}
-    tables = {
-        "reward": rewards,
-        "generation": generation,
-        "evaluation": evaluation,
-        "environment": request.environment,
-        "episode": {"turns": request.turns},
-    }
+    if request.reward is not None:
+        tables["reward"] = {"functions": [request.reward], "model": {"repository": request.reward_model}}
+    for name, table in _TABLES.items():
+        value = getattr(request, name)
+        if value is not None:
+            tables[table][name] = value
     try:
         return RL.model_validate(tables)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         flag = flag_of(str(first["loc"][-1]))
         raise ConfigError("CFG003", f"{flag} is out of range", repr(first["input"]), first["msg"]) from None
+
+
+def _tables_of_run(request: EvaluationRequest, job: Job | None) -> dict[str, Any]:
+    """Tables of a run whose environment answers are a conversation with; otherwise those without any setting."""
+    if job is not None and job.rl.environment is not None:
+        is_meant = request.environment == job.rl.environment
+        if is_meant or (request.environment is None and request.reward in (None, ENVIRONMENT)):
+            tables = job.rl.model_dump(include=_OF_ANSWERS)
+            tables["generation"] = {"max_response_tokens": job.rl.generation.max_response_tokens}
+            return tables
+    function = "exact" if request.environment is None else ENVIRONMENT
+    rewards = {"functions": [function]}
+    return {"environment": None, "episode": {}, "generation": {}, "evaluation": {}, "reward": rewards}

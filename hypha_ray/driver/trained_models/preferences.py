@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hypha_ray.config.schema import Job
 from hypha_ray.config.tables.rl import Preference
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.errors import CheckpointError, ConfigError, DataError
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ def preference_task(
     Raises:
         ConfigError: CFG011, the model is no causal language model; CFG012, no reference is known.
         DataError: the loss can't be computed on the dataset.
-        HyphaError: the reference can't be loaded.
+        HyphaError: the reference can't be loaded, or has changed since the run began.
 
     """
     from hypha_ray.model.preferences.objective import with_preferences
@@ -109,12 +109,23 @@ def _settings(job: Job | None, manifest: Manifest, reference: str | None) -> Pre
 
 
 def _of_run(job: Job | None, device: torch.device) -> Reference:
-    """Reference of a run: its model before training."""
+    """Reference of a run: its model before training.
+
+    Raises:
+        CheckpointError: CKPT007, that model's files have changed since.
+
+    """
+    from hypha_ray.model.identity import changes, identity_of
     from hypha_ray.model.lora import has_adapter
     from hypha_ray.model.preferences.objective import reference_model
     from hypha_ray.model.trained import build_trained
 
     assert job is not None
+    changed = [key for key in changes(identity_of(job), job.begun_with) if key.startswith("model.")]
+    if changed:
+        problem = f"the reference has changed since the run began with it ({', '.join(changed)})"
+        fix = "put back what was there, or name the model by --reference, or none"
+        raise CheckpointError("CKPT007", problem, str(job.model.repository), fix=fix)
     network = build_trained(job, device).to(device).eval()
     return reference_model(network, adapted=has_adapter(job.model))
 

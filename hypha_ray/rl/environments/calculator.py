@@ -90,7 +90,7 @@ def _expression_of(text: str) -> str:
     try:
         call = json.loads(text)
         return str(call["arguments"]["expression"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ""
 
 

@@ -17,7 +17,7 @@ from hypha_ray.rl.rewards.signatures import reward_from
 Message: TypeAlias = dict[str, Any]
 """Message in the form of chat templates: role and content, and any further keys, all of JSON."""
 _LONGEST = 1_000_000
-"""Largest number of characters of the messages of a reply, which are made into tokens in the worker."""
+"""Largest number of characters of a reply's messages as JSON, which are made into tokens in the worker."""
 
 
 class Environment(Protocol):
@@ -94,25 +94,26 @@ def _messages(value: Any) -> tuple[Message, ...] | None:
     if not isinstance(value, list | tuple) or not value:
         raise TypeError(f"it gave {_short(value)} in the place of messages; without any it gives None")
     messages: list[Message] = []
+    characters = 0
     for message in value:
         if not isinstance(message, Mapping):
             raise TypeError(f"it gave {_short(message)} in the place of a message with role and content")
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
             raise TypeError(f"it gave a message without the texts role and content: {_short(dict(message))}")
-        messages.append(_plain(message))
-    characters = sum(len(message["content"]) for message in messages)
-    if characters > _LONGEST:
-        raise ValueError(f"it gave messages of {characters} characters, and {_LONGEST} are allowed")
+        text = _as_json(message)
+        characters += len(text)
+        if characters > _LONGEST:
+            raise ValueError(f"it gave messages of more than {_LONGEST} characters as JSON")
+        messages.append(json.loads(text))
     return tuple(messages)
 
 
-def _plain(message: Mapping[str, Any]) -> Message:
-    """Return a message as values of JSON, which the worker can read without code of the environment."""
+def _as_json(message: Mapping[str, Any]) -> str:
+    """Return a message as JSON, which the worker can read without code of the environment."""
     try:
-        plain: Message = json.loads(json.dumps(dict(message)))
-    except (TypeError, ValueError) as error:
+        return json.dumps(dict(message), ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"it gave a message that JSON can't express ({error}): {_short(dict(message))}") from None
-    return plain
 
 
 def _short(value: Any) -> str:

@@ -22,6 +22,8 @@ from hypha_ray.types.current_work import working
 
 _AT_ONCE = 32
 """Number of requests that a process gets at a time."""
+_MOST_LOST = 8
+"""Number of calls without an answer after which the other episodes aren't tried, if no call has got one."""
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +95,8 @@ class EnvironmentPool:
         for episode in episodes:
             waiting[episode.number % len(waiting)].append(episode)
         busy: dict[int, _Requests] = {}  # By the number of the process.
+        lost: list[Episode] = []
+        answered = False
         with working(f"environment {self._name}", limited=True):
             while any(waiting) or busy:
                 for slot, queue in enumerate(waiting):
@@ -100,10 +104,16 @@ class EnvironmentPool:
                         busy[slot] = self._ask(slot, queue)
                 for slot in self._ready(busy):
                     requests = busy[slot]
-                    self._settle(slot, requests.episodes.popleft())
+                    episode = requests.episodes.popleft()
+                    self._settle(slot, episode)
                     if self._processes[slot] is None:  # The episodes behind it go on in another process.
+                        lost.append(episode)
                         waiting[slot].extendleft(reversed(requests.episodes))
                         requests.episodes.clear()
+                    else:
+                        answered = True
+                    if not answered and _are_many(lost):
+                        _give_up(waiting, lost[-1].failure)
                     if requests.episodes:
                         self._begin_next(requests)
                     else:
@@ -200,3 +210,17 @@ class EnvironmentPool:
         if process is not None:
             process.kill()
         self._processes[slot] = None
+
+
+def _are_many(lost: Sequence[Episode]) -> bool:
+    """Whether so many calls were lost that the environment itself is at fault, and no single prompt."""
+    prompts = {id(episode.record) for episode in lost}
+    return len(lost) >= _MOST_LOST and len(prompts) > 1
+
+
+def _give_up(waiting: Sequence[deque[Episode]], failure: str) -> None:
+    """Let the episodes that wait fail without a call."""
+    for queue in waiting:
+        for episode in queue:
+            episode.failure = f"it wasn't tried, since no call before it was answered: {failure}"
+        queue.clear()

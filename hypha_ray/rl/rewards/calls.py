@@ -55,10 +55,16 @@ def reward_of(name: str) -> Any:
     """The reward function of a name, or ``module:function``.
 
     Raises:
-        ConfigError: RWD003 unknown name, RWD004 module or function that can't be had.
+        ConfigError: RWD003 unknown name, RWD004 module or function that can't be had, or a class that can't be made.
 
     """
-    return create("rewards", name)
+    try:
+        return create("rewards", name)
+    except HyphaError:
+        raise
+    except (Exception, SystemExit) as error:  # A constructor of users may raise anything.
+        fix = "a class is made without arguments; mend its constructor"
+        raise ConfigError("RWD004", f"reward function {name} can't be made", reason_of(error), fix=fix) from None
 
 
 def require_known(names: Sequence[str]) -> None:

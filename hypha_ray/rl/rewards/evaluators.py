@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Protocol
 
-from hypha_ray.config.tables.rewards import Deadline
 from hypha_ray.errors import ConfigError
 from hypha_ray.plugins import is_built_in
 from hypha_ray.rl.call_process import NO_FILES, START_S
@@ -184,8 +183,8 @@ def _lacks_files(rows: Sequence[Row]) -> bool:
     return NO_FILES in " ".join(errors)
 
 
-def check_functions(names: Sequence[str], deadline_s: Deadline) -> list[str]:
-    """Load users' functions as workers will, registered ones aside.
+def check_functions(names: Sequence[str]) -> list[str]:
+    """Load users' functions in another process, within a time limit, registered ones aside.
 
     Returns:
         Notes for the user on how they are called.
@@ -198,12 +197,9 @@ def check_functions(names: Sequence[str], deadline_s: Deadline) -> list[str]:
     user_functions = [name for name in names if not is_built_in("rewards", name)]
     if not user_functions:
         return []
-    if deadline_s == "none":
-        signatures = Calls(user_functions, {}).signatures
-    else:
-        process = RewardProcess(user_functions, {})
-        process.kill()
-        signatures = process.signatures
+    process = RewardProcess(user_functions, {})
+    process.kill()
+    signatures = process.signatures
     return [f"reward function {name} is {signature.text}" for name, signature in signatures.items()]
 
 

@@ -18,7 +18,16 @@ from typing import Any, Protocol, TypeAlias
 
 from hypha_ray.config import Job
 from hypha_ray.plugins import create, find, is_built_in
-from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, ROLLOUTS, SUMMARY, JsonLines, Record, write_json
+from hypha_ray.telemetry.sinks.files import (
+    EVENTS,
+    METRICS,
+    ROLLOUTS,
+    SUMMARY,
+    JsonLines,
+    Record,
+    read_tail,
+    write_json,
+)
 from hypha_ray.telemetry.sinks.inputs import SinkPlace, check_installed
 from hypha_ray.texts import redacted
 
@@ -29,6 +38,10 @@ CAPACITY = 4096
 """Records that wait for a slow sink; a worker makes about one a second."""
 PATIENCE_S = 5.0
 """Longest wait for all sinks together at the end of a run."""
+_TAIL_BYTES = 1 << 20
+"""Bytes at the end of a file of responses that are read for those of the newest rounds."""
+_MOST_KEYS = 100_000
+"""Largest number of responses that are remembered."""
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 60.0
 """Pauses between attempts to start a sink whose server isn't there; each is twice as long as the last one."""
@@ -113,7 +126,7 @@ class Files:
         self._directory = directory
         self._metrics = JsonLines(directory / METRICS)
         self._events = JsonLines(directory / EVENTS)
-        self._rollouts: JsonLines | None = None
+        self._rollouts: _Responses | None = None
         """File of responses; None before the first one, which most runs never have."""
 
     def start(self, config: Record) -> None:
@@ -138,11 +151,11 @@ class Files:
         if self._rollouts is not None:
             self._rollouts.close()
 
-    def _file_of(self, event: Record) -> JsonLines:
+    def _file_of(self, event: Record) -> JsonLines | _Responses:
         if event["kind"] != "rollout":
             return self._events
         if self._rollouts is None:
-            self._rollouts = JsonLines(self._directory / ROLLOUTS)
+            self._rollouts = _Responses(self._directory / ROLLOUTS)
         return self._rollouts
 
     def _write(self, call: Call) -> None:
@@ -150,6 +163,42 @@ class Files:
             call()
         except OSError as error:  # a full disk stops checkpoints, and they say so; telemetry stops nothing
             self.tally.fail(error)
+
+
+class _Responses:
+    """File that has each response once.
+
+    The successor of a lost worker or of a killed run responds to the same prompts of a round in the same way.
+    """
+
+    def __init__(self, path: Path) -> None:
+        earlier = read_tail(path, _TAIL_BYTES) if path.is_file() else []
+        self._written = set(map(_key_of, earlier))
+        """Keys of the newest responses."""
+        self._file = JsonLines(path)
+
+    def write(self, response: Record) -> None:
+        """Append a response that isn't there yet.
+
+        Raises:
+            OSError: the disk is full or gone.
+
+        """
+        key = _key_of(response)
+        if key in self._written:
+            return
+        self._file.write(response)
+        if len(self._written) >= _MOST_KEYS:
+            self._written.clear()
+        self._written.add(key)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _key_of(response: Record) -> tuple[Any, ...]:
+    return tuple(response.get(name) for name in ("round", "epoch", "slice", "sample", "number"))
 
 
 class Isolated:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from hypha_ray.config import Job
@@ -17,8 +19,11 @@ from hypha_ray.data.manifest import MANIFEST
 from hypha_ray.data.preparation.encoders import byte_tokenizer, load_tokenizer
 from hypha_ray.data.provenance import MadeBy
 from hypha_ray.driver.preflight.notes import reference_notes
-from hypha_ray.driver.trained_models.preferences import require_preferences
-from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.driver.trained_models.evaluation import ModelSource
+from hypha_ray.driver.trained_models.preferences import preference_task, require_preferences
+from hypha_ray.errors import CheckpointError, ConfigError, DataError
+from hypha_ray.model.identity import folder_hash
+from hypha_ray.model.saved_model import open_saved
 from tests.support.prepared import arrays_of, omissions, prepared, table
 from tests.unit.data.test_chats import CHATML, tokenizer_with
 
@@ -327,6 +332,36 @@ def test_reference_of_a_dataset_that_is_no_start_of_training_is_noted(tmp_path: 
     (note,) = notes(None)
     assert "training begins with random weights" in note
 
+    Path(base).mkdir()
+    (Path(base) / "config.json").write_text("{}")
+    shutil.copytree(base, tmp_path / "copy")
+    made_by = MadeBy("rows.jsonl", {"reference": base, "reference_sha256": folder_hash(Path(base))}, None)
+    manifest = manifest.model_copy(update={"made_by": made_by})
+    assert notes(base) == notes(str(tmp_path / "copy")) == []
+    (Path(base) / "config.json").write_text('{"other": 1}')
+    (note,) = notes(base)
+    assert "training begins with what has been changed there since" in note
+
+
+def test_reference_that_has_changed_since_a_run_began_scores_nothing(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    start, saved = tmp_path / "start", tmp_path / "model"
+    for folder in (start, saved):
+        LlamaForCausalLM(LlamaConfig(vocab_size=400, **sizes)).save_pretrained(folder)
+    (tmp_path / "config.toml").write_text(f'[model]\nrepository = "{start}"\n[preference]\nloss = "dpo"\n')
+    (tmp_path / "events.jsonl").touch()
+    (tmp_path / "identity.json").write_text(json.dumps({"model.repository": folder_hash(start)}))
+    pairs = load(run(PAIRS, tmp_path))
+    model = ModelSource(saved)
+    _, task = open_saved(saved)
+    _, shown = preference_task(task, model.job(), pairs, None, torch.device("cpu"))
+    assert shown == "dpo, reference initial"
+    LlamaForCausalLM(LlamaConfig(vocab_size=400, **sizes)).save_pretrained(start)
+    with pytest.raises(CheckpointError, match=r"CKPT007.*reference has changed.*\(model.repository\).*--reference"):
+        preference_task(task, model.job(), pairs, None, torch.device("cpu"))
+    _, shown = preference_task(task, model.job(), pairs, str(start), torch.device("cpu"))
+    assert shown == f"dpo, reference {start}"
+
 
 def test_reference_with_other_tokens_or_too_few_positions_is_refused(tmp_path: Path) -> None:
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -334,7 +369,10 @@ def test_reference_with_other_tokens_or_too_few_positions_is_refused(tmp_path: P
     LlamaForCausalLM(LlamaConfig(vocab_size=400, **sizes)).save_pretrained(reference)
     byte_tokenizer().save_pretrained(reference)
     how = {"reference": str(reference), "validation_fraction": 0.0}
-    assert "reference_logprobs" in arrays_of(run(PAIRS, tmp_path, tokenizer="byte", **how))
+    scored = run(PAIRS, tmp_path, tokenizer="byte", **how)
+    assert "reference_logprobs" in arrays_of(scored)
+    recorded = load(scored).made_by
+    assert recorded is not None and recorded.options["reference_sha256"] == folder_hash(reference)
     with pytest.raises(DataError, match=r"DATA023.*has other tokens than the preferences.*--tokenizer"):
         run(PAIRS, tmp_path, tokenizer="characters", overwrite=True, **how)
     GPT2LMHeadModel(GPT2Config(vocab_size=400, n_positions=4, n_embd=8, n_layer=1, n_head=2)).save_pretrained(reference)

@@ -5,18 +5,23 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
-from hypha_ray.config.load import load
+from hypha_ray.config.load import load, resolved_toml
 from hypha_ray.data.catalogue import load as load_dataset
 from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.driver.datasets.data_source import in_folder
 from hypha_ray.driver.preflight.checks import case_of, check_case, check_rewards
+from hypha_ray.driver.trained_models.evaluation import EvaluationRequest, ModelSource, evaluate_on_dataset
 from hypha_ray.errors import HyphaError
+from hypha_ray.model.evaluation import batches_of
+from hypha_ray.rl.island import Island
 from hypha_ray.types import TokenRules
+from hypha_ray.types.events import means
 from tests.support.rl import settings
 
 OPT = ["--model.config.model_type=opt", "--model.config.ffn_dim=64", "--model.config.word_embed_proj_dim=32"]
@@ -151,3 +156,55 @@ def test_a_policy_that_can_not_end_a_response_is_refused(problems: Path, tmp_pat
         check(endless, eos_token_id=18)
 
     assert caught.value.exit_code == 2
+
+
+ECHO = """
+from hypha_ray.plugins import Options
+
+class Echo:
+    class Options(Options):
+        reward: float = 0.0
+
+    def __init__(self, options):
+        self.reward = options.reward
+
+    def reset(self, record): ...
+
+    def step(self, response):
+        return [{"role": "user", "content": "1"}], self.reward * len(response.ids)
+"""
+
+
+def test_model_of_a_run_with_an_environment_is_evaluated_as_in_the_run(problems: Path, tmp_path: Path) -> None:
+    (tmp_path / "echoes.py").write_text(ECHO, encoding="utf-8")
+    table = settings(model_type="llama", vocab_size=18)
+    flags = [f"--model.config.{name}={value}" for name, value in table.items()]
+    flags += ["--rl.algorithm=grpo", "--rl.environment=echoes:Echo", "--rl.environment_options={reward=0.5}"]
+    flags += ["--rl.episode.turns=3", "--rl.episode.turn_tokens=4", "--rl.generation.max_response_tokens=11"]
+    flags += ["--rl.evaluation.samples=2", '--rl.reward.functions=["environment", "positions"]']
+    loaded = load([f"--dataset.path={problems}", *flags])
+    tokenizer = AutoTokenizer.from_pretrained(problems / "tokenizer")
+    island = Island(loaded.job, tokenizer)
+    island.model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "config.toml").write_text(resolved_toml(loaded.job), encoding="utf-8")
+    (tmp_path / "events.jsonl").touch()
+    source = in_folder(problems)
+    infos = source.manifest.of("train")
+    batches = list(batches_of([source.read(info) for info in infos], 32, [info.index for info in infos]))
+    in_run = means(island.evaluate(batches))
+    island.close()
+
+    def figures(**options: Any) -> dict[str, float]:
+        request = EvaluationRequest(str(problems), split="train", **options)
+        subject, found = evaluate_on_dataset(request, ModelSource(tmp_path / "model"), lambda phase: None)
+        assert ("environment echoes:Echo" in subject) == ("turns" in found)
+        return found
+
+    found = figures()
+    assert found.pop("prompts") == sum(info.samples for info in infos)
+    assert found == pytest.approx(in_run)
+    assert found["turns"] > 1 and found["reward/environment"] > 0
+    assert figures(environment="echoes:Echo")["reward"] == found["reward"]
+    assert figures(turns=1)["turns"] == 1
+    assert "turns" not in figures(reward="exact")

@@ -108,6 +108,10 @@ class Chosen(Steady):
 
         contents = {"1": "0" * 2_000_000, "2": chr(0xD800), "3": Text("4")}
         message = {"role": "user", "content": contents.get(response.text, "5")}
+        if response.text == "10":
+            message["extra"] = "0" * 2_000_000
+        if response.text == "11":
+            return [{"role": "user", "content": ""}] * 100_000, 1.0
         match response.text:
             case "4":
                 message["extra"] = os
@@ -262,12 +266,13 @@ def test_an_absent_reward_of_a_turn_is_absent() -> None:
 
 
 def test_whatever_a_user_returns_is_right_or_costs_its_episode_with_a_reason() -> None:
-    found = played(rl("worlds:Chosen", turns=1), {number: [f"{number}."] for number in range(10)})
+    found = played(rl("worlds:Chosen", turns=1), {number: [f"{number}."] for number in range(12)})
 
     reasons = [episode.episode.failure for episode in found]
-    told = ["", "2000000 characters", "", "", "JSON can't express", "no pair of messages"]
-    told += ["a dictionary as the reward", "in the place of messages", "", ""]
-    assert [text in reason for text, reason in zip(told, reasons, strict=True)] == [True] * 10
+    too_long = "more than 1000000 characters"
+    told = ["", too_long, "", "", "JSON can't express", "no pair of messages"]
+    told += ["a dictionary as the reward", "in the place of messages", "", "", too_long, too_long]
+    assert [text in reason for text, reason in zip(told, reasons, strict=True)] == [True] * 12
     assert [bool(reason) for reason in reasons] == [bool(text) for text in told]
     assert [found[number].reward for number in (0, 3, 9)] == [1, 1, -2] and math.isnan(found[8].reward)
 
@@ -309,6 +314,20 @@ def test_a_prompt_alone_that_fails_ends_no_run_in_which_others_went_well() -> No
     rollouts.close()
 
 
+def test_a_process_that_is_killed_as_it_begins_is_started_again(tmp_path: Path) -> None:
+    code = f"""
+import os, signal
+if not os.path.exists({str(tmp_path / "killed")!r}):
+    open({str(tmp_path / "killed")!r}, "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+class Late:
+    def reset(self, record): ...
+    def step(self, response): return None, 1.0
+"""
+    (tmp_path / "late.py").write_text(code, encoding="utf-8")
+    assert [episode.reward for episode in played(rl("late:Late"), {0: ["1."]})] == [1]
+
+
 def test_a_killed_process_is_replaced_and_takes_in_the_responses_again() -> None:
     pool = EnvironmentPool(rl("worlds:Echo"))
     episodes = [Episode(number, {"answer": "4"}) for number in range(3)]
@@ -343,6 +362,20 @@ def test_episodes_behind_one_that_hangs_or_dies_go_on_in_the_next_process() -> N
     assert [episode.number for episode in episodes if episode.failure] == [3, 34, 35]
     assert "took longer" in episodes[3].failure and "died" in episodes[34].failure and "nines" in episodes[35].failure
     assert all(episode.reply is not None for episode in episodes)
+
+
+def test_calls_that_are_all_lost_are_not_made_for_every_episode_of_a_batch() -> None:
+    first, second = ({"answer": "4"}, {"answer": "5"})
+    pool = EnvironmentPool(rl("worlds:Echo", deadline_s=60.0))
+    episodes = [Episode(number, first if number < 10 else second) for number in range(40)]
+    for episode in episodes:
+        episode.responses.append(Response("?", "8" if episode.number < 39 else "5", (1,), True, {}, 8))
+    pool.advance(episodes)
+    pool.close()
+
+    failures = [episode.failure for episode in episodes]
+    assert failures[:11] == ["its process died"] * 11, "those of one prompt alone don't tell on others"
+    assert set(failures[11:]) == {"it wasn't tried, since no call before it was answered: its process died"}
 
 
 def test_files_that_an_environment_leaves_open_cost_an_episode_and_not_all_later_ones() -> None:
@@ -485,6 +518,10 @@ def call_of(expression: str) -> str:
 )
 def test_calls_of_the_calculator(text: str, expressions: list[str]) -> None:
     assert called_expressions(text) == expressions
+
+
+def test_a_call_of_deep_json_has_no_expression() -> None:
+    assert called_expressions('<tool_call>{"arguments": ' + "[" * 100_000 + "}</tool_call>") == [""]
 
 
 def test_each_call_of_a_turn_has_its_own_result() -> None:

@@ -240,12 +240,11 @@ def test_defaults_of_limits_are_told_by_the_registry_alone() -> None:
 
 @pytest.mark.slow
 def test_functions_are_loaded_before_the_start_as_workers_will_load_them() -> None:
-    check_functions(["exact", "tricky_rewards:pid"], None)
-    for deadline_s in (None, "none"):
-        with pytest.raises(ConfigError, match=r"RWD004.*nothing of that name"):
-            check_functions(["tricky_rewards:absent"], deadline_s)  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match=r"RWD003.*did you mean 'exact'"):
-            check_functions(["exakt"], deadline_s)  # type: ignore[arg-type]
+    check_functions(["exact", "tricky_rewards:pid"])
+    with pytest.raises(ConfigError, match=r"RWD004.*nothing of that name"):
+        check_functions(["tricky_rewards:absent"])
+    with pytest.raises(ConfigError, match=r"RWD003.*did you mean 'exact'"):
+        check_functions(["exakt"])
 
 
 def test_the_reward_function_of_the_documentation_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,13 @@ def by_step(completions, trainer_state, **columns):
 def by_loss(completions, trainer_state, **columns):
     return [trainer_state.log_history[-1]["loss"] for _ in completions]
 
+class Unmade:
+    def __init__(self):
+        raise RuntimeError("no weights")
+
+    def __call__(self, response):
+        return 1.0
+
 class Callable:
     def __call__(self, completions, **columns):
         return [2.0 for _ in completions]
@@ -304,16 +311,18 @@ def test_outside_of_a_run_the_state_of_trls_trainer_is_refused_by_its_remedy() -
 
 def test_signatures_are_said_before_the_start() -> None:
     names = ["exact", "people:several", "people:trl_lengths", "people:meets", "people:trl_async"]
-    for deadline_s in (None, "none"):
-        notes = check_functions(names, deadline_s)  # type: ignore[arg-type]
+    notes = check_functions(names)
+    assert len(notes) == 4
+    assert notes[0] == "reward function people:several is called for each response, with a Response"
+    assert notes[1].startswith("reward function people:trl_lengths is called for all responses to a prompt, with compl")
+    assert "a coroutine function, called for each response" in notes[2]
+    assert "a coroutine function, called for all responses to a prompt" in notes[3]
 
-        assert len(notes) == 4
-        assert notes[0] == "reward function people:several is called for each response, with a Response"
-        assert notes[1].startswith(
-            "reward function people:trl_lengths is called for all responses to a prompt, with compl"
-        )
-        assert "a coroutine function, called for each response" in notes[2]
-        assert "a coroutine function, called for all responses to a prompt" in notes[3]
+
+def test_a_class_that_can_not_be_made_is_refused_with_its_reason() -> None:
+    for evaluator in (check_functions, InPlace):
+        with pytest.raises(ConfigError, match=r"RWD004.*people:Unmade can't be made.*RuntimeError: no weights"):
+            evaluator(["people:Unmade"])
 
 
 def test_a_function_of_several_arguments_and_no_names_of_trl_is_refused(tmp_path: Path) -> None:

@@ -224,6 +224,22 @@ def test_files_have_responses_apart_from_events(tmp_path: Path) -> None:
     assert read_jsonl(tmp_path / "rollouts.jsonl") == [{"kind": "rollout", "response": "38"}]
 
 
+def test_a_response_is_in_its_file_once_whatever_is_done_again(tmp_path: Path) -> None:
+    key = {"epoch": 0, "slice": 0, "sample": 7}
+    responses = [{"kind": "rollout", "round": 3, **key, "number": number, "reward": number / 2} for number in range(2)]
+    for _ in range(2):  # A run, and what goes on after it was killed.
+        files = Files(tmp_path)
+        for response in (*responses, *responses):
+            files.event({**response, "worker": 0})
+        files.close()
+    later = {**responses[0], "round": 4}
+    files = Files(tmp_path)
+    files.event(later)
+    files.close()
+
+    assert [record["number"] for record in read_jsonl(tmp_path / "rollouts.jsonl")] == [0, 1, 0]
+
+
 @pytest.fixture
 def silent_port() -> Iterator[int]:
     """A port that takes connections and never answers."""

@@ -18,8 +18,7 @@ an answer by the model of --reference. Preferences are held in memory as a whole
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -36,6 +35,9 @@ from hypha_ray.data.provenance import Account, counted
 from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import DataError
 from hypha_ray.model.task import IGNORE_INDEX
+
+if TYPE_CHECKING:
+    from hypha_ray.data.preparation.reference import ReferenceModel
 
 Load: TypeAlias = Callable[[Rows], Arrays]
 """Function that makes the tensors of rows."""
@@ -84,22 +86,21 @@ def write_preferences(
         return _arrays(rows, samples, sequences, longest, padding)
 
     preprocessor = save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
-    folder = writer.folder / str(preprocessor.folder)
-    write_split(splits, _with_reference(load, folder, options, report, account), options.samples_per_slice, writer)
+    loader: Load = load
+    if options.reference is not None:
+        from hypha_ray.data.preparation.reference import ReferenceModel  # It loads torch.
+
+        folder = writer.folder / str(preprocessor.folder)
+        reference = ReferenceModel(options.reference, options.reference_revision, folder)
+        account.note(f"reference log-probabilities are by {options.reference}, sha256 {reference.sha256[:12]}")
+        writer.hashes["reference_sha256"] = reference.sha256
+        loader = _with_reference(load, reference, report)
+    write_split(splits, loader, options.samples_per_slice, writer)
     return preprocessor
 
 
-def _with_reference(load: Load, tokenizer: Path, options: PrepareOptions, report: Report, account: Account) -> Load:
-    """A function that loads rows with the log-probabilities of the reference, if the options name one.
-
-    `tokenizer` is the folder of the preferences' tokenizer.
-    """
-    if options.reference is None:
-        return load
-    from hypha_ray.data.preparation.reference import ReferenceModel  # It loads torch.
-
-    reference = ReferenceModel(options.reference, options.reference_revision, tokenizer)
-    account.note(f"reference log-probabilities are by {options.reference}, sha256 {reference.sha256[:12]}")
+def _with_reference(load: Load, reference: ReferenceModel, report: Report) -> Load:
+    """A function that loads rows with the log-probabilities of a reference."""
 
     def load_scored(rows: Rows) -> Arrays:
         arrays = load(rows)
