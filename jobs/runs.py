@@ -1,7 +1,7 @@
 """List the runs of a folder, the one with the newest record first: python jobs/runs.py.
 
     python jobs/runs.py
-    python jobs/runs.py --dir /data/runs --json runs.json
+    python jobs/runs.py /data/runs --json runs.json
     python jobs/runs.py --tag baseline --tag long     # the runs that have both in run.tags
 
 A run is running, finished, failed with an error, interrupted, or damaged, if its job file can't be read. Its age is the
@@ -41,7 +41,7 @@ class Runs:
 
 def main() -> None:
     """Print a line for each run, and write the list."""
-    options = parse_options(Runs, __doc__, sys.argv[1:])
+    options = parse_options(Runs, __doc__, sys.argv[1:], position="dir")
     from hypha_ray.history.overview import aligned, listing, overviews
     from hypha_ray.store.directory import runs
     from hypha_ray.texts import counted

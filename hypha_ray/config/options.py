@@ -214,12 +214,7 @@ def _texts(
             _add_values(texts, position, [word], repeated)
             continue
         if not flag.startswith("--"):
-            fix = "-- before an option; see --help"
-            if "source" in texts:
-                fix = "one --source; quotes around a pattern keep the shell from filling it in: 'FOLDER/*.txt'"
-            elif "source" in keys:
-                fix = f"did you mean --source {shown(flag)}?"
-            raise ConfigError("CFG015", f"unexpected argument {shown(flag)}", fix=fix)
+            raise _stray(flag, texts, keys, position)
         name = _name(flag)
         if f"{name}_" in keys:
             name = f"{name}_"
@@ -237,6 +232,20 @@ def _texts(
             values.append(value)
         _add_values(texts, name, values, repeated)
     return texts
+
+
+def _stray(word: str, texts: Mapping[str, str], keys: Mapping[str, Key], position: str | None) -> ConfigError:
+    """Error for a word that is no flag, and no value of the option that may stand without one."""
+    fix = "a value stands behind its flag; see --help"
+    if word.startswith("-"):
+        fix = "-- before an option; see --help"
+    elif "source" in texts:
+        fix = "one --source; quotes around a pattern keep the shell from filling it in: 'FOLDER/*.txt'"
+    elif "source" in keys:
+        fix = f"did you mean --source {shown(word)}?"
+    elif position is not None:
+        fix = f"give one value for {_flag(position)}; see --help"
+    return ConfigError("CFG015", f"unexpected argument {shown(word)}", fix=fix)
 
 
 def _add_values(texts: dict[str, str], name: str, values: Sequence[str], repeated: Collection[str]) -> None:

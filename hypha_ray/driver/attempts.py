@@ -58,7 +58,8 @@ def records(
 ) -> Generator[dict[str, Any], None, None]:
     """Run a job on this node's Ray, and yield the records that its schedulers stream, until the run is over.
 
-    Closing the generator ends the scheduler and its actors, which takes a connection to Ray.
+    Closing the generator ends the scheduler, its actors and their leases, which takes a connection to Ray. Ray itself
+    would keep the leases until this process disconnects.
 
     Args:
         job: the job file.
@@ -83,6 +84,8 @@ def records(
         yield from _attempts(job, run, directory, (source.places, (specials, probes), owner), control)
     finally:
         ray.kill(owner)
+        if control.answers():  # Without it, Ray would be asked for a minute.
+            _poll(lambda: reclaim(run) == 0, time.monotonic() + DEADLINE_S)
 
 
 def specials_of(job: Job, source: DataSource) -> SpecialTokens | None:

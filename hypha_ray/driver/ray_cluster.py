@@ -127,18 +127,24 @@ class ControlService:
         now = time.monotonic()
         if now - self._knocked_at >= KNOCK_S:
             self._knocked_at = now
-            try:
-                socket.create_connection(self._address, KNOCK_S).close()
+            if self.answers():
                 self._silent_since = None
-            except OSError:
-                if self._silent_since is None:
-                    self._silent_since = now
+            elif self._silent_since is None:
+                self._silent_since = now
         if self._silent_since is not None and now - self._silent_since >= GONE_S:
             host, port = self._address
             problem = f"Ray's control service is gone from {host}:{port}"
             fix = "start a cluster, then give the same command again: the run goes on"
             raise ClusterError("NET009", problem, fix=fix)
         return self._silent_since is None
+
+    def answers(self) -> bool:
+        """Whether the service answers now."""
+        try:
+            socket.create_connection(self._address, KNOCK_S).close()
+        except OSError:
+            return False
+        return True
 
     def wait(self) -> None:
         """Return once the service answers.

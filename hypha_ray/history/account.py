@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ _RESUMING = frozenset({"diloco", "sync", "grpo", "ppo", "dpo"})
 """Jobs that can resume a run."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunFiles:
     """Contents of the files of a run."""
 
@@ -81,12 +82,12 @@ class RunFiles:
             read_jsonl(folder / EVENTS, event_kinds),
         )
 
-    @property
+    @cached_property
     def rounds(self) -> list[Record]:
         """Records of the rounds, in order."""
         return by_round(self.metrics, "round")
 
-    @property
+    @cached_property
     def evaluations(self) -> list[Record]:
         """Records of the evaluations, in order."""
         return by_round(self.metrics, "eval")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from hypha_ray.errors import CheckpointError
 from hypha_ray.store.directory import RunDirectory, runs
 
 FIX = "give the name or folder of a run, as the job `runs` lists them"
+_MOST_NAMES = 5
+"""Most names that the remedy for a missing run has."""
 
 
 def existing_run(run: str, parent: str | None, fix: str = FIX) -> Path:
@@ -45,10 +48,20 @@ def _is_run(path: Path) -> bool:
 def missing_run(name: str, parent: Path, fix: str) -> CheckpointError:
     """Return the error for a run that doesn't exist; `fix` is the remedy if no run has a similar name."""
     names = sorted(path.parent.name for path in parent.glob(f"*/{CONFIG}"))
-    similar = get_close_matches(name, names, n=1)
+    similar = _similar_names(name, names)
     if similar:
-        fix = f"did you mean {similar[0]!r}?"
+        fix = f"did you mean {' or '.join(map(repr, similar))}?"
     problem = f"there is no run {name!r}"
     if not Path(name).is_absolute():
         problem += f" in {parent}"
     return CheckpointError("CKPT001", problem, fix=fix)
+
+
+def _similar_names(name: str, names: Sequence[str]) -> list[str]:
+    """Names of runs that begin with a name, otherwise the nearest one; letters may differ in case."""
+    small_name = name.lower()
+    longer_names = [other for other in names if name and other.lower().startswith(small_name)]
+    if longer_names:
+        return longer_names[:_MOST_NAMES]
+    by_small_name = {other.lower(): other for other in names}
+    return [by_small_name[match] for match in get_close_matches(small_name, by_small_name, n=1)]

@@ -98,7 +98,7 @@ class AlertWatch:
         self._streaks: dict[int | None, Streak] = {}
         """Streaks by worker; that of a metric of the whole run under None."""
         self._earlier: dict[int | None, deque[float]] = {}
-        """Last values that were well, by worker."""
+        """Last finite values that were well, by worker."""
         self._last_well: tuple[int | None, float, float] | None = None
         """Worker, value and limit of the last value that was well; None if the metric isn't well."""
 
@@ -114,7 +114,8 @@ class AlertWatch:
             streak.limit = shown_limit
             return
         self._streaks.pop(worker, None)
-        self._earlier.setdefault(worker, deque(maxlen=WINDOW)).append(value)
+        if math.isfinite(value):
+            self._earlier.setdefault(worker, deque(maxlen=WINDOW)).append(value)
         if not self._streaks:
             self._last_well = (worker, value, shown_limit)
 

@@ -15,6 +15,7 @@ import ray
 from ray.util import list_named_actors
 
 import hypha_ray
+from hypha_ray.market.cluster import lease_entries
 from hypha_ray.model.loading.build import build_model
 from tests.support.jobs import MODEL, job_of, run_job
 from tests.support.plain import final_weights, furthest, joined_batches, train_plainly
@@ -145,6 +146,7 @@ def test_training_in_the_background_is_stopped_by_a_callback_and_goes_on_from_it
     run = training.result(120)
     assert training.progress.state == "stopped" and 2 <= run.committed_rounds < 30
     assert {"join", "plan", "commit"} <= told.events
+    assert lease_entries("background") == [], "this process stays connected, and other runs need the room"
 
     job = job.model_copy(update={"rounds": job.rounds.model_copy(update={"update_rounds": run.committed_rounds + 2})})
     run = hypha_ray.train(job, resume=True, callbacks=[told])

@@ -9,12 +9,12 @@ import asyncio
 import os
 import signal
 import subprocess
-import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import IO, Any, Protocol
 
 import aiohttp
 
@@ -29,6 +29,8 @@ PAUSES_S = (1.0, 5.0)
 """Pauses before further attempts to reach a webhook."""
 _LAST_BYTES = 2000
 """Bytes from the end of a program's error output, of which the last line is shown."""
+_ERRORS_S = 1.0
+"""Longest wait for the rest of that output after the program's end, in seconds."""
 PREFIX = "HYPHA_RAY_ALERT_"
 """Beginning of the names of a program's variables, such as HYPHA_RAY_ALERT_VALUE."""
 
@@ -216,23 +218,24 @@ class Program:
 
         """
         environment = {**os.environ, **variables(event, self._run)}
-        with tempfile.TemporaryFile() as errors:
-            self._process = subprocess.Popen(
-                self._command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                start_new_session=True,
-            )
-            try:
-                exit_code = self._process.wait(self._timeout_s)
-            except subprocess.TimeoutExpired:
-                self.abandon()
-                raise NotificationFailed(f"{self._name} was killed after {self._timeout_s:g} s") from None
-            self._process = None
-            if exit_code:
-                raise NotificationFailed(f"{self._name} ended with exit code {exit_code}: {_last_line(errors)}")
+        self._process = subprocess.Popen(
+            self._command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stderr is not None
+        errors = _ErrorTail(self._process.stderr)
+        try:
+            exit_code = self._process.wait(self._timeout_s)
+        except subprocess.TimeoutExpired:
+            self.abandon()
+            raise NotificationFailed(f"{self._name} was killed after {self._timeout_s:g} s") from None
+        self._process = None
+        if exit_code:
+            raise NotificationFailed(f"{self._name} ended with exit code {exit_code}: {errors.last_line()}")
 
     def summary(self, figures: Record) -> None:
         """Figures of a whole run aren't sent."""
@@ -265,10 +268,22 @@ def variables(event: Record, run: str) -> dict[str, str]:
     return values
 
 
-def _last_line(errors: BinaryIO) -> str:
-    """Last line of a program's error output."""
-    size = errors.seek(0, os.SEEK_END)
-    errors.seek(max(0, size - _LAST_BYTES))
-    lines = errors.read().decode(errors="replace").split("\n")
-    full_lines = [line.strip() for line in lines if line.strip()]
-    return full_lines[-1] if full_lines else "it wrote no error"
+class _ErrorTail:
+    """Last bytes of a program's error output, which a thread reads for as long as any process has it open."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._tail = b""
+        self._thread = threading.Thread(target=self._read, args=(stream,), name="alert-errors", daemon=True)
+        self._thread.start()
+
+    def last_line(self) -> str:
+        """Return the last line; the program has ended, but its children may still write."""
+        self._thread.join(_ERRORS_S)
+        lines = self._tail.decode(errors="replace").split("\n")
+        full_lines = [line.strip() for line in lines if line.strip()]
+        return full_lines[-1] if full_lines else "it wrote no error"
+
+    def _read(self, stream: IO[bytes]) -> None:
+        with stream:
+            while block := os.read(stream.fileno(), _LAST_BYTES):
+                self._tail = (self._tail + block)[-_LAST_BYTES:]

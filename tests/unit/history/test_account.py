@@ -140,6 +140,11 @@ def test_run_is_found_by_its_name_or_folder_and_the_nearest_is_named(tmp_path: P
     assert existing_run(str(folder), None) == folder
     with pytest.raises(CheckpointError, match=r"CKPT001.*did you mean 'texts-1'\?"):
         existing_run("text-1", str(tmp_path))
+    make_run(tmp_path, "texts-2")
+    with pytest.raises(CheckpointError, match=r"did you mean 'texts-1' or 'texts-2'\?"):
+        existing_run("Texts-", str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"did you mean 'texts-2'\?"):
+        existing_run("TEXTS-2", str(tmp_path))
     with pytest.raises(CheckpointError, match="the job `runs` lists them"):
         existing_run("zzz", str(tmp_path))
     with pytest.raises(CheckpointError, match=r"CKPT001.*there is no run 'nnn"):

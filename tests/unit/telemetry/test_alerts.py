@@ -64,6 +64,7 @@ def test_median_is_that_of_values_that_were_well() -> None:
     steady = [3.0, 1.0, 1.0, 1.0, 1.0, 1.9]
     assert rounds(alert, [*steady, *[2.1] * 50, 1.9, 2.1]) == [(6, False), (56, True), (57, False)]
     assert rounds(alert, [-1.0] * 5 + [-0.1, 9.0]) == [], "a median of 0 or less has no multiple"
+    assert rounds(alert, [math.inf] * 5 + [1.0] * 5 + [9.0]) == [(10, False)], "infinity is no value of a median"
     below = Alert(metric="goodput", op="below_median_times", value=0.5, for_rounds=1)
     assert rounds(below, [0.8] * 5 + [0.41, 0.39], "goodput") == [(6, False)]
 

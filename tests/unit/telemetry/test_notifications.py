@@ -206,6 +206,7 @@ def test_program_gets_its_arguments_as_they_are_and_the_figures(tmp_path: Path) 
     [
         ("import sys; print('a'); sys.exit('no such pager')", "ended with exit code 1: no such pager"),
         ("import sys; sys.exit(3)", "ended with exit code 3: it wrote no error"),
+        ("import sys; sys.stderr.write('a line\\n' * 10**5); sys.exit('the end')", "ended with exit code 1: the end"),
     ],
 )
 def test_program_that_fails_is_one_line_with_its_last_words(code: str, text: str, tmp_path: Path) -> None:
