@@ -198,7 +198,7 @@ def value_text(value: float, unit: Unit) -> str:
         case "B":
             text = f"{si(value)}B"
         case "1/s":
-            text = f"{si(value)}/s" if value >= 10 else f"{value:.3g}/s"
+            text = f"{si(value)}/s"
         case "tokens":
             text = f"{value:.4g} tokens"
     return text

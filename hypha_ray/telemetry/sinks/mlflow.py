@@ -17,14 +17,18 @@ DATABASE = "mlflow.db"
 _NOTES = "mlflow.note.content"
 """MLflow's own tag for the description of a run."""
 _PARAMETERS = 100
-"""Most parameters that MLflow takes at once."""
+_METRICS = 1000
+"""Most parameters, and most metrics, that MLflow takes at once."""
+_WAIT_S = 5.0
+"""Age in seconds at which the metrics of reports and evaluations aren't held back for their round any more."""
 
 
 class MLflow:
     """A sink into ``mlflow.db`` of the run directory, one MLflow run for every attempt of the job.
 
     Names and steps are those of `Curves`, with ``_`` for characters that MLflow's names lack, such as the @ of
-    ``pass@1``. ``MLFLOW_TRACKING_URI`` names a server instead, and ``MLFLOW_EXPERIMENT_NAME`` the experiment.
+    ``pass@1``. Metrics of a round are sent together, since a call costs as much as some twenty of them.
+    ``MLFLOW_TRACKING_URI`` names a server instead, and ``MLFLOW_EXPERIMENT_NAME`` the experiment.
     """
 
     packages: ClassVar = ("mlflow", "sqlalchemy", "alembic")
@@ -33,7 +37,13 @@ class MLflow:
     def __init__(self, sink_place: SinkPlace) -> None:
         self._name = sink_place.run
         self._directory = sink_place.folder
+        self._losses = sink_place.losses
         self._curves = Curves()
+        self._waiting: list[tuple[str, int | float, int, int]] = []
+        """Name, value, time in milliseconds since 1970 and step of each metric to send."""
+        self._waiting_records = 0
+        self._waits_since_s = 0.0
+        """Monotonic time of the first record that waits, in seconds."""
         self._run: str | None = None
         """Identifier of the MLflow run; None before there is one."""
 
@@ -57,21 +67,28 @@ class MLflow:
             self._client.log_batch(self._run, params=parameters[start : start + _PARAMETERS])
 
     def record(self, record: Record) -> None:
-        """Log every number of a record under its own name."""
+        """Log every number of a record under its own name, together with the others of its round."""
         points = self._curves.points(record)
-        if points is not None:
-            self._log(points.values, points.step)
+        if points is None:
+            return
+        self._add(points.values, points.step)
+        if record["kind"] == "round" or time.monotonic() - self._waits_since_s >= _WAIT_S:
+            self._send()
 
     def event(self, event: Record) -> None:
         """Do nothing: events stay in events.jsonl."""
 
     def summary(self, figures: Record) -> None:
         """Log the figures of the whole run, at step 0."""
-        self._log(numbers_of("summary", figures), 0)
+        self._add(numbers_of("summary", figures), 0)
+        self._send()
 
     def close(self) -> None:
-        """End the MLflow run."""
-        self._client.set_terminated(self._run)
+        """Send what waits, and end the MLflow run."""
+        try:
+            self._send()
+        finally:
+            self._client.set_terminated(self._run)
 
     def _experiment(self, local: bool) -> str:
         """Identifier of the experiment, which is made if there is none of its name."""
@@ -82,12 +99,29 @@ class MLflow:
         artifacts = (self._directory / "mlflow").as_uri() if local else None
         return str(self._client.create_experiment(name, artifact_location=artifacts))
 
-    def _log(self, values: Mapping[str, int | float], step: int) -> None:
+    def _add(self, values: Mapping[str, int | float], step: int) -> None:
+        if not self._waiting_records:
+            self._waits_since_s = time.monotonic()
+        now_ms = int(time.time() * 1000)
+        for name, value in values.items():
+            self._waiting.append((_allowed_name(name), value, now_ms, step))
+        self._waiting_records += 1
+
+    def _send(self) -> None:
+        """Send all metrics that wait; if that fails, each of their records is lost."""
         from mlflow.entities import Metric
 
-        now_ms = int(time.time() * 1000)
-        metrics = [Metric(_allowed_name(name), value, now_ms, step) for name, value in values.items()]
-        self._client.log_batch(self._run, metrics=metrics)
+        metrics = [Metric(*fields) for fields in self._waiting]
+        records = self._waiting_records
+        self._waiting.clear()
+        self._waiting_records = 0
+        try:
+            for start in range(0, len(metrics), _METRICS):
+                self._client.log_batch(self._run, metrics=metrics[start : start + _METRICS])
+        except Exception as error:
+            for _ in range(records - 1):  # The last one is counted by the caller.
+                self._losses.fail(error)
+            raise
 
 
 def _allowed_name(name: str) -> str:

@@ -41,9 +41,11 @@ class ConsoleColumn:
 
 
 def si(value: float | None) -> str:
-    """Shorten a count to at most five characters: 999, 1.23k, 45.6M."""
+    """Shorten a count to at most five characters, and a rate below ten to three digits: 999, 1.23k, 45.6M, 0.31."""
     if value is None or not math.isfinite(value):
         return ABSENT
+    if abs(value) < 9.995 and value != round(value):
+        return f"{value:.3g}" if abs(value) >= 1 else f"{value:.2g}"
     for unit in UNITS:
         if abs(value) < 999.5 * unit.size:
             break

@@ -386,7 +386,10 @@ def test_columns_fit_the_terminal_and_keep_round_and_loss(width: int) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (999, "999"), (1000, "1.00k"), (12_345, "12.3k"), (999_600, "1.00M"), (2.5e12, "2.50T"), (None, "-")],
+    [
+        *[(0, "0"), (999, "999"), (1000, "1.00k"), (12_345, "12.3k"), (999_600, "1.00M"), (2.5e12, "2.50T")],
+        *[(None, "-"), (3.0, "3"), (0.0096, "0.0096"), (0.3149, "0.31"), (1.416, "1.42"), (9.996, "10"), (15.2, "15")],
+    ],
 )
 def test_si_count_is_short(value: float | None, text: str) -> None:
     assert table.si(value) == text
