@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import ray
 
+from tests.support.forked_workers import TOOLS
+
 OWN = {"RAY_RAYLET_PID", "TEST_FORKS"}
 """Variables of each Ray, and of tests that fork."""
 
@@ -52,6 +54,8 @@ def mirrors() -> list[dict[str, Any]]:
 
 
 def test_forked_workers_are_like_those_that_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their PYTHONPATH is that of a campaign against a job, which has a folder more than the variable had at first."""
+    monkeypatch.setenv("PYTHONPATH", TOOLS, prepend=os.pathsep)
     forked = mirrors()
     monkeypatch.delenv("TEST_FORKS")
     started = mirrors()

@@ -22,7 +22,7 @@ def campaign(run_shared_job: Jobs, tmp_path_factory: pytest.TempPathFactory) -> 
     """The folder, the printed page and the figures of one that ended with 0."""
     folder = tmp_path_factory.mktemp("campaign")
     strikes = ("--mean-rounds-between-kills", "1", "--kills", "2", "--roles", ROLES, "--seed", str(SEED))
-    size = ("--workers", "2", "--round-seconds", "2", "--calm-rounds", "1")
+    size = ("--workers", "2", "--round-seconds", "1", "--calm-rounds", "1")
     places = ("--out", folder / "out", "--json", folder / "figures.json")
     done = run_shared_job(*strikes, *size, *places, script="chaos", env=ALONE)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -28,6 +28,8 @@ import pytest
 
 AT_START = Path(__file__).parent / "at_start"
 ROOT = Path(__file__).parents[2]
+TOOLS = str(ROOT / "tools")
+"""Folder that the chaos lab puts before PYTHONPATH: nothing there has the name of a library."""
 NETWORK = Path("/proc/self/ns/net")
 """The network that a process is in: a fork stays in that of its parent."""
 OF_SKLEARN = {"KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE"}
@@ -50,7 +52,8 @@ def workers_are_forked() -> Iterator[None]:
         patch.setenv("TEST_FORKS", folder)
         for name, value in OF_SKLEARN.items():
             patch.setenv(name, value)
-        Path(folder, "loaded").write_text(json.dumps([sys.prefix, str(NETWORK.readlink()), dict(os.environ)]))
+        loaded = [sys.prefix, str(NETWORK.readlink()), TOOLS, dict(os.environ)]
+        Path(folder, "loaded").write_text(json.dumps(loaded))
         server.bind(f"{folder}/socket")
         server.listen(128)
         command = [sys.executable, "-m", __name__, str(server.fileno())]
@@ -145,7 +148,9 @@ def become_worker(start: dict[str, Any], *streams: int) -> None:
         os.close(connection)
     take_place(start, standard)
     sys.argv = start["command"]
-    sys.path[sys.path.index(str(ROOT))] = str(Path(sys.argv[0]).parent)
+    has_tools = os.environ["PYTHONPATH"].startswith(f"{TOOLS}{os.pathsep}")
+    place = sys.path.index(str(ROOT))
+    sys.path[place : place + 1] = [str(Path(sys.argv[0]).parent), *([TOOLS] if has_tools else [])]
     signal.pthread_sigmask(signal.SIG_SETMASK, start["blocked_signals"])
     runpy.run_path(sys.argv[0], run_name="__main__")
     sys.exit()

@@ -44,10 +44,11 @@ def hand_over(forks: str, command: list[str], daemon: bool) -> None:
     import socket
     from pathlib import Path
 
-    (prefix, network, loaded), own = json.loads(Path(forks, "loaded").read_text()), dict(os.environ)
+    (prefix, network, tools, loaded), own = json.loads(Path(forks, "loaded").read_text()), dict(os.environ)
     read = [name for name in loaded.keys() | own if name.startswith(LIBRARIES_READ) and name not in READ_LATER]
     place = sys.prefix, str(Path("/proc/self/ns/net").readlink())
-    if (prefix, network) != place or any(loaded.get(name) != own.get(name) for name in read):
+    compared = own | {"PYTHONPATH": own["PYTHONPATH"].removeprefix(tools + os.pathsep)}
+    if (prefix, network) != place or any(loaded.get(name) != compared.get(name) for name in read):
         return
     start = {"command": command, "environment": own, "folder": str(Path.cwd()), "nice": os.nice(0), "daemon": daemon}
     start["blocked_signals"] = [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))]
