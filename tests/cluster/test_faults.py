@@ -18,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 
 
 def test_worker_that_fails_in_mid_round_is_replaced_and_contributes_again(corpus: Path, tmp_path: Path) -> None:
-    ways = {"kill": 7, "stop": 35, "hold": 63, "error": 91}
-    rounds, slow = {"update_rounds": 20, "samples_between_updates": 160}, {"slowdown": [8.0, 8.0]}
+    ways = {"kill": 7, "stop": 21, "hold": 35, "error": 49}
+    rounds, slow = {"update_rounds": 12, "samples_between_updates": 160}, {"slowdown": [8.0, 8.0]}
     specs = [f"worker.step:1={how}@{hit}" for how, hit in ways.items()]
     run = survive("worker", corpus, tmp_path, specs, 4, rounds=rounds, testing=slow)
     losses = events(run, "loss")

@@ -13,7 +13,7 @@ from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.telemetry.sinks.files import read_jsonl
 from hypha_ray.types import Span
-from tests.jobs.test_resume import attempts, commits, ok, running
+from tests.jobs.test_resume import FAST, attempts, commits, ok, running
 from tests.support.job_scripts import Jobs
 
 SAMPLES = 196
@@ -50,7 +50,7 @@ def test_every_sample_is_in_three_commits_after_kills_and_a_resumption_and_then_
         pass
     run = run_job.home / "three"
     assert len(commits(run)) < 15
-    done = ok(run_job("--resume", "three", "--testing.failpoints", "[]"))
+    done = ok(run_job("--resume", "three", "--testing.failpoints", "[]", *FAST))
     assert "note: rounds.epochs = 3: 588 samples in 15 rounds" in done.stderr
     counts = uses(run)
     assert len(counts) == SAMPLES and set(counts.values()) == {3}
@@ -62,11 +62,11 @@ def test_every_sample_is_in_three_commits_after_kills_and_a_resumption_and_then_
     assert (records[-1]["rounds"], records[-1]["epoch"], records[-1]["samples_total"]) == (len(records), 3, 588)
     assert read_jsonl(run / "metrics.jsonl", ["eval"])[-1]["round"] == len(records) - 1
 
-    again = ok(run_job("--resume", "three"))
+    again = ok(run_job("--resume", "three", *FAST))
     assert f"run three has all of its {len(records)} rounds" in again.stderr
     assert len(round_records(run)) == len(records)
 
-    ok(run_job("--resume", "three", "--rounds.epochs", "4"))
+    ok(run_job("--resume", "three", "--rounds.epochs", "4", *FAST))
     counts = uses(run)
     assert len(counts) == SAMPLES and set(counts.values()) == {4}
     assert round_records(run)[-1]["rounds"] == len(round_records(run)) == len(records) + 5
