@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,17 @@ def pytest_configure(config: pytest.Config) -> None:
         # A shell has it ignored by what it starts in the background, and then by all processes of that.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     give_way()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
+    """Collect, and keep the rewritten asserts of all files: they take each process seconds, the next time too."""
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = False
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = before
 
 
 @pytest.hookimpl(optionalhook=True)
