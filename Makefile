@@ -7,7 +7,7 @@ export RAY_AUTH_MODE := token
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint bench chaos proto clean
+.PHONY: help setup demo check test lint types pages style bench chaos proto clean
 
 help:               ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -34,11 +34,18 @@ test: setup         ## run the whole test suite, two files at a time and a third
 	python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: setup         ## ruff, mypy --strict, import contracts, links of the documentation
+	$(MAKE) --no-print-directory -j 2 types pages style
+
+types: setup        ## mypy --strict
+	mypy
+
+pages: setup        ## build the documentation, with its links checked
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
+
+style: setup        ## ruff, import contracts
 	ruff check .
 	ruff format --check .
-	mypy
 	lint-imports
-	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 
 bench: setup        ## measure the benchmark table
 	python jobs/bench.py
