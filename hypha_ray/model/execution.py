@@ -95,15 +95,16 @@ def known_mask(inputs: Mapping[str, Tensor], has_two_masks: bool) -> Iterator[No
 
     module: Any = masking_utils
     mask = inputs.get("attention_mask")
-    if mask is None or mask.ndim != 2:
+    if mask is None or mask.ndim < 2:
         yield
         return
+    rows = mask.bool().flatten(0, -2)  # Those of a pair, or of several choices, are rows for the model.
     names = ["_ignore_bidirectional_mask_sdpa"]
     if not has_two_masks:
         names.append("fast_all")
     asks = {name: getattr(module, name) for name in names if hasattr(module, name)}
     for name, ask in asks.items():
-        setattr(module, name, partial(_ask_host, ask, mask.bool()))
+        setattr(module, name, partial(_ask_host, ask, rows))
     try:
         yield
     finally:

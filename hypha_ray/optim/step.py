@@ -32,6 +32,8 @@ class Step:
     """Number of tokens without padding; None for data without tokens."""
     sums: Sums = field(default_factory=dict)
     """Further figures of the batch."""
+    figures: torch.Tensor | None = None
+    """Sums and weights of further figures, which aren't named yet, [figures, 2]; None without them."""
     bad: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 3), np.int64))
     """Keys, as `Samples.keys`, of samples that were left out because loss or gradient weren't finite."""
     shown: tuple[Mapping[str, Any], ...] = ()

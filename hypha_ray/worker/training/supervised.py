@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -111,7 +111,7 @@ class SupervisedTrainer(WholeModel):
         self._trained = [parameter for parameter in trained.parameters() if parameter.requires_grad]
         self._statistics = [buffer for buffer in self._buffers if buffer.is_floating_point()]
         self._input_copies = InputCopies(self.device)
-        runs_ahead = mesh is None and job.run.mode != "replay" and self.optimizer.skips and not self._figure_count
+        runs_ahead = mesh is None and job.run.mode != "replay" and self.optimizer.skips
         self._read_figures = reading_from(self.device) if runs_ahead else None
         """Reader of a step's figures, behind which the host begins further steps; None: each step is waited for."""
         is_compiled = job.worker.compile is True
@@ -171,8 +171,9 @@ class SupervisedTrainer(WholeModel):
         buffers = [buffer.clone() for buffer in self._buffers]
         result = self._with_tokens_and_problems(self.add_gradient(batch, summed=False), batch)
         if result.scored == 0:
-            return FinishedStep(result)
+            return FinishedStep(_named(result))
         figures = self._figures(result)
+        count = len(figures)
         rates = self.optimizer.rates
         is_finite = figures.isfinite().all()
         skipped = is_finite.logical_not().float()
@@ -182,12 +183,14 @@ class SupervisedTrainer(WholeModel):
             buffer.copy_(torch.where(is_finite, buffer, before))
 
         def finish(numbers: torch.Tensor) -> Step:
-            if numbers.isfinite().all():
-                return replace(result, loss=numbers[0], norm=numbers[1])
-            if self._is_overflow(numbers):
+            if numbers[:count].isfinite().all():
+                return _named(replace(result, loss=numbers[0], norm=numbers[1], figures=numbers[count:].view(-1, 2)))
+            if self._is_overflow(numbers[:count]):
                 return replace(self._skipped(), tokens=result.tokens)
             return self.step_without_damage(batch, rates)
 
+        if result.figures is not None:
+            figures = torch.cat([figures, result.figures.flatten()])
         return ReadStep(self._read_figures(figures), finish)
 
     def step_without_damage(self, batch: Samples, rates: Sequence[Sequence[float]]) -> Step:
@@ -200,7 +203,7 @@ class SupervisedTrainer(WholeModel):
         """
         self.optimizer.zero_grad()
         result = self._add_undamaged(batch, self.back_up(), summed=False)
-        result = self._with_tokens_and_problems(result, batch)
+        result = _named(self._with_tokens_and_problems(result, batch))
         if result.scored:
             self.optimizer.set_rates(rates)
             self.optimizer.step(result.norm)
@@ -217,7 +220,7 @@ class SupervisedTrainer(WholeModel):
             summed: whether to add the gradient of the sum over scored positions instead of the mean.
 
         """
-        return self._with_tokens_and_problems(self._add_finite_gradient(batch, summed), batch)
+        return _named(self._with_tokens_and_problems(self._add_finite_gradient(batch, summed), batch))
 
     def _with_tokens_and_problems(self, result: Step, batch: Samples) -> Step:
         return replace(result, tokens=_tokens(batch.arrays), problems=self._computation.problems)
@@ -281,8 +284,8 @@ class SupervisedTrainer(WholeModel):
         if self.loss_scale is not None:
             self.loss_scale.unscale(self._trained, scored if summed else 1)
             _add_gradients(self._trained, earlier_gradients)
-        figures = named_sums(totals[1:].view(-1, 2), TRAINED_FIGURES) if self._figure_count else {}
-        return Step(totals[0], scored, self._reduction.norm(self.optimizer), sums=figures)
+        figures = totals[1:].view(-1, 2) if self._figure_count else None
+        return Step(totals[0], scored, self._reduction.norm(self.optimizer), figures=figures)
 
     def count(self, part: Samples) -> int:
         """Return the number of scored positions of samples that are trained on."""
@@ -371,9 +374,10 @@ class SupervisedTrainer(WholeModel):
     def find_damaged(self, batch: Samples) -> npt.NDArray[np.bool_]:
         """Return which samples have no finite gradient by themselves; if none is such, all are reported."""
         damaged = np.zeros(len(batch), np.bool_)
+        unscaled = nullcontext() if self.loss_scale is None else self.loss_scale.without()
         self.model.eval()
         try:
-            with self._unscaled():
+            with unscaled:
                 for index in range(len(batch)):
                     self.optimizer.zero_grad()
                     result = self.add_gradient(batch.part(slice(index, index + 1)), summed=False)
@@ -383,12 +387,6 @@ class SupervisedTrainer(WholeModel):
         if not damaged.any():
             damaged[:] = True
         return damaged
-
-    def _unscaled(self) -> AbstractContextManager[None]:
-        """Context in which losses aren't scaled."""
-        if self.loss_scale is None:
-            return nullcontext()
-        return self.loss_scale.without()
 
     def back_up(self) -> Backup:
         """Copy the gradients that were added so far, and the buffers."""
@@ -414,6 +412,13 @@ def micro_batches(batch: Samples, parts: int) -> list[Samples]:
     """Cut a batch into that many micro-batches, or fewer if it has fewer samples."""
     size = max(1, math.ceil(len(batch) / parts))
     return [batch.part(slice(start, start + size)) for start in range(0, len(batch), size)]
+
+
+def _named(result: Step) -> Step:
+    """Return a result with its figures by name, which waits for the device if they are there."""
+    if result.figures is None or not len(result.figures):
+        return replace(result, figures=None)
+    return replace(result, sums=named_sums(result.figures, TRAINED_FIGURES), figures=None)
 
 
 def _clone(gradient: torch.Tensor | None) -> torch.Tensor | None:

@@ -28,6 +28,7 @@ from hypha_ray.types.events import means
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 from tests.support.preference_rows import TINY, digit_pairs
 from tests.support.prepared import arrays_of, prepared, table
+from tests.support.slow_device import use_slow_device, use_unreadable_device
 
 BATCH = 16
 
@@ -221,3 +222,24 @@ def test_dropout_is_disabled_but_that_of_adapters() -> None:
     trainer = trainer_on(model={"config": config})
     rates = {module.p for module in trainer.model.modules() if isinstance(module, torch.nn.Dropout)}
     assert rates == {0.0}
+
+
+@pytest.mark.parametrize("loss", ["dpo", "ipo", "simpo", "orpo", "kto"])
+def test_step_is_begun_without_a_look_at_the_device(loss: str, pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_unreadable_device(monkeypatch)
+    trainer = trainer_on(loss)
+    batch = samples_of(pairs, "train").part(slice(0, BATCH))
+    batch.arrays["desirable"] = np.arange(BATCH, dtype=np.int32) % 2
+    assert not trainer.begin_step(batch).ready
+
+
+def test_figures_that_come_late_are_those_of_a_step_that_is_waited_for(
+    pairs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = samples_of(pairs, "train").part(slice(0, BATCH))
+    at_once = trainer_on("dpo").step(batch)
+    use_slow_device(monkeypatch)
+    late = trainer_on("dpo").begin_step(batch)
+    assert not late.ready
+    assert late.result().sums == at_once.sums and len(at_once.sums) == 3
+    assert float(late.result().loss) == float(at_once.loss)
