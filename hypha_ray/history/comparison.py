@@ -184,9 +184,9 @@ def _body(comparison: Comparison, picture: bytes | None) -> Iterator[str]:
     yield f"<header><h1>{escape(', '.join(comparison.names))}</h1></header>\n<main>"
     settings = ["<p>None.</p>"]
     if comparison.settings:
-        settings = list(html_table(("key", *comparison.names), comparison.settings))
+        settings = list(html_table("Settings", ("key", *comparison.names), comparison.settings))
     yield html_section("settings", "Settings that differ", settings)
-    figures = html_table(("figure", *comparison.names), comparison.figures)
+    figures = html_table("Figures", ("figure", *comparison.names), comparison.figures)
     yield html_section("figures", "Figures", figures)
     if picture is not None:
         data = b64encode(picture).decode("ascii")

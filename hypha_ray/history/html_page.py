@@ -51,9 +51,12 @@ def html_page(title: str, body: Iterable[str], head: Iterable[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def html_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Lines of a table of plain texts; the first cell of each row is its heading. Columns may have no titles."""
-    yield '<div class="scroll" tabindex="0" role="region" aria-label="table"><table>'
+def html_table(name: str, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Lines of a table of plain texts; the first cell of each row is its heading. Columns may have no titles.
+
+    Screen readers tell tables apart by their `name`.
+    """
+    yield f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}"><table>'
     headings = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
     if headings:
         yield f"<thead><tr>{headings}</tr></thead>"

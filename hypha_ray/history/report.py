@@ -238,7 +238,7 @@ def _all_sections(report: RunReport, figures: list[ReportFigure]) -> Iterator[Se
     traffic = list(_grid(charts.traffic, figures))
     nodes = node_rows(series, report.with_hosts)
     if nodes:
-        traffic += html_table(("read from", "bytes"), nodes)
+        traffic += html_table("Data nodes", ("read from", "bytes"), nodes)
     yield Section("traffic", "Traffic", traffic)
     yield _chart_section("cost", "Cost", charts.cost, figures)
     yield _chart_section("further", "Further figures", charts.further, figures)
@@ -246,11 +246,11 @@ def _all_sections(report: RunReport, figures: list[ReportFigure]) -> Iterator[Se
     yield Section("responses", "Responses and rewards", list(rollout_list(run.folder)))
     if run.tables:
         settings = setting_rows(run.tables, report.hide)
-        table = html_table(("key", "value", "default"), settings)
+        table = html_table("Settings", ("key", "value", "default"), settings)
         yield Section("settings", "Settings that differ from defaults", list(table))
     if run.provenance:
         provenance = provenance_rows(run.provenance, report.hide, report.with_hosts)
-        yield Section("provenance", "Provenance", list(html_table((), provenance)))
+        yield Section("provenance", "Provenance", list(html_table("Provenance", (), provenance)))
 
 
 def _chart_section(name: str, title: str, charts: Sequence[ReportFigure], figures: list[ReportFigure]) -> Section:
