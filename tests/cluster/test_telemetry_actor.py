@@ -10,6 +10,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,19 @@ import pytest
 import ray
 import yaml
 
+import hypha_ray
 from hypha_ray.config.tables.training import Telemetry as TelemetrySettings
 from hypha_ray.telemetry.actor import Telemetry
 from hypha_ray.telemetry.sinks.files import read_jsonl, stamped
-from hypha_ray.telemetry.sinks.inputs import METRICS, TAGS
 from tests.support.boards import FOLDER, expressions
 from tests.support.head_node import free_port
+from tests.support.jobs import job_of
 
 DEADLINE_S = 60.0
+CPUS = 3
+HOOK = "TEAM_HOOK"
+OF_OTHER_JOBS = ("reward", "accuracy", "mfu", "peak_memory")
+"""Parts of names of gauges that a small language model on CPUs doesn't have."""
 
 
 def a_round(number: int) -> dict[str, Any]:
@@ -62,13 +68,37 @@ def start(directory: Path, sinks: list[str], run: str = "run", name: str = "tele
 
 
 @pytest.fixture(scope="module")
-def metrics_port() -> Iterator[int]:
+def posts() -> Iterator[list[dict[str, Any]]]:
+    """Alerts that a webhook has got; processes of the cluster know its address by a variable."""
+    received: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, pytest.MonkeyPatch.context() as patch:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        patch.setenv(HOOK, f"http://127.0.0.1:{server.server_port}/alerts")
+        yield received
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def metrics_port(posts: list[dict[str, Any]]) -> Iterator[int]:
     """A Ray cluster of one node, and the port on which it exports metrics twice a second."""
     port = free_port()
     ray.init(
         address="local",
-        num_cpus=1,
-        object_store_memory=80 * 2**20,
+        num_cpus=CPUS,
+        object_store_memory=100 * 2**20,
         include_dashboard=False,
         log_to_driver=False,
         namespace="telemetry-test",
@@ -163,23 +193,33 @@ def asked(prometheus: str, query: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus isn't installed")
-@pytest.mark.parametrize("actor", [(["prometheus"], "boards")], indirect=True)
-def test_every_query_of_the_boards_finds_series_in_a_real_prometheus(actor: Any, prometheus: str) -> None:
-    records = [{"kind": kind, "round": 2, "worker": 1} for kind in ("round", "eval", "step")]
-    for gauge in METRICS:
-        for record in records:
-            if record["kind"] == gauge.kind:
-                record.setdefault(gauge.field, 0.5 if gauge.tag is None or gauge.kind == "step" else {"1": 0.5})
-    ray.get(actor.write.remote(records, [stamped({"kind": "commit", "round": 2})]))
-    waiting = dict.fromkeys(query.replace("$run", "boards") for _, query in expressions())
-    assert len(waiting) >= len(TAGS)
-    deadline = time.monotonic() + DEADLINE_S
-    while waiting and time.monotonic() < deadline:
-        threading.Event().wait(0.2)
-        waiting = {query: None for query in waiting if not asked(prometheus, query)}
-    assert not waiting
-    (series,) = asked(prometheus, 'ray_hypha_worker_gradient_norm{run="boards"}')
-    assert series["metric"]["worker"] == "1" and float(series["value"][1]) == 0.5
+def test_running_job_is_on_every_panel_of_a_real_prometheus_and_its_alert_is_told_once(
+    prometheus: str, posts: list[dict[str, Any]], corpus: Path, tmp_path: Path
+) -> None:
+    alert = {"metric": "loss", "op": ">", "value": 0.5, "for_rounds": 2, "url_env": HOOK}
+    job = job_of(
+        "boards",
+        corpus,
+        run={"dir": str(tmp_path)},
+        rounds={"update_rounds": 200},
+        resources={"num_workers": 1, "worker": {"cpu": 1}},
+        telemetry={"sinks": ["prometheus"], "plots": False, "report": False, "alerts": [alert]},
+        testing={"slowdown": [20.0]},
+    )
+    queries = (query.replace("$run", "boards") for _, query in expressions())
+    waiting = [query for query in queries if not any(name in query for name in OF_OTHER_JOBS)]
+    assert len(waiting) >= 19
+    training = hypha_ray.train(job, wait=False)
+    deadline = time.monotonic() + 2 * DEADLINE_S
+    while (waiting or not posts) and time.monotonic() < deadline:
+        threading.Event().wait(0.5)
+        waiting = [query for query in waiting if not asked(prometheus, query)]
+    (series,) = asked(prometheus, 'ray_hypha_loss{run="boards"}')
+    training.stop()
+    losses = [record["loss"] for record in read_jsonl(tmp_path / "boards" / "metrics.jsonl", ["round"])]
+    assert waiting == [] and training.progress.state == "stopped"
+    assert float(series["value"][1]) in losses
+    assert [(post["run"], post["round"], post["value"]) for post in posts] == [("boards", 1, losses[1])]
 
 
 @pytest.mark.parametrize("actor", [(["prometheus"], "leaving")], indirect=True)
@@ -198,7 +238,7 @@ def test_telemetry_gauges_of_a_worker_that_left_vanish(actor: Any, metrics_port:
 def test_telemetry_is_found_by_name_and_takes_no_cpu(actor: Any) -> None:
     ray.get(actor.write.remote([]))
     assert ray.get_actor("telemetry") == actor
-    assert ray.available_resources()["CPU"] == 1.0
+    assert ray.available_resources()["CPU"] == CPUS
 
 
 def test_telemetry_finish_writes_summary_beside_metrics_and_events(actor: Any, tmp_path: Path) -> None:
