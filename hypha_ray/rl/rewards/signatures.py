@@ -226,7 +226,8 @@ class RewardFunction:
         """
         arguments: dict[str, Any] = {}
         for column in responses[0].data:
-            arguments[column] = [response.data[column] for response in responses]
+            if column != _STATE:  # A function that finds it absent doesn't get a column of that name in its place.
+                arguments[column] = [response.data[column] for response in responses]
         arguments["prompts"] = [response.prompt for response in responses]
         arguments["completions"] = [response.completion for response in responses]
         arguments[_LOG] = logs.metric

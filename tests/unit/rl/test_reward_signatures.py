@@ -307,6 +307,9 @@ def test_another_attribute_of_the_state_is_named() -> None:
 def test_outside_of_a_run_the_state_of_trls_trainer_is_refused_by_its_remedy() -> None:
     with pytest.raises(ConfigError, match=r"RWD001.*object of trl's trainer.*'trainer_state'.*trainer_state=None"):
         InPlace(["people:by_step"]).rewards(group("1", "3"))
+    column = [replace(response, data={**response.data, "trainer_state": "a column"}) for response in group("1", "3")]
+    with pytest.raises(ConfigError, match=r"RWD001.*object of trl's trainer"):
+        InPlace(["people:by_step"]).rewards(column)
 
 
 def test_signatures_are_said_before_the_start() -> None:
