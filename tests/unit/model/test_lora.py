@@ -17,7 +17,7 @@ from hypha_ray.config.tables.training import Checkpoint
 from hypha_ray.errors import CheckpointError, ConfigError, HyphaError
 from hypha_ray.model.layout import gather, layout_of, views
 from hypha_ray.model.loading.build import build_model, compare_weights
-from hypha_ray.model.lora import needs_whole
+from hypha_ray.model.lora import needs_whole, without_adapter
 from hypha_ray.model.saved_model import export, open_saved
 from hypha_ray.model.trained import build_trained, sketch_trained
 from hypha_ray.optim.optimizers import build_optimizer
@@ -136,6 +136,15 @@ def test_adapter_with_single_tokens_by_peft_merges_to_its_loss(tmp_path: Path) -
     merged = transformers.AutoModelForCausalLM.from_pretrained(exported(job, build_trained(job), tmp_path / "model"))
     assert loss(merged) == pytest.approx(loss(by_peft), rel=1e-5)
     assert abs(loss(merged) - loss(transformers.AutoModelForCausalLM.from_pretrained(base))) > 1e-4
+
+
+def test_network_without_its_adapter_has_the_modules_of_its_base_that_were_trained_whole(tmp_path: Path) -> None:
+    base = saved(tmp_path / "base", MODEL | {"tie_word_embeddings": False})
+    network = moved(job_of(base, targets=["q_proj"], modules_to_save=["lm_head"]))
+    trained = loss(network)
+    with without_adapter(network):
+        assert loss(network) == loss(transformers.AutoModelForCausalLM.from_pretrained(base))
+    assert loss(network) == trained != loss(transformers.AutoModelForCausalLM.from_pretrained(base))
 
 
 def test_only_the_adapter_is_laid_out_and_its_size_is_that_of_two_thin_matrices(base: Path) -> None:
