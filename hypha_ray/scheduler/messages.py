@@ -22,6 +22,7 @@ from hypha_ray.types import (
     WeightsVersion,
     WorkerWarned,
 )
+from hypha_ray.types.data import record
 from hypha_ray.types.rounds import RoundOutcome
 
 WorkerSpans: TypeAlias = tuple[int, tuple[Span, ...]]
@@ -32,7 +33,7 @@ MAX_LISTED_SAMPLES = 8
 """Most damaged samples of a batch that are listed in events.jsonl."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Feed:
     """Send a slice's bytes to a worker."""
 
@@ -40,7 +41,7 @@ class Feed:
     slice: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Assign:
     """Give a worker its plan, or a corrected version of it."""
 
@@ -48,7 +49,7 @@ class Assign:
     plan: Plan
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Merge:
     """Send a worker newer global weights."""
 
@@ -118,14 +119,14 @@ class Dismiss:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class LogMetric:
     """A line for metrics.jsonl, the console and the other sinks."""
 
     fields: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class LogEvent:
     """A line for events.jsonl."""
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from hypha_ray.scheduler import messages as c
 from hypha_ray.simulation.machines import Machine
 from hypha_ray.simulation.worker import SimulatedWorker, Surroundings
-from hypha_ray.simulation.world import PULSES
+from hypha_ray.simulation.world import PULSES, VirtualClock
 from hypha_ray.types import Alive, Event, Left, Merged, Plan, Source
 
 SPARED_PULSES = PULSES - 2
@@ -32,9 +32,8 @@ class Batch(NamedTuple):
 class Accounts(Surroundings, Protocol):
     """World that counts a worker's time, and knows the sizes of payloads."""
 
-    @property
-    def now(self) -> float:
-        """Present time in seconds."""
+    clock: VirtualClock
+    """Clock of all actions."""
 
     def payload_bytes(self, round: int) -> int:
         """Bytes of a worker's delta of a round."""
@@ -56,9 +55,10 @@ class FleetWorker(SimulatedWorker):
     def __init__(self, source: Source, world: Accounts, machine: Machine) -> None:
         super().__init__(source, world)
         self._accounts = world
+        self._clock = world.clock
         self.machine = machine
         self.sign_of_life = Alive(source)
-        self.began_at = world.now
+        self.began_at = world.clock.now
         self.batches_s = 0.0
         """Time of batches that have ended."""
         self.waited_s = 0.0
@@ -80,7 +80,7 @@ class FleetWorker(SimulatedWorker):
         """Time of all batches, with the part of the present one that has passed."""
         if self._batch_began_at is None:
             return self.batches_s
-        return self.batches_s + self._accounts.now - self._batch_began_at
+        return self.batches_s + self._clock.now - self._batch_began_at
 
     def stop(self) -> None:
         """End at once, in the middle of a batch if there is one."""
@@ -100,7 +100,7 @@ class FleetWorker(SimulatedWorker):
         if not is_waiting:
             self._idle_since = None
         elif self._idle_since is None:
-            self._idle_since = self._accounts.now
+            self._idle_since = self._clock.now
 
     def order(self, command: c.Order) -> None:
         """Accept an order."""
@@ -119,7 +119,7 @@ class FleetWorker(SimulatedWorker):
         target = plan.samples
         if target > self._longest.samples:
             self._longest = plan
-        now = ends_at = self._accounts.now
+        now = ends_at = self._clock.now
         samples = self._samples
         seconds = self._seconds
         self._batches = []
@@ -142,9 +142,11 @@ class FleetWorker(SimulatedWorker):
 
     def _count_ended_batches(self) -> None:
         """Count the batches that have ended by now; the one under way becomes an action of its own."""
-        now = self._accounts.now
+        if len(self._batches) < 2 or not self.alive:
+            return
+        now = self._clock.now
         ended = [batch for batch in self._batches if batch.ends_at <= now]
-        if not self.alive or len(ended) == len(self._batches) or len(self._batches) == 1:
+        if len(ended) == len(self._batches):
             return
         under_way = self._batches[len(ended)]
         self._batches = [under_way]
@@ -154,9 +156,9 @@ class FleetWorker(SimulatedWorker):
         self._spend(under_way.ends_at - now, self._end_batches)
 
     def _count(self, batches: list[Batch]) -> None:
-        for batch in batches:
-            self._samples += batch.samples
-            self._seconds += batch.seconds
+        for _, samples, seconds in batches:
+            self._samples += samples
+            self._seconds += seconds
 
     def _count_time(self, now: float) -> None:
         """Count the time in batches until now, where another one begins."""
@@ -172,11 +174,11 @@ class FleetWorker(SimulatedWorker):
         if self.alive:
             spared = SPARED_PULSES if self.catch_up_pulses() else 0
             next_s = (spared + LATENESS) * self._accounts.pulse_s()
-            self._accounts.later(self._pulse_at - self._accounts.now + next_s, self._pulse)
+            self._accounts.later(self._pulse_at - self._clock.now + next_s, self._pulse)
 
     def catch_up_pulses(self) -> bool:
         """Have the scheduler get all signs of life up to now; False if the last one was lost."""
-        now = self._accounts.now
+        now = self._clock.now
         last_at: float | None = None
         while self._pulse_at <= now:
             last_at = self._pulse_at
@@ -184,12 +186,12 @@ class FleetWorker(SimulatedWorker):
         return last_at is not None and self._accounts.renew_lease(self, last_at)
 
     def _spend_batch(self, seconds: float, then: Callable[[], None]) -> None:
-        self._batch_began_at = self._accounts.now
+        self._batch_began_at = self._clock.now
         super()._spend_batch(seconds, then)
 
     def _end_if_busy(self, token: object, then: Callable[[], None]) -> None:
         if self._busy is token and self.alive and self._batch_began_at is not None:
-            self._count_time(self._accounts.now)
+            self._count_time(self._clock.now)
             self._batch_began_at = None
         super()._end_if_busy(token, then)
 
@@ -198,8 +200,8 @@ class FleetWorker(SimulatedWorker):
             case Left():
                 self.stop()
             case Merged() if self._idle_since is not None:
-                waited_s = self._accounts.now - self._idle_since
-                self._idle_since = self._accounts.now
+                waited_s = self._clock.now - self._idle_since
+                self._idle_since = self._clock.now
                 if event.theta_sha256 is None:  # The first weights are waited for at no barrier.
                     self.waited_s += waited_s
                     event = Merged(event.source, event.version, event.theta_sha256, waited_s)

@@ -219,7 +219,7 @@ class FleetWorld(World):
 
     def batch_s(self, source: Source) -> float:
         """Seconds of a batch that begins now."""
-        return self._machine_of[source.worker].batch_s(self.now)
+        return self._machine_of[source.worker].batch_s(self.clock.now)
 
     def evaluate_s(self, source: Source) -> float:
         """Seconds of an evaluation: there are no validation samples."""
@@ -334,7 +334,7 @@ class FleetWorld(World):
         delay_s = self.traffic.delay_s(worker.machine)
         self.clock.later(delay_s, partial(self.tell, event))
         if isinstance(event, Delta):
-            payload = Payload(worker.source, event.round, event.payload_bytes)
+            payload = Payload((worker.source, event.round), event.payload_bytes)
             self.traffic.upload(payload, worker.machine)
 
     def _say_left(self, worker: FleetWorker, event: Left, deadline: float) -> None:

@@ -152,7 +152,9 @@ class Links:
 
     def _regroup(self, machine: int, direction: Direction) -> None:
         """Put a machine's transfers of a direction into the class of their number."""
-        transfers = self._on_machine.get((machine, direction), [])
+        transfers = self._on_machine.get((machine, direction))
+        if not transfers:
+            return
         number = 0 if machine in self._cut else len(transfers)
         flow_class = self._class_of(self._group_of[machine], direction, number)
         for transfer in transfers:
@@ -238,9 +240,9 @@ class Links:
         self._advance()
         ended: list[Transfer] = []
         for flow_class in list(self._active):
+            is_instant = flow_class.rate == math.inf
             while flow_class.transfers:
                 first = _first_end(flow_class)
-                is_instant = flow_class.rate == math.inf
                 if not is_instant and first.target - flow_class.received > _ROUNDING * max(1, first.size):
                     break
                 heapq.heappop(flow_class.ends)
@@ -301,9 +303,11 @@ class Links:
 def _first_end(flow_class: FlowClass) -> Transfer:
     """The transfer of a class that ends first; entries of those that have left are removed."""
     ends = flow_class.ends
-    while ends[0][2].flow_class is not flow_class or ends[0][2].target != ends[0][0]:
+    while True:
+        target, _, transfer = ends[0]
+        if transfer.flow_class is flow_class and transfer.target == target:
+            return transfer
         heapq.heappop(ends)
-    return ends[0][2]
 
 
 def _shared_links(scenario: Scenario) -> dict[tuple[int, Direction], tuple[SharedLink, ...]]:

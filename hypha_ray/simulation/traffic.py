@@ -22,15 +22,10 @@ DeltaKey: TypeAlias = tuple[Source, int]
 class Payload:
     """Payload of a worker's delta of a round."""
 
-    source: Source
-    round: int
+    key: DeltaKey
+    """Worker and round."""
     size: int
     """Bytes of all fragments."""
-
-    @property
-    def key(self) -> DeltaKey:
-        """Worker and round."""
-        return self.source, self.round
 
 
 class Traffic:
@@ -74,7 +69,7 @@ class Traffic:
 
     def after_slices(self, worker: int, action: Action) -> None:
         """Do something once all slices that were sent to a worker are there."""
-        if self._slices_on_way[worker]:
+        if self._slices_on_way.get(worker):
             self._after_slices.setdefault(worker, []).append(action)
         else:
             action()

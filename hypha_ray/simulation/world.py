@@ -104,12 +104,15 @@ class VirtualClock:
         is_soon = bool(soon) and (not queue or soon[0] < queue[-1])
         first = soon[0] if is_soon else queue[-1] if queue else None
         if at_once and (first is None or at_once[0] < first):
-            at, _, action = at_once.popleft()
-        elif first is not None and (first[0] <= deadline or first[0] <= self.now):
-            at, _, action = heapq.heappop(soon) if is_soon else queue.pop()
-        else:
+            first = at_once.popleft()
+        elif first is None or (first[0] > deadline and first[0] > self.now):
             self.now = max(self.now, deadline)
             return False
+        elif is_soon:
+            heapq.heappop(soon)
+        else:
+            queue.pop()
+        at, _, action = first
         self.now = max(self.now, at)
         action()
         return True
@@ -149,6 +152,7 @@ class World(ABC):
     def __init__(self, job: Job, clock: VirtualClock | None = None) -> None:
         self.job = job
         self._report_interval_s = job.report_interval_s
+        self._pulse_s = job.lease_s / PULSES
         self.clock = clock or VirtualClock()
         self.workers: dict[int, SimulatedWorker] = {}
         self.hiring: dict[int, Source] = {}
@@ -334,7 +338,7 @@ class World(ABC):
 
     def pulse_s(self) -> float:
         """Time between two signs of life."""
-        return self.job.lease_s / PULSES
+        return self._pulse_s
 
     def report_due(self, batches: float, seconds: float) -> bool:
         """Whether a worker reports, after so many batches and so much time since its last report."""

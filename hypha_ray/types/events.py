@@ -6,10 +6,10 @@ Figures are sums, which add up over micro-batches, reports and workers. A mean i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
-from hypha_ray.types.data import Span
+from hypha_ray.types.data import Span, record
 from hypha_ray.types.rounds import Source, WeightsVersion
 
 Sums = dict[str, tuple[float, float]]
@@ -43,21 +43,21 @@ def means(sums: Sums) -> dict[str, float]:
     return figures
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Event:
     """Message of a worker."""
 
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RoundEvent(Event):
     """Message about the round that a worker is in."""
 
     round: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Alive(Event):
     """Sign of life, about once a second if there is nothing else to send. Renews the lease."""
 
@@ -69,7 +69,7 @@ class Alive(Event):
     """Name of the worker's machine; empty if that isn't known."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Ready(Event):
     """The model is built: the worker awaits weights and plans."""
 
@@ -96,7 +96,7 @@ class Ready(Event):
         return fields
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Merged(Event):
     """Global weights are in the live parameters.
 
@@ -113,7 +113,7 @@ class Merged(Event):
         return self.version
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Evaluated(RoundEvent):
     """Figures of the validation samples that this worker was given, by the names of records, and its time for them."""
 
@@ -121,7 +121,7 @@ class Evaluated(RoundEvent):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Report(RoundEvent):
     """Progress since the last report of this round.
 
@@ -143,7 +143,7 @@ class Report(RoundEvent):
     sums: Sums = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Damaged(RoundEvent):
     """Samples without a finite loss and gradient, as pairs of a slice and an index in its file.
 
@@ -154,28 +154,28 @@ class Damaged(RoundEvent):
     whole: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class RolloutReport(RoundEvent):
     """A few of the round's responses with their rewards, as records for people to read."""
 
     responses: tuple[Mapping[str, Any], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class ModelWorkersRevived(RoundEvent):
     """Model workers of an island that died and were replaced, by their numbers."""
 
     model_workers: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class WorkerWarned(RoundEvent):
     """Lines for the user about what failed beside a worker's training, which goes on."""
 
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Delta(RoundEvent):
     """A round's result; the next `fragments` items of the stream are its payloads, one a fragment, in order.
 
@@ -205,19 +205,19 @@ class Delta(RoundEvent):
     """Most memory of tensors on the worker's GPU since its last result; None without a GPU."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Leaving(Event):
     """The worker was told that its machine goes away: it hands over what it has done in this round, and ends."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Left(Event):
     """Last message of a worker that was leaving; its delta, if it had one, came before."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Failed(Event):
     """The worker can't go on, and nothing that another worker could do would help."""
 

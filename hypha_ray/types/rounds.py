@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NewType
 
-from hypha_ray.types.data import Span, samples_of
+from hypha_ray.types.data import Span, record, samples_of
 
 WeightsVersion = NewType("WeightsVersion", int)
 """Version of the global weights: round n begins with version n. Without a barrier it counts reductions."""
@@ -19,7 +19,7 @@ def attempt_of(incarnation: int) -> int:
     return incarnation // STARTS_PER_ATTEMPT
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Source:
     """Sender of an event: a worker's number, and its incarnation, which grows with every start under that number."""
 
@@ -33,7 +33,7 @@ class Source:
         return attempt_of(self.incarnation)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Plan:
     """Work of one worker in one round: evaluate, train on the spans, then hand over the delta.
 
@@ -108,7 +108,7 @@ class RoundProgress:
         return self.arrivals + deltas >= self.size
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Contribution:
     """A delta that went into a round, as the server saw it, with its L2 norm over all fragments that it has."""
 

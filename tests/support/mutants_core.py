@@ -54,7 +54,7 @@ PATHS = (
 MUTANTS: dict[str, Defect] = {
     # ── who is there
     "an old incarnation is heard": Defect("scheduler.fleet.roster", "Roster._slot", operation("and", "{0}")),
-    "a word doesn't renew the lease": Defect("market.leases", "LeaseBook.renew", statement("_leases", "{1} = {2}")),
+    "a word doesn't renew the lease": Defect("market.leases", "LeaseBook.renew", drop("expiry_s")),
     "a late word renews the lease": Defect("market.leases", "LeaseBook.renew", call("expired", "False")),
     "a vacated slot keeps its lease": Defect("scheduler.fleet.roster", "Roster.release", drop("release")),
     "silence isn't noticed": Defect("scheduler.fleet.roster", "Roster.silent", operation("in", "False")),

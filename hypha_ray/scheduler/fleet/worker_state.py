@@ -143,6 +143,8 @@ class WorkerState:
     plan: Plan | None = None
     planned_samples: int = 0
     """Number of samples in the plan."""
+    planned: int = 0
+    """Number of batches in the plan."""
     progress: Progress = field(default_factory=Progress)
     cached_slices: dict[int, int] = field(default_factory=dict)
     """Slices sent to the worker, with their numbers of samples, oldest first."""
@@ -167,11 +169,6 @@ class WorkerState:
         """Whether the worker has nothing to train on in its round."""
         return self.plan is None or not self.plan.spans
 
-    @property
-    def planned(self) -> int:
-        """Number of batches in the worker's plan."""
-        return 0 if self.plan is None else -(-self.planned_samples // self.plan.batch_size)
-
     def start(self, plan: Plan) -> None:
         """Begin a round."""
         self.assigned = plan.spans
@@ -182,6 +179,7 @@ class WorkerState:
         """Replace the plan by another version."""
         self.plan = plan
         self.planned_samples = plan.samples
+        self.planned = -(-self.planned_samples // plan.batch_size)
 
     def report(self, report: Report, now: float) -> None:
         """Add a report's progress and batch times."""

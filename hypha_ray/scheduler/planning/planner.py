@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hypha_ray.errors import HyphaError
+from hypha_ray.types.data import record
 
 Counts: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -33,7 +34,7 @@ class PlannerInputError(HyphaError):
     """Figures that no plan can be made of."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Pace:
     """Speed of a worker: its n-th further batch of the round is delivered at ``offset_s + n · batch_s``.
 
