@@ -68,7 +68,7 @@ MUTANTS: dict[str, Defect] = {
     "the scheduler's own absence counts": Defect(
         "scheduler.core", "SchedulerCore._forgive_own_absence", drop("defer", 1)
     ),
-    "leases aren't deferred": Defect("market.leases", "LeaseBook.defer", operation("+", "{0}")),
+    "leases aren't deferred": Defect("market.leases", "LeaseBook.defer", drop("expiry_s")),
     "incarnations begin anew": Defect("scheduler.fleet.roster", "Roster.hire", operation("+", "{1}")),
     "back-off is never reset": Defect("scheduler.fleet.roster", "Roster.contributed", drop("failures")),
     "back-off doesn't grow": Defect("scheduler.fleet.roster", "_wait_s", operation("**", "1")),
