@@ -9,12 +9,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.schema import rounds_for
 from hypha_ray.exchange_schedule import version_due
 from hypha_ray.scheduler.barrier.round import BarrierRound
-from hypha_ray.scheduler.fleet.worker_state import (
-    WorkerState,
-    batch_size,
-    has_equal_batches,
-    paces_at_start,
-)
+from hypha_ray.scheduler.fleet.worker_state import WorkerState, batch_size, has_equal_batches, paces_at_start
 from hypha_ray.scheduler.messages import Command
 from hypha_ray.scheduler.planning.correction import CORRECTION_GAIN, cautious, correct, progress_of
 from hypha_ray.scheduler.planning.planner import Allocation

@@ -227,7 +227,6 @@ class Roster:
         if slot.lease is None:
             return True
         lease = self.book.renew(slot.lease.id, slot.lease.holder, slot.lease.fence, now, self._lease_s)
-        slot.lease = lease or slot.lease
         if progress:
             slot.progress_at = now
         return lease is not None

@@ -237,8 +237,6 @@ class Ledger:
 
 def _unused(worker: int, assigned: Sequence[Span], spans: Sequence[Span]) -> list[Span]:
     """Samples of a worker that its delta leaves assigned."""
-    if not spans:
-        return list(assigned)
     cuts = by_slice(sorted(spans))
     unused: list[Span] = []
     for span in assigned:
