@@ -95,7 +95,7 @@ def cluster_reports() -> Iterator[CheckReport]:
 
 def _connected_reports() -> Iterator[CheckReport]:
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    yield size_report(nodes)
+    yield size_report(nodes, ray.get_runtime_context().gcs_address)
     home = own_node()
     other_nodes = [node for node in nodes if node["NodeID"] != home][:MOST_NODES]
     own_versions = versions()
@@ -109,8 +109,8 @@ def _connected_reports() -> Iterator[CheckReport]:
             yield replace(report, node=address)
 
 
-def size_report(nodes: list[dict[str, Any]]) -> CheckReport:
-    """Tell nodes and resources of the cluster."""
+def size_report(nodes: list[dict[str, Any]], address: str) -> CheckReport:
+    """Tell nodes, resources and address of the cluster; a machine may run several."""
     totals: dict[str, float] = {}
     for node in nodes:
         for name in ("CPU", "GPU", "memory", "object_store_memory"):
@@ -118,6 +118,7 @@ def size_report(nodes: list[dict[str, Any]]) -> CheckReport:
     parts = [counted(len(nodes), "node"), _amount(totals["CPU"], "CPU"), _amount(totals["GPU"], "GPU")]
     parts.append(f"{si(totals['memory'])}B of memory")
     parts.append(f"{si(totals['object_store_memory'])}B of object stores")
+    parts.append(f"at {address}")
     text = ", ".join(parts)
     if len(nodes) - 1 > MOST_NODES:
         return note("cluster", f"{text}; the first {MOST_NODES} others are measured", "see to the others on themselves")

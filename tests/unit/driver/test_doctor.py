@@ -272,5 +272,6 @@ def test_lines_have_nodes_if_there_are_any_and_no_secret_of_a_url() -> None:
 
 def test_cluster_of_one_node_has_singular_nouns() -> None:
     node = {"Resources": {"CPU": 1.0, "memory": 1e9, "object_store_memory": 5e8}}
-    assert size_report([node]).value.startswith("1 node, 1 CPU, 0 GPUs, ")
-    assert size_report([node, node]).value.startswith("2 nodes, 2 CPUs, 0 GPUs, ")
+    assert size_report([node], "10.0.0.1:6379").value.startswith("1 node, 1 CPU, 0 GPUs, ")
+    two = size_report([node, node], "10.0.0.1:6379").value
+    assert two.startswith("2 nodes, 2 CPUs, 0 GPUs, ") and two.endswith(", at 10.0.0.1:6379")
