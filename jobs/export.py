@@ -2,6 +2,7 @@
 
 python jobs/export.py --run NAME
 python jobs/export.py --run NAME --round 12 --to models/round-12
+python jobs/export.py --run NAME --dtype bfloat16 --to models/small
 python jobs/export.py --run NAME --compatible 4 --to models/older
 """
 
@@ -27,6 +28,8 @@ class Export:
     """round that has a snapshot, counted from 1 as on the console; default: the newest"""
     to: Path | None = None
     """folder to write; default: model in the run directory"""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """dtype of the weights; default: that of the job, checkpoint.export_dtype, or of its repository"""
     compatible: Literal["4"] | None = None
     """release of transformers that reads the folder, too; without it, 4 takes other settings of positions silently"""
 
@@ -45,7 +48,7 @@ def main() -> None:
     number = trained_run.newest_snapshot if arguments.round is None else arguments.round - 1
     phases.begin("saving the model")
     release = None if arguments.compatible is None else int(arguments.compatible)
-    folder = trained_run.export(arguments.to, number, release)
+    folder = trained_run.export(arguments.to, number, release, arguments.dtype)
     phases.end()
     rounds = trained_run.job.rounds
     of_all = f" of {rounds.update_rounds}" if rounds.counted else ""

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hypha_ray.config.entry_point import Phases, run
-from hypha_ray.config.options import parse_options, require_round
-from hypha_ray.driver.trained_models.evaluation import find_model, require_sampling
+from hypha_ray.config.options import Sampling, parse_options, require_round, require_sampling
+from hypha_ray.driver.trained_models.evaluation import find_model
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.heavy_imports import uncollected
 
@@ -39,10 +39,12 @@ class Generate:
     """round of a run, counted from 1, that has a snapshot; default: the saved model, otherwise the newest snapshot"""
     max_new_tokens: int = 256
     """tokens after which an answer is cut off"""
-    temperature: float = 0.7
-    """divisor of logits; 0: the most probable token each time"""
-    top_p: float = 1.0
-    """probability mass of the tokens to choose from"""
+    temperature: float | None = None
+    """divisor of logits; 0: the most probable token each time; default: as saved with the model, otherwise 0.7"""
+    top_p: float | None = None
+    """probability mass of the tokens to choose from; default: as saved with the model, otherwise 1"""
+    top_k: int | None = None
+    """number of most probable tokens to choose from; default: as saved with the model, otherwise all"""
     seed: int = 0
     """seed of the choices"""
     raw: bool = False
@@ -69,14 +71,18 @@ def main() -> None:
         fix = "leave --system out, or name a model that was trained on chats"
         raise ConfigError("GEN001", "only a chat has a system message", "--system", "a tokenizer with a template", fix)
     for prompt in prompts(arguments, writer):
-        limit = arguments.max_new_tokens
-        writer.write(prompt, max_new_tokens=limit, temperature=arguments.temperature, top_p=arguments.top_p)
+        writer.write(prompt, max_new_tokens=arguments.max_new_tokens, **sampling_of(arguments))
 
 
 def _check(arguments: Generate) -> None:
     """Refuse values that are out of range."""
     require_round(arguments.round)
-    require_sampling(arguments.max_new_tokens, arguments.temperature, arguments.top_p, arguments.seed)
+    require_sampling(arguments.max_new_tokens, arguments.seed, sampling_of(arguments))
+
+
+def sampling_of(arguments: Generate) -> Sampling:
+    """Return the settings by which tokens are chosen."""
+    return Sampling(temperature=arguments.temperature, top_p=arguments.top_p, top_k=arguments.top_k)
 
 
 def prompts(arguments: Generate, writer: Writer) -> Iterator[str]:

@@ -58,7 +58,7 @@ _KEYS = {
     "preprocessor.repository": "tokenizer tokenizer_name processor tokenizer_name_or_path tokenizer_path"
     " tokenizer_type",
     "dataset.path": "data dataset data_dir data_path datasets dataset_name dataset_path train_file train_data"
-    " train_files data_files dataset_prepared_path pretraining_dataset val_files eval_dataset test_datasets",
+    " train_files data_files dataset_prepared_path pretraining_dataset val_files eval_dataset test_datasets data_name",
     "rounds.update_rounds": "steps max_steps num_steps iterations rounds total_steps total_training_steps"
     " max_steps_per_epoch total_episodes",
     "rounds.epochs": "epochs num_epochs num_train_epochs max_epochs total_epochs n_epochs",
@@ -70,12 +70,12 @@ _KEYS = {
     "rounds.evaluate_every": "eval_steps eval_every eval_interval evaluation_strategy eval_strategy test_freq"
     " evals_per_epoch run_val_every_n_steps val_check_interval eval_delay eval_on_start",
     "inner_optimizer.learning_rate": "lr learning_rate inner_lr peak_lr",
-    "inner_optimizer.name": "optim optimizer fused optimizer_in_bwd use_muon use_adam_mini optim_bits",
+    "inner_optimizer.name": "optim optimizer fused optimizer_in_bwd use_muon use_adam_mini optim_bits optim_type",
     "inner_optimizer.weight_decay": "weight_decay wd",
-    "inner_optimizer.betas": "adam_beta1 adam_beta2 beta1 beta2",
+    "inner_optimizer.betas": "adam_beta1 adam_beta2 beta1 beta2 betas1 betas2",
     "inner_optimizer.epsilon": "adam_epsilon eps",
     "inner_optimizer.warmup_steps": "warmup warmup_steps num_warmup_steps warmup_ratio lr_warmup_steps",
-    "inner_optimizer.schedule": "scheduler lr_scheduler lr_scheduler_type lr_schedule",
+    "inner_optimizer.schedule": "scheduler lr_scheduler lr_scheduler_type lr_schedule scheduler_type",
     "inner_optimizer.clip_norm": "max_grad_norm grad_clip gradient_clip_val clip clip_grad_norm gradient_clipping"
     " clip_grad",
     "outer_optimizer.learning_rate": "outer_lr outer_learning_rate",
@@ -83,21 +83,26 @@ _KEYS = {
     "sync.codec": "compression codec should_quantize",
     "resources.num_workers": "workers nodes num_nodes nnodes num_processes world_size num_workers num_replicas"
     " num_replica_groups ray_num_workers dp_replicate_size data_parallel_size",
-    "resources.worker.gpu": "gpu gpus num_gpus n_gpus ngpus nproc_per_node devices n_gpus_per_node gpus_per_node",
+    "resources.worker.gpu": "gpu gpus num_gpus n_gpus ngpus nproc_per_node devices n_gpus_per_node gpus_per_node"
+    " trainer_gpu_ids inference_gpu_ids num_train_gpus num_infer_gpus",
     "resources.worker.cpu": "cpu cpus num_cpus",
     "worker.autocast": "bf16 fp16 amp dtype precision mixed_precision torch_dtype bf16_full_eval fp16_full_eval"
-    " bfloat16 float16 param_dtype pure_bf16 half_precision_backend",
+    " bfloat16 float16 param_dtype pure_bf16 half_precision_backend model_optimization_dtype"
+    " model_reduce_dtype",
     "worker.device": "device no_cuda use_cpu device_map",
     "worker.attention": "attn_implementation attn flash_attn flash_attention use_flash_attention_2"
-    " xformers_attention sdp_attention attention flex_attention sage_attention eager_attention use_remove_padding",
+    " xformers_attention sdp_attention attention flex_attention sage_attention eager_attention use_remove_padding"
+    " model_attn",
     "worker.sharding": "deepspeed ds_config fsdp zero_stage zero fsdp_config fsdp_strategy fsdp_version"
-    " dp_shard_size data_parallel_shard_degree fsdp_cpu_offload param_offload optimizer_offload fsdp_size",
+    " dp_shard_size data_parallel_shard_degree fsdp_cpu_offload param_offload optimizer_offload fsdp_size"
+    " model_fsdp_cpu_offload",
     "worker.compile": "compile torch_compile torch_compile_backend torch_compile_mode use_torch_compile"
     " torch_compile_options deepcompile",
-    "worker.gradient_checkpointing": "gradient_checkpointing activation_checkpointing"
+    "worker.gradient_checkpointing": "gradient_checkpointing activation_checkpointing model_ac"
     " enable_activation_checkpointing enable_gradient_checkpointing gradient_checkpointing_kwargs"
     " activation_checkpointing_kwargs activation_offloading enable_activation_offloading ac_mode",
-    "checkpoint.every_rounds": "save_steps save_every save_interval save_strategy save_freq saves_per_epoch"
+    "checkpoint.every_rounds": "ckpt_interval weights_interval save_steps save_every save_interval"
+    " save_strategy save_freq saves_per_epoch"
     " checkpoint_interval",
     "checkpoint.keep": "save_total_limit keep_checkpoints max_actor_ckpt_to_keep",
     "checkpoint.push": "push_to_hub hub_model_id hub_strategy hub_private_repo hub_revision hub_always_push",
@@ -108,7 +113,7 @@ _KEYS = {
     "rl.group_size": "num_generations num_samples_per_prompt n_samples_per_prompt rollout_n rollouts_per_example"
     " n_rollouts",
     "rl.minibatches": "num_minibatches num_mini_batches ppo_mini_batch_size",
-    "rl.kl": "kl_coef init_kl_coef kl_loss_coef kl_coeff",
+    "rl.kl": "kl_tau kl_coef init_kl_coef kl_loss_coef kl_coeff",
     "rl.generation.engine": "use_vllm vllm vllm_mode rollout_name use_transformers_paged"
     " use_transformers_continuous_batching",
     "rl.generation.max_response_tokens": "max_completion_length max_new_tokens max_response_length max_tokens"
@@ -176,8 +181,8 @@ _KEYS = {
     "rl.kl_place": "use_kl_in_reward use_kl_loss",
     "rl.reference": "sync_ref_model",
     "rl.shown_responses": "log_completions num_completions_to_print log_val_generations num_sample_generations",
-    "rl.drop_equal_groups": "filter_groups skip_zero_advantage_batches",
-    "rl.refill": "max_num_gen_batches",
+    "rl.drop_equal_groups": "online_difficulty_filtering filter_groups skip_zero_advantage_batches",
+    "rl.refill": "oversampling_factor max_num_gen_batches",
     "rl.episode.turns": "max_turns max_assistant_turns max_tool_calling_iterations",
     "rl.generation.server.command": "vllm_gpu_memory_utilization vllm_tensor_parallel_size gpu_memory_utilization"
     " tensor_parallel_size enforce_eager max_model_len vllm_max_model_length vllm_enable_sleep_mode"
@@ -197,7 +202,8 @@ _KEYS = {
 }
 _REMEDIES = {
     "give the job file without a flag: `@ job.toml`": "config config_file cfg conf job job_file file",
-    "did you mean `--resume NAME`?": "resume_from_checkpoint resume_from load ckpt ckpt_path checkpoint restore",
+    "did you mean `--resume NAME`?": "resume_from_checkpoint resume_from load ckpt ckpt_path checkpoint restore"
+    " ckpt_resume_step resume_step",
     "set the environment variable HF_TOKEN": "hub_token hf_token hf_hub_token",
     "set the environment variable HF_HOME": "cache_dir",
 }
@@ -213,7 +219,7 @@ OF_PREPARE = {
     "rejected_column": "field_rejected",
     "image_column": "image_key",
     "tokenizer": "tokenizer_config special_tokens pad_token eos_token bos_token add_tokens additional_special_tokens",
-    "validation_samples": "max_eval_samples val_max_samples",
+    "validation_samples": "max_eval_samples val_max_samples eval_num_examples",
     "max_samples": "max_train_samples train_max_samples",
     "chat": "assistant_only_loss completion_only_loss train_on_inputs train_on_input train_on_prompt roles_to_train"
     " mask_history",
@@ -227,17 +233,19 @@ _NEEDLESS = {
     "an evaluation has the training's batches": "eval_batch_size per_device_eval_batch_size batch_size_val",
     "Ray starts and connects the processes": "local_rank node_rank master_addr master_port rdzv_endpoint rdzv_backend"
     " standalone ddp_backend ddp_find_unused_parameters lighthouse replica_id ddp ddp_timeout ddp_bucket_cap_mb"
-    " ddp_broadcast_buffers ddp_static_graph accelerator_config accelerate_config nccl_timeout ray_init",
+    " ddp_broadcast_buffers ddp_static_graph accelerator_config accelerate_config nccl_timeout ray_init"
+    " weight_broadcast_type parallel_dp parallel_tp",
     "samples are in random order, and each is used once in an epoch": "shuffle shuffle_dataset ignore_data_skip"
     " dataloader_drop_last group_by_length dataloader_in_order sortish_sampler train_sampling_strategy"
-    " dataloader_multiprocessing_context length_column_name disable_shuffling curriculum_sampling",
+    " dataloader_multiprocessing_context length_column_name disable_shuffling curriculum_sampling buffer_type",
     "samples are cut and padded in preparation": "padding_free pad_to_sequence_len pad_to_max_length truncation"
     " truncation_mode pad_to_multiple_of padding_value label_pad_token_id padding_side data_collator is_encoder_decoder"
     " use_logits_to_keep group_by_modality_length",
     "weights are saved as safetensors": "save_safetensors",
     "the command says what is done": "do_train do_eval do_predict",
-    "a run has a folder of its own; --resume NAME goes on with one": "overwrite_output_dir resume_mode",
-    "the model's inputs are the dataset's tensors": "remove_unused_columns label_names dataset_num_proc dataset_kwargs"
+    "a run has a folder of its own; --resume NAME goes on with one": "overwrite_output_dir resume_mode clean",
+    "the model's inputs are the dataset's tensors": "remove_unused_columns label_names data_type"
+    " dataset_num_proc dataset_kwargs"
     " preprocessing_num_workers dataset_processes skip_prepare_dataset overwrite_cache streaming",
     "float32 keeps its precision, and worker.autocast has the fast formats": "tf32 fp32_norms cast_lm_head_to_fp32"
     " upcast_layernorm",

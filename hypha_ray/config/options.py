@@ -21,7 +21,7 @@ from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -30,6 +30,7 @@ from hypha_ray.config.aliases import OF_PREPARE
 from hypha_ray.config.assignments import from_text, value_behind
 from hypha_ray.config.entry_point import STDOUT, keep_stdout_for_result
 from hypha_ray.config.keys import EACH, Key, KeyPath, choice_remedy, key_of, keys, shown, tables
+from hypha_ray.config.tables.rl import LOWEST_TEMPERATURE
 from hypha_ray.errors import ConfigError
 from hypha_ray.files import as_installed
 
@@ -195,6 +196,42 @@ def require_round(round: int | None) -> None:
     """
     if round is not None and round < 1:
         raise ConfigError("CFG003", "--round is out of range", str(round), "1 or more", "count the rounds from 1")
+
+
+class Sampling(TypedDict, total=False):
+    """Settings by which tokens are chosen; one that is None or isn't there is that of the saved model."""
+
+    temperature: float | None
+    """Divisor of logits; 0: the most probable token each time."""
+    top_p: float | None
+    """Probability mass of the tokens to choose from."""
+    top_k: int | None
+    """Number of most probable tokens to choose from."""
+
+
+def require_sampling(max_new_tokens: int, seed: int, sampling: Sampling) -> None:
+    """Refuse settings of generation that are out of range.
+
+    Raises:
+        ConfigError: CFG003, one of them is.
+
+    """
+    lowest = LOWEST_TEMPERATURE
+    temperature = sampling.get("temperature")
+    top_p = sampling.get("top_p")
+    top_k = sampling.get("top_k")
+    draws = temperature is not None and lowest <= temperature < float("inf")
+    limits: tuple[tuple[str, float | None, bool, str], ...] = (
+        ("max_new_tokens", max_new_tokens, max_new_tokens >= 1, "1 or more"),
+        ("temperature", temperature, draws or not temperature, f"0, or {lowest:g} or more"),
+        ("top_p", top_p, top_p is not None and 0 < top_p <= 1, "above 0, up to 1"),
+        ("top_k", top_k, top_k is not None and top_k >= 1, "1 or more"),
+        ("seed", seed, seed >= 0, "0 or more"),
+    )
+    for name, value, is_good, allowed in limits:
+        if value is not None and not is_good:
+            fix = "mend it, or leave it out"
+            raise ConfigError("CFG003", f"{_flag(name)} is out of range", str(value), allowed, fix)
 
 
 def _texts(

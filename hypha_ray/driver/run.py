@@ -8,10 +8,11 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, overload
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import Loaded, from_tables, load, resolved
+from hypha_ray.config.options import Sampling, require_sampling
 from hypha_ray.driver.flagless import flagless
 from hypha_ray.driver.run_folders import find_run
 from hypha_ray.driver.trained_models.evaluation import (
@@ -19,7 +20,6 @@ from hypha_ray.driver.trained_models.evaluation import (
     ModelSource,
     evaluate_on_dataset,
     find_model,
-    require_sampling,
 )
 from hypha_ray.driver.training import Callback, Training
 from hypha_ray.errors import CheckpointError, ConfigError
@@ -237,13 +237,20 @@ class Run:
 
         require_snapshot(self.path, round)
 
-    def export(self, folder: Path | None = None, round: int | None = None, compatible: int | None = None) -> Path:
+    def export(
+        self,
+        folder: Path | None = None,
+        round: int | None = None,
+        compatible: int | None = None,
+        dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+    ) -> Path:
         """Save the weights after a round for `from_pretrained`, and return the folder.
 
         Args:
             folder: folder to write; None: `model` in the run directory.
             round: a round that has a snapshot, counted from 0; None: the newest.
             compatible: older release of transformers that is to load the folder, too: 4; None: none.
+            dtype: dtype of the weights; None: that of the job, `checkpoint.export_dtype`, or of its repository.
 
         Raises:
             CheckpointError: the round has no snapshot that is as it was written.
@@ -258,7 +265,10 @@ class Run:
         source = run_copy(self.job.dataset, self._directory)
         from hypha_ray.driver.launch import export_round
 
-        export_round(self.job, self._directory, source, round, folder, compatible)
+        job = self.job
+        if dtype is not None:
+            job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"export_dtype": dtype})})
+        export_round(job, self._directory, source, round, folder, compatible)
         return folder
 
     def load_model(self, round: int | None = None) -> PreTrainedModel:
@@ -306,11 +316,10 @@ class Run:
         *,
         round: int | None = None,
         max_new_tokens: int = 256,
-        temperature: float = 0.7,
-        top_p: float = 1.0,
         seed: int = 0,
         system: str | None = None,
         raw: bool = False,
+        **sampling: Unpack[Sampling],
     ) -> str:
         """Let the language model answer a prompt, as `jobs/generate.py` does; the model stays loaded.
 
@@ -318,11 +327,12 @@ class Run:
             prompt: text to answer; without a chat template, to go on from.
             round: as for `load_model`.
             max_new_tokens: number of tokens after which the answer is cut off.
-            temperature: divisor of logits; 0: the most probable token each time.
-            top_p: probability mass of the tokens to choose from.
             seed: seed of the choices; equal settings give equal answers.
             system: system message of a chat; None: none.
             raw: whether to go on from the text itself, without a chat template.
+            sampling: ``temperature``, a divisor of logits, or 0 for the most probable token each time; ``top_p``,
+                probability mass of the tokens to choose from; ``top_k``, number of most probable tokens to choose from.
+                Those that aren't given are as saved with the model, otherwise 0.7, 1 and all.
 
         Raises:
             ConfigError: the model generates no text, or a setting is out of range.
@@ -330,13 +340,13 @@ class Run:
 
         """
         with flagless():
-            require_sampling(max_new_tokens, temperature, top_p, seed)
+            require_sampling(max_new_tokens, seed, sampling)
             writer = self._writer(round, system, raw)
         import torch
 
         torch.manual_seed(seed)
         writer.forget()
-        return writer.write(prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, prints=False)
+        return writer.write(prompt, max_new_tokens=max_new_tokens, prints=False, **sampling)
 
     def _writer(self, round: int | None, system: str | None, raw: bool) -> Writer:
         """Writer of a model, which is loaded once."""

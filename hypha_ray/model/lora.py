@@ -155,10 +155,10 @@ def merge_adapter(network: Any) -> Any:
     return network
 
 
-def save_adapter(network: Any, model: Model, folder: Path, final: Path | None = None) -> None:
+def save_adapter(network: Any, model: Model, folder: Path, final: Path | None = None) -> dict[str, str] | None:
     """Write the adapter of a network as PEFT does: configuration and safetensors.
 
-    A base model of this machine is named by its path from the adapter's folder, so both can be moved together.
+    A base model of this machine is named by its absolute path, with which PEFT loads the adapter from any folder.
 
     Args:
         network: the network.
@@ -166,21 +166,26 @@ def save_adapter(network: Any, model: Model, folder: Path, final: Path | None = 
         folder: folder to write.
         final: folder that the adapter is moved to; None: it stays.
 
+    Returns:
+        Path of such a base model from the final folder, by its absolute one; None for a base model of the hub.
+
     """
     from peft import get_peft_model_state_dict
 
     config: LoraConfig = network.peft_config[_NAME]
     base, _ = base_of(model)
     config.base_model_name_or_path = base.repository
-    path = Path(str(base.repository)).expanduser()
+    path = Path(str(base.repository)).expanduser().resolve()
+    relative_paths = None
     if path.is_dir():
-        adapter_folder = final or folder
-        config.base_model_name_or_path = os.path.relpath(path.resolve(), adapter_folder.resolve())
+        config.base_model_name_or_path = str(path)
+        relative_paths = {str(path): os.path.relpath(path, (final or folder).resolve())}
     config.revision = base.revision
     config.task_type = _TASKS.get(find_task(model.type).name)
     config.save_pretrained(folder)
     tensors = get_peft_model_state_dict(network, save_embedding_layers=False)
     save_file({_PREFIX + name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
+    return relative_paths
 
 
 def _new_config(network: PreTrainedModel, model: Model) -> LoraConfig:

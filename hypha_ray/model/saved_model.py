@@ -27,7 +27,7 @@ from hypha_ray.files import make_tree_private
 from hypha_ray.model.flat import Array
 from hypha_ray.model.layout import layout_of, load
 from hypha_ray.model.loading.build import build_model, infer_task, reopened, task_of
-from hypha_ray.model.loading.hub import TASK, base_of, fetch, hub_token, read_config
+from hypha_ray.model.loading.hub import BASE, TASK, base_of, fetch, hub_token, read_config
 from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.loading.weights import meta_tensors
 from hypha_ray.model.lora import attach_adapter, has_adapter, merge_adapter, needs_whole, save_adapter
@@ -187,8 +187,10 @@ def _save(network: PreTrainedModel, model: Model, preprocessor: Any | None, fold
 def _save_adapter(network: PreTrainedModel, model: Model, preprocessor: Any | None, folder: Path, final: Path) -> None:
     """Write an adapter with its task, and with names and kind of its classes, which the base model doesn't know."""
     folder.mkdir(parents=True)
-    save_adapter(network, model, folder, final)
     keys: dict[str, Any] = {}
+    base = save_adapter(network, model, folder, final)
+    if base is not None:
+        keys[BASE] = base
     if model.config:
         labels = {name: getattr(network.config, name) for name in _LABELS}
         keys["labels"] = {name: value for name, value in labels.items() if value is not None}

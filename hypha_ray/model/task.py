@@ -5,7 +5,7 @@ Nothing here imports torch, so looking a task up is cheap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -221,6 +221,20 @@ class Task:
             _ignore_outside(inputs)
         return inputs
 
+    def require_tensors(self, names: Collection[str]) -> None:
+        """Refuse slices that lack a tensor that the model is fed.
+
+        Raises:
+            DataError: DATA050.
+
+        """
+        for name, keyword in self.tensors:
+            if name not in names and keyword not in names and keyword not in self.optional:
+                problem = f"slices lack the tensor {name!r}, which {self.name} models are fed"
+                got = ", ".join(sorted(names)) or "no tensors"
+                fix = "prepare the dataset for this task, or choose tensors with model.input_names"
+                raise DataError("DATA050", problem, got, fix=fix)
+
     def model_tensors(self, batch: Batch) -> list[tuple[str, str, Any]]:
         """Return the tensors that the model is fed: name in the slice, keyword of the model, and tensor.
 
@@ -228,9 +242,7 @@ class Task:
             DataError: the batch lacks a tensor.
 
         """
-        for name, keyword in self.tensors:
-            if name not in batch and keyword not in batch and keyword not in self.optional:
-                raise self._missing_tensor(name, batch)
+        self.require_tensors(batch.keys())
         pairs: list[tuple[str, str]] = []
         for name, keyword in self.tensors:
             pairs.append((name if name in batch else keyword, keyword))
@@ -295,14 +307,6 @@ class Task:
         if dtype == "torch.bool" or (keyword == "input_ids" and dtype == "torch.int32"):
             return tensor
         return tensor.long()
-
-    def _missing_tensor(self, name: str, batch: Batch) -> DataError:
-        return DataError(
-            "DATA050",
-            f"slices lack the tensor {name!r}, which {self.name} models are fed",
-            ", ".join(sorted(batch)) or "no tensors",
-            fix="prepare the dataset for this task, or choose tensors with model.input_names",
-        )
 
     def _mask(self, ids: Any, batch: Batch, keys: SampleKeys | None, seed: int) -> tuple[Any, Any]:
         if self.masking is None:

@@ -18,6 +18,8 @@ from hypha_ray.model.loading.tokenizer import prompt_ids, tokenizer_of
 from hypha_ray.model.saved_model import open_saved
 from hypha_ray.model.vocabulary import settle_generation
 
+DEFAULT_TEMPERATURE = 0.7
+"""Divisor of logits for models that were saved without one."""
 _UNLIMITED = 1 << 30
 
 
@@ -55,14 +57,26 @@ class Writer:
         if self._system is not None:
             self._turns.append({"role": "system", "content": self._system})
 
-    def write(self, prompt: str, *, max_new_tokens: int, temperature: float, top_p: float, prints: bool = True) -> str:
+    def write(
+        self,
+        prompt: str,
+        *,
+        max_new_tokens: int,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        prints: bool = True,
+    ) -> str:
         """Print an answer as it is generated, and return it; in a conversation it is the next turn.
+
+        Other settings of generation that were saved with the model hold, such as a penalty of repetitions.
 
         Args:
             prompt: text to answer, or to go on from.
             max_new_tokens: number of tokens after which the answer is cut off.
-            temperature: divisor of logits; 0: the most probable token each time.
-            top_p: probability mass of the tokens to choose from.
+            temperature: divisor of logits; 0: the most probable token each time; None: as saved, otherwise 0.7.
+            top_p: probability mass of the tokens to choose from; None: as saved, otherwise 1.
+            top_k: number of most probable tokens to choose from; None: as saved, otherwise all.
             prints: whether the answer is printed.
 
         Raises:
@@ -70,15 +84,13 @@ class Writer:
 
         """
         ids = self._encode(prompt)
-        sampling: dict[str, float] = {}
-        if temperature:
-            sampling = {"temperature": temperature, "top_p": top_p, "top_k": 0}
+        sampling = self._sampling(temperature, top_p, top_k)
         output = self._network.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             streamer=_Printer(self._tokenizer, self._ends) if prints else None,
             max_new_tokens=min(max_new_tokens, self._positions_left(ids.shape[1])),
-            do_sample=temperature > 0,
+            do_sample=bool(sampling),
             num_beams=1,  # A stream takes no beams, with which many models for translation were saved.
             num_return_sequences=1,
             pad_token_id=self._tokenizer.pad_token_id or 0,
@@ -91,6 +103,20 @@ class Writer:
         if self.chats:
             self._turns += [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
         return answer
+
+    def _sampling(self, temperature: float | None, top_p: float | None, top_k: int | None) -> dict[str, float]:
+        """Return the settings of sampling, each as given or saved with the model; none for the most probable token."""
+        saved = self._network.generation_config
+        if temperature is None:
+            temperature = DEFAULT_TEMPERATURE if saved.temperature is None else saved.temperature
+        if not temperature:
+            return {}
+        if top_p is None:
+            top_p = saved.top_p
+        if top_k is None:
+            top_k = saved.top_k
+        # Without a number transformers chooses one of its own.
+        return {"temperature": temperature, "top_p": 1.0 if top_p is None else top_p, "top_k": top_k or 0}
 
     def _encode(self, prompt: str) -> torch.Tensor:
         """Return token ids [1, tokens], as prepared data has them."""

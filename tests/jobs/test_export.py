@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -83,6 +84,15 @@ def test_export_of_a_stopped_run_saves_its_newest_weights_where_it_is_told_to(st
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "there").config.hidden_size == 16
     assert AutoTokenizer.from_pretrained(tmp_path / "there")("a").input_ids
     assert export(home, "--run", stopped).returncode == 0 and saved(stopped / "model").keys() == newest.keys()
+
+
+def test_export_in_another_dtype_is_that_of_its_weights(stopped: Path, tmp_path: Path) -> None:
+    done = export(tmp_path / "home", "--run", "mine", "--dtype", "bfloat16", "--to", tmp_path / "small")
+    assert (done.returncode, done.stderr) == (0, "")
+    network = AutoModelForCausalLM.from_pretrained(tmp_path / "small", dtype="auto")
+    assert {parameter.dtype for parameter in network.parameters()} == {torch.bfloat16}
+    wrong = export(tmp_path / "home", "--run", "mine", "--dtype", "int8", "--to", tmp_path / "other")
+    assert wrong.returncode == 2 and "--dtype is out of range — got 'int8', allowed float32 | bfloat16" in wrong.stderr
 
 
 def test_export_passes_over_a_damaged_checkpoint_and_finds_a_run_at_its_mirror(stopped: Path, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import runpy
+import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -91,6 +93,27 @@ def test_conversation_goes_on_with_what_was_said(folders: dict[str, Path]) -> No
     assert writer.write("two", **settings) == expected(folders["chat"], "u:two;a:", 5)
 
 
+def test_settings_of_sampling_are_those_saved_with_the_model_unless_they_are_given(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(folders["plain"], tmp_path / "model")
+    file = folder / "generation_config.json"
+    plain = json.loads(file.read_text())
+    limit = {"max_new_tokens": 20}
+    greedy = Writer(folder).write("six", temperature=0.0, **limit)
+    hot = Writer(folder).write("six", temperature=9.0, **limit)
+    assert Writer(folder).write("six", temperature=9.0, top_k=1, **limit) == greedy != hot
+
+    file.write_text(json.dumps(plain | {"do_sample": True, "temperature": 9.0, "top_k": 1}))
+    assert Writer(folder).write("six", **limit) == greedy
+    assert Writer(folder).write("six", top_k=384, **limit) == hot
+    file.write_text(json.dumps(plain | {"do_sample": True, "temperature": 9.0, "top_p": 1e-6}))
+    assert Writer(folder).write("six", **limit) == greedy != Writer(folder).write("six", top_p=1.0, **limit)
+    file.write_text(json.dumps(plain | {"repetition_penalty": 50.0}))
+    penalized = Writer(folder).write("six", temperature=0.0, **limit)
+    assert penalized == expected(folder, "six", 20) != greedy
+
+
 def test_choices_depend_on_the_seed(folders: dict[str, Path]) -> None:
     settings = {"max_new_tokens": 20, "temperature": 2.0, "top_p": 0.9}
     one, same, other = (Writer(folders["plain"], seed=seed).write("six", **settings) for seed in (3, 3, 4))
@@ -104,6 +127,7 @@ def test_choices_depend_on_the_seed(folders: dict[str, Path]) -> None:
         (["--prompt", ""], "error[GEN003]: the prompt is empty"),
         (["--prompt", "x" * 64], "error[GEN003]: the conversation is too long for the model — got 64 tokens"),
         (["--prompt", "x", "--temperature", "1e-40"], "error[CFG003]: --temperature is out of range"),
+        (["--prompt", "x", "--top-k", "0"], "error[CFG003]: --top-k is out of range — got 0, allowed 1 or more"),
         (["--prompt", "x", "--round", "1"], "error[CFG011]: --round and the folder of a model exclude each other"),
     ],
 )

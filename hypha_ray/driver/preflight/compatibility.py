@@ -73,6 +73,35 @@ class Case:
         return all(group.bridged for group in self.job.worker_groups)
 
 
+def check_kind(case: Case) -> None:
+    """Refuse a dataset of another kind than the job's: without prompts, or without tensors that the model is fed."""
+    task, manifest = case.task, case.manifest
+    if case.job.rl.algorithm is not None:
+        if task.name != "causal-lm":
+            problem = "reinforcement learning can't train this model.type"
+            fix = "set model.type, or leave rl.algorithm out"
+            raise ConfigError("RL001", problem, task.name, "causal-lm", fix)
+        if manifest.modality != "prompts":
+            problem = f"dataset {manifest.name!r} has no prompts"
+            fix = "prepare prompts: --source problems:NAME, or --prompt-column and --answer-column"
+            raise DataError("RL002", problem, manifest.modality, "prompts", fix)
+    elif case.job.preference.loss is None and not case.trains_outside_ray:
+        task.require_tensors(case.shapes.keys())
+        if task.classifies and task.labels == "samples" and _has_labels_of_tokens(case):
+            problem = f"dataset {manifest.name!r} has labels of tokens, and {task.name} models take those of samples"
+            raise DataError("DATA050", problem, fix="prepare it with --label-column, or set model.type")
+
+
+def _has_labels_of_tokens(case: Case) -> bool:
+    """Whether labels are tokens; numbers of 0 and 1 may be those of several classes at once."""
+    if getattr(case.network.config, "problem_type", None) is not None:
+        return False
+    for tensor in case.manifest.tensors:
+        if tensor.name == "labels" and tensor.shape == case.shapes.get("input_ids"):
+            return (tensor.maximum or 0) > 1
+    return False
+
+
 def check_cut(case: Case) -> None:
     """Refuse more fragments than the model can be cut into."""
     layout_of(case.network, case.job.sync.fragments, case.job.sync.partition)
@@ -282,6 +311,7 @@ def compare_tokens(case: Case) -> list[str]:
 Check: TypeAlias = Callable[[Case], None]
 
 CHECKS: Final[tuple[Check, ...]] = (
+    check_kind,
     check_cut,
     check_settings,
     check_rounding,

@@ -14,7 +14,7 @@ import numpy as np
 from hypha_ray.driver.datasets.data_source import samples_at
 from hypha_ray.driver.datasets.job_tokenizer import job_preprocessor
 from hypha_ray.driver.preflight.compatibility import Case
-from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.errors import DataError
 from hypha_ray.model.checks.fused_check import check_fused_on_copy, head_of, no_copy_error
 from hypha_ray.model.checks.loss_check import check_loss_on_copy, check_metrics_of
 from hypha_ray.model.checks.positions import max_positions, require_positions
@@ -195,7 +195,6 @@ def check_rollouts(case: Case) -> list[str]:
         DataError: the dataset has no prompts, or they leave no room for responses.
 
     """
-    _check_kind(case)
     response = case.job.rl.generation.max_response_tokens
     require_positions(case.network, case.task, case.shapes, f"dataset {case.manifest.name!r}", response)
     tokenizer = tokenizer_of(job_preprocessor(case.job, case.source))
@@ -215,17 +214,6 @@ def check_rollouts(case: Case) -> list[str]:
         architecture = case.facts.architecture
         notes.append(f"no small copy of {architecture} could be made, so its generation isn't checked")
     return notes
-
-
-def _check_kind(case: Case) -> None:
-    if case.task.name != "causal-lm":
-        problem = "reinforcement learning can't train this model.type"
-        fix = "set model.type, or leave rl.algorithm out"
-        raise ConfigError("RL001", problem, case.task.name, "causal-lm", fix)
-    if case.manifest.modality != "prompts":
-        problem = f"dataset {case.manifest.name!r} has no prompts"
-        fix = "prepare prompts: --source problems:NAME, or --prompt-column and --answer-column"
-        raise DataError("RL002", problem, case.manifest.modality, "prompts", fix)
 
 
 def _first_slices(case: Case) -> dict[int, Arrays]:

@@ -204,7 +204,7 @@ def _noun(job: Job) -> str:
 
 def _batches_text(job: Job, samples: int) -> str:
     """Say which batches a worker takes in a round of so many samples, if all workers are equally fast."""
-    size = batch_size(job)
+    size = min(batch_size(job), samples)
     batches = -(-samples // size)
     deltas = job.num_workers
     if not job.sync.traits.has_barrier:

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from hypha_ray import plugins
 from hypha_ray.config.tables.rewards import ENVIRONMENT, MODEL
-from hypha_ray.config.tables.rl import LOWEST_TEMPERATURE, RL
+from hypha_ray.config.tables.rl import RL
 from hypha_ray.driver.run_folders import find_run
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
 from hypha_ray.heavy_imports import uncollected
@@ -210,27 +210,6 @@ def require_sizes(batch_size: int, seed: int, type: str | None) -> None:
         find_task(type)
 
 
-def require_sampling(max_new_tokens: int, temperature: float, top_p: float, seed: int) -> None:
-    """Refuse settings of generation that are out of range.
-
-    Raises:
-        ConfigError: CFG003, one of them is.
-
-    """
-    lowest = LOWEST_TEMPERATURE
-    draws = lowest <= temperature < float("inf")
-    limits: tuple[tuple[str, float, bool, str], ...] = (
-        ("max_new_tokens", max_new_tokens, max_new_tokens >= 1, "1 or more"),
-        ("temperature", temperature, draws or not temperature, f"0, or {lowest:g} or more"),
-        ("top_p", top_p, 0 < top_p <= 1, "above 0, up to 1"),
-        ("seed", seed, seed >= 0, "0 or more"),
-    )
-    for name, value, is_good, allowed in limits:
-        if not is_good:
-            fix = "mend it, or leave it out"
-            raise ConfigError("CFG003", f"{flag_of(name)} is out of range", str(value), allowed, fix)
-
-
 def evaluate_on_dataset(request: EvaluationRequest, model: ModelSource, begin: Begin) -> tuple[str, dict[str, float]]:
     """Return model, task and split, and the figures of a prepared dataset.
 
@@ -326,6 +305,8 @@ def score_samples(
     scored_by = task.name
     if manifest.modality == "preferences":
         task, scored_by = preference_task(task, model.job, manifest, request.reference, device)
+    else:
+        task.require_tensors(manifest.shapes.keys())
     require_positions(network, task, manifest.shapes, f"dataset {manifest.name!r}")
     facts = describe(network, task)
     manifest.require(facts.vocab_size, facts.num_labels)

@@ -11,11 +11,13 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from hypha_ray.errors import AuthenticationError, ConfigError, first_line
+from hypha_ray.model.loading.hub import BASE, TASK
 
 TOKEN = "HF_TOKEN"
 """Environment variable of the token: the only source of it."""
 _DESCRIPTION = "adapter/adapter_config.json"
 """File of a model's folder that names the base of its adapter."""
+_TASK = f"adapter/{TASK}"
 
 
 def check_upload(repository: str) -> list[str]:
@@ -61,28 +63,30 @@ def upload(folder: Path, repository: str, message: str) -> str:
     try:
         api = HfApi(token=token)
         api.create_repo(repository, private=True, exist_ok=True)
-        description = _without_paths(folder / _DESCRIPTION)
-        ignored = [] if description is None else [_DESCRIPTION]
-        api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message, ignore_patterns=ignored)
-        if description is not None:
-            api.upload_file(
-                path_or_fileobj=description,
-                path_in_repo=_DESCRIPTION,
-                repo_id=repository,
-                commit_message=message,
-            )
+        changed_files = _without_paths(folder)
+        api.upload_folder(
+            repo_id=repository, folder_path=folder, commit_message=message, ignore_patterns=list(changed_files)
+        )
+        for name, content in changed_files.items():
+            api.upload_file(path_or_fileobj=content, path_in_repo=name, repo_id=repository, commit_message=message)
     except Exception as error:  # Clients raise anything from OSError to errors of their HTTP library.
         return f"the model isn't uploaded to {repository}: {first_line(error.__cause__ or error)}; {retry}"
     return f"the model is uploaded to {repository}"
 
 
-def _without_paths(file: Path) -> bytes | None:
-    """Return an adapter's description with the last part of its base model's path; None if it has no path."""
+def _without_paths(folder: Path) -> dict[str, bytes]:
+    """Return files of an adapter that tell a path of its base model, with the last part of it alone."""
+    file = folder / _DESCRIPTION
     if not file.is_file():
-        return None
+        return {}
     settings = json.loads(file.read_bytes())
     base = str(settings.get("base_model_name_or_path"))
     if not base.startswith(("/", ".", "~")):
-        return None
+        return {}
     settings["base_model_name_or_path"] = Path(base).name
-    return json.dumps(settings, indent=2).encode()
+    changed_files = {_DESCRIPTION: json.dumps(settings, indent=2).encode()}
+    if (folder / _TASK).is_file():
+        task = json.loads((folder / _TASK).read_bytes())
+        task.pop(BASE, None)
+        changed_files[_TASK] = json.dumps(task, indent=1).encode()
+    return changed_files

@@ -32,6 +32,8 @@ _LEFT_OUT: Final = ["*/*", "consolidated*"]
 CONFIGURATION: Final = "adapter_config.json"
 TASK: Final = "task.json"
 """File with the task of a saved model: its architecture may have several tasks, and the job may choose tensors."""
+BASE: Final = "base"
+"""Key of that file with the path of an adapter's base model from its folder, by the absolute one that it had."""
 
 
 def local_folder(repository: str) -> Path | None:
@@ -201,21 +203,24 @@ def base_of(model: Model) -> tuple[Model, Path | None]:
         problem = f"adapter {model.repository} doesn't name its base model"
         fix = f"set base_model_name_or_path in its {CONFIGURATION} to the model that it was made for"
         raise CheckpointError("MODEL006", problem, repr(base), "a folder or hub id", fix)
-    config: dict[str, Any] = {}
+    task: dict[str, Any] = {}
     if (folder / TASK).is_file():
-        config.update(_read(folder / TASK).get("labels") or {})
-    config.update(model.config or {})
-    repository = _base_repository(base, folder)
+        task = _read(folder / TASK)
+    config = {**(task.get("labels") or {}), **(model.config or {})}
+    relative_paths = task.get(BASE) or {}
+    repository = _base_repository(base, relative_paths.get(base), folder)
     _require_base(repository, revision, token, folder / CONFIGURATION)
     base_keys = {"repository": repository, "revision": revision, "config": config or None}
     return model.model_copy(update=base_keys), folder
 
 
-def _base_repository(base: str, folder: Path) -> str:
-    """Return the repository of a base model: a path relative to the adapter's folder, or the name itself."""
-    beside = folder / Path(base).expanduser()
-    if beside.is_dir():
-        return str(beside.resolve())
+def _base_repository(base: str, relative_path: str | None, folder: Path) -> str:
+    """Return the repository of a base model: a path, also one relative to the adapter's folder, or the name itself."""
+    for path in (base, relative_path):
+        if path is not None:
+            beside = folder / Path(path).expanduser()
+            if beside.is_dir():
+                return str(beside.resolve())
     return base
 
 

@@ -24,7 +24,7 @@ class Unit(NamedTuple):
     letter: str
 
 
-UNITS = (Unit(1, ""), Unit(1e3, "k"), Unit(1e6, "M"), Unit(1e9, "G"), Unit(1e12, "T"))
+UNITS = (Unit(1, ""), Unit(1e3, "k"), Unit(1e6, "M"), Unit(1e9, "G"), Unit(1e12, "T"), Unit(1e15, "P"), Unit(1e18, "E"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -245,3 +246,26 @@ def test_loss_over_objects_is_refused_in_workers_of_several_processes(tmp_path: 
     error = refusal(case_of(tmp_path, config, case.task, processes=2, **case.arrays))
     assert error is not None and error.code == "MODEL021" and "counts objects" in str(error)
     assert refusal(case_of(tmp_path, config, case.task, **case.arrays)) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "rl", "code"),
+    [
+        ("vit", "image-classification", {}, r"DATA050.*lack the tensor 'images', which image-classification"),
+        ("bert", "sequence-classification", {}, r"DATA050.*has labels of tokens"),
+        ("llama", "causal-lm", {"algorithm": "grpo"}, r"RL002.*has no prompts"),
+    ],
+)
+def test_dataset_of_another_kind_is_told_as_one_and_not_by_its_numbers(
+    tmp_path: Path, model: str, task: str, rl: dict[str, Any], code: str
+) -> None:
+    """Labels of chats are tokens, which are larger than the number of classes of any model."""
+    config = {
+        "vit": {"model_type": "vit", "hidden_size": 8, "num_attention_heads": 2},
+        "bert": BERT,
+        "llama": LLAMA | {"vocab_size": 32},
+    }[model]
+    tokens = ids()
+    case = case_of(tmp_path, config, task, input_ids=tokens, labels=tokens)
+    job = Job.model_validate(case.job.model_dump() | {"rl": rl})
+    assert re.search(code, str(refusal(replace(case, job=job))))

@@ -50,11 +50,15 @@ def test_upload_of_an_adapter_tells_no_path_of_its_base(hub: Hub, model: Path) -
     described = model / "adapter" / "adapter_config.json"
     for base, told in (("../../../home/someone/base", "base"), ("/home/someone/base", "base"), ("own/er", "own/er")):
         described.write_text(json.dumps({"base_model_name_or_path": base, "r": 4}))
+        task = {"type": "causal-lm", "base": {base: "../../someone/base"}}
+        (model / "adapter" / "task.json").write_text(json.dumps(task))
         upload(model, "owner/tiny", "model")
         assert json.loads(hub.repositories["owner/tiny"]["adapter/adapter_config.json"]) == {
             "base_model_name_or_path": told,
             "r": 4,
         }
+        uploaded_task = json.loads(hub.repositories["owner/tiny"]["adapter/task.json"])
+        assert ("base" in uploaded_task) is (told == base)
 
 
 def test_upload_that_fails_is_told_of_in_a_line_without_the_token(

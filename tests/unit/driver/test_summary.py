@@ -193,6 +193,9 @@ def test_run_of_epochs_has_exactly_these(tmp_path: Path) -> None:
     longer = {"epochs": 1, "samples_between_updates": 5000, "max_batch_size": 4}
     only_round = with_rounds(small_job(tmp_path, rounds=longer), source.manifest, None)
     assert rounds_text(only_round, source.manifest).startswith("1 of 40 samples: about 5 batches of 4 by each")
+    short = {"epochs": 1, "samples_between_updates": 3, "max_batch_size": 4}
+    short_rounds = with_rounds(small_job(tmp_path, rounds=short), source.manifest, None)
+    assert ": about 0 to 1 batches of 3 by each" in rounds_text(short_rounds, source.manifest)
     without_barrier = with_rounds(small_job(tmp_path, rounds=rounds, sync={"strategy": "async"}), source.manifest, None)
     assert ", 3 epochs in all rounds" in data_text(without_barrier, source)
 
