@@ -21,7 +21,7 @@ from hypha_ray.model.checks.loss_check import reads
 from hypha_ray.model.checks.positions import require_positions
 from hypha_ray.model.execution import check_execution
 from hypha_ray.model.layout import layout_of
-from hypha_ray.model.loading.build import Facts
+from hypha_ray.model.loading.build import Facts, task_of
 from hypha_ray.model.loading.hub import base_of, fetch, hub_token
 from hypha_ray.model.lora import has_adapter
 from hypha_ray.model.task import IGNORE_INDEX, Task
@@ -86,7 +86,7 @@ def check_kind(case: Case) -> None:
             fix = "prepare prompts: --source problems:NAME, or --prompt-column and --answer-column"
             raise DataError("RL002", problem, manifest.modality, "prompts", fix)
     elif case.job.preference.loss is None and not case.trains_outside_ray:
-        task.require_tensors(case.shapes.keys())
+        task_of(case.job.model, case.network).require_tensors(case.shapes.keys())  # Some models take fewer of them.
         if task.classifies and task.labels == "samples" and _has_labels_of_tokens(case):
             problem = f"dataset {manifest.name!r} has labels of tokens, and {task.name} models take those of samples"
             raise DataError("DATA050", problem, fix="prepare it with --label-column, or set model.type")
