@@ -72,9 +72,9 @@ LINES: tuple[tuple[str, int, str], ...] = (
     ("evaluate --model nosuch --lm-eval arc_easy", 5, "error[CKPT001]: "),
     ("prepare --source nosuch.txt --tokenizer ./model --out d", 3, "error[DATA030]: "),
     ("prepare --source nosuch/*.txt --tokenizer ./model --out d", 3, "error[DATA030]: "),
-    ("prepare --source data --tokenizer ./nosuch --out d", 2, "error[HUB001]: "),
-    ("prepare --source data --image-column a --preprocessor ./nosuch --out d", 2, "error[HUB001]: "),
-    ("prepare --source data --chat --chat-template nosuch --out d", 2, "error[PREP009]: "),
+    ("prepare --source rows.jsonl --tokenizer ./nosuch --out d", 2, "error[HUB001]: "),
+    ("prepare --source rows.jsonl --image-column a --preprocessor ./nosuch --out d", 2, "error[HUB001]: "),
+    ("prepare --source rows.jsonl --chat --chat-template nosuch --out d", 2, "error[PREP009]: "),
     ("diloco --resume nosuch", 5, "error[CKPT001]: "),
     ("diloco @ job.toml --run.name new --resume", 5, "error[CKPT001]: "),
     ("diloco @ job.toml --dataset.path nosuch", 3, "error[DATA001]: "),
@@ -98,9 +98,10 @@ def light_command() -> Iterator[LightCommands]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
-    """A folder with a dataset, a run and a model."""
+    """A folder with rows, a dataset, a run and a model."""
     folder = tmp_path_factory.mktemp("early")
     (folder / "data").symlink_to(corpus)
+    (folder / "rows.jsonl").write_text('{"a": "b"}\n')
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text("{}")
     tables: dict[str, Any] = {"model": {"config": {"model_type": "llama"}}, "dataset": {"path": str(folder / "data")}}

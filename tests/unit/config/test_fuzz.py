@@ -41,7 +41,7 @@ _SPECIAL = {
     "worker.autocast": st.sampled_from(["auto", "none", "bf16"]),
     "checkpoint.push": st.none() | st.sampled_from(["owner/name", "a.b/c-d"]),
     "telemetry.sinks": st.lists(st.sampled_from(["console", "jsonl", "aim"])),
-    "model.input_names": st.lists(_TEXT),
+    "model.input_names": st.lists(_TEXT, min_size=1),
     "model.lora.targets": st.lists(_TEXT),
     "model.lora.modules_to_save": st.lists(_TEXT),
     "rl.group_size": st.integers(2, 99),
