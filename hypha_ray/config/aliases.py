@@ -77,7 +77,7 @@ _KEYS = {
     "inner_optimizer.warmup_steps": "warmup warmup_steps num_warmup_steps warmup_ratio lr_warmup_steps",
     "inner_optimizer.schedule": "scheduler lr_scheduler lr_scheduler_type lr_schedule scheduler_type",
     "inner_optimizer.clip_norm": "max_grad_norm grad_clip gradient_clip_val clip clip_grad_norm gradient_clipping"
-    " clip_grad",
+    " clip_grad max_norm",
     "outer_optimizer.learning_rate": "outer_lr outer_learning_rate",
     "outer_optimizer.momentum": "momentum outer_momentum",
     "sync.codec": "compression codec should_quantize",

@@ -330,9 +330,9 @@ class Run:
             seed: seed of the choices; equal settings give equal answers.
             system: system message of a chat; None: none.
             raw: whether to go on from the text itself, without a chat template.
-            sampling: ``temperature``, a divisor of logits, or 0 for the most probable token each time; ``top_p``,
-                probability mass of the tokens to choose from; ``top_k``, number of most probable tokens to choose from.
-                Those that aren't given are as saved with the model, otherwise 0.7, 1 and all.
+            sampling: ``temperature`` divides logits; 0 is for the most probable token each time. Tokens are chosen
+                from those with the probability mass ``top_p``, and from the ``top_k`` most probable ones. What isn't
+                given is as saved with the model, otherwise 0.7, 1 and all.
 
         Raises:
             ConfigError: the model generates no text, or a setting is out of range.

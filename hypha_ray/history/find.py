@@ -60,8 +60,13 @@ def missing_run(name: str, parent: Path, fix: str) -> CheckpointError:
 def _similar_names(name: str, names: Sequence[str]) -> list[str]:
     """Names of runs that begin with a name, otherwise the nearest one; letters may differ in case."""
     small_name = name.lower()
-    longer_names = [other for other in names if name and other.lower().startswith(small_name)]
+    longer_names: list[str] = []
+    by_small_name: dict[str, str] = {}
+    for known_name in names:
+        by_small_name[known_name.lower()] = known_name
+        if name and known_name.lower().startswith(small_name):
+            longer_names.append(known_name)
     if longer_names:
         return longer_names[:_MOST_NAMES]
-    by_small_name = {other.lower(): other for other in names}
-    return [by_small_name[match] for match in get_close_matches(small_name, by_small_name, n=1)]
+    nearest = get_close_matches(small_name, by_small_name, n=1)
+    return list(map(by_small_name.__getitem__, nearest))

@@ -285,12 +285,11 @@ def score_samples(
 ) -> tuple[str, dict[str, float]]:
     """Return model and task, and loss with what it amounts to."""
     with uncollected():
-        import torch
-
         from hypha_ray.driver.datasets.classes import by_number, relabelled, require_fitting_labels
         from hypha_ray.driver.trained_models.preferences import preference_task
         from hypha_ray.model.checks.loss_check import check_loss_of, check_metrics_of
         from hypha_ray.model.checks.positions import require_positions
+        from hypha_ray.model.environment import device_of
         from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
         from hypha_ray.model.loading.build import describe
         from hypha_ray.model.metrics import metrics_named
@@ -299,20 +298,19 @@ def score_samples(
 
     plugins.look_beside_the_job()
     manifest = source.manifest
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = device_of("auto")
     network, task = open_saved(model.folder, request.type, None if model.job is None else model.job.model)
     require_trainable(task)
+    task.require_tensors(manifest.shapes.keys())
     scored_by = task.name
     if manifest.modality == "preferences":
         task, scored_by = preference_task(task, model.job, manifest, request.reference, device)
-    else:
-        task.require_tensors(manifest.shapes.keys())
     require_positions(network, task, manifest.shapes, f"dataset {manifest.name!r}")
     facts = describe(network, task)
     manifest.require(facts.vocab_size, facts.num_labels)
     require_fitting_labels(manifest, task, network.config)
     id2label = network.config.id2label
-    slices = relabelled((source.read(info) for info in infos), manifest, task, id2label)
+    slices = relabelled(map(source.read, infos), manifest, task, id2label)
     batches = batches_of(slices, request.batch_size, [info.index for info in infos])
     first = next(batches)
     check_loss_of(task, network, first)
@@ -373,19 +371,17 @@ def score_answers(
     ends = end_tokens(network, tokenizer)
     rollouts = EnvironmentRollouts.of(rl, network, tokenizer, ends)
     generator = Generator(rl, request.seed, policy, ends, rollouts=rollouts)
-    slices = (source.read(info) for info in infos)
-    batches = batches_of(slices, request.batch_size, [info.index for info in infos])
+    batches = batches_of(map(source.read, infos), request.batch_size, [info.index for info in infos])
     scores = load_scores(rl.reward, Model(), device) if MODEL in rl.reward.functions else None
     reward = RewardRole(Scorer(rl, tokenizer, scores))
     begin("answering and scoring")
     master = master_of({"actor": generator, "reward": reward})
     sums = validate(master.traverse, batches, rl)
     generator.close()
-    prompts = sum(info.samples for info in infos)
     subject = type(network).__name__
     if rl.environment is not None:
         subject = f"{subject}  environment {rl.environment}"
-    return subject, {**means(sums), "prompts": prompts}
+    return subject, {**means(sums), "prompts": sum(info.samples for info in infos)}
 
 
 def rl_of(request: EvaluationRequest, job: Job | None) -> RL:

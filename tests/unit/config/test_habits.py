@@ -116,6 +116,7 @@ def test_files_with_and_without_an_at_sign_override_from_left_to_right(
         ("--optim.type adamw", "did you mean `inner_optimizer.name`?"),
         ("--trainer.scheduler.type linear", "did you mean `inner_optimizer.schedule`?"),
         ("--optim.betas1 0.9", "did you mean `inner_optimizer.betas`?"),
+        ("--optim.max_norm 1", "did you mean `inner_optimizer.clip_norm`?"),
         ("--trainer.loss.kl_tau 0.1", "did you mean `rl.kl`?"),
         ("--data.name a/b", "did you mean `dataset.path`?"),
         ("--ckpt.interval 10", "did you mean `checkpoint.every_rounds`?"),
