@@ -184,7 +184,8 @@ class SupervisedTrainer(WholeModel):
 
         def finish(numbers: torch.Tensor) -> Step:
             if numbers[:count].isfinite().all():
-                return _named(replace(result, loss=numbers[0], norm=numbers[1], figures=numbers[count:].view(-1, 2)))
+                read_figures = None if result.figures is None else numbers[count:].view(-1, 2)
+                return _named(replace(result, loss=numbers[0], norm=numbers[1], figures=read_figures))
             if self._is_overflow(numbers[:count]):
                 return replace(self._skipped(), tokens=result.tokens)
             return self.step_without_damage(batch, rates)
@@ -416,8 +417,8 @@ def micro_batches(batch: Samples, parts: int) -> list[Samples]:
 
 def _named(result: Step) -> Step:
     """Return a result with its figures by name, which waits for the device if they are there."""
-    if result.figures is None or not len(result.figures):
-        return replace(result, figures=None)
+    if result.figures is None:
+        return result
     return replace(result, sums=named_sums(result.figures, TRAINED_FIGURES), figures=None)
 
 
