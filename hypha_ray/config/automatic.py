@@ -44,6 +44,10 @@ square."""
 COMPILE_S = 20.0
 COMPILE_LAYER_S = 2.0
 """Estimated seconds that compiling takes, and of each layer."""
+LAYERS_SHARE = 0.9
+"""Estimated part of what compiling saves that compiled layers and a compiled loss save."""
+LAYERS_S = 4.0
+"""Estimated seconds that compiling the layers takes, however many there are, and the loss."""
 CHUNK: Final = 1 << 24
 """Number of logits of a chunk of the fused loss; chunks of a batch with fewer would save little."""
 
@@ -216,11 +220,15 @@ def _compile(job: Job, device: DeviceFacts, model: ModelFacts) -> SettingChoice:
     saved_s = steps * operations * SAVED_S * SAVED_FEATURES / wide_features
     needed_s = COMPILE_S + COMPILE_LAYER_S * model.layers
     estimate = f"{steps} steps would save about {saved_s:.2g} s, and compiling takes about {needed_s:.0f} s"
-    return SettingChoice(saved_s > needed_s, estimate)
+    if saved_s > needed_s:
+        return SettingChoice(True, estimate)
+    layers_save_s = LAYERS_SHARE * saved_s
+    estimate += f"; its layers alone {layers_save_s:.2g} s, and {LAYERS_S:.0f} s"
+    return SettingChoice("layers" if layers_save_s > LAYERS_S else False, estimate)
 
 
 def _reasons_against_compiling(job: Job, device: DeviceFacts, model: ModelFacts) -> Iterator[str]:
-    """Reasons not to compile a model however long the run is."""
+    """Reasons to compile neither a model nor its layers, however long the run is."""
     assert device.capability is not None
     worker = job.worker
     if device.capability < FIRST_WITH_BF16:

@@ -99,6 +99,9 @@ def _of_computation(job: Job, replay: bool) -> Iterator[Conflict]:
         yield from _of_sharding(job)
     if worker.fused_loss is True:
         yield from _of_fused_loss(job)
+    if worker.compile == "layers" and worker.gradient_checkpointing:
+        fix = "compile the whole model, or leave one of them out: layers are computed again as they are"
+        yield Conflict('worker.compile = "layers"', "worker.gradient_checkpointing", fix)
     if worker.autocast == "fp16":
         yield from _of_scaled_loss(job)
 
@@ -131,7 +134,7 @@ def _of_sharding(job: Job) -> Iterator[Conflict]:
         yield Conflict(sharding, "rl.algorithm", "policies are held whole: leave it out")
     if inner.name not in SHARDABLE:
         yield Conflict(sharding, f'inner_optimizer.name = "{inner.name}"', f"choose {' or '.join(SHARDABLE)}")
-    if job.worker.compile is True:
+    if job.worker.compiles:
         yield Conflict(sharding, "worker.compile", f"{_LEAVE_ONE_OUT}: compiled blocks gather no weights")
     if job.model.lora.rank is not None:
         yield Conflict(sharding, "model.lora.rank", "train all weights, or leave it out")
@@ -144,7 +147,7 @@ def _of_fused_loss(job: Job) -> Iterator[Conflict]:
     fused_loss = "worker.fused_loss"
     if job.rl.algorithm is not None:
         yield Conflict(fused_loss, "rl.algorithm", "policies are trained on probabilities: leave it out")
-    if job.worker.compile is True:
+    if job.worker.compiles:
         fix = f"{_LEAVE_ONE_OUT}: the head of a compiled model is part of it"
         yield Conflict(fused_loss, "worker.compile", fix)
     if job.worker.sharding == "full":
@@ -276,7 +279,7 @@ def _of_quantization(job: Job) -> Iterator[Conflict]:
         yield Conflict(quantization, f'model.type = "{model.type}"', "leave it out: other tasks train their head")
     if job.rl.algorithm is not None:
         yield Conflict(quantization, "rl.algorithm", "leave it out: policies have whole weights")
-    if job.worker.compile is True:
+    if job.worker.compiles:
         yield Conflict(quantization, "worker.compile", _LEAVE_ONE_OUT)
 
 
@@ -329,7 +332,7 @@ def _of_preferences(job: Job) -> Iterator[Conflict]:
         yield Conflict(loss, "model.input_names", "leave it out: tensors are those of preferences")
     if worker.fused_loss is True:
         yield Conflict(loss, "worker.fused_loss", "leave it out: the loss is computed from probabilities of tokens")
-    if worker.compile is True:
+    if worker.compiles:
         yield Conflict(loss, "worker.compile", "leave it out: preferences are computed as they are")
     if worker.sharding == "full" and job.preference.uses_reference and job.preference.reference == "initial":
         fix = 'prepare the dataset with --reference MODEL, and set preference.reference = "dataset"'

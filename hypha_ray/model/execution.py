@@ -1,4 +1,4 @@
-"""Execution of a model by a worker: implementation of attention, known masks, and settings that are ``auto``.
+"""Execution of a model by a worker: attention, known masks, compiled code, and settings that are ``auto``.
 
 `config.automatic` chooses those settings by facts about a device and a model, which are collected here.
 """
@@ -9,11 +9,12 @@ import importlib.util
 import os
 import shutil
 import sysconfig
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from hypha_ray.model.environment import device_of
 from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.configuration import errors_as
 from hypha_ray.model.lora import has_adapter
+from hypha_ray.model.losses import Losses, token_cross_entropy
 from hypha_ray.model.tasks import find_task
 from hypha_ray.model.trained import exported, sketch_trained
 from hypha_ray.types import Samples
@@ -36,6 +38,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+Compute: TypeAlias = Callable[[Mapping[str, Tensor]], Losses]
+Compiler: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Function that compiles another one, for one shape of its tensors at a time."""
+Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+ADMITTED_AFTER: Final = 3
+"""Batches of one new shape in a row after which it is compiled, too; a round's last batch is short, and alone."""
 _COMPILERS: Final = ("cc", "gcc", "clang")
 _TRIED_TOKENS: Final = 16
 """Number of tokens of a sequence on which the fused loss is tried."""
@@ -195,3 +203,72 @@ def _fuses(job: Job, network: PreTrainedModel) -> bool:
         return check_fused_on_copy(task, samples, network.config, build, _parameters(network))
     except HyphaError:
         return False
+
+
+def compile_by_shape(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function for each shape of its tensors by itself."""
+    return torch.compile(function, dynamic=False)
+
+
+def compile_layers(
+    layers: Sequence[torch.nn.Module], compute: Callable[..., Losses], compiler: Compiler = compile_by_shape
+) -> Compute:
+    """Return a function with compiled layers and a compiled loss of tokens; the rest of it stays as it is.
+
+    Layers of one class share their code, so it is compiled in the time of one layer. They are the model's own before
+    and after a call, so evaluations and copies of the model know nothing of it.
+
+    Args:
+        layers: layers of the model, from `blocks_of`.
+        compute: function of a batch and of ``token_loss``, such as `compute_losses` for a model.
+        compiler: function that compiles another one.
+
+    """
+    # The compiler looks at gradients of a layer's inputs, which have none (torch 2.13).
+    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf Tensor")
+    forward_of = {kind: compiler(kind.forward) for kind in {type(layer) for layer in layers}}
+    token_loss = compiler(token_cross_entropy)
+
+    def compute_compiled(inputs: Mapping[str, Tensor]) -> Losses:
+        for layer in layers:
+            layer.forward = partial(forward_of[type(layer)], layer)
+        try:
+            return compute(inputs, token_loss=token_loss)
+        finally:
+            for layer in layers:
+                del layer.forward
+
+    return compute_compiled
+
+
+class CompiledByShape:
+    """A compiled function for batches of frequent shapes; others are computed by the plain function.
+
+    Code for any number of samples is slower, so each shape is compiled by itself, which takes some ten seconds.
+
+    Args:
+        compute: function to compile.
+        compiler: function that compiles it, for one shape at a time.
+
+    """
+
+    def __init__(self, compute: Compute, compiler: Compiler = compile_by_shape) -> None:
+        self._plain = compute
+        self._compiled: Compute = compiler(compute)
+        self._admitted: set[Shapes] = set()
+        self._latest: Shapes | None = None
+        self._in_a_row = 0
+        """Number of batches of the latest shape, one after the other."""
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> Losses:
+        """Return the losses of a batch."""
+        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in sorted(inputs.items()))
+        if shapes != self._latest:
+            self._latest = shapes
+            self._in_a_row = 0
+        self._in_a_row += 1
+        if not self._admitted or self._in_a_row >= ADMITTED_AFTER:
+            self._admitted.add(shapes)
+        if shapes in self._admitted:
+            return self._compiled(inputs)
+        return self._plain(inputs)

@@ -386,3 +386,26 @@ class LiveGroup:
             begin = max(0, part.start - start)
             pieces.append(self._tensors[index][begin : part.stop - start])
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return a model's repeated blocks: the members of its outermost lists of modules."""
+    blocks: dict[int, torch.nn.Module] = {}
+    for child in model.children():
+        child_blocks = _blocks_in_list(child) if isinstance(child, torch.nn.ModuleList) else blocks_of(child)
+        for block in child_blocks:
+            has_parameters = next(block.parameters(), None) is not None
+            if has_parameters:
+                blocks[id(block)] = block  # A shared block is one block.
+    return list(blocks.values())
+
+
+def _blocks_in_list(modules: torch.nn.ModuleList) -> list[torch.nn.Module]:
+    """Return the blocks in a list and in its lists; a list itself is no block, because it isn't called."""
+    blocks: list[torch.nn.Module] = []
+    for module in modules:
+        if isinstance(module, torch.nn.ModuleList):
+            blocks += _blocks_in_list(module)
+        else:
+            blocks.append(module)
+    return blocks

@@ -18,9 +18,9 @@ The training loss is their mean. A sample counts 1, whatever its length, so the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.nn.functional import cross_entropy, linear, pad
@@ -32,6 +32,8 @@ from hypha_ray.errors import ConfigError, reason_of
 from hypha_ray.model.task import IGNORE_INDEX, Batch, Task, batch_size
 from hypha_ray.plugins import create
 
+TokenLoss: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Function of logits [..., vocabulary] and labels [...] that returns a mean loss."""
 _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 
 
@@ -48,7 +50,13 @@ class Losses(NamedTuple):
     """Sums and weights of further figures, [figures, 2]; None if there are none."""
 
 
-def compute_losses(task: Task, model: torch.nn.Module, inputs: Batch, head: torch.nn.Linear | None = None) -> Losses:
+def compute_losses(
+    task: Task,
+    model: torch.nn.Module,
+    inputs: Batch,
+    head: torch.nn.Linear | None = None,
+    token_loss: TokenLoss | None = None,
+) -> Losses:
     """Run a model on a task's keyword arguments and return its losses.
 
     Args:
@@ -56,6 +64,7 @@ def compute_losses(task: Task, model: torch.nn.Module, inputs: Batch, head: torc
         model: model to run, in the mode and precision that are set.
         inputs: keyword arguments with labels, on the model's device.
         head: layer from `checks.fused_check.head_of` that the loss is fused with; None: it isn't fused.
+        token_loss: a compiled `token_cross_entropy`; None: the function as it is.
 
     Raises:
         ConfigError: the model returns no loss, or no logits for each token.
@@ -69,7 +78,7 @@ def compute_losses(task: Task, model: torch.nn.Module, inputs: Batch, head: torc
     if task.labels == "shifted" and "labels" in inputs:
         with nullcontext() if head is None else bypassed_head(head):
             output = forward(task, model, _without_labels(inputs))
-        reported = shifted_cross_entropy(_logits(output), inputs["labels"], head)
+        reported = shifted_cross_entropy(_logits(output), inputs["labels"], head, token_loss)
         return Losses(reported, reported + router_loss(model, output), output)
     output = forward(task, model, inputs)
     divisor = task.count(inputs) if task.summed else 1
@@ -125,12 +134,15 @@ def bypassed_head(head: torch.nn.Linear) -> Iterator[None]:
 
 
 def shifted_cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, head: torch.nn.Linear | None = None
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    head: torch.nn.Linear | None = None,
+    token_loss: TokenLoss | None = None,
 ) -> torch.Tensor:
     """Return the mean cross entropy of each label given the logits one position earlier.
 
     Logits of a prefix that has no labels, such as an image's patches, are skipped. With a head, hidden states are in
-    the place of logits.
+    the place of logits. Without one, `token_loss` may stand for `token_cross_entropy`.
 
     Raises:
         ConfigError: there are fewer logits than labels.
@@ -142,7 +154,7 @@ def shifted_cross_entropy(
     length = labels.shape[1]
     scored = logits[:, -length:]
     if head is None:
-        return token_cross_entropy(scored, following)
+        return (token_loss or token_cross_entropy)(scored, following)
     following = following.to(scored.device)
     return fused_cross_entropy(scored.flatten(0, 1), head, following.flatten())
 

@@ -132,8 +132,10 @@ class Worker(Table):
         description="bf16: mixed precision in forward and backward; fp16: with scaled losses, for GPUs without bf16; "
         "auto: by the worker's device, see docs/gpu.md",
     )
-    compile: bool | Literal["auto"] = Field(
-        "auto", description="torch.compile the model; auto: on a GPU, if the run is long enough to gain from it"
+    compile: bool | Literal["auto", "layers"] = Field(
+        "auto",
+        description="torch.compile the model; layers: its repeated layers and its loss, which takes less time; "
+        "auto: on a GPU, if the run is long enough to gain from it",
     )
     gradient_checkpointing: bool = Field(
         False, description="compute activations again in the backward pass, to save their memory"
@@ -156,6 +158,11 @@ class Worker(Table):
     )
     stall_s: Positive = Field(600.0, description="seconds without progress after which a live worker is replaced")
     prefetch_mb: Count = Field(256, description="memory in MB for slices that wait to be trained on")
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the model or its layers are compiled; not if that isn't chosen yet."""
+        return self.compile in (True, "layers")
 
 
 class Bridge(Table):

@@ -24,6 +24,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.model.checks.fused_check import head_of
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.execution import set_execution
+from hypha_ray.model.layout import blocks_of
 from hypha_ray.model.lora import has_adapter
 from hypha_ray.model.losses import compute_losses
 from hypha_ray.model.preferences.objective import has_frozen_copy
@@ -31,7 +32,6 @@ from hypha_ray.model.task import Task
 from hypha_ray.model.trained import sketch_trained
 from hypha_ray.optim.optimizers import EIGHT_BITS, build_optimizer, eight_bits_bytes
 from hypha_ray.types import Samples
-from hypha_ray.worker.group.shards import blocks_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -210,7 +210,7 @@ def _measure_step(
     pieces = shards.pieces if shards else ()
     state = 0
     head = _fused_head(job, task, network)
-    compiles = job.worker.compile is True
+    compiles = job.worker.compiles
     compiled_logits = 0
     if compiles and head is not None:
         compiled_logits = _compiled_logits(job, head, inputs)
@@ -239,7 +239,7 @@ def _fused_head(job: Job, task: Task, network: PreTrainedModel) -> torch.nn.Line
     """Return the head whose logits a fused loss or compiled code doesn't keep in 32 bits; None if they are kept."""
     if job.worker.fused_loss is True:
         return head_of(task, network)
-    if job.worker.compile is not True:
+    if not job.worker.compiles:
         return None
     try:
         return head_of(task, network)

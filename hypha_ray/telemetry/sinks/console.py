@@ -95,7 +95,7 @@ class Console:
         stream: where to write; default: standard output.
         interactive: whether to draw a live table; default: if the stream is a terminal that can show one.
         clock: monotonic seconds.
-        rounds: whether to show rounds at all; without them only phases, notes and the final summary.
+        rounds: whether to show rounds; without them only phases, notes, silences and the final summary.
         began_s: monotonic time at which the command began; default: now.
         silence_s: seconds without a line after which a view without a terminal repeats the progress or phase.
 
@@ -160,6 +160,7 @@ class Console:
             self._evaluation = {}
         eta_s = record.get("eta_s")
         self._end_s = None if eta_s is None else self._clock() + eta_s
+        self._is_training = True
         if self._round <= number:  # Otherwise the next round's progress came first.
             self._begin_round(number + 1)
 
@@ -169,7 +170,7 @@ class Console:
 
     def progress(self, record: Record) -> None:
         """Show progress inside a round, a record with ``kind="step"``: the last report of one worker."""
-        if record["round"] < self._round or not self._shows_rounds:
+        if record["round"] < self._round:
             return
         if record["round"] > self._round:
             self._begin_round(record["round"])
@@ -184,8 +185,9 @@ class Console:
             part_of_round = min(1.0, samples / target)
         part = (self._round + part_of_round) / self._total
         self._is_training = True
-        text = self._progress()
-        self._show(lambda view: view.progress(text, min(1.0, part)), is_line=False)
+        if self._shows_rounds:
+            text = self._progress()
+            self._show(lambda view: view.progress(text, min(1.0, part)), is_line=False)
 
     def still(self) -> None:
         """Show the progress or the phase again, after a silence."""

@@ -37,7 +37,7 @@ from hypha_ray.model.checks.small_copies import Build, check_on_copy
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.execution import set_execution
 from hypha_ray.model.flat import Array
-from hypha_ray.model.layout import array_of, empty, live_tensors, pinned, source_of, view
+from hypha_ray.model.layout import array_of, blocks_of, empty, live_tensors, pinned, source_of, view
 from hypha_ray.model.losses import compute_losses
 from hypha_ray.model.staging import copy_in, to_device
 from hypha_ray.model.task import Batch, Task
@@ -294,29 +294,6 @@ class Shards:
         else:
             whole = to_device(source, like.device)
         return distribute_tensor(whole, self._mesh, like.placements, src_data_rank=0).to_local()
-
-
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return a model's repeated blocks: the members of its outermost lists of modules."""
-    blocks: dict[int, nn.Module] = {}
-    for child in model.children():
-        child_blocks = _blocks_in_list(child) if isinstance(child, nn.ModuleList) else blocks_of(child)
-        for block in child_blocks:
-            has_parameters = next(block.parameters(), None) is not None
-            if has_parameters:
-                blocks[id(block)] = block  # A shared block is one block.
-    return list(blocks.values())
-
-
-def _blocks_in_list(modules: nn.ModuleList) -> list[nn.Module]:
-    """Return the blocks in a list and in its lists; a list itself is no block, because it isn't called."""
-    blocks: list[nn.Module] = []
-    for module in modules:
-        if isinstance(module, nn.ModuleList):
-            blocks += _blocks_in_list(module)
-        else:
-            blocks.append(module)
-    return blocks
 
 
 def _pieces_of(inner: Inner) -> list[list[Tensor]]:

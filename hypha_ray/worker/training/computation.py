@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,16 +13,14 @@ from torch import Tensor
 from hypha_ray.config import Job
 from hypha_ray.config.automatic import OFF
 from hypha_ray.model.checks.fused_check import head_of
+from hypha_ray.model.execution import CompiledByShape, Compute, compile_layers
+from hypha_ray.model.layout import blocks_of
 from hypha_ray.model.losses import Losses, compute_losses
 from hypha_ray.model.task import Task
 from hypha_ray.optim.optimizers import Inner
 
 log = logging.getLogger(__name__)
 
-Compute: TypeAlias = Callable[[Mapping[str, torch.Tensor]], Losses]
-Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
-ADMITTED_AFTER = 3
-"""Batches of one new shape in a row after which it is compiled, too; a round's last batch is short, and alone."""
 _MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Dtypes of mixed precision by their names in a job file."""
 
@@ -119,7 +117,11 @@ class Computation:
             is_enabled = getattr(job.worker, name) != OFF[name]
             if is_enabled and name != "attention":
                 self._settings_on_trial.add(name)
-        self._compute = self._choose_function(job.worker.compile is True)
+        self._layers: list[torch.nn.Module] = []
+        """Layers that are compiled one by one; none if the whole model is."""
+        if job.worker.compile == "layers":
+            self._layers = blocks_of(model)
+        self._compute = self._choose_function(job.worker.compiles)
 
     def __call__(self, inputs: Mapping[str, torch.Tensor], device: torch.device) -> Losses:
         """Return the losses of a batch on its device."""
@@ -156,39 +158,8 @@ class Computation:
 
     def _choose_function(self, compiles: bool) -> Compute:
         compute = partial(compute_losses, self._task, self._model, head=self.head)
-        return CompiledByShape(compute) if compiles else compute
-
-
-class CompiledByShape:
-    """A compiled function for batches of frequent shapes; others are computed by the plain function.
-
-    Code for any number of samples is slower, so each shape is compiled by itself, which takes some ten seconds.
-
-    Args:
-        compute: function to compile.
-        compiler: function that compiles it, for one shape at a time.
-
-    """
-
-    def __init__(self, compute: Compute, compiler: Callable[[Compute], Compute] | None = None) -> None:
-        self._plain = compute
-        if compiler is None:
-            compiler = partial(torch.compile, dynamic=False)
-        self._compiled: Compute = compiler(compute)
-        self._admitted: set[Shapes] = set()
-        self._latest: Shapes | None = None
-        self._in_a_row = 0
-        """Number of batches of the latest shape, one after the other."""
-
-    def __call__(self, inputs: Mapping[str, torch.Tensor]) -> Losses:
-        """Return the losses of a batch."""
-        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in sorted(inputs.items()))
-        if shapes != self._latest:
-            self._latest = shapes
-            self._in_a_row = 0
-        self._in_a_row += 1
-        if not self._admitted or self._in_a_row >= ADMITTED_AFTER:
-            self._admitted.add(shapes)
-        if shapes in self._admitted:
-            return self._compiled(inputs)
-        return self._plain(inputs)
+        if not compiles:
+            return compute
+        if self._layers:
+            return CompiledByShape(compute, partial(compile_layers, self._layers))
+        return CompiledByShape(compute)

@@ -94,6 +94,9 @@ class Meter:
     _began_s: float = field(default_factory=time.monotonic)
     _paused_s: float | None = None
     _reported_s: float = field(default_factory=time.monotonic)
+    """Time of the last report, or of the round's beginning: the scheduler takes longer silence for a slow batch."""
+    _timed_s: float = field(default_factory=time.monotonic)
+    """Time at which the batches began that the next report has the time of."""
     _reported: tuple[int, int, int, int, float] = (0, 0, 0, 0, 0.0)
     _timed_from: int = 1
     """Number of batches that aren't timed: the first one of a round is slower (cold caches, merge)."""
@@ -105,6 +108,7 @@ class Meter:
         if self._paused_s is not None:
             self._began_s += began - self._paused_s
             self._reported_s += began - self._paused_s
+            self._timed_s += began - self._paused_s
             self._paused_s = None
         yield
         self.data_wait_s += time.monotonic() - began
@@ -123,7 +127,7 @@ class Meter:
             self._losses.append((result.loss, result.scored))
             self._norm = result.norm
         if self.batches == 1:
-            self._reported_s = time.monotonic()
+            self._timed_s = time.monotonic()
 
     def pause(self) -> None:
         """Stop the clocks until the next step begins."""
@@ -164,7 +168,7 @@ class Meter:
             tokens=None if self.tokens is None else self.tokens - tokens,
             scored=self.scored - scored,
             loss_sum=loss_sum,
-            seconds=now - self._reported_s,
+            seconds=now - self._timed_s,
             timed_batches=self.batches - max(batches, self._timed_from),
             data_wait_s=self.data_wait_s - waited_s,
             learning_rate=self._learning_rate,
@@ -177,4 +181,5 @@ class Meter:
         self._loss_sum += loss_sum
         self._reported = (self.batches, self.samples, self.tokens or 0, self.scored, self.data_wait_s)
         self._reported_s = now
+        self._timed_s = now
         return report

@@ -12,6 +12,8 @@ from hypha_ray.config.automatic import (
     AUTO,
     COMPILE_LAYER_S,
     COMPILE_S,
+    LAYERS_S,
+    LAYERS_SHARE,
     OFF,
     DeviceFacts,
     ModelFacts,
@@ -34,6 +36,7 @@ LLAMA = ModelFacts("causal-lm", 152_000_000, 16, 768, 50_257, has_sdpa=True, fus
 LONG: dict[str, Any] = {"rounds": {"update_rounds": 100, "samples_between_updates": 1600, "max_batch_size": 16}}
 """100 steps a round of one worker, of 16 samples."""
 ONE: dict[str, Any] = {"resources": {"num_workers": 1}}
+UNCOMPILED: dict[str, Any] = {"worker": {"compile": False}}
 BEST = {"autocast": "bf16", "compile": True, "fused_loss": False, "attention": "sdpa"}
 EAGER = BEST | {"compile": False, "fused_loss": True}
 
@@ -98,10 +101,11 @@ def test_where_nothing_is_to_be_changed_all_are_off(device: DeviceFacts, tables:
         ({"worker": {"processes": 2}}, H200, {}, EAGER),
         ({"worker": {"processes": 2, "sharding": "full"}}, H200, {}, EAGER | {"fused_loss": False}),
         ({"resources": {"worker": {"gpu": 2.0}}}, H200, {}, EAGER),
-        ({"rounds": {"update_rounds": 1}}, H200, {}, EAGER),
+        ({"rounds": {"update_rounds": 1}}, H200, {}, BEST | {"compile": "layers"}),
+        ({"rounds": {"update_rounds": 1, "samples_between_updates": 640}}, H200, {}, EAGER),
         ({"worker": {"compile": True}, "rounds": {"update_rounds": 1}}, H200, {}, BEST),
         ({"worker": {"compile": True}}, CPU, {}, OFF | {"compile": True}),
-        ({"rounds": {"max_batch_size": 1, "update_rounds": 1}}, H200, {"vocabulary": 1000}, EAGER | {"fused_loss": 0}),
+        ({"rounds": {"max_batch_size": 1}, **UNCOMPILED}, H200, {"vocabulary": 1000}, EAGER | {"fused_loss": False}),
         ({"model": {"quantization": "nf4", "lora": {"rank": 4}}}, H200, {}, EAGER | {"autocast": "none"}),
     ],
 )  # fmt: skip
@@ -117,8 +121,17 @@ def test_model_is_compiled_from_the_step_on_at_which_that_pays() -> None:
     for steps in (int(0.95 * needed), int(1.05 * needed)):
         job = job_of({"rounds": {"update_rounds": 1, "samples_between_updates": 16 * steps, "max_batch_size": 16}}, ONE)
         assert steps_of(job) == steps
-        assert chosen(job)["compile"] is (steps > needed)
+        assert chosen(job)["compile"] == (True if steps > needed else "layers")
         assert f"{steps} steps" in choose(job, H200, LLAMA)["compile"].reason
+
+
+def test_layers_are_compiled_in_a_short_run_from_the_step_on_at_which_that_pays() -> None:
+    """The shorter run has no use for the compiler; two rounds of 40 steps have."""
+    needed = LAYERS_S / LAYERS_SHARE / 0.066
+    for steps, value in ((int(0.95 * needed), False), (int(1.05 * needed), "layers"), (80, "layers")):
+        rounds = {"update_rounds": 1, "samples_between_updates": 16 * steps, "max_batch_size": 16}
+        found = chosen(job_of({"rounds": rounds}, ONE))
+        assert found == (EAGER if value is False else BEST | {"compile": value})
 
 
 def test_steps_are_those_of_one_of_the_workers_and_one_a_round_in_synchronous_training() -> None:
@@ -129,7 +142,8 @@ def test_steps_are_those_of_one_of_the_workers_and_one_a_round_in_synchronous_tr
 def test_samples_without_a_known_length_and_wide_models_compile_less_readily() -> None:
     assert chosen(job_of(LONG, ONE, tokens=None)) == EAGER
     fewer = job_of(LONG, ONE, {"rounds": {"update_rounds": 10}})
-    assert chosen(fewer)["compile"] and not chosen(fewer, model=replace(LLAMA, features=4 * 768))["compile"]
+    assert chosen(fewer)["compile"] is True
+    assert chosen(fewer, model=replace(LLAMA, features=4 * 768))["compile"] == "layers"
 
 
 EXCLUDING: tuple[tuple[str, str, Any], ...] = (

@@ -192,6 +192,16 @@ def test_console_without_rounds_shows_notes_and_the_summary(interactive: bool | 
     assert "-- worker 1 was lost: killed" in shown and "done: 3 rounds" in shown
 
 
+def test_console_without_rounds_says_after_a_silence_how_far_the_run_is_and_not_that_it_starts() -> None:
+    stream = Watched("round 2/3")
+    with Console(3, stream, silence_s=0.01, rounds=False) as console:
+        console.status("starting workers and building the model")
+        console.round(a_round(0))
+        assert stream.seen.wait(60)
+        last = stream.getvalue().splitlines()[-1]
+    assert "round 2/3" in last and "starting" not in last
+
+
 def test_console_stream_without_unicode_gets_question_marks() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,12 @@ import torch
 
 from hypha_ray.config.automatic import OFF, DeviceFacts, chosen_job, settings_of
 from hypha_ray.config.schema import Job
-from hypha_ray.model.execution import model_facts, resolved_job
+from hypha_ray.model.execution import ADMITTED_AFTER, CompiledByShape, compile_layers, model_facts, resolved_job
+from hypha_ray.model.layout import blocks_of
 from hypha_ray.model.loading.build import skeleton, task_of
 from hypha_ray.model.losses import Losses
 from hypha_ray.types import Samples
-from hypha_ray.worker.training.computation import ADMITTED_AFTER, CompiledByShape, Computation
+from hypha_ray.worker.training.computation import Computation
 from hypha_ray.worker.training.meter import peak_operations, token_operations
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 from tests.support.jobs import MODEL
@@ -26,6 +29,11 @@ LLAMA = {**MODEL, "vocab_size": 40_000}
 GEMMA = {**LLAMA, "model_type": "gemma2", "head_dim": 8}
 T5 = {"model_type": "t5", "vocab_size": 384, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
 RESNET = {"model_type": "resnet", "depths": [1], "hidden_sizes": [4]}
+GPT2 = {"model_type": "gpt2", "vocab_size": 384, "n_embd": 32, "n_head": 4, "n_positions": 64} | dict.fromkeys(
+    ("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0
+)
+GEMMA_3 = {**MODEL, "model_type": "gemma3_text", "head_dim": 8, "sliding_window": 16}
+LAYER_TYPES = ["sliding_attention", "full_attention"] * 2
 MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 2}
 
 
@@ -174,6 +182,42 @@ def test_compiled_step_has_the_plain_losses_and_gradients_and_compiles_no_second
     assert counts[0] >= 1 and set(counts) == {counts[0]}
     for expected, found in zip(plain.model.parameters(), traced.model.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [LLAMA, GPT2, GEMMA_3], ids=["llama", "gpt2", "gemma of two kinds of layers"])
+def test_compiled_layers_have_the_plain_losses_and_gradients_and_share_their_code(config: dict[str, Any]) -> None:
+    """The graphs that torch traces are run as they are; four layers need no more of them than two."""
+    graphs_of: dict[int, int] = {}
+    for layers in (2, 4):
+        graphs: list[Any] = []
+
+        def backend(graph: Any, inputs: Any, graphs: list[Any] = graphs) -> Any:
+            graphs.append(graph)
+            return graph.forward
+
+        torch.compiler.reset()
+        sized = config | {"num_hidden_layers": layers}
+        if config is GEMMA_3:
+            sized["layer_types"] = LAYER_TYPES[:layers]
+        plain, traced = SupervisedTrainer(job_of(sized)), SupervisedTrainer(job_of(sized))
+        blocks = blocks_of(traced.model)
+        assert len(blocks) == layers
+        compiler = lambda function: torch.compile(function, backend=backend, dynamic=False)  # noqa: E731
+        by_layer = partial(compile_layers, blocks, compiler=compiler)
+        traced._computation._compute = CompiledByShape(traced._computation._compute, by_layer)
+        for rows in (4, 4, 2, 4):
+            losses = [one.step(batch(rows)).loss for one in (plain, traced)]
+            assert torch.allclose(*losses, rtol=1e-6)
+        for expected, found in zip(plain.model.parameters(), traced.model.parameters(), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        count = len(graphs)
+        with torch.no_grad():
+            inputs = {"input_ids": torch.from_numpy(batch().arrays["input_ids"])}
+            assert torch.equal(traced.model(**inputs).logits, deepcopy(traced.model)(**inputs).logits)
+        assert len(graphs) == count, "an evaluation compiles nothing"
+        graphs_of[layers] = count
+    assert 2 <= graphs_of[2] == graphs_of[4]
 
 
 @pytest.mark.parametrize(

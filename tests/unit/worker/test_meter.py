@@ -28,7 +28,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def begun(clock: Clock) -> Meter:
-    return Meter(Source("test", 0, 0), 3, 10.0, _began_s=clock.now, _reported_s=clock.now)
+    return Meter(Source("test", 0, 0), 3, 10.0, _began_s=clock.now, _reported_s=clock.now, _timed_s=clock.now)
 
 
 def step(meter: Meter, clock: Clock, seconds: float, waited_s: float = 0.0, sums: Sums | None = None) -> None:
@@ -58,6 +58,18 @@ def test_report_after_the_first_batch_times_nothing(clock: Clock) -> None:
     assert (first.batches, first.timed_batches, first.seconds) == (1, 0, 0.0)
     step(meter, clock, 1.5)
     assert (meter.report().timed_batches, meter.due, meter.pending) == (1, False, False)
+
+
+def test_reports_are_never_later_than_the_first_batch_that_ends_after_the_interval(clock: Clock) -> None:
+    """The first report too: a scheduler that hears nothing for longer takes the worker to be slow."""
+    meter = begun(clock)
+    reported = []
+    for number in range(1, 10):
+        step(meter, clock, 4.0)
+        if meter.due:
+            report = meter.report()
+            reported.append((number, report.timed_batches, report.seconds))
+    assert reported == [(3, 2, 8.0), (6, 3, 12.0), (9, 3, 12.0)]
 
 
 def test_time_between_a_pause_and_the_next_batch_does_not_count(clock: Clock) -> None:

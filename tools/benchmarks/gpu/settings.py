@@ -18,7 +18,7 @@ from hypha_ray.config.conflicts import conflicts
 AUTO: dict[str, Value] = dict.fromkeys(OFF, "auto")
 CHOICES: dict[str, tuple[Value, ...]] = {
     "autocast": ("none", "bf16"),
-    "compile": (False, True),
+    "compile": (False, True, "layers"),
     "fused_loss": (False, True),
     "attention": ("eager", "sdpa"),
 }
@@ -82,7 +82,9 @@ def combinations(size: Size) -> Iterator[dict[str, Value]]:
 
 def _name(settings: dict[str, Value]) -> str:
     """Return the name of settings: the values, and names of those that are switched on."""
-    on = [name for name in ("compile", "fused_loss") if settings[name]]
+    on = [name for name in ("compile", "fused_loss") if settings[name] is True]
+    if settings["compile"] == "layers":
+        on.append("layers")
     return "_".join([str(settings["autocast"]), *on, str(settings["attention"])])
 
 

@@ -24,7 +24,8 @@ from hypha_ray.simulation.what_if.predictions import Prediction, predict
 from hypha_ray.simulation.what_if.trials import parse_trial
 
 BATCH_S = 0.4
-ROUNDS = 8
+ROUNDS = 24
+"""Rounds of each run, most of which take two minutes."""
 SAMPLES = 192
 """Samples of a round: 12 batches of each worker."""
 BATCH_SIZE = 8
