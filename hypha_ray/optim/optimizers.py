@@ -288,11 +288,22 @@ def optimizer_class(name: str) -> Any:
 def _adamw(
     parameters: Iterable[torch.nn.Parameter], config: InnerOptimizer, workers: int
 ) -> torch.optim.AdamW | FleetAdamW:
-    """Build AdamW in its fused form, with one pass over memory on CPUs and GPUs; or K-aware AdamW."""
+    """Build AdamW, in its fused form if that is right, with one pass over memory on CPUs and GPUs; or K-aware AdamW."""
+    parameters = list(parameters)
     groups = _decay_groups(parameters, config)
     if config.k_aware:
         return FleetAdamW(groups, config.learning_rate, config.betas, config.epsilon, workers=workers)
-    return torch.optim.AdamW(groups, config.learning_rate, betas=config.betas, eps=config.epsilon, fused=True)
+    fused = _may_fuse(parameters)
+    return torch.optim.AdamW(groups, config.learning_rate, betas=config.betas, eps=config.epsilon, fused=fused)
+
+
+def _may_fuse(parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether fused optimizers are right for parameters: whether all of them are contiguous.
+
+    Fused kernels go through memory and not through indices. If a gradient or a loaded average lies in another order
+    than its parameter, torch 2.13 refuses it on GPUs, and on CPUs it silently takes the numbers of other elements.
+    """
+    return all(parameter.is_contiguous() for parameter in parameters)
 
 
 def _of_torch(parameters: Parameters, config: InnerOptimizer, fuses: bool) -> torch.optim.Optimizer:
@@ -313,7 +324,8 @@ def _of_torch(parameters: Parameters, config: InnerOptimizer, fuses: bool) -> to
         # Adafactor has a pair of epsilons: its `eps` isn't that of the table.
         if name in arguments and isinstance(value, tuple) == isinstance(arguments[name].default, tuple):
             options[name] = value
-    if fuses and optimizer_type in _FUSED and all(parameter.is_cuda for parameter in parameters):
+    on_gpus = all(parameter.is_cuda for parameter in parameters)
+    if fuses and optimizer_type in _FUSED and on_gpus and _may_fuse(parameters):
         options["fused"] = True
     optimizer: torch.optim.Optimizer = optimizer_type(parameters, **options)
     return optimizer

@@ -15,10 +15,13 @@ from hypha_ray.optim.state import export_state, load_state
 from tests.unit.optim.test_optimizers import network, train, values
 
 
-def built(name: str, dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, Inner]:
+def built(name: str, dtype: torch.dtype = torch.float32, transposes: bool = False) -> tuple[torch.nn.Module, Inner]:
     name, _, k_aware = name.partition(" ")
     table = {"name": name, "momentum": 0.9, "schedule": "linear", "clip_norm": 1.0, "k_aware": bool(k_aware)}
     model = network().to(dtype)
+    for parameter in model.parameters():
+        if transposes and parameter.ndim == 2:
+            parameter.data = parameter.data.t().contiguous().t()
     return model, build_optimizer(model, InnerOptimizer.model_validate(table), 10, 4)
 
 
@@ -43,6 +46,20 @@ def test_state_loaded_elsewhere_goes_on_to_the_bit(name: str) -> None:
     train(second, after, range(5, 8))
     assert values(second) == values(straight) and after.learning_rate == inner.learning_rate
     assert all(np.array_equal(state[key], kept[key]) for key in kept), "the arrays were written to"
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
+def test_gradients_and_averages_set_from_arrays_suit_weights_in_any_order_of_memory(name: str) -> None:
+    plain, transposed = built(name), built(name, transposes=True)
+    for model, inner in (plain, transposed):
+        for seed in range(4):
+            generator = torch.Generator().manual_seed(seed)
+            for parameter in model.parameters():
+                parameter.grad = torch.randn(parameter.numel(), generator=generator).view(parameter.shape)
+            inner.step()
+            load_state(inner, as_ray_gives_it(export_state(inner)))
+    for one, other in zip(plain[0].parameters(), transposed[0].parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
