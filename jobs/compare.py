@@ -1,7 +1,7 @@
 """Compare runs: the settings that differ, figures side by side, and one plot with their curves.
 
     python jobs/compare.py texts-1 texts-2
-    python jobs/compare.py --run texts-1 --run texts-2 --out comparison.html    # one page with the plot inside
+    python jobs/compare.py --run texts-1 --run texts-2 --out comparison.html    # one page with the curves inside
     python jobs/compare.py texts-1 texts-2 --out curves.png                     # the plot alone
 
 Settings are those of the runs' config.toml, with all defaults.
@@ -71,7 +71,7 @@ def write(comparison: Comparison, file: Path) -> None:
     from hypha_ray.history.comparison import page, picture_of
 
     if file.suffix == ".html":
-        write_result("--out", file, page(comparison, picture_of(comparison)))
+        write_result("--out", file, page(comparison))
         return
     picture = picture_of(comparison)
     if picture is None:

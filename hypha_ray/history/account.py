@@ -16,7 +16,6 @@ from hypha_ray.history.overview import (
     PROVENANCE,
     State,
     committed_rounds,
-    cost_of,
     error_of,
     progress_of,
     read_tables,
@@ -27,12 +26,23 @@ from hypha_ray.history.overview import (
 )
 from hypha_ray.store.directory import LOCK, holder_of, home
 from hypha_ray.telemetry.charts import model_name
-from hypha_ray.telemetry.run_summary import ended_early, summary
+from hypha_ray.telemetry.run_summary import recorded_summary, summary
 from hypha_ray.telemetry.series import kinds_to_read
-from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, SUMMARY, Record, by_round, read_json, read_jsonl
+from hypha_ray.telemetry.sinks.files import (
+    EVENTS,
+    METRICS,
+    SUMMARY,
+    Record,
+    by_round,
+    read_json,
+    read_jsonl,
+    records_in_turn,
+)
 from hypha_ray.telemetry.sinks.table import duration, si
 from hypha_ray.texts import counted, printable
 
+_KINDS = ("round", "eval")
+"""Kinds of records that the account needs."""
 _EVENTS = ("attempt", "stop", "loss", "quarantine", "cost", "fleet_time")
 """Kinds of events that the account needs."""
 _RESUMING = frozenset({"diloco", "sync", "grpo", "ppo", "dpo"})
@@ -51,16 +61,22 @@ class RunFiles:
     metrics: Sequence[Record]
     """Records of rounds and evaluations; of workers' reports too if they are read."""
     events: Sequence[Record]
+    summary: Record | None = None
+    """Content of summary.json, if these are not all records, but those that `first_and_last` finds; otherwise None."""
 
     @classmethod
     def read(cls, folder: Path) -> RunFiles:
-        """Read the files of a run, with the events that its account needs.
+        """Read the files of a run, with the events that its account needs; no more than the summary leaves open.
 
         Raises:
             OSError: a file can't be read.
 
         """
-        return cls._read(folder, ("round", "eval"), _EVENTS)
+        figures = recorded_summary(folder)
+        if figures is None:
+            return cls._read(folder, _KINDS, _EVENTS)
+        metrics = list(first_and_last(folder / METRICS, figures))
+        return cls(folder, read_tables(folder) or {}, read_json(folder / PROVENANCE), metrics, (), figures)
 
     @classmethod
     def read_all(cls, folder: Path) -> RunFiles:
@@ -81,6 +97,25 @@ class RunFiles:
             read_jsonl(folder / METRICS, kinds),
             read_jsonl(folder / EVENTS, event_kinds),
         )
+
+    def all_metrics(self) -> Sequence[Record]:
+        """Return all records of rounds and evaluations.
+
+        Raises:
+            OSError: the file can't be read.
+
+        """
+        if self.summary is None:
+            return self.metrics
+        return read_jsonl(self.folder / METRICS, _KINDS)
+
+    @cached_property
+    def figures(self) -> Record:
+        """Fields of the run's summary as far as it has come."""
+        if self.summary is not None:
+            return self.summary
+        last_summary = read_json(self.folder / SUMMARY)
+        return summary(self.metrics, self.events, last_summary.get("parameter_bytes"))
 
     @cached_property
     def rounds(self) -> list[Record]:
@@ -107,6 +142,45 @@ class RunFiles:
         return self.rounds[-1]
 
 
+def first_and_last(path: Path, figures: Record) -> Iterator[Record]:
+    """Return the records of a long file that its run's account needs beside the figures of all: a few of both ends.
+
+    These are the last round, and the first and last rounds and evaluations that have the run's objective.
+
+    Args:
+        path: metrics.jsonl.
+        figures: summary of the whole file.
+
+    Raises:
+        OSError: the file can't be read.
+
+    """
+    first_round = next(records_in_turn(path, "round"), {})
+    last_round = next(records_in_turn(path, "round", backwards=True), {})
+    if not last_round:
+        return
+    yield last_round
+    for objective in OBJECTIVES:
+        if objective.trained in {*first_round, *last_round}:
+            yield from _ends_of_curve(path, "round", objective.trained)
+        if figures.get(f"best_{objective.name}") is not None:
+            yield from _ends_of_curve(path, "eval", objective.name)
+
+
+def _ends_of_curve(path: Path, kind: str, name: str) -> Iterator[Record]:
+    """The first and the last record of a kind that has a figure; of a round that was trained again, its last record."""
+    first: Record = {}
+    for record in records_in_turn(path, kind):
+        if first.get(name) is not None and record["round"] != first["round"]:
+            break
+        first = record
+    yield first
+    for record in records_in_turn(path, kind, backwards=True):
+        if record.get(name) is not None:
+            yield record
+            break
+
+
 def account_of(folder: Path) -> list[str]:
     """Return the lines about a run, a subject each; one whose figures the run lacks is left out.
 
@@ -123,16 +197,16 @@ def _lines(run: RunFiles) -> Iterator[str]:
     total_rounds = total_of(run.tables, run.last_round)
     state = State.DAMAGED
     if run.tables:
-        state = state_of(run.folder, rounds, total_rounds, run.events)
+        state = state_of(run.folder, rounds, total_rounds, run.figures["ended_early"])
     yield _line("run", f"{run.folder.name}, {run.folder}")
-    progress = progress_of(rounds, total_rounds, len(run.rounds))
+    progress = progress_of(rounds, total_rounds, run.figures["rounds"])
     yield _line("state", f"{state}, {progress}{reason_of_state(run, state)}")
     if run.tables:
         yield from _label_lines(run)
         yield _line("training", training_of(run))
     if run.rounds:
         yield from _figure_lines(run)
-    cost = cost_of(run.events)
+    cost = run.figures["cost"]
     if cost is not None:
         yield _line("cost", f"{cost:.4g}, in the owners' unit")
     model = run.folder / MODEL
@@ -153,14 +227,13 @@ def _label_lines(run: RunFiles) -> Iterator[str]:
 
 
 def _figure_lines(run: RunFiles) -> Iterator[str]:
-    last_summary = read_json(run.folder / SUMMARY)
-    figures = summary(run.metrics, run.events, last_summary.get("parameter_bytes"))
+    figures = run.figures
     for objective in OBJECTIVES:
         values = _values(run.rounds, objective.trained)
         if values:
             yield _line(objective.trained, _arrow(values))
             break
-    evaluations = _evaluations(run.evaluations)
+    evaluations = _evaluations(run.evaluations, figures)
     if evaluations is not None:
         yield _line("evaluation", evaluations)
     yield _line("data", _data(run, figures))
@@ -182,7 +255,7 @@ def reason_of_state(run: RunFiles, state: State) -> str:
         case State.RUNNING:
             reason = holder_of(run.folder / LOCK) or "it has just ended"
         case _:
-            reason = ended_early(run.events)
+            reason = run.figures["ended_early"]
     if reason is None:
         return ""
     return f": {reason}"
@@ -206,22 +279,21 @@ def _dataset_name(run: RunFiles) -> str:
     return str(name or path or prepared or "a mixture")
 
 
-def _evaluations(evaluations: Sequence[Record]) -> str | None:
+def _evaluations(evaluations: Sequence[Record], figures: Record) -> str | None:
     """Objective of the first evaluation, the last one and the best one, and the last one's further figures."""
     objective = objective_of(evaluations)
     measured = [record for record in evaluations if record.get(objective.name) is not None]
     if not measured:
         return None
     last = measured[-1]
-    best = objective.best(measured, key=lambda record: float(record[objective.name]))
     values = _values(measured, objective.name)
     parts = [f"{objective.validated} {_arrow(values)}"]
     for name in shown_beside(objective, last):
         value = last[name]
         if value is not None:
             parts.append(f"{name} {value:.4g}")
-    best_value = best[objective.name]
-    best_round = best["round"] + 1
+    best_value = figures[f"best_{objective.name}"]
+    best_round = figures["best_round"] + 1
     parts.append(f"best {best_value:.4f} after round {best_round}")
     return ", ".join(parts)
 
@@ -302,7 +374,7 @@ def go_on(run: RunFiles, state: State, total_rounds: int | None) -> str:
     command = f"{job} --resume {target}"
     if state is not State.FINISHED:
         return command
-    reason = ended_early(run.events)
+    reason = run.figures["ended_early"]
     if reason is not None:
         at_most = run.value("goal", "at_most")
         if at_most is not None and reason.startswith("goal.at_most"):

@@ -1,14 +1,14 @@
 """Comparison of runs: the settings that differ, figures side by side, and the curves of their objectives.
 
-The page of a comparison is one HTML file, with its plot inside, that needs nothing else.
+The page of a comparison is one HTML file, with its charts inside, that needs nothing else.
 """
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import cycle
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,11 +18,21 @@ from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.figures import METRIC, OBJECTIVES
 from hypha_ray.history.account import RunFiles
 from hypha_ray.history.html_page import html_page, html_section, html_table
-from hypha_ray.history.overview import cost_of, readable, text_of
+from hypha_ray.history.overview import readable, text_of
+from hypha_ray.history.report_charts import (
+    COLOURS,
+    CONTENT_POLICY,
+    NO_SCRIPT,
+    POINTS_OF_A_CURVE,
+    Line,
+    ReportFigure,
+    chart_grid,
+    chart_scripts,
+    line_figure,
+)
 from hypha_ray.telemetry.comparison_plot import draw_curves
-from hypha_ray.telemetry.run_summary import summary
 from hypha_ray.telemetry.series import Series
-from hypha_ray.telemetry.sinks.files import SUMMARY, Record, read_json
+from hypha_ray.telemetry.sinks.files import Record
 from hypha_ray.telemetry.sinks.table import ABSENT, duration, si
 
 Row: TypeAlias = tuple[str, ...]
@@ -118,7 +128,7 @@ def _read(folder: Path) -> RunFiles:
 
 def _figure_rows(runs: Sequence[RunFiles]) -> list[Row]:
     """Rows of the figures that any run has."""
-    all_figures = list(map(figures_of_run, runs))
+    all_figures = [run.figures for run in runs]
     rows: list[Row] = []
     for name, (field, format) in shown_figures(all_figures).items():
         texts = [_text(figures.get(field), format) for figures in all_figures]
@@ -145,42 +155,39 @@ def _text(value: Any, format: Callable[[Any], str]) -> str:
     return format(value)
 
 
-def figures_of_run(run: RunFiles) -> Record:
-    """Return the fields of a run's summary as far as it has come, with its cost."""
-    last_summary = read_json(run.folder / SUMMARY)
-    figures = summary(run.metrics, run.events, last_summary.get("parameter_bytes"))
-    return {**figures, "cost": cost_of(run.events)}
-
-
 def picture_of(comparison: Comparison) -> bytes | None:
     """Draw the curves of the runs as a PNG; None if none of them has a round."""
+    series = _series_of(comparison)
     runs_by_figure: dict[str, list[str]] = {}
-    series: dict[str, Series] = {}
-    for name, run in zip(comparison.names, comparison.runs, strict=True):
-        figure = _trained_figure(run)
-        if figure is not None:
-            runs_by_figure.setdefault(figure, []).append(name)
-            series[name] = Series(run.metrics, {})
+    for name, run_series in series.items():
+        runs_by_figure.setdefault(_trained_figure(run_series), []).append(name)
     if not series:
         return None
     return draw_curves(series, runs_by_figure)
 
 
-def _trained_figure(run: RunFiles) -> str | None:
+def _series_of(comparison: Comparison) -> dict[str, Series]:
+    """Rounds and evaluations of the runs that have trained, by their names."""
+    series = {}
+    for name, run in zip(comparison.names, comparison.runs, strict=True):
+        run_series = Series(run.all_metrics(), {})
+        if any(run_series.has(objective.trained) for objective in OBJECTIVES):
+            series[name] = run_series
+    return series
+
+
+def _trained_figure(series: Series) -> str:
     """Name of the figure that a run's rounds are compared by: the reward if there is one, otherwise the loss."""
-    for objective in OBJECTIVES:
-        for record in run.rounds:
-            if record.get(objective.trained) is not None:
-                return objective.trained
-    return None
+    reward, loss = OBJECTIVES
+    return reward.trained if series.has(reward.trained) else loss.trained
 
 
-def page(comparison: Comparison, picture: bytes | None) -> str:
-    """Return the page; `picture` is a PNG, None without a curve."""
-    return html_page(", ".join(comparison.names), _body(comparison, picture))
+def page(comparison: Comparison) -> str:
+    """Return the page, with charts if any of the runs has a round."""
+    return html_page(", ".join(comparison.names), _body(comparison), [CONTENT_POLICY])
 
 
-def _body(comparison: Comparison, picture: bytes | None) -> Iterator[str]:
+def _body(comparison: Comparison) -> Iterator[str]:
     yield f"<header><h1>{escape(', '.join(comparison.names))}</h1></header>\n<main>"
     settings = ["<p>None.</p>"]
     if comparison.settings:
@@ -188,8 +195,43 @@ def _body(comparison: Comparison, picture: bytes | None) -> Iterator[str]:
     yield html_section("settings", "Settings that differ", settings)
     figures = html_table("Figures", ("figure", *comparison.names), comparison.figures)
     yield html_section("figures", "Figures", figures)
-    if picture is not None:
-        data = b64encode(picture).decode("ascii")
-        image = f'<img alt="curves of the runs" src="data:image/png;base64,{data}">'
-        yield html_section("curves", "Curves", [image])
+    charts: list[ReportFigure] = []
+    grid = list(chart_grid(list(_charts(_series_of(comparison))), charts))
+    if charts:
+        yield html_section("curves", "Curves", [NO_SCRIPT, *grid])
     yield "</main>"
+    if charts:
+        yield from chart_scripts(charts)
+
+
+def _charts(series_by_run: Mapping[str, Series]) -> Iterator[ReportFigure]:
+    """Two charts of each training figure: by samples, and by time."""
+    colours = dict(zip(series_by_run, cycle(COLOURS), strict=False))
+    for figure in dict.fromkeys(map(_trained_figure, series_by_run.values())):
+        by_samples: list[Line] = []
+        by_time: list[Line] = []
+        for run, series in series_by_run.items():
+            if _trained_figure(series) == figure:
+                by_samples += _curves(series, series.column("samples_total"), run, colours[run])
+                by_time += _curves(series, series.seconds, run, colours[run])
+        yield from _chart(f"{figure.capitalize()} by samples", "samples trained on", ".3~s", by_samples)
+        yield from _chart(f"{figure.capitalize()} by time", "seconds of training", ",.4~g", by_time)
+
+
+def _curves(series: Series, totals: Sequence[float], run: str, colour: str) -> Iterator[Line]:
+    """A run's training, dashed, and its evaluations over the amount of training."""
+    trained = series.column(_trained_figure(series))
+    yield Line(f"training of {run}", totals, trained, dashed=True, colour=colour)
+    if series.evaluations:
+        progress = [series.total_after(totals, int(record["round"])) for record in series.evaluations]
+        values = [float(record[series.objective.name]) for record in series.evaluations]
+        yield Line(f"validation of {run}", progress, values, colour=colour)
+
+
+def _chart(title: str, axis: str, tick_format: str, lines: Sequence[Line]) -> Iterator[ReportFigure]:
+    """A chart of curves that don't go by rounds."""
+    chart = line_figure(title, "", lines, POINTS_OF_A_CURVE)
+    if chart is not None:
+        chart.layout["xaxis"] = {"title": {"text": axis, "standoff": 8}, "tickformat": tick_format}
+        chart.layout["hovermode"] = "closest"
+        yield chart

@@ -25,7 +25,7 @@ from hypha_ray.errors import DataError, reason_of
 from hypha_ray.figures import LOSS, OBJECTIVES, objective_of
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.directory import LOCK, RunDirectory, holder_of
-from hypha_ray.telemetry.run_summary import ended_early
+from hypha_ray.telemetry.run_summary import ended_early, recorded_summary
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, Record, newest_records, read_json, read_jsonl
 from hypha_ray.telemetry.sinks.table import ABSENT, duration
 from hypha_ray.texts import printable
@@ -150,12 +150,15 @@ def overview(folder: Path) -> RunOverview:
     tables = read_tables(folder)
     latest = newest_records(folder / METRICS, ("round", "eval"))
     last_round = latest.get("round", {})
-    events = read_jsonl(folder / EVENTS, ("attempt", "stop", "cost"))
+    figures = recorded_summary(folder)
+    if figures is None:
+        events = read_jsonl(folder / EVENTS, ("attempt", "stop", "cost"))
+        figures = {"ended_early": ended_early(events), "cost": cost_of(events)}
     rounds = committed_rounds(folder)
     total_rounds = total_of(tables or {}, last_round)
     state = State.DAMAGED
     if tables is not None:
-        state = state_of(folder, rounds, total_rounds, events)
+        state = state_of(folder, rounds, total_rounds, figures["ended_early"])
     objective, value = objective_value(latest.get("eval"), last_round)
     workers = last_round.get("workers")
     if workers is not None:
@@ -169,7 +172,7 @@ def overview(folder: Path) -> RunOverview:
         objective=objective,
         value=value,
         workers=workers,
-        cost=cost_of(events),
+        cost=figures["cost"],
         written_s=_written_s(folder),
         tags=tags_of(tables or {}),
     )
@@ -223,14 +226,14 @@ def total_of(tables: Mapping[str, Any], last_round: Record) -> int | None:
     return last_round.get("rounds")
 
 
-def state_of(folder: Path, rounds: int, total_rounds: int | None, events: Iterable[Record]) -> State:
+def state_of(folder: Path, rounds: int, total_rounds: int | None, early_end: str | None) -> State:
     """Return the state of a run.
 
     Args:
         folder: directory of the run.
         rounds: number of committed rounds.
         total_rounds: number of rounds of the job; None: unknown.
-        events: events of the kinds ``attempt`` and ``stop``, at least.
+        early_end: reason for which the run ended before all rounds; None if it didn't.
 
     Raises:
         OSError: the lock can't be read.
@@ -238,15 +241,15 @@ def state_of(folder: Path, rounds: int, total_rounds: int | None, events: Iterab
     """
     if holder_of(folder / LOCK) is not None:
         return State.RUNNING
-    return state_at_rest(folder, rounds, total_rounds, events)
+    return state_at_rest(folder, rounds, total_rounds, early_end)
 
 
-def state_at_rest(folder: Path, rounds: int, total_rounds: int | None, events: Iterable[Record]) -> State:
+def state_at_rest(folder: Path, rounds: int, total_rounds: int | None, early_end: str | None) -> State:
     """Return the state of a run whose lock is free, or held by the caller; arguments are those of `state_of`."""
     if error_of(folder) is not None:
         return State.FAILED
     is_complete = total_rounds is not None and rounds >= total_rounds
-    if (is_complete or ended_early(events) is not None) and (folder / MODEL).is_dir():
+    if (is_complete or early_end is not None) and (folder / MODEL).is_dir():
         return State.FINISHED
     return State.INTERRUPTED
 

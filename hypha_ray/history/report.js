@@ -18,7 +18,7 @@
     const own = figure.layout;
     const narrow = place.clientWidth < 520;
     const last = own.xrange?.[1] ?? Math.max(...figure.data.flatMap((trace) => trace.x));
-    const ticks = last <= 9 ? { dtick: 1 } : { nticks: narrow ? 5 : 9 };
+    const ticks = last <= 9 && !own.xaxis ? { dtick: 1 } : { nticks: narrow ? 5 : 9 };
     const axis = { gridcolor: "--grid", linecolor: "--edge", zerolinecolor: "--edge", automargin: true };
     const round = { unifiedhovertitle: { text: "round %{x}" }, title: { text: "round", standoff: 8 } };
     const legend = { orientation: "h", traceorder: "normal", x: 0, y: 1, yanchor: "bottom", font: { size: narrow ? 11 : 12 } };
@@ -35,7 +35,7 @@
       font: { family: "system-ui, sans-serif", size: 12, color: "--soft" },
       hoverlabel: { bgcolor: "--panel", bordercolor: "--edge", font: { color: "--ink" }, namelength: -1 },
       legend, dragmode: touch.matches ? false : "zoom",
-      xaxis: { ...axis, ...round, ...ticks, tickformat: ",d", range: own.xrange, autorange: !own.xrange },
+      xaxis: { ...axis, ...round, ...ticks, tickformat: ",d", range: own.xrange, autorange: !own.xrange, ...own.xaxis },
       yaxis: { ...axis, exponentformat: "e", fixedrange: touch.matches, ...own.yaxis },
     }, style);
   }

@@ -6,8 +6,6 @@ of the run's own records. Long curves and lists are thinned, and the page says s
 
 from __future__ import annotations
 
-import json
-import pkgutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +16,6 @@ from typing import NamedTuple
 from hypha_ray.errors import DataError, reason_of
 from hypha_ray.files import opener
 from hypha_ray.history.account import RunFiles, reason_of_state, training_of
-from hypha_ray.history.comparison import figures_of_run
 from hypha_ray.history.html_page import HostFilter, html_page, html_section, html_table
 from hypha_ray.history.overview import (
     State,
@@ -30,9 +27,13 @@ from hypha_ray.history.overview import (
     total_of,
 )
 from hypha_ray.history.report_charts import (
+    CONTENT_POLICY,
     MOST_POINTS,
+    NO_SCRIPT,
     POINTS_OF_A_CURVE,
     ReportFigure,
+    chart_grid,
+    chart_scripts,
     cost_lines,
     figures_of,
     further_charts,
@@ -63,12 +64,6 @@ from hypha_ray.telemetry.sinks.files import SUMMARY, Record, read_json
 
 REPORT = "report.html"
 """Name of the page in a run's directory."""
-_SCRIPT = Path(__file__).with_name("report.js")
-_POLICY = (
-    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'; "
-    "style-src 'unsafe-inline'; img-src data: blob:\">"
-)
-"""Policy of the page: it may load nothing from elsewhere."""
 LEAST_POINTS = 40
 """Fewest points of a long curve, about."""
 
@@ -98,7 +93,7 @@ class RunReport:
         if run.tables:
             total_rounds = total_of(run.tables, run.last_round)
             judge = state_at_rest if at_end else state_of
-            state = judge(folder, committed_rounds(folder), total_rounds, run.events)
+            state = judge(folder, committed_rounds(folder), total_rounds, run.figures["ended_early"])
         hide = HostFilter(run.provenance, run.events, is_on=not with_hosts)
         return cls(run, series, state, hide, with_hosts)
 
@@ -119,7 +114,7 @@ def report_of(folder: Path, with_hosts: bool = False, at_end: bool = False) -> b
         report = RunReport.read(folder, with_hosts, at_end)
         body = list(_body(report))
         title = report.hide(caption_of(folder, _first_record(report)))
-    return html_page(title, body, [_POLICY]).encode(errors="backslashreplace")
+    return html_page(title, body, [CONTENT_POLICY]).encode(errors="backslashreplace")
 
 
 def head_of(folder: Path) -> str:
@@ -133,9 +128,9 @@ def head_of(folder: Path) -> str:
         report = RunReport.read(folder, with_hosts=False, at_end=False)
         body = list(_header(report))
         if report.series.rounds:
-            body += tiles(figures_of_run(report.run))
+            body += tiles(report.run.figures)
         title = caption_of(folder, _first_record(report))
-    return html_page(title, body, [_POLICY])
+    return html_page(title, body, [CONTENT_POLICY])
 
 
 def write_report(folder: Path, at_end: bool = False, with_hosts: bool = False) -> Path:
@@ -183,13 +178,13 @@ def _body(report: RunReport) -> Iterator[str]:
         links += f'<li><a href="#{section.name}">{escape(section.title)}</a></li>'
     yield f'<nav aria-label="sections"><ul>{links}</ul></nav>\n<main>'
     if figures:
-        yield '<noscript><p class="note">The charts need JavaScript.</p></noscript>'
+        yield NO_SCRIPT
     for section in all_sections:
         yield html_section(section.name, section.title, section.content)
     now = datetime.now(UTC)
     yield f"</main>\n<footer><p>Written at {now:%Y-%m-%d %H:%M} UTC. Rounds are counted from one.</p></footer>"
     if figures:
-        yield from _scripts(figures)
+        yield from chart_scripts(figures)
 
 
 def _header(report: RunReport) -> Iterator[str]:
@@ -227,15 +222,15 @@ def _all_sections(report: RunReport, figures: list[ReportFigure]) -> Iterator[Se
     charts = _charts(report)
     summary: Record = {}
     if series.rounds:
-        summary = figures_of_run(run)
+        summary = run.figures
         yield Section("figures", "Figures", list(tiles(summary)))
     yield _chart_section("curves", "Curves", charts.curves, figures)
     yield _chart_section("workers", "Workers", charts.workers, figures)
     yield _chart_section("plan", "Plan and actual", charts.plan, figures)
     shares = summary.get("time_shares") or {}
     bar = list(shares_bar(shares)) if shares else []
-    yield Section("time", "Time", [*bar, *_grid(charts.time, figures)])
-    traffic = list(_grid(charts.traffic, figures))
+    yield Section("time", "Time", [*bar, *chart_grid(charts.time, figures)])
+    traffic = list(chart_grid(charts.traffic, figures))
     nodes = node_rows(series, report.with_hosts)
     if nodes:
         traffic += html_table("Data nodes", ("read from", "bytes"), nodes)
@@ -255,7 +250,7 @@ def _all_sections(report: RunReport, figures: list[ReportFigure]) -> Iterator[Se
 
 def _chart_section(name: str, title: str, charts: Sequence[ReportFigure], figures: list[ReportFigure]) -> Section:
     """Return a section with nothing but charts, which are added to `figures`."""
-    content = list(_grid(charts, figures))
+    content = list(chart_grid(charts, figures))
     return Section(name, title, content)
 
 
@@ -308,36 +303,3 @@ def _charts(report: RunReport) -> ReportCharts:
 def _present(figures: Iterable[ReportFigure | None]) -> list[ReportFigure]:
     """Charts that the run has figures of."""
     return [figure for figure in figures if figure is not None]
-
-
-def _grid(charts: Sequence[ReportFigure], figures: list[ReportFigure]) -> Iterator[str]:
-    """Lines of HTML with places for charts, which are added to `figures`."""
-    if not charts:
-        return
-    yield '<div class="charts">'
-    for chart in charts:
-        title = escape(chart.title)
-        caption = escape(chart.summary)
-        if chart.thinned:
-            caption += ". Thinned: ends and extremes are kept"
-        yield '<figure class="wide">' if chart.wide else "<figure>"
-        yield f"<figcaption><h3>{title}</h3><p>{caption}</p></figcaption>"
-        label = f'role="img" aria-label="{title}: {caption}"'
-        height = f'data-height="{chart.height_px}" style="height:{chart.height_px}px"'
-        yield f'<div class="plot" data-figure="{len(figures)}" {height} {label}></div>'
-        yield "</figure>"
-        figures.append(chart)
-    yield "</div>"
-
-
-def _scripts(figures: Sequence[ReportFigure]) -> Iterator[str]:
-    """Lines of HTML with the charts, the library that draws them, and the page's own script."""
-    data = [{"data": figure.data, "layout": figure.layout} for figure in figures]
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    for character in "<>&":  # So no text of a record can end the script.
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    yield f'<script type="application/json" id="figure-data">{text}</script>'
-    library = pkgutil.get_data("plotly", "package_data/plotly.min.js")
-    assert library is not None
-    yield f"<script>{library.decode()}</script>"
-    yield f"<script>\n{_SCRIPT.read_text(encoding='utf-8')}</script>"

@@ -6,12 +6,15 @@ Objective, gradients, traffic and cost take functions of their own; other curves
 
 from __future__ import annotations
 
+import json
 import math
+import pkgutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import chain, cycle
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from hypha_ray.history.html_page import points_to_draw
@@ -21,6 +24,14 @@ from hypha_ray.telemetry.sinks.table import duration, si
 
 Trace: TypeAlias = dict[str, Any]
 COLOURS = ("--blue", "--orange", "--green", "--red", "--purple", "--sky", "--yellow", "--grey")
+_SCRIPT = Path(__file__).with_name("report.js")
+CONTENT_POLICY = (
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; img-src data: blob:\">"
+)
+"""Policy of the page: it may load nothing from elsewhere."""
+NO_SCRIPT = '<noscript><p class="note">The charts need JavaScript.</p></noscript>'
+"""Text that a browser without scripts shows in place of charts."""
 MOST_POINTS = 12_000
 """Most points of all curves of a page together, about."""
 MOST_MARKERS = 40
@@ -66,6 +77,8 @@ class Line:
     """Numbers of rounds, counted from one."""
     values: Sequence[float]
     dashed: bool = False
+    colour: str | None = None
+    """Colour of `COLOURS`; None: the next one of the chart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +131,7 @@ def line_figure(title: str, unit: Unit, lines: Sequence[Line], most_points: int)
     for line, colour in zip(lines, cycle(COLOURS), strict=False):
         points = points_to_draw(line.values, most_points)
         is_thinned |= len(points) < len(line.values)
-        traces.append(_line_trace(line, points, colour, unit))
+        traces.append(_line_trace(line, points, line.colour or colour, unit))
         summaries.append(_summary(line, unit))
     summary = "; ".join(summaries)
     if len(lines) > CURVES_OF_A_SUMMARY:
@@ -316,3 +329,36 @@ def cost_lines(series: Series) -> list[Line]:
     costs = series.column("cost")
     totals = running_totals(costs)
     return [Line("since the record before", series.numbers, costs), Line("so far", series.numbers, totals)]
+
+
+def chart_grid(charts: Sequence[ReportFigure], figures: list[ReportFigure]) -> Iterator[str]:
+    """Lines of HTML with places for charts, which are added to `figures`, in the order of `chart_scripts`."""
+    if not charts:
+        return
+    yield '<div class="charts">'
+    for chart in charts:
+        title = escape(chart.title)
+        caption = escape(chart.summary)
+        if chart.thinned:
+            caption += ". Thinned: ends and extremes are kept"
+        yield '<figure class="wide">' if chart.wide else "<figure>"
+        yield f"<figcaption><h3>{title}</h3><p>{caption}</p></figcaption>"
+        label = f'role="img" aria-label="{title}: {caption}"'
+        height = f'data-height="{chart.height_px}" style="height:{chart.height_px}px"'
+        yield f'<div class="plot" data-figure="{len(figures)}" {height} {label}></div>'
+        yield "</figure>"
+        figures.append(chart)
+    yield "</div>"
+
+
+def chart_scripts(figures: Sequence[ReportFigure]) -> Iterator[str]:
+    """Lines of HTML with the charts, the library that draws them, and the page's own script."""
+    data = [{"data": figure.data, "layout": figure.layout} for figure in figures]
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":  # So no text of a record can end the script.
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    yield f'<script type="application/json" id="figure-data">{text}</script>'
+    library = pkgutil.get_data("plotly", "package_data/plotly.min.js")
+    assert library is not None
+    yield f"<script>{library.decode()}</script>"
+    yield f"<script>\n{_SCRIPT.read_text(encoding='utf-8')}</script>"

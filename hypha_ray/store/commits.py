@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -162,12 +163,11 @@ class CommitLog:
 
     def rounds(self) -> list[int]:
         """Numbers of all records, ascending, damaged ones included; other files are ignored."""
-        rounds = []
-        for path in self._folder.glob("round_*.json"):
-            match = _RECORD.fullmatch(path.name)
-            if match:
-                rounds.append(int(match[1]))
-        return sorted(rounds)
+        if not self._folder.is_dir():
+            return []
+        with os.scandir(self._folder) as entries:
+            matches = [_RECORD.fullmatch(entry.name) for entry in entries]
+        return sorted(int(match[1]) for match in matches if match)
 
     def path(self, round: int) -> Path:
         """File of a round's record."""

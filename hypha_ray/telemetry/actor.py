@@ -18,7 +18,7 @@ from hypha_ray.config.schema import Testing
 from hypha_ray.config.tables.training import WITHOUT_FILES
 from hypha_ray.config.tables.training import Telemetry as TelemetrySettings
 from hypha_ray.failpoints import arm, failpoint
-from hypha_ray.telemetry.run_summary import summary
+from hypha_ray.telemetry.run_summary import RECORDED_BYTES, recorded_bytes, summary
 from hypha_ray.telemetry.sinks.base import build
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, SUMMARY, Record, read_jsonl, write_json
 
@@ -91,12 +91,13 @@ class Telemetry(ListedActor):
 
         `extra` is added to it; its `parameter_bytes` is the base of the run's traffic ratio.
         """
+        sizes = recorded_bytes(self._directory)
         records = read_jsonl(self._directory / METRICS, kinds=("round", "eval"))
         events = read_jsonl(self._directory / EVENTS, kinds=SUMMARY_EVENTS)
         figures = {**summary(records, events, extra.get("parameter_bytes")), **extra}
         self._sinks.summary(figures)  # before the sinks are waited for: little time may be left
         self._sinks.close()
-        final = {**figures, "sinks": self._sinks.losses()}
+        final = {**figures, "sinks": self._sinks.losses(), RECORDED_BYTES: sizes}
         with contextlib.suppress(OSError):  # counted already, when the summary was written first
             write_json(self._directory / SUMMARY, final)
         return final

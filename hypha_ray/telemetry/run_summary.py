@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from hypha_ray.figures import Objective, objective_of, shown_beside
 from hypha_ray.fleet_time import FleetTime
-from hypha_ray.telemetry.sinks.files import Record, by_round, of_kind
+from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, SUMMARY, Record, by_round, of_kind, read_json
 
 WARM_UP_ROUNDS = 2
 """First rounds, in which the planner doesn't know the workers' speeds; left out of the mean idle fraction."""
+RECORDED_BYTES = "recorded_bytes"
+"""Field of summary.json with the sizes of the files that it was made of, by their names."""
 
 
 def summary(
@@ -51,6 +54,25 @@ def summary(
         "cost": sum(costs) if costs else None,
         "slices_quarantined": len({event["slice"] for event in of_kind(events, "quarantine")}),
     }
+
+
+def recorded_bytes(directory: Path) -> dict[str, int]:
+    """Sizes of the files that a summary is made of, by their names; a missing one has none."""
+    paths = (directory / METRICS, directory / EVENTS)
+    return {path.name: path.stat().st_size for path in paths if path.exists()}
+
+
+def recorded_summary(directory: Path) -> Record | None:
+    """Return summary.json; None without one, and if a record was written since: then it tells of an earlier attempt.
+
+    Raises:
+        OSError: a file can't be read.
+
+    """
+    figures = read_json(directory / SUMMARY)
+    if figures.get(RECORDED_BYTES) != recorded_bytes(directory):
+        return None
+    return figures
 
 
 def _fleet_time(rounds: list[Record], events: list[Record]) -> dict[str, Any]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
 from hypha_ray.store.directory import RunDirectory
-from hypha_ray.telemetry.sinks.files import JsonLines
+from hypha_ray.telemetry.run_summary import RECORDED_BYTES, recorded_bytes, summary
+from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, SUMMARY, JsonLines, read_jsonl, write_json
 
 TABLES: dict[str, Any] = {
     "model": {"config": {"model_type": "llama"}},
@@ -65,3 +68,17 @@ def make_run(
     if provenance is not None:
         (folder / "provenance.json").write_text(json.dumps(provenance))
     return folder
+
+
+def end_run(folder: Path, **figures: Any) -> None:
+    """Write the summary of a run, as its telemetry actor does in the end."""
+    sizes = recorded_bytes(folder)
+    whole = summary(read_jsonl(folder / METRICS), read_jsonl(folder / EVENTS))
+    write_json(folder / SUMMARY, {**whole, **figures, RECORDED_BYTES: sizes})
+
+
+def charts_of_page(text: str) -> dict[str, dict[str, Any]]:
+    """Charts of a page by their titles."""
+    (data,) = re.findall(r'<script type="application/json" id="figure-data">(.*?)</script>', text)
+    titles = re.findall(r"<figcaption><h3>(.*?)</h3>", text)
+    return dict(zip(map(unescape, titles), json.loads(data), strict=True))

@@ -196,6 +196,27 @@ def newest_records(path: Path, kinds: Iterable[str]) -> dict[str, dict[str, Any]
     return latest
 
 
+def records_in_turn(path: Path, kind: str, backwards: bool = False) -> Iterator[dict[str, Any]]:
+    """Read the records of a kind one by one, as far as the caller goes on: from the first one, or from the last one.
+
+    Raises:
+        OSError: the file can't be read.
+
+    """
+    mention = _mention_of((kind,))
+    lines = _lines_backwards(path) if backwards else _lines(path)
+    for line in filter(mention.search, lines):
+        record = _parsed(line) or {}
+        if record.get("kind") == kind:
+            yield record
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Lines of a file, the first one first."""
+    with path.open("rb") as file:
+        yield from file
+
+
 def _lines_backwards(path: Path) -> Iterator[bytes]:
     """Lines of a file, the last one first."""
     with path.open("rb") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,11 @@ from hypha_ray.config.load import load
 from hypha_ray.driver.run_folders import find_run
 from hypha_ray.errors import CheckpointError, DataError
 from hypha_ray.history.account import RunFiles, account_of
-from hypha_ray.history.comparison import figures_of_run
 from hypha_ray.history.find import existing_run
+from hypha_ray.history.overview import overview
 from hypha_ray.store.directory import RunDirectory
-from tests.support.run_folders import evaluation, make_run, round_record
+from hypha_ray.telemetry.sinks.files import JsonLines
+from tests.support.run_folders import end_run, evaluation, make_run, round_record
 
 METRICS = [
     round_record(0, 4.0),
@@ -49,6 +51,49 @@ def test_account_of_a_finished_run_has_all_its_figures(tmp_path: Path) -> None:
         "model": str(folder / "model"),
         "go on": f"python jobs/sync.py --resume {folder} --rounds.update_rounds 6",
     }
+
+
+REWARDED = [
+    round_record(0, 0.5, reward=None),
+    round_record(1, 0.4, reward=0.25),
+    evaluation(1, None, reward=None),
+    round_record(2, 0.3, reward=0.5),
+    evaluation(2, None, **{"reward": 0.125, "pass@1": 0.25}),
+]
+AGAIN = [round_record(0, 9.0), evaluation(0, 9.5), *METRICS, round_record(2, 2.25), evaluation(2, 3.0)]
+"""Records of a run whose first and last rounds were trained twice."""
+
+
+@pytest.mark.parametrize(
+    "metrics", [METRICS, METRICS[::2], METRICS[:1], [], [*METRICS[:5], evaluation(2, None)], REWARDED, AGAIN]
+)
+def test_account_and_figures_by_the_summary_are_those_by_all_records(
+    tmp_path: Path, metrics: list[dict[str, Any]]
+) -> None:
+    events = [
+        {"kind": "attempt"},
+        {"kind": "loss"},
+        {"kind": "cost", "cost": 1.5},
+        {"kind": "stop", "reason": "enough"},
+    ]
+    folder = make_run(tmp_path, commits=3, metrics=metrics, events=events, provenance=STARTED)
+    (folder / "model").mkdir()
+    by_records = account_of(folder), overview(folder)
+    end_run(folder)
+    assert (account_of(folder), overview(folder)) == by_records
+
+
+def test_summary_of_an_earlier_attempt_is_no_account_of_the_run(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, commits=3, metrics=METRICS[:2], events=[{"kind": "attempt"}])
+    end_run(folder, seconds=77.0)
+    assert subjects(folder)["time"].startswith("77.0s"), "the summary is read"
+    for file, records in (("metrics.jsonl", METRICS[2:]), ("events.jsonl", [{"kind": "attempt"}])):
+        lines = JsonLines(folder / file)
+        for record in records:
+            lines.write(record)
+        lines.close()
+    lines_of_run = subjects(folder)
+    assert (lines_of_run["loss"], lines_of_run["time"]) == ("4.0000 → 2.5000", "6.0s of training, 5 samples/s")
 
 
 def test_account_before_the_first_round_has_no_figures(tmp_path: Path) -> None:
@@ -107,7 +152,7 @@ def test_account_of_a_killed_run_says_of_how_many_rounds_its_figures_are(tmp_pat
     folder = make_run(tmp_path, commits=1, metrics=METRICS)
     lines = subjects(folder)
     assert lines["state"] == "interrupted, 1 of 3 rounds, figures of 3"
-    assert figures_of_run(RunFiles.read(folder))["rounds"] == 3
+    assert RunFiles.read(folder).figures["rounds"] == 3
 
 
 def test_account_of_a_failed_run_has_its_error(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.series import Series
 from hypha_ray.telemetry.sinks.files import JsonLines
 from tests.support.fleet import Fleet, job_of, slices_of
-from tests.support.run_folders import evaluation, make_run, round_record
+from tests.support.run_folders import charts_of_page, evaluation, make_run, round_record
 
 METRICS = [round_record(0, 4.0), evaluation(0, 3.5), round_record(1, 3.0123456789012345), evaluation(1, 3.25)]
 PROVENANCE = {
@@ -46,13 +45,6 @@ def own_part(text: str) -> str:
     return text.replace(library, "")
 
 
-def charts(text: str) -> dict[str, dict[str, Any]]:
-    """Charts of a page by their titles."""
-    (data,) = re.findall(r'<script type="application/json" id="figure-data">(.*?)</script>', text)
-    titles = re.findall(r"<figcaption><h3>(.*?)</h3>", text)
-    return dict(zip(map(unescape, titles), json.loads(data), strict=True))
-
-
 def sections(text: str) -> list[str]:
     return re.findall(r'<section id="(\w+)">', text)
 
@@ -74,20 +66,20 @@ def test_last_loss_of_the_page_is_that_of_the_metrics_to_the_last_digit(tmp_path
     text = page(folder)
     tiles = dict(re.findall(r'<dt>([^<]*)</dt><dd data-value="([^"]*)"', text))
     assert float(tiles["loss"]) == 3.0123456789012345 and float(tiles["val_loss"]) == 3.25
-    training, validation = charts(text)["Loss"]["data"]
+    training, validation = charts_of_page(text)["Loss"]["data"]
     assert (training["x"], training["y"]) == ([1, 2], [4.0, 3.0123456789012345])
     assert (validation["x"], validation["y"]) == ([1, 2], [3.5, 3.25])
-    up, down = charts(text)["Bytes so far"]["data"]
+    up, down = charts_of_page(text)["Bytes so far"]["data"]
     assert (up["y"], down["y"]) == ([1000.0, 2000.0], [500.0, 1000.0])
-    (batches,) = charts(text)["Batches of each worker"]["data"]
-    assert charts(text)["Workers in the round"]["layout"]["yaxis"]["dtick"] == 1, "there is no half of a worker"
+    (batches,) = charts_of_page(text)["Batches of each worker"]["data"]
+    assert charts_of_page(text)["Workers in the round"]["layout"]["yaxis"]["dtick"] == 1, "there is no half of a worker"
     assert (batches["zmin"], batches["zmax"]) == (0, max(map(max, batches["z"])))
 
 
 def test_figures_and_charts_that_a_run_lacks_are_absent(tmp_path: Path) -> None:
     record = {"kind": "round", "round": 0, "loss": 2.0, "time_s": 1.0}
     text = page(make_run(tmp_path, "small", commits=1, metrics=[record]))
-    assert list(charts(text)) == ["Loss"]
+    assert list(charts_of_page(text)) == ["Loss"]
     assert sections(text) == ["figures", "curves", "settings"]
     for name in ("val_loss", "cost", "goodput", "tokens", "accuracy"):
         assert f"<dt>{name}</dt>" not in text
@@ -123,7 +115,7 @@ def test_broken_lines_are_passed_over_and_foreign_records_are_an_error(tmp_path:
     folder = make_run(tmp_path, metrics=METRICS)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "round", "round": 7, "lo\n[1]\n')
-    assert charts(page(folder))["Loss"]["data"][0]["x"] == [1, 2]
+    assert charts_of_page(page(folder))["Loss"]["data"][0]["x"] == [1, 2]
     foreign = make_run(tmp_path, "foreign", metrics=[round_record(0, 4.0, time_s="long")])
     with pytest.raises(DataError, match=r"DATA044.*can't be understood"):
         report_of(foreign)
@@ -142,7 +134,7 @@ def test_no_text_of_a_record_becomes_a_part_of_the_page(tmp_path: Path) -> None:
     text = own_part(page(folder))
     assert text.count("alert(1)") > 5
     assert text.count("<script") == text.count("</script>") == 2 and "<img" not in text
-    traces = [trace for chart in charts(page(folder)).values() for trace in chart["data"]]
+    traces = [trace for chart in charts_of_page(page(folder)).values() for trace in chart["data"]]
     assert not any("<script" in json.dumps(trace) for trace in traces)
 
 
@@ -177,7 +169,7 @@ def test_run_of_reinforcement_learning_has_rewards_curves_and_responses(tmp_path
     folder = make_run(tmp_path, commits=1, metrics=metrics)
     add_rollouts(folder, rollout(0, "two", 0.0), rollout(0, "2", 1.0), *(rollout(0, "3") for _ in range(9)))
     text = page(folder)
-    found = charts(text)
+    found = charts_of_page(text)
     assert [trace["y"] for trace in found["Reward"]["data"]] == [[0.25], [0.5]]
     assert found["Loss"]["data"][0]["y"] == [-0.1] and found["Task"]["data"][0]["y"] == [0.5]
     assert found["Entropy of the policy"]["data"][0]["y"] == [2.5] and "reward/exact" in found
@@ -276,7 +268,7 @@ def test_page_of_a_hundred_thousand_rounds_is_thinned_and_small(tmp_path: Path) 
     content = report_of(folder)
     assert len(content) <= 6_000_000
     text = content.decode()
-    curve = charts(text)["Loss"]["data"][0]
+    curve = charts_of_page(text)["Loss"]["data"][0]
     assert (curve["x"][0], curve["x"][-1], curve["y"][-1]) == (1, rounds, losses[-1])
     assert {77.7777777, -3.3333333} <= set(curve["y"]) and len(curve["x"]) <= 800
     assert "Thinned" in text and "plan <small>100000</small>" in text
