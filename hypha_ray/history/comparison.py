@@ -6,7 +6,7 @@ The page of a comparison is one HTML file, with its charts inside, that needs no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import cycle
 from pathlib import Path
@@ -37,6 +37,9 @@ from hypha_ray.telemetry.sinks.table import ABSENT, duration, si
 
 Row: TypeAlias = tuple[str, ...]
 """Name of a setting or figure, and its text for each run."""
+PLOT_PX = 260
+LEGEND_LINE_PX = 20
+"""Heights of a chart without its legend, and of a curve's line in it."""
 Format: TypeAlias = Callable[[float | None], str]
 
 
@@ -234,4 +237,4 @@ def _chart(title: str, axis: str, tick_format: str, lines: Sequence[Line]) -> It
     if chart is not None:
         chart.layout["xaxis"] = {"title": {"text": axis, "standoff": 8}, "tickformat": tick_format}
         chart.layout["hovermode"] = "closest"
-        yield chart
+        yield replace(chart, height_px=PLOT_PX + LEGEND_LINE_PX * len(lines))
