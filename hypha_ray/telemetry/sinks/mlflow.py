@@ -20,14 +20,14 @@ _PARAMETERS = 100
 _METRICS = 1000
 """Most parameters, and most metrics, that MLflow takes at once."""
 _WAIT_S = 5.0
-"""Age in seconds at which the metrics of reports and evaluations aren't held back for their round any more."""
+"""Age in seconds at which metrics are held back no more."""
 
 
 class MLflow:
     """A sink into ``mlflow.db`` of the run directory, one MLflow run for every attempt of the job.
 
     Names and steps are those of `Curves`, with ``_`` for characters that MLflow's names lack, such as the @ of
-    ``pass@1``. Metrics of a round are sent together, since a call costs as much as some twenty of them.
+    ``pass@1``. Metrics of some seconds are sent together, since a call has costs of its own, and for every name in it.
     ``MLFLOW_TRACKING_URI`` names a server instead, and ``MLFLOW_EXPERIMENT_NAME`` the experiment.
     """
 
@@ -67,12 +67,12 @@ class MLflow:
             self._client.log_batch(self._run, params=parameters[start : start + _PARAMETERS])
 
     def record(self, record: Record) -> None:
-        """Log every number of a record under its own name, together with the others of its round."""
+        """Log every number of a record under its own name, together with others of the same seconds."""
         points = self._curves.points(record)
         if points is None:
             return
         self._add(points.values, points.step)
-        if record["kind"] == "round" or time.monotonic() - self._waits_since_s >= _WAIT_S:
+        if time.monotonic() - self._waits_since_s >= _WAIT_S:
             self._send()
 
     def event(self, event: Record) -> None:

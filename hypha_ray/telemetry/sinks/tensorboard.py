@@ -68,8 +68,11 @@ class TensorBoard:
         self._writer.close()
 
     def _add(self, values: dict[str, int | float], step: int, wall_time_s: float | None = None) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step, walltime=wall_time_s)
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        # One event for all of them costs a fourth of an event for each.
+        self._writer.file_writer.add_summary(Summary(value=scalars), step, wall_time_s)
 
 
 def _seconds(wall_time: object) -> float | None:
