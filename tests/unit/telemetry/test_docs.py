@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hypha_ray.telemetry.news import KINDS
-from hypha_ray.telemetry.run_summary import summary
+from hypha_ray.telemetry.run_summary import RECORDED_BYTES, summary
 from hypha_ray.telemetry.sinks.inputs import COMMIT_AGE, METRICS
 from tests.support.fleet import Fleet, job_of, slices_of
 
@@ -123,7 +123,7 @@ def test_kinds_of_metrics_are_those_that_are_documented(records: list[dict[str, 
 
 
 def test_fields_of_the_summary_are_those_that_are_documented(records: list[dict[str, Any]]) -> None:
-    added = {"parameter_bytes", "attempt", "dropped", "sinks"}
+    added = {"parameter_bytes", "attempt", "dropped", "sinks", RECORDED_BYTES}
     documented = set(table("### `summary.json`"))
     assert set(summary(records)) | added == documented - {"accuracy", "best_accuracy"}
 
