@@ -117,7 +117,8 @@ def nearest_metric(name: str) -> str | None:
     if not slash or prefix not in RECORD_KINDS:
         prefix = ""
         field = name
-    matches = get_close_matches(field.lower(), names, n=1)
+    field = field.lower().removeprefix("ray_").removeprefix("hypha_")  # Gauges are called so.
+    matches = get_close_matches(field, names, n=1)
     if not matches:
         return None
     with_prefix = f"{prefix}/{matches[0]}"
