@@ -8,10 +8,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -47,6 +48,24 @@ ADMITTED_AFTER: Final = 3
 _COMPILERS: Final = ("cc", "gcc", "clang")
 _TRIED_TOKENS: Final = 16
 """Number of tokens of a sequence on which the fused loss is tried."""
+_PLAIN_DECODERS: Final = frozenset(
+    {
+        "bart",
+        "bigbird_pegasus",
+        "blenderbot",
+        "blenderbot-small",
+        "m2m_100",
+        "marian",
+        "mbart",
+        "pegasus",
+        "plbart",
+        "whisper",
+    }
+)
+"""Model types whose decoder has all positions in order and hides none, unless it is given others."""
+_OF_DECODERS: Final = frozenset({"decoder_attention_mask", "decoder_position_ids"})
+_PACKED: Final = "find_packed_sequence_indices"
+_RECURRENT: Final = "create_recurrent_attention_mask"
 
 
 def check_execution(network: PreTrainedModel, worker: Worker) -> None:
@@ -87,44 +106,87 @@ def set_execution(network: PreTrainedModel, worker: Worker) -> None:
         network.activation_checkpointing_enable()
 
 
-@contextmanager
-def known_mask(inputs: Mapping[str, Tensor], has_two_masks: bool) -> Iterator[None]:
-    """Context in which transformers looks at the host's copy of an attention mask to see whether it hides anything.
+class KnownMasks:
+    """Answers by the host to what transformers asks of a model's masks: whether they hide anything.
 
     Otherwise it asks the device in each forward pass, which waits for all that the device has to do before. Masks of
     other shapes are asked as always, and so are all of them in a version of transformers that asks in another way.
 
     Args:
-        inputs: keyword arguments of the model, on the CPU.
-        has_two_masks: whether the model has an encoder and a decoder, of which the mask is the encoder's.
+        model: the model that is run.
 
     """
-    from transformers import masking_utils
 
-    module: Any = masking_utils
-    mask = inputs.get("attention_mask")
-    if mask is None or mask.ndim < 2:
-        yield
-        return
-    rows = mask.bool().flatten(0, -2)  # Those of a pair, or of several choices, are rows for the model.
-    names = ["_ignore_bidirectional_mask_sdpa"]
-    if not has_two_masks:
-        names.append("fast_all")
-    asks = {name: getattr(module, name) for name in names if hasattr(module, name)}
-    for name, ask in asks.items():
-        setattr(module, name, partial(_ask_host, ask, rows))
-    try:
-        yield
-    finally:
-        for name, ask in asks.items():
-            setattr(module, name, ask)
+    def __init__(self, model: torch.nn.Module) -> None:
+        config: Any = model.config
+        self._has_two_masks = bool(getattr(config, "is_encoder_decoder", False))
+        self._has_plain_decoder = self._has_two_masks and config.model_type in _PLAIN_DECODERS
+        modules = [sys.modules[type(part).__module__] for part in model.modules()]
+        self._recurrent = {module.__name__: module for module in modules if hasattr(module, _RECURRENT)}
+
+    @contextmanager
+    def of(self, inputs: Mapping[str, Tensor]) -> Iterator[None]:
+        """Context in which the host answers for these inputs: keyword arguments of the model, on the CPU."""
+        with ExitStack() as stack:
+            for owner, name, answer in self._answers(inputs):
+                asks = getattr(owner, name, None)
+                if asks is not None:
+                    stack.callback(setattr, owner, name, asks)
+                    setattr(owner, name, partial(answer, asks))
+            yield
+
+    def _answers(self, inputs: Mapping[str, Tensor]) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+        """Modules, names of functions in them, and functions of these functions and their arguments."""
+        from transformers import masking_utils
+
+        if self._has_plain_decoder and not inputs.keys() & _OF_DECODERS:
+            yield masking_utils, "fast_all", _hides_nothing
+            yield masking_utils, _PACKED, _is_in_order
+        elif not self._has_two_masks and "position_ids" not in inputs:
+            yield masking_utils, _PACKED, _ask_unless_in_order
+        mask = inputs.get("attention_mask")
+        if mask is None or mask.ndim < 2:
+            return
+        rows = mask.flatten(0, -2)  # Those of a pair, or of several choices, are rows for the model.
+        yield masking_utils, "_ignore_bidirectional_mask_sdpa", partial(_ask_host, rows.bool())
+        if not self._has_two_masks:
+            yield masking_utils, "fast_all", partial(_ask_host, rows.bool())
+        for module in self._recurrent.values():
+            yield module, _RECURRENT, partial(_mask_recurrent, rows)
 
 
-def _ask_host(ask: Any, host_mask: Tensor, mask: Tensor | None, *arguments: Any) -> Any:
+def _ask_host(host_mask: Tensor, ask: Any, mask: Tensor | None, *arguments: Any) -> Any:
     """Call a function of a mask with the host's copy, if the mask has its shape."""
     if mask is not None and mask.shape == host_mask.shape:
         mask = host_mask
     return ask(mask, *arguments)
+
+
+def _mask_recurrent(host_mask: Tensor, ask: Any, *arguments: Any, **named: Any) -> Any:
+    """Return the mask of layers with recurrence; None if the host's copy hides nothing."""
+    mask = named.get("attention_mask")
+    if mask is None or mask.shape != host_mask.shape:
+        return ask(*arguments, **named)
+    answer = ask(*arguments, **named | {"attention_mask": host_mask})
+    if answer is None:
+        return None
+    return mask[:, -answer.shape[1] :].contiguous()
+
+
+def _hides_nothing(ask: Any, mask: Tensor) -> bool:
+    """Answer for a decoder's own mask, which is of ones."""
+    return True
+
+
+def _is_in_order(ask: Any, positions: Tensor) -> None:
+    """Answer for a decoder's own positions: no sequence is packed."""
+
+
+def _ask_unless_in_order(ask: Any, positions: Tensor) -> Any:
+    """Answer for positions that a model made for all rows at once, as one range; ask about others."""
+    if len(positions) > 1 and positions.stride(0) == 0:
+        return None
+    return ask(positions)
 
 
 def resolved_job(job: Job) -> Job:

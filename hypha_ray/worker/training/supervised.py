@@ -19,7 +19,7 @@ from hypha_ray.model.checks.loss_check import check_loss_on_copy
 from hypha_ray.model.checks.positions import token_counts
 from hypha_ray.model.environment import compute_reproducibly, device_of, seed_all
 from hypha_ray.model.evaluation import evaluate, tensors_of
-from hypha_ray.model.execution import known_mask, resolved_job, set_execution
+from hypha_ray.model.execution import KnownMasks, resolved_job, set_execution
 from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.lora import has_adapter
@@ -115,8 +115,8 @@ class SupervisedTrainer(WholeModel):
         self._read_figures = reading_from(self.device) if runs_ahead else None
         """Reader of a step's figures, behind which the host begins further steps; None: each step is waited for."""
         is_compiled = job.worker.compile is True
-        self._passes_masks = self._read_figures is not None and not is_compiled
-        self._has_two_masks: bool = getattr(self.model.config, "is_encoder_decoder", False)
+        knows_masks = self._read_figures is not None and not is_compiled
+        self._known_masks = KnownMasks(self.model) if knows_masks else None
 
     @property
     def parameters(self) -> int:
@@ -405,7 +405,7 @@ class SupervisedTrainer(WholeModel):
         return self._task.inputs(tensors_of(part), part.keys, self._masking_seed)
 
     def _forward(self, inputs: dict[str, torch.Tensor]) -> Losses:
-        with known_mask(inputs, self._has_two_masks) if self._passes_masks else nullcontext():
+        with nullcontext() if self._known_masks is None else self._known_masks.of(inputs):
             return self._computation(self._input_copies.to_device(inputs), self.device)
 
 

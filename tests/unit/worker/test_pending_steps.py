@@ -18,8 +18,10 @@ from hypha_ray.types import Damaged, Delta, Report
 from hypha_ray.worker.inbox import epoch_order
 from hypha_ray.worker.training.loop import MAX_PENDING_STEPS
 from hypha_ray.worker.training.supervised import SupervisedTrainer
+from tests.support import truth_samples
 from tests.support.slow_device import use_slow_device, use_unreadable_device
 from tests.support.truth_cases import ACCEPTED, Case
+from tests.support.truth_samples import text, tokens
 from tests.support.worker_bench import Bench, plan_of
 from tests.unit.worker.test_damage import BAD, RESNET, VIT, bench_of, places
 from tests.unit.worker.test_processes import model_of, samples_of
@@ -133,13 +135,50 @@ def test_mask_of_the_host_changes_no_bit(padded: bool, monkeypatch: pytest.Monke
     assert dict(vars(masking_utils)) == before
 
 
-ASKING = {("causal-lm", "llama"), ("masked-lm", "bert"), ("sequence-classification", "bert"), ("seq2seq-lm", "t5")}
+TWO_LAYERS = truth_samples.LLAMA | {"num_hidden_layers": 2}
+JAMBA = TWO_LAYERS | {"num_experts": 1, "mamba_d_state": 4, "mamba_dt_rank": 4}
+JAMBA |= {"attn_layer_offset": 0, "attn_layer_period": 2}
+LFM2 = TWO_LAYERS | {"layer_types": ["conv", "full_attention"]}
+FULL = text(attention_mask=np.ones_like(text()["attention_mask"]))
+ASKING = {
+    ("causal-lm", "llama"),
+    ("masked-lm", "bert"),
+    ("sequence-classification", "bert"),
+    ("seq2seq-lm", "t5"),
+    ("seq2seq-lm", "bart"),
+    ("seq2seq-lm", "marian"),
+    ("speech-seq2seq", "whisper"),
+}
 """Tasks and models that look for padding in each forward pass."""
+OTHERS = [
+    Case("causal-lm", "jamba", JAMBA, text()),
+    Case("causal-lm", "jamba", JAMBA, FULL),
+    Case("causal-lm", "lfm2", LFM2, text()),
+    Case("causal-lm", "lfm2", LFM2, FULL),
+    Case("causal-lm", "llama", TWO_LAYERS, tokens()),
+]
+"""Models with layers of recurrence, on batches with and without padding, and a batch without a mask."""
+CASES = [case for case in ACCEPTED if (case.task, case.model_type) in ASKING] + OTHERS
 
 
-@pytest.mark.parametrize("case", [case for case in ACCEPTED if (case.task, case.model_type) in ASKING], ids=str)
+def trainer_of(case: Case) -> SupervisedTrainer:
+    torch.manual_seed(0)
+    return SupervisedTrainer(Job.model_validate({"model": model_of(case), "inner_optimizer": ADAMW}))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_step_is_begun_without_a_look_at_the_device(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     use_unreadable_device(monkeypatch)
-    trainer = SupervisedTrainer(Job.model_validate({"model": model_of(case), "inner_optimizer": ADAMW}))
-    assert "attention_mask" in case.arrays
-    assert not trainer.begin_step(samples_of(case)).ready
+    assert not trainer_of(case).begin_step(samples_of(case)).ready
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.task != "masked-lm"], ids=str)
+def test_answers_of_the_host_change_no_bit(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = trainer_of(case)
+    use_slow_device(monkeypatch)
+    late = trainer_of(case)
+    for trainer in (at_once, late):
+        trainer.seed(0)
+        trainer.begin_step(samples_of(case)).result()
+    assert at_once._known_masks is None and late._known_masks is not None
+    assert all(map(torch.equal, at_once.tensors, late.tensors))
