@@ -18,7 +18,7 @@ The training loss is their mean. A sample counts 1, whatever its length, so the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
@@ -34,6 +34,8 @@ from hypha_ray.plugins import create
 
 TokenLoss: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Function of logits [..., vocabulary] and labels [...] that returns a mean loss."""
+UNCHANGED = "inputs as they were given: change a copy, such as labels.clone()"
+"""Allowed use of its inputs by a loss of users."""
 _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 
 
@@ -332,12 +334,16 @@ def sample_losses(task: Task, output: Any, inputs: Batch) -> torch.Tensor:
     assert task.own_loss is not None
     samples = batch_size(inputs)
     allowed = f"a loss of each sample, [{samples}]"
+    versions = versions_of(inputs)
     try:
-        losses = task.own_loss(output, inputs)
+        losses = task.own_loss(output, dict(inputs))
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # Code of users may raise anything.
         raise _refused(reason_of(error), allowed) from error
+    changed = changed_in_place(inputs, versions)
+    if changed:
+        raise _refused(changed, UNCHANGED)
     if not isinstance(losses, torch.Tensor):
         raise _refused(type(losses).__name__, allowed)
     if losses.shape != (samples,):
@@ -345,6 +351,24 @@ def sample_losses(task: Task, output: Any, inputs: Batch) -> torch.Tensor:
     if torch.is_grad_enabled() and not losses.requires_grad:
         raise _refused("losses without a gradient", "losses computed from the output")
     return losses
+
+
+def versions_of(tensors: Mapping[str, Any]) -> dict[str, int]:
+    """Return how often each tensor was changed in place so far; those of inference mode aren't counted."""
+    versions: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
+            versions[name] = tensor._version
+    return versions
+
+
+def changed_in_place(tensors: Mapping[str, Any], versions: Mapping[str, int]) -> str:
+    """Return a description of the tensors that were changed since `versions_of`; empty if none was.
+
+    A loss of users that changes its inputs would change what later steps and figures see.
+    """
+    names = [name for name, version in versions_of(tensors).items() if version != versions[name]]
+    return f"a change in place of {', '.join(names)}" if names else ""
 
 
 def _refused(got: str, allowed: str) -> ConfigError:

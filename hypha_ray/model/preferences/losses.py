@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 import torch
@@ -27,7 +27,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from hypha_ray.config.tables.rl import Preference
-from hypha_ray.errors import ConfigError
+from hypha_ray.errors import ConfigError, reason_of
+from hypha_ray.model.losses import UNCHANGED, changed_in_place, versions_of
 from hypha_ray.plugins import create
 
 MOST_LIKELY = -1e-7
@@ -155,24 +156,38 @@ def try_loss(name: str, options: Mapping[str, Any] | None) -> None:
         margins=torch.tensor([1.0, 0.5]),
         settings=Preference(loss=name),
     )
-    losses = require_losses(loss(inputs), 2)
+    losses = losses_of(loss, inputs)
     losses.mean().backward()
     if logprobs.grad is None or not logprobs.grad.isfinite().all():
         raise _refused("losses without a finite gradient", "losses computed from logprobs")
 
 
-def require_losses(losses: Any, samples: int) -> Tensor:
-    """Refuse what isn't a loss of each sample.
+def losses_of(loss: PreferenceLoss, inputs: PreferenceInputs) -> Tensor:
+    """Return the losses of samples, checked against the contract.
 
     Raises:
-        ConfigError: PLG003.
+        ConfigError: PLG003, the loss raises or returns something else.
 
     """
+    samples = len(inputs.logprobs)
     allowed = f"a loss of each sample, [{samples}]"
+    tensors = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
+    versions = versions_of(tensors)
+    try:
+        losses = loss(inputs)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # Code of users may raise anything.
+        raise _refused(reason_of(error), allowed) from error
+    changed = changed_in_place(tensors, versions)
+    if changed:
+        raise _refused(changed, UNCHANGED)
     if not isinstance(losses, Tensor):
         raise _refused(type(losses).__name__, allowed)
     if losses.shape != (samples,):
         raise _refused(str(list(losses.shape)), allowed)
+    if inputs.logprobs.requires_grad and not losses.requires_grad:
+        raise _refused("losses without a gradient", "losses computed from logprobs")
     return losses
 
 

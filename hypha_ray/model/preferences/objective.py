@@ -22,7 +22,7 @@ from hypha_ray.config.tables.rl import OF_LENGTH, Preference
 from hypha_ray.errors import DataError
 from hypha_ray.model.lora import without_adapter
 from hypha_ray.model.losses import Losses, forward, missing_loss, router_loss
-from hypha_ray.model.preferences.losses import PreferenceInputs, PreferenceLoss, require_losses
+from hypha_ray.model.preferences.losses import PreferenceInputs, PreferenceLoss, losses_of
 from hypha_ray.model.task import IGNORE_INDEX, Batch, Task
 from hypha_ray.plugins import create
 from hypha_ray.types import Sums
@@ -125,7 +125,7 @@ class Objective:
             margins=inputs.get("margins"),
             settings=self._settings,
         )
-        losses = require_losses(self._loss(preference_inputs), len(scores.logprobs))
+        losses = losses_of(self._loss, preference_inputs)
         reported = losses.float().mean()
         figures = self._figures(preference_inputs).detach()
         return Losses(reported, reported + router_loss(model, scores.output), scores.output, figures)

@@ -157,15 +157,16 @@ def advantages_of(name: str, function: Advantages, rewards: torch.Tensor, length
 
     """
     allowed = f"finite numbers, {list(rewards.shape)}"
+    absent = rewards.isnan()
     try:
-        advantages = function(rewards, lengths)
+        advantages = function(rewards.clone(), lengths.clone())  # Code of users may change what it gets.
     except Exception as error:  # Code of users may raise anything.
         raise _refusal(name, reason_of(error), allowed) from error
     if not isinstance(advantages, torch.Tensor):
         raise _refusal(name, type(advantages).__name__, allowed)
     if advantages.shape != rewards.shape:
         raise _refusal(name, str(list(advantages.shape)), allowed)
-    absent = rewards.isnan()
+    advantages = advantages.detach()
     is_finite = advantages.isfinite() | absent
     if not is_finite.all():
         raise _refusal(name, "a number that isn't finite, of a reward that is there", allowed)

@@ -160,6 +160,15 @@ def constant(inputs):
 
 def broken(inputs):
     raise KeyError("lost")
+
+def changing(inputs):
+    inputs.lengths.clamp_(min=5)
+    return hinge(inputs)
+
+def lengthy(inputs):
+    if (inputs.lengths > 5).any():
+        raise KeyError("lost")
+    return hinge(inputs)
 """
 
 
@@ -190,9 +199,20 @@ def test_loss_of_ones_own_is_trained_on() -> None:
         ("total", r"PLG003.*got \[\]"),
         ("constant", "PLG003.*without a finite gradient"),
         ("broken", "PLG003.*KeyError"),
+        ("changing", "PLG003.*a change in place of lengths"),
         ("missing", "PLG002"),
     ],
 )
 def test_loss_of_ones_own_that_is_none_is_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         attempt("preference.loss", "preference_losses", f"own_preferences:{name}", None, Job())
+
+
+@pytest.mark.usefixtures("own_losses")
+def test_loss_of_ones_own_that_raises_in_the_middle_of_a_run_is_one_line() -> None:
+    attempt("preference.loss", "preference_losses", "own_preferences:lengthy", None, Job())
+    task = with_preferences(find_task("causal-lm"), Preference(loss="own_preferences:lengthy", reference="none"))
+    inputs = inputs_of(task)
+    inputs["labels"] = inputs["input_ids"]
+    with pytest.raises(ConfigError, match=r"PLG003.*got KeyError: 'lost'"):
+        compute_losses(task, llama("policy"), inputs)

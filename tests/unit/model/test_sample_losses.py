@@ -143,12 +143,35 @@ def test_loss_that_breaks_the_contract_is_refused(name: str, message: str) -> No
         classes(name)
 
 
-def test_loss_without_a_gradient_is_refused() -> None:
+def without_gradient(output: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.zeros(11)
+
+
+def changing(output: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    inputs["labels"][inputs["labels"] == -100] = 0
+    return torch.nn.functional.cross_entropy(output.logits, inputs["labels"], reduction="none")
+
+
+def popping(output: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(output.logits, inputs.pop("labels"), reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"), [(without_gradient, "without a gradient"), (changing, "a change in place of labels")]
+)
+def test_loss_of_a_batch_that_breaks_the_contract_is_refused(loss: Any, message: str) -> None:
     network, task = ready(VIT, "image-classification")
     arrays = images()
     inputs = {"pixel_values": torch.from_numpy(arrays["images"]), "labels": torch.from_numpy(arrays["labels"]).long()}
-    with pytest.raises(ConfigError, match=r"MODEL025.*without a gradient"):
-        compute_losses(task.scored_by(lambda output, inputs: torch.zeros(11)), network, inputs)
+    with pytest.raises(ConfigError, match=f"MODEL025.*{message}"):
+        compute_losses(task.scored_by(loss), network, inputs)
+
+
+def test_loss_that_takes_labels_out_of_its_inputs_leaves_figures_as_they_are() -> None:
+    network, task = ready(VIT, "image-classification")
+    batches = list(batches_of([images()], 4))
+    plain = metrics_of(task, evaluate(network, task, batches, "cpu"))
+    assert metrics_of(task, evaluate(network, task.scored_by(popping), batches, "cpu")) == pytest.approx(plain)
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,11 @@ def renames(inputs):
     return TokenLosses(inputs.logprobs * 1, {"kl": inputs.mask})
 
 
+def changing(inputs):
+    inputs.advantages.mul_(2)
+    return TokenLosses(-inputs.advantages * inputs.logprobs)
+
+
 def best(rewards, lengths):
     present = ~rewards.isnan()
     return rewards.nan_to_num() - rewards.masked_fill(~present, -torch.inf).amax(1, keepdim=True)
@@ -142,6 +147,7 @@ def test_own_loss_is_that_of_its_formula_with_its_options(highest: float) -> Non
         ("constant", "RL030.*without a gradient"),
         ("infinite", "RL030.*a gradient that isn't finite"),
         ("renames", "RL030.*a figure 'kl'"),
+        ("changing", "RL030.*a change in place of advantages"),
     ],
 )
 def test_loss_that_breaks_the_contract_is_refused(name: str, message: str) -> None:
