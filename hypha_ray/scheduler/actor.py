@@ -43,7 +43,7 @@ from hypha_ray.telemetry.sinks.files import (
 )
 from hypha_ray.telemetry.sinks.table import duration
 from hypha_ray.traces import tracing
-from hypha_ray.types import Event, Saved
+from hypha_ray.types import Commit, Event, Saved
 from hypha_ray.worker.actor import FromDataset
 
 NEWS_S = 1.0
@@ -87,9 +87,10 @@ class Scheduler(ListedActor):
         self._tasks: set[asyncio.Task[None]] = set()
         self._commits: set[asyncio.Task[None]] = set()
         """Commits that the end of the run waits for; a failed one stays, so that its error is raised there."""
-        self._unwritten: list[dict[str, Any]] = []
-        """Fields of the commits that wait for room on the disk."""
-        self._telemetry = TelemetryClient(job.num_workers, job.telemetry.alerts)
+        self._unwritten: list[Commit] = []
+        """Commits that wait for room on the disk."""
+        is_async = job.sync.strategy == "async"
+        self._telemetry = TelemetryClient(job.num_workers, job.telemetry.alerts, is_async)
         self._actors = RunActors(job, run, directory, owner, self._telemetry.replaced, from_dataset)
         self._telemetry.telemetry = self._actors.telemetry
         self._weights = GlobalWeights(job, self._actors)
@@ -335,11 +336,10 @@ class Scheduler(ListedActor):
         self._staffing.begun = True
         commit = saved.commit
         self._round_traces.committed(commit.round)
-        fields = {"round": commit.round, "theta_sha256": commit.theta_sha256, "epoch": commit.epoch}
-        self._unwritten.append({**fields, "deltas": len(commit.deltas)})
+        self._unwritten.append(commit)
         if saved.written:  # Rounds before it that a full disk had refused are written with it.
             for written in self._unwritten:
-                self._telemetry.note("commit", **written)
+                self._telemetry.committed(written)
             self._unwritten.clear()
         self._inbox.put_nowait(c.Committed(saved))
 

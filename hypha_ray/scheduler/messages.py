@@ -289,8 +289,9 @@ class Outbox:
                 for line in lines:
                     self.problem(f"worker {worker}: {line}", now)
             case RolloutReport(responses=responses):
+                source = {"worker": worker, "incarnation": event.source.incarnation}
                 for response in responses:
-                    self.event("rollout", now, round=event.round, worker=worker, **response)
+                    self.event("rollout", now, round=event.round, **source, **response)
 
     def _log_damaged(self, event: Damaged, now: float) -> None:
         """Log samples that can't be trained on."""

@@ -26,7 +26,7 @@ from hypha_ray.telemetry.alerts import CLOCK_S, AlertBook, Notice
 from hypha_ray.telemetry.news import News
 from hypha_ray.telemetry.sinks.files import Record, stamped
 from hypha_ray.traces.tracing import RoundKey, now_ns, start_round, traced
-from hypha_ray.types import Delta, Evaluated, Merged, WeightsVersion
+from hypha_ray.types import Commit, Delta, Evaluated, Merged, WeightsVersion
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -52,10 +52,12 @@ class TelemetryClient:
     Args:
         workers: number of workers that the job wants; None: unknown.
         alerts: alerts of the job, which are told as events.
+        is_async: whether a commit may have deltas of several local rounds of a worker.
 
     """
 
-    def __init__(self, workers: int | None = None, alerts: Sequence[Alert] = ()) -> None:
+    def __init__(self, workers: int | None = None, alerts: Sequence[Alert] = (), is_async: bool = False) -> None:
+        self._responses = _UncommittedResponses(is_async)
         self.telemetry: SupervisedActor | None = None
         """Telemetry actor; None until it is started."""
         self._records: list[Record] = []
@@ -104,11 +106,21 @@ class TelemetryClient:
 
     def event(self, fields: Record) -> None:
         """Send an event to events.jsonl, with the time of day; the driver gets a line of text if it is news."""
+        if fields["kind"] == "rollout":
+            self._responses.hold(stamped(fields))
+            return
         self._news.add_event(fields)
         self._put(self._events, stamped(fields))
         self._due.set()
         if self._alerts and fields["kind"] not in ("alert", "alert_over"):
             self._tell(self._alerts.add_event(fields, time.monotonic()))
+
+    def committed(self, commit: Commit) -> None:
+        """Send the event of a commit that is on the disk, and the responses that its deltas were trained on."""
+        fields = {"round": commit.round, "theta_sha256": commit.theta_sha256, "epoch": commit.epoch}
+        self.note("commit", **fields, deltas=len(commit.deltas))
+        for response in self._responses.of(commit):
+            self._put(self._events, response)
 
     def note(self, kind: str, **fields: Any) -> None:
         """Send an event of this moment."""
@@ -205,6 +217,61 @@ class TelemetryClient:
                 self.problem(text)
         except (HyphaError, RayError):
             self._dropped += len(records) + len(events)
+
+
+class _UncommittedResponses:
+    """Responses of rounds whose deltas aren't committed yet.
+
+    The successor of a lost worker may respond to a prompt in another way. Only what was trained on is shown.
+
+    Args:
+        is_async: whether a commit may have deltas of several local rounds of a worker.
+
+    """
+
+    def __init__(self, is_async: bool) -> None:
+        self._is_async = is_async
+        self._by_source: dict[tuple[int, int], dict[int, list[Record]]] = {}
+        """Responses by worker and incarnation, and by round, oldest first."""
+
+    def hold(self, response: Record) -> None:
+        """Keep a response until its delta is committed."""
+        source = response["worker"], response["incarnation"]
+        by_round = self._by_source.setdefault(source, {})
+        by_round.setdefault(response["round"], []).append(response)
+
+    def of(self, commit: Commit) -> list[Record]:
+        """Remove and return the responses of a commit's deltas; those of lost and rejected deltas are dropped."""
+        if self._is_async:
+            for rejection in commit.rejected:
+                for worker, incarnation in list(self._by_source):
+                    if worker == rejection.worker:
+                        self._pop((worker, incarnation), commit.round)
+        responses: list[Record] = []
+        for delta in commit.deltas:
+            responses += self._pop((delta.worker, delta.incarnation), commit.round)
+            self._forget_earlier(delta.worker, delta.incarnation)
+        return responses
+
+    def _pop(self, source: tuple[int, int], newest: int) -> list[Record]:
+        """Remove and return the responses of one delta, which began in the round `newest` or before it.
+
+        Without a barrier it is the worker's oldest one. Otherwise it is of that round, and older ones were lost.
+        """
+        by_round = self._by_source.get(source, {})
+        rounds = [number for number in by_round if number <= newest]
+        if self._is_async:
+            return by_round.pop(min(rounds)) if rounds else []
+        responses = by_round.get(newest, [])
+        for number in rounds:
+            del by_round[number]
+        return responses
+
+    def _forget_earlier(self, worker: int, incarnation: int) -> None:
+        """Forget earlier incarnations of a worker."""
+        for other in list(self._by_source):
+            if other[0] == worker and other[1] < incarnation:
+                del self._by_source[other]
 
 
 class RoundTraces:

@@ -12,6 +12,7 @@ from hypha_ray.config.tables.alerts import Alert
 from hypha_ray.errors import ClusterError
 from hypha_ray.scheduler.runtime import telemetry_client as telemetry
 from hypha_ray.scheduler.runtime.telemetry_client import BACKLOG, BATCH, TelemetryClient
+from hypha_ray.types import Commit, Contribution, Rejection
 
 ROUND = {"kind": "round", "round": 0}
 JOIN = {"kind": "join", "worker": 1, "device": "cpu", "monotonic_s": 1.0}
@@ -248,3 +249,54 @@ def test_alert_about_the_last_commit_comes_though_nothing_happens_and_once(monke
 
     asyncio.run(asyncio.wait_for(run(), 60))
     assert [event["kind"] for _, events in actor.calls for event in events] == ["alert"]
+
+
+def response(round: int, worker: int, incarnation: int, text: str) -> dict[str, Any]:
+    source = {"round": round, "worker": worker, "incarnation": incarnation}
+    return {"kind": "rollout", **source, "sample": 7, "response": text, "monotonic_s": 1.0}
+
+
+def commit(round: int, *sources: tuple[int, int], rejected: tuple[int, ...] = ()) -> Commit:
+    deltas = tuple(Contribution(worker, incarnation, 8, 1.0) for worker, incarnation in sources)
+    return Commit(round, None, "", "", deltas, (), {}, 0, {}, tuple(Rejection(worker, "late") for worker in rejected))
+
+
+def shown(is_async: bool, *events: dict[str, Any] | Commit) -> list[str]:
+    """Responses that telemetry has received after these events."""
+    actor = Actor()
+
+    async def run() -> None:
+        client = TelemetryClient(is_async=is_async)
+        client.telemetry = actor
+        for event in events:
+            if isinstance(event, Commit):
+                client.committed(event)
+            else:
+                client.event(event)
+        client.open()
+        await client.finish({})
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    told = [event for _, events in actor.calls for event in events]
+    return [event["response"] for event in told if event["kind"] == "rollout"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_responses_to_a_prompt_are_those_of_the_delta_that_was_committed(is_async: bool) -> None:
+    first, second = response(3, 0, 1, "of a lost worker"), response(3, 0, 2, "of its successor")
+    other = response(3, 1, 1, "of another worker")
+    assert shown(is_async, first, other, second, commit(3, (0, 2), (1, 1))) == ["of its successor", "of another worker"]
+    assert shown(is_async, first, second, commit(3, (0, 1))) == ["of a lost worker"]
+    assert shown(is_async, first, second) == []
+
+
+def test_responses_of_a_rejected_delta_are_not_shown_with_the_next_one() -> None:
+    late, next_one = response(3, 0, 1, "late"), response(4, 0, 1, "next")
+    for is_async in (False, True):
+        assert shown(is_async, late, next_one, commit(3, rejected=(0,)), commit(4, (0, 1))) == ["next"]
+
+
+def test_responses_of_local_rounds_without_a_barrier_come_in_their_order() -> None:
+    events = [response(2, 0, 1, "first"), response(3, 0, 1, "second"), response(4, 0, 1, "third")]
+    assert shown(True, *events, commit(4, (0, 1), (0, 1))) == ["first", "second"]
+    assert shown(False, *events, commit(3, (0, 1))) == ["second"]
