@@ -89,7 +89,7 @@ class Scheduler(ListedActor):
         """Commits that the end of the run waits for; a failed one stays, so that its error is raised there."""
         self._unwritten: list[Commit] = []
         """Commits that wait for room on the disk."""
-        is_async = job.sync.strategy == "async"
+        is_async = not job.sync.traits.has_barrier
         self._telemetry = TelemetryClient(job.num_workers, job.telemetry.alerts, is_async)
         self._actors = RunActors(job, run, directory, owner, self._telemetry.replaced, from_dataset)
         self._telemetry.telemetry = self._actors.telemetry
