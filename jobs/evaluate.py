@@ -24,7 +24,7 @@ import time
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from hypha_ray.config.entry_point import Phases, run
+from hypha_ray.config.entry_point import Phases, print_notes, run
 from hypha_ray.config.options import parse_options
 from hypha_ray.driver.trained_models.evaluation import (
     EvaluationRequest,
@@ -108,6 +108,7 @@ def main() -> None:
     phases = Phases()
     phases.begin("looking for model and data")
     model = find_model_or_folder(arguments.model)
+    print_notes(model.notes())
     evaluate_on = evaluate_on_tasks if arguments.lm_eval else evaluate_on_samples
     subject, figures = evaluate_on(arguments, model, phases)
     phases.end()

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hypha_ray.config.entry_point import Phases, run
+from hypha_ray.config.entry_point import Phases, print_notes, run
 from hypha_ray.config.options import Sampling, parse_options, require_round, require_sampling
 from hypha_ray.driver.trained_models.evaluation import find_model
 from hypha_ray.errors import ConfigError, DataError
@@ -59,6 +59,7 @@ def main() -> None:
     phases = Phases()
     phases.begin("looking for the model")
     model = find_model(arguments.model, number)
+    print_notes(model.notes())
     phases.begin("loading libraries")
     with uncollected():
         from hypha_ray.model.writer import Writer

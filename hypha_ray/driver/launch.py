@@ -438,7 +438,7 @@ def export_round(
 
     preprocessor = job_preprocessor(job, source)
     snapshot = load_snapshot(directory.path, round)
-    export(job, preprocessor, weights_to_save(job, snapshot), folder, compatible)
+    export(job, preprocessor, weights_to_save(job, snapshot), folder, compatible, round)
     try:
         write_cards(folder, job, source.manifest, directory, round)
     except OSError as error:  # The model itself is saved; its card only describes it.

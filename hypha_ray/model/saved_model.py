@@ -59,6 +59,7 @@ def export(
     tensors: Mapping[str, Array],
     directory: Path,
     compatible: int | None = None,
+    round: int | None = None,
 ) -> None:
     """Write weights, configuration, and tokenizer or image processor, for transformers to load.
 
@@ -72,6 +73,7 @@ def export(
         tensors: trained tensors by name, from `layout.views`.
         directory: folder to write.
         compatible: older release of transformers that is to load it, too; None: this one and later ones.
+        round: round of the weights in their run, counted from 0, to be written beside the task; None: not known.
 
     Raises:
         CheckpointError: the tensors don't fit the model, or the folder can't be written.
@@ -99,6 +101,8 @@ def export(
             _save(network, job.model, preprocessor, new)
             if compatible is not None:
                 make_compatible(new)
+            if round is not None:
+                _write(new / TASK, _read(new / TASK) | {"round": round})
             make_tree_private(new)
             _replace(directory, new, Path(scratch) / "old")
     except (OSError, SafetensorError) as error:

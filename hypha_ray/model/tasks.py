@@ -138,18 +138,18 @@ def find_task(name: str, input_names: Sequence[str] | None = None) -> Task:
             `labels` is among them, the task makes none.
 
     Raises:
-        ConfigError: there is no such task; the error names the nearest one.
+        ConfigError: there is no such task; the error names a similar one, if any.
 
     """
     key = re.sub("[_ ]", "-", name.strip().lower())
     if key not in TASKS:
-        nearest = difflib.get_close_matches(key, TASKS, n=1, cutoff=0)[0]
+        similar = difflib.get_close_matches(key, TASKS, n=1, cutoff=0.72)
         raise ConfigError(
             "MODEL001",
             "model.type is unknown",
             repr(name),
             f"{len(_TABLE)} tasks, see docs/configuration.md",
-            fix=f"did you mean {nearest!r}?",
+            fix=f"did you mean {similar[0]!r}?" if similar else "name one of them, such as causal-lm",
         )
     task = TASKS[key]
     if input_names is None:

@@ -27,7 +27,7 @@ from hypha_ray.driver.run_folders import find_run
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.model.identity import IDENTITY
-from hypha_ray.model.loading.hub import local_folder, read_config
+from hypha_ray.model.loading.hub import TASK, local_folder, read_config
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import EVENTS, read_json
 
@@ -81,6 +81,19 @@ class ModelSource:
         from hypha_ray.config.load import load
 
         return load(["@", str(directory.config)]).job.beginning_with(read_json(directory.path / IDENTITY))
+
+    def notes(self) -> Iterator[str]:
+        """Yield a note if the run that saved the model has gone on since, as one that was resumed and then ended."""
+        directory = self._run_directory()
+        if self.folder is None or directory is None:
+            return
+        from hypha_ray.store.snapshots import rounds
+
+        saved_round = read_json(self.folder / TASK).get("round")
+        newest = max(rounds(directory.path), default=0)
+        if isinstance(saved_round, int) and saved_round < newest:
+            fix = f"give the run and --round {newest + 1}, or save it by jobs/export.py {directory.path.name}"
+            yield f"the saved model is of round {saved_round + 1}, and the run has gone on to round {newest + 1}: {fix}"
 
     def _run_directory(self) -> RunDirectory | None:
         if self.run is not None:

@@ -114,9 +114,10 @@ def _new_configuration(settings: dict[str, Any]) -> PretrainedConfig:
         model_keys = _keys_of(config)
     for key in keys:
         if key not in model_keys and key in vars(config):
-            nearest = difflib.get_close_matches(key, sorted(model_keys), n=1, cutoff=0)[0]
+            similar = difflib.get_close_matches(key, sorted(model_keys), n=1)
             problem = f"unknown key model.config.{key} of a {model_type} model"
-            raise ConfigError("MODEL004", problem, fix=f"did you mean {nearest!r}?")
+            fix = f"did you mean {similar[0]!r}?" if similar else "remove it"
+            raise ConfigError("MODEL004", problem, fix=fix)
     return config
 
 
@@ -211,8 +212,8 @@ def _check_class(task: Task, config: PretrainedConfig, source: str, trusted: boo
 def _unknown_model_type(source: str, model_type: object) -> ConfigError:
     fix = "name one"
     if model_type:
-        nearest = difflib.get_close_matches(str(model_type), transformers.CONFIG_MAPPING, n=1, cutoff=0)[0]
-        fix = f"did you mean {nearest!r}?"
+        similar = difflib.get_close_matches(str(model_type), transformers.CONFIG_MAPPING, n=1, cutoff=0.7)
+        fix = f"did you mean {similar[0]!r}?" if similar else fix
     return ConfigError(
         "MODEL003",
         f"{source} is not a model of transformers {transformers.__version__}",

@@ -387,7 +387,38 @@ def test_csv_rows_that_do_not_fit_are_counted_and_named(tmp_path: Path) -> None:
 def test_csv_whose_text_has_another_name_says_which(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("n,body\n1,one\n")
     _, account = account_of(tmp_path / "a.csv")
-    assert account.origin().notes == ("the text of a.csv is its column 'body', the only one with text",)
+    note = "the text of a.csv is its column 'body', the only one with text; its first line is no sample"
+    assert account.origin().notes == (note,)
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("a.csv", "a fine film,1\na dull film,0\n"),
+        ("a.csv", "a fine film,good\na dull film,bad\na great film,good\nlovely,good\n"),
+        ("a.csv", '0.5;"one, two"\n0.7;three\n'),
+        ("a.tsv", "17\tone\n18\ttwo\n"),
+        ("a.csv", "long " * 20 + "\ntwo\n"),
+    ],
+)
+def test_csv_without_a_header_is_refused_instead_of_losing_its_first_row(tmp_path: Path, name: str, table: str) -> None:
+    (tmp_path / name).write_text(table)
+    with pytest.raises(DataError, match=rf"DATA032.*{name} begins with a row.*names of the columns"):
+        account_of(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        ",0\n0,one\n1,two\n",  # As pandas writes a frame without names.
+        "body\none\nbody\ntwo\nbody\n",  # Tables that were joined.
+        "word\nword\none\n",
+    ],
+)
+def test_csv_with_unusual_names_is_read(tmp_path: Path, table: str) -> None:
+    (tmp_path / "a.csv").write_text(table)
+    texts, _ = account_of(tmp_path / "a.csv")
+    assert "one" in texts
 
 
 def test_files_beside_parquet_and_of_other_splits_are_named(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hypha_ray.config.load import Loaded
 from hypha_ray.config.schema import Job
 from hypha_ray.driver import launch
 from hypha_ray.driver.flagless import flagless, in_python
+from hypha_ray.driver.trained_models.evaluation import find_model
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.history.report import report_of
 from hypha_ray.telemetry.sinks.files import NewRecords
@@ -110,6 +111,22 @@ def test_error_keeps_its_class_code_and_parts_without_flags() -> None:
     error = caught.value
     assert error.code == "STORE006" and error.got == "7" and error.allowed == "1"
     assert (error.what, error.fix) == ("no round here", "leave round out")
+
+
+def test_saved_model_that_is_older_than_its_run_has_a_note(run: hypha_ray.Run) -> None:
+    for round in (2, 6):
+        (run.path / "checkpoints" / f"round_{round:06d}").mkdir(parents=True)
+    run.model.mkdir()
+    task = run.model / "task.json"
+    (run.model / "config.json").write_text("{}")
+    for saved_round, notes in ((2, 1), (6, 0), (None, 0)):
+        task.write_text(json.dumps({"type": "causal-lm"} | ({} if saved_round is None else {"round": saved_round})))
+        for model in ("texts-1", str(run.model)):
+            assert len(list(find_model(model).notes())) == notes
+    task.write_text('{"type": "causal-lm", "round": 2}')
+    (note,) = find_model("texts-1").notes()
+    assert "saved model is of round 3, and the run has gone on to round 7" in note
+    assert "--round 7" in note
 
 
 def test_settings_of_generation_and_evaluation_are_refused_by_their_names(run: hypha_ray.Run) -> None:

@@ -168,6 +168,8 @@ def test_build_both_or_neither_source_raises(model: Model, got: str) -> None:
     [
         ({"n_layer": 1}, r"MODEL003.*got None"),
         ({"model_type": "gtp2"}, r"MODEL003.*did you mean 'gpt2'"),
+        ({"model_type": "foo"}, r"MODEL003.*'foo'.*Fix: name one$"),
+        (GPT2 | {"optimizer": "adam"}, r"MODEL004.*optimizer of a gpt2 model.*Fix: remove it$"),
         ({"model_type": 3}, r"MODEL003.*got 3"),
         (GPT2 | {"n_layers": 2}, r"MODEL004.*n_layers.*did you mean 'n_layer'"),
         (GPT2 | {"n_layer": "two"}, r"MODEL004.*n_layer.*expected int"),

@@ -62,7 +62,8 @@ def equal(one: torch.nn.Module, other: torch.nn.Module) -> bool:
 def test_export_language_model_and_tokenizer_load_again(tmp_path: Path) -> None:
     model = Model(config=GPT2)
     network = trained(model)
-    export(job_of(model), ByT5Tokenizer(), snapshot(network, tmp_path), tmp_path / "run" / "model")
+    export(job_of(model), ByT5Tokenizer(), snapshot(network, tmp_path), tmp_path / "run" / "model", round=4)
+    assert json.loads((tmp_path / "run" / "model" / "task.json").read_text()) == {"type": "causal-lm", "round": 4}
     folder = tmp_path / "run" / "model"
     assert equal(AutoModelForCausalLM.from_pretrained(folder), network)
     tokenizer = AutoTokenizer.from_pretrained(folder)

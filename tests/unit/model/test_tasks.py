@@ -65,6 +65,12 @@ def test_find_task_unknown_name_names_the_nearest() -> None:
         find_task("causl-lm")
 
 
+@pytest.mark.parametrize("name", ["sft", "gpt", "diffusion", "reward"])
+def test_find_task_unlike_any_suggests_none(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"MODEL001.*name one of them, such as causal-lm"):
+        find_task(name)
+
+
 def test_tasks_import_needs_no_torch() -> None:
     code = "import sys, hypha_ray.model.tasks; print({'torch', 'transformers', 'ray'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -7,6 +7,7 @@ import itertools
 import json
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,8 @@ _QUESTIONS = ("prompt", "instruction", "question", "query", "input")
 _ANSWERS = ("completion", "output", "response", "answer", "target")
 """Usual names of columns with prompts and with answers, which a remedy names."""
 _DELIMITERS = ",;\t|"
+_LONGEST_NAME: Final = 80
+"""Most characters that a column's name is expected to have; questions of surveys are long."""
 _SAMPLE_ROWS = 1000
 """Number of first rows that decide which columns contain text."""
 _NO_TEXTS = frozenset({"", "true", "false", "yes", "no", "nan", "null", "none", "na", "n/a"})
@@ -304,11 +307,15 @@ def csv_rows(file: IO[str], path: Path, columns: Sequence[Column], account: Acco
     sample = list(itertools.islice(rows, _SAMPLE_ROWS))
     columns = outer_columns(columns, names)
     needed = {column.name for column in columns}
+    if needed.isdisjoint(names) and _has_no_header(names, sample):
+        allowed = "a first line with the names of the columns"
+        raise DataError("DATA032", f"{path} begins with a row", listed(names), allowed, "put such a line before it")
     for column in columns:
         chosen = _chosen_column(names, sample, column, needed - {column.name}, path)
         if chosen != column.name:
             name = readable(chosen)
-            account.note(f"the text of {readable(path.name)} is its column {name!r}, the only one with text")
+            note = f"the text of {readable(path.name)} is its column {name!r}, the only one with text"
+            account.note(f"{note}; its first line is no sample")
             names[names.index(chosen)] = column.name
     for location, fields in itertools.chain(sample, rows):
         yield location, dict(zip(names, fields, strict=True))
@@ -403,6 +410,20 @@ def _fitting(
             account.leave_out("rows", "more or fewer fields than columns", name=location.rpartition("/")[2])
 
 
+def _has_no_header(names: list[str], sample: Iterable[tuple[str, list[str]]]) -> bool:
+    """Whether a first line looks like a row: it has a number, a long text, or values that later rows have there."""
+    given = list(filter(None, names))
+    if given == list(map(str, range(len(given)))):  # As pandas numbers columns.
+        return False
+    if any(map(_is_number, names)) or max(map(len, names), default=0) > _LONGEST_NAME:
+        return True
+    repetitions = Counter[str]()
+    for _, fields in sample:
+        if fields != names:  # Tables that were joined have their names again.
+            repetitions.update(set(given).intersection(fields))
+    return max(repetitions.values(), default=0) > 1
+
+
 def _chosen_column(
     names: list[str], sample: list[tuple[str, list[str]]], column: Column, reserved: Collection[str], path: Path
 ) -> str:
@@ -419,10 +440,11 @@ def _chosen_column(
 
 
 def _is_text(field: str) -> bool:
-    if field.strip().lower() in _NO_TEXTS:
-        return False
-    try:
+    return field.strip().lower() not in _NO_TEXTS and not _is_number(field)
+
+
+def _is_number(field: str) -> bool:
+    with suppress(ValueError):
         float(field.replace(",", "."))
-    except ValueError:
         return True
     return False
