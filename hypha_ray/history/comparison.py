@@ -144,7 +144,9 @@ def shown_figures(all_figures: Iterable[Record]) -> dict[str, tuple[str, Format]
     """Return `FIGURES`, and behind them the jobs' own metrics of the last evaluations."""
     metrics: dict[str, tuple[str, Format]] = {}
     for figures in all_figures:
-        metrics |= {name: (name, _number) for name in figures if name.startswith(METRIC)}
+        for name in figures:
+            if name.startswith(METRIC):
+                metrics[name] = (name, _number)
     return {**FIGURES, **metrics}
 
 

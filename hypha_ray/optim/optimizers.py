@@ -300,10 +300,10 @@ def _adamw(
 def _may_fuse(parameters: Iterable[torch.Tensor]) -> bool:
     """Whether fused optimizers are right for parameters: whether all of them are contiguous.
 
-    Fused kernels go through memory and not through indices. If a gradient or a loaded average lies in another order
-    than its parameter, torch 2.13 refuses it on GPUs, and on CPUs it silently takes the numbers of other elements.
+    Fused kernels go through memory and not through indices. A gradient or a loaded average may lie in another order
+    than its parameter. Then torch 2.13 refuses it on GPUs, and on CPUs it silently takes numbers of other elements.
     """
-    return all(parameter.is_contiguous() for parameter in parameters)
+    return all(map(torch.Tensor.is_contiguous, parameters))
 
 
 def _of_torch(parameters: Parameters, config: InnerOptimizer, fuses: bool) -> torch.optim.Optimizer:
