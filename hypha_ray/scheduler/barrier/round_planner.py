@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from hypha_ray.config import Job
 from hypha_ray.config.schema import rounds_for
 from hypha_ray.exchange_schedule import version_due
@@ -208,18 +210,15 @@ class RoundPlanner:
             if equal or correction.saved_s <= CORRECTION_GAIN * length_s:
                 return 0.0, []
         is_last = self.plans.ends_by_samples and current.number >= self._job.rounds.update_rounds - 1
+        # A worker with a plan is at least at its first batch after the merge, and delivers that.
+        least = np.array([member.prestarted_batches + 1 for member in members])
+        batches = np.where(fleet.idle, correction.batches, np.maximum(correction.batches, least))
+        if is_last:  # No samples are left for others, and those that a worker may have used aren't taken back.
+            batches = np.maximum(batches, fleet.planned)
         commands: list[Command] = []
-        for member, planned, is_idle in zip(members, fleet.planned.tolist(), fleet.idle.tolist(), strict=True):
-            worker = member.source.worker
-            batches = correction.batches[worker]
-            if not is_idle:  # It is at least at its first batch after the merge, and delivers that.
-                batches = max(batches, member.prestarted_batches + 1)
-            if is_last:  # No samples are left for others, and those that a worker may have used aren't taken back.
-                batches = max(batches, planned)
-            if batches != planned:
-                commands += self.plans.correct(member, batches, now)
-            if not member.idle:
-                current.awaiting.add(worker)
+        for row in np.flatnonzero(batches != fleet.planned).tolist():
+            commands += self.plans.correct(members[row], int(batches[row]), now)
+        current.awaiting.update(member.source.worker for member in members if not member.idle)
         return correction.saved_s, commands
 
     def expected_deltas(

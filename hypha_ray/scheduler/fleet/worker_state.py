@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+import numpy as np
+
 from hypha_ray.config import Job
-from hypha_ray.scheduler.planning.planner import SECONDS, Pace
+from hypha_ray.scheduler.planning.planner import SECONDS, Floats, Pace
 from hypha_ray.types import Delta, Plan, Report, Source, Span, WeightsVersion
 
 UNKNOWN_BATCH_S = 1.0
@@ -148,6 +150,8 @@ class WorkerState:
     progress: Progress = field(default_factory=Progress)
     cached_slices: dict[int, int] = field(default_factory=dict)
     """Slices sent to the worker, with their numbers of samples, oldest first."""
+    cached_samples: int = 0
+    """Number of samples in these slices."""
     merged_at: float | None = None
     merged_version: WeightsVersion | None = None
     """Version of the weights merged last; None before the first, or if the worker has to drop its own weights."""
@@ -202,12 +206,13 @@ class WorkerState:
 
     def cache_slice(self, slice_index: int, samples: int, limit: int) -> bool:
         """Record a slice as sent, and drop the oldest beyond `limit` samples; False if the worker has it already."""
-        new = slice_index not in self.cached_slices
-        self.cached_slices.pop(slice_index, None)
+        earlier_samples = self.cached_slices.pop(slice_index, None)
         self.cached_slices[slice_index] = samples
-        while len(self.cached_slices) > 1 and sum(self.cached_slices.values()) > limit:
-            self.cached_slices.pop(next(iter(self.cached_slices)))
-        return new
+        self.cached_samples += samples - (earlier_samples or 0)
+        while len(self.cached_slices) > 1 and self.cached_samples > limit:
+            oldest = next(iter(self.cached_slices))
+            self.cached_samples -= self.cached_slices.pop(oldest)
+        return earlier_samples is None
 
 
 def batch_size(job: Job) -> int:
@@ -244,6 +249,15 @@ def batch_seconds(members: Iterable[WorkerState], equal: bool) -> dict[int, floa
             typical_s = typical_s or typical_seconds(members)
             batch_s = typical_s
         seconds[member.source.worker] = batch_s
+    return seconds
+
+
+def batch_seconds_column(members: Sequence[WorkerState]) -> Floats:
+    """Seconds per batch of each worker, one row for each: the fleet's median if unknown."""
+    seconds = np.array([member.batch_time.mean for member in members], np.float64)  # None becomes NaN.
+    unknown = np.isnan(seconds)
+    if unknown.any():
+        seconds[unknown] = typical_seconds(members)
     return seconds
 
 

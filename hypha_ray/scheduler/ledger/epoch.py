@@ -36,7 +36,11 @@ class Epoch:
         self._free: dict[int, list[Span]] = {}
         """Available spans of every slice that has been touched."""
         self._assigned: Counter[int] = Counter()
+        self._exhausted: set[int] = set()
+        """Slices without available samples."""
         self.used: dict[int, list[Span]] = {}
+        self._cursors: dict[int, int] = {}
+        """Number of used samples of each slice that has any."""
         self.unused = self._available = sum(sizes.values())
 
     def restore(self, index: int, spans: list[Span]) -> None:
@@ -44,6 +48,7 @@ class Epoch:
         self._free[index] = without(Span(self._number, index, 0, self._sizes[index]), sorted(spans))
         self.used[index] = joined(spans)
         used = samples_of(spans)
+        self._cursors[index] = used
         available = samples_of(self._free[index])
         if min(span.samples for span in spans) < 1 or available + used != self._sizes[index]:
             raise LedgerError("LED002", "the state has samples twice, or samples that don't exist", str(spans[0]))
@@ -58,7 +63,7 @@ class Epoch:
             return []
         self._available -= samples
         spans: list[Span] = []
-        available = [index for index in cached & self._position.keys() if self._rank(index) is not None]
+        available = (cached - self._exhausted) & self._position.keys()
         preferred = sorted(available, key=self._position.__getitem__)
         if nearby:
             preferred += self._in_order(nearby & self._position.keys() - cached)
@@ -95,6 +100,7 @@ class Epoch:
         """Make assigned samples used."""
         used = self.used.get(span.slice, ())
         self.used[span.slice] = joined([*used, span])
+        self._cursors[span.slice] = self._cursors.get(span.slice, 0) + span.samples
         self._assigned[span.slice] -= span.samples
         self.unused -= span.samples
         self._enqueue(span.slice)
@@ -106,7 +112,8 @@ class Epoch:
 
     def cursors(self) -> dict[int, int]:
         """Used samples of each slice that has any."""
-        return {index: samples_of(self.used[index]) for index in sorted(self.used)}
+        self._cursors = {index: self._cursors[index] for index in sorted(self._cursors)}  # The next sort has few new.
+        return self._cursors.copy()
 
     def next_slices(self, samples: int) -> list[tuple[int, int]]:
         """First slices of the queue, with their available samples, until there are enough."""
@@ -184,7 +191,9 @@ class Epoch:
                 del self._free[index]
         rank = self._rank(index)
         if rank is None:
+            self._exhausted.add(index)
             return
+        self._exhausted.discard(index)
         key = self._key(index, rank)
         if key not in self._queued:
             heapq.heappush(self._queue, key)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hypha_ray.scheduler.fleet.worker_state import WorkerState, batch_seconds
+from hypha_ray.scheduler.fleet.worker_state import WorkerState, batch_seconds_column
 from hypha_ray.scheduler.planning.planner import Allocation, Counts, Floats, Pace, plan_columns
 
 CORRECTION_GAIN = 0.01
@@ -76,21 +76,18 @@ def progress_of(
     fit into `report_every_s`, so longer silence means a slow batch that isn't finished. With `equal` batches for all,
     silence only bounds the batch time.
     """
-    counts: list[tuple[int, int, int]] = []
-    heard_times: list[float] = []
-    seconds = batch_seconds(members, equal=False)
-    for member in members:
-        progress = member.progress
-        planned_batches = member.planned
-        counts.append((planned_batches, progress.batches, member.batch_size))
-        heard_at_s = progress.heard_at if planned_batches else now
-        if heard_at_s is None:
-            heard_at_s = max(now, started_at + (member.overhead[evaluating].mean or 0.0))
-        heard_times.append(heard_at_s)
-    planned, reported, sizes = np.array(counts).T
-    heard_at = np.array(heard_times)
+    progresses = [member.progress for member in members]
+    planned = np.array([member.planned for member in members])
+    reported = np.array([progress.batches for progress in progresses])
+    sizes = np.array([member.batch_size for member in members])
     variance = np.array([member.batch_time.variance for member in members])
-    known_s = np.fromiter(seconds.values(), np.float64, len(seconds))
+    known_s = batch_seconds_column(members)
+    idle = planned == 0
+    heard_at = np.array([progress.heard_at for progress in progresses], np.float64)  # None becomes NaN.
+    heard_at[idle] = now
+    for row in np.flatnonzero(np.isnan(heard_at)).tolist():
+        overhead_s = members[row].overhead[evaluating].mean or 0.0
+        heard_at[row] = max(now, started_at + overhead_s)
     silence_s = now - heard_at
     batch_s = np.maximum(known_s, silence_s - report_every_s)
     origin = now - float(batch_s.max())
@@ -101,16 +98,16 @@ def progress_of(
         began_at = np.maximum(began_at, now - (1 - OVERDUE_SHARE) * batch_s)
     done = np.minimum(reported + unreported, planned)
     offset_s = np.maximum(0.0, began_at - origin)
-    idle = planned == 0
-    return origin, FleetProgress(list(seconds), planned, done, batch_s, sizes, offset_s, np.sqrt(variance), idle)
+    workers = [member.source.worker for member in members]
+    return origin, FleetProgress(workers, planned, done, batch_s, sizes, offset_s, np.sqrt(variance), idle)
 
 
 @dataclass(frozen=True, slots=True)
 class CorrectedAllocation:
     """New numbers of batches of workers that haven't delivered. Times in seconds, from the origin of the paces."""
 
-    batches: dict[int, int]
-    """Batches of each worker in the whole round."""
+    batches: Counts
+    """Batches of each worker in the whole round, one row for each."""
     finish_s: float
     """Time at which the new plans are expected to end."""
     present_finish_s: float
@@ -153,22 +150,22 @@ def correct(fleet: FleetProgress, planned_samples: int, missing: int, now_s: flo
     remainder = _exact(fleet) if equal else _remainder(fleet, now_s, misses_target)
     kept = fleet.done + remainder.certain
     missing -= int(kept @ fleet.sizes)
-    allocation = _allocation(fleet, remainder, max(0, missing))
+    shared_finish_s, further = _shared_out(fleet, remainder, max(0, missing))
     certain_ends_s = remainder.offset_s[remainder.certain > 0]
-    finish_s = float(certain_ends_s.max(initial=max(now_s, allocation.finish_s)))
-    batches: dict[int, int] = {}
-    for worker, count in zip(fleet.workers, kept.tolist(), strict=True):
-        batches[worker] = count + allocation.batches.get(worker, 0)
-    return CorrectedAllocation(batches, finish_s, float(remainder.finish_s.max()), misses_target)
+    finish_s = float(certain_ends_s.max(initial=max(now_s, shared_finish_s)))
+    return CorrectedAllocation(kept + further, finish_s, float(remainder.finish_s.max()), misses_target)
 
 
-def _allocation(fleet: FleetProgress, remainder: _Remainder, missing: int) -> Allocation:
-    """Allocation of missing samples to the workers whose plans aren't kept; empty if there are none."""
+def _shared_out(fleet: FleetProgress, remainder: _Remainder, missing: int) -> tuple[float, Counts]:
+    """Time at which the missing samples are delivered, and further batches of each worker whose plan isn't kept."""
+    further = np.zeros_like(fleet.done)
     rows = np.flatnonzero(~remainder.closed)
     if not len(rows):
-        return Allocation(0.0, {}, 0)
+        return 0.0, further
     workers = [fleet.workers[row] for row in rows.tolist()]
-    return plan_columns(workers, fleet.batch_s[rows], fleet.sizes[rows], remainder.offset_s[rows], missing)
+    columns = fleet.batch_s[rows], fleet.sizes[rows], remainder.offset_s[rows]
+    finish_s, further[rows], _ = plan_columns(workers, *columns, missing)
+    return finish_s, further
 
 
 def cautious(members: Sequence[WorkerState], paces: Sequence[Pace], allocation: Allocation) -> list[Pace]:

@@ -73,13 +73,14 @@ def plan(fleet: Sequence[Pace], target: int) -> Allocation:
         raise PlannerInputError("PLN002", f"worker {twice} is in the fleet twice")
     rows = np.array([(pace.batch_s, pace.batch_size, pace.offset_s) for pace in ordered], dtype=np.float64)
     batch_s, sizes, offset_s = rows.reshape(-1, 3).T
-    return plan_columns(workers, batch_s, sizes, offset_s, target)
+    finish_s, batches, samples = plan_columns(workers, batch_s, sizes, offset_s, target)
+    return Allocation(finish_s, dict(zip(workers, batches.tolist(), strict=True)), samples)
 
 
 def plan_columns(
     workers: Sequence[int], batch_s: Floats, sizes: Floats | Counts, offset_s: Floats, target: int
-) -> Allocation:
-    """Share out samples as `plan` does.
+) -> tuple[float, Counts, int]:
+    """Share out samples as `plan` does; return the figures of its `Allocation`, batches as a column.
 
     Args:
         workers: different workers, in the order of their numbers.
@@ -94,7 +95,7 @@ def plan_columns(
     """
     table = _Table(workers, batch_s, sizes, offset_s)
     if _checked_target(target) <= 0:
-        return Allocation(0.0, dict.fromkeys(table.workers, 0), 0)
+        return 0.0, np.zeros(len(workers), np.int64), 0
     low, high = table.bracket(target)
     steps = high - low
     rows = np.repeat(np.arange(len(steps)), steps)
@@ -104,7 +105,7 @@ def plan_columns(
     samples = low @ table.sizes + np.cumsum(table.sizes[rows[order]])
     last = int(np.searchsorted(samples, target))
     batches = low + np.bincount(rows[order[: last + 1]], minlength=len(low))
-    return Allocation(float(finish[order[last]]), table.by_worker(batches), int(samples[last]))
+    return float(finish[order[last]]), batches, int(samples[last])
 
 
 class _Table:
@@ -173,10 +174,6 @@ class _Table:
                 high_s = middle_s
                 high = middle
         return low, high
-
-    def by_worker(self, batches: Counts) -> dict[int, int]:
-        """Allocation as a mapping."""
-        return dict(zip(self.workers, batches.tolist(), strict=True))
 
 
 def _checked_target(target: int) -> int:

@@ -61,7 +61,7 @@ def test_batch_under_way_is_counted_so_others_do_fewer() -> None:
     members = [worker(0, 2), worker(1, 8)]
     fleet = [Standing(0, 10.0), Standing(0, 1.0)]
     correction = corrected(members, fleet, batches=6, now_s=1.0)
-    assert correction.batches == {0: 1, 1: 5}
+    assert correction.batches.tolist() == [1, 5]
     assert correction.finish_s == 10.0
     assert correction.present_finish_s == 20.0
     assert not correction.misses_target
@@ -74,13 +74,13 @@ def test_worker_near_its_end_keeps_its_plan_and_others_still_change() -> None:
     assert correction.batches[0] == 3
     assert correction.batches[1] < 9
     assert correction.batches[2] > 3
-    assert sum(correction.batches.values()) == 15
+    assert correction.batches.sum() == 15
 
 
 def test_worker_near_its_end_gets_more_if_samples_are_missing() -> None:
     correction = corrected([worker(0, 3, 2)], [Standing(2, 1.0)], batches=5, now_s=0.9)
     assert correction.misses_target
-    assert correction.batches == {0: 5}
+    assert correction.batches.tolist() == [5]
 
 
 def test_idle_worker_has_no_certain_batch() -> None:
@@ -91,7 +91,7 @@ def test_idle_worker_has_no_certain_batch() -> None:
 
 def test_all_workers_near_their_end_keep_their_plans() -> None:
     correction = corrected([worker(0, 1), worker(1, 1)], [Standing(0, 1.0), Standing(0, 1.0)], 2, 0.9)
-    assert correction.batches == {0: 1, 1: 1}
+    assert correction.batches.tolist() == [1, 1]
     assert correction.saved_s == 0.0
 
 
