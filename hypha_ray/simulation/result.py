@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,9 +68,8 @@ class SimulationResult:
 
     def as_json(self) -> dict[str, Any]:
         """The figures as plain values, rounded to 9 significant digits, in a fixed order."""
-        fields = asdict(self)
-        del fields["round_metrics"]
-        rounded: dict[str, Any] = _rounded(fields)
+        names = [figure.name for figure in fields(self) if figure.name != "round_metrics"]
+        rounded: dict[str, Any] = _rounded({name: getattr(self, name) for name in names})
         return rounded
 
 
