@@ -239,17 +239,10 @@ def makes_up(job: Job) -> bool:
 def batch_seconds(members: Iterable[WorkerState], equal: bool) -> dict[int, float]:
     """Seconds per batch of each worker: the fleet's median if unknown, or one value for all if `equal`."""
     members = list(members)
+    workers = [member.source.worker for member in members]
     if equal:
-        return {member.source.worker: UNKNOWN_BATCH_S for member in members}
-    seconds: dict[int, float] = {}
-    typical_s: float | None = None
-    for member in members:
-        batch_s = member.batch_time.mean
-        if batch_s is None:
-            typical_s = typical_s or typical_seconds(members)
-            batch_s = typical_s
-        seconds[member.source.worker] = batch_s
-    return seconds
+        return dict.fromkeys(workers, UNKNOWN_BATCH_S)
+    return dict(zip(workers, batch_seconds_column(members).tolist(), strict=True))
 
 
 def batch_seconds_column(members: Sequence[WorkerState]) -> Floats:
