@@ -56,7 +56,7 @@ def pinned(job: Job, stored: Mapping[str, str]) -> Job:
     for name, table in tables.items():
         if not table.repository or _is_local(table.repository):
             continue
-        commit = stored.get(f"{name}.revision") or _commit(table.repository, table.revision, token)
+        commit = stored.get(f"{name}.revision") or commit_of(table.repository, table.revision, token)
         if commit:
             pinned_tables[name] = table.model_copy(update={"revision": commit})
     reward_model = pinned_tables.pop("rl.reward.model", job.rl.reward.model)
@@ -108,6 +108,21 @@ def changed_error(changed: list[str]) -> CheckpointError:
     return CheckpointError("CKPT007", problem, fix=fix)
 
 
+def commit_of(repository: str, revision: str | None, token: str | None) -> str | None:
+    """Return the commit that a branch or tag of a hub's repository stands for now; None if the cache doesn't tell.
+
+    Raises:
+        HyphaError: the hub refuses or can't be reached.
+
+    """
+    return snapshot_commit(fetch(repository, revision, token))
+
+
+def snapshot_commit(folder: Path) -> str | None:
+    """Return the commit of a folder of the hub's cache; None if it is another folder."""
+    return folder.name if folder.parent.name == _SNAPSHOTS else None
+
+
 def _inputs(job: Job) -> Iterator[tuple[str, str]]:
     """Return key and hash of each input."""
     yield from _of_repository("model", job.model.repository, job.model.revision)
@@ -144,14 +159,6 @@ def _base(model: Model) -> str | None:
 
 def _is_local(repository: str) -> bool:
     return Path(repository).expanduser().is_dir()
-
-
-def _commit(repository: str, revision: str | None, token: str | None) -> str | None:
-    """Return the commit that a branch or tag of a hub's repository stands for now; None if the cache doesn't tell."""
-    folder = fetch(repository, revision, token)
-    if folder.parent.name != _SNAPSHOTS:
-        return None
-    return folder.name
 
 
 def folder_hash(folder: Path) -> str:

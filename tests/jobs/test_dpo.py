@@ -15,7 +15,7 @@ from hypha_ray.types import Span
 from tests.support.job_scripts import Jobs
 from tests.support.preference_rows import digit_pairs
 
-TINY = ("@", "jobs/configs/dpo.toml")
+TINY = ("@", "jobs/configs/dpo.toml", "--rounds.update_rounds", "10")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def pairs(run_shared_job: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def run(run_shared_job: Jobs, pairs: Path) -> Path:
-    """The folder of a run with the ready job file, of two workers, of which one is killed twice."""
+    """The folder of a run with ten rounds of the ready job file, of two workers, of which one is killed twice."""
     log = pairs.parent / "hits.jsonl"
     points = ["worker.mid_delta:1=kill@3", "worker.mid_delta:1=kill@6"]
     flags = ("--testing.failpoints", json.dumps(points), "--testing.failpoint_log", log)

@@ -14,7 +14,7 @@ from hypha_ray.data.storage import same_tokens
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.checks.positions import require_positions
 from hypha_ray.model.environment import device_of
-from hypha_ray.model.identity import folder_hash
+from hypha_ray.model.identity import folder_hash, snapshot_commit
 from hypha_ray.model.loading.hub import fetch
 from hypha_ray.model.preferences.objective import score_sequences
 from hypha_ray.model.saved_model import open_saved
@@ -37,11 +37,14 @@ class ReferenceModel:
     """
 
     def __init__(self, name: str, revision: str | None, tokenizer: Path) -> None:
-        folder = fetch(name, revision, token=None)
+        folder = fetch(name, revision, token=None, weights=True)
         if not same_tokens(folder, tokenizer):
             raise _other_tokens(name, "another tokenizer", f"that of {name}")
-        self.sha256 = folder_hash(folder)
-        """Hash of the model's files."""
+        self.hashes = {"reference_sha256": folder_hash(folder)}
+        """Hash of the model's files, and the commit of a repository of the hub, by their names in manifests."""
+        commit = snapshot_commit(folder)
+        if commit is not None:
+            self.hashes["reference_commit"] = commit
         network, self._task = open_saved(folder)
         if self._task.name != "causal-lm":
             fix = "name a language model"

@@ -43,6 +43,13 @@ class DataSource:
     folder: Path
     places: tuple[Place, ...]
     read: Callable[[SliceInfo], Arrays]
+    parts: tuple[Manifest, ...] = ()
+    """Manifests of the datasets of a mixture; empty if it is none."""
+
+    @property
+    def manifests(self) -> tuple[Manifest, ...]:
+        """Manifests of all datasets."""
+        return self.parts or (self.manifest,)
 
     def has_tokens_of(self, model: Path) -> bool:
         """Whether the dataset's numbers are the tokens of a saved model; true as well if that isn't known."""
@@ -135,7 +142,8 @@ def _mixed(sources: Sequence[DataSource]) -> DataSource:
         source = sources[dataset_of(info.index)]
         return source.read(replace(info, index=info.index % SLICES_PER_DATASET))
 
-    manifest = mixed([source.manifest for source in sources])
+    parts = tuple(source.manifest for source in sources)
+    manifest = mixed(parts)
     preprocessor = manifest.preprocessor
     if preprocessor is not None:
         subfolder = preprocessor.folder or ""
@@ -147,7 +155,7 @@ def _mixed(sources: Sequence[DataSource]) -> DataSource:
             folder = source.folder
             break
     places = chain.from_iterable(source.places for source in sources)
-    return DataSource(manifest, folder, tuple(places), read)
+    return DataSource(manifest, folder, tuple(places), read, parts)
 
 
 def _at_url(dataset: Dataset, folder: Path) -> DataSource:

@@ -184,7 +184,8 @@ def check_case(case: Case) -> list[str]:
     notes = compare_weights(model, whole=needs_whole(model))
     notes.extend(compare_tokens(case))
     notes.extend(token_notes(case))
-    notes.extend(reference_notes(case.job, case.manifest))
+    for manifest in case.source.manifests:
+        notes.extend(reference_notes(case.job, manifest))
     notes.extend(muon_notes(case))
     if has_adapter(model):
         _check_adapter(case.job)

@@ -20,7 +20,8 @@ from hypha_ray.driver.datasets.job_tokenizer import inherited, is_silent, job_pr
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.market.requirements import OWN_LABEL, RAY_LABEL, NodeResources
 from hypha_ray.model.execution import model_facts
-from hypha_ray.model.identity import folder_hash
+from hypha_ray.model.identity import commit_of, folder_hash
+from hypha_ray.model.loading.hub import hub_token
 from hypha_ray.model.vocabulary import vocabulary_of
 from hypha_ray.optim.muon import MATRICES, shares
 
@@ -99,15 +100,19 @@ def reference_notes(job: Job, manifest: Manifest) -> Iterator[str]:
         return
     reference = str(made_by.options.get("reference"))
     sha256 = made_by.options.get("reference_sha256")
+    commit = made_by.options.get("reference_commit")
     start = job.model.repository
     has_name = start is not None and Path(start).absolute() == Path(reference).absolute()
     is_reference = has_name
-    if sha256 is not None and start is not None and Path(start).expanduser().is_dir():
-        is_reference = folder_hash(Path(start).expanduser()) == sha256
+    if start is not None and Path(start).expanduser().is_dir():
+        if sha256 is not None:
+            is_reference = folder_hash(Path(start).expanduser()) == sha256
+    elif start is not None and commit is not None:
+        is_reference = commit_of(start, job.model.revision, hub_token(job.model)) == commit
     if not is_reference:
         model = "random weights" if start is None else start
         if has_name:
-            model = "what has been changed there since"
+            model = "what has been changed there since" if commit is None else "another commit of it"
         yield (
             f"the reference of dataset {manifest.name!r} is {reference}, and training begins with {model}: if they "
             "differ, rewards aren't 0 before the first step, and the policy is held to a model that it never was"

@@ -115,12 +115,13 @@ def _of_run(job: Job | None, device: torch.device) -> Reference:
         CheckpointError: CKPT007, that model's files have changed since.
 
     """
-    from hypha_ray.model.identity import changes, identity_of
+    from hypha_ray.model.identity import changes, identity_of, pinned
     from hypha_ray.model.lora import has_adapter
     from hypha_ray.model.preferences.objective import reference_model
     from hypha_ray.model.trained import build_trained
 
     assert job is not None
+    job = pinned(job, job.begun_with)  # A branch of the hub may be at another commit than when the run began.
     changed = [key for key in changes(identity_of(job), job.begun_with) if key.startswith("model.")]
     if changed:
         problem = f"the reference has changed since the run began with it ({', '.join(changed)})"
@@ -136,5 +137,5 @@ def _of_folder(name: str, device: torch.device) -> Reference:
     from hypha_ray.model.preferences.objective import reference_model
     from hypha_ray.model.saved_model import open_saved
 
-    network, _ = open_saved(fetch(name, None, None))
+    network, _ = open_saved(fetch(name, None, None, weights=True))
     return reference_model(network.to(device))

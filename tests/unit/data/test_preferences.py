@@ -18,10 +18,12 @@ from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import MANIFEST
 from hypha_ray.data.preparation.encoders import byte_tokenizer, load_tokenizer
 from hypha_ray.data.provenance import MadeBy
+from hypha_ray.driver.datasets.data_source import opened
 from hypha_ray.driver.preflight.notes import reference_notes
 from hypha_ray.driver.trained_models.evaluation import ModelSource
 from hypha_ray.driver.trained_models.preferences import preference_task, require_preferences
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
+from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
 from hypha_ray.model.identity import folder_hash
 from hypha_ray.model.saved_model import open_saved
 from tests.support.prepared import arrays_of, omissions, prepared, table
@@ -361,6 +363,60 @@ def test_reference_that_has_changed_since_a_run_began_scores_nothing(tmp_path: P
         preference_task(task, model.job(), pairs, None, torch.device("cpu"))
     _, shown = preference_task(task, model.job(), pairs, str(start), torch.device("cpu"))
     assert shown == f"dpo, reference {start}"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Cache of a hub with two commits of some/model, of which the branch is at the second; the hub can't be reached."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    cache = tmp_path / "cache" / "models--some--model"
+    for commit in "ab":
+        folder = cache / "snapshots" / (commit * 40)
+        LlamaForCausalLM(LlamaConfig(vocab_size=400, **sizes)).save_pretrained(folder)
+        byte_tokenizer().save_pretrained(folder)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("b" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return cache
+
+
+def test_reference_of_a_run_is_the_commit_of_the_hub_that_it_began_with(hub: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "model"
+    shutil.copytree(hub / "snapshots" / ("a" * 40), saved)
+    (tmp_path / "config.toml").write_text('[model]\nrepository = "some/model"\n[preference]\nloss = "dpo"\n')
+    (tmp_path / "events.jsonl").touch()
+    (tmp_path / "identity.json").write_text(json.dumps({"model.revision": "a" * 40}))
+    out = run(PAIRS, tmp_path, tokenizer="byte")
+    network, task = open_saved(saved)
+    margins = {}
+    for reference in (None, "some/model"):
+        scored_by, _ = preference_task(task, ModelSource(saved).job(), load(out), reference, torch.device("cpu"))
+        figures = metrics_of(scored_by, evaluate(network, scored_by, batches_of([arrays_of(out)], 6), "cpu"))
+        margins[reference] = figures["margin"]
+    assert margins[None] == 0
+    assert margins["some/model"] != 0
+
+
+def test_reference_of_the_hub_is_known_by_its_commit_and_by_each_dataset_of_a_mixture(
+    hub: Path, tmp_path: Path
+) -> None:
+    parts = []
+    for name in ("some/model", str(hub / "snapshots" / ("a" * 40))):
+        folder = tmp_path / f"part{len(parts)}"
+        folder.mkdir()
+        parts.append(run(PAIRS, folder, tokenizer="byte", reference=name))
+    made_by = load(parts[0]).made_by
+    assert made_by is not None and made_by.options["reference_commit"] == "b" * 40
+    mix = [{"path": str(part), "weight": 1.0} for part in parts]
+    preference = {"loss": "dpo", "reference": "dataset"}
+    job = Job.model_validate({"model": {"repository": "some/model"}, "preference": preference, "dataset": {"mix": mix}})
+    with opened(job.dataset) as source:
+        first, second = (list(reference_notes(job, manifest)) for manifest in source.manifests)
+        assert not first and len(second) == 1 and "training begins with some/model" in second[0]
+        (hub / "refs" / "main").write_text("a" * 40)
+        (note,) = reference_notes(job, source.manifests[0])
+    assert "is some/model, and training begins with another commit of it" in note
 
 
 def test_reference_with_other_tokens_or_too_few_positions_is_refused(tmp_path: Path) -> None:

@@ -92,8 +92,9 @@ def write_preferences(
 
         folder = writer.folder / str(preprocessor.folder)
         reference = ReferenceModel(options.reference, options.reference_revision, folder)
-        account.note(f"reference log-probabilities are by {options.reference}, sha256 {reference.sha256[:12]}")
-        writer.hashes["reference_sha256"] = reference.sha256
+        sha256 = reference.hashes["reference_sha256"]
+        account.note(f"reference log-probabilities are by {options.reference}, sha256 {sha256[:12]}")
+        writer.hashes.update(reference.hashes)
         loader = _with_reference(load, reference, report)
     write_split(splits, loader, options.samples_per_slice, writer)
     return preprocessor
