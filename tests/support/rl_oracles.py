@@ -10,6 +10,7 @@ In an environment of its own, beside torch and transformers:
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ FILE = Path(__file__).parents[1] / "unit" / "rl" / "oracles.json"
 PROMPTS, GROUP, TOKENS, LONGEST = 3, 4, 5, 7
 CLIPS = {"plain": (0.2, 0.2, None), "asymmetric": (0.1, 0.28, None), "dual": (0.2, 0.2, 1.5)}
 BETA = 0.05
+DELTA = 1.3
 DISCOUNT, DECAY, VALUE_CLIP = 0.9, 0.8, 0.2
 TARGET, HORIZON, DIVERGENCES = 0.1, 100, (0.0, 0.09, 0.11, 3.0)
 
@@ -96,7 +98,7 @@ def verl_losses(given: dict[str, torch.Tensor], advantage: torch.Tensor) -> dict
 
 
 def trl_losses(given: dict[str, torch.Tensor], advantage: torch.Tensor) -> dict[str, float]:
-    """Losses of trl with the k3 divergence, by trl's name of the loss."""
+    """Losses of trl with the k3 divergence: by trl's name of the loss, level of importance, and largest ratio."""
     from trl import GRPOTrainer
 
     rows, ones = given["mask"].shape[0], torch.ones(given["mask"].shape[0], 1, dtype=torch.long)
@@ -106,17 +108,18 @@ def trl_losses(given: dict[str, torch.Tensor], advantage: torch.Tensor) -> dict[
         "ref_per_token_logps": given["reference"], "num_items_in_batch": given["mask"].sum(),
     }  # fmt: skip
     found = {}
-    for kind in ("grpo", "bnpo", "dr_grpo", "dapo"):
+    for kind, level, delta in product(("grpo", "bnpo", "dr_grpo", "dapo"), ("token", "sequence"), (None, DELTA)):
         anything: Any = _Anything()
         stub = SimpleNamespace(
             _get_per_token_logps_and_entropies=lambda *_, **__: (given["new"], torch.zeros_like(given["new"]), None),
             aux_loss_enabled=False, top_entropy_quantile=1.0, off_policy_mask_threshold=None, use_vllm=False,
-            importance_sampling_level="token", beta=BETA, loss_type=kind, epsilon_low=0.2, epsilon_high=0.2,
-            args=SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1),
+            importance_sampling_level=level, beta=BETA, loss_type=kind, epsilon_low=0.2, epsilon_high=0.2,
+            args=SimpleNamespace(delta=delta, use_bias_correction_kl=False, steps_per_generation=1),
             model=SimpleNamespace(training=True), current_gradient_accumulation_steps=1, max_completion_length=LONGEST,
             _entropy_bonus_enabled=False, _metrics=anything, accelerator=_Accelerator(),
         )  # fmt: skip
-        found[kind] = float(GRPOTrainer._compute_loss(stub, None, batch))
+        name = f"{kind}/{level}" if delta is None else f"{kind}/{level}/{delta}"
+        found[name] = float(GRPOTrainer._compute_loss(stub, None, batch))
     assert rows == PROMPTS * GROUP
     return found
 

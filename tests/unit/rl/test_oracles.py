@@ -40,6 +40,13 @@ from tests.support.rl_oracles import (
 ORACLES = json.loads((Path(__file__).parent / "oracles.json").read_text(encoding="utf-8"))
 GIVEN = {name: torch.tensor(value, dtype=torch.float64) for name, value in ORACLES["inputs"].items()}
 MASK = GIVEN["mask"]
+TRL: dict[str, tuple[str, dict[str, Any]]] = {
+    "grpo": ("grpo", {}),
+    "bnpo": ("grpo", {"aggregation": "token"}),
+    "dr_grpo": ("dr_grpo", {}),
+    "dapo": ("dapo", {"clip_high": 0.2}),
+}
+"""Algorithm and settings for each of trl's names of a loss."""
 
 
 def loss(**settings: Any) -> float:
@@ -75,18 +82,13 @@ def test_gspo_loss_equals_that_of_verl() -> None:
     assert found == pytest.approx(ORACLES["verl"]["gspo"], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("kind", "algorithm", "own"),
-    [
-        ("grpo", "grpo", {}),
-        ("bnpo", "grpo", {"aggregation": "token"}),
-        ("dr_grpo", "dr_grpo", {}),
-        ("dapo", "dapo", {"clip_high": 0.2}),
-    ],
-)
-def test_loss_with_a_reference_equals_that_of_trl(kind: str, algorithm: str, own: dict[str, Any]) -> None:
-    found = loss(algorithm=algorithm, reference="initial", kl=BETA, **own)
-    assert found == pytest.approx(ORACLES["trl"][kind], abs=1e-6)
+@pytest.mark.parametrize("case", sorted(ORACLES["trl"]))
+def test_loss_with_a_reference_equals_that_of_trl(case: str) -> None:
+    kind, ratio, *delta = case.split("/")
+    algorithm, own = TRL[kind]
+    dual_clip = float(delta[0]) if delta else None
+    found = loss(algorithm=algorithm, reference="initial", kl=BETA, ratio=ratio, dual_clip=dual_clip, **own)
+    assert found == pytest.approx(ORACLES["trl"][case], abs=1e-6)
 
 
 @pytest.mark.parametrize("case", sorted(key for key in ORACLES["torchrl"] if "/" in key))
