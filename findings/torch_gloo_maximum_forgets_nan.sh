@@ -9,9 +9,9 @@
 # Two of torch's own functions build on it. amax() of a DTensor that is split over ranks differs from amax() of the whole.
 # clip_grad_norm_ of FSDP2 with the largest gradient as its norm (norm_type=inf) gives a finite norm, passes
 # error_if_nonfinite, and leaves the NaN in one rank's part of the gradients. With the L2 norm, which is summed, it raises.
-# Sums, or a flag of whether a number is finite, are safe; the MAX of losses or of norms is not.
+# Sums are safe, and so is the MAX of a number that is 1 for a NaN; the MAX of losses or of norms is not.
 #
-# hypha_ray isn't touched: its processes add up squares and counts, and reduce no maximum.
+# hypha_ray isn't touched: its processes add up losses, gradients and squares, and reduce no maximum.
 #
 # Seen with torch 2.13.0 on CPU, gloo, Python 3.11 (1 000 values, all of them NaN on one rank: how many are NaN after it):
 #   2 ranks, SUM: 1000 if NaN is on rank 0, 1000 on rank 1
