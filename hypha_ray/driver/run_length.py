@@ -37,7 +37,7 @@ def with_rounds(job: Job, manifest: Manifest, directory: RunDirectory | None) ->
         directory: run directory, which may not exist yet; None: the run has no name yet.
 
     Raises:
-        ConfigError: CFG003, the warm-up has more rounds; or as `check_schedule`.
+        ConfigError: CFG003, the warm-up has more rounds, or the run has begun more epochs; or as `check_schedule`.
         CheckpointError: STORE002, a commit record is damaged.
 
     """
@@ -51,6 +51,7 @@ def with_rounds(job: Job, manifest: Manifest, directory: RunDirectory | None) ->
         slices = [info for info in slices if info.index not in damaged]
         next_round = usable_rounds(directory.path)
         spans = _used_spans(directory, next_round)
+        _check_epochs(job, spans)
     rounds = next_round + rounds_for(job, _unused(job, slices, spans), next_round)
     job = job.lasting(max(1, rounds))
     _check_warmup(job)
@@ -117,6 +118,16 @@ def _used_spans(directory: RunDirectory, rounds: int) -> list[Span]:
         for _, worker_spans in log.load(round).spans:
             spans += worker_spans
     return spans
+
+
+def _check_epochs(job: Job, spans: Iterable[Span]) -> None:
+    """Refuse fewer epochs than a run has begun; datasets of a mixture have epochs of their own."""
+    assert job.rounds.epochs is not None
+    epochs = max((span.epoch + 1 for span in spans), default=0)
+    if epochs > job.rounds.epochs and not job.dataset.mix:
+        problem = "rounds.epochs is less than the run has begun"
+        fix = "leave it out, or choose another run.name for a shorter run"
+        raise ConfigError("CFG003", problem, str(job.rounds.epochs), f"{epochs} or more", fix)
 
 
 def _check_warmup(job: Job) -> None:
