@@ -30,7 +30,6 @@ class Codec(Protocol):
 
     def form(self, groups: Mapping[str, int]) -> dict[str, Form]:
         """Describe the payload of a fragment with these groups and sizes (`Layout.groups`)."""
-        ...
 
     def decode(
         self, payload: Mapping[str, torch.Tensor], group: str, part: slice, theta: torch.Tensor | None = None
@@ -44,7 +43,6 @@ class Codec(Protocol):
             theta: these elements of the weights that the sender began with, if its codec needs them.
 
         """
-        ...
 
 
 @dataclass(slots=True)
@@ -116,7 +114,6 @@ class Encoder(Protocol):
             The payload, which may share memory with `values`, and its quality.
 
         """
-        ...
 
 
 def encoded(

@@ -148,10 +148,7 @@ def patch_stream(codes: Codes, marks: Bands, least: int = 0) -> bytes:
 def read_patch(stream: bytes, bands: Bands, least: int = 0) -> tuple[Codes, int] | None:
     """Decode the codes of all elements from a result of `patch_stream`, 0 if they aren't in the patch.
 
-    Args:
-        stream: the stream.
-        bands: band of each element.
-        least: least code of a patch that hasn't all elements.
+    `least` is the least code of a patch that hasn't all elements.
 
     Returns:
         The codes, and the number of elements in the patch; None if the stream is malformed.

@@ -23,7 +23,7 @@ _GROUP = "parameters/float32"
 _FEW = 1000
 """Elements of a trial, beside a part of a chunk."""
 _LAG = "momentum/"
-"""Prefix of a group's name in an encoder's residual: the momentum that the receiver lacks."""
+"""Prefix of a group's name in an encoder's residual: the momentum that the receiver lacks for postponed changes."""
 ELEMENTWISE = (Bf16, Fp16, Int8, Int4, E3m0)
 """Codecs whose payloads are the same on every device, because each element is rounded by itself.
 
@@ -68,8 +68,8 @@ class Feedback:
                 continue
             arrays = codec.allocate(array.size)
             out = _as_rows(codec, tensors(arrays))
-            residual = self._residual(group, array.size)
-            lag = self._lag(group, array.size)
+            residual = self._array(group, array.size) if self._decay else None
+            lag = self._array(_LAG + group, array.size) if self._momentum else None
             for part in blocks(array.size):
                 target = sources[group][part]
                 base = None
@@ -96,12 +96,11 @@ class Feedback:
             self.residual.clear()  # A damaged result is rejected, and must not damage the next ones.
         return payload, quality
 
-    def _residual(self, group: str, size: int) -> torch.Tensor | None:
-        if not self._decay:
-            return None
-        if group not in self.residual:
-            self.residual[group] = np.zeros(size, np.float32)
-        return torch.from_numpy(self.residual[group])
+    def _array(self, name: str, size: int) -> torch.Tensor:
+        """Return an array of the residual, which begins as zeros."""
+        if name not in self.residual:
+            self.residual[name] = np.zeros(size, np.float32)
+        return torch.from_numpy(self.residual[name])
 
     def _late_effect(self, residual: torch.Tensor, lag: torch.Tensor) -> torch.Tensor:
         """Return what changes the weights in one step as postponed changes would have done in time.
@@ -112,15 +111,6 @@ class Feedback:
         """
         mu = self._momentum
         return (residual - mu**3 * lag) / (1 - mu**2)
-
-    def _lag(self, group: str, size: int) -> torch.Tensor | None:
-        """Return the momentum that the receiver lacks since changes were postponed; None if it isn't made up for."""
-        if not self._momentum:
-            return None
-        name = _LAG + group
-        if name not in self.residual:
-            self.residual[name] = np.zeros(size, np.float32)
-        return torch.from_numpy(self.residual[name])
 
 
 def _as_rows(codec: Chunked, arrays: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -135,7 +125,6 @@ class Elements(Protocol):
 
     def block(self, part: slice) -> torch.Tensor:
         """Return a range of elements, 1-D, which must not be written to."""
-        ...
 
 
 class DeviceFeedback:
@@ -170,12 +159,7 @@ class DeviceFeedback:
     def encode(
         self, values: Mapping[str, Elements], theta: Mapping[str, torch.Tensor], wait: Callable[[], None]
     ) -> tuple[Flat, Quality]:
-        """Encode differences of trained groups.
-
-        Args:
-            values: the weights.
-            theta: the global weights that the round began with, on the same device.
-            wait: function that waits for all copies to the host.
+        """Encode differences of trained groups to θ on their device; `wait` waits for all copies to the host.
 
         Returns:
             Arrays of these groups for the payload, which the next call overwrites, and their quality.
@@ -209,20 +193,12 @@ class DeviceFeedback:
         self, group: str, elements: Elements, theta: torch.Tensor, part: slice, out: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
         """Encode a block; return the sums of `Quality`, on the device."""
-        codec = self._codec
         delta = elements.block(part) - theta[part]
         target = delta.float()
         residual = self._residual(group, elements.size, target.device)
         if residual is not None:
             target = torch.add(target, residual[part], alpha=self._decay)
-        padding = -len(target) % codec.chunk
-        chunks = torch.nn.functional.pad(target, (0, padding)).view(-1, codec.chunk)
-        parts = codec.compress(chunks)
-        first = part.start // codec.chunk
-        for name, array in parts.items():
-            out[name][first : first + len(chunks)].copy_(array, non_blocking=True)
-        decoded = codec.expand(parts).view(-1)
-        decoded = decoded[: len(target)]
+        decoded = self._codec.encode_block(target, out, part.start)
         difference = target - decoded
         if residual is not None:
             residual[part] = difference
@@ -247,12 +223,7 @@ def encodes_on_device(codec: Chunked | None) -> bool:
 def advance(codec: Chunked, theta: Flat, payload: Flat, out: Flat | None = None) -> Flat:
     """Add a decoded difference to weights, block by block. Sender and receivers get the same bits.
 
-    Args:
-        codec: codec of the payload, `Chunked.downward`.
-        theta: the weights before, never written to.
-        payload: the encoded difference, and buffers unencoded.
-        out: arrays to write to; None: allocate new arrays.
-
+    `theta`, the weights before, is never written to. Without `out`, new arrays are made.
     """
     if out is None:
         out = {group: np.empty_like(array) for group, array in theta.items()}
@@ -271,12 +242,8 @@ def advance(codec: Chunked, theta: Flat, payload: Flat, out: Flat | None = None)
 def publish(codec: Chunked, decay: float, theta: Flat, new: Flat, residual: Flat) -> tuple[Flat, Flat]:
     """Encode a step of the global weights, and set the new weights to what receivers decode.
 
-    Args:
-        codec: codec of the payload, `Chunked.downward`.
-        decay: part of the residual that is made up for.
-        theta: the weights before the step, which all workers have.
-        new: the weights after the step; overwritten by the weights that all workers will have.
-        residual: encoding error so far, by group; never written to.
+    `theta` are the weights before the step, which all workers have. `new` is overwritten, `residual` is never written
+    to.
 
     Returns:
         The payload, whose buffers share memory with the new weights, and the new residual.

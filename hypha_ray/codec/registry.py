@@ -46,14 +46,7 @@ def downward_codec(name: str, options: CodecOptions = None) -> Chunked | None:
 
 
 def encoder(name: str, decay: float, options: CodecOptions = None) -> Encoder:
-    """Build an encoder for one fragment, whose receiver has no weights.
-
-    Args:
-        name: name of the codec.
-        decay: part of the encoding error that is made up for in the next round; 0: none of it.
-        options: options of the codec.
-
-    """
+    """Build an encoder for one fragment, whose receiver has no weights; for `decay`, see `Feedback`."""
     chunked = difference_codec(name, options)
     if chunked is None:
         return Unchanged()
@@ -76,13 +69,7 @@ def upward_codec(sync: Sync) -> Codec:
 
 
 def encoders(sync: Sync, outer: OuterOptimizer | None = None) -> list[Encoder]:
-    """Build the encoders of a worker's payloads, one for each fragment.
-
-    Args:
-        sync: table of the job file.
-        outer: optimizer that steps with the payloads; None: it isn't known.
-
-    """
+    """Build the encoders of a worker's payloads, one for each fragment; `outer` steps with them, if it is known."""
     return [_upward_encoder(sync, outer) for _ in range(sync.fragments)]
 
 

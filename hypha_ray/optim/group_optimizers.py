@@ -35,15 +35,6 @@ class FleetAdamW(GroupOptimizer):
     a K-th of that variance, so synchronous training takes longer steps at the same rate. Here v is reduced by
     (1 − 1/K) σ², but not below v/K. σ² = (v − m²) / (1 − c) by this worker's own averages, where c is the part of the
     noise that is left in m. With K = 1 this is `torch.optim.AdamW`, and its state has the same names.
-
-    Args:
-        params: parameters, or groups of them.
-        lr: learning rate.
-        betas: decay of both averages.
-        eps: added to the root of the second moment.
-        weight_decay: decoupled, as in AdamW.
-        workers: K.
-
     """
 
     def __init__(

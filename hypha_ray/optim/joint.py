@@ -14,12 +14,7 @@ from hypha_ray.optim.schedules import inner_steps
 
 
 class Joint(Inner):
-    """Inner optimizers of several modules as one; each clips the gradients of its own module.
-
-    Args:
-        parts: optimizer of each module.
-
-    """
+    """Inner optimizers of several modules as one; each clips the gradients of its own module."""
 
     def __init__(self, parts: Sequence[Inner]) -> None:
         self._parts = parts

@@ -33,15 +33,12 @@ class Assembly(Protocol):
 
     def shape_of(self, piece: torch.Tensor) -> torch.Size:
         """Return the shape of the whole tensor, by this process's piece of a parameter."""
-        ...
 
     def whole(self, part: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
         """Gather a tensor that is divided among the processes as a parameter is."""
-        ...
 
     def part(self, whole: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
         """Return this process's part of a whole tensor, divided as a parameter is."""
-        ...
 
 
 class Undivided:

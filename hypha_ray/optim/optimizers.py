@@ -40,18 +40,10 @@ class Shares(Assembly, Protocol):
 
     def piece_of(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return this process's part of a parameter, on which an optimizer steps."""
-        ...
 
 
 class Inner:
-    """Inner optimizer of a worker: one or more optimizers of torch, their schedules, and clipping of gradients.
-
-    Args:
-        optimizers: optimizers that together have all trained parameters.
-        config: schedule and clipping.
-        total_steps: inner steps that the run is planned to have; None: unknown.
-
-    """
+    """Inner optimizer of a worker: one or more optimizers of torch, their schedules, and clipping of gradients."""
 
     def __init__(
         self, optimizers: list[torch.optim.Optimizer], config: InnerOptimizer, total_steps: int | None

@@ -18,13 +18,7 @@ _STEPS = 10
 def build_own(
     name: str, options: Mapping[str, Any] | None, parameters: Any, table: Mapping[str, Any]
 ) -> torch.optim.Optimizer:
-    """Build a user's optimizer.
-
-    Args:
-        name: name of the class.
-        options: options of the job file for this class, which become keyword arguments.
-        parameters: parameters to step on.
-        table: settings by torch's names; the constructor gets those that it takes.
+    """Build a user's optimizer, with the settings of `table` that its constructor takes, and its own options.
 
     Raises:
         ConfigError: the class can't be loaded, or an option is wrong.

@@ -30,10 +30,6 @@ class LossScale:
 
     The loss is multiplied by the scale. If gradients overflow, the step is skipped and the scale is halved. After
     `INTERVAL` steps without an overflow it is doubled.
-
-    Args:
-        device: device of the gradients.
-
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -56,12 +52,7 @@ class LossScale:
             torch._amp_foreach_non_finite_check_and_unscale_(gradients, ignored, factor)
 
     def update(self, overflows: Tensor) -> None:
-        """Change the scale after a gradient.
-
-        Args:
-            overflows: float32 scalar on the device: 0 if the gradient was finite, otherwise 1.
-
-        """
+        """Change the scale after a gradient: `overflows` is a float32 scalar, 0 if all was finite, otherwise 1."""
         torch._amp_update_scale_(self.scale, self._steps, overflows, GROWTH, BACKOFF, self.interval)
 
     @contextmanager

@@ -52,20 +52,13 @@ class PendingStep(Protocol):
     @property
     def ready(self) -> bool:
         """Whether `result` waits for nothing."""
-        ...
 
     def result(self) -> Step:
         """Return the result of the step, with tensors on the CPU if it was read; the first call may do work."""
-        ...
 
 
 class FinishedStep:
-    """Step whose result is known.
-
-    Args:
-        step: the result.
-
-    """
+    """Step whose result is known."""
 
     ready = True
 
@@ -83,20 +76,13 @@ class Reading(Protocol):
     @property
     def arrived(self) -> bool:
         """Whether the numbers are there."""
-        ...
 
     def numbers(self) -> Tensor:
         """Return the numbers, on the CPU, once they are there."""
-        ...
 
 
 class CudaReading:
-    """Copy of a few numbers into pinned memory, after all earlier work of the device.
-
-    Args:
-        figures: tensor of one dimension on the device.
-
-    """
+    """Copy of a few numbers, of shape [n], into pinned memory, after all earlier work of the device."""
 
     def __init__(self, figures: Tensor) -> None:
         self._numbers = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
@@ -121,13 +107,7 @@ def reading_from(device: torch.device) -> Callable[[Tensor], Reading] | None:
 
 
 class ReadStep:
-    """Step whose figures are read from a device.
-
-    Args:
-        reading: the figures.
-        finish: function of the figures that makes the result.
-
-    """
+    """Step whose figures are read from a device."""
 
     def __init__(self, reading: Reading, finish: Callable[[Tensor], Step]) -> None:
         self._reading = reading

@@ -75,16 +75,7 @@ class FleetView:
 
 
 class SchedulerCore:
-    """Makes all decisions of one run.
-
-    Args:
-        job: the job file.
-        run: name of the run.
-        slices: the dataset's slices, of both splits.
-        sizes: limits of workers' memory.
-        resume_point: point from which the run resumes.
-
-    """
+    """Makes all decisions of one run, on slices of both splits."""
 
     def __init__(
         self, job: Job, run: str, slices: Sequence[t.SliceInfo], sizes: Sizes, resume_point: ResumePoint

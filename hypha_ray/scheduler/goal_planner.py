@@ -26,16 +26,7 @@ DROPPED = "the goal needs no machine at that price now"
 
 
 class GoalPlanner:
-    """Decides for a run with a goal on each `Quotes`.
-
-    Args:
-        job: the job file.
-        resume_point: point from which the run goes on.
-        roster: workers of the fleet.
-        strategy: the run's rounds.
-        out: takes commands.
-
-    """
+    """Decides for a run with a goal on each `Quotes`."""
 
     def __init__(
         self, job: Job, resume_point: ResumePoint, roster: Roster, strategy: RoundStrategy[Any, Any], out: Outbox

@@ -31,12 +31,7 @@ def check_interval_s(workers: int, lease_s: float = 0.0) -> float:
 
 
 class CorrectionPace:
-    """Allows corrections at once in a small fleet, and at intervals in a large one.
-
-    Args:
-        workers: largest size of the fleet.
-
-    """
+    """Allows corrections at once in a small fleet of at most so many workers, and at intervals in a large one."""
 
     def __init__(self, workers: int) -> None:
         self._every_s = 0.0 if workers <= AT_ONCE else min(LONGEST_S, workers / 1000)
@@ -63,13 +58,7 @@ class CorrectionPace:
 
 
 class StorePace:
-    """Counts the rounds that the store has written.
-
-    Args:
-        written: number of rounds that were stored before.
-        out: takes the problem of a slow store.
-
-    """
+    """Counts the rounds that the store has written, earlier ones included."""
 
     def __init__(self, written: int, out: Outbox) -> None:
         self._written = written

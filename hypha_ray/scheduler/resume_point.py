@@ -43,12 +43,7 @@ class ResumePoint:
 
 
 class RunTotals:
-    """Samples, tokens and training time of a run. Times are monotonic seconds, passed in.
-
-    Args:
-        before: `totals` of the earlier attempts; empty in the first.
-
-    """
+    """Samples, tokens and training time of a run, earlier attempts included. Times are monotonic seconds, passed in."""
 
     def __init__(self, before: Mapping[str, Any]) -> None:
         self._counts: dict[str, Any] = {"samples_total": 0, "tokens_total": 0, **before}

@@ -65,10 +65,6 @@ class ParameterServer(ListedActor):
     """Reduces the deltas of one fragment.
 
     Its methods import the heavy libraries, so a process that only starts this actor doesn't load them.
-
-    Args:
-        job: the job file.
-
     """
 
     def __init__(self, job: Job) -> None:
@@ -133,12 +129,6 @@ class ParameterServer(ListedActor):
 
         Workers wait for θ but not for momentum, so momentum is kept here until `momentum_after`, or isn't computed yet.
 
-        Args:
-            request: the step.
-            theta: global weights of the fragment.
-            momentum: outer momentum of the fragment.
-            payloads: contributions of the senders.
-
         Returns:
             As separate results: new θ, the encoded difference of θ (empty without a downward codec), and the verdict.
 
@@ -161,14 +151,8 @@ class ParameterServer(ListedActor):
     def momentum_after(self, request: StepRequest, theta: Flat, momentum: Flat, *payloads: Flat) -> tuple[Flat, None]:
         """Return the new momentum of a step; computes the step again unless it was the latest one of this server.
 
-        On a single machine, a repeated step first waits until workers should have copied θ, because both are limited
-        by memory bandwidth.
-
-        Args:
-            request: the argument given to `reduce`.
-            theta: likewise.
-            momentum: likewise.
-            payloads: likewise.
+        The arguments are those of `reduce`. On a single machine, a repeated step first waits until workers should have
+        copied θ, because both are limited by memory bandwidth.
 
         Returns:
             As separate results: momentum, and None as a receipt.
@@ -223,11 +207,6 @@ class ParameterServer(ListedActor):
         """Whether steps of a round only average, because it is one of the warm-up."""
         return round < self._job.rounds.warmup_rounds
 
-    def _outer_optimizer(self, round: int) -> OuterOptimizer:
-        if self._warms_up(round):
-            return OuterOptimizer(name="average")
-        return self._job.outer_optimizer
-
     def _spec(self, request: StepRequest, outputs: Literal["all", "theta", "state"]) -> ReduceSpec:
         from hypha_ray.codec import upward_codec
         from hypha_ray.server.reduce import ReduceSpec
@@ -236,7 +215,7 @@ class ParameterServer(ListedActor):
         return ReduceSpec(
             layout=request.layout,
             fragment=request.fragment,
-            outer=self._outer_optimizer(request.round),
+            outer=OuterOptimizer(name="average") if self._warms_up(request.round) else job.outer_optimizer,
             sync=job.sync,
             codec=upward_codec(job.sync),
             optimizer_step=self._optimizer_step(request.layout) if self._is_synchronous else None,

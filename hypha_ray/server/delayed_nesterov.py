@@ -51,14 +51,7 @@ def delayed(
     Let s be the sum of all parts x·n/N so far. Before the end, s ← s + x·n/N and θ ← θ + η·x·n/N. At the end, with Δ̄
     the weighted mean of all deltas, v ← μv + Δ̄ and θ ← θ + η(Δ̄ − s + μv). The measured change is then the round's.
 
-    Args:
-        eta: outer learning rate.
-        mu: outer momentum.
-        group: θ and velocity.
-        round_part: share of the deltas in the round.
-        old_sum: s before the step; None: zeros.
-        new_sum: the array for s after the step, which the last step leaves as it is.
-
+    `old_sum` is s before the step, None for zeros. The last step leaves `new_sum` as it is.
     """
 
     def accumulate(mean: torch.Tensor, scratch: torch.Tensor, part: slice) -> float:

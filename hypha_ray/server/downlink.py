@@ -36,14 +36,7 @@ def split_state(momentum: Flat) -> tuple[Flat, Flat]:
 def encode_result(
     codec: Chunked, decay: float, theta: Flat, residual: Flat, result: tuple[Flat, Flat, Verdict]
 ) -> tuple[Flat, Flat, Flat, Verdict]:
-    """Encode the result of a reduction, and set its weights to those that all workers will decode.
-
-    Args:
-        codec: codec of the difference.
-        decay: factor of the encoding error that is added to the next difference.
-        theta: the weights before the step.
-        residual: the accumulated encoding error.
-        result: result of `reduce`; its weights are overwritten.
+    """Encode the result of `reduce`, and overwrite its weights by those that all workers will decode.
 
     Returns:
         New weights, new state with the new encoding error, the encoded difference, and the verdict.

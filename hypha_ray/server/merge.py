@@ -133,11 +133,6 @@ def trimmed_mean(workers: int, drop: int) -> Merge:
     All values have the same weight. At least the middle value is kept, or the middle two of an even number: with the
     greatest possible `drop` it is the coordinate-wise median. So two values are never trimmed. Up to `drop` poisoned
     workers can't move the result out of the range of the others' values.
-
-    Args:
-        workers: number of values.
-        drop: number of values to drop at each end.
-
     """
     drop = min(drop, (workers - 1) // 2)
     middle = mean([1] * (workers - 2 * drop))
@@ -187,14 +182,7 @@ class Values:
     deltas: bool = False
 
     def block(self, part: slice, scratch: torch.Tensor, squares: list[float]) -> Iterator[torch.Tensor]:
-        """Yield a block's values, in worker order.
-
-        Args:
-            part: the block's place.
-            scratch: scratch space for one value.
-            squares: list to which the squared L2 norm of each worker's delta before scaling is appended.
-
-        """
+        """Yield a block's values in worker order; append squared L2 norms of the unscaled deltas to `squares`."""
         before = self.theta[part]
         for value, scale in zip(self.read(part), self.scales, strict=True):
             if scale == 1 and not self.relative and not self.deltas:
@@ -238,13 +226,7 @@ def merge_and_step(values: Values, merge: Merge, step: Step) -> Work[list[float]
 
 
 def sweep(values: Values, work: Work[list[float]], threads: int = 1, block: int = BLOCK) -> Squares:
-    """Merge the workers' values block by block, and take a step with each block.
-
-    Args:
-        values: the workers' values.
-        work: function that returns the squared L2 norms of each worker's delta and of the change.
-        threads: number of blocks processed at a time.
-        block: number of elements in a block.
+    """Merge the workers' values block by block, and take a step with each block; `work` returns the squared norms of one.
 
     Returns:
         Squared L2 norms over all blocks.
@@ -256,15 +238,9 @@ def sweep(values: Values, work: Work[list[float]], threads: int = 1, block: int 
 
 
 def over_blocks(like: torch.Tensor, work: Work[T], threads: int, block: int = BLOCK) -> list[T]:
-    """Apply a function to each block of a tensor.
+    """Apply a function to each block of a tensor like this one; return its results in the order of the blocks.
 
     Threads take blocks from one queue, so a slow thread delays only its current block.
-
-    Args:
-        like: tensor that gives length and dtype.
-        work: the function.
-        threads: number of blocks processed at a time.
-        block: number of elements in a block.
 
     Returns:
         Results of `work`, in the order of the blocks.

@@ -14,14 +14,10 @@ from hypha_ray.types.layout import is_trained
 
 
 class ModelOptimizerStep:
-    """A torch optimizer on a model whose values are all replaced before each step.
+    """A torch optimizer on a model of one fragment, whose values are all replaced before each step.
 
-    So a step is a function of its arguments, and a server that took no earlier step can take it. Weights of 16 bits
-    are updated in 32 bits; the workers narrow them.
-
-    Args:
-        job: the job file.
-        layout: layout of the model, in one fragment.
+    So a step is a function of its arguments, and a server that took no earlier step can take it. Weights of 16 bits are
+    updated in 32 bits; the workers narrow them.
 
     Raises:
         HyphaError: the model or the optimizer can't be built.

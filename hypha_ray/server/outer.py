@@ -66,7 +66,6 @@ class Outer(Protocol):
             round: number of earlier steps.
 
         """
-        ...
 
 
 def slots_of(outer: str) -> tuple[str, ...]:
@@ -181,14 +180,7 @@ def fused_step(
 ) -> Work[list[float]] | None:
     """Work of `merge.sweep` on a block; results are bit-identical to those of `mean` and `outer_step`.
 
-    Args:
-        values: the workers' weights.
-        weights: weight of each worker in the mean.
-        eta: the outer learning rate.
-        mu: the outer momentum.
-        group: θ and state, and the arrays for new ones.
-        theta: whether to compute new θ.
-        state: whether to compute new momentum.
+    New θ and new momentum are computed only if `theta` and `state` ask for them.
 
     Returns:
         The work; None if the values aren't fp32 weights, are too few, or the kernel can't be compiled here.

@@ -31,14 +31,6 @@ class Store(ListedActor):
 
     Nothing is opened before the first call, so an unusable directory raises an error instead of ending the actor. From
     then on the actor holds the lock ``store.lock``; it waits for a predecessor that is being killed.
-
-    Args:
-        directory: the run directory.
-        checkpoint: interval of snapshots, number of snapshots to keep, and the mirror.
-        rounds: number of rounds in the run, and of those between evaluations.
-        testing: failpoints to arm.
-        sinks: names of the job's sinks.
-
     """
 
     def __init__(

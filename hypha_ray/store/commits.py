@@ -65,10 +65,6 @@ class CommitLog:
 
     A record is written under a temporary name, fsynced and then renamed, so after a crash it is complete or absent. Its
     last field is a checksum of the others. ``origin.json``, beside the folder, has the hash of the initial weights.
-
-    Args:
-        directory: the run directory.
-
     """
 
     def __init__(self, directory: Path) -> None:

@@ -59,11 +59,9 @@ class Lock:
 
     @classmethod
     def acquire(cls, path: Path, wait_s: float = 0.0) -> Lock:
-        """Take a lock, and write process id, host and time into its file.
+        """Take a lock, waiting for its holder if need be; write process id, host and time into its file.
 
-        Args:
-            path: the lock file; it is created if it is missing, and never removed.
-            wait_s: longest wait for the holder, in seconds.
+        The file is created if it is missing, and never removed.
 
         Raises:
             LockedError: another process still has the lock.

@@ -117,9 +117,7 @@ def sweep(folder: Path) -> None:
 def room_for(path: Path, need_bytes: int) -> Iterator[None]:
     """Check for free space, and turn a full or unwritable disk into an error with free and needed space.
 
-    Args:
-        path: file to be written; its parent folder is created.
-        need_bytes: its size in bytes.
+    The parent folder of `path` is created.
 
     Raises:
         TryAgainError: the file doesn't fit, or can't be written.

@@ -13,12 +13,7 @@ _METRICS = "metrics.jsonl"
 
 
 class Evaluations:
-    """Evaluations in a run's ``metrics.jsonl``.
-
-    Args:
-        directory: the run directory.
-
-    """
+    """Evaluations in the ``metrics.jsonl`` of a run directory."""
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / _METRICS

@@ -107,10 +107,7 @@ def restart(directory: Path) -> RestorePoint | None:
 def usable_rounds(directory: Path, verify: bool = False) -> int:
     """Number of rounds after which a restart goes on; 0 if it has to begin anew, or can't.
 
-    Args:
-        directory: the run directory.
-        verify: whether to read the snapshots' files as well, which takes as long as to load them.
-
+    To verify the snapshots' files as well takes as long as to load them.
     """
     log = CommitLog(directory)
     complete = set(log.rounds()) & set(rounds(directory))

@@ -69,13 +69,7 @@ def write_snapshot(
 ) -> tuple[str, str]:
     """Write a snapshot atomically; replaces one of the same round.
 
-    Args:
-        directory: the run directory.
-        round: the round after which θ has these values.
-        tensors: θ by name.
-        outer: outer momentum by name.
-        inner: inner state by worker, each by name.
-        state: further state of the round, in JSON's types.
+    θ and outer momentum are given by name, inner states by worker and name, and `state` in JSON's types.
 
     Returns:
         Sha256 of the files of weights and of momentum.

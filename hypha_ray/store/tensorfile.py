@@ -123,13 +123,7 @@ def _trained_groups(layout: Layout, fragment: int) -> set[str]:
 
 
 def chunks(tensors: Mapping[str, Array], notes: Mapping[str, str] | None = None) -> Iterator[memoryview | bytes]:
-    """Yield the file's bytes: length of the header and header, then the tensors one by one.
-
-    Args:
-        tensors: tensors by name.
-        notes: further metadata.
-
-    """
+    """Yield the file's bytes: length of the header and header, with `notes` in it, then the tensors one by one."""
     ranks = list(_DTYPES)
     names = sorted(tensors, key=lambda name: ranks.index(tensors[name].dtype.name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(notes or {})}}

@@ -187,10 +187,7 @@ def _unmarked(table: dict[str, Any]) -> Any:
 def pack_records(records: Sequence[Mapping[str, Any]]) -> npt.NDArray[np.uint8]:
     """Encode records as a slice's tensor ``reward_data``: uint8 [N, A], where A is the length of the longest one.
 
-    A row is JSON in UTF-8 with zeros behind it.
-
-    Args:
-        records: one for each prompt, such as ``{"task": "gsm8k", "answer": "72"}``.
+    A row is JSON in UTF-8 with zeros behind it, such as ``{"task": "gsm8k", "answer": "72"}``.
 
     Raises:
         TypeError: a value is none of JSON's, and no tuple.

@@ -176,17 +176,10 @@ def _resident_bytes_of(process: int) -> int:
 def largest_batch(
     job: Job, worker: int, specials: SpecialTokens | None, samples: Samples, check: Callable[[], None]
 ) -> int:
-    """Find the largest batch of a worker, `rounds.max_batch_size` at most.
+    """Find the largest batch of a worker, `rounds.max_batch_size` at most; `check` raises when the worker is to end.
 
     A trial that lacked memory because of other processes bounds this start alone. It isn't saved, so the next start
     tries that size again.
-
-    Args:
-        job: the job file.
-        worker: number of the worker.
-        specials: special tokens, as `SupervisedTrainer` takes them.
-        samples: some samples of the dataset.
-        check: raises when the worker is to end.
 
     Raises:
         ConfigError: TRN003, not even one sample fits, or a step fails for another reason.

@@ -53,13 +53,7 @@ class Interruptible:
 
 
 class DifferenceDecoder:
-    """Decoder of global weights that are sent as differences to the previous ones.
-
-    Args:
-        name: name of the codec.
-        options: the codec's own options.
-
-    """
+    """Decoder of global weights that are sent as differences to the previous ones."""
 
     def __init__(self, name: str, options: Mapping[str, Any] | None = None) -> None:
         self._codec = downward_codec(name, options)
@@ -180,13 +174,7 @@ class NewWeights(NamedTuple):
 
 
 class Inbox(Interruptible):
-    """Orders for the inner loop, written by the control thread. Each may arrive twice, and in any order.
-
-    Args:
-        downward: codec of differences between weights.
-        options: the codec's own options.
-
-    """
+    """Orders for the inner loop, written by the control thread. Each may arrive twice, and in any order."""
 
     def __init__(self, downward: str = "fp32", options: Mapping[str, Any] | None = None) -> None:
         super().__init__()
@@ -259,10 +247,7 @@ class Inbox(Interruptible):
         """Wait for the weights to take next, until all of their fragments are there.
 
         They are the changes to the previous weights, unless the worker lacks those, or newer whole weights are there.
-
-        Args:
-            latest: newest version to take, unless there are only newer ones; None: the newest there is.
-
+        They are no newer than `latest`, unless there are only newer ones.
         """
         with self._changed:
             self._wait(lambda: self._next_version(latest) is not None)

@@ -51,15 +51,7 @@ MakeLoop: TypeAlias = Callable[[Job, Source, BatchSource, Inbox, Emit], Loop]
 
 
 class Incarnation:
-    """One incarnation of a worker, with all of its state.
-
-    Args:
-        job: the job file.
-        source: number and incarnation of the worker, for as long as this lasts.
-        loop: makes the inner loop, on its thread.
-        predecessor: incarnation whose inner loop has to end before that of this one begins; None: the first one.
-
-    """
+    """One incarnation of a worker, with all of its state; its inner loop begins after its predecessor's has ended."""
 
     def __init__(self, job: Job, source: Source, loop: MakeLoop, predecessor: Incarnation | None = None) -> None:
         self._job = job

@@ -135,6 +135,6 @@ class Chunked(ABC):
         parts = self.compress(chunks)
         first = start // self.chunk
         for name, array in parts.items():
-            out[name][first : first + len(chunks)] = array
+            out[name][first : first + len(chunks)].copy_(array, non_blocking=True)
         decoded = self.expand(parts).view(-1)
         return decoded[: len(values)]

@@ -53,11 +53,8 @@ class Fp32Differences(Fp32):
     yields: Literal["weights", "deltas"] = "deltas"
 
 
-class Subtraction:
+class Subtraction(Unchanged):
     """Encoder of `Fp32Differences`."""
-
-    def __init__(self) -> None:
-        self.residual: Flat = {}
 
     def encode(self, values: Flat, theta: Flat | None, last: bool = False) -> tuple[Flat, Quality]:
         """Subtract θ from the weights, in place."""

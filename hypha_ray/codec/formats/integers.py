@@ -122,11 +122,7 @@ def pack4(codes: torch.Tensor) -> torch.Tensor:
 
 
 def look_up4(packed: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Look up the values of packed 4-bit codes, two at a time.
-
-    Args:
-        packed: bytes, of shape (chunks, n).
-        table: values of each byte's two codes, from `pairs`.
+    """Look up the values of packed 4-bit codes, two at a time by `pairs`: shape (chunks, n) becomes (chunks, 2n).
 
     Returns:
         Values of shape (chunks, 2n).

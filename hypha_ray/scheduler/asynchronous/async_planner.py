@@ -87,17 +87,7 @@ class AsyncPlanner:
         at: float,
         now: float,
     ) -> list[Command]:
-        """Plan a worker's next local round.
-
-        Args:
-            version: version of the weights that it begins with.
-            member: the worker.
-            fleet: all workers at work, including this one.
-            share: validation samples that it evaluates first.
-            at: progress of the run, in rounds.
-            now: present time, in seconds.
-
-        """
+        """Plan a worker's next local round; `at` is the run's progress in rounds, and `share` is evaluated first."""
         batches = self._batches(member, fleet, now)
         spans = self.plans.assign(member, batches * member.batch_size)
         rounds = self._job.rounds.update_rounds

@@ -182,14 +182,7 @@ class CommittedAsyncRound:
 
 
 class ArrivalQueue:
-    """Counts versions of the weights, and the staleness of each delta.
-
-    Args:
-        job: the job file.
-        size: number of deltas in a round.
-        resume_point: point from which the run resumes.
-
-    """
+    """Counts versions of the weights, and the staleness of each delta; `size` deltas make a round."""
 
     def __init__(self, job: Job, size: int, resume_point: ResumePoint) -> None:
         self._sync = job.sync

@@ -179,13 +179,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
             waited_s = None if local.handed_over_at is None else now - local.handed_over_at
             since = local.began_at if member.merged_at is None else member.merged_at
             self.current.began(member.source.worker, waited_s, now - since, self.sent_bytes[0])
-        if member.merged_version != event.version:
-            self._roster.times.merge(member.source.worker, event.version, event.waited_s, now)
-        member.merged_at = now
-        member.merged_version = event.version
-        if member.plan is not None and not member.plan.evaluate:
-            member.progress.heard_at = now
-            self._done_if_final(member)
+        self._take_merge(member, event, now)
 
     # ── from deltas to weights ──────────────────────────────────────────────────────────────────────────────────
 

@@ -145,11 +145,6 @@ class CommittedRound:
         """Number of the round."""
         return self.round.number
 
-    @property
-    def coded_bytes(self) -> int:
-        """Bytes of the coded result for a worker with the weights before; 0 if weights are sent uncoded."""
-        return self.commit.verdict.coded_bytes
-
     def merged(self, worker: int, since: float | None, now: float, sent_bytes: int, waited_s: float | None) -> None:
         """Count a worker's merge; it worked since `since`, and waited since its delta or for `waited_s`."""
         if worker not in self.merging:
@@ -197,21 +192,13 @@ def received_bytes(
     member: WorkerState,
     version: WeightsVersion,
 ) -> int:
-    """Bytes received for a round's result that a worker has merged.
-
-    Args:
-        job: the job file.
-        weight_bytes: bytes of all weights, and of each fragment.
-        done: the round.
-        member: the worker.
-        version: version of the weights that the worker has merged now.
-
-    """
+    """Bytes received for a round's result by a worker that has merged weights of this version."""
     all_bytes, fragment_bytes = weight_bytes
     if member.full_version == version:
         return all_bytes if done.number == version - 1 else 0
-    if done.coded_bytes:
-        return done.coded_bytes
+    coded_bytes = done.commit.verdict.coded_bytes
+    if coded_bytes:  # The worker had the weights before.
+        return coded_bytes
     return sum(fragment_bytes[fragment] for fragment in fragments_of_round(job, done.number))
 
 
@@ -247,10 +234,6 @@ class QuorumPlanner:
     A late delta's samples are trained again. So a quorum that drops deltas has to be better than the wait for all of
     them by `LEAST_GAIN`. A worker that is lost in a round counts as one that delivers nothing at the time of its loss.
     So the risk of a loss within a round is in these sums as often as it occurred.
-
-    Args:
-        sync: the job's exchange.
-
     """
 
     def __init__(self, sync: Sync) -> None:

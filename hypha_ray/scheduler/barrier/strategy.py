@@ -358,11 +358,5 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
             if committed.number < event.version:
                 size = received_bytes(self._job, self.sent_bytes, committed, member, event.version)
                 committed.merged(member.source.worker, member.merged_at, now, size, event.waited_s)
-        if member.merged_version != event.version:
-            self._roster.times.merge(member.source.worker, event.version, event.waited_s, now)
-        member.merged_at = now
-        member.merged_version = event.version
-        if member.plan is not None and not member.plan.evaluate:
-            member.progress.heard_at = now
-            self._done_if_final(member)
+        self._take_merge(member, event, now)
         self._settle(now)

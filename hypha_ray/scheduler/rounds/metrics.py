@@ -232,13 +232,7 @@ def step_record(report: Report, round_samples: int, round_target: int) -> dict[s
 
 
 class EvaluationPatience:
-    """Best evaluation of a run so far, and the rounds since then.
-
-    Args:
-        rounds: `patience` and `min_delta` of the job.
-        evaluations: records of earlier attempts, in the order of their rounds.
-
-    """
+    """Best evaluation of a run so far, and the rounds since then; `evaluations` are those of earlier attempts."""
 
     def __init__(self, rounds: Rounds, evaluations: Iterable[Mapping[str, Any]] = ()) -> None:
         self._limit = rounds.patience

@@ -107,17 +107,7 @@ C = TypeVar("C", bound=AnyCommittedRound)
 
 
 class PendingRounds(Generic[C]):
-    """Committed rounds without a record, and the evaluation in progress.
-
-    Args:
-        job: the job file.
-        resume_point: point from which the run goes on.
-        tally: totals of the run.
-        plans: plans of the workers, with the ledger of the run.
-        times: account of the fleet's time.
-        out: takes the records.
-
-    """
+    """Committed rounds without a record, and the evaluation in progress."""
 
     def __init__(
         self,

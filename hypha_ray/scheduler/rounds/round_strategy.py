@@ -19,7 +19,7 @@ from hypha_ray.scheduler.messages import Outbox
 from hypha_ray.scheduler.planning.worker_plans import WorkerPlans
 from hypha_ray.scheduler.resume_point import ResumePoint, RunTotals
 from hypha_ray.scheduler.rounds.pending import C, PendingRounds
-from hypha_ray.types import Evaluated, Source, Verdict, WeightsVersion
+from hypha_ray.types import Evaluated, Merged, Source, Verdict, WeightsVersion
 
 R = TypeVar("R")
 """Type of the strategy's rounds."""
@@ -74,16 +74,7 @@ def strike(roster: Roster, out: Outbox, verdict: Verdict, now: float) -> list[So
 
 
 class RoundStrategy(Generic[R, C]):
-    """Current round, of type `R`, and committed rounds without a record, of type `C`.
-
-    Args:
-        job: the job file.
-        resume_point: point from which the run goes on.
-        roster: workers of the fleet.
-        plans: plans of the workers.
-        out: takes commands.
-
-    """
+    """Current round, of type `R`, and committed rounds without a record, of type `C`."""
 
     def __init__(self, job: Job, resume_point: ResumePoint, roster: Roster, plans: WorkerPlans, out: Outbox) -> None:
         self._job = job
@@ -200,6 +191,16 @@ class RoundStrategy(Generic[R, C]):
     def stop_waiting(self, now: float) -> None:
         """Give up merges and evaluations in progress."""
         self.pending.stop_waiting(self.latest_version + 1, now)
+
+    def _take_merge(self, member: WorkerState, event: Merged, now: float) -> None:
+        """Record the version that a worker has merged; it is done if that was all of a final plan."""
+        if member.merged_version != event.version:
+            self._roster.times.merge(member.source.worker, event.version, event.waited_s, now)
+        member.merged_at = now
+        member.merged_version = event.version
+        if member.plan is not None and not member.plan.evaluate:
+            member.progress.heard_at = now
+            self._done_if_final(member)
 
     def _record_evaluation(self, member: WorkerState, event: Evaluated, now: float) -> None:
         member.progress.heard_at = now

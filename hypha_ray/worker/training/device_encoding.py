@@ -33,16 +33,9 @@ _SPARE_BYTES = 1 << 30
 
 
 class DeviceEncoding:
-    """Encoding of a worker's results on the device of its model.
+    """Encoding of a worker's results on the device of its model, by one of `codec.feedback.ELEMENTWISE`.
 
-    Args:
-        trainer: trainer of the model.
-        layout: places of its tensors.
-        encoders: encoders on the host, by fragment, for payloads that aren't encoded on the device.
-        codec: name of the codec, one of `codec.on_device.ELEMENTWISE`.
-        decay: factor of the residuals in error feedback.
-        free_bytes: function that returns the device's free memory.
-
+    The encoders on the host, one for each fragment, are for payloads that aren't encoded on the device.
     """
 
     def __init__(

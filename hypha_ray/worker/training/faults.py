@@ -19,13 +19,7 @@ _FACTORS = {"zero": 0.0, "flip": -1.0, "huge": 1e6}
 
 
 class Throttle:
-    """Slowness of a machine.
-
-    Args:
-        job: the job file.
-        worker: number of the worker.
-
-    """
+    """Slowness of a machine."""
 
     def __init__(self, job: Job, worker: int) -> None:
         slowdown = job.testing.slowdown
@@ -53,12 +47,6 @@ def corrupted(action: str, result: HandOver, theta: Sequence[Flat]) -> list[Hand
     ``repeat`` sends everything twice, ``stale`` first sends it as of the round before. Each other action damages the
     parameters of copies of the payloads: ``nan`` and ``inf`` one value, ``zero``, ``flip`` and ``huge`` (× 10⁶) their
     difference to θ, ``shape``, ``dtype`` and ``names`` their form.
-
-    Args:
-        action: one of these words.
-        result: the worker's result.
-        theta: weights at the beginning of the round, for each payload.
-
     """
     if action == "repeat":
         return [result, result]

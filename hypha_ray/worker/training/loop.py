@@ -67,18 +67,7 @@ class PendingBatch(NamedTuple):
 
 
 class TrainingLoop:
-    """One worker's model and its training, on a thread of its own.
-
-    Args:
-        job: the job file.
-        source: number and incarnation of this worker.
-        batch_source: where batches come from.
-        inbox: where plans and weights come from.
-        emit: takes events and payloads; must not block.
-        specials: special tokens or whole tokenizer, as `trainer_of` takes them.
-        batch_size: largest batch that fits into the worker's lease; None if that wasn't tried.
-
-    """
+    """One worker's model and its training, on a thread of its own; `emit` takes events and must not block."""
 
     def __init__(
         self,

@@ -30,11 +30,6 @@ def token_operations(job: Job, model: Any, parameters: int) -> float | None:
     A frozen copy of the model, a reference for preferences, takes 2 more. Embeddings count. Attention doesn't, and
     neither does what is computed twice to save memory.
 
-    Args:
-        job: the job file.
-        model: model of transformers.
-        parameters: number of its parameters.
-
     Returns:
         None for adapters, whose frozen weights have no gradients, and for models with experts, of which a token takes
         some. None for encoders with decoders, too, and for other tasks than those of texts.

@@ -197,10 +197,7 @@ class SupervisedTrainer(WholeModel):
     def step_without_damage(self, batch: Samples, rates: Sequence[Sequence[float]]) -> Step:
         """Find the damaged samples of a batch whose step was skipped; take a step on the others if the job says so.
 
-        Args:
-            batch: samples of slices.
-            rates: learning rates that the step had.
-
+        `rates` are the learning rates that the step had.
         """
         self.optimizer.zero_grad()
         result = self._add_undamaged(batch, self.back_up(), summed=False)

@@ -30,67 +30,51 @@ class Trainer(Protocol):
     @property
     def parameters(self) -> int:
         """Number of parameters that are reported to the user."""
-        ...
 
     def check_loss(self, batch: Samples) -> None:
         """Refuse a model that can't be trained on such samples."""
-        ...
 
     def seed(self, *entropy: int) -> None:
         """Seed all random number generators."""
-        ...
 
     def announce(self, upcoming: Iterator[Samples]) -> None:
         """Learn which batches of the round probably come after the next one, as far as wanted."""
-        ...
 
     def step(self, batch: Samples) -> Step:
         """Take one inner step."""
-        ...
 
     def begin_step(self, batch: Samples) -> PendingStep:
         """Begin one inner step; its result may be known only after later ones have begun."""
-        ...
 
     def backward(self, batch: Samples, summed: bool = False) -> Step:
         """Add a batch's gradient, of the mean over scored positions or of their sum."""
-        ...
 
     def evaluate(self, batches: Iterable[Samples]) -> Sums:
         """Return figures of the model over validation samples, by the names of records."""
-        ...
 
     def merged(self, version: int) -> None:
         """Learn that global weights of this version were merged into the model."""
-        ...
 
     def gather(self, layout: Layout, fragment: int, out: Flat | None = None, gradients: bool = False) -> Flat:
         """Copy a fragment out of the model, as `model.layout.gather`."""
-        ...
 
     def scatter(self, layout: Layout, fragment: int, flat: Groups, mixing: float = 0.0) -> None:
         """Copy a fragment's arrays into the model, as `model.layout.scatter`."""
-        ...
 
     def optimizer_state(self) -> Flat:
         """Copy the optimizer's state, as `optim.state.export_state`."""
-        ...
 
     def load_optimizer_state(self, state: Mapping[str, Array]) -> None:
         """Continue with a state that `optimizer_state` returned."""
-        ...
 
     def state(self) -> Flat:
         """Return the state that a successor needs beside weights and the optimizer's state."""
-        ...
 
     def restore(self, state: Flat) -> None:
         """Continue with a state that `state` returned."""
-        ...
 
     def close(self) -> None:
         """Release all resources but memory, such as processes."""
-        ...
 
 
 def trainer_of(job: Job, worker: int, specials: SpecialTokens | None = None, processes: int = 1) -> Trainer:
@@ -127,28 +111,19 @@ class Strategy(Protocol):
 
     def begin(self) -> None:
         """A round begins."""
-        ...
 
     def train(self, batch: Samples) -> Step:
         """Take a batch in."""
-        ...
 
     def begin_step(self, batch: Samples) -> PendingStep:
         """Begin to train on a batch; its result may be known only after later ones have begun."""
-        ...
 
     def result(self, layout: Layout, fragment: int, out: Flat | None = None) -> Flat:
         """Arrays of a fragment's payload, as `gather` gives them."""
-        ...
 
 
 class LocalSteps:
-    """DiLoCo: a step of the worker's own optimizer a batch; the result is its weights.
-
-    Args:
-        trainer: model and optimizer.
-
-    """
+    """DiLoCo: a step of the worker's own optimizer a batch; the result is its weights."""
 
     has_state = True
 
@@ -176,10 +151,6 @@ class MeanGradient:
 
     So padding counts nothing, and the mean over all workers, weighted by their scored positions, is the gradient of
     all batches joined.
-
-    Args:
-        trainer: model and optimizer, of which only the rates are used.
-
     """
 
     has_state = False
