@@ -226,7 +226,7 @@ def merge_and_step(values: Values, merge: Merge, step: Step) -> Work[list[float]
 
 
 def sweep(values: Values, work: Work[list[float]], threads: int = 1, block: int = BLOCK) -> Squares:
-    """Merge the workers' values block by block, and take a step with each block; `work` returns the squared norms of one.
+    """Merge the workers' values block by block, and take a step with each; `work` returns squared norms.
 
     Returns:
         Squared L2 norms over all blocks.
