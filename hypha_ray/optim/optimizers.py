@@ -217,7 +217,7 @@ def build_optimizer(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     trained: list[Any] = list(parameters)
     if shards is not None:
-        trained = [shards.piece_of(parameter) for parameter in parameters]
+        trained = list(map(shards.piece_of, parameters))
     if config.name == "adamw":
         return Inner([_adamw(trained, config, workers)], config, total_steps)
     if config.name == EIGHT_BITS:

@@ -80,7 +80,7 @@ def _train_round(
         if is_first and number == 0:
             trainer.check_loss(samples)  # The driver checks no losses of trainers outside of Ray.
         trainer.optimizer.scale(current_round.learning_rate / peak_rate)
-        step = inner_strategy.train(samples)
+        step = inner_strategy.begin_step(samples).result()
         current_round.step(float(step.loss), scored=step.scored, gradient_norm=float(step.norm))
     result = inner_strategy.result(layout, 0)
     current_round.hand_over(named(layout, [result]))

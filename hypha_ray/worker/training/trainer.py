@@ -40,9 +40,6 @@ class Trainer(Protocol):
     def announce(self, upcoming: Iterator[Samples]) -> None:
         """Learn which batches of the round probably come after the next one, as far as wanted."""
 
-    def step(self, batch: Samples) -> Step:
-        """Take one inner step."""
-
     def begin_step(self, batch: Samples) -> PendingStep:
         """Begin one inner step; its result may be known only after later ones have begun."""
 
@@ -112,9 +109,6 @@ class Strategy(Protocol):
     def begin(self) -> None:
         """A round begins."""
 
-    def train(self, batch: Samples) -> Step:
-        """Take a batch in."""
-
     def begin_step(self, batch: Samples) -> PendingStep:
         """Begin to train on a batch; its result may be known only after later ones have begun."""
 
@@ -133,12 +127,8 @@ class LocalSteps:
     def begin(self) -> None:
         """Begin a round; the optimizer's state is kept."""
 
-    def train(self, batch: Samples) -> Step:
-        """Take one step; the norm is that of its gradient, before clipping."""
-        return self._trainer.step(batch)
-
     def begin_step(self, batch: Samples) -> PendingStep:
-        """Begin one step, as `train`."""
+        """Begin one step; the norm is that of its gradient, before clipping."""
         return self._trainer.begin_step(batch)
 
     def result(self, layout: Layout, fragment: int, out: Flat | None = None) -> Flat:
@@ -164,15 +154,12 @@ class MeanGradient:
         self._trainer.optimizer.zero_grad()
         self._scored = 0
 
-    def train(self, batch: Samples) -> Step:
-        """Add a batch's gradient; the norm is that of the mean so far."""
+    def begin_step(self, batch: Samples) -> PendingStep:
+        """Add a batch's gradient, finished, as a sum can't be undone later; the norm is that of the mean so far."""
         result = self._trainer.backward(batch, summed=True)
         self._scored += result.scored
-        return replace(result, norm=result.norm / max(1, self._scored))
-
-    def begin_step(self, batch: Samples) -> PendingStep:
-        """Add a batch's gradient, as `train`; it is finished, because a sum can't be undone later."""
-        return FinishedStep(self.train(batch))
+        norm = result.norm / max(1, self._scored)
+        return FinishedStep(replace(result, norm=norm))
 
     def result(self, layout: Layout, fragment: int, out: Flat | None = None) -> Flat:
         """Copy the mean gradient in the place of the parameters, zeros for those without one; and the buffers."""
