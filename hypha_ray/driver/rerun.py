@@ -131,21 +131,24 @@ def rerun(folder: Path, words: Sequence[str], accepts_changes: bool, is_dry_run:
 
     Raises:
         ConfigError: RUN003, something has changed; RUN001, the name is that of the run itself; or as `load`.
+        DataError: DATA044, the account of the run's start can't be understood.
         HyphaError: as the start of the job.
 
     """
     from hypha_ray.driver.start import own_command, start
     from hypha_ray.history.account import job_name
-    from hypha_ray.history.overview import PROVENANCE
+    from hypha_ray.history.overview import PROVENANCE, readable
     from hypha_ray.telemetry.sinks.files import read_json
 
     phases = Phases()
     phases.begin(f"comparing with {folder.name}")
     provenance = read_json(folder / PROVENANCE)
-    kind = job_name(provenance)
+    with readable(folder / PROVENANCE):
+        kind = job_name(provenance)
+        job_folder = job_folder_of(provenance)
     try:
         arguments = arguments_of(folder, provenance, words)
-        _become(kind, arguments, job_folder_of(provenance))
+        _become(kind, arguments, job_folder)
         loaded = load([*arguments, "--dry-run"] if is_dry_run else arguments)
         changes = _changes(folder, provenance, loaded)
     finally:

@@ -16,6 +16,7 @@ from hypha_ray.data.storage import files_at
 from hypha_ray.data.url_folder import is_url
 from hypha_ray.driver.run_provenance import CHECKOUT, commit_of, versions
 from hypha_ray.errors import ConfigError, HyphaError
+from hypha_ray.history.overview import PROVENANCE, readable
 from hypha_ray.model.identity import IDENTITY, changes, identity_of
 from hypha_ray.telemetry.sinks.files import read_json
 
@@ -33,15 +34,20 @@ def changes_since(folder: Path, provenance: Mapping[str, Any], job: Job) -> Iter
         provenance: account of the run's last start; empty if there is none.
         job: the job that is to repeat it, in the working directory.
 
+    Raises:
+        DataError: DATA044, the account has a field that can't be understood.
+
     """
+    with readable(folder / PROVENANCE):
+        secrets = list(provenance.get("secrets", []))
+        lines = [*code_changes(provenance), *version_changes(provenance.get("versions", {}), versions())]
     if provenance:
-        yield from code_changes(provenance)
-        yield from version_changes(provenance.get("versions", {}), versions())
+        yield from lines
     else:
         yield f"{folder.name} has no account of its start, so commit and versions can't be compared"
     yield from data_changes(RunDataset.parse(read_json(folder / DATASET)), job)
-    yield from input_changes(read_json(folder / IDENTITY), job)
-    yield from missing_secrets(provenance.get("secrets", []), job)
+    yield from input_changes(folder / IDENTITY, job)
+    yield from missing_secrets(secrets, job)
 
 
 def code_changes(provenance: Mapping[str, Any]) -> Iterator[str]:
@@ -125,9 +131,12 @@ def _manifest_of(job: Job) -> Manifest:
     return mixed(manifests) if job.dataset.mix else manifests[0]
 
 
-def input_changes(stored: Mapping[str, str], job: Job) -> Iterator[str]:
+def input_changes(identity: Path, job: Job) -> Iterator[str]:
     """Yield weights, tokenizers and users' own code with other content than in the run, by their keys."""
-    for key in changes(identity_of(with_absolute_folders(job)), stored):
+    present = identity_of(with_absolute_folders(job))
+    if present and not identity.is_file():
+        yield f"the run doesn't tell the content of its inputs, so {', '.join(present)} can't be compared"
+    for key in changes(present, read_json(identity)):
         yield f"{key} has other content here than in the run"
 
 

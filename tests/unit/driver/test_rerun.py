@@ -21,7 +21,7 @@ from hypha_ray.driver.credentials import variables_in_use
 from hypha_ray.driver.rerun import arguments_of, job_folder_of, rerun, split_words
 from hypha_ray.driver.rerun_changes import changes_since, code_changes, data_changes, version_changes
 from hypha_ray.driver.run_provenance import CHECKOUT, commit_of, versions
-from hypha_ray.errors import ConfigError
+from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.identity import identity_of
 from hypha_ray.store.directory import RunDirectory
 from jobs.rerun import Rerun
@@ -225,13 +225,15 @@ def test_weights_and_own_code_with_other_content_are_told(project: Path, written
     run = run_in(project)
     job = load(arguments_of(run, {}, words)).job
     (run / "identity.json").write_text(json.dumps(identity_of(job)))
-    assert not [line for line in changes(run, *words) if "other content" in line]
+    assert not [line for line in changes(run, *words) if "other content" in line or "compared" in line]
     Path(f"{module}.py").write_text("class Signs:\n    bits = 1\n")
     Path("weights/config.json").write_text('{"a": 1}')
     assert [line for line in changes(run, *words) if "other content" in line] == [
         "preprocessor.repository has other content here than in the run",
         f"sync.codec {module}:Signs has other content here than in the run",
     ]
+    (run / "identity.json").unlink()
+    assert [line for line in changes(run, *words) if "content of its inputs" in line], "nothing is taken for equal"
 
 
 def test_secrets_that_are_missing_are_told_by_name(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,6 +301,14 @@ def test_changed_run_is_refused_with_a_note_for_each_change(
 def test_own_name_of_the_run_is_refused(project: Path, command: Callable[..., None]) -> None:
     with pytest.raises(ConfigError, match=r"RUN001.*'texts-1' is the run that is to be repeated"):
         command(run_in(project), "--run.name", "texts-1")
+
+
+@pytest.mark.parametrize("field", [{"versions": ["torch"]}, {"folder": 5}, {"secrets": 5}, {"command": 5}])
+def test_account_of_another_program_is_one_error(
+    project: Path, command: Callable[..., None], field: dict[str, Any]
+) -> None:
+    with pytest.raises(DataError, match=r"DATA044.*provenance.json has a record that can't be understood"):
+        command(run_in(project, **field))
 
 
 def test_damaged_job_file_is_one_error(project: Path, command: Callable[..., None]) -> None:
