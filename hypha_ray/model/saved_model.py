@@ -82,13 +82,9 @@ def export(
     """
     unquantized = job.model.model_copy(update={"quantization": None})
     job = job.model_copy(update={"model": unquantized})
-    trained = build_trained(job)
     dtype_name = job.checkpoint.export_dtype or original_dtype(job.model)
     adapted = has_adapter(job.model)
-    if dtype_name is not None and not adapted:
-        trained = trained.to(getattr(torch, dtype_name))
-    load(trained, layout_of(trained), tensors)
-    network = exported(trained)
+    network = _with_weights(job, tensors, None if adapted else dtype_name)
     settle_generation(network, preprocessor)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -107,6 +103,15 @@ def export(
             _replace(directory, new, Path(scratch) / "old")
     except (OSError, SafetensorError) as error:
         raise CheckpointError("MODEL013", f"model folder {directory} can't be written", str(error)) from error
+
+
+def _with_weights(job: Job, tensors: Mapping[str, Array], dtype_name: str | None) -> PreTrainedModel:
+    """Build a job's model with trained weights, in a dtype or, without its name, in that of its training."""
+    trained = build_trained(job)
+    if dtype_name is not None:
+        trained = trained.to(getattr(torch, dtype_name))
+    load(trained, layout_of(trained), tensors)
+    return exported(trained)
 
 
 def open_saved(
