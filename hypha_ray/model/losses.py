@@ -20,9 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, pad
 
 from hypha_ray.config.automatic import CHUNK
@@ -34,8 +36,8 @@ from hypha_ray.plugins import create
 
 TokenLoss: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Function of logits [..., vocabulary] and labels [...] that returns a mean loss."""
-UNCHANGED = "inputs as they were given: change a copy, such as labels.clone()"
-"""Allowed use of its inputs by a loss of users."""
+Refusal: TypeAlias = Callable[[str, str], ConfigError]
+"""Function of what a loss of users did, and of what is allowed, that makes the error."""
 _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 
 
@@ -332,43 +334,71 @@ def sample_losses(task: Task, output: Any, inputs: Batch) -> torch.Tensor:
 
     """
     assert task.own_loss is not None
-    samples = batch_size(inputs)
-    allowed = f"a loss of each sample, [{samples}]"
-    versions = versions_of(inputs)
-    try:
-        losses = task.own_loss(output, dict(inputs))
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # Code of users may raise anything.
-        raise _refused(reason_of(error), allowed) from error
-    changed = changed_in_place(inputs, versions)
-    if changed:
-        raise _refused(changed, UNCHANGED)
-    if not isinstance(losses, torch.Tensor):
-        raise _refused(type(losses).__name__, allowed)
-    if losses.shape != (samples,):
-        raise _refused(str(list(losses.shape)), allowed)
+    call = partial(task.own_loss, output, dict(inputs))
+    losses = losses_of_samples(call, inputs, batch_size(inputs), _refused)
     if torch.is_grad_enabled() and not losses.requires_grad:
         raise _refused("losses without a gradient", "losses computed from the output")
     return losses
 
 
-def versions_of(tensors: Mapping[str, Any]) -> dict[str, int]:
+def losses_of_samples(call: Callable[[], Any], tensors: Mapping[str, Any], samples: int, refused: Refusal) -> Tensor:
+    """Call a loss of users, and refuse what isn't a loss of each sample.
+
+    Args:
+        call: the loss with its arguments.
+        tensors: what it is given, by name.
+        samples: number of samples.
+        refused: makes the error.
+
+    Raises:
+        ConfigError: the loss raises, changes what it is given, or returns something else.
+
+    """
+    allowed = f"a loss of each sample, [{samples}]"
+    losses = result_of(call, tensors, allowed, refused)
+    if not isinstance(losses, Tensor):
+        raise refused(type(losses).__name__, allowed)
+    if losses.shape != (samples,):
+        raise refused(str(list(losses.shape)), allowed)
+    return losses
+
+
+def result_of(call: Callable[[], Any], tensors: Mapping[str, Any], allowed: str, refused: Refusal) -> Any:
+    """Call a loss of users, which may raise anything, and return whatever it returns.
+
+    A loss that changes what it is given would change what later steps and figures see.
+
+    Args:
+        call: the loss with its arguments.
+        tensors: what it is given, by name.
+        allowed: what it is to return, in words.
+        refused: makes the error.
+
+    Raises:
+        ConfigError: the loss raises, or changes what it is given.
+
+    """
+    versions = _versions_of(tensors)
+    try:
+        result = call()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise refused(reason_of(error), allowed) from error
+    changed = [name for name, version in _versions_of(tensors).items() if version != versions[name]]
+    if changed:
+        unchanged = "inputs as they were given: change a copy, such as labels.clone()"
+        raise refused(f"a change in place of {', '.join(changed)}", unchanged)
+    return result
+
+
+def _versions_of(tensors: Mapping[str, Any]) -> dict[str, int]:
     """Return how often each tensor was changed in place so far; those of inference mode aren't counted."""
     versions: dict[str, int] = {}
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
             versions[name] = tensor._version
     return versions
-
-
-def changed_in_place(tensors: Mapping[str, Any], versions: Mapping[str, int]) -> str:
-    """Return a description of the tensors that were changed since `versions_of`; empty if none was.
-
-    A loss of users that changes its inputs would change what later steps and figures see.
-    """
-    names = [name for name, version in versions_of(tensors).items() if version != versions[name]]
-    return f"a change in place of {', '.join(names)}" if names else ""
 
 
 def _refused(got: str, allowed: str) -> ConfigError:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -27,8 +28,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from hypha_ray.config.tables.rl import Preference
-from hypha_ray.errors import ConfigError, reason_of
-from hypha_ray.model.losses import UNCHANGED, changed_in_place, versions_of
+from hypha_ray.errors import ConfigError
+from hypha_ray.model.losses import losses_of_samples
 from hypha_ray.plugins import create
 
 MOST_LIKELY = -1e-7
@@ -169,23 +170,8 @@ def losses_of(loss: PreferenceLoss, inputs: PreferenceInputs) -> Tensor:
         ConfigError: PLG003, the loss raises or returns something else.
 
     """
-    samples = len(inputs.logprobs)
-    allowed = f"a loss of each sample, [{samples}]"
     tensors = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
-    versions = versions_of(tensors)
-    try:
-        losses = loss(inputs)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # Code of users may raise anything.
-        raise _refused(reason_of(error), allowed) from error
-    changed = changed_in_place(tensors, versions)
-    if changed:
-        raise _refused(changed, UNCHANGED)
-    if not isinstance(losses, Tensor):
-        raise _refused(type(losses).__name__, allowed)
-    if losses.shape != (samples,):
-        raise _refused(str(list(losses.shape)), allowed)
+    losses = losses_of_samples(partial(loss, inputs), tensors, len(inputs.logprobs), _refused)
     if inputs.logprobs.requires_grad and not losses.requires_grad:
         raise _refused("losses without a gradient", "losses computed from logprobs")
     return losses

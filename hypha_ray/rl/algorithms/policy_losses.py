@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
 from hypha_ray.config.tables.rl import RL
-from hypha_ray.errors import ConfigError, reason_of
-from hypha_ray.model.losses import UNCHANGED, changed_in_place, versions_of
+from hypha_ray.errors import ConfigError
+from hypha_ray.model.losses import result_of
 from hypha_ray.plugins import create
 from hypha_ray.rl.algorithms.losses import RATIOS, clipped
 
@@ -81,17 +82,8 @@ def checked(name: str, loss: PolicyLoss, inputs: LossInputs) -> TokenLosses:
     problem = f"rl.loss {name} can't be trained on"
     fix = "see the contract of losses in docs/plugins-training.md"
     tensors = {member.name: getattr(inputs, member.name) for member in fields(inputs)}
-    versions = versions_of(tensors)
-    try:
-        result = loss(inputs)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # Code of users may raise anything.
-        reason = reason_of(error)
-        raise ConfigError("RL030", problem, reason, "TokenLosses", fix) from error
-    changed = changed_in_place(tensors, versions)
-    if changed:
-        raise ConfigError("RL030", problem, changed, UNCHANGED, fix)
+    refused = partial(ConfigError, "RL030", problem, fix=fix)
+    result = result_of(partial(loss, inputs), tensors, "TokenLosses", refused)
     if not isinstance(result, TokenLosses):
         raise ConfigError("RL030", problem, type(result).__name__, "TokenLosses", fix)
     shape = inputs.logprobs.shape
