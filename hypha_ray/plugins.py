@@ -378,7 +378,7 @@ def _wrong_option(key: str, kind: type[BaseModel], error: ValidationError) -> Co
     if first["type"] == "missing":
         return ConfigError("CFG012", f"{option} is missing", fix=f"give {option}")
     got = repr(first["input"])
-    fix = "mend it, or leave it out"
+    fix = "write such a value, or leave it out"
     if first["type"].endswith("_type"):
         return ConfigError("CFG002", f"{option} has the wrong type", got[:80], first["msg"], fix)
     return ConfigError("CFG003", f"{option} is out of range", got[:80], first["msg"], fix)

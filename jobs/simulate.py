@@ -126,11 +126,15 @@ def check(options: Simulate) -> None:
         value = getattr(options, name)
         if value is not None and not 0 < value < float("inf"):
             option = "--" + name.replace("_", "-")
-            raise ConfigError("CFG003", f"{option} is out of range", str(value), "seconds above 0", "mend it")
+            raise ConfigError(
+                "CFG003", f"{option} is out of range", str(value), "seconds above 0", "write such a number"
+            )
     for name, least in (("workers", 1), ("rounds", 1), ("seed", 0), ("days", 1)):
         value = getattr(options, name)
         if value is not None and value < least:
-            raise ConfigError("CFG003", f"--{name} is out of range", str(value), f"{least} or more", "mend it")
+            raise ConfigError(
+                "CFG003", f"--{name} is out of range", str(value), f"{least} or more", "write such a number"
+            )
     if options.days is not None:
         refuse_beside(options, "--days", BESIDE_DAYS, "leave one out")
     if options.from_ is not None:

@@ -81,7 +81,9 @@ def _explained(error: ValidationError, settings: Sequence[Setting]) -> ConfigErr
     allowed = str(first["ctx"]["error"]) if kind == "value_error" else key.kind
     if kind == "too_short":
         allowed = f"{key.kind}, {first['ctx']['min_length']} or more"
-    fix = f"{choice_remedy(value, key.kind)}, or leave it out"
+    is_prose = kind == "value_error" and " | " not in allowed
+    remedy = "write what is allowed" if is_prose else choice_remedy(value, allowed)
+    fix = f"{remedy}, or leave it out"
     if key.default_text and value != key.default:
         fix = f"{fix} for {key.default_text}"
     location = _location(settings, key.name)

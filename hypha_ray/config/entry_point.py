@@ -339,8 +339,18 @@ def run(main: Callable[[], None]) -> None:
             raise DataError("OUT001", "the job is done, but standard output can't be written", reason, fix=fix)
     except HyphaError as error:
         cause: HyphaError = getattr(error, "cause", error)
-        lines = str(cause).splitlines()
+        lines = _with_remedy(cause).splitlines()
         print(" ".join(lines), file=sys.stderr)
         raise SystemExit(cause.exit_code) from None
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
+
+
+def _with_remedy(error: HyphaError) -> str:
+    """Text of an error; one that has no remedy of its own gets that of its code."""
+    from hypha_ray.config.explained import explanations  # Only an error needs the table.
+
+    if error.fix or error.code not in explanations():
+        return str(error)
+    remedy = explanations()[error.code].remedy.removesuffix(".")
+    return f"{error} Fix: {remedy[0].lower()}{remedy[1:]}"

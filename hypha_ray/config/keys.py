@@ -313,11 +313,16 @@ def _kind(annotation: Any, limits: Sequence[Any] = ()) -> str:
 
 
 def choice_remedy(value: object, kind: str) -> str:
-    """Remedy for a value that isn't one of a key's choices: the nearest of them, if one is near."""
+    """Remedy for a value that isn't of a key's kind: the nearest of its choices, otherwise the kind in words."""
     choices = [choice for choice in kind.split(" | ") if choice != "module:object"]
     if isinstance(value, str) and len(choices) > 1:
         operator = _OPERATORS.get(value.lower())
         matches = [operator] if operator in choices else get_close_matches(value, choices, n=1)
         if matches:
             return f"write {matches[0]}"
-    return "mend it"
+    if " | " in kind:
+        return "write one of these"
+    if kind.startswith("["):
+        return f"write {kind}"
+    article = "an" if kind[:1] in "aeiou" else "a"
+    return f"write {article} {kind}"

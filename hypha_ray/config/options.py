@@ -230,7 +230,7 @@ def require_sampling(max_new_tokens: int, seed: int, sampling: Sampling) -> None
     )
     for name, value, is_good, allowed in limits:
         if value is not None and not is_good:
-            fix = "mend it, or leave it out"
+            fix = "write such a number, or leave it out"
             raise ConfigError("CFG003", f"{_flag(name)} is out of range", str(value), allowed, fix)
 
 
@@ -309,8 +309,8 @@ def _value(key: Key, text: str, annotation: Any) -> Any:
         fix = choice_remedy(value, key.kind)
         if key.default is not MISSING:
             fix = f"{fix}, or leave it out"
-        if key.default_text:
-            fix = f"{fix} for {key.default_text}"
+            if key.default_text:
+                fix = f"{fix} for {key.default_text}"
         first = error.errors()[0]
         if first["type"] == "literal_error":
             raise ConfigError("CFG003", f"{flag} is out of range", shown(value), key.kind, fix) from None

@@ -86,7 +86,9 @@ def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         if len(values) != len(names):
             problem = f"{path}:{reader.line_num} has another number of fields than the first line"
-            raise ConfigError("CFG003", problem, str(len(values)), str(len(names)), "mend it")
+            raise ConfigError(
+                "CFG003", problem, str(len(values)), str(len(names)), "give each line a field for each name"
+            )
         yield reader.line_num, dict(zip(names, map(_number, values), strict=True))
 
 
@@ -122,13 +124,17 @@ def _event(fields: dict[str, Any], location: str, count: int) -> TraceEvent:
     machine = fields["machine"]
     kind = fields["event"]
     if not isinstance(at_s, int | float) or isinstance(at_s, bool) or not 0 <= at_s < float("inf"):
-        raise ConfigError("CFG003", f"{location}: at_s is out of range", shown(at_s), "seconds, 0 or more", "mend it")
+        raise ConfigError(
+            "CFG003", f"{location}: at_s is out of range", shown(at_s), "seconds, 0 or more", "write such a number"
+        )
     if not isinstance(machine, int) or isinstance(machine, bool) or not 0 <= machine < count:
         allowed = f"0 … {count - 1}, machines of the group"
-        raise ConfigError("CFG003", f"{location}: machine is out of range", shown(machine), allowed, "mend it")
+        raise ConfigError(
+            "CFG003", f"{location}: machine is out of range", shown(machine), allowed, "write one of these"
+        )
     if kind not in EVENTS:
         matches = get_close_matches(str(kind), EVENTS, n=1)
-        fix = f"did you mean {matches[0]}?" if matches else "mend it"
+        fix = f"did you mean {matches[0]}?" if matches else "write one of these"
         raise ConfigError("CFG003", f"{location}: event is out of range", shown(kind), ", ".join(EVENTS), fix)
     return TraceEvent(float(at_s), machine, kind)
 

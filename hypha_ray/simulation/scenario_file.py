@@ -167,7 +167,7 @@ class _Settings:
                 parent = parent.setdefault(name, {})
             if not isinstance(parent, dict | list):
                 problem = f"{self.key_location(path)} leads through a key that is no table"
-                raise ConfigError("CFG001", problem, dotted(path[: depth + 1]), fix="mend its name")
+                raise ConfigError("CFG001", problem, dotted(path[: depth + 1]), fix="name a key of a table")
         if isinstance(parent, list):
             self._entry(parent, path[-1], path)
             parent[int(path[-1])] = value

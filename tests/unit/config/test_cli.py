@@ -52,14 +52,21 @@ def test_run_user_error_prints_one_line_and_exits_with_its_code(
 
 
 def test_run_error_out_of_a_ray_task_prints_its_cause(capsys: pytest.CaptureFixture[str]) -> None:
-    cause = DataError("DATA001", "slice 3 is damaged")
+    cause = DataError("X001", "slice 3 is damaged")
     wrapped = RayTaskError("worker.run", "Traceback (most recent call last): …", cause).as_instanceof_cause()
     assert isinstance(wrapped, DataError)
     assert isinstance(wrapped, RayTaskError)
     with pytest.raises(SystemExit) as caught:
         run(raising(wrapped))
     assert caught.value.code == 3
-    assert capsys.readouterr().err == "error[DATA001]: slice 3 is damaged.\n"
+    assert capsys.readouterr().err == "error[X001]: slice 3 is damaged.\n"
+
+
+def test_run_error_without_a_remedy_prints_that_of_its_code(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(raising(ConfigError("CHAOS001", "--kills is out of range", "0", "1 and up")))
+    problem = "error[CHAOS001]: --kills is out of range — got 0, allowed 1 and up. "
+    assert capsys.readouterr().err == f"{problem}Fix: give an allowed value; python jobs/chaos.py --help lists them\n"
 
 
 def test_run_interrupt_exits_with_130(capsys: pytest.CaptureFixture[str]) -> None:

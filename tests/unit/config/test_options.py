@@ -84,6 +84,22 @@ def test_mistake_is_one_error_that_names_the_flag(arguments: str, error: str) ->
     assert "Fix: " in str(caught.value) and caught.value.exit_code == 2
 
 
+@dataclass(frozen=True)
+class Pause:
+    """Wait."""
+
+    seconds: float
+    """length of the wait"""
+
+
+def test_wrong_type_of_an_option_that_is_needed_is_an_error() -> None:
+    """There is no default to name."""
+    with pytest.raises(ConfigError) as caught:
+        parse_options(Pause, "A job.", ["--seconds", "x"])
+    problem = "error[CFG002]: --seconds has the wrong type — got 'x', allowed number. Fix: write a number"
+    assert str(caught.value) == problem
+
+
 def test_flag_like_no_other_lists_all() -> None:
     with pytest.raises(ConfigError, match=r"CFG001.*--zzz.*--source, --pieces, .*--try-run.*see --help"):
         cut("--zzz")
