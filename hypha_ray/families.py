@@ -183,6 +183,7 @@ ADVANTAGES = Family(
         "group_mean": "hypha_ray.rl.algorithms.advantages:group_mean",
         "leave_one_out": "hypha_ray.rl.algorithms.advantages:leave_one_out",
         "batch_std": "hypha_ray.rl.algorithms.advantages:batch_std",
+        "batch_scale": "hypha_ray.rl.algorithms.advantages:batch_scale",
         "gae": "",
     },
     "a function of rewards and lengths, both [prompts, group]",

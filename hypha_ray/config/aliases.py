@@ -118,7 +118,8 @@ _KEYS = {
     " use_transformers_continuous_batching",
     "rl.generation.max_response_tokens": "max_completion_length max_new_tokens max_response_length max_tokens"
     " response_length generation_max_length max_generated_tokens generation_max_new_tokens",
-    "rl.reward.functions": "reward_funcs reward_functions reward_func reward_fn reward_function custom_reward_function",
+    "rl.reward.functions": "reward_funcs reward_functions reward_func reward_fn reward_function custom_reward_function"
+    " overlong_buffer enable_overlong_buffer overlong_penalty_factor",
     "rl.reward.weights": "reward_weights",
     "run.mode": "full_determinism deterministic use_deterministic_algorithms",
     "model.revision": "model_revision",
@@ -182,6 +183,7 @@ _KEYS = {
     "rl.reference": "sync_ref_model",
     "rl.shown_responses": "log_completions num_completions_to_print log_val_generations num_sample_generations",
     "rl.drop_equal_groups": "online_difficulty_filtering filter_groups skip_zero_advantage_batches",
+    "rl.mask_truncated": "mask_truncated_completions overlong_filtering overlong_filter",
     "rl.refill": "oversampling_factor max_num_gen_batches",
     "rl.episode.turns": "max_turns max_assistant_turns max_tool_calling_iterations",
     "rl.generation.server.command": "vllm_gpu_memory_utilization vllm_tensor_parallel_size gpu_memory_utilization"

@@ -308,6 +308,9 @@ def _of_rl(job: Job) -> Iterator[Conflict]:
     if not rl.has_critic and rl.group_size == 1:
         fix = "take groups of two responses or more, which are each other's baseline; or rl.algorithm ppo"
         yield Conflict("rl.group_size", _advantage(rl), fix)
+    if rl.mask_truncated and rl.has_critic:
+        fix = "leave it out: with a critic, a response that is cut off has the reward that it gets"
+        yield Conflict("rl.mask_truncated", _advantage(rl), fix)
     if rl.refill:
         yield from _of_refill(rl)
     yield from _of_rewards(rl)
@@ -362,7 +365,7 @@ def _of_synchronous_rl(rl: RL, strategy: str) -> Iterator[Conflict]:
         yield Conflict("rl.staleness", strategy, "leave it at 0: a round is one step of the server")
     if rl.refill:
         yield Conflict("rl.refill", strategy, "leave it at 0: a round is one batch of each worker")
-    if rl.recipe.advantage in ("batch_std", "gae"):
+    if rl.recipe.advantage in ("batch_std", "batch_scale", "gae"):
         key = "rl.advantage" if rl.advantage else "rl.algorithm"
         yield Conflict(key, strategy, f"choose grpo, dapo or another of groups: {part}")
     if rl.kl_target is not None:

@@ -27,9 +27,11 @@ class PolicyObjective:
         self._recipe = rl.recipe
         self._loss: PolicyLoss = create("rl_losses", rl.recipe.loss, rl.loss_options)
 
-    def weights(self, mask: torch.Tensor) -> Weights:
+    def weights(self, rollout: Rollout) -> Weights:
         """Return the weight of each token, and the total that sums of losses are divided by."""
-        return AGGREGATIONS[self._recipe.aggregation](mask, self._rl.generation.max_response_tokens)
+        aggregation = AGGREGATIONS[self._recipe.aggregation]
+        responses = int(rollout.counted.sum())
+        return aggregation(rollout.mask, responses, self._rl.generation.max_response_tokens)
 
     def loss(self, rollout: Rollout, weights: torch.Tensor, scores: Scores) -> tuple[torch.Tensor, Sums]:
         """Return the weighted sum of token losses, and the figures of these tokens.

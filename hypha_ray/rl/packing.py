@@ -223,6 +223,8 @@ class Rollout(Rows):
     """Log-probabilities that ratios are taken to; None: the log-probabilities of the policy in training."""
     reference: torch.Tensor | None
     """Log-probabilities of the reference; None without one."""
+    counted: torch.Tensor
+    """Flags of responses that a mean over responses is of, [responses]; some may be masked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ In an environment of its own, beside torch and transformers:
 
 from __future__ import annotations
 
+import inspect
 import json
+import textwrap
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +25,10 @@ CLIPS = {"plain": (0.2, 0.2, None), "asymmetric": (0.1, 0.28, None), "dual": (0.
 BETA = 0.05
 DELTA = 1.3
 DISCOUNT, DECAY, VALUE_CLIP = 0.9, 0.8, 0.2
+ABSENT = (2, 3)
+"""Group and number of the response whose reward is absent, for trl's advantages."""
+TRUNCATED = (0, 5, 8, 9, 10, 11)
+"""Responses that count as cut off: one of each of two groups, and all of the third."""
 TARGET, HORIZON, DIVERGENCES = 0.1, 100, (0.0, 0.09, 0.11, 3.0)
 
 
@@ -95,6 +101,29 @@ def verl_losses(given: dict[str, torch.Tensor], advantage: torch.Tensor) -> dict
     )
     found["gspo"] = float(verl.compute_policy_loss_gspo(old, new, rows, mask, "seq-mean-token-mean", config)[0])
     return found
+
+
+def trl_advantages(given: dict[str, torch.Tensor], scale_rewards: str) -> torch.Tensor:
+    """Advantages by the lines of trl that compute them, of rewards of which one is absent."""
+    from trl.trainer import grpo_trainer
+
+    source = textwrap.dedent(inspect.getsource(grpo_trainer.GRPOTrainer._generate_and_score_completions))
+    begin = source.index("    unscorable_mask = torch.isnan(")
+    end = source.index("    # Slice to keep only the local part of the data")
+    rewards = given["rewards"].clone()
+    rewards[ABSENT] = torch.nan
+    names: dict[str, Any] = {
+        "self": SimpleNamespace(
+            multi_objective_aggregation="sum_then_normalize",
+            scale_rewards=scale_rewards,
+            reward_weights=torch.ones(1, dtype=torch.float64),
+        ),
+        "rewards_per_func": rewards.view(-1, 1),
+        "num_generations": GROUP,
+        "device": rewards.device,
+    }
+    exec(textwrap.dedent(source[begin:end]), vars(grpo_trainer), names)
+    return names["advantages"]  # type: ignore[no-any-return]
 
 
 def trl_losses(given: dict[str, torch.Tensor], advantage: torch.Tensor) -> dict[str, float]:
@@ -281,6 +310,13 @@ def _grpo(given: dict[str, torch.Tensor], mask: torch.Tensor, rows: torch.Tensor
     return Given(entropy_bonus=False, **settings)(TensorDict(batch, [len(mask)]))
 
 
+def without_truncated(mask: torch.Tensor) -> torch.Tensor:
+    """Return the mask of tokens as trl has it with `mask_truncated_completions`."""
+    mask = mask.clone()
+    mask[list(TRUNCATED)] = 0
+    return mask
+
+
 def main() -> None:
     """Write the file."""
     given = inputs()
@@ -290,6 +326,8 @@ def main() -> None:
         "advantages": {name: tensor.tolist() for name, tensor in made.items()},
         "verl": verl_losses(given, made["group_std"]),
         "trl": trl_losses(given, made["group_std"]),
+        "trl_truncated": trl_losses({**given, "mask": without_truncated(given["mask"])}, made["group_std"]),
+        "trl_batch": trl_advantages(given, "batch").tolist(),
         "torchrl": torchrl(given, made["group_std"]),
         "critics": critics(given),
         "divergences": {name: tensor.tolist() for name, tensor in divergences(given).items()},

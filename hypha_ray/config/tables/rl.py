@@ -214,6 +214,10 @@ class RL(Table):
     drop_equal_groups: bool | None = Field(
         None, description="leave out groups whose rewards are all equal; default: by algorithm"
     )
+    mask_truncated: bool = Field(
+        False,
+        description="leave responses that were cut off out of the loss; their rewards count among those of their group",
+    )
     refill: Annotated[int, Field(ge=0)] = Field(
         0,
         description="draws of further prompts in a step, in the place of those whose groups are left out because all "

@@ -19,6 +19,7 @@ from hypha_ray.plugins import create
 
 _LEAST_STD = 1e-6
 _LEAST_VARIANCE = 1e-8
+_LEAST_STD_OF_BATCH = 1e-4
 Advantages: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Function of rewards and of lengths in tokens."""
 _CLOSE = 1e-5
@@ -70,6 +71,16 @@ def batch_std(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     squares = (centered - mean) ** 2 * weights
     variance = squares.sum() / (tokens - 1).clamp(min=1)
     return (centered - mean) * torch.rsqrt(variance + _LEAST_VARIANCE) * present
+
+
+def batch_scale(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Divide each reward's distance to its group's mean by the deviation of all rewards (arXiv 2508.08221).
+
+    This is `scale_rewards = "batch"` of trl; arguments are those of `group_std`.
+    """
+    present = rewards[~rewards.isnan()]
+    deviation = present.std() if len(present) > 1 else torch.zeros_like(rewards[0, 0])
+    return group_mean(rewards, lengths) / (deviation + _LEAST_STD_OF_BATCH)
 
 
 def equal_groups(rewards: torch.Tensor) -> torch.Tensor:

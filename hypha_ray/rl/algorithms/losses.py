@@ -170,31 +170,30 @@ def clipped_value_loss(
     return 0.5 * torch.maximum(loss, bounded), bounded > loss
 
 
-def by_token(mask: torch.Tensor, longest: int) -> Weights:
+def by_token(mask: torch.Tensor, responses: int, longest: int) -> Weights:
     """Let each token count the same: the mean over all tokens (DAPO, arXiv 2503.14476).
 
     Args:
         mask: 1 for a response's tokens, 0 for padding and for responses that are left out, [responses, tokens].
+        responses: number of responses that a mean over responses is of; unused.
         longest: largest number of tokens of a response; unused.
 
     """
     return mask, int(mask.sum())
 
 
-def by_sequence(mask: torch.Tensor, longest: int) -> Weights:
+def by_sequence(mask: torch.Tensor, responses: int, longest: int) -> Weights:
     """Let each response count the same: the mean of responses' means (GRPO, arXiv 2402.03300); as `by_token`."""
     lengths = mask.sum(1, keepdim=True)
-    responses = int((lengths > 0).sum())
     return mask / lengths.clamp(min=1), responses
 
 
-def by_constant(mask: torch.Tensor, longest: int) -> Weights:
+def by_constant(mask: torch.Tensor, responses: int, longest: int) -> Weights:
     """Divide each response's sum by the largest length (Dr. GRPO, arXiv 2503.20783); arguments as in `by_token`."""
-    responses = int((mask.sum(1) > 0).sum())
     return mask, longest * responses
 
 
-AGGREGATIONS: dict[Aggregation, Callable[[torch.Tensor, int], Weights]] = {
+AGGREGATIONS: dict[Aggregation, Callable[[torch.Tensor, int, int], Weights]] = {
     "token": by_token,
     "sequence": by_sequence,
     "constant": by_constant,

@@ -142,7 +142,7 @@ class Trajectory:
     rewards: list[float] = field(default_factory=list)
     """Rewards of the turns."""
     done: bool = False
-    """Whether the environment has ended the episode."""
+    """Whether the environment has ended the episode, behind a response that wasn't cut off."""
     over: bool = False
     """Whether there is no further turn."""
 
@@ -312,8 +312,8 @@ class EnvironmentRollouts:
         reply = trajectory.episode.reply
         assert reply is not None
         trajectory.rewards.append(reply.reward)
-        trajectory.done = messages is None
         was_ended = trajectory.episode.responses[-1].ended
+        trajectory.done = messages is None and was_ended
         if messages is None or is_last or not was_ended:
             trajectory.over = True
             return

@@ -138,7 +138,7 @@ class TrainedCritic(TrainedRole):
             old=tokens_of(sample, "values", self._device),
             returns=tokens_of(sample, "returns", self._device),
         )
-        return train(self._job, rows, self.optimizer, lambda mask: by_token(mask, 0), self._loss, arguments)
+        return train(self._job, rows, self.optimizer, lambda part: by_token(part.mask, 0, 0), self._loss, arguments)
 
     def config(self) -> Mapping[str, Any]:
         """Return facts of the model."""

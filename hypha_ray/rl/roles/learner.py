@@ -14,10 +14,12 @@ import numpy as np
 import torch
 
 from hypha_ray.config import Job
+from hypha_ray.config.tables.rl import RL
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.step import Step
 from hypha_ray.rl.algorithms.losses import Weights
 from hypha_ray.rl.dataflow.sample import Meta, Sample
+from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.objective import PolicyObjective
 from hypha_ray.rl.packing import Rollout, Rows, responses_of, tokens_of
 from hypha_ray.rl.policy import Policy
@@ -33,7 +35,7 @@ def train(
     job: Job,
     rows: T,
     optimizer: Inner,
-    weights: Callable[[torch.Tensor], Weights],
+    weights: Callable[[T], Weights],
     loss: Loss[T],
     arguments: Mapping[str, Any],
 ) -> RoleOutcome:
@@ -45,14 +47,14 @@ def train(
         job: the job file.
         rows: responses of the batch.
         optimizer: optimizer of the model.
-        weights: weights of tokens by their mask, as in `AGGREGATIONS`.
+        weights: function that gives the weights of tokens, as in `AGGREGATIONS`.
         loss: loss of the model.
         arguments: `gradient` is ``mean`` or ``sum`` if only the gradient is wanted.
 
     """
 
     def gradient(part: T, summed: bool) -> Step:
-        return _gradient(job, part, optimizer, weights(part.mask), loss, summed)
+        return _gradient(job, part, optimizer, weights(part), loss, summed)
 
     kind = arguments.get("gradient")
     if kind is not None:
@@ -155,7 +157,7 @@ class Learner(Role):
         parameters = trained_parameters(self._policy.model)
         elements = sum(parameter.numel() for parameter in parameters)
         gradient = torch.zeros(elements, device=rollout.mask.device)
-        weights, total_weight = self.weights_of(rollout.mask)
+        weights, total_weight = self.weights_of(rollout)
         total_loss = 0.0
         all_sums: list[Sums] = []
         if total_weight:
@@ -183,12 +185,14 @@ class Learner(Role):
             old = tokens_of(sample, "proximal_logprobs", device)
         elif not self._job.rl.corrects:
             old = responses.logprobs
+        mask, counted = trained_tokens(self._job.rl, responses, is_trained_on.to(device))
         return Rollout(
             responses=responses,
-            mask=responses.mask * is_trained_on.to(device)[:, None],
+            mask=mask,
             advantages=tokens_of(sample, "advantages", device),
             old=old,
             reference=reference,
+            counted=counted,
         )
 
     def loss(self, part: Rollout, weights: torch.Tensor) -> tuple[torch.Tensor, Sums]:
@@ -196,6 +200,22 @@ class Learner(Role):
         has_entropy_bonus = self._job.rl.entropy > 0
         scores = self._policy.score(part.responses, entropy_gradient=has_entropy_bonus)
         return self._objective.loss(part, weights, scores)
+
+
+def trained_tokens(rl: RL, responses: Responses, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the mask of tokens that are trained on, and the flags of responses that a mean over responses is of.
+
+    Args:
+        rl: table of the job file.
+        responses: responses of a batch.
+        kept: flags of responses that aren't left out, [responses].
+
+    """
+    mask = responses.mask * kept[:, None]
+    counted = mask.sum(1) > 0
+    if rl.mask_truncated:
+        mask = mask * responses.ended[:, None]
+    return mask, counted
 
 
 def step_on_parts(sample: Sample, model: torch.nn.Module, optimizer: Inner, kind: str | None) -> RoleOutcome:

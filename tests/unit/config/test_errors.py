@@ -126,6 +126,8 @@ IN_FILES = [
     (SYNC + "algorithm = 'ppo'", "CFG011", "job.toml:4: rl.algorithm and sync.strategy = "),
     (SYNC + "algorithm = 'reinforce++'", "CFG011", "choose grpo, dapo or another of groups: each worker sees a part"),
     (SYNC + "algorithm = 'grpo'\nadvantage = 'batch_std'", "CFG011", "job.toml:5: rl.advantage and sync.strategy"),
+    (SYNC + "algorithm = 'grpo'\nadvantage = 'batch_scale'", "CFG011", "job.toml:5: rl.advantage and sync.strategy"),
+    ("[rl]\nalgorithm = 'ppo'\nmask_truncated = true", "CFG011", "rl.mask_truncated and rl.advantage = 'gae'"),
     (SYNC + "algorithm = 'grpo'\nkl_target = 0.1", "CFG011", "job.toml:5: rl.kl_target and sync.strategy = "),
     (SYNC + "algorithm = 'grpo'\nreference = 'average'", "CFG011", 'rl.reference = "average" and sync.strategy'),
     (SYNC + "algorithm = 'grpo'\nepochs = 2", "CFG011", "rl.epochs and sync.strategy = "),

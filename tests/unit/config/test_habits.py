@@ -98,6 +98,8 @@ def test_files_with_and_without_an_at_sign_override_from_left_to_right(
         ("--algorithm.gamma 1", "did you mean `preference.gamma`, or `rl.critic.discount`?"),
         ("--kto_desirable_weight 1", "did you mean `preference.desirable_weight`?"),
         ("--scale_rewards false", "did you mean `rl.advantage`?"),
+        ("--mask_truncated_completions true", "did you mean `rl.mask_truncated`?"),
+        ("--overlong_buffer true", "did you mean `rl.reward.functions`?"),
         ("--log_completions", "did you mean `rl.shown_responses`?"),
         ("--activation_offloading true", "did you mean `worker.gradient_checkpointing`?"),
         ("--vllm_gpu_memory_utilization 0.5", "did you mean `rl.generation.server.command`?"),

@@ -235,6 +235,14 @@ def test_a_turn_is_cut_off_at_its_own_limit() -> None:
     assert text_of(cut.tokens) == "12" and not cut.done
 
 
+def test_a_response_that_is_cut_off_is_truncated_though_the_environment_ends_the_episode() -> None:
+    cut, whole = trajectories = played(rl("worlds:Coroutines"), {0: ["123456789123"], 1: ["1."]})
+    packed = sample_of(prompts(["1="], ["4"])).update(packed_episodes(["0-0-0"], trajectories, 2))
+
+    assert cut.reward == whole.reward == 2
+    assert unpacked(packed, torch.device("cpu")).ended.tolist() == [False, True]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_turn_that_hangs_dies_or_fails_costs_its_own_episode_alone(processes: int) -> None:

@@ -25,7 +25,9 @@ from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.objective import PolicyObjective
 from hypha_ray.rl.packing import Rollout
 from hypha_ray.rl.policy import Scores
+from hypha_ray.rl.roles.learner import trained_tokens
 from tests.support.rl_oracles import (
+    ABSENT,
     BETA,
     CLIPS,
     DECAY,
@@ -34,6 +36,7 @@ from tests.support.rl_oracles import (
     HORIZON,
     LONGEST,
     TARGET,
+    TRUNCATED,
     VALUE_CLIP,
 )
 
@@ -54,15 +57,19 @@ def loss(**settings: Any) -> float:
     rl = RL.model_validate({"generation": {"max_response_tokens": LONGEST}, **settings})
     advantages = torch.tensor(ORACLES["advantages"]["group_std"], dtype=torch.float64)[:, None]
     reference = GIVEN["reference"] if rl.reference != "none" else None
-    responses = Responses(MASK.long(), MASK.long(), MASK, GIVEN["old"], MASK[:, 0] > 0)
-    rollout = Rollout(responses, MASK, advantages, GIVEN["old"], reference)
+    ended = torch.ones(len(MASK), dtype=torch.bool)
+    ended[list(TRUNCATED)] = False
+    responses = Responses(MASK.long(), MASK.long(), MASK, GIVEN["old"], ended)
+    every = torch.ones(len(MASK), dtype=torch.bool)
+    mask, counted = trained_tokens(rl, responses, every)
+    rollout = Rollout(responses, mask, advantages, GIVEN["old"], reference, counted)
     objective = PolicyObjective(rl)
-    weights, total = objective.weights(MASK)
+    weights, total = objective.weights(rollout)
     summed, _ = objective.loss(rollout, weights, Scores(GIVEN["new"], torch.zeros_like(MASK)))
     return float(summed) / total
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES.members.keys() - {"gae"}))
+@pytest.mark.parametrize("name", sorted(ADVANTAGES.members.keys() - {"gae", "batch_scale"}))
 def test_advantages_equal_those_of_verl(name: str) -> None:
     lengths = MASK.sum(1).view_as(GIVEN["rewards"])
     found = find("advantages", name)(GIVEN["rewards"], lengths)
@@ -89,6 +96,23 @@ def test_loss_with_a_reference_equals_that_of_trl(case: str) -> None:
     dual_clip = float(delta[0]) if delta else None
     found = loss(algorithm=algorithm, reference="initial", kl=BETA, ratio=ratio, dual_clip=dual_clip, **own)
     assert found == pytest.approx(ORACLES["trl"][case], abs=1e-6)
+
+
+@pytest.mark.parametrize("case", sorted(ORACLES["trl_truncated"]))
+def test_loss_without_responses_that_were_cut_off_equals_that_of_trl(case: str) -> None:
+    kind, ratio, *delta = case.split("/")
+    algorithm, own = TRL[kind]
+    settings: dict[str, Any] = {"algorithm": algorithm, "mask_truncated": True, "ratio": ratio, **own}
+    dual_clip = float(delta[0]) if delta else None
+    found = loss(reference="initial", kl=BETA, dual_clip=dual_clip, **settings)
+    assert found == pytest.approx(ORACLES["trl_truncated"][case], abs=1e-6)
+
+
+def test_advantages_scaled_by_the_batch_equal_those_of_trl() -> None:
+    rewards = GIVEN["rewards"].clone()
+    rewards[ABSENT] = torch.nan
+    found = find("advantages", "batch_scale")(rewards, MASK.sum(1).view_as(rewards))
+    assert found.flatten().tolist() == pytest.approx(ORACLES["trl_batch"], abs=1e-12)
 
 
 @pytest.mark.parametrize("case", sorted(key for key in ORACLES["torchrl"] if "/" in key))
@@ -162,7 +186,7 @@ def test_ratios_of_a_batchs_only_step_are_to_its_own_probabilities(algorithm: st
     advantages, generator = GIVEN["rewards"].reshape(-1, 1), torch.Generator().manual_seed(0)
     weights = torch.rand(MASK.shape, generator=generator, dtype=torch.float64) * MASK
     responses = Responses(MASK.long(), MASK.long(), MASK, behaviour, MASK[:, 0] > 0)
-    rollout = Rollout(responses, MASK, advantages, None, None)
+    rollout = Rollout(responses, MASK, advantages, None, None, torch.ones(len(MASK)))
 
     found, sums = PolicyObjective(rl).loss(rollout, weights, Scores(new, torch.zeros_like(MASK)))
     found.backward()
@@ -182,15 +206,23 @@ def test_entropy_bonus_is_not_weighed_by_the_correction_for_what_sampled() -> No
     rl = RL.model_validate({"algorithm": "grpo", "behaviour_cap": 50.0, "entropy": 0.5})
     entropy = torch.rand(MASK.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     responses = Responses(MASK.long(), MASK.long(), MASK, GIVEN["old"], MASK[:, 0] > 0)
-    rollout = Rollout(responses, MASK, torch.zeros(len(MASK), 1, dtype=torch.float64), None, None)
+    zeros = torch.zeros(len(MASK), 1, dtype=torch.float64)
+    rollout = Rollout(responses, MASK, zeros, None, None, torch.ones(len(MASK)))
     found, _ = PolicyObjective(rl).loss(rollout, MASK, Scores(GIVEN["new"], entropy))
     assert float(found) == pytest.approx(-0.5 * float((entropy * MASK).sum()), rel=1e-12)
 
 
 @pytest.mark.parametrize(("name", "total"), [("token", 3), ("sequence", 2), ("constant", 20)])
-def test_responses_that_are_left_out_have_no_part_in_what_losses_are_divided_by(name: str, total: int) -> None:
-    mask = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
-    weights, found = AGGREGATIONS[name](mask, 10)  # type: ignore[index]
+@pytest.mark.parametrize("masks", [False, True])
+def test_responses_that_are_left_out_have_no_part_in_what_losses_are_divided_by(
+    name: str, total: int, masks: bool
+) -> None:
+    tokens = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
+    ended = torch.tensor([True, False, True])
+    responses = Responses(tokens.long(), tokens.long(), tokens, tokens, ended)
+    rl = RL.model_validate({"algorithm": "grpo", "aggregation": name, "mask_truncated": masks})
+    mask, counted = trained_tokens(rl, responses, kept=torch.tensor([True, False, True]))
+    weights, found = AGGREGATIONS[name](mask, int(counted.sum()), 10)  # type: ignore[index]
     assert found == total
     assert weights[1].tolist() == [0.0, 0.0, 0.0]
 

@@ -116,8 +116,8 @@ def computed(**settings: Any) -> tuple[torch.Tensor, torch.Tensor, dict[str, tup
     new = NEW.clone().requires_grad_()
     responses = Responses(MASK.long(), MASK.long(), MASK, OLD, MASK[:, 0] > 0)
     objective = PolicyObjective(rl)
-    weights, total = objective.weights(MASK)
-    rollout = Rollout(responses, MASK, ADVANTAGES, OLD, None)
+    rollout = Rollout(responses, MASK, ADVANTAGES, OLD, None, torch.ones(len(MASK)))
+    weights, total = objective.weights(rollout)
     loss, sums = objective.loss(rollout, weights, Scores(new, torch.zeros_like(MASK)))
     (gradient,) = torch.autograd.grad(loss, new)
     return loss.detach() / total, gradient / total, sums

@@ -23,7 +23,7 @@ def rollout() -> Rollout:
     """Responses of one token each, whose advantages are their numbers."""
     ones = torch.ones(ROWS, 1)
     responses = Responses(ones.long(), ones.long(), ones, torch.zeros(ROWS, 1), torch.ones(ROWS, dtype=torch.bool))
-    return Rollout(responses, ones, torch.arange(float(ROWS))[:, None], None, None)
+    return Rollout(responses, ones, torch.arange(float(ROWS))[:, None], None, None, ones[:, 0])
 
 
 class Trained:
@@ -35,7 +35,7 @@ class Trained:
     def train(self, **arguments: Any) -> RoleOutcome:
         settings = job(group_size=GROUP, minibatches=4, epochs=2)
         optimizer: Inner = build_optimizer(self.model, settings.inner_optimizer)
-        return train(settings, rollout(), optimizer, lambda mask: (mask, len(mask)), self.loss, arguments)
+        return train(settings, rollout(), optimizer, lambda part: (part.mask, len(part)), self.loss, arguments)
 
     def loss(self, part: Rollout, weights: torch.Tensor) -> tuple[torch.Tensor, Sums]:
         """The loss, which isn't finite if the bad response is there."""
