@@ -64,9 +64,10 @@ class StraightLine:
         lengths = responses.mask.sum(1).view(rewards.shape)
         advantage = find("advantages", rl.recipe.advantage)(rewards, lengths)
         advantages = advantage.view(-1, 1).expand_as(responses.mask)
-        rollout = Rollout(responses, responses.mask, advantages, responses.logprobs, None)
+        counted = responses.mask.sum(1) > 0
+        rollout = Rollout(responses, responses.mask, advantages, responses.logprobs, None, counted)
         self._optimizer.zero_grad()
-        weights, total = self._objective.weights(rollout.mask)
+        weights, total = self._objective.weights(rollout)
         loss, _ = self._objective.loss(rollout, weights, self._policy.score(responses))
         (loss / total).backward()
         self._optimizer.step(self._optimizer.norm())
