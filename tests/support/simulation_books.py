@@ -263,9 +263,10 @@ class Books:
         for number in range(self.job.num_workers):
             strikes = persist.state["workers"].get(str(number), {}).get("strikes", 0)
             assert strikes == self.strikes[number], "strikes aren't written down"
-        assert persist.epoch == self.epoch, "the oldest epoch is wrong"
-        counts = Counter((epoch, index) for epoch, index, _ in self.used if epoch == self.epoch)
-        assert persist.cursors == {index: count for (_, index), count in counts.items()}, "cursors are wrong"
+        oldest = self.epoch
+        assert persist.epoch == oldest, "the oldest epoch is wrong"
+        counts = Counter(index for epoch, index, _ in self.used if epoch == oldest)
+        assert persist.cursors == dict(counts), "cursors are wrong"
 
     def _judge(self, verdict: Verdict) -> None:
         """What a verdict says of the workers."""

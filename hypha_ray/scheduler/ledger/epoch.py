@@ -137,13 +137,14 @@ class Epoch:
             runs = self._runs(index)
             available += samples_of(runs)
             assigned_spans = assigned.get(index, [])
-            spans = sorted([*runs, *assigned_spans, *self.used.get(index, ())])
-            is_whole = joined(spans) == [Span(self._number, index, 0, size)]
+            spans = [*runs, *assigned_spans, *self.used.get(index, ())]
+            whole = [Span(self._number, index, 0, size)]
+            is_whole = spans == whole or joined(spans) == whole
             rank = self._rank(index)
             is_queued = rank is None or self._key(index, rank) in self._queued
             if not (is_whole and is_queued and self._assigned[index] == samples_of(assigned_spans)):
                 raise LedgerError("LED004", f"slice {index} of epoch {self._number} is not in order", str(spans))
-        used = sum(self.cursors().values())
+        used = sum(self._cursors.values())
         unused = sum(self._sizes.values()) - used
         if (available, unused) != (self._available, self.unused) or sorted(self._queue) != sorted(self._queued):
             raise LedgerError("LED004", f"the sums or the queue of epoch {self._number} are wrong")
