@@ -28,7 +28,7 @@ from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.errors import ConfigError
 from hypha_ray.failpoints import hits
-from tests.support.faults import events
+from tests.support.faults import events, is_back
 from tests.support.jobs import Outcome, job_of, run_job
 from tests.support.plain import final_weights, furthest, joined_batches, train_plainly
 
@@ -114,9 +114,9 @@ def test_external_trainer_killed_in_mid_round_is_a_lost_worker(corpus: Path, tmp
             hit.extend(pids(TORCH))
             os.kill(hit[0], signal.SIGKILL)
 
-    job = mixed("struck", corpus, update_rounds=12, samples_between_updates=480)
-    outcome = run_job(job, tmp_path, corpus, seen=strike)
-    whole(outcome, 12)
+    job = mixed("struck", corpus, update_rounds=60, samples_between_updates=480)
+    outcome = run_job(job, tmp_path, corpus, seen=strike, until=lambda: is_back(tmp_path / "struck", 1, 1))
+    whole(outcome, len(outcome.commits()))
     assert len(hit) == 1 and gone(TORCH)
     (loss,) = events(outcome, "loss")
     assert loss["worker"] == 1 and "the trainer is gone" in loss["reason"]

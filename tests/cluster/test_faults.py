@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.faults import audit_fleet_time, events, news, survive, told_of_replacements
+from tests.support.faults import audit_fleet_time, events, is_back, news, survive, told_of_replacements
 from tests.support.head_node import free_port
 from tests.support.jobs import job_of, run_job
 
@@ -18,10 +18,13 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 
 
 def test_worker_that_fails_in_mid_round_is_replaced_and_contributes_again(corpus: Path, tmp_path: Path) -> None:
+    def back() -> bool:
+        return is_back(tmp_path / "worker", 1, len(ways))
+
     ways = {"kill": 7, "stop": 21, "hold": 35, "error": 49}
-    rounds, slow = {"update_rounds": 12, "samples_between_updates": 160}, {"slowdown": [8.0, 8.0]}
+    rounds, slow = {"update_rounds": 40, "samples_between_updates": 160}, {"slowdown": [8.0, 8.0]}
     specs = [f"worker.step:1={how}@{hit}" for how, hit in ways.items()]
-    run = survive("worker", corpus, tmp_path, specs, 4, rounds=rounds, testing=slow)
+    run = survive("worker", corpus, tmp_path, specs, 4, back, rounds=rounds, testing=slow)
     losses = events(run, "loss")
     assert [loss["worker"] for loss in losses] == [1] * 4
     assert ["silent" in loss["reason"] for loss in losses] == [how in ("stop", "hold") for how in ways]

@@ -15,8 +15,9 @@ from ray.cluster_utils import Cluster
 from ray.util import list_named_actors
 
 from hypha_ray.config import Job
+from hypha_ray.telemetry.sinks.files import read_jsonl
 from tests.support.clusters import SHARED, cluster_of
-from tests.support.faults import events
+from tests.support.faults import events, is_back
 from tests.support.jobs import MODEL, Outcome, job_of, run_job
 
 DEADLINE_S = 90
@@ -34,18 +35,29 @@ def cluster() -> Iterator[Cluster]:
 class Running:
     """A job in a thread, and a look at how far it is."""
 
-    def __init__(self, name: str, corpus: Path, folder: Path, groups: list[dict[str, Any]] | None = None) -> None:
-        rounds = {"update_rounds": 5, "samples_between_updates": SAMPLES, "max_batch_size": 4, "evaluate_every": 0}
+    def __init__(
+        self, name: str, corpus: Path, folder: Path, samples: int, groups: list[dict[str, Any]] | None = None
+    ) -> None:
+        rounds = {"update_rounds": 60, "samples_between_updates": samples, "max_batch_size": 4, "evaluate_every": 0}
         job = job_of(name, corpus, groups, rounds=rounds, testing={"batch_s": 0.2}, worker={"lease_s": 4.0})
-        self._commits, self._seen, self._results = folder / name / "commits", [], []
+        self._directory, self._ended = folder / name, threading.Event()
+        self._seen: list[dict[str, Any]] = []
+        self._results: list[Outcome] = []
         self._thread = threading.Thread(target=lambda: self._run(job, corpus, folder))
         self._thread.start()
 
     def _run(self, job: Job, corpus: Path, folder: Path) -> None:
-        self._results.append(run_job(job, folder, corpus, seen=self._seen.append))
+        self._results.append(run_job(job, folder, corpus, seen=self._seen.append, until=self._ended.is_set))
 
-    def until_commits(self, count: int) -> None:
-        self._until(lambda: len(list(self._commits.glob("round_*.json"))) >= count)
+    def until_first_commit(self) -> None:
+        self._until(lambda: any(self._directory.glob("commits/round_*.json")))
+
+    def until_event(self, kind: str) -> None:
+        self._until(lambda: bool(read_jsonl(self._directory / "events.jsonl", [kind])))
+
+    def until_back(self, worker: int) -> None:
+        """Until a worker that has gone once is back, and has a delta in a commit."""
+        self._until(lambda: is_back(self._directory, worker, 1))
 
     def until_report(self, worker: int, round: int) -> None:
         """Until a worker has told of batches of a round, a second or so after it began with them."""
@@ -58,10 +70,13 @@ class Running:
             assert self._thread.is_alive() and time.monotonic() < deadline
             self._thread.join(0.05)
 
-    def result(self) -> Outcome:
+    def end(self) -> Outcome:
+        """End the run at its next record."""
+        self._ended.set()
         self._thread.join(DEADLINE_S)
         (outcome,) = self._results
-        assert [commit["round"] for commit in outcome.commits()] == list(range(5))
+        commits = outcome.commits()
+        assert [commit["round"] for commit in commits] == list(range(len(commits)))
         assert set(outcome.used().values()) == {1}
         return outcome
 
@@ -76,12 +91,14 @@ def node_of(worker: str, run: str) -> str:
 def test_lost_node_costs_its_worker_and_a_new_node_gets_the_successor(
     cluster: Cluster, corpus: Path, tmp_path: Path
 ) -> None:
-    running = Running("lost-node", corpus, tmp_path)
-    running.until_commits(1)
+    running = Running("lost-node", corpus, tmp_path, 80)
+    running.until_first_commit()
     lost = node_of("worker-1", "lost-node")
     cluster.remove_node(next(n for n in cluster.worker_nodes if n.node_id == lost), allow_graceful=False)
     cluster.add_node(num_cpus=1, wait=False, **SHARED)
-    run = running.result()
+    running.until_event("machine_loss")
+    running.until_back(1)
+    run = running.end()
     assert [loss["worker"] for loss in events(run, "loss")][:1] == [1]
     assert [event["workers"] for event in events(run, "machine_loss")] == [[1]]
     first, last = run.commits()[0], run.commits()[-1]
@@ -90,15 +107,16 @@ def test_lost_node_costs_its_worker_and_a_new_node_gets_the_successor(
 
 
 def test_drained_node_lets_its_worker_hand_over_and_leave(cluster: Cluster, corpus: Path, tmp_path: Path) -> None:
-    running = Running("drained-node", corpus, tmp_path)
-    running.until_commits(1)
+    running = Running("drained-node", corpus, tmp_path, SAMPLES)
+    running.until_first_commit()
     running.until_report(1, round=1)
     drained = node_of("worker-1", "drained-node")
     deadline_ms = int((time.time() + 60) * 1000)
     accepted, why = global_worker.gcs_client.drain_node(drained, 2, "the machine is wanted back", deadline_ms)
     assert accepted, why
     cluster.add_node(num_cpus=1, wait=False, **SHARED)
-    run = running.result()
+    running.until_back(1)
+    run = running.end()
     assert [event["worker"] for event in events(run, "leaving")] == [1]
     assert [event["worker"] for event in events(run, "leave")] == [1]
     assert not events(run, "loss")
@@ -111,15 +129,15 @@ def test_drained_node_lets_its_worker_hand_over_and_leave(cluster: Cluster, corp
 def test_lost_worker_of_the_second_group_is_replaced_on_a_node_of_its_group(corpus: Path, tmp_path: Path) -> None:
     kinds = ("small", "large", "large")
     with cluster_of([{"num_cpus": 1, "labels": {"gpu_type": kind}} for kind in kinds]) as cluster:
-        running = Running("groups", corpus, tmp_path, [{"gpu_type": "small"}, {"gpu_type": "large"}])
-        running.until_commits(1)
+        running = Running("groups", corpus, tmp_path, 80, [{"gpu_type": "small"}, {"gpu_type": "large"}])
+        running.until_first_commit()
         lost, small = node_of("worker-1", "groups"), node_of("worker-0", "groups")
         nodes = {node.node_id: node for node in cluster.worker_nodes}
         cluster.remove_node(nodes[lost], allow_graceful=False)
-        running.until_commits(4)
+        running.until_back(1)
         assert node_of("worker-0", "groups") == small
         assert node_of("worker-1", "groups") == (nodes.keys() - {lost, small}).pop()
-        run = running.result()
+        run = running.end()
     assert [loss["worker"] for loss in events(run, "loss")][:1] == [1]
     assert [delta["worker"] for delta in run.commits()[-1]["deltas"]] == [0, 1]
 

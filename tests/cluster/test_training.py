@@ -103,7 +103,7 @@ def test_workers_of_unequal_speed_wait_little_after_the_second_round(results: Pa
     job = job_of(
         "unequal",
         corpus,
-        rounds={"update_rounds": 6, "samples_between_updates": 1000, "evaluate_every": 0},
+        rounds={"update_rounds": 5, "samples_between_updates": 700, "evaluate_every": 0},
         resources={"num_workers": 3, "worker": {"cpu": 0.5}},
         testing={"batch_times_s": [0.05, 0.1, 0.2]},
     )

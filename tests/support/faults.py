@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from hypha_ray.config import Job
 from hypha_ray.failpoints import hits
+from hypha_ray.telemetry.sinks.files import read_jsonl
 from tests.support.jobs import Outcome, job_of, run_job
 
 
@@ -26,16 +28,35 @@ def faulty(name: str, corpus: Path, specs: list[str], log: Path, **tables: dict[
     return job_of(name, corpus, testing=testing, **base)
 
 
-def survive(name: str, corpus: Path, folder: Path, specs: list[str], fired: int, **tables: dict[str, Any]) -> Outcome:
-    """Run a job whose failpoints fire `fired` times in all; every commit is there, and every sample in it once."""
+def survive(
+    name: str,
+    corpus: Path,
+    folder: Path,
+    specs: list[str],
+    fired: int,
+    until: Callable[[], bool] = bool,
+    **tables: dict[str, Any],
+) -> Outcome:
+    """Run a job whose failpoints fire `fired` times in all; every commit is there, and every sample in it once.
+
+    A job with a condition `until` is ended once that is true, and has any number of commits.
+    """
     log = folder / "hits.jsonl"
     job = faulty(name, corpus, specs, log, **tables)
-    run = run_job(job, folder, corpus)
+    run = run_job(job, folder, corpus, until=until)
     names = {spec.partition("=")[0].partition(":")[0] for spec in specs}
     assert sum(hits(log, point) for point in names) == fired
-    assert [commit["round"] for commit in run.commits()] == list(range(job.rounds.update_rounds))
+    rounds = [commit["round"] for commit in run.commits()]
+    assert rounds == list(range(job.rounds.update_rounds if until is bool else len(rounds)))
     assert set(run.used().values()) == {1}
     return run
+
+
+def is_back(directory: Path, worker: int, goings: int) -> bool:
+    """Whether a worker that went so often, for whatever reason, has come back and has a delta in a commit since."""
+    joins = [event for event in read_jsonl(directory / "events.jsonl", ["join"]) if event["worker"] == worker]
+    deltas = [delta for commit in Outcome(directory, []).commits() for delta in commit["deltas"]]
+    return len(joins) > goings and joins[-1]["incarnation"] in {delta["incarnation"] for delta in deltas}
 
 
 def events(run: Outcome, kind: str) -> list[dict[str, Any]]:

@@ -92,6 +92,7 @@ def test_cache_smaller_than_a_slice_says_so_once_and_reads_everything(corpus: Pa
     assert not list((tmp_path / "cache").rglob("*"))
 
 
+@pytest.mark.slow
 def test_errors_that_may_pass_are_tried_again(corpus: Path, cache: DiskCache) -> None:
     with web_of(corpus) as web:
         web.statuses["manifest.json"] = [503, 429]
@@ -141,6 +142,7 @@ def test_missing_credentials_are_an_error_of_authentication(cache: DiskCache, mo
 
 
 @pytest.mark.slow
-def test_secrets_of_a_url_are_in_no_error(cache: DiskCache) -> None:
+def test_secrets_of_a_url_are_in_no_error(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hypha_ray.data.url_folder.WAITS_S", (0.0,))
     error = refusal("http://user:s3cretword@127.0.0.1:9/texts?token=topsecret", cache)
     assert "s3cretword" not in str(error) and "topsecret" not in str(error)

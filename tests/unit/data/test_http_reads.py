@@ -237,6 +237,7 @@ def test_endless_manifest_is_refused_by_its_limit(servers: Callable[[Answer], Se
     assert caught.value.code == "DATA003"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "exit_code"), [(429, None), (503, None), (501, 3)])
 def test_server_that_asks_for_patience_gets_it(
     status: int, exit_code: int | None, servers: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch

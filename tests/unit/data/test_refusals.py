@@ -75,6 +75,7 @@ def test_new_credentials_are_found_by_the_folder_that_was_refused(
         assert files.read(info).keys() == {tensor.name for tensor in load(corpus).tensors}
 
 
+@pytest.mark.slow
 def test_folder_opens_a_new_file_system_after_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of S3 keep the credentials that they were opened with."""
     with refusing_store(monkeypatch) as store:

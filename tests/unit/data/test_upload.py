@@ -63,6 +63,7 @@ def test_dataset_prepared_at_a_url_is_that_of_a_folder_and_slices_do_not_stay_on
     assert not list((tmp_path / "scratch").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_of_two_preparations_at_one_url_one_alone_writes_the_dataset(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
@@ -91,6 +92,7 @@ def test_of_two_preparations_at_one_url_one_alone_writes_the_dataset(
         assert not s3.exists("bucket/words/preparing")
 
 
+@pytest.mark.slow
 def test_url_that_a_killed_preparation_has_claimed_is_free_again_on_its_machine(
     texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def run(tmp_path: Path, corpus: Path) -> tuple[Job, RunDirectory]:
     return job, directory
 
 
+@pytest.mark.slow
 def test_saved_model_has_a_card_that_tells_what_it_is_and_nothing_of_the_machine(
     run: tuple[Job, RunDirectory], corpus: Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_card_of_an_adapter_names_the_base_of_a_hub(corpus: Path) -> None:
     assert "lora" in (described.tags or ()) and "LoRA of rank 4" in text and "| loss | 1.5 |" in text
 
 
+@pytest.mark.slow
 def test_best_model_is_saved_beside_the_last_and_named(
     run: tuple[Job, RunDirectory], corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,6 +92,7 @@ def test_best_model_is_saved_beside_the_last_and_named(
     assert "note: model-best is the model after round 2, with val_loss 3\n" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_best_model_without_its_checkpoint_is_not_replaced_by_another(
     run: tuple[Job, RunDirectory], corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,6 +105,7 @@ def test_best_model_without_its_checkpoint_is_not_replaced_by_another(
     )
 
 
+@pytest.mark.slow
 def test_run_that_ended_early_is_done_unless_it_has_more_patience(run: tuple[Job, RunDirectory], corpus: Path) -> None:
     job, directory = run
     longer = job.model_copy(update={"rounds": job.rounds.model_copy(update={"update_rounds": 9, "patience": 2})})

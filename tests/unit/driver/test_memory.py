@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,67 +31,87 @@ LLAMA = {
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
+SHARDED = {"worker": {"device": "cpu", "processes": 2, "sharding": "full"}}
+Measured = tuple[dict[str, Any], Any]
+"""Tables of a job, and bytes of its process, or of each of its processes."""
+KINDS: dict[str, dict[str, Any]] = {
+    "adamw": {},
+    "checkpointed": {"worker": {"gradient_checkpointing": True}},
+    "fused": {"worker": {"fused_loss": True}},
+    "adapter": {"model": {"lora": {"rank": 4}}},
+    "adamw8bit": {"inner_optimizer": {"name": "adamw8bit"}},
+}
 STEPS = """
-import json, re, sys
-from pathlib import Path
-import numpy as np
-import torch
-from hypha_ray.config.schema import Job
-from hypha_ray.types import Samples
-from hypha_ray.worker.training.supervised import SupervisedTrainer
-
-def memory(name):
-    return 1024 * int(re.search(name + r":\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
-
-def train(tables, rows, tokens):
-    trainer = SupervisedTrainer(Job.model_validate(tables))
-    for _ in range(2):
-        trainer.step(Samples({"input_ids": np.full((rows, tokens), 5)}, np.zeros((rows, 3), np.int64)))
-
-torch.set_num_threads(1)
-small, tables = json.loads(sys.argv[1])
-train(small, 1, 8)
-before = memory("VmRSS")
-train(tables, 8, 256)
-print(memory("VmHWM") - before)
-"""
-SHARDED_STEPS = """
 import json, os, re, sys
 from pathlib import Path
 import numpy as np
 import torch
+import transformers.models.llama.modeling_llama
 from hypha_ray.config.schema import Job
 from hypha_ray.types import Samples
+from hypha_ray.worker.training.supervised import SupervisedTrainer
 from tests.support.followers import sharded
 
 def memory(pid, name):
     return 1024 * int(re.search(name + r":\\s*(\\d+)", Path(f"/proc/{pid}/status").read_text())[1])
 
-def train(tables, rows, tokens, name):
+def steps(trainer, rows, tokens):
+    for _ in range(2):
+        trainer.step(Samples({"input_ids": np.full((rows, tokens), 5)}, np.zeros((rows, 3), np.int64)))
+
+def taken(small, tables):
+    steps(SupervisedTrainer(Job.model_validate(small)), 1, 8)
+    before = memory("self", "VmRSS")
+    steps(SupervisedTrainer(Job.model_validate(tables)), 8, 256)
+    return memory("self", "VmHWM") - before
+
+def of_processes(tables, tokens, name):
     with sharded(Job.model_validate(tables)) as trainer:
         pids = [os.getpid(), *(child.pid for child in trainer._team.children)]
         for pid in pids:
             Path(f"/proc/{pid}/clear_refs").write_text("5")  # Each has built the model as a whole before.
-        for _ in range(2):
-            trainer.step(Samples({"input_ids": np.full((rows, tokens), 5)}, np.zeros((rows, 3), np.int64)))
+        steps(trainer, 8, tokens)
         trainer._team.replies()
         return [memory(pid, name) for pid in pids]
 
+def taken_with_shards(small, tables):
+    before = of_processes(small, 8, "VmRSS")
+    before[0] = memory("self", "VmRSS")
+    return [high - low for high, low in zip(of_processes(tables, 256, "VmHWM"), before)]
+
 torch.set_num_threads(1)
-small, tables = json.loads(sys.argv[1])
-before = train(small, 8, 8, "VmRSS")
-before[0] = memory(os.getpid(), "VmRSS")
-print([high - low for high, low in zip(train(tables, 8, 256, "VmHWM"), before)])
+for name, (small, tables) in json.loads(sys.argv[1]).items():
+    if os.fork() == 0:
+        measure = taken_with_shards if tables.get("worker", {}).get("sharding") else taken
+        print(json.dumps({name: measure(small, tables)}), flush=True)
+        os._exit(0)
+    os.wait()
 """
+"""Prints a line for each job, which a fork with the libraries has trained."""
 
 
-def taken(tables: dict[str, Any], steps: str = STEPS) -> Any:
-    """Bytes that two steps take beside the libraries, or those of each process; freed memory goes back at once."""
-    small = {**tables, "model": {"config": {**LLAMA, "hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 50}}}
-    own = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", steps, json.dumps([small, tables])]
-    done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Measured]:
+    """For each kind, and for shards, the job and the bytes that two of its steps take beside the libraries."""
+    folder = tmp_path_factory.mktemp("base")
+    build_model(Model(config=LLAMA), seed=0).save_pretrained(folder)
+    small = {**LLAMA, "hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 50}
+    jobs: dict[str, list[dict[str, Any]]] = {}
+    for kind, own in {**KINDS, "shards": SHARDED}.items():
+        tables = {"model": {"config": LLAMA}, "rounds": {"max_batch_size": 8}, **own}
+        if kind == "adapter":
+            tables["model"] = {"repository": str(folder), **tables["model"]}
+        if kind != "adamw8bit" or find_spec("bitsandbytes") is not None:
+            jobs[kind] = [{**tables, "model": {"config": small}}, tables]
+    # Freed memory goes back at once.
+    variables = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", STEPS, json.dumps(jobs)]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
+    taken: dict[str, Any] = {}
+    for line in done.stdout.splitlines():
+        taken |= json.loads(line)
+    assert taken.keys() == jobs.keys(), done.stderr
+    return {kind: (tables, taken[kind]) for kind, (_, tables) in jobs.items()}
 
 
 def foretold(tables: dict[str, Any], processes: int = 1) -> StepSizes:
@@ -101,25 +122,13 @@ def foretold(tables: dict[str, Any], processes: int = 1) -> StepSizes:
     return found
 
 
-KINDS: dict[str, dict[str, Any]] = {
-    "adamw": {},
-    "checkpointed": {"worker": {"gradient_checkpointing": True}},
-    "fused": {"worker": {"fused_loss": True}},
-    "adapter": {"model": {"lora": {"rank": 4}}},
-    "adamw8bit": {"inner_optimizer": {"name": "adamw8bit"}},
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_memory_of_a_step_is_foretold_within_15_percent(kind: str, tmp_path: Path) -> None:
-    tables: dict[str, Any] = {"model": {"config": LLAMA}, "rounds": {"max_batch_size": 8}, **KINDS[kind]}
+def test_memory_of_a_step_is_foretold_within_15_percent(kind: str, measured: dict[str, Measured]) -> None:
     if kind == "adamw8bit":
         pytest.importorskip("bitsandbytes", reason="it is an extra")
-    if kind == "adapter":
-        build_model(Model(config=LLAMA), seed=0).save_pretrained(tmp_path)
-        tables["model"] = {"repository": str(tmp_path), **tables["model"]}
-    assert foretold(tables).total == pytest.approx(taken(tables), rel=0.15)
+    tables, taken = measured[kind]
+    assert foretold(tables).total == pytest.approx(taken, rel=0.15)
 
 
 @pytest.mark.slow
@@ -138,11 +147,10 @@ def test_compiled_step_takes_at_most_that_of_a_fused_loss_and_logits_of_16_bits(
 
 
 @pytest.mark.slow
-def test_memory_of_each_process_with_shards_is_foretold_within_15_percent() -> None:
-    worker = {"device": "cpu", "processes": 2, "sharding": "full"}
-    tables: dict[str, Any] = {"model": {"config": LLAMA}, "rounds": {"max_batch_size": 8}, "worker": worker}
+def test_memory_of_each_process_with_shards_is_foretold_within_15_percent(measured: dict[str, Measured]) -> None:
+    tables, taken = measured["shards"]
     found = foretold(tables, 2)
-    assert taken(tables, SHARDED_STEPS) == pytest.approx([found.total] * 2, rel=0.15)
+    assert taken == pytest.approx([found.total] * 2, rel=0.15)
     assert found.of_worker(2) == 2 * found.total and " in each (weights 12 MiB" in found.note(2)
     assert found.note(2).endswith("which builds a model of 25 MiB first")
 

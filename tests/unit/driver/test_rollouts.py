@@ -175,6 +175,7 @@ class Echo:
 """
 
 
+@pytest.mark.slow
 def test_model_of_a_run_with_an_environment_is_evaluated_as_in_the_run(problems: Path, tmp_path: Path) -> None:
     (tmp_path / "echoes.py").write_text(ECHO, encoding="utf-8")
     table = settings(model_type="llama", vocab_size=18)

@@ -13,7 +13,7 @@ from hypha_ray.model import environment
 from hypha_ray.model.environment import device_of, free_gpu_bytes, take_peak_memory, use_gpus
 
 FREED = """
-import ctypes, sys
+import ctypes, os
 import torch
 from hypha_ray.model.environment import use_threads
 
@@ -23,23 +23,24 @@ class Info(ctypes.Structure):  # mallinfo2 of malloc.h
 
 info = ctypes.CDLL(None).mallinfo2
 info.restype = Info
-use_threads(1) if sys.argv[1] == "kept" else torch.set_num_threads(1)
-block = torch.ones(5_000_000)
-del block
-print(info().fordblks)
+for set_threads in (torch.set_num_threads, use_threads):
+    if os.fork() == 0:
+        set_threads(1)
+        block = torch.ones(5_000_000)
+        del block
+        print(info().fordblks, flush=True)
+        os._exit(0)
+    os.wait()
 """
-"""Free bytes that the process holds after 20 MB were freed."""
+"""Free bytes that a process holds after 20 MB were freed: where they are given back, and where they are kept."""
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="the option is glibc's")
 def test_memory_that_a_step_has_freed_is_kept_for_the_next_one() -> None:
-    def held(way: str) -> int:
-        return int(
-            subprocess.run([sys.executable, "-c", FREED, way], check=True, capture_output=True, text=True).stdout
-        )
-
-    assert held("given back") < 20e6 <= held("kept")
+    done = subprocess.run([sys.executable, "-c", FREED], check=True, capture_output=True, text=True)
+    given_back, kept = map(int, done.stdout.split())
+    assert given_back < 20e6 <= kept
 
 
 @pytest.fixture
@@ -71,25 +72,27 @@ def test_free_memory_of_a_gpu_is_within_the_part_that_is_leased(
 
 
 REPRODUCIBLE = """
-import os, sys
+import os
 import torch
 from hypha_ray.model.environment import compute_reproducibly
 
-compute_reproducibly(torch.device(sys.argv[1]))
-ways = torch.backends.cuda
-print(torch.are_deterministic_algorithms_enabled(), ways.flash_sdp_enabled(), ways.mem_efficient_sdp_enabled(),
-      ways.cudnn_sdp_enabled(), ways.math_sdp_enabled(), "CUBLAS_WORKSPACE_CONFIG" in os.environ)
+for device in ("cuda", "cpu"):
+    if os.fork() == 0:
+        compute_reproducibly(torch.device(device))
+        ways = torch.backends.cuda
+        print(torch.are_deterministic_algorithms_enabled(), ways.flash_sdp_enabled(), ways.mem_efficient_sdp_enabled(),
+              ways.cudnn_sdp_enabled(), ways.math_sdp_enabled(), "CUBLAS_WORKSPACE_CONFIG" in os.environ, flush=True)
+        os._exit(0)
+    os.wait()
 """
 
 
 @pytest.mark.slow
 def test_replay_on_a_gpu_leaves_only_kernels_whose_sums_have_an_order_and_a_cpu_as_it_is() -> None:
-    def flags(device: str) -> list[str]:
-        command = [sys.executable, "-c", REPRODUCIBLE, device]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-
-    assert flags("cuda") == ["True", "False", "False", "False", "True", "True"]
-    assert flags("cpu")[0] == "False"
+    done = subprocess.run([sys.executable, "-c", REPRODUCIBLE], check=True, capture_output=True, text=True)
+    gpu, cpu = (line.split() for line in done.stdout.splitlines())
+    assert gpu == ["True", "False", "False", "False", "True", "True"]
+    assert cpu[0] == "False"
 
 
 def test_peak_memory_is_that_since_it_was_last_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,7 @@ def loss(network: Any, **inputs: torch.Tensor) -> float:
 KINDS = [{}, {"dora": True}, {"rslora": True, "alpha": 3.0}, {"targets": ["q_proj", "down_proj"]}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", KINDS, ids=str)
 def test_export_loads_merged_and_by_peft_with_the_loss_of_training(
     base: Path, tmp_path: Path, lora: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -338,12 +339,14 @@ def test_adapter_whose_base_is_gone_or_unnamed_is_refused(adapter: Path) -> None
     assert "doesn't name its base model" in str(refused(edit(adapter, base_model_name_or_path=None)))
 
 
+@pytest.mark.slow
 def test_adapters_that_change_their_base_or_are_of_another_kind_are_refused(adapter: Path) -> None:
     assert "lora_bias" in str(refused(edit(adapter, lora_bias=True)))
     assert "pissa" in str(refused(edit(adapter, lora_bias=False, init_lora_weights="pissa")))
     assert "IA3" in str(refused(edit(adapter, peft_type="IA3")))
 
 
+@pytest.mark.slow
 def test_adapter_of_another_model_or_with_pickled_weights_is_refused(adapter: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="aren't those of its model"):
         build_trained(edit(adapter, r=3))

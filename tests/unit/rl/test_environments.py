@@ -372,6 +372,7 @@ def test_episodes_behind_one_that_hangs_or_dies_go_on_in_the_next_process() -> N
     assert all(episode.reply is not None for episode in episodes)
 
 
+@pytest.mark.slow
 def test_calls_that_are_all_lost_are_not_made_for_every_episode_of_a_batch() -> None:
     first, second = ({"answer": "4"}, {"answer": "5"})
     pool = EnvironmentPool(rl("worlds:Echo", deadline_s=60.0))

@@ -167,6 +167,7 @@ def trickling(first: bytes, piece: bytes) -> Iterator[tuple[str, threading.Event
         gone.set()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("first", "piece"),

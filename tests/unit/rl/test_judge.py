@@ -170,6 +170,7 @@ def test_a_judge_that_is_elsewhere_ends_the_run_and_nothing_is_sent_there(bench:
     assert len(bench.asked) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_judge_that_asks_for_patience_is_asked_again_when_it_said(bench: Bench, status: int) -> None:
     bench.statuses, bench.headers = [status], {"Retry-After": "1.5"}

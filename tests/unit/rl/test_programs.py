@@ -56,6 +56,7 @@ def passes(program: str, tests: str) -> float | None:
     return code.passes(Response("?", text, (), True, {"answer": tests}, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import select
+import shutil
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypha_ray.errors import ConfigError
+from hypha_ray.rl.rewards import code
 from hypha_ray.rl.rewards.calls import reward_of
 from hypha_ray.rl.rewards.evaluators import Processes
 from hypha_ray.rl.rewards.response import Response
@@ -102,16 +104,37 @@ def response(text: str, answer: str, ended: bool = True) -> Response:
         ("code", "import __main__\nprint(vars(__main__).get('proof'))\nraise SystemExit(0)", "assert False", True, 0.0),
         ("code", "print(open('program.py').read())\nraise SystemExit(0)", "assert False", True, 0.0),
         ("code", 'lost = """', "assert False", True, 0.0),
-        ("code", "while True:\n    print('x' * 10**6)", "assert True", True, 0.0),
         ("code", "try:\n    f = input()\nexcept EOFError:\n    f = 1", "assert f == 1", True, 1.0),
         ("code", "\0", "assert True", True, 0.0),
         ("code", "open('a', 'wb').write(bytes(1 << 20))", "assert True", True, 1.0),
         ("code", "open('a', 'wb').write(bytes(1 << 25))", "assert True", True, 0.0),
-        ("code", "import sys\nsys.setrecursionlimit(10**9)\ndef f(a): return f(a)", "f(1)", True, 0.0),
     ],
 )
 def test_reward_of_a_response(name: str, text: str, answer: str, ended: bool, score: float) -> None:
     assert reward_of(name)(response(text, answer, ended)) == pytest.approx(score)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("while True:\n    print('x' * 10**6)", "assert True"),
+        ("import sys\nsys.setrecursionlimit(10**9)\ndef f(a): return f(a)", "f(1)"),
+    ],
+)
+def test_program_that_never_ends_is_given_up_at_its_limit(
+    text: str, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is 2 s here, in a copy of the guard."""
+    for file in (code._GUARD, code._GUARD.with_name("program.py")):
+        shutil.copy(file, tmp_path)
+    guard = tmp_path / code._GUARD.name
+    long, short = "\n_LIMIT_S = 10.0\n", "\n_LIMIT_S = 2.0\n"
+    whole = guard.read_text(encoding="utf-8")
+    assert long in whole
+    guard.write_text(whole.replace(long, short), encoding="utf-8")
+    monkeypatch.setattr(code, "_GUARD", guard)
+    assert reward_of("code")(response(text, answer)) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -168,10 +168,10 @@ def test_an_answer_that_ends_early_is_one_of_a_lost_server(
 
 @pytest.mark.slow
 def test_a_server_that_is_killed_in_mid_batch_is_started_again(
-    engine_of: Callable[..., ServerEngine], tmp_path: Path
+    server: tuple[Generation, str], engine_of: Callable[..., ServerEngine], tmp_path: Path
 ) -> None:
     model, died = policy_model(), tmp_path / "died"
-    unharmed = generated(engine_of(command=command()), model)
+    unharmed = generated(engine_of(urls=[server[1]]), model)
 
     found = generated(engine_of(command=command(died)), model)
 
@@ -377,13 +377,13 @@ def test_rounding_above_one_is_taken(server: tuple[Generation, str], engine_of: 
 
 @pytest.mark.slow
 def test_a_server_that_is_killed_while_it_starts_again_is_no_wrong_command(
-    engine_of: Callable[..., ServerEngine], tmp_path: Path
+    server: tuple[Generation, str], engine_of: Callable[..., ServerEngine], tmp_path: Path
 ) -> None:
     starts, died, script = tmp_path / "starts", tmp_path / "died", tmp_path / "serve.sh"
     second = f"echo x >> {starts}\n[ $(wc -l < {starts}) -eq 2 ] && kill -9 $$\n"
     script.write_text(f'{second}exec {sys.executable} {SCRIPT} "$1" "$2" {died}\n', encoding="utf-8")
     model = policy_model()
-    unharmed = generated(engine_of(command=command()), model)
+    unharmed = generated(engine_of(urls=[server[1]]), model)
 
     found = generated(engine_of(command=f"sh {script} {{model}} {{port}}"), model)
 

@@ -78,6 +78,7 @@ def test_schedules_follow_the_samples_of_rounds_that_grow() -> None:
         trained += samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("committed", [1, 5, 40])
 def test_resumed_run_keeps_its_sizes_and_ends_exactly(committed: int) -> None:
     whole = grown_fleet().run()

@@ -191,7 +191,7 @@ def test_killed_process_is_noticed_at_once_and_a_silent_one_at_the_deadline() ->
         with sharded(job_for(case, 3, worker=worker)) as three:
             three.step(samples_of(case, 4))
             assert isinstance(three._team, Forks)
-            three._team.reply_s = 5.0  # The silent one may owe the reply to the step before.
+            three._team.reply_s = 1.0  # The silent one may owe the reply to the step before.
             os.kill(three._team.children[1].pid or 0, how)
             with pytest.raises(ProcessLostError):
                 three.step(samples_of(case, 4))
