@@ -12,16 +12,14 @@ from typing import Any, TypeVar
 from hypha_ray.data.slices import UNREADABLE
 from hypha_ray.errors import (
     AuthenticationError,
-    ConfigError,
     DataError,
-    ExpiredError,
     HubError,
     HyphaError,
     TryAgainError,
     line_of,
 )
 from hypha_ray.store.file_systems import TooLargeError, is_http, is_s3, open_url
-from hypha_ray.store.remote_errors import Cause, cause_of, chain, refusal_of_url, retry_after_s
+from hypha_ray.store.remote_errors import Cause, cause_of, chain, error_of_cause, refusal_of_url, retry_after_s
 from hypha_ray.texts import redacted
 
 T = TypeVar("T")
@@ -220,7 +218,7 @@ def explain(error: Exception, url: str, name: str, cause: Cause | None = None) -
     address = redacted(f"{url}/{name}")
     got = line_of(error, url)
     if cause is not None:
-        return _of_store(cause, address, got)
+        return error_of_cause(cause, address, got)
     refusal = refusal_of_url(error, url)
     if refusal is not None:
         return refusal
@@ -243,18 +241,6 @@ def _of_answer(links: list[BaseException], address: str, got: str) -> HyphaError
         fix = "give the same command again later; a run goes on from its last commit"
         return HubError("DATA065", f"{address} can't be reached now", got, fix=fix)
     return DataError(UNREADABLE, f"{address} can't be read", got, fix="check the URL, and the settings for its kind")
-
-
-def _of_store(cause: Cause, address: str, got: str) -> HyphaError:
-    """Error of an object store that has reported its cause."""
-    problem = f"{address}: {cause.problem}"
-    match cause.kind:
-        case "expired":
-            return ExpiredError("AUTH004", problem, got, fix=f"{cause.fix}; the same command goes on from there")
-        case "credentials":
-            return AuthenticationError("AUTH004", problem, got, fix=cause.fix)
-        case "settings":
-            return ConfigError("DATA066", problem, got, fix=cause.fix)
 
 
 def _is_refused(links: list[BaseException], status: int | None) -> bool:

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
 
-from hypha_ray.errors import CheckpointError, TryAgainError, line_of
+from hypha_ray.errors import AuthenticationError, CheckpointError, TryAgainError, line_of
 from hypha_ray.files import make_private
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.disk import publish, room_for, sync
 from hypha_ray.store.file_systems import is_s3, open_url
-from hypha_ray.store.remote_errors import cause_of, refusal_of_url
+from hypha_ray.store.remote_errors import cause_of, error_of_cause, refusal_of_url
 from hypha_ray.store.snapshots import snapshot_path
 from hypha_ray.store.tensorfile import file_sha256
 from hypha_ray.texts import redacted
@@ -195,7 +195,8 @@ def fetch(url: str, directory: Path) -> None:
 
     Raises:
         CheckpointError: the mirror has no run, or the directory has another one.
-        ConfigError: no file system can open the URL.
+        ConfigError: no file system can open the URL, or an object store needs other settings.
+        AuthenticationError: AUTH004, the mirror refuses the credentials of this machine.
         TryAgainError: the mirror can't be read, or the disk can't be written.
 
     """
@@ -300,7 +301,7 @@ def _size_bytes(paths: Iterable[Path]) -> int:
 
 @contextmanager
 def _reachable(name: str, url: str) -> Iterator[None]:
-    """Turn any file system's errors into `TryAgainError`, or into a refusal of its URL, whose secrets stay hidden."""
+    """Turn any file system's errors into `TryAgainError`, or into a refusal with its cause; secrets stay hidden."""
     try:
         yield
     except Exception as error:
@@ -308,7 +309,10 @@ def _reachable(name: str, url: str) -> Iterator[None]:
         shown_name = _without_secrets(name)
         cause = cause_of(error)
         if cause is not None:
-            raise TryAgainError("STORE012", f"{shown_name}: {cause.problem}", got, fix=cause.fix) from error
+            raise error_of_cause(cause, shown_name, got) from error
+        if isinstance(error, PermissionError):
+            fix = "give this machine access to the mirror"
+            raise AuthenticationError("AUTH004", f"access to {shown_name} is refused", got, fix=fix) from error
         refusal = refusal_of_url(error, url)
         if refusal is not None:
             raise refusal from error

@@ -14,7 +14,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Literal, TypeAlias
 
 from hypha_ray.config.value_types import is_malformed, malformed
-from hypha_ray.errors import ConfigError, line_of
+from hypha_ray.errors import AuthenticationError, ConfigError, ExpiredError, HyphaError, line_of
 
 Kind: TypeAlias = Literal["expired", "credentials", "settings"]
 
@@ -95,6 +95,25 @@ def cause_of(error: BaseException, fs: Any = None, path: str = "") -> Cause | No
     if cause is None and has_no_body and fs is not None:
         return _cause_of_get(fs, path)
     return cause
+
+
+def error_of_cause(cause: Cause, address: str, got: str) -> HyphaError:
+    """Error to raise for a refusal by an object store.
+
+    Args:
+        cause: cause that the store has reported.
+        address: address of the file, without secrets.
+        got: one line of the error of the file system.
+
+    """
+    problem = f"{address}: {cause.problem}"
+    match cause.kind:
+        case "expired":
+            return ExpiredError("AUTH004", problem, got, fix=f"{cause.fix}; the same command goes on from there")
+        case "credentials":
+            return AuthenticationError("AUTH004", problem, got, fix=cause.fix)
+        case "settings":
+            return ConfigError("DATA066", problem, got, fix=cause.fix)
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:

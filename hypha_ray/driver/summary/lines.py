@@ -89,7 +89,7 @@ def disk_text(job: Job, use: DiskSizes) -> str:
         about = "at least"
     snapshots = f"{counted(use.snapshots, 'snapshot')} of {size_text(use.snapshot)}"
     models = f"{counted(use.models, 'model')} of {size_text(use.model)}"
-    text = f"{about} {size_text(use.in_the_end)}: {snapshots}, {models}"
+    text = f"{about} {size_text(use.in_the_end)} beside logs, plots and records: {snapshots}, {models}"
     folder = runs(job.run.dir)
     text += f"; {size_text(free_bytes(folder))} free in {folder}"
     mirror = job.checkpoint.mirror

@@ -19,7 +19,9 @@ from hypha_ray.codec import Codec, codec, encoder, payload_bytes
 from hypha_ray.codec.registry import upward_codec
 from hypha_ray.config import Job
 from hypha_ray.config.schema import Sync
+from hypha_ray.driver.summary.facts import round_samples
 from hypha_ray.exchange_schedule import fragments_of_round
+from hypha_ray.scheduler.fleet.worker_state import batch_size, has_equal_batches
 from hypha_ray.simulation.payload_sizes import MOST_BITS
 from hypha_ray.telemetry.sinks.files import read_json
 from hypha_ray.types import Layout
@@ -49,7 +51,7 @@ class Exchange:
     is_estimated: bool
     """Whether sizes of payloads, or the number of transfers, depend on values or on the order of arrivals."""
     is_bound: bool
-    """Whether the sizes are the most there can be, because only visible changes are sent."""
+    """Whether the sizes are the most there can be: only visible changes are sent, or a worker may have no batch."""
 
     @property
     def is_exact(self) -> bool:
@@ -92,18 +94,31 @@ def exchange_of(job: Job, layout: Layout) -> Exchange:
     deltas = job.num_workers
     if not sync.traits.has_barrier:
         deltas = sync.period or job.num_workers
+    senders, may_be_fewer = _senders(job, deltas)
     up = Counter[int]()
     down = Counter[int]()
     for fragments, rounds in _rounds_by_fragments(job).items():
         up_bytes = 0
         down_bytes = 0
         for fragment in fragments:
-            up_bytes += deltas * payloads[fragment]
+            up_bytes += senders * payloads[fragment]
             down_bytes += deltas * results[fragment]
         up[up_bytes] += rounds
         down[down_bytes] += rounds
-    is_bound = bool({sync.codec, sync.downward_codec} & MOST_BITS.keys())
+    is_bound = may_be_fewer or bool({sync.codec, sync.downward_codec} & MOST_BITS.keys())
     return Exchange(up, down, is_estimated, is_bound)
+
+
+def _senders(job: Job, deltas: int) -> tuple[int, bool]:
+    """Workers that send a delta in a round of so many, and whether fewer may: one without a batch sends none."""
+    if not job.sync.traits.has_barrier or deltas == 1:
+        return deltas, False
+    batches = -(-round_samples(job) // batch_size(job))
+    has_longer_rounds = job.rounds.warmup_rounds > 0 or job.rounds.max_exchange_share is not None
+    if batches < deltas and not has_longer_rounds:
+        deltas = batches
+    has_short_round = job.rounds.epochs is not None
+    return deltas, has_short_round or not has_equal_batches(job)
 
 
 def _rounds_by_fragments(job: Job) -> Counter[tuple[int, ...]]:

@@ -11,7 +11,7 @@ from hypha_ray.data.disk_cache import DiskCache
 from hypha_ray.data.storage import UrlFiles
 from hypha_ray.data.url_folder import UrlFolder
 from hypha_ray.errors import ExpiredError, HyphaError
-from hypha_ray.store.mirror import Mirror
+from hypha_ray.store.mirror import Mirror, fetch
 from tests.support.refusing_store import Store, refusing_store
 
 REASONS = [
@@ -98,6 +98,20 @@ def test_mirror_says_the_remedy(refusal: str, told: str, tmp_path: Path, monkeyp
         store.refuses = refusal
         problem = Mirror("s3://bucket/mirror", directory).complete()
         assert problem is not None and told in problem
+
+
+@pytest.mark.parametrize(("refusal", "code", "exit_code", "what", "fix"), REASONS)
+def test_refusal_of_a_mirror_to_resume_from_has_its_own_remedy(
+    refusal: str, code: str, exit_code: int, what: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with refusing_store(monkeypatch) as store:
+        store.refuses = refusal
+        with pytest.raises(HyphaError) as caught:
+            fetch("s3://bucket/mirror/run", tmp_path / "run")
+    error = caught.value
+    assert (error.code, error.exit_code) == (code, exit_code), str(error)
+    assert what in error.what and fix in error.fix
+    assert not (tmp_path / "run").exists()
 
 
 def test_missing_dataset_is_still_called_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,6 +264,7 @@ def encoded_bytes(job: Job) -> list[int]:
 @pytest.mark.parametrize("sync", [{}, {"fragments": 2}, {"strategy": "sync"}], ids=["whole", "fragments", "gradients"])
 def test_bytes_up_are_those_of_encoded_payloads(tmp_path: Path, codec: str, sync: dict[str, Any]) -> None:
     rounds = {"update_rounds": 7, "warmup_rounds": 1}
+    sync = {"dynamic_local_steps": False, **sync}
     job = small_job(tmp_path, sync={**sync, "codec": codec}, rounds=rounds, resources={"num_workers": 3})
     layout = layout_of(build_model(job.model, 0), job.sync.fragments, job.sync.partition)
     sizes = encoded_bytes(job)
@@ -321,6 +322,33 @@ def test_rounds_that_grow_are_told_as_limits(tmp_path: Path) -> None:
     assert ", at most " in exchange_text(job, exchange_of(job, layout_of(build_model(job.model, 0))))
 
 
+@pytest.mark.parametrize(
+    ("equal", "rounds", "senders", "words"),
+    [
+        (True, {"samples_between_updates": 12}, 3, ""),
+        (True, {"samples_between_updates": 8}, 2, ""),
+        (False, {"samples_between_updates": 12}, 3, "at most "),
+        (False, {"samples_between_updates": 4}, 1, "at most "),
+        (True, {"samples_between_updates": 12, "epochs": 1}, 3, "at most "),
+    ],
+    ids=["equal", "fewer batches than workers", "by speed", "one batch", "short last round"],
+)
+def test_workers_without_a_batch_send_nothing(
+    tmp_path: Path, equal: bool, rounds: dict[str, Any], senders: int, words: str
+) -> None:
+    sync = {"dynamic_local_steps": not equal}
+    source = texts(tmp_path / "data")
+    job = small_job(source.folder, sync=sync, rounds={"max_batch_size": 4, **rounds}, resources={"num_workers": 3})
+    job = with_rounds(job, source.manifest, None)
+    layout = layout_of(build_model(job.model, 0))
+    exchange = exchange_of(job, layout)
+    assert max(exchange.up) == senders * layout.bytes()
+    assert max(exchange.down) == 3 * layout.bytes()
+    text = exchange_text(job, exchange)
+    assert text.startswith(f"{words}{size_text(max(exchange.up))} up and ")
+    assert exchange.is_exact == (not words)
+
+
 def test_a_quorum_makes_the_traffic_an_estimate(tmp_path: Path) -> None:
     job = small_job(tmp_path, sync={"quorum": 1})
     assert not exchange_of(job, layout_of(build_model(job.model, 0))).is_exact
@@ -375,7 +403,8 @@ def test_too_little_space_is_a_warning_for_each_place(tmp_path: Path, monkeypatc
     assert "choose another checkpoint.mirror" in notes[1]
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: FREE(10_000, 6_500, 3_500))
     assert list(space_notes(job, sizes)) == []
-    assert disk_text(job, sizes).startswith("about 2.50 kB: 2 snapshots of 1.00 kB, 1 model of 500 B; 3.50 kB free in ")
+    space = "about 2.50 kB beside logs, plots and records"
+    assert disk_text(job, sizes).startswith(f"{space}: 2 snapshots of 1.00 kB, 1 model of 500 B; 3.50 kB free in ")
 
 
 # ── time and cost ─────────────────────────────────────────────────────────────────────────────────────────────────────
