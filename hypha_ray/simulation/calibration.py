@@ -21,6 +21,7 @@ import numpy as np
 from hypha_ray.config import Job
 from hypha_ray.config.load import CONFIG, load
 from hypha_ray.errors import CheckpointError, ConfigError
+from hypha_ray.store.restore_point import newest_layout
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, SUMMARY, Record, by_round, read_json, read_jsonl
 
 FEWEST_ROUNDS = 2
@@ -136,9 +137,8 @@ def calibrate(folder: Path) -> Calibration:
     rounds = by_round(records, "round")
     if len(rounds) < FEWEST_ROUNDS:
         problem = f"run {folder.name} is too short to simulate"
-        got = f"{len(rounds)} complete rounds"
         fix = "let it go on, or take a longer run"
-        raise CheckpointError("SIM001", problem, got, f"{FEWEST_ROUNDS} or more", fix)
+        raise CheckpointError("SIM001", problem, f"{len(rounds)} complete rounds", f"{FEWEST_ROUNDS} or more", fix)
     batches = BatchRecords(job, records)
     return Calibration(
         name=job.run.name or folder.name,
@@ -383,9 +383,7 @@ def _cost(events: Sequence[Record]) -> float | None:
 
 def _worker_hours(rounds: Sequence[Record]) -> float:
     """Hours of all workers together."""
-    seconds = 0.0
-    for record in rounds:
-        seconds += record["time_s"] * record["workers"]
+    seconds: float = sum(record["time_s"] * record["workers"] for record in rounds)
     return seconds / 3600
 
 
@@ -427,20 +425,22 @@ def _losses(events: Sequence[Record]) -> dict[str, int]:
 
 
 def _parameter_bytes(folder: Path, job: Job, rounds: Sequence[Record]) -> int:
-    """Bytes of the trained parameters: from the summary, or from deltas that are sent unencoded and whole.
+    """Bytes of the trained parameters: from the summary, a snapshot, or deltas that are sent unencoded and whole.
 
     Raises:
-        CheckpointError: SIM001, the run hasn't ended, and its deltas are encoded or in fragments.
+        CheckpointError: SIM001, the run has neither, and its deltas are encoded or in fragments.
 
     """
     summarised = read_json(folder / SUMMARY).get("parameter_bytes")
     if isinstance(summarised, int):
         return summarised
-    first = rounds[0]
-    if job.sync.codec == "fp32" and not job.sync.staggered and first["batches"]:
-        return int(first["bytes_up"] // len(first["batches"]))
-    problem = f"run {folder.name} hasn't ended, and its encoded deltas don't tell the model's size"
-    raise CheckpointError("SIM001", problem, fix="wait until it has written summary.json")
+    layout = newest_layout(folder)
+    if layout is not None:
+        return layout.bytes()
+    if job.sync.codec == "fp32" and not job.sync.staggered and rounds[0]["batches"]:
+        return int(rounds[0]["bytes_up"] // len(rounds[0]["batches"]))
+    problem = f"run {folder.name} has no snapshot, and its encoded deltas don't tell the model's size"
+    raise CheckpointError("SIM001", problem, fix="take a run with its checkpoints or its summary.json")
 
 
 def _samples(folder: Path) -> dict[str, int]:

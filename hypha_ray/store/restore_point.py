@@ -227,6 +227,15 @@ def saved_layout(state: Mapping[str, Any]) -> Layout | None:
     return layout
 
 
+def newest_layout(directory: Path) -> Layout | None:
+    """Return the layout of a run's model by its newest snapshot with a readable header; None without one."""
+    for round in reversed(rounds(directory)):
+        header = read_header(directory, round)
+        if header is not None:
+            return saved_layout(header.state)
+    return None
+
+
 def _unknown_files(directory: Path) -> list[str]:
     """Warnings about unknown files, one line each."""
     warnings = []

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import astuple
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import pytest
 
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.simulation.calibration import BatchRecords, calibrate
+from hypha_ray.store.snapshots import write_snapshot
+from hypha_ray.types import Entry, Layout
 from tests.support.fleet import job_of
 from tests.support.recorded_run import COMMIT_S, EVALUATE_S, MERGE_S, OVERHEAD_S, REDUCE_S, START_S, write_run
 
@@ -100,6 +104,18 @@ def test_calibrate_running_run_with_encoded_deltas_says_that_the_size_is_unknown
     with pytest.raises(CheckpointError, match="don't tell the model's size") as error:
         calibrate(folder)
     assert error.value.code == "SIM001"
+
+
+def test_calibrate_killed_run_with_encoded_deltas_takes_the_size_from_its_newest_snapshot(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", summary={}, sync={"codec": "int4"})
+    group = "parameters/float32"
+    layout = Layout(
+        (Entry("a", "float32", (30, 20), 0, group, 0, 600), Entry("b", "bfloat16", (20,), 0, group, 600, 20))
+    )
+    entries = [astuple(entry) for entry in layout.entries]
+    state = {"entries": entries, "tied": [], "fragments": 1, "layout_sha256": layout.sha256()}
+    write_snapshot(folder, 3, {"a": np.zeros((30, 20), np.float32)}, {}, {}, state)
+    assert calibrate(folder).parameter_bytes == 4 * 620
 
 
 def test_calibrate_one_round_is_too_short(tmp_path: Path) -> None:
