@@ -223,7 +223,8 @@ class Run:
         newest = newest_good(self.path)
         if newest is None:
             problem = f"run {self.path.name} has no checkpoint yet"
-            raise CheckpointError("CKPT006", problem, fix="let it train until its first commit")
+            fix = f"let it train until its first commit, by --resume {self.path.name} if it was ended"
+            raise CheckpointError("CKPT006", problem, fix=fix)
         return newest
 
     def require_snapshot(self, round: int) -> None:
