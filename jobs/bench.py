@@ -143,8 +143,10 @@ def main() -> None:
     """Measure, print, write."""
     arguments = parse_options(Arguments, __doc__, sys.argv[1:])
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it when it is imported, and some rows start Ray twice.
-    measures = _chosen(arguments)
+    if arguments.beside is not None and not (arguments.beside / "jobs" / "diloco.py").is_file():
+        raise ConfigError("CFG003", "--beside is no checkout", str(arguments.beside), fix="name its folder")
     require_writable("--json", arguments.json)
+    measures = _chosen(arguments)
     rows: Rows = {}
     failed: list[str] = []
     for number, (names, measure) in enumerate(measures.items(), 1):

@@ -43,6 +43,23 @@ def test_help_of_every_job_imports_nothing_heavy(light_command: LightCommands, s
     assert "hypha_ray" in done.modules and HEAVY.isdisjoint(done.modules)
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("bench --only start --beside elsewhere", "error[CFG003]: --beside is no checkout — got elsewhere. Fix: "),
+        ("chaos --mean-rounds-between-kills 0 --kills 1", "error[CHAOS001]: --mean-rounds-between-kills is out of ra"),
+    ],
+)
+def test_wrong_value_is_one_line_with_a_remedy_before_anything_is_loaded(
+    light_command: LightCommands, words: str, problem: str
+) -> None:
+    done = light_command(*words.split())
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line.startswith(problem) and " Fix: " in line
+    assert HEAVY.isdisjoint(done.modules)
+
+
 DIGITS = "JOB prepare.py --source digits --out d"
 
 

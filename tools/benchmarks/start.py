@@ -17,8 +17,6 @@ from pathlib import Path
 from threading import Thread
 from typing import IO, Any
 
-from hypha_ray.errors import ConfigError
-
 HERE = Path(__file__).parents[2]
 STARTS = 5
 """Starts of each checkout."""
@@ -29,16 +27,8 @@ Line = tuple[float, str]
 
 
 def start(beside: Path | None = None) -> dict[str, dict[str, Any]]:
-    """Measure all `ROWS`; with another checkout, the values are ratios to it.
-
-    Raises:
-        ConfigError: CFG003, there is no checkout beside.
-
-    """
+    """Measure all `ROWS`; with another checkout, the values are ratios to it."""
     checkouts = [HERE, *([] if beside is None else [beside.absolute()])]
-    for checkout in checkouts:
-        if not (checkout / "jobs" / "diloco.py").is_file():
-            raise ConfigError("CFG003", "--beside is no checkout", str(checkout), fix="name its folder")
     times: dict[Path, list[Sequence[float]]] = {checkout: [] for checkout in checkouts}
     with tempfile.TemporaryDirectory() as folder:
         dataset = prepared(Path(folder))
