@@ -8,6 +8,7 @@ The job has such a place where one of its `bridge.commands` is empty. The token 
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ def main() -> None:
     arguments = parse_options(Worker, __doc__, sys.argv[1:])
     if not 0 <= arguments.patience_s < math.inf:
         raise ConfigError("CFG003", "--patience-s is out of range", str(arguments.patience_s), "0 and up", "see --help")
+    _check_access(arguments)
     # Imported before the connection is made: this process is silent while torch is loaded.
     from hypha_ray.worker.bridged.own_trainer import train
 
@@ -59,6 +61,25 @@ def main() -> None:
                 continue
         print("the training is completed")
         return
+
+
+def _check_access(arguments: Worker) -> None:
+    """Refuse an address or a token that can't be used, before libraries are loaded.
+
+    Raises:
+        ConfigError: CFG020 not an address, CFG021 no token is given, SEC001 another machine without --authority.
+        AuthenticationError: as `read_token`.
+
+    """
+    from hypha_ray.bridge.access import UNIX, read_token, split
+
+    token_file = arguments.token_file or os.environ.get("HYPHA_BRIDGE_TOKEN_FILE")
+    if not token_file:
+        raise ConfigError("CFG021", "no file with the token", fix="give --token-file, or set HYPHA_BRIDGE_TOKEN_FILE")
+    read_token(Path(token_file))
+    authority = arguments.authority or os.environ.get("HYPHA_BRIDGE_CA_FILE")
+    if not arguments.connect.startswith(UNIX):
+        split(arguments.connect, encrypted=bool(authority))
 
 
 def _joined(arguments: Worker) -> Trainer:

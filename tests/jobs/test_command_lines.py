@@ -48,6 +48,7 @@ def test_help_of_every_job_imports_nothing_heavy(light_command: LightCommands, s
     [
         ("bench --only start --beside elsewhere", "error[CFG003]: --beside is no checkout — got elsewhere. Fix: "),
         ("chaos --mean-rounds-between-kills 0 --kills 1", "error[CHAOS001]: --mean-rounds-between-kills is out of ra"),
+        ("worker --connect 127.0.0.1:1", "error[CFG021]: no file with the token. Fix: give --token-file, or set "),
     ],
 )
 def test_wrong_value_is_one_line_with_a_remedy_before_anything_is_loaded(
