@@ -100,8 +100,12 @@ def from_document(document: Document) -> list[Setting]:
     return list(settings.values())
 
 
-def from_arguments(arguments: Iterable[str]) -> CommandLine:
+def from_arguments(arguments: Iterable[str], option: str | None = None) -> CommandLine:
     """Parse a command line.
+
+    Args:
+        arguments: the words.
+        option: option whose value the flags were, which errors name; None: they stood for themselves.
 
     Raises:
         ConfigError: CFG015 stray argument or missing value, CFG001 unknown flag, CFG102 a secret.
@@ -112,6 +116,7 @@ def from_arguments(arguments: Iterable[str]) -> CommandLine:
     dry_run = False
     resume = None
     words = deque(arguments)
+    document = None if option is None else Document(option, "", {}, private=False)
     while words:
         word = words.popleft()
         name, _, _ = word.partition("=")
@@ -122,7 +127,7 @@ def from_arguments(arguments: Iterable[str]) -> CommandLine:
         elif name == "--resume":
             resume = value_behind(word, words) or True
         elif name.startswith("--"):
-            flags.extend(_from_flag(name, value_behind(word, words)))
+            flags.extend(_from_flag(name, value_behind(word, words), document))
         elif _is_file(word):
             files.append(word)
         else:
@@ -227,10 +232,10 @@ def _next_value(words: deque[str]) -> str | None:
     return words.popleft()
 
 
-def _from_flag(name: str, text: str | None) -> list[Setting]:
+def _from_flag(name: str, text: str | None, document: Document | None) -> list[Setting]:
     written = tuple(name.removeprefix("--").split("."))
-    key = _require_known(written, None)
-    flag = _location(written, None)
+    key = _require_known(written, document)
+    flag = _location(written, document)
     if key is None and len(written) == 1 and text is not None and not text.startswith(("{", "[")):
         _refuse_habit(written, text)
     if text is None:
@@ -243,7 +248,7 @@ def _from_flag(name: str, text: str | None) -> list[Setting]:
     for part in reversed(written):
         value = {part: value}
     check(value, flag)
-    return list(_walk(value, (), None))
+    return list(_walk(value, (), document))
 
 
 def _refuse_habit(written: KeyPath, text: str) -> None:

@@ -67,20 +67,26 @@ class Loaded:
     notes: tuple[str, ...] = ()
 
 
-def load(arguments: Sequence[str], find_run: FindRun | None = None, defaults: Sequence[str] = ()) -> Loaded:
+def load(
+    arguments: Sequence[str],
+    find_run: FindRun | None = None,
+    defaults: Sequence[str] = (),
+    option: str | None = None,
+) -> Loaded:
     """Read a command line and the job files that it names.
 
     Args:
         arguments: the command line.
         find_run: finds the run named after ``--resume``; None: ``--resume`` takes no name.
         defaults: flags over which job files win.
+        option: option whose value the flags were, which errors name; None: they stood for themselves.
 
     Raises:
         ConfigError: with the file and line, or the flag, to correct.
         HyphaError: whatever `find_run` raises.
 
     """
-    command = from_arguments(arguments)
+    command = from_arguments(arguments, option)
     settings: list[Setting] = []
     for file in command.files:
         settings += from_document(read(file))

@@ -60,7 +60,7 @@ def read_trace(path: Path, count: int) -> list[TraceEvent]:
 
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "no UTF-8 text"
         problem = f"the trace {path} can't be read"
@@ -140,14 +140,16 @@ def _event(fields: dict[str, Any], location: str, count: int) -> TraceEvent:
 
 
 def _check_names(fields: Iterable[str], location: str) -> None:
-    names = set(fields)
-    for name in sorted(names.difference(FIELDS)):
+    names = list(fields)
+    for name in sorted(set(names).difference(FIELDS)):
         matches = get_close_matches(name, FIELDS, n=1)
         fix = f"did you mean {matches[0]}?" if matches else "leave it out"
         raise ConfigError("CFG001", f"{location}: unknown field {shown(name)}", allowed=", ".join(FIELDS), fix=fix)
     for name in FIELDS:
         if name not in names:
             raise ConfigError("CFG012", f"{location}: {name} is missing", allowed=", ".join(FIELDS), fix="give it")
+        if names.count(name) > 1:
+            raise ConfigError("CFG005", f"{location}: {name} stands there twice", fix="keep one column")
 
 
 class MachineHost(Protocol):

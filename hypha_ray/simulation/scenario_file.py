@@ -66,7 +66,7 @@ def read_scenarios(path_or_name: str, overrides: Mapping[str, Any] | None = None
 
 def _file(path_or_name: str) -> Path:
     path = Path(path_or_name).expanduser()
-    if path.suffix == ".toml" or path.is_file():
+    if path.is_file():
         return path
     names = scenario_names()
     if path_or_name in names:
@@ -84,6 +84,9 @@ def _sweep_points(document: Document) -> Iterator[dict[KeyPath, Any]]:
 
     """
     sweep = document.table.get("sweep", {})
+    if not isinstance(sweep, dict):
+        problem = f"{document.location(('sweep',))}: sweep has the wrong type"
+        raise ConfigError("CFG002", problem, shown(sweep), "a table of lists by key", "begin it with [sweep]")
     lists: dict[tuple[KeyPath, ...], Sequence[Any]] = {}
     for written, values in _leaves(sweep, ()):
         location = document.location(("sweep", *written))
@@ -141,11 +144,14 @@ class _Settings:
         """``FILE:LINE`` of the setting of a key, or its name if the caller has set it."""
         if path in self.overridden:
             return dotted(path)
-        if path in self.point:
-            for written, _ in _leaves(self.document.table["sweep"], ()):
-                if path in _swept_keys(".".join(written)):
+        location = self.document.location(path)
+        if location != self.document.file and path not in self.point:
+            return location
+        for written, _ in _leaves(self.document.table.get("sweep", {}), ()):
+            for key in _swept_keys(".".join(written)):
+                if key[: len(path)] == path:
                     return self.document.location(("sweep", *written))
-        return self.document.location(path)
+        return location
 
     def key_location(self, path: KeyPath) -> str:
         """Location and name of a key, as the beginning of an error message."""
@@ -161,23 +167,22 @@ class _Settings:
     def _put(self, path: KeyPath, value: Any) -> None:
         parent: Any = self.table
         for depth, name in enumerate(path[:-1]):
-            if isinstance(parent, list):
-                parent = self._entry(parent, name, path[: depth + 1])
-            else:
-                parent = parent.setdefault(name, {})
+            parent = self._entry(parent, path, depth) if isinstance(parent, list) else parent.setdefault(name, {})
             if not isinstance(parent, dict | list):
                 problem = f"{self.key_location(path)} leads through a key that is no table"
                 raise ConfigError("CFG001", problem, dotted(path[: depth + 1]), fix="name a key of a table")
         if isinstance(parent, list):
-            self._entry(parent, path[-1], path)
+            self._entry(parent, path, len(path) - 1)
             parent[int(path[-1])] = value
         else:
             parent[path[-1]] = value
 
-    def _entry(self, entries: list[Any], name: str, path: KeyPath) -> Any:
+    def _entry(self, entries: list[Any], path: KeyPath, depth: int) -> Any:
+        """Entry of a list that a path leads to at a depth."""
+        name = path[depth]
         if not name.isdecimal() or int(name) >= len(entries):
             allowed = f"0 … {len(entries) - 1}"
-            problem = f"{self.location(path)}: there is no {dotted(path)}"
+            problem = f"{self.location(path)}: there is no {dotted(path[: depth + 1])}"
             raise ConfigError("CFG003", problem, shown(name), allowed, "count the tables from 0")
         return entries[int(name)]
 
@@ -264,6 +269,8 @@ def _explained(error: ValidationError, settings: _Settings) -> ConfigError:
         remedy = f"write [[{dotted(path)}]]"
         return ConfigError("CFG002", f"{location} has the wrong type", got, "list of tables", remedy)
     fix = choice_remedy(first["input"], allowed)
+    if allowed.startswith("number") and isinstance(first["input"], str):
+        fix = "give the number alone, without a unit"
     if kind.endswith("_type"):
         return ConfigError("CFG002", f"{location} has the wrong type", got, allowed, fix)
     return ConfigError("CFG003", f"{location} is out of range", got, allowed, fix)

@@ -17,7 +17,6 @@ from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import CONFIG, load
-from hypha_ray.errors import ConfigError
 from hypha_ray.simulation.calibration import ActualRound, Calibration
 from hypha_ray.simulation.result import SimulationResult
 from hypha_ray.simulation.scenario_checks import check_scenario
@@ -168,7 +167,7 @@ def _scenarios(
         require_told(trial.job)
         job = fit.job
         if trial.job:
-            job = _job_of(trial, folder)
+            job = load([f"@{folder / CONFIG}", *trial.flags], option="--try").job
         sizes = sizes_of(job)
         of_seeds: list[RecordedScenario] = []
         for seed in range(SEEDS):
@@ -177,22 +176,6 @@ def _scenarios(
             check_scenario(scenario, folder, ".".join)
             of_seeds.append(scenario)
         yield trial.text, of_seeds, scenario_notes(fit, job, sizes)
-
-
-def _job_of(trial: Trial, folder: Path) -> Job:
-    """Job of a run in the folder with the settings of a trial.
-
-    Raises:
-        ConfigError: an unknown key, named as one of ``--try``, or a wrong value.
-
-    """
-    try:
-        return load([f"@{folder / CONFIG}", *trial.flags]).job
-    except ConfigError as error:
-        if error.code != "CFG001":
-            raise
-        problem = error.what.replace("unknown flag --", "--try has an unknown key ", 1)
-        raise ConfigError(error.code, problem, error.got, error.allowed, error.fix) from error
 
 
 def _prediction(label: str, results: Sequence[SimulationResult], notes: Sequence[str]) -> Prediction:

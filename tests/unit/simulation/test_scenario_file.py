@@ -35,6 +35,7 @@ def line_of(text: str, part: str) -> int:
         ("price = 3.6", "price = 3.6\nfailures = { every_h = 1, kinds = {} }", "CFG003", ["failures.kinds"]),
         ("price = 3.6", 'price = 3.6\navailable = "t"\ndiurnal = { least = 1 }', "CFG011", ["available", "diurnal"]),
         ("parameters = 1.0e6", "parameters = 1.5", "CFG002", ["model.parameters", "1.5", "integer"]),
+        ("up_mbps = 32", 'up_mbps = "100mbit"', "CFG002", ["machines.0.up_mbps", "'100mbit'", "without a unit"]),
     ],
 )
 def test_mistake_is_named_with_its_line(tmp_path: Path, old: str, new: str, code: str, parts: list[str]) -> None:
@@ -99,7 +100,7 @@ def test_unknown_name_names_the_nearest_scenario() -> None:
 
 
 def test_missing_file_is_one_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"CFG015.*No such file"):
+    with pytest.raises(ConfigError, match=r"CFG015\]: there is no such scenario.*or a TOML file"):
         read_scenarios(str(tmp_path / "absent.toml"))
 
 
@@ -127,6 +128,13 @@ def test_mistyped_key_of_a_sweep_is_named_with_its_line(tmp_path: Path) -> None:
     assert "did you mean model.parameters?" in str(raised.value)
 
 
+@pytest.mark.parametrize("key", ["modle.parameters", "machines.1.price"])
+def test_key_of_a_sweep_in_a_table_that_is_not_there_is_named_with_its_line(tmp_path: Path, key: str) -> None:
+    text = EXACT + f'[sweep]\n"{key}" = [1]\n'
+    with pytest.raises(ConfigError, match=rf"scenario\.toml:{line_of(text, key)}: "):
+        read_text(tmp_path, text)
+
+
 def test_mistake_behind_a_comma_of_a_sweep_is_named_with_its_line(tmp_path: Path) -> None:
     text = EXACT + '[sweep]\nseed = [1]\n"machines.0.up_mbps, machines.0.down_mbs" = [10]\n'
     with pytest.raises(ConfigError) as raised:
@@ -144,6 +152,11 @@ def test_sweep_takes_lists_with_values(tmp_path: Path, values: str, code: str) -
     with pytest.raises(ConfigError) as raised:
         read_text(tmp_path, EXACT + f"[sweep]\nseed = {values}\n")
     assert raised.value.code == code
+
+
+def test_sweep_that_is_no_table_is_named_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"scenario\.toml:1: sweep has the wrong type — got \[3\]"):
+        read_text(tmp_path, "sweep = [3]\n" + EXACT)
 
 
 def test_overrides_win_over_the_file_and_its_sweep(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def test_json_lines_and_csv_say_the_same(tmp_path: Path) -> None:
         ("600,1,leave\n700,1,join\n", 1, "has no names of columns"),
         ("at_s,machine,event\n1,0,kill,4\n", 2, "got 4, allowed 3"),
         ("at_s,machine,event\n1,0\n", 2, "got 2, allowed 3"),
+        ("at_s,at_s,machine,event\n1,2,0,kill\n", 1, "at_s stands there twice"),
     ],
 )
 def test_mistake_in_a_trace_is_named_with_its_line(tmp_path: Path, text: str, line: int, part: str) -> None:
@@ -51,6 +52,11 @@ def test_mistake_in_a_trace_is_named_with_its_line(tmp_path: Path, text: str, li
         read_trace(written(tmp_path, "t.csv", text), 2)
     assert f"t.csv:{line}" in str(raised.value)
     assert part in str(raised.value)
+
+
+def test_trace_of_a_spreadsheet_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    csv = written(tmp_path, "t.csv", "\ufeffat_s,machine,event\n7,1,leave\n0,1,join\n2.5,0,kill\n")
+    assert read_trace(csv, 2) == ROWS
 
 
 @pytest.mark.parametrize("text", ["", "at_s,machine,event\n"])

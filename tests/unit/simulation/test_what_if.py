@@ -145,7 +145,7 @@ def test_predict_noisy_run_says_how_far_its_figures_may_be_off(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("trial", "code", "text"),
     [
-        ("sync.codek=int4", "CFG001", r"--try has an unknown key sync\.codek\. Fix: did you mean .sync\.codec"),
+        ("sync.codek=int4", "CFG001", r"--try: unknown key sync\.codek. Fix: did you mean .sync\.codec"),
         ("machines.up_mbits=5", "CFG001", "did you mean up_mbps"),
         ("machines.7.price=5", "CFG003", "0 … 1"),
         ("machines.price=much", "CFG002", "machines.price has the wrong type"),
