@@ -69,15 +69,15 @@ CODECS = Family(
         "int8": "hypha_ray.codec.formats.integers:Int8",
         "int4": "hypha_ray.codec.formats.integers:Int4",
         "e3m0": "hypha_ray.codec.formats.integers:E3m0",
-        "huffman3": "hypha_ray.codec.formats.huffman:Huffman3",
-        "huffman2": "hypha_ray.codec.formats.huffman:Huffman2",
-        "topk": "hypha_ray.codec.formats.topk:TopK",
-        "visible": "hypha_ray.codec.formats.visible:Visible",
+        "huffman3": "hypha_ray.members.huffman:Huffman3",
+        "huffman2": "hypha_ray.members.huffman:Huffman2",
+        "topk": "hypha_ray.members.topk:TopK",
+        "visible": "hypha_ray.members.visible:Visible",
     },
     "a class derived from hypha_ray.codec.formats.chunked.Chunked",
     methods={"compress": 1, "expand": 1, "form": 1, "decode": 3, "allocate": 1, "encode_block": 3, "pack": 1},
     attributes=("chunk", "arrays"),
-    trial="hypha_ray.codec.feedback:try_codec",
+    trial="hypha_ray.members.trials:try_codec",
     unknown="COD001",
 )
 OUTER_OPTIMIZERS = Family(
@@ -92,7 +92,7 @@ OUTER_OPTIMIZERS = Family(
     "a class with slots and a method step of 5 arguments",
     methods={"step": 5},
     attributes=("slots",),
-    trial="hypha_ray.server.outer:try_outer",
+    trial="hypha_ray.members.trials:try_outer",
 )
 MERGE_RULES = Family(
     "merge_rules",
@@ -101,7 +101,7 @@ MERGE_RULES = Family(
     dict.fromkeys(("mean", "trimmed_mean", "median"), ""),
     "a function of deltas and their weights",
     arguments=2,
-    trial="hypha_ray.server.merge:try_merge",
+    trial="hypha_ray.members.trials:try_merge",
 )
 WEIGHTINGS = Family(
     "weightings",
@@ -110,16 +110,16 @@ WEIGHTINGS = Family(
     dict.fromkeys(("samples", "uniform"), ""),
     "a function of the deltas' samples",
     arguments=1,
-    trial="hypha_ray.server.merge:try_weighting",
+    trial="hypha_ray.members.trials:try_weighting",
 )
 INNER_OPTIMIZERS = Family(
     "inner_optimizers",
     "inner_optimizer.name",
     "inner optimizer",
-    dict.fromkeys(("adamw", "adamw8bit", "sgd", "muon"), ""),
+    {"adamw": "", "adamw8bit": "", "sgd": "", "muon": "hypha_ray.members.muon:build"},
     "a class derived from torch.optim.Optimizer",
     methods={"step": 0, "zero_grad": 0, "state_dict": 0},
-    trial="hypha_ray.optim.own:try_optimizer",
+    trial="hypha_ray.members.trials:try_optimizer",
 )
 SCHEDULES = Family(
     "schedules",
@@ -128,7 +128,7 @@ SCHEDULES = Family(
     dict.fromkeys(("constant", "linear", "linear-with-warmup", "cosine-with-warmup", "wsd"), ""),
     "a function of step, total_steps and warmup_steps",
     arguments=3,
-    trial="hypha_ray.optim.own:try_schedule",
+    trial="hypha_ray.members.trials:try_schedule",
 )
 REWARDS = Family(
     "rewards",

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from hypha_ray.codec.base import Quality
-from hypha_ray.codec.blocks import BLOCK, blocks, tensors
+from hypha_ray.codec.blocks import blocks, tensors
 from hypha_ray.codec.formats.chunked import Chunked
 from hypha_ray.codec.formats.floats import Bf16, Fp16
 from hypha_ray.codec.formats.integers import E3m0, Int4, Int8
-from hypha_ray.codec.registry import difference_codec
 from hypha_ray.types import Flat
 from hypha_ray.types.layout import is_trained
 
-_GROUP = "parameters/float32"
-"""Group of the values of a trial."""
-_FEW = 1000
-"""Elements of a trial, beside a part of a chunk."""
 _LAG = "momentum/"
 """Prefix of a group's name in an encoder's residual: the momentum that the receiver lacks for postponed changes."""
 ELEMENTWISE = (Bf16, Fp16, Int8, Int4, E3m0)
@@ -254,39 +249,3 @@ def publish(codec: Chunked, decay: float, theta: Flat, new: Flat, residual: Flat
     payload, _ = sender.encode(new, theta)
     advance(codec, theta, payload, out=new)
     return payload, sender.residual
-
-
-def try_codec(name: str, options: Mapping[str, Any] | None) -> None:
-    """Encode values twice and decode them as a server does, and encode changes of weights in both directions.
-
-    Raises:
-        ConfigError: COD002, compiled loops of the codec can't be had.
-        ValueError: the payload differs from the codec's `form`, or is decoded to other values than the encoder saw.
-
-    """
-    codec = difference_codec(name, options)
-    assert codec is not None
-    if codec.chunk < 1 or BLOCK % codec.chunk:
-        raise ValueError(f"a chunk of {codec.chunk} elements, which doesn't divide {BLOCK}")
-    generator = torch.Generator().manual_seed(0)
-    values = torch.randn(_FEW + codec.chunk // 2, generator=generator)
-    sender = Feedback(codec, 1.0)
-    forms = codec.form({_GROUP: len(values)})
-    for _ in range(2):
-        target = values
-        if sender.residual:
-            target = values + torch.from_numpy(sender.residual[_GROUP])
-        payload, _quality = sender.encode({_GROUP: values.numpy()}, None)
-        for part, form in forms.items():
-            array = payload.get(part)
-            if array is None or array.dtype.name != form.dtype or (form.exact and array.size != form.size):
-                raise ValueError(f"the payload's {part} isn't {form.size} elements of {form.dtype}")
-        decoded = codec.decode(tensors(payload), _GROUP, slice(None))[: len(values)]
-        if not torch.isfinite(decoded).all():
-            raise ValueError("finite values are decoded to some that aren't")
-        if not torch.allclose(target - decoded, torch.from_numpy(sender.residual[_GROUP]), atol=1e-6):
-            raise ValueError("a payload is decoded to other values than expand gave when it was made")
-    theta: Flat = {_GROUP: values.numpy()}
-    new: Flat = {_GROUP: values.numpy() * np.float32(1.001)}
-    Feedback(codec.upward(), 1.0).encode(new, theta)
-    publish(codec.downward(), 1.0, theta, new, {})

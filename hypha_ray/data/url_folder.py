@@ -18,8 +18,8 @@ from hypha_ray.errors import (
     TryAgainError,
     line_of,
 )
-from hypha_ray.store.file_systems import TooLargeError, is_http, is_s3, open_url
-from hypha_ray.store.remote_errors import Cause, cause_of, chain, error_of_cause, refusal_of_url, retry_after_s
+from hypha_ray.remote_errors import Cause, cause_of, chain, error_of_cause, refusal_of_url, retry_after_s
+from hypha_ray.remote_files import TooLargeError, is_http, is_s3, open_url
 from hypha_ray.texts import redacted
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from hypha_ray.driver.credentials import HUB_TOKEN, OF_STORES
 from hypha_ray.driver.doctor import CheckReport, fail, note, ok
 from hypha_ray.errors import AuthenticationError
-from hypha_ray.store.remote_errors import cause_of
+from hypha_ray.remote_errors import cause_of
 
 _KEY_ID = "AWS_ACCESS_KEY_ID"
 _SECRET = "AWS_SECRET_ACCESS_KEY"

@@ -409,7 +409,7 @@ def _upload(job: Job, directory: RunDirectory) -> None:
 
 def _export_best(job: Job, directory: RunDirectory, source: DataSource) -> None:
     """Save the model with the best evaluation, and say which it is."""
-    from hypha_ray.store.evaluations import Evaluations
+    from hypha_ray.store.commit_writer import Evaluations
     from hypha_ray.store.snapshots import rounds
 
     evaluations = Evaluations(directory.path)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, overload
 from hypha_ray.config import Job
 from hypha_ray.config.load import Loaded, from_tables, load, resolved
 from hypha_ray.config.options import Sampling, require_sampling
-from hypha_ray.driver.flagless import flagless
 from hypha_ray.driver.run_folders import find_run
 from hypha_ray.driver.trained_models.evaluation import (
     EvaluationRequest,
@@ -21,7 +20,7 @@ from hypha_ray.driver.trained_models.evaluation import (
     evaluate_on_dataset,
     find_model,
 )
-from hypha_ray.driver.training import Callback, Training
+from hypha_ray.driver.training import Callback, Training, flagless
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.history.find import FIX
 from hypha_ray.store.directory import RunDirectory

@@ -6,24 +6,27 @@ train ──thread──► run_job ──► run directory ──► new record
 from __future__ import annotations
 
 import html
+import re
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hypha_ray.config.load import Loaded
-from hypha_ray.driver.flagless import flagless
 from hypha_ray.driver.run_folders import name_run
-from hypha_ray.errors import CheckpointError, ConfigError, reason_of
+from hypha_ray.errors import CheckpointError, ConfigError, HyphaError, reason_of
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, NewRecords
 
 if TYPE_CHECKING:
     from hypha_ray.driver.run import Run
 
-
+_FLAG = re.compile(r"--([a-z][\w.-]*)")
+_COMMAND = re.compile(r"jobs/|hypha-ray ")
+"""A command in a message, whose flags stay."""
 _is_training = threading.Lock()
 """Held while this process trains: it has one connection to Ray."""
 
@@ -269,3 +272,23 @@ class _Follower:
                 name = type(callback).__name__
                 text = f"callback {name} is left out, because it raised {reason_of(error)}; the run goes on"
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+@contextmanager
+def flagless() -> Iterator[None]:
+    """Raise errors of the block with names of arguments and keys in place of flags."""
+    try:
+        yield
+    except HyphaError as error:
+        texts = [in_python(text) for text in (error.what, error.got, error.allowed, error.fix)]
+        if texts == [error.what, error.got, error.allowed, error.fix]:
+            raise
+        raise type(error)(error.code, *texts) from error
+
+
+def in_python(text: str) -> str:
+    """Write ``--resume`` as ``resume=True``, and other flags as the argument or key of the same name."""
+    if _COMMAND.search(text):
+        return text
+    text = text.replace("see --help", "see docs/configuration.md").replace("--resume", "resume=True")
+    return _FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)

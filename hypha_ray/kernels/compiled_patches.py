@@ -1,4 +1,4 @@
-"""Loops over the elements of a block for patches of visible values; see `codec.formats.visible` and `codec.streams`.
+"""Loops over the elements of a block for patches of visible values; see `members.visible` and `members.streams`.
 
 Elements are in bands, and each band's gaps are encoded by themselves. So loops keep a counter for each band.
 """
@@ -107,7 +107,7 @@ def collect(marks: _Array, codes: _Array, starts: _Array, gaps: _Array, sent: _A
     """Write the codes of the elements that are sent, band by band, and the gaps before them.
 
     Args:
-        marks: band of each element, and `codec.streams.SENT`.
+        marks: band of each element, and `members.streams.SENT`.
         codes: code of each element.
         starts: first index of each band in the outputs, with room for one more in each band; overwritten.
         gaps: output: number of elements of the band since the last that is sent.

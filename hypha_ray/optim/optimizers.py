@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -17,11 +17,9 @@ from hypha_ray.config.keys import choice_remedy
 from hypha_ray.config.tables.training import InnerOptimizer
 from hypha_ray.errors import ConfigError
 from hypha_ray.optim.group_optimizers import FleetAdamW
-from hypha_ray.optim.muon import Assembly, Muon, muon_weights
-from hypha_ray.optim.own import build_own
 from hypha_ray.optim.precision import step_rounded
 from hypha_ray.optim.schedules import build_schedule
-from hypha_ray.plugins import is_own
+from hypha_ray.plugins import find, is_own, options_of
 
 Parameters = list[torch.nn.Parameter]
 
@@ -33,6 +31,19 @@ _FUSED = (torch.optim.Adam, torch.optim.SGD)
 """Classes that compute in one kernel on request; AdamW always does."""
 _UNFIT = {"optimizer", "lbfgs", "sparseadam"}
 """Base class, and classes that need several gradients for a step, or sparse ones."""
+
+
+class Assembly(Protocol):
+    """Parts of tensors that several processes share; all of these call the same methods in the same order."""
+
+    def shape_of(self, piece: torch.Tensor) -> torch.Size:
+        """Return the shape of the whole tensor, by this process's piece of a parameter."""
+
+    def whole(self, part: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
+        """Gather a tensor that is divided among the processes as a parameter is."""
+
+    def part(self, whole: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
+        """Return this process's part of a whole tensor, divided as a parameter is."""
 
 
 class Shares(Assembly, Protocol):
@@ -219,14 +230,33 @@ def build_optimizer(
     if shards is not None:
         trained = list(map(shards.piece_of, parameters))
     if config.name == "adamw":
-        return Inner([_adamw(trained, config, workers)], config, total_steps)
+        return Inner([adamw(trained, config, workers)], config, total_steps)
     if config.name == EIGHT_BITS:
         check_eight_bits()
         return Inner([_adamw_8bit(trained, config)], config, total_steps)
     if config.name == "muon":
         pieces = dict(zip(parameters, trained, strict=True))
-        return Inner(_muon(model, pieces, config, workers, shards), config, total_steps)
+        optimizers = find("inner_optimizers", config.name)(model, pieces, config, workers, shards)
+        return Inner(optimizers, config, total_steps)
     return Inner([_of_torch(trained, config, fuses)], config, total_steps)
+
+
+def build_own(
+    name: str, options: Mapping[str, Any] | None, parameters: Any, table: Mapping[str, Any]
+) -> torch.optim.Optimizer:
+    """Build a user's optimizer, with the settings of `table` that its constructor takes, and its own options.
+
+    Raises:
+        ConfigError: the class can't be loaded, or an option is wrong.
+
+    """
+    optimizer_type = find("inner_optimizers", name)
+    arguments = inspect.signature(optimizer_type).parameters
+    settings = {key: value for key, value in table.items() if key in arguments}
+    checked = options_of("inner_optimizers", name, optimizer_type, options)
+    own_options = {} if checked is None else checked.model_dump()
+    optimizer: torch.optim.Optimizer = optimizer_type(parameters, **settings, **own_options)
+    return optimizer
 
 
 def check_eight_bits() -> None:
@@ -277,7 +307,7 @@ def optimizer_class(name: str) -> Any:
     return classes[name.lower()]
 
 
-def _adamw(
+def adamw(
     parameters: Iterable[torch.nn.Parameter], config: InnerOptimizer, workers: int
 ) -> torch.optim.AdamW | FleetAdamW:
     """Build AdamW, in its fused form if that is right, with one pass over memory on CPUs and GPUs; or K-aware AdamW."""
@@ -339,32 +369,3 @@ def _decay_groups(parameters: Iterable[torch.nn.Parameter], config: InnerOptimiz
         decay = config.weight_decay if parameter.ndim >= 2 else 0.0
         groups.setdefault(decay, []).append(parameter)
     return [{"params": members, "weight_decay": decay} for decay, members in groups.items()]
-
-
-def _muon(
-    model: torch.nn.Module,
-    pieces: dict[torch.nn.Parameter, Any],
-    config: InnerOptimizer,
-    workers: int,
-    shards: Shares | None,
-) -> list[torch.optim.Optimizer]:
-    """Build AdamW and Muon for a model's parameters, which step on a tensor (piece) of each."""
-    sideways_by_id = muon_weights(model)
-    adamw_pieces: list[Any] = []
-    matrices: dict[bool, Parameters] = {}
-    for parameter, piece in pieces.items():
-        if id(parameter) in sideways_by_id:
-            sideways = sideways_by_id[id(parameter)]
-            matrices.setdefault(sideways, []).append(piece)
-        else:
-            adamw_pieces.append(piece)
-    optimizers: list[torch.optim.Optimizer] = []
-    if adamw_pieces:
-        optimizers.append(_adamw(adamw_pieces, config, workers))
-    if matrices:
-        groups = [{"params": members, "sideways": sideways} for sideways, members in matrices.items()]
-        rate = config.muon_learning_rate
-        decay = config.weight_decay
-        length = config.muon_step_length
-        optimizers.append(Muon(groups, rate, weight_decay=decay, length=length, assembly=shards))
-    return optimizers

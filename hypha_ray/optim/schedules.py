@@ -6,12 +6,13 @@ The curves are transformers'. A round may have more inner steps than planned, so
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from hypha_ray.config.schema import Job
 from hypha_ray.config.tables.training import InnerOptimizer, OuterOptimizer
 from hypha_ray.errors import ConfigError
+from hypha_ray.plugins import create
 from hypha_ray.types import Plan
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ def build_schedule(
     """
     from transformers import optimization as curves
 
-    from hypha_ray.optim.own import own_factor
-
     check_schedule(config, total_steps)
     warmup = config.warmup_steps
     total = config.total_steps or total_steps or 0
@@ -58,6 +57,24 @@ def build_schedule(
     if config.schedule != "constant":
         schedule.lr_lambdas = [_bounded(curve, warmup, total, config.min_lr_rate) for curve in schedule.lr_lambdas]
     return schedule
+
+
+def own_factor(name: str, options: Mapping[str, Any] | None, total: int, warmup: int) -> Callable[[int], float]:
+    """Return a function of the step for the factor of the peak learning rate, by a user's schedule.
+
+    Raises:
+        ConfigError: the schedule can't be loaded.
+
+    """
+    schedule = create("schedules", name, options)
+
+    def factor(step: int) -> float:
+        value = float(schedule(min(step, total), total, warmup))
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} gave the factor {value} at step {step} of {total}")
+        return value
+
+    return factor
 
 
 def steps_before(job: Job, round: float) -> float:

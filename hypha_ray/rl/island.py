@@ -23,7 +23,6 @@ from hypha_ray.failpoints import failpoint
 from hypha_ray.model.environment import compute_reproducibly, device_of, seed_all
 from hypha_ray.model.loading.tokenizer import pack
 from hypha_ray.model.trained import build_trained
-from hypha_ray.optim.joint import Joint
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.state import WholeModel
@@ -43,6 +42,7 @@ from hypha_ray.rl.dataflow.requests import (
     WorkerLostError,
 )
 from hypha_ray.rl.dataflow.sample import Sample
+from hypha_ray.rl.joint import Joint
 from hypha_ray.rl.packing import sample_of
 from hypha_ray.rl.refill import Refill
 from hypha_ray.rl.roles.build import trained_roles

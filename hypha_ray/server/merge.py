@@ -37,9 +37,6 @@ Step = Callable[[torch.Tensor, torch.Tensor, slice], float]
 """Function of a block's merged values, scratch space and its place. It writes the results, and returns the squared L2
 norm of the change."""
 
-_TRIAL_BLOCKS = (slice(0, 3), slice(3, 8))
-"""Two blocks of eight elements, as a user's rule is tried."""
-
 
 class Squares(NamedTuple):
     """Squared L2 norms of a group: of each worker's delta before scaling, and of the change of θ."""
@@ -316,40 +313,3 @@ def own_weights(name: str, options: Mapping[str, Any] | None, samples: Sequence[
     if not whole or not all(0 <= weight < math.inf for weight in weights):
         raise ValueError(f"{name} gave {weights} for the samples {list(samples)}: no weights from 0, one for each")
     return weights
-
-
-def try_merge(name: str, options: Mapping[str, Any] | None) -> None:
-    """Merge deltas of one worker and of three, whole and in two blocks, which have to be equal.
-
-    Raises:
-        ValueError: the rule depends on other elements than the merged one, or gives values that aren't finite.
-
-    """
-    all_deltas = []
-    for seed in range(3):
-        generator = torch.Generator().manual_seed(seed)
-        all_deltas.append(torch.randn(8, generator=generator))
-    for count in (1, 3):
-        merge = own_merge(name, options, [1.0, 2.0, 3.0][:count])
-        deltas = all_deltas[:count]
-        whole = merge(deltas, torch.empty(8)).clone()
-        parts = []
-        for part in _TRIAL_BLOCKS:
-            block_deltas = [delta[part] for delta in deltas]
-            merged = merge(block_deltas, torch.empty(8)[part])
-            parts.append(merged.clone())
-        if not torch.isfinite(whole).all():
-            raise ValueError("finite deltas are merged to values that aren't")
-        if not torch.equal(whole, torch.cat(parts)):
-            raise ValueError("the rule depends on other elements of the deltas than the merged one")
-
-
-def try_weighting(name: str, options: Mapping[str, Any] | None) -> None:
-    """Weigh one delta, equal ones, and different ones.
-
-    Raises:
-        ValueError: they have no weights.
-
-    """
-    for samples in ([1], [4, 4], [3, 5, 2]):
-        own_weights(name, options, samples)

@@ -6,9 +6,11 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.model.layout import gather, scatter, view
-from hypha_ray.model.trained import build_trained
-from hypha_ray.optim.joint import trained_optimizer
+from hypha_ray.model.trained import ActorCritic, build_trained
+from hypha_ray.optim.optimizers import Inner, build_optimizer
+from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.state import export_state, load_state
+from hypha_ray.rl.joint import Joint, critic_settings
 from hypha_ray.types import Entry, Flat, Layout
 from hypha_ray.types.layout import is_trained
 
@@ -30,7 +32,7 @@ class ModelOptimizerStep:
         for parameter in self._model.parameters():
             if parameter.is_floating_point() and parameter.element_size() < 4:
                 parameter.data = parameter.data.float()
-        self._optimizer = trained_optimizer(job, self._model)
+        self._optimizer = _trained_optimizer(job, self._model)
         parameters = dict(self._model.named_parameters())
         self._trained: list[tuple[Entry, torch.nn.Parameter]] = []
         """Entries of the layout with their parameters."""
@@ -63,3 +65,18 @@ class ModelOptimizerStep:
         self._optimizer.step()
         gather(self._model, self._layout, 0, out)
         return export_state(self._optimizer)
+
+
+def _trained_optimizer(job: Job, model: torch.nn.Module) -> Inner:
+    """Build the inner optimizer of all modules from `build_trained`.
+
+    Raises:
+        ConfigError: any error of `build_optimizer`.
+
+    """
+    steps = inner_steps(job)
+    if not isinstance(model, ActorCritic):
+        return build_optimizer(model, job.inner_optimizer, steps)
+    actor = build_optimizer(model.actor, job.inner_optimizer, steps)
+    critic = build_optimizer(model.critic, critic_settings(job), steps)
+    return Joint([actor, critic])

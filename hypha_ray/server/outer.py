@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 
@@ -229,33 +229,3 @@ def own_step(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Ste
         return square_distance(after, before, scratch)
 
     return step
-
-
-def try_outer(name: str, options: Mapping[str, Any] | None) -> None:
-    """Take two steps on a few parameters, whole and in two blocks, which have to be equal.
-
-    Raises:
-        ValueError: a step depends on other elements, or gives values that aren't finite.
-
-    """
-    outer = OuterOptimizer(name=name, name_options=None if options is None else dict(options))
-    slots = len(create("outer_optimizers", name, options).slots)
-    theta = torch.randn(8, generator=torch.Generator().manual_seed(0))
-    delta = torch.randn(8, generator=torch.Generator().manual_seed(1))
-    results = []
-    for parts in ([slice(0, 8)], [slice(0, 3), slice(3, 8)]):
-        old = theta.clone()
-        state = [torch.zeros(8) for _ in range(slots)]
-        for round in range(2):
-            new_state = [torch.empty(8) for _ in range(slots)]
-            group = Group(old, state, torch.empty(8), new_state, relative=True)
-            step = own_step(outer, 0.5, round, group)
-            for part in parts:
-                change = step(delta[part], torch.empty(8)[part], part)
-                if not math.isfinite(change):
-                    raise ValueError("a step on finite values gives some that aren't")
-            old = group.new_theta
-            state = new_state
-        results.append([old, *state])
-    if not all(map(torch.equal, *results)):
-        raise ValueError("a step depends on other elements of the parameters than its own")

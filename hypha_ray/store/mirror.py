@@ -19,10 +19,10 @@ from fsspec.implementations.local import LocalFileSystem
 
 from hypha_ray.errors import AuthenticationError, CheckpointError, TryAgainError, line_of
 from hypha_ray.files import make_private
+from hypha_ray.remote_errors import cause_of, error_of_cause, refusal_of_url
+from hypha_ray.remote_files import is_s3, open_url
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.disk import publish, room_for, sync
-from hypha_ray.store.file_systems import is_s3, open_url
-from hypha_ray.store.remote_errors import cause_of, error_of_cause, refusal_of_url
 from hypha_ray.store.snapshots import snapshot_path
 from hypha_ray.store.tensorfile import file_sha256
 from hypha_ray.texts import redacted

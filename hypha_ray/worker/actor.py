@@ -61,13 +61,13 @@ class TrainWorker(ListedActor):
 
     def _loop(self, job: Job, source: Source, batch_source: BatchSource, inbox: Inbox, emit: Emit) -> Loop:
         with uncollected():
+            from hypha_ray.batch_size import largest_batch
             from hypha_ray.model.environment import (  # A process that only starts this actor needs no torch.
                 use_gpus,
                 use_threads,
             )
             from hypha_ray.model.execution import resolved_job
             from hypha_ray.model.identity import require_same
-            from hypha_ray.worker.batch_size import largest_batch
             from hypha_ray.worker.training.loop import TrainingLoop
 
         group = job.group_of(source.worker)

@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import load
+from hypha_ray.rl.reward_data import pack_records
 from hypha_ray.types import Samples
-from hypha_ray.types.data import pack_records
 
 CHARACTERS = "0123456789="
 PAD, END = 0, 1

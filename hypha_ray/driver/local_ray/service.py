@@ -31,7 +31,7 @@ ACTORS = (
     "hypha_ray.server.reduce",
     "hypha_ray.store.actor",
     "hypha_ray.telemetry.actor",
-    "hypha_ray.worker.batch_size",
+    "hypha_ray.batch_size",
     "hypha_ray.worker.training.loop",
 )
 """Modules that actors need, with all that they import."""

@@ -74,7 +74,7 @@ def _try_codecs(job: Job) -> None:
     """
     for name in sorted({job.sync.codec, job.sync.downward_codec}):
         if name != "fp32" and is_built_in(CODECS.name, name):
-            from hypha_ray.codec.feedback import try_codec
+            from hypha_ray.members.trials import try_codec
 
             try_codec(name, None)
 

@@ -23,7 +23,6 @@ from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.saved_model import export
 from hypha_ray.model.trained import ActorCritic, CriticModel, build_trained, exported
 from hypha_ray.model.vocabulary import vocabulary_of
-from hypha_ray.optim.joint import critic_settings
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.rl.algorithms.losses import by_token, clipped_value_loss
 from hypha_ray.rl.dataflow.sample import Sample
@@ -32,6 +31,7 @@ from hypha_ray.rl.engines.continuous import ContinuousEngine
 from hypha_ray.rl.engines.native import Responses, accepted, positions
 from hypha_ray.rl.engines.server import ServerEngine
 from hypha_ray.rl.environments.rollouts import EnvironmentRollouts
+from hypha_ray.rl.joint import critic_settings
 from hypha_ray.rl.objective import logprob_gap
 from hypha_ray.rl.packing import Valued, packed_tokens, responses_of, tokens_of
 from hypha_ray.rl.policy import Policy, end_tokens, mixed_precision

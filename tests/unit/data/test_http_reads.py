@@ -16,15 +16,15 @@ import pytest
 from fsspec.implementations.http import HTTPFileSystem
 from yarl import URL
 
+from hypha_ray import remote_files
 from hypha_ray.data import url_folder
 from hypha_ray.data.disk_cache import DiskCache
 from hypha_ray.data.manifest import MOST_BYTES
 from hypha_ray.data.storage import UrlFiles
 from hypha_ray.data.url_folder import LargeError, UrlFolder
 from hypha_ray.errors import HyphaError
-from hypha_ray.store import file_systems
-from hypha_ray.store.file_systems import RedirectError, is_loopback, proxy_for
-from hypha_ray.store.remote_errors import retry_after_s
+from hypha_ray.remote_errors import retry_after_s
+from hypha_ray.remote_files import RedirectError, is_loopback, proxy_for
 
 Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
 
@@ -118,7 +118,7 @@ def test_headers_of_the_user_stay_with_the_first_host(servers: Callable[[Answer]
     first = servers(to(f"{other.url}/elsewhere"))
 
     async def scene() -> bytes:
-        client = file_systems.Client(headers={"X-Api-Key": "secret", "Accept": "text/plain"}, cookies={"a": "secret"})
+        client = remote_files.Client(headers={"X-Api-Key": "secret", "Accept": "text/plain"}, cookies={"a": "secret"})
         try:
             async with client.get(first.url) as answer:
                 return bytes(await answer.read())
@@ -159,11 +159,11 @@ def test_five_redirects_are_followed_and_no_more(
 )
 def test_redirect_that_leads_out_is_not_followed(location: str, told: str) -> None:
     with pytest.raises(RedirectError, match=told):
-        file_systems._target(URL("https://host.example/data/file"), location)
+        remote_files._target(URL("https://host.example/data/file"), location)
 
 
 def test_redirect_from_http_to_https_is_followed() -> None:
-    target = file_systems._target(URL("http://host.example/data/file"), "https://host.example/data/file")
+    target = remote_files._target(URL("http://host.example/data/file"), "https://host.example/data/file")
     assert target == URL("https://host.example/data/file")
 
 
@@ -197,7 +197,7 @@ def test_slow_answer_that_is_never_silent_has_no_limit_of_time_in_all(
 
 
 def test_silence_ends_a_read(servers: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_systems, "SILENCE_S", 0.2)
+    monkeypatch.setattr(remote_files, "SILENCE_S", 0.2)
     monkeypatch.setattr(url_folder, "WAITS_S", ())
     assert refusal(servers(pieces(2, 30.0)).url).exit_code == 75
 

@@ -14,8 +14,8 @@ import torch
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.native import Responses
+from hypha_ray.rl.reward_data import pack_records
 from hypha_ray.rl.scoring import Scored, Scorer, rollout_records
-from hypha_ray.types.data import pack_records
 from tests.support.rl import CHARACTERS, END, PAD, prompts, tokenizer
 
 MODULE = """

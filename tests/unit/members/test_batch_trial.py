@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
+from hypha_ray.batch_size import TOO_LARGE, Trial
 from hypha_ray.config import Job
 from hypha_ray.types import Samples
-from hypha_ray.worker.training.batch_trial import TOO_LARGE, Trial
 from tests.support.worker_bench import CONFIG
 
 WEIGHTS_BYTES = 115e6
@@ -27,7 +27,7 @@ def test_copies_of_the_weights_that_a_worker_keeps_count() -> None:
     ids = np.full((1, 4), 7)
     samples = Samples({"input_ids": ids, "attention_mask": np.ones_like(ids)}, np.zeros((1, 3), int))
     trials = [Trial(job, None, samples, 1, copies * WEIGHTS_BYTES, 1.0, 1) for copies in (5.5, 9.0)]
-    command = [sys.executable, "-m", "hypha_ray.worker.training.batch_trial"]
+    command = [sys.executable, "-m", "hypha_ray.members.batch_trial"]
     told = b"".join(map(pickle.dumps, trials))
     lines = subprocess.run(command, input=told, stdout=subprocess.PIPE, check=True).stdout.splitlines()
     assert [int(line) for line in lines[1::2]] == [TOO_LARGE, 0]

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hypha_ray.batch_size import NO_MEMORY, TOO_LARGE, Bounds, Trial, TrialOutcome, TrialProcesses, largest_batch
 from hypha_ray.config import Job
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import CapacityError, ConfigError
+from hypha_ray.members.batch_trial import _out_of_memory_code
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Samples
-from hypha_ray.worker.batch_size import Bounds, TrialOutcome, TrialProcesses, largest_batch
 from hypha_ray.worker.inbox import Closed
-from hypha_ray.worker.training.batch_trial import NO_MEMORY, TOO_LARGE, Trial, _out_of_memory_code
 from tests.support.worker_bench import CONFIG
 
 SAMPLES = Samples(
@@ -129,7 +129,7 @@ def test_trials_that_something_else_kills_are_no_limit_of_the_model(
         for process in psutil.Process().children(recursive=whom == "trials"):
             with suppress(psutil.NoSuchProcess):  # It has ended meanwhile.
                 is_trial = process.ppid() != os.getpid()
-                if "hypha_ray.worker.training.batch_trial" in process.cmdline() and is_trial == (whom == "trials"):
+                if "hypha_ray.members.batch_trial" in process.cmdline() and is_trial == (whom == "trials"):
                     process.kill()
 
     with pytest.raises(CapacityError, match=r"TRN004.*other processes") as caught:

@@ -1,16 +1,14 @@
-"""Optimizers of a job whose trained modules have settings of their own."""
+"""Optimizer of a policy and a critic, which have settings of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from hypha_ray.config import Job
 from hypha_ray.config.tables.training import InnerOptimizer
-from hypha_ray.model.trained import ActorCritic
-from hypha_ray.optim.optimizers import Inner, build_optimizer
-from hypha_ray.optim.schedules import inner_steps
+from hypha_ray.optim.optimizers import Inner
 
 
 class Joint(Inner):
@@ -56,18 +54,3 @@ def critic_settings(job: Job) -> InnerOptimizer:
     if rate is None:
         return job.inner_optimizer
     return job.inner_optimizer.model_copy(update={"learning_rate": rate})
-
-
-def trained_optimizer(job: Job, model: nn.Module) -> Inner:
-    """Build the inner optimizer of all modules from `build_trained`.
-
-    Raises:
-        ConfigError: any error of `build_optimizer`.
-
-    """
-    steps = inner_steps(job)
-    if not isinstance(model, ActorCritic):
-        return build_optimizer(model, job.inner_optimizer, steps)
-    actor = build_optimizer(model.actor, job.inner_optimizer, steps)
-    critic = build_optimizer(model.critic, critic_settings(job), steps)
-    return Joint([actor, critic])

@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import pickle
+import re
 import select
 import signal
 import subprocess
@@ -34,12 +35,36 @@ from hypha_ray.model.task import SpecialTokens
 from hypha_ray.store.directory import home
 from hypha_ray.store.disk import make_folder, publish, write_file
 from hypha_ray.types import Samples
-from hypha_ray.worker.training.batch_trial import NO_MEMORY, TOO_LARGE, Trial, resident_bytes
 
 POLL_S = 0.02
 USABLE_GPU_PART = 0.95
 """Part of a lease's GPU memory that a trial may take; the rest is for other sequences of allocations."""
 FOLDER = "batch_sizes"
+TOO_LARGE = 3
+NO_MEMORY = 4
+"""Exit codes: memory beyond the worker's own limit, and memory that other processes have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Size of a batch to try, and the memory that it may take.
+
+    Attributes:
+        samples: some samples of the dataset; they are repeated.
+        size: number of samples of the batch.
+        limit_bytes: memory for model, optimizer and step on a CPU.
+        gpu_part: part of a GPU's memory that is the worker's.
+        threads: number of CPU threads.
+
+    """
+
+    job: Job
+    specials: SpecialTokens | None
+    samples: Samples
+    size: int
+    limit_bytes: float
+    gpu_part: float
+    threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +156,7 @@ class TrialProcesses:
     def _start_server(self) -> subprocess.Popen[bytes]:
         python_path = os.pathsep.join(filter(None, sys.path))
         environment = os.environ | {"PYTHONPATH": python_path}
-        command = [sys.executable, "-m", "hypha_ray.worker.training.batch_trial"]
+        command = [sys.executable, "-m", "hypha_ray.members.batch_trial"]
         pipe = subprocess.PIPE
         server = subprocess.Popen(
             command, env=environment, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True
@@ -163,6 +188,13 @@ class TrialProcesses:
             self._server.kill()
             self._server.communicate()
             self._server = None
+
+
+def resident_bytes(name: str = "VmRSS", process: int | str = "self") -> int:
+    """Physical memory of a process; with ``VmHWM``, the most that it has had. 0 after its end."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    match = re.search(rf"{name}:\s+(\d+) kB", status)
+    return 0 if match is None else int(match[1]) * 1024
 
 
 def _resident_bytes_of(process: int) -> int:

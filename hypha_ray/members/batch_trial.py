@@ -1,6 +1,6 @@
 """Processes that take two steps of a size, to see whether they fit into a worker's lease.
 
-    python -m hypha_ray.worker.training.batch_trial < pickled `Trial`s
+    python -m hypha_ray.members.batch_trial < pickled `Trial`s
 
 The program loads the libraries once, and forks a process for each trial, so that memory that runs out ends no worker.
 For each trial it prints a line with the process's id and, after its end, a line with its exit code: 0 if the steps
@@ -12,57 +12,21 @@ from __future__ import annotations
 import ctypes
 import os
 import pickle
-import re
 import signal
 import sys
 import traceback
-from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 import torch
 
-from hypha_ray.config import Job
+from hypha_ray.batch_size import NO_MEMORY, TOO_LARGE, Trial, resident_bytes
 from hypha_ray.model.environment import device_of, use_threads
-from hypha_ray.model.task import SpecialTokens
 from hypha_ray.types import Samples
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 
-TOO_LARGE = 3
-NO_MEMORY = 4
-"""Exit codes: memory beyond the worker's own limit, and memory that other processes have."""
 COPIES = 3
 """Further copies of the trained weights in a worker: new global weights, its result, and the encoded result."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """Size of a batch to try, and the memory that it may take.
-
-    Attributes:
-        samples: some samples of the dataset; they are repeated.
-        size: number of samples of the batch.
-        limit_bytes: memory for model, optimizer and step on a CPU.
-        gpu_part: part of a GPU's memory that is the worker's.
-        threads: number of CPU threads.
-
-    """
-
-    job: Job
-    specials: SpecialTokens | None
-    samples: Samples
-    size: int
-    limit_bytes: float
-    gpu_part: float
-    threads: int
-
-
-def resident_bytes(name: str = "VmRSS", process: int | str = "self") -> int:
-    """Physical memory of a process; with ``VmHWM``, the most that it has had. 0 after its end."""
-    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
-    match = re.search(rf"{name}:\s+(\d+) kB", status)
-    return 0 if match is None else int(match[1]) * 1024
 
 
 def result(trial: Trial) -> int:

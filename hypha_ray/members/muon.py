@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
 
+from hypha_ray.config.tables.training import InnerOptimizer
 from hypha_ray.optim.group_optimizers import GroupOptimizer
+from hypha_ray.optim.optimizers import Assembly, Shares, adamw
 
 TOGETHER = 1 << 24
 """Largest number of elements that are orthogonalized at once: more take memory, and aren't faster."""
@@ -26,19 +28,6 @@ MATRICES = "matrices"
 """Kind of the parameters that Muon takes."""
 _TRANSPOSED = {"Llama4TextExperts"}
 """Classes whose experts have inputs for rows, without an attribute that tells."""
-
-
-class Assembly(Protocol):
-    """Parts of tensors that several processes share; all of these call the same methods in the same order."""
-
-    def shape_of(self, piece: torch.Tensor) -> torch.Size:
-        """Return the shape of the whole tensor, by this process's piece of a parameter."""
-
-    def whole(self, part: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
-        """Gather a tensor that is divided among the processes as a parameter is."""
-
-    def part(self, whole: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
-        """Return this process's part of a whole tensor, divided as a parameter is."""
 
 
 class Undivided:
@@ -224,6 +213,35 @@ def _experts(module: nn.Module) -> Iterator[nn.Parameter]:
     for parameter in module.parameters(recurse=False):
         if parameter.ndim == 3 and parameter.shape[0] == count:
             yield parameter
+
+
+def build(
+    model: nn.Module,
+    pieces: dict[nn.Parameter, Any],
+    config: InnerOptimizer,
+    workers: int,
+    shards: Shares | None,
+) -> list[torch.optim.Optimizer]:
+    """Build AdamW and Muon for a model's parameters, which step on a tensor (piece) of each."""
+    sideways_by_id = muon_weights(model)
+    adamw_pieces: list[Any] = []
+    matrices: dict[bool, list[Any]] = {}
+    for parameter, piece in pieces.items():
+        if id(parameter) in sideways_by_id:
+            sideways = sideways_by_id[id(parameter)]
+            matrices.setdefault(sideways, []).append(piece)
+        else:
+            adamw_pieces.append(piece)
+    optimizers: list[torch.optim.Optimizer] = []
+    if adamw_pieces:
+        optimizers.append(adamw(adamw_pieces, config, workers))
+    if matrices:
+        groups = [{"params": members, "sideways": sideways} for sideways, members in matrices.items()]
+        rate = config.muon_learning_rate
+        decay = config.weight_decay
+        length = config.muon_step_length
+        optimizers.append(Muon(groups, rate, weight_decay=decay, length=length, assembly=shards))
+    return optimizers
 
 
 def shares(model: nn.Module) -> dict[str, int]:

@@ -27,20 +27,19 @@ import numpy.typing as npt
 import torch
 
 from hypha_ray.codec.base import Form
-from hypha_ray.codec.blocks import (
-    BLOCK,
+from hypha_ray.codec.blocks import BLOCK, blocks
+from hypha_ray.codec.formats.chunked import Chunked, Parts
+from hypha_ray.codec.formats.floats import Bf16
+from hypha_ray.members.streams import (
     SENT,
     Bands,
     Codes,
-    blocks,
     joined,
     patch_stream,
     patches,
     read_patch,
     stream_of_block,
 )
-from hypha_ray.codec.formats.chunked import Chunked, Parts
-from hypha_ray.codec.formats.floats import Bf16
 from hypha_ray.types import Flat
 from hypha_ray.types.layout import dtype_of, is_trained
 

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hypha_ray.config.tables.training import InnerOptimizer
-from hypha_ray.optim import muon
-from hypha_ray.optim.muon import Muon, muon_weights, orthogonal, shares
+from hypha_ray.members import muon
+from hypha_ray.members.muon import Muon, muon_weights, orthogonal, shares
 from hypha_ray.optim.optimizers import Inner, build_optimizer
 
 SHAPES = [(6, 6), (4, 12), (12, 4), (6, 6), (4, 12), (4, 12)]
