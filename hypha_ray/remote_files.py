@@ -63,7 +63,9 @@ def is_s3(fs: Any) -> bool:
 
 def _protocols(fs: Any) -> tuple[str, ...]:
     protocol = getattr(fs, "protocol", ())
-    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+    if isinstance(protocol, str):
+        return (protocol,)
+    return tuple(protocol)
 
 
 class RedirectError(Exception):
@@ -144,7 +146,9 @@ class Client:
             if answer.status in _MOVED and allow_redirects:
                 location = answer.headers.get("Location")
             if location is None or method not in ("GET", "HEAD"):
-                return answer if limit_bytes is None else _Limited(answer, limit_bytes)
+                if limit_bytes is None:
+                    return answer
+                return _Limited(answer, limit_bytes)
             answer.close()
             url = _target(url, location)
         raise RedirectError(f"more than {REDIRECTS} redirects")

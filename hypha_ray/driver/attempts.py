@@ -25,7 +25,7 @@ from hypha_ray.market.cluster import on_this_node, reclaim
 from hypha_ray.model.loading.tokenizer import pack, tokenizer_of
 from hypha_ray.model.task import IGNORE_INDEX, SpecialTokens
 from hypha_ray.model.tasks import find_task
-from hypha_ray.scheduler.actor import Scheduler
+from hypha_ray.scheduler.runtime.actor import Scheduler
 from hypha_ray.scheduler.runtime.run_actors import OWNER, ActorOwner, outliving
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.types import Arrays, Samples

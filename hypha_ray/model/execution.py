@@ -1,4 +1,4 @@
-"""Execution of a model by a worker: attention, known masks, compiled code, and settings that are ``auto``.
+"""Execution of a model by a worker: attention, known masks, compiled code, operations, and ``auto`` settings.
 
 `config.automatic` chooses those settings by facts about a device and a model, which are collected here.
 """
@@ -23,7 +23,8 @@ from torch import Tensor
 
 from hypha_ray.config import Job
 from hypha_ray.config.automatic import DeviceFacts, ModelFacts, automatic, chosen_job, left_off
-from hypha_ray.config.tables.resources import Worker
+from hypha_ray.config.cards import find_card
+from hypha_ray.config.tables.resources import Worker, WorkerGroup
 from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.model.checks.fused_check import check_fused_on_copy, head_of
 from hypha_ray.model.environment import device_of
@@ -31,6 +32,7 @@ from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.configuration import errors_as
 from hypha_ray.model.lora import has_adapter
 from hypha_ray.model.losses import Losses, token_cross_entropy
+from hypha_ray.model.preferences.objective import has_frozen_copy
 from hypha_ray.model.tasks import find_task
 from hypha_ray.model.trained import exported, sketch_trained
 from hypha_ray.types import Samples
@@ -65,6 +67,8 @@ _PLAIN_DECODERS: Final = frozenset(
 """Model types whose decoder has all positions in order and hides none, unless it is given others."""
 _OF_DECODERS: Final = frozenset({"decoder_attention_mask", "decoder_position_ids"})
 _PACKED: Final = "find_packed_sequence_indices"
+_COUNTED: Final = ("causal-lm", "masked-lm", "sequence-classification", "token-classification")
+"""Tasks of models that all tokens go through, and all parameters with each of them."""
 _RECURRENT: Final = "create_recurrent_attention_mask"
 
 
@@ -265,6 +269,42 @@ def _fuses(job: Job, network: PreTrainedModel) -> bool:
         return check_fused_on_copy(task, samples, network.config, build, _parameters(network))
     except HyphaError:
         return False
+
+
+def token_operations(job: Job, model: Any, parameters: int) -> float | None:
+    """Return the operations of training on a token: 6 for each parameter (arXiv 2204.02311, appendix B).
+
+    A frozen copy of the model, a reference for preferences, takes 2 more. Embeddings count. Attention doesn't, and
+    neither does what is computed twice to save memory.
+
+    Returns:
+        None for adapters, whose frozen weights have no gradients, and for models with experts, of which a token takes
+        some. None for encoders with decoders, too, and for other tasks than those of texts.
+
+    """
+    if job.rl.algorithm is not None or find_task(job.model.type).name not in _COUNTED or has_adapter(job.model):
+        return None
+    config = model.config
+    if job.model.input_names is not None or config.is_encoder_decoder or is_routed(config.get_text_config()):
+        return None
+    if has_frozen_copy(job.preference, adapted=False):
+        return 8.0 * parameters
+    return 6.0 * parameters
+
+
+def peak_operations(group: WorkerGroup, device: torch.device) -> float | None:
+    """Return the dense operations of 16 bits in a second that a worker's GPUs, or its part of one, are made for.
+
+    Returns:
+        None without a GPU, and for a card that isn't listed in `config.cards`.
+
+    """
+    if device.type != "cuda":
+        return None
+    card = find_card(torch.cuda.get_device_name(device))
+    if card is None or not group.gpu:
+        return None
+    return card.tflops * 1e12 * group.gpu
 
 
 def compile_by_shape(function: Callable[..., Any]) -> Callable[..., Any]:

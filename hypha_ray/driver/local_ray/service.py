@@ -26,7 +26,7 @@ ACTORS = (
     "ray.util.state",
     "hypha_ray.data.actor",
     "hypha_ray.model.trained",
-    "hypha_ray.scheduler.actor",
+    "hypha_ray.scheduler.runtime.actor",
     "hypha_ray.server.outer",
     "hypha_ray.server.reduce",
     "hypha_ray.store.actor",

@@ -15,7 +15,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.exchange_schedule import fragments_of_round, is_last_round, version_due
 from hypha_ray.failpoints import failpoint
 from hypha_ray.model.environment import take_peak_memory
-from hypha_ray.model.execution import resolved_job
+from hypha_ray.model.execution import peak_operations, resolved_job, token_operations
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.task import SpecialTokens
 from hypha_ray.optim.schedules import position
@@ -45,7 +45,7 @@ from hypha_ray.worker.incarnation import Emit, HandOver
 from hypha_ray.worker.training.device_encoding import device_encoding
 from hypha_ray.worker.training.faults import Throttle, corrupted
 from hypha_ray.worker.training.local_state import LocalWeights, export_inner_state, import_inner_state
-from hypha_ray.worker.training.meter import Meter, peak_operations, token_operations
+from hypha_ray.worker.training.meter import Meter
 from hypha_ray.worker.training.trainer import strategy, trainer_of
 
 MAX_SKIPPED_BATCHES = 10

@@ -1,4 +1,4 @@
-"""Figures of a worker's training: counts and clocks of a round, and operations, whence utilisation (MFU) follows."""
+"""Counts and clocks of a worker's round."""
 
 from __future__ import annotations
 
@@ -6,58 +6,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
 
 import torch
 
-from hypha_ray.config import Job
-from hypha_ray.config.cards import find_card
-from hypha_ray.config.tables.resources import WorkerGroup
-from hypha_ray.model.execution import is_routed
-from hypha_ray.model.lora import has_adapter
-from hypha_ray.model.preferences.objective import has_frozen_copy
-from hypha_ray.model.tasks import find_task
 from hypha_ray.optim.step import Step
 from hypha_ray.types import Report, Source, Sums, added
-
-_COUNTED: Final = ("causal-lm", "masked-lm", "sequence-classification", "token-classification")
-"""Tasks of models that all tokens go through, and all parameters with each of them."""
-
-
-def token_operations(job: Job, model: Any, parameters: int) -> float | None:
-    """Return the operations of training on a token: 6 for each parameter (arXiv 2204.02311, appendix B).
-
-    A frozen copy of the model, a reference for preferences, takes 2 more. Embeddings count. Attention doesn't, and
-    neither does what is computed twice to save memory.
-
-    Returns:
-        None for adapters, whose frozen weights have no gradients, and for models with experts, of which a token takes
-        some. None for encoders with decoders, too, and for other tasks than those of texts.
-
-    """
-    if job.rl.algorithm is not None or find_task(job.model.type).name not in _COUNTED or has_adapter(job.model):
-        return None
-    config = model.config
-    if job.model.input_names is not None or config.is_encoder_decoder or is_routed(config.get_text_config()):
-        return None
-    if has_frozen_copy(job.preference, adapted=False):
-        return 8.0 * parameters
-    return 6.0 * parameters
-
-
-def peak_operations(group: WorkerGroup, device: torch.device) -> float | None:
-    """Return the dense operations of 16 bits in a second that a worker's GPUs, or its part of one, are made for.
-
-    Returns:
-        None without a GPU, and for a card that isn't listed in `config.cards`.
-
-    """
-    if device.type != "cuda":
-        return None
-    card = find_card(torch.cuda.get_device_name(device))
-    if card is None or not group.gpu:
-        return None
-    return card.tflops * 1e12 * group.gpu
 
 
 @dataclass(slots=True)

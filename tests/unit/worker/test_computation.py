@@ -13,13 +13,20 @@ import torch
 
 from hypha_ray.config.automatic import OFF, DeviceFacts, chosen_job, settings_of
 from hypha_ray.config.schema import Job
-from hypha_ray.model.execution import ADMITTED_AFTER, CompiledByShape, compile_layers, model_facts, resolved_job
+from hypha_ray.model.execution import (
+    ADMITTED_AFTER,
+    CompiledByShape,
+    compile_layers,
+    model_facts,
+    peak_operations,
+    resolved_job,
+    token_operations,
+)
 from hypha_ray.model.layout import blocks_of
 from hypha_ray.model.loading.build import skeleton, task_of
 from hypha_ray.model.losses import Losses
 from hypha_ray.types import Samples
 from hypha_ray.worker.training.computation import Computation
-from hypha_ray.worker.training.meter import peak_operations, token_operations
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 from tests.support.jobs import MODEL
 
