@@ -20,7 +20,7 @@ TIMED = ("jobs", "cluster", "unit/bridge", "unit/rl", "unit/worker")
 COMPUTING = (
     *(f"jobs/test_{what}.py" for what in ("command_lines", "early_refusals", "looking", "plot", "prepare")),
     *(f"unit/rl/test_{what}.py" for what in ("continuous_engine", "learner", "reward_model", "rewards")),
-    *(f"unit/worker/test_{what}.py" for what in ("batch_size", "flights", "loop")),
+    *(f"unit/worker/test_{what}.py" for what in ("flights", "loop")),
 )
 """Files in them whose tests do neither."""
 
