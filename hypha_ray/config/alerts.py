@@ -132,9 +132,13 @@ def _metrics_of(job: Job) -> str:
 
 
 def _of_values(table: str, alert: Alert) -> Iterator[AlertFlaw]:
-    if alert.op in MEDIANS and alert.value is not None and alert.value <= 0:
-        fix = "give the factor of the median, such as 2.0"
-        yield AlertFlaw("CFG003", f"{table}.value", "is out of range", f"{alert.value:g}", "number > 0", fix)
+    if alert.op in MEDIANS and alert.value is not None:
+        is_above = alert.op == "above_median_times"
+        is_usual = alert.value < 1 if is_above else alert.value > 1
+        if alert.value <= 0 or is_usual:
+            allowed = "number ≥ 1" if is_above else "number > 0 and ≤ 1"
+            fix = f"give the factor of the median, such as {2.0 if is_above else 0.5}; usual values are near 1"
+            yield AlertFlaw("CFG003", f"{table}.value", "is out of range", f"{alert.value:g}", allowed, fix)
     if alert.command is not None and not all(alert.command[:1] or [""]):
         fix = 'name a program, such as ["/usr/local/bin/notify"]'
         yield AlertFlaw("CFG003", f"{table}.command", "names no program", "", "a program and its arguments", fix)

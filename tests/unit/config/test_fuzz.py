@@ -100,7 +100,7 @@ OF_ALERTS = Job.model_validate(
         "telemetry": {
             "alerts": [
                 {"metric": "commit_age_s", "op": ">", "value": 9.5, "for_s": 0, "url_env": "A_B", "message": "é"},
-                {"metric": "round/loss", "op": "below_median_times", "value": 2, "for_rounds": 3, "name": "é\n"},
+                {"metric": "round/loss", "op": "below_median_times", "value": 0.5, "for_rounds": 3, "name": "é\n"},
                 {"metric": "workers", "op": "<=", "value": -1e300, "for_s": 1e9, "command": ["a b", "", "é"]},
             ]
         }
