@@ -67,17 +67,20 @@ def _check_access(arguments: Worker) -> None:
     """Refuse an address or a token that can't be used, before libraries are loaded.
 
     Raises:
-        ConfigError: CFG020 not an address, CFG021 no token is given, SEC001 another machine without --authority.
+        ConfigError: CFG020 not an address, CFG021 no token is given, SEC001 another machine without --authority,
+            SEC005 the certificates can't be used.
         AuthenticationError: as `read_token`.
 
     """
-    from hypha_ray.bridge.access import UNIX, read_token, split
+    from hypha_ray.bridge.access import UNIX, client_tls, read_token, split
 
     token_file = arguments.token_file or os.environ.get("HYPHA_BRIDGE_TOKEN_FILE")
     if not token_file:
         raise ConfigError("CFG021", "no file with the token", fix="give --token-file, or set HYPHA_BRIDGE_TOKEN_FILE")
     read_token(Path(token_file))
     authority = arguments.authority or os.environ.get("HYPHA_BRIDGE_CA_FILE")
+    if authority:
+        client_tls(Path(authority))
     if not arguments.connect.startswith(UNIX):
         split(arguments.connect, encrypted=bool(authority))
 

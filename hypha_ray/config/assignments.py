@@ -116,7 +116,7 @@ def from_arguments(arguments: Iterable[str], option: str | None = None) -> Comma
     dry_run = False
     resume = None
     words = deque(arguments)
-    document = None if option is None else Document(option, "", {}, private=False)
+    document = None if option is None else Document(option, "", {}, private=False, is_option=True)
     while words:
         word = words.popleft()
         name, _, _ = word.partition("=")
@@ -237,7 +237,7 @@ def _from_flag(name: str, text: str | None, document: Document | None) -> list[S
     key = _require_known(written, document)
     flag = _location(written, document)
     if key is None and len(written) == 1 and text is not None and not text.startswith(("{", "[")):
-        _refuse_habit(written, text)
+        _refuse_habit(written, text, document)
     if text is None:
         if key is None:
             raise ConfigError("CFG015", f"{flag} needs a value", allowed="a table", fix="see --help")
@@ -251,14 +251,14 @@ def _from_flag(name: str, text: str | None, document: Document | None) -> list[S
     return list(_walk(value, (), document))
 
 
-def _refuse_habit(written: KeyPath, text: str) -> None:
+def _refuse_habit(written: KeyPath, text: str, document: Document | None) -> None:
     """Refuse a value for a table whose name other tools have for one key, such as ``--model gpt2``."""
     fix = habit(written[0])
     if fix is not None:
-        flag = _location(written, None)
-        got = shown(_literal(text, flag))
+        location = Setting(written, text, written, document).key_location
+        got = shown(_literal(text, location))
         allowed = "a list of tables" if written in arrays() else "a table"
-        raise ConfigError("CFG002", f"{flag} has the wrong type", got, allowed, fix)
+        raise ConfigError("CFG002", f"{location} has the wrong type", got, allowed, fix)
 
 
 def from_text(key: Key | None, text: str, location: str) -> Any:
@@ -305,8 +305,9 @@ def _walk(value: Any, written: KeyPath, document: Document | None) -> Iterator[S
             yield Setting(path, {}, written, document)
         for name, child in value.items():
             yield from _walk(child, (*written, name), document)
-    elif key.secret and document is None:
-        problem = f"{_location(written, None)}: others can read a secret on the command line"
+    elif key.secret and (document is None or document.is_option):
+        location = Setting(path, value, written, document).key_location
+        problem = f"{location}: others can read a secret on the command line"
         raise ConfigError("CFG102", problem, fix="set HF_TOKEN, or write it into a job file of mode 0600")
     else:
         is_absent = value == "none" and key.can_be_none and path == key.path

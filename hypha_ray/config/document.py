@@ -44,6 +44,8 @@ class Document:
     table: dict[str, Any]
     private: bool
     """Whether only its owner may read it."""
+    is_option: bool = False
+    """Whether it stands for an option of the command line, whose value has keys of the job file."""
 
     def location(self, path: Sequence[str]) -> str:
         """``FILE:LINE`` of the key, or of the table or value that contains it."""

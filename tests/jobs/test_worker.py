@@ -27,6 +27,9 @@ def refused(run_job: Any, *arguments: object) -> tuple[int, str]:
 def test_worker_without_a_token_or_with_one_that_others_may_read_is_refused(run_job: Any, token: Path) -> None:
     code, line = refused(run_job, "--connect", "127.0.0.1:1")
     assert code == 2 and line.startswith("error[CFG021]: no file with the token.")
+    words = ("--connect", "127.0.0.1:1", "--token-file", token, "--authority", "missing.pem")
+    code, line = refused(run_job, *words)
+    assert code == 2 and line.startswith("error[SEC005]: certificates missing.pem can't be used")
     token.chmod(0o644)
     code, line = refused(run_job, "--connect", "127.0.0.1:1", "--token-file", token)
     assert code == 4 and line.startswith(f"error[AUTH011]: {token}: others may read this token")

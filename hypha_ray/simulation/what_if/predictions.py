@@ -164,10 +164,10 @@ def _scenarios(
 ) -> Iterator[tuple[str, list[RecordedScenario], list[str]]]:
     """Label, scenarios of all seeds, and notes of the run itself and of each trial."""
     for trial in (Trial(AS_RECORDED), *trials):
-        require_told(trial.job)
         job = fit.job
         if trial.job:
             job = load([f"@{folder / CONFIG}", *trial.flags], option="--try").job
+        require_told(trial.job)
         sizes = sizes_of(job)
         of_seeds: list[RecordedScenario] = []
         for seed in range(SEEDS):

@@ -146,6 +146,12 @@ def test_predict_noisy_run_says_how_far_its_figures_may_be_off(tmp_path: Path) -
     ("trial", "code", "text"),
     [
         ("sync.codek=int4", "CFG001", r"--try: unknown key sync\.codek. Fix: did you mean .sync\.codec"),
+        ("workers=3", "CFG002", r"^error\[CFG002\]: --try: workers has the wrong type .*resources\.num_workers"),
+        (
+            "model.token=hidden",
+            "CFG102",
+            r"^error\[CFG102\]: --try: model\.token: others can read a secret on the (?!.*hidden)",
+        ),
         ("machines.up_mbits=5", "CFG001", "did you mean up_mbps"),
         ("machines.7.price=5", "CFG003", "0 … 1"),
         ("machines.price=much", "CFG002", "machines.price has the wrong type"),
