@@ -12,15 +12,17 @@ from hypha_ray.kernels.passes import LANES
 @njit(types.void(types.uint64, types.uint64, types.intp), nogil=True, cache=True)
 def copy(source: int, out: int, size: int) -> None:
     """Copy `size` elements of 4 bytes from one address to another."""
-    here = carray(pointer(out), (size,), np.float32)
-    there = carray(pointer(source), (size,), np.float32)
-    head = int(-out % np.uint64(64)) // 4
-    head = size if size < head else head
+    target = carray(pointer(out), (size,), np.float32)
+    values = carray(pointer(source), (size,), np.float32)
+    unaligned_bytes = int(-out % np.uint64(64))
+    head = min(size, unaligned_bytes // 4)
     middle = head + (size - head) // LANES * LANES
     for i in range(head):
-        here[i] = there[i]
+        target[i] = values[i]
     for i in range(head, middle, LANES):
-        stream(out + np.uint64(4 * i), load(source + np.uint64(4 * i)))
+        offset = np.uint64(4 * i)
+        lanes = load(source + offset)
+        stream(out + offset, lanes)
     for i in range(middle, size):
-        here[i] = there[i]
+        target[i] = values[i]
     fence()

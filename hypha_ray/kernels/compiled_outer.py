@@ -30,12 +30,13 @@ def _square_distance(quick: float, x: int, y: int, size: int) -> Any:
     """‖x − y‖² of what lies at two addresses, measured anew where overflow or underflow may have spoilt `quick`."""
     if SMALL < quick < math.inf:
         return np.float64(quick)
-    one, other = carray(pointer(x), (size,), np.float32), carray(pointer(y), (size,), np.float32)
-    total = 0.0
+    minuends = carray(pointer(x), (size,), np.float32)
+    subtrahends = carray(pointer(y), (size,), np.float32)
+    squares = 0.0
     for i in range(size):
-        difference = np.float64(one[i] - other[i])
-        total += difference * difference
-    return total
+        difference = np.float64(minuends[i] - subtrahends[i])
+        squares += difference * difference
+    return squares
 
 
 @njit(types.void(*_ARGUMENTS), nogil=True, cache=True)
@@ -56,34 +57,48 @@ def nesterov(
         squares: squared L2 norms of each worker's delta and of θ's change are added to these.
 
     """
-    theta, velocity, new, new_velocity = state[0], state[1], state[2], state[3]
-    eta, mu, zero, workers = splat(rates[0]), splat(rates[1]), splat(np.float32(0)), len(values)
+    theta = state[0]
+    velocity = state[1]
+    new = state[2]
+    new_velocity = state[3]
+    eta = splat(rates[0])
+    mu = splat(rates[1])
+    zero = splat(np.float32(0))
+    workers = len(values)
     for start in range(0, size, ROW):
-        row, length = np.uint64(4 * start), min(ROW, size - start)
-        after = new + row if new else scratch[workers]
-        first, changed = zero, zero
+        row = np.uint64(4 * start)
+        length = min(ROW, size - start)
+        after = scratch[workers]
+        if new:
+            after = new + row
+        first_squares = zero
+        changed_squares = zero
         for worker in range(1, workers):
             store(scratch[worker], zero)
         for line in range(0, length, LANES):
             inside = np.uint64(4 * line)
-            at = row + inside
-            before, mean = load(theta + at), load(values[0] + at)
+            offset = row + inside
+            before = load(theta + offset)
+            mean = load(values[0] + offset)
             delta = mean - before
-            first = first + delta * delta
+            first_squares = first_squares + delta * delta
             for worker in range(1, workers):
-                value, rest = load(values[worker] + at), splat(portions[worker, 0])
+                value = load(values[worker] + offset)
+                portion = splat(portions[worker, 0])
                 delta = value - before
-                store(scratch[worker], load(scratch[worker]) + delta * delta)
-                mean = fma(rest, value - mean, value) if portions[worker, 1] else fma(rest, mean - value, mean)
+                worker_squares = load(scratch[worker]) + delta * delta
+                store(scratch[worker], worker_squares)
+                mean = fma(portion, value - mean, value) if portions[worker, 1] else fma(portion, mean - value, mean)
             delta = mean - before
-            faster = mu * load(velocity + at) + delta
-            moved = fma(eta, fma(mu, faster, delta), before)
+            faster = mu * load(velocity + offset) + delta
+            step = fma(mu, faster, delta)
+            moved = fma(eta, step, before)
             store(after + inside, moved)
             change = moved - before
-            changed = changed + change * change
+            changed_squares = changed_squares + change * change
             if new_velocity:
-                store(new_velocity + at, faster)
+                store(new_velocity + offset, faster)
         for worker in range(workers):
-            quick = total(first if worker == 0 else load(scratch[worker]))
-            squares[worker] += _square_distance(quick, values[worker] + row, theta + row, length)
-        squares[workers] += _square_distance(total(changed), after, theta + row, length)
+            lanes = first_squares if worker == 0 else load(scratch[worker])
+            squares[worker] += _square_distance(total(lanes), values[worker] + row, theta + row, length)
+        squares[workers] += _square_distance(total(changed_squares), after, theta + row, length)

@@ -31,8 +31,10 @@ _WRITTEN = types.Tuple((_NEW_BYTES, _NEW_BYTES, types.intp))
 @njit(types.u4(types.u4))
 def _rounded(word: int) -> Any:
     """Return the bits in bfloat16 of a float32, given as its bits."""
-    nearest = word + np.uint32(0x7FFF) + (word >> np.uint32(16) & np.uint32(1))
-    is_nan = word & np.uint32(0x7FFFFFFF) > np.uint32(0x7F800000)
+    is_odd = word >> np.uint32(16) & np.uint32(1)
+    nearest = word + np.uint32(0x7FFF) + is_odd
+    magnitude = word & np.uint32(0x7FFFFFFF)
+    is_nan = magnitude > np.uint32(0x7F800000)
     return np.uint32(0x7FC0) if is_nan else nearest >> np.uint32(16)
 
 
@@ -41,7 +43,8 @@ def _band(bits: int) -> Any:
     """Return the band of a weight in bfloat16: two exponents each."""
     exponent = np.int32(bits >> np.uint32(7) & np.uint32(0xFF))
     band = exponent - np.int32(_LEAST_EXPONENT) >> np.int32(1)
-    return np.uint8(min(max(band, np.int32(0)), np.int32(_BANDS - 1)))
+    not_below = max(band, np.int32(0))
+    return np.uint8(min(not_below, np.int32(_BANDS - 1)))
 
 
 @njit(types.void(_WORDS, _NEW_BYTES), nogil=True, cache=True)

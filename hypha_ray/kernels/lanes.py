@@ -19,6 +19,7 @@ from numba.extending import intrinsic, overload, register_model
 
 from hypha_ray.kernels.passes import LANES
 
+_INDEX = ir.IntType(32)
 _VECTOR = ir.VectorType(ir.FloatType(), LANES)
 
 
@@ -37,9 +38,15 @@ class _Model(models.PrimitiveModel):  # type: ignore[misc]
 
 
 def _operation(symbol: Callable[[Any, Any], Any], name: str) -> None:
+    """Compile an operator on vectors to the instruction of LLVM with this name."""
+
+    def generate(_: Any, builder: Any, __: Any, values: Any) -> Any:
+        instruction = getattr(builder, name)
+        return instruction(*values)
+
     @intrinsic
     def compute(_: Any, a: Any, b: Any) -> Any:
-        return _LANES(_LANES, _LANES), lambda _, builder, __, values: getattr(builder, name)(*values)
+        return _LANES(_LANES, _LANES), generate
 
     def computed(a: Any, b: Any) -> Any:
         return compute(a, b)
@@ -49,8 +56,9 @@ def _operation(symbol: Callable[[Any, Any], Any], name: str) -> None:
         return computed if a == b == _LANES else None
 
 
-for _symbol, _name in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul")):
-    _operation(_symbol, _name)
+_operation(operator.add, "fadd")
+_operation(operator.sub, "fsub")
+_operation(operator.mul, "fmul")
 
 
 @intrinsic
@@ -58,8 +66,10 @@ def fma(_: Any, a: Any, b: Any, c: Any) -> Any:
     """Return a·b + c, rounded once."""
 
     def generate(_: Any, builder: Any, __: Any, values: Any) -> Any:
-        kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-        return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32"), values)
+        signature = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
+        name = f"llvm.fma.v{LANES}f32"
+        function = cgutils.get_or_insert_function(builder.module, signature, name)
+        return builder.call(function, values)
 
     return _LANES(_LANES, _LANES, _LANES), generate
 
@@ -69,8 +79,12 @@ def splat(_: Any, value: Any) -> Any:
     """Return a value in all lanes."""
 
     def generate(_: Any, builder: Any, __: Any, values: Any) -> Any:
-        first = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), values[0], ir.Constant(ir.IntType(32), 0))
-        return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
+        undefined = ir.Constant(_VECTOR, ir.Undefined)
+        first_lane = ir.Constant(_INDEX, 0)
+        first = builder.insert_element(undefined, values[0], first_lane)
+        indices = ir.VectorType(_INDEX, LANES)
+        zeros = ir.Constant(indices, [0] * LANES)
+        return builder.shuffle_vector(first, first, zeros)
 
     return _LANES(types.f4), generate
 
@@ -80,7 +94,10 @@ def total(_: Any, lanes: Any) -> Any:
     """Return the sum over all lanes, from the first to the last."""
 
     def generate(_: Any, builder: Any, __: Any, values: Any) -> Any:
-        lanes = [builder.extract_element(values[0], ir.Constant(ir.IntType(32), i)) for i in range(LANES)]
+        lanes = []
+        for index in range(LANES):
+            lane = builder.extract_element(values[0], ir.Constant(_INDEX, index))
+            lanes.append(lane)
         return reduce(builder.fadd, lanes)
 
     return types.f4(_LANES), generate
@@ -89,7 +106,12 @@ def total(_: Any, lanes: Any) -> Any:
 @intrinsic
 def load(_: Any, address: Any) -> Any:
     """Return the values at an address, a multiple of 4."""
-    return _LANES(types.uint64), lambda _, builder, __, values: builder.load(_at(builder, values[0]), align=4)
+
+    def generate(_: Any, builder: Any, __: Any, values: Any) -> Any:
+        source = _pointer(builder, values[0])
+        return builder.load(source, align=4)
+
+    return _LANES(types.uint64), generate
 
 
 @intrinsic
@@ -97,7 +119,8 @@ def store(_: Any, address: Any, value: Any) -> Any:
     """Write to an address, a multiple of 4."""
 
     def generate(context: Any, builder: Any, _: Any, values: Any) -> Any:
-        builder.store(values[1], _at(builder, values[0]), align=4)
+        target = _pointer(builder, values[0])
+        builder.store(values[1], target, align=4)
         return context.get_dummy_value()
 
     return types.void(types.uint64, _LANES), generate
@@ -108,8 +131,11 @@ def stream(_: Any, address: Any, value: Any) -> Any:
     """Write to an address, a multiple of 64, past the processor's caches (non-temporally)."""
 
     def generate(context: Any, builder: Any, _: Any, values: Any) -> Any:
-        stored = builder.store(values[1], _at(builder, values[0]), align=64)
-        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+        target = _pointer(builder, values[0])
+        stored = builder.store(values[1], target, align=64)
+        is_set = ir.Constant(_INDEX, 1)
+        metadata = builder.module.add_metadata([is_set])
+        stored.set_metadata("nontemporal", metadata)
         return context.get_dummy_value()
 
     return types.void(types.uint64, _LANES), generate
@@ -129,8 +155,13 @@ def fence(_: Any) -> Any:
 @intrinsic
 def pointer(_: Any, address: Any) -> Any:
     """Return an address as a pointer for `carray`."""
-    return types.voidptr(types.uint64), lambda _, builder, __, values: builder.inttoptr(values[0], cgutils.voidptr_t)
+
+    def generate(_: Any, builder: Any, __: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.uint64), generate
 
 
-def _at(builder: Any, address: Any) -> Any:
+def _pointer(builder: Any, address: Any) -> Any:
+    """Return an address as a pointer to a vector."""
     return builder.inttoptr(address, _VECTOR.as_pointer())
