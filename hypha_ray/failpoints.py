@@ -124,8 +124,12 @@ def hits(log: str | Path, name: str, fired: bool = True) -> int:
     if not Path(log).exists():
         return 0
     lines = Path(log).read_text(encoding="utf-8").splitlines()
-    of_point = [hit for hit in map(json.loads, lines) if hit["name"] == name]
-    return sum(hit["fired"] for hit in of_point) if fired else len(of_point)
+    count = 0
+    for line in lines:
+        hit = json.loads(line)
+        if hit["name"] == name and (hit["fired"] or not fired):
+            count += 1
+    return count
 
 
 def _count(name: str, key: object, actions: _Actions) -> str | None:
