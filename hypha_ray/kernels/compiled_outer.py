@@ -39,13 +39,33 @@ def _square_distance(quick: float, x: int, y: int, size: int) -> Any:
     return squares
 
 
+@njit
+def _clear(addresses: _Array, count: int) -> None:
+    """Write zeros to `LANES` values at each of the first addresses."""
+    zero = splat(np.float32(0))
+    for i in range(count):
+        store(addresses[i], zero)
+
+
+@njit
+def _add_square(address: int, delta: Any) -> None:
+    """Add the square of a value in each lane to what lies at an address."""
+    squares = load(address)
+    store(address, squares + delta * delta)
+
+
+@njit
+def _mean_with(mean: Any, value: Any, less_one: float, is_of_value: float) -> Any:
+    """Return a running mean with one more value, weighted as `passes.portions` says."""
+    weight = splat(less_one)
+    return fma(weight, value - mean, value) if is_of_value else fma(weight, mean - value, mean)
+
+
 @njit(types.void(*_ARGUMENTS), nogil=True, cache=True)
 def nesterov(
     values: _Array, portions: _Array, state: _Array, rates: _Array, size: int, scratch: _Array, squares: _Array
 ) -> None:
     """Average weights and take a step on the mean; see `passes.nesterov`.
-
-    All memory is the caller's: numba frees an array after the last use of its name, even if its address is in use.
 
     Args:
         values: addresses of the workers' weights.
@@ -57,10 +77,7 @@ def nesterov(
         squares: squared L2 norms of each worker's delta and of θ's change are added to these.
 
     """
-    theta = state[0]
-    velocity = state[1]
-    new = state[2]
-    new_velocity = state[3]
+    theta, velocity, new, new_velocity = state
     eta = splat(rates[0])
     mu = splat(rates[1])
     zero = splat(np.float32(0))
@@ -68,13 +85,10 @@ def nesterov(
     for start in range(0, size, ROW):
         row = np.uint64(4 * start)
         length = min(ROW, size - start)
-        after = scratch[workers]
-        if new:
-            after = new + row
+        after = new + row if new else scratch[workers]
         first_squares = zero
         changed_squares = zero
-        for worker in range(1, workers):
-            store(scratch[worker], zero)
+        _clear(scratch, workers)
         for line in range(0, length, LANES):
             inside = np.uint64(4 * line)
             offset = row + inside
@@ -84,15 +98,11 @@ def nesterov(
             first_squares = first_squares + delta * delta
             for worker in range(1, workers):
                 value = load(values[worker] + offset)
-                portion = splat(portions[worker, 0])
-                delta = value - before
-                worker_squares = load(scratch[worker]) + delta * delta
-                store(scratch[worker], worker_squares)
-                mean = fma(portion, value - mean, value) if portions[worker, 1] else fma(portion, mean - value, mean)
+                _add_square(scratch[worker], value - before)
+                mean = _mean_with(mean, value, portions[worker, 0], portions[worker, 1])
             delta = mean - before
             faster = mu * load(velocity + offset) + delta
-            step = fma(mu, faster, delta)
-            moved = fma(eta, step, before)
+            moved = fma(eta, fma(mu, faster, delta), before)
             store(after + inside, moved)
             change = moved - before
             changed_squares = changed_squares + change * change

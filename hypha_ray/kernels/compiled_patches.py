@@ -69,9 +69,11 @@ def encode_steps(before: _Array, after: _Array, codes: _Array, marks: _Array, de
         old = _rounded(before[i])
         new = _rounded(after[i])
         step = np.int16(new - old)
-        codes[i] = step << 1 ^ step >> 15
+        sign = step >> 15
+        codes[i] = step << 1 ^ sign
         is_visible = step != 0
-        marks[i] = _band(old) | np.uint8(is_visible) << 7
+        mark = np.uint8(is_visible) << 7
+        marks[i] = _band(old) | mark
         decoded[i] = before[i]
         if is_visible:
             decoded[i] = new << np.uint32(16)
@@ -84,7 +86,8 @@ def decode_steps(before: _Array, codes: _Array, after: _Array) -> None:
     """Write the weights after steps; all words are bits of float32."""
     for i in range(before.size):
         code = np.uint32(codes[i])
-        sign = np.uint32(0) - (code & np.uint32(1))
+        is_negative = code & np.uint32(1)
+        sign = np.uint32(0) - is_negative
         step = code >> np.uint32(1) ^ sign
         new = _rounded(before[i]) + step
         after[i] = before[i]
@@ -159,6 +162,13 @@ def place(bands: _Array, gaps: _Array, sent: _Array, numbers: _Array, members: _
             value += 1
 
 
+@njit
+def _write_bit(packed: _Array, index: int, value: int) -> None:
+    """Write a bit, 0 or 1, among zeros; the first one of a byte is its highest."""
+    shift = 7 - (index & 7)
+    packed[index >> 3] |= value << shift
+
+
 @njit(_WRITTEN(_GAPS, _NUMBERS, _NUMBERS, _NUMBERS), nogil=True, cache=True)
 def write_gaps(gaps: _Array, starts: _Array, numbers: _Array, widths: _Array) -> Any:
     """Encode the gaps of all bands; the first bit of a byte is its highest.
@@ -191,13 +201,20 @@ def write_gaps(gaps: _Array, starts: _Array, numbers: _Array, widths: _Array) ->
             for i in range(starts[band], starts[band] + numbers[band]):
                 gap = gaps[i]
                 upper_bit += gap >> widths[band]
-                upper[upper_bit >> 3] |= 128 >> (upper_bit & 7)
+                _write_bit(upper, upper_bit, 1)
                 upper_bit += 1
                 for bit in range(widths[band]):
-                    value = gap >> bit & 1
-                    lower[lower_bit >> 3] |= value << (7 - (lower_bit & 7))
+                    _write_bit(lower, lower_bit, gap >> bit & 1)
                     lower_bit += 1
     return upper, lower, upper_size
+
+
+@njit
+def _bit(packed: _Array, index: int) -> Any:
+    """Return a bit, 0 or 1; the first one of a byte is its highest."""
+    byte = packed[index >> 3]
+    shift = 7 - (index & 7)
+    return byte >> shift & 1
 
 
 @njit(types.b1(_BYTES, types.intp, _BYTES, _NUMBERS, _NUMBERS, _NUMBERS, _NEW_GAPS), nogil=True, cache=True)
@@ -227,13 +244,12 @@ def read_gaps(
         position = -1
         while widths[band] >= 0 and at < end:
             first_bit = upper_bit
-            while upper_bit < upper_size and not upper[upper_bit >> 3] << (upper_bit & 7) & 128:
+            while upper_bit < upper_size and not _bit(upper, upper_bit):
                 upper_bit += 1
             gap = upper_bit - first_bit << widths[band]
             upper_bit += 1
             for bit in range(widths[band]):
-                value = lower[lower_bit >> 3] >> (7 - (lower_bit & 7)) & 1
-                gap |= value << bit
+                gap |= _bit(lower, lower_bit) << bit
                 lower_bit += 1
             position += gap + 1
             if upper_bit > upper_size or position >= members[band]:

@@ -145,6 +145,7 @@ def _take_step(eta: float, mu: float, block: Averaged, squares: np.ndarray[tuple
     line_bytes = 4 * LANES
     lines = np.empty((len(values) + 1) * LANES, np.float32)
     first_line = -(-lines.ctypes.data // line_bytes) * line_bytes
+    # Memory is allocated here: numba frees an array after the last use of its name, even if its address is in use.
     unwanted = np.empty(numba.ROW, np.float32)
     scratch = np.empty(len(values) + 1, np.uint64)
     scratch[:-1] = first_line + line_bytes * np.arange(len(values))
