@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -23,7 +23,7 @@ from hypha_ray.simulation.fleet_worker import FleetWorker
 from hypha_ray.simulation.machines import Machine, MachinePool, machines_of
 from hypha_ray.simulation.payload_sizes import WEIGHT_BYTES, PayloadSizes
 from hypha_ray.simulation.scenario import Scenario
-from hypha_ray.simulation.traffic import DeltaKey, Payload, Traffic
+from hypha_ray.simulation.traffic import DeltaKey, Payload, Traffic, delta_key
 from hypha_ray.simulation.worker import SimulatedWorker
 from hypha_ray.simulation.world import World
 from hypha_ray.types import Contribution, Delta, Event, Left, Rejection, SliceInfo, Source, Verdict
@@ -125,11 +125,15 @@ class FleetWorld(World):
         now = self.clock.now
         return self._core_deadline if self._core_deadline > now else now
 
-    def take_in(self, event: c.Input) -> list[c.Command]:
-        """Give the core an event that arrives now, whose handling renews the sender's lease; return its commands."""
-        commands = self.core.handle(event, self.clock.now)
-        self._core_deadline = self.core.deadline
-        return commands
+    def tell(self, event: c.Input) -> None:
+        """Have the core handle an event, which renews the sender's lease, and carry out its commands."""
+        if self.over:
+            return
+        core = self.core
+        commands = core.handle(event, self.clock.now)
+        self._core_deadline = core.deadline
+        for command in commands:
+            self.obey(command)
 
     # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -145,11 +149,11 @@ class FleetWorld(World):
             case c.LogEvent(fields=fields):
                 has_no_machine = fields.get("reason") == NO_MACHINE
                 self.events["no_machine" if has_no_machine else fields["kind"]] += 1
-            case c.LogMetric(fields=fields) if fields["kind"] == "round":
-                record = {name: value for name, value in fields.items() if name not in UNKNOWN_FIELDS}
-                self.records.append(record)
-                if self.on_round is not None:
-                    self.on_round(record)
+                return
+            case c.LogMetric(fields=fields):
+                if fields["kind"] == "round":
+                    self._keep_record(fields)
+                return
             case c.LimitLeases():
                 self._lease_limits = command
                 return
@@ -158,6 +162,13 @@ class FleetWorld(World):
             case _:
                 pass
         super().obey(command)
+
+    def _keep_record(self, fields: Mapping[str, Any]) -> None:
+        """Keep the record of a round, without what a simulation knows nothing of."""
+        record = {name: value for name, value in fields.items() if name not in UNKNOWN_FIELDS}
+        self.records.append(record)
+        if self.on_round is not None:
+            self.on_round(record)
 
     # ── workers ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -334,7 +345,7 @@ class FleetWorld(World):
         delay_s = self.traffic.delay_s(worker.machine)
         self.clock.later(delay_s, partial(self.tell, event))
         if isinstance(event, Delta):
-            payload = Payload((worker.source, event.round), event.payload_bytes)
+            payload = Payload(delta_key(worker.source, event.round), event.payload_bytes)
             self.traffic.upload(payload, worker.machine)
 
     def _say_left(self, worker: FleetWorker, event: Left, deadline: float) -> None:
@@ -387,8 +398,7 @@ class FleetWorld(World):
         """Accept all deltas whose payloads are there."""
         accepted: list[Contribution] = []
         rejected: list[Rejection] = []
-        for key, weight in zip(_deltas_of(command), command.weights, strict=True):
-            source, _ = key
+        for source, key, weight in zip(command.sources, _deltas_of(command), command.weights, strict=True):
             if self.traffic.is_lost(key):
                 rejected.append(Rejection(source.worker, LOST, blamed=False))
             else:
@@ -418,9 +428,9 @@ class FleetWorld(World):
 
 
 def _deltas_of(command: c.Reduce) -> list[DeltaKey]:
-    """Workers and rounds of the deltas of a reduction."""
+    """Keys of the deltas of a reduction."""
     rounds = command.rounds or (command.round,) * len(command.sources)
-    return list(zip(command.sources, rounds, strict=True))
+    return list(map(delta_key, command.sources, rounds))
 
 
 def _slices(scenario: Scenario) -> list[SliceInfo]:

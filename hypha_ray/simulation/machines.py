@@ -105,6 +105,13 @@ class Machine:
             return seconds * self._straggling_factor if self._is_slow else seconds
         return seconds * self._straggling(now)
 
+    def skip_batch(self, now: float) -> None:
+        """Throw the dice of a batch that begins now, without a batch: the times of later ones are told by them."""
+        if self._times.jitter:
+            self._batch_dice.gauss(0.0, 1.0)
+        if self._strays and self._slow_until <= now:
+            self._straggling(now)
+
     def start_s(self) -> float:
         """Seconds of a start that begins now."""
         times = self.group.start_s

@@ -14,8 +14,13 @@ from hypha_ray.simulation.scenario import Scenario
 from hypha_ray.simulation.world import Action, VirtualClock
 from hypha_ray.types import Source
 
-DeltaKey: TypeAlias = tuple[Source, int]
-"""Worker and round of a delta."""
+DeltaKey: TypeAlias = tuple[int, int, int]
+"""Number and incarnation of a worker, and the round of its delta."""
+
+
+def delta_key(source: Source, round: int) -> DeltaKey:
+    """Key of a worker's delta of a round; numbers are hashed faster than a source is."""
+    return source.worker, source.incarnation, round
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,8 @@ class Traffic:
 
     def is_uploading(self, source: Source, machine: Machine) -> bool:
         """Whether any payload of the machine's worker is on its way."""
-        return any(sender == source for sender, _ in self._payloads_of.get(machine.number, ()))
+        sender = (source.worker, source.incarnation)
+        return any(key[:2] == sender for key in self._payloads_of.get(machine.number, ()))
 
     def is_lost(self, key: DeltaKey) -> bool:
         """Whether a payload was lost with its machine."""

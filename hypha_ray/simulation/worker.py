@@ -72,6 +72,32 @@ class SimulatedWorker:
 
     """
 
+    __slots__ = (
+        "_ahead",
+        "_busy",
+        "_earliest",
+        "_evaluated",
+        "_longest",
+        "_merged",
+        "_next",
+        "_proved",
+        "_replays",
+        "_reported",
+        "_restored",
+        "_samples",
+        "_samples_ahead",
+        "_seconds",
+        "_state_came",
+        "_version",
+        "_weights",
+        "_world",
+        "alive",
+        "leaving",
+        "plan",
+        "round",
+        "source",
+    )
+
     def __init__(self, source: Source, world: Surroundings) -> None:
         self.source = source
         self._world = world
@@ -191,6 +217,8 @@ class SimulatedWorker:
 
     def _merge(self, due_version: WeightsVersion) -> bool:
         """Merge received weights on the way to the version that is due; False if there are none to merge."""
+        if not self._weights:
+            return False
         complete = [version for version, whole in self._weights.items() if whole]
         not_newer = [version for version in complete if version <= due_version]
         following = None if self._version is None else WeightsVersion(self._version + 1)

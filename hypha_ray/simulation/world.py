@@ -96,11 +96,17 @@ class VirtualClock:
 
     def advance(self, deadline: float) -> bool:
         """Advance to the next action and run it, or to an earlier deadline; return whether an action ran."""
-        if not self._queue:
-            self._begin_span()
         queue = self._queue
         soon = self._soon
         at_once = self._at_once
+        if queue and not soon and not at_once and queue[-1][0] <= deadline:
+            at, _, action = queue.pop()
+            self.now = max(self.now, at)
+            action()
+            return True
+        if not queue:
+            self._begin_span()
+            queue = self._queue
         is_soon = bool(soon) and (not queue or soon[0] < queue[-1])
         first = soon[0] if is_soon else queue[-1] if queue else None
         if at_once and (first is None or at_once[0] < first):

@@ -34,6 +34,8 @@ class Decayed:
 
     """
 
+    __slots__ = ("_doubted", "_half_life", "_outlier", "_weight", "mean")
+
     def __init__(self, half_life: float = 3.0, outlier: float = 2.0) -> None:
         self._half_life = half_life
         self._outlier = outlier
@@ -90,6 +92,8 @@ class Decayed:
 
 class BatchTime(Decayed):
     """A worker's seconds per batch, within a planner's limits. A round's first batch is warm-up and isn't observed."""
+
+    __slots__ = ("variance",)
 
     def __init__(self, half_life: float = 16.0, outlier: float = 2.0) -> None:
         super().__init__(half_life, outlier)

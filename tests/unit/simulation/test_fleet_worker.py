@@ -8,6 +8,8 @@ import pytest
 
 from hypha_ray.simulation.fleet_worker import FleetWorker
 from hypha_ray.simulation.fleet_world import FleetWorld
+from hypha_ray.simulation.machines import Machine
+from hypha_ray.simulation.scenario import BatchTimes, MachineGroup, Stragglers
 from hypha_ray.simulation.worker import SimulatedWorker
 from hypha_ray.types import Plan, Source
 from tests.support.scenarios import EXACT, read_text
@@ -57,3 +59,15 @@ def test_results_are_those_of_single_batches(tmp_path: Path, strategy: str) -> N
     assert together.batches_s == pytest.approx(stepwise.batches_s)
     assert together.waited_s == pytest.approx(stepwise.waited_s)
     assert together.alive_s == pytest.approx(stepwise.alive_s)
+
+
+def test_skipped_batch_leaves_the_later_ones_as_they_are() -> None:
+    times = BatchTimes(median=1.0, jitter=0.3, drift=0.1)
+    stragglers = Stragglers(share=0.4, factor=3.0, for_s=2.0)
+    group = MachineGroup(count=1, batch_s=times, stragglers=stragglers)
+    timed = Machine(3, 0, group, seed=5)
+    skipped = Machine(3, 0, group, seed=5)
+    for second in range(0, 200, 2):
+        timed.batch_s(float(second))
+        skipped.skip_batch(float(second))
+        assert skipped.batch_s(second + 1.0) == timed.batch_s(second + 1.0)
