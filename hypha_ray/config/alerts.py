@@ -53,9 +53,9 @@ def flaws_of_alerts(job: Job) -> Iterator[AlertFlaw]:
 
 def _missing_keys(table: str, alert: Alert) -> Iterator[AlertFlaw]:
     examples = {"metric": '"loss"', "op": '">"', "value": "10.0"}
-    for name, example in examples.items():
+    for name in Alert.required:
         if getattr(alert, name) is None:
-            yield AlertFlaw("CFG012", table, f"has no {name}", "", "", f"give one, such as {name} = {example}")
+            yield AlertFlaw("CFG012", table, f"has no {name}", "", "", f"give one, such as {name} = {examples[name]}")
     if alert.for_rounds is None and alert.for_s is None:
         problem = "doesn't say for how long its condition must hold"
         yield AlertFlaw("CFG012", table, problem, "", "", "give for_rounds or for_s; for_s = 0 tells at once")

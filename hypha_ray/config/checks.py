@@ -83,7 +83,7 @@ def _explained(error: ValidationError, settings: Sequence[Setting]) -> ConfigErr
         allowed = f"{key.kind}, {first['ctx']['min_length']} or more"
     is_prose = kind == "value_error" and " | " not in allowed
     remedy = "write what is allowed" if is_prose else choice_remedy(value, allowed)
-    fix = f"{remedy}, or leave it out"
+    fix = remedy if key.required else f"{remedy}, or leave it out"
     if key.default_text and value != key.default:
         fix = f"{fix} for {key.default_text}"
     location = _location(settings, key.name)

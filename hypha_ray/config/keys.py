@@ -86,6 +86,12 @@ class Key:
         return json.dumps(self.default, ensure_ascii=False)
 
     @property
+    def required(self) -> bool:
+        """Whether its table can't do without the key."""
+        table = tables().get(schema_path(self.path)[:-1])
+        return table is not None and self.path[-1] in table.required
+
+    @property
     def secret(self) -> bool:
         """Whether the value is secret and never shown."""
         return SecretStr in self.types

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -137,3 +137,5 @@ class Table(BaseModel):
     """A table of the job file: immutable, and strict about names and types."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+    required: ClassVar[tuple[str, ...]] = ()
+    """Keys that the table can't do without, although the schema has no value for them; a later check asks for them."""

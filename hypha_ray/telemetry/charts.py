@@ -71,7 +71,7 @@ WAITING = (
     Chart(
         "Part of worker time spent waiting",
         "%",
-        {"idle_fraction": "at the barrier", "data_wait_fraction": "for data"},
+        {"idle_fraction": "for new weights", "data_wait_fraction": "for data"},
     ),
     Chart("From the last delta to the last worker's new weights", "s", {"sync_s": "exchange"}),
     Chart("Staleness of deltas", "", {"staleness_mean": "mean", "staleness_max": "largest", "staleness": "steps"}),

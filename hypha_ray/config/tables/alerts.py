@@ -66,6 +66,7 @@ class Metric(NamedTuple):
 class Alert(Table):
     """Condition on a metric, and what is told of it when it holds."""
 
+    required = ("metric", "op", "value")
     metric: str | None = Field(
         None, description="field of a round, an evaluation or a report, or commit_age_s; see docs/telemetry.md"
     )

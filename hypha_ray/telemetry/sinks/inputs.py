@@ -103,7 +103,7 @@ METRICS = (
     Gauge("hypha_eta_seconds", "round", "eta_s", "s", "time left, if the other rounds take as long as these did"),
     Gauge("hypha_goodput", "round", "goodput", "1", "committed samples, of those that hired workers could have made"),
     Gauge("hypha_time_share", "round", "time_shares", "1", "part of the fleet's time, by its use", tag="kind"),
-    Gauge("hypha_idle_fraction", "round", "idle_fraction", "1", "part of worker time spent at the barrier"),
+    Gauge("hypha_idle_fraction", "round", "idle_fraction", "1", "part of worker time from its delta to new weights"),
     Gauge("hypha_bytes_up", "round", "bytes_up", "By", "bytes from workers to servers in the round"),
     Gauge("hypha_bytes_down", "round", "bytes_down", "By", "bytes from servers to workers in the round"),
     Gauge("hypha_sync_seconds", "round", "sync_s", "s", "last delta ready to every worker merged"),

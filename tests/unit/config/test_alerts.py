@@ -56,8 +56,6 @@ def without(alert: dict[str, Any], *names: str) -> dict[str, Any]:
         ({**LOSS, "metric": "equal_groups"}, "CFG011", ("a metric of this job, such as loss, val_loss",)),
         ({**LOSS, "metric": "staleness_max"}, "CFG011", ('sync.strategy = "async"',)),
         ({**LOSS, "op": "=>"}, "CFG003", ("'=>'", "above_median_times", "write >=")),
-        ({**LOSS, "op": "gt"}, "CFG003", ("'gt'", "write >, ")),
-        ({**LOSS, "op": "≤"}, "CFG003", ("write <=, ",)),
         ({**LOSS, "op": "above_median"}, "CFG003", ("write above_median_times",)),
         ({**LOSS, "for_s": 3}, "CFG011", ("for_rounds", "for_s")),
         (without(LOSS, "for_rounds"), "CFG012", ("for_rounds or for_s",)),
@@ -87,6 +85,27 @@ def test_wrong_alert_is_refused_with_the_key_and_advice(
     assert caught.value.code == code
     for text in ("telemetry.alerts.1", *texts):
         assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("alert", "remedy"),
+    [
+        ({**LOSS, "metric": 3}, "Fix: write a text"),
+        ({**LOSS, "op": "!"}, "Fix: write one of these"),
+        (
+            {**LOSS, "op": "gt"},
+            "got 'gt', allowed > | >= | < | <= | above_median_times | below_median_times. Fix: write >",
+        ),
+        ({**LOSS, "op": "≤"}, "Fix: write <="),
+        ({**LOSS, "value": "x"}, "Fix: write a number"),
+        ({**LOSS, "value": float("inf")}, "Fix: write a number"),
+        ({**LOSS, "command": "notify"}, "Fix: write a list of text, or leave it out"),
+    ],
+)
+def test_key_that_an_alert_must_have_is_never_to_be_left_out(alert: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        job(alert)
+    assert str(caught.value).endswith(remedy)
 
 
 @pytest.mark.parametrize(
