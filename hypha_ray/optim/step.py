@@ -42,6 +42,8 @@ class Step:
     """Numbers of the model workers that have died and were replaced since the batch before."""
     problems: tuple[str, ...] = ()
     """Lines for the user about failures that didn't stop the training."""
+    times: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of parts of the step, by the names of figures."""
     extra: int = 0
     """Number of samples that were used beside those of the batch: the next ones of the round."""
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.state import WholeModel
 from hypha_ray.optim.step import Step
+from hypha_ray.rl.batch_figures import Replies, Traversed, staleness_sums, sums_of, times, with_advantages
 from hypha_ray.rl.dataflow.graph import ROLLOUT, Graph, generation_hooks, rollout_call, rollout_graph, step_graph
 from hypha_ray.rl.dataflow.master import Extras, Master, StreamDataset
 from hypha_ray.rl.dataflow.model_worker import Local, ModelWorker
@@ -50,8 +51,6 @@ from hypha_ray.rl.roles.reward import Advantage
 from hypha_ray.rl.roles.role import Role, TrainedRole
 from hypha_ray.types import Flat, Samples, Sums, added
 
-Replies: TypeAlias = Mapping[str, Sequence[Reply]]
-"""Replies of workers, by the names of calls."""
 Traverse: TypeAlias = Callable[[Graph, Sample, Mapping[str, Extras]], Replies]
 """Function that takes a batch through a graph, as `Master.traverse`."""
 T = TypeVar("T")
@@ -64,28 +63,6 @@ _RAMP_STEPS = 10
 gradients, so its steps are long and random, and a small policy can lose its entropy by them."""
 _DEADLINE_S = 3600.0
 """Longest time in seconds to wait for the next reply."""
-
-
-class Traversed(NamedTuple):
-    """Replies to a batch that was taken through the graph of a step."""
-
-    replies: Replies
-    """Replies of the step, and of a stream before it."""
-    before: tuple[Reply, ...]
-    """Replies of draws before the step; their figures are among `sums`."""
-    shown: Sequence[Mapping[str, Any]]
-    """Records of a few responses."""
-    sums: Sums
-    """Figures beside those of `replies`."""
-    transfers: Mapping[str, int]
-    """Number of collectives of each kind that would make the transfers."""
-    extra: int = 0
-    """Number of prompts that were drawn beside those of the batch."""
-
-    @property
-    def collectives(self) -> Sums:
-        """Figures of the transfers."""
-        return {name: (float(number), 1.0) for name, number in self.transfers.items()}
 
 
 class Island(WholeModel):
@@ -244,7 +221,7 @@ class Island(WholeModel):
         problems: list[str] = []
         for reply in (*traversed.before, *chain.from_iterable(replies.values())):
             problems += reply.problems
-        shown = _with_advantages(traversed.shown, replies["advantage_inf"][0].facts["advantages"])
+        shown = with_advantages(traversed.shown, replies["advantage_inf"][0].facts["advantages"])
         return Step(
             loss=torch.tensor(actor["loss"]),
             scored=actor["scored"],
@@ -255,6 +232,7 @@ class Island(WholeModel):
             shown=shown,
             revived=revived,
             problems=tuple(problems),
+            times=times(traversed),
             extra=traversed.extra,
         )
 
@@ -264,7 +242,7 @@ class Island(WholeModel):
         streamed = self._fetch_streamed(prompts)
         replies = {ROLLOUT: streamed, **self._traverse(self._graph, prompts, extras, streamed)}
         rewarded = streamed or replies["rew_inf"]
-        sums = _staleness_sums(streamed, self._version)
+        sums = staleness_sums(streamed, self._version)
         return Traversed(replies, (), rewarded[0].facts["shown"], sums, self._master.collectives)
 
     def _traverse_refilled(self, batch: Samples, extras: Mapping[str, Extras]) -> Traversed:
@@ -372,35 +350,6 @@ def validate(traverse: Traverse, batches: Iterable[Samples], rl: RL, round: int 
     for batch in batches:
         replies = traverse(graph, sample_of(batch), extras)
         sums.append(sums_of(replies))
-    return added(sums)
-
-
-def sums_of(replies: Replies) -> Sums:
-    """Return the figures of all replies."""
-    return added(reply.sums for reply in chain.from_iterable(replies.values()))
-
-
-def _with_advantages(
-    records: Sequence[Mapping[str, Any]], advantages: Mapping[str, Sequence[float]]
-) -> tuple[Mapping[str, Any], ...]:
-    """Return the records of responses with their advantages, which are given by the ids of prompts."""
-    complete: list[Mapping[str, Any]] = []
-    for record in records:
-        key = "-".join(str(record[part]) for part in ("epoch", "slice", "sample"))
-        group = advantages.get(key)  # A group that was left out before advantages were computed has none.
-        advantage = None if group is None else group[record["number"]]
-        complete.append({**record, "advantage": advantage})
-    return tuple(complete)
-
-
-def _staleness_sums(streamed: Sequence[Reply], version: int) -> Sums:
-    """Return the figure of how many steps old the weights were that sampled streamed responses, by token."""
-    sums: list[Sums] = []
-    for reply in streamed:
-        assert reply.meta is not None
-        tokens = sum(reply.meta.flat("responses"))
-        steps = version - reply.facts["version"]
-        sums.append({"staleness": (float(steps * tokens), float(tokens))})
     return added(sums)
 
 

@@ -7,29 +7,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from hypha_ray.config import Job
-from hypha_ray.config.compare import differences
-from hypha_ray.config.keys import KeyPath
-from hypha_ray.config.load import CONFIG, load
-from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.mixture import DATASET, RunDataset
 from hypha_ray.driver.datasets.data_source import DataSource
+from hypha_ray.driver.summary.earlier_runs import Pace, pace_of_earlier_run, pace_of_run
 from hypha_ray.driver.summary.facts import data_text, model_text, rounds_text
+from hypha_ray.driver.summary.generators import generator_facts
 from hypha_ray.driver.summary.sizes import DiskSizes, Exchange, disk_sizes, exchange_of, free_bytes
-from hypha_ray.errors import HyphaError
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.market.requirements import NodeResources
 from hypha_ray.store.directory import RunDirectory, runs
 from hypha_ray.store.snapshots import SnapshotHeader, read_header, snapshot_path
 from hypha_ray.store.snapshots import rounds as snapshot_rounds
-from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, Record, by_round, read_json, read_jsonl
+from hypha_ray.telemetry.sinks.files import METRICS, Record, by_round, read_jsonl
 from hypha_ray.telemetry.sinks.table import duration, si
 from hypha_ray.texts import counted
 from hypha_ray.types.layout import is_trained
@@ -38,30 +31,6 @@ if TYPE_CHECKING:
     from hypha_ray.driver.preflight.compatibility import Case
 
 
-MOST_RUNS = 20
-"""Most runs, the newest first, that are compared with a job."""
-MOST_BYTES = 8 << 20
-"""Most bytes of a run's metrics that are read."""
-_OF_NO_PACE: tuple[KeyPath, ...] = (
-    ("run", "seed"),
-    ("rounds", "update_rounds"),
-    ("rounds", "epochs"),
-    ("rounds", "patience"),
-    ("rounds", "min_delta"),
-    ("dataset", "path"),
-    ("dataset", "name"),
-    ("checkpoint", "keep"),
-    ("checkpoint", "push"),
-    ("checkpoint", "export_dtype"),
-    ("telemetry",),
-    ("resources", "worker_price"),
-    ("resources", "parameter_server_price"),
-    ("resources", "min_workers"),
-    ("goal",),
-)
-"""Keys whose values change no round's time."""
-_OF_RATES = ("learning_rate", "momentum", "weight_decay", "betas", "epsilon", "schedule", "clip_norm", "total_steps")
-"""Last keys of settings of optimizers that are numbers of a step, whatever they are."""
 SUBJECT_WIDTH = 10
 """Width of the column of subjects in characters."""
 
@@ -129,100 +98,6 @@ def size_text(size: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """Time of a round, as a run has measured it."""
-
-    run: str
-    """Name of the run."""
-    round_s: float
-    """Median time from one commit to the next, with evaluations, in seconds."""
-    rounds: int
-    """Number of rounds behind it."""
-    devices: tuple[str, ...]
-    """Devices of the run's workers, each kind once; empty if they aren't known."""
-
-
-def pace_of_earlier_run(job: Job, manifest: Manifest) -> Pace | None:
-    """Return the pace of the newest run that did the same work with as many workers; None if there is none.
-
-    Args:
-        job: the job file.
-        manifest: its dataset.
-
-    """
-    for folder in _newest_runs(runs(job.run.dir)):
-        if folder.name == job.run.name:
-            continue
-        if RunDataset.parse(read_json(folder / DATASET)).sha256 != manifest.identity:
-            continue
-        if not _has_same_work(job, folder):
-            continue
-        pace = pace_of_run(folder, job.num_workers)
-        if pace is not None:
-            return pace
-    return None
-
-
-def pace_of_run(folder: Path, workers: int) -> Pace | None:
-    """Return the pace of a run's rounds with that many workers, without the first; None if it has too few."""
-    gaps: list[float] = []
-    records = read_jsonl(folder / METRICS, ("round",), end=MOST_BYTES)
-    for before, after in pairwise(by_round(records, "round")):
-        gap_s = _gap_s(before, after)
-        if gap_s is not None and after.get("workers") == workers:
-            gaps.append(gap_s)
-    if not gaps:
-        return None
-    return Pace(folder.name, median(gaps), len(gaps), _devices_of_run(folder))
-
-
-def _devices_of_run(folder: Path) -> tuple[str, ...]:
-    """Devices of the workers that have joined a run."""
-    devices: set[str] = set()
-    for event in read_jsonl(folder / EVENTS, ("join",), end=MOST_BYTES):
-        if event.get("device") is not None:
-            devices.add(str(event["device"]))
-    return tuple(sorted(devices))
-
-
-def _gap_s(before: Record, after: Record) -> float | None:
-    """Seconds between the ends of two rounds; None if they don't follow each other in one attempt."""
-    begin_s = before.get("elapsed_s")
-    end_s = after.get("elapsed_s")
-    if after["round"] != before["round"] + 1 or begin_s is None or end_s is None or end_s <= begin_s:
-        return None
-    return float(end_s - begin_s)
-
-
-def _newest_runs(folder: Path) -> list[Path]:
-    """Folders of runs, the newest first."""
-    dated: list[tuple[float, Path]] = []
-    with suppress(OSError):
-        for config in folder.glob(f"*/{CONFIG}"):
-            dated.append((config.stat().st_mtime, config.parent))
-    dated.sort(reverse=True)
-    return [run for _, run in dated[:MOST_RUNS]]
-
-
-def _has_same_work(job: Job, folder: Path) -> bool:
-    """Whether a run's rounds are as long as the job's, as far as settings say."""
-    try:
-        config = str(folder / CONFIG)
-        run_job = load(["@", config]).job
-    except (HyphaError, OSError):  # Of another release, or damaged.
-        return False
-    if run_job.goal.is_set:  # Its workers were as many as it needed.
-        return False
-    return all(_changes_no_pace(difference.path) for difference in differences(job, run_job))
-
-
-def _changes_no_pace(path: KeyPath) -> bool:
-    if any(path[: len(key)] == key for key in _OF_NO_PACE):
-        return True
-    return path[0] in ("inner_optimizer", "outer_optimizer") and path[-1] in _OF_RATES
-
-
-@dataclass(frozen=True, slots=True)
 class JobReport:
     """Facts about a job by subject, in order, and warnings that follow from them."""
 
@@ -271,6 +146,7 @@ def summary_of_new(
         summary.facts.append(("memory", text))
     for text in notes.settings:
         summary.facts.append(("settings", text))
+    summary.facts.extend(generator_facts(job, case.manifest))
     summary.facts.extend(_time_facts(job, pace_of_earlier_run(job, case.manifest), price))
     summary.warnings.extend(notes.warnings)
     return summary

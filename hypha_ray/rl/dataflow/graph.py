@@ -26,6 +26,10 @@ _OUTCOMES = ("episode_rewards", "turns")
 """Keys of what an environment has made of them."""
 ROLLOUT: Final = "rollout"
 """Name of the call of rollout workers."""
+_GENERATION = "actor_gen"
+_REWARD = "rew_inf"
+GENERATING: Final = (_GENERATION, _REWARD, ROLLOUT)
+"""Names of the calls that make responses with their rewards."""
 _GRADIENT = ("gradients", "losses")
 _GENERATED = ("responses", "logprobs", "ended")
 
@@ -162,7 +166,7 @@ def generation_hooks(model_workers: int) -> tuple[Hook, ...]:
 def _generation(rl: RL) -> Call:
     role = "generator" if rl.model_workers > 1 else "actor"
     takes = ("prompts", "keys") if rl.environment is None else _DATASET
-    return Call("actor_gen", role, "generate", takes, _generated(rl))
+    return Call(_GENERATION, role, "generate", takes, _generated(rl))
 
 
 def _generated(rl: RL) -> tuple[str, ...]:
@@ -177,7 +181,7 @@ def _responses(rl: RL) -> tuple[str, ...]:
 
 def _reward(rl: RL) -> Call:
     outcomes = () if rl.environment is None else _OUTCOMES
-    return Call("rew_inf", "reward", "inference", (*_responses(rl), *outcomes, "reward_data"), ("rewards",))
+    return Call(_REWARD, "reward", "inference", (*_responses(rl), *outcomes, "reward_data"), ("rewards",))
 
 
 def _calls(rl: RL) -> Iterator[Call]:

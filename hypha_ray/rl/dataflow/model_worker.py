@@ -5,6 +5,7 @@ The same class is called within the island's process, where a request is a call,
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import count
 from threading import Lock
@@ -103,7 +104,9 @@ class ModelWorker:
         remaining = iter(objects)
         for hook in request.before:
             self._run(hook, remaining)
+        began = time.perf_counter()
         outcome = self._operation(request)
+        seconds = time.perf_counter() - began
         for hook in request.after:
             hook_outcome = self._run(hook, remaining)
             outcome.sums |= hook_outcome.sums
@@ -112,7 +115,7 @@ class ModelWorker:
         if outcome.sample is not None:
             self._storage.keep(outcome.sample)
             meta = outcome.sample.meta
-        reply = Reply(self._number, request.number, meta, outcome.sums, outcome.facts, outcome.problems)
+        reply = Reply(self._number, request.number, meta, outcome.sums, outcome.facts, outcome.problems, seconds)
         return outcome.sample, reply
 
     def weights(self, role: str) -> Mapping[str, Any]:

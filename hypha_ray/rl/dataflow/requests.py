@@ -152,6 +152,8 @@ class Reply:
     """Single values, such as the norm of a gradient or those of `spec` and `model_config`."""
     problems: tuple[str, ...] = ()
     """Lines for the user about failures beside the operation, which itself succeeded."""
+    seconds: float = 0.0
+    """Time of the operation, without its hooks."""
 
 
 class Transport(Protocol[R]):

@@ -71,6 +71,8 @@ class Meter:
         self._learning_rate = learning_rate
         if result.sums:
             self._steps.append(result.sums)
+        if result.times:
+            self._steps.append({name: (seconds, 1.0) for name, seconds in result.times.items()})
         if result.scored:
             self._losses.append((result.loss, result.scored))
             self._norm = result.norm

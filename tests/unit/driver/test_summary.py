@@ -21,12 +21,11 @@ from hypha_ray.data.mixture import described, mixed
 from hypha_ray.driver.datasets.data_source import DataSource, in_folder
 from hypha_ray.driver.preflight.checks import case_of
 from hypha_ray.driver.run_length import with_rounds
+from hypha_ray.driver.summary.earlier_runs import pace_of_earlier_run, pace_of_run
 from hypha_ray.driver.summary.facts import data_text, epochs_by_dataset, model_text, rounds_text, run_samples, tokens_of
 from hypha_ray.driver.summary.lines import (
     disk_text,
     exchange_text,
-    pace_of_earlier_run,
-    pace_of_run,
     size_text,
     space_notes,
     summary_of_new,

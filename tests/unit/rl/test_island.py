@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -171,3 +173,25 @@ def test_an_island_that_begins_with_trained_weights_lengthens_its_first_ten_step
 
 def _keys(count: int) -> Any:
     return np.stack([np.zeros(count), np.zeros(count), np.arange(count)], 1).astype(np.int64)
+
+
+def test_a_step_tells_how_long_it_responded_and_how_long_it_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    island = Island(job(reference="initial", kl=0.1), tokenizer())
+    lasting = {("actor", "generate"): 3.0, ("reward", "inference"): 0.25}
+    lasting |= {("reference", "inference"): 0.5, ("advantage", "inference"): 0.125, ("actor", "train_step"): 2.0}
+    for (role, name), seconds in lasting.items():
+        monkeypatch.setattr(island._roles[role], name, slower(getattr(island._roles[role], name), clock, seconds))
+
+    assert island.step(BATCH).times == {"generation_s": 3.25, "training_s": 2.625}
+
+
+def slower(method: Callable[..., Any], clock: list[float], seconds: float) -> Callable[..., Any]:
+    """A method that takes so much time by a clock of its own."""
+
+    def call(*arguments: Any) -> Any:
+        clock[0] += seconds
+        return method(*arguments)
+
+    return call

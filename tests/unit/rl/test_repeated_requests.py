@@ -10,12 +10,12 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.model.trained import build_trained
+from hypha_ray.rl.batch_figures import sums_of
 from hypha_ray.rl.dataflow.graph import step_graph
 from hypha_ray.rl.dataflow.master import Extras, Master
 from hypha_ray.rl.dataflow.model_worker import Local, ModelWorker
 from hypha_ray.rl.dataflow.plan import Mesh
 from hypha_ray.rl.dataflow.requests import ModelRequest, RequestQueue
-from hypha_ray.rl.island import sums_of
 from hypha_ray.rl.packing import sample_of
 from hypha_ray.rl.roles.build import trained_roles
 from hypha_ray.rl.roles.reward import Advantage

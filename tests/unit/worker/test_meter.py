@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hypha_ray.optim.step import Step
-from hypha_ray.types import Source, Sums
+from hypha_ray.types import Source, Sums, means
 from hypha_ray.worker.training import meter as module
 from hypha_ray.worker.training.meter import Meter
 
@@ -90,3 +90,11 @@ def test_figures_of_steps_are_summed_for_each_report_and_for_the_round(clock: Cl
     step(meter, clock, 1.0, sums={"reward": (4.0, 4.0)})
     assert meter.report().sums == {"reward": (4.0, 4.0)}
     assert meter.sums == {"reward": (7.0, 12.0), "entropy": (3.0, 1.0)}
+
+
+def test_times_of_parts_of_a_step_are_means_over_batches_beside_its_figures(clock: Clock) -> None:
+    meter = begun(clock)
+    for seconds, reward in ((1.5, 3.0), (2.5, 1.0)):
+        figures = {"reward": (reward, 4.0)}
+        meter.step(Step(torch.tensor(2.0), 8, torch.tensor(1.0), 40, figures, times={"training_s": seconds}), 4, 0.1)
+    assert means(meter.report().sums) == {"reward": 0.5, "training_s": 2.0}

@@ -1,0 +1,80 @@
+"""Replies of model workers to a batch, and the figures in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple, TypeAlias
+
+from hypha_ray.rl.dataflow.graph import GENERATING
+from hypha_ray.rl.dataflow.requests import Reply
+from hypha_ray.types import Sums, added
+
+Replies: TypeAlias = Mapping[str, Sequence[Reply]]
+"""Replies of workers, by the names of calls."""
+
+
+class Traversed(NamedTuple):
+    """Replies to a batch that was taken through the graph of a step."""
+
+    replies: Replies
+    """Replies of the step, and of a stream before it."""
+    before: tuple[Reply, ...]
+    """Replies of draws before the step; their figures are among `sums`."""
+    shown: Sequence[Mapping[str, Any]]
+    """Records of a few responses."""
+    sums: Sums
+    """Figures beside those of `replies`."""
+    transfers: Mapping[str, int]
+    """Number of collectives of each kind that would make the transfers."""
+    extra: int = 0
+    """Number of prompts that were drawn beside those of the batch."""
+
+    @property
+    def collectives(self) -> Sums:
+        """Figures of the transfers."""
+        return {name: (float(number), 1.0) for name, number in self.transfers.items()}
+
+
+def sums_of(replies: Replies) -> Sums:
+    """Return the figures of all replies."""
+    return added(reply.sums for reply in chain.from_iterable(replies.values()))
+
+
+def with_advantages(
+    records: Sequence[Mapping[str, Any]], advantages: Mapping[str, Sequence[float]]
+) -> tuple[Mapping[str, Any], ...]:
+    """Return the records of responses with their advantages, which are given by the ids of prompts."""
+    complete: list[Mapping[str, Any]] = []
+    for record in records:
+        key = "-".join(str(record[part]) for part in ("epoch", "slice", "sample"))
+        group = advantages.get(key)  # A group that was left out before advantages were computed has none.
+        advantage = None if group is None else group[record["number"]]
+        complete.append({**record, "advantage": advantage})
+    return tuple(complete)
+
+
+def staleness_sums(streamed: Sequence[Reply], version: int) -> Sums:
+    """Return the figure of how many steps old the weights were that sampled streamed responses, by token."""
+    sums: list[Sums] = []
+    for reply in streamed:
+        assert reply.meta is not None
+        tokens = sum(reply.meta.flat("responses"))
+        steps = version - reply.facts["version"]
+        sums.append({"staleness": (float(steps * tokens), float(tokens))})
+    return added(sums)
+
+
+def times(traversed: Traversed) -> dict[str, float]:
+    """Return the seconds that all processes have responded and rewarded for, and those that the first one has trained.
+
+    Waits for other processes are in neither, so that they tell how many processes of the one kind keep the other busy.
+    """
+    generation_s = sum(reply.seconds for reply in traversed.before)
+    training_s = 0.0
+    for name, replies in traversed.replies.items():
+        if name in GENERATING:
+            generation_s += sum(reply.seconds for reply in replies)
+        else:
+            training_s += sum(reply.seconds for reply in replies if reply.worker == 0)
+    return {"generation_s": generation_s, "training_s": training_s}
