@@ -16,7 +16,8 @@ from hypha_ray.config.entry_point import Phases, print_notes, require_writable, 
 from hypha_ray.config.keys import shown
 from hypha_ray.config.load import load
 from hypha_ray.data.manifest import MANIFEST, Manifest, read_manifest
-from hypha_ray.errors import ConfigError, HyphaError
+from hypha_ray.errors import ConfigError, HubError, HyphaError
+from hypha_ray.heavy_imports import uncollected
 from hypha_ray.history.find import existing_run
 from hypha_ray.simulation.advice.exchange import ModelShape
 from hypha_ray.simulation.advice.options import Advise, circumstances_of, parse_advise, split_arguments
@@ -29,9 +30,13 @@ from hypha_ray.simulation.what_if.run_scenario import FLOAT32_BYTES, DataSize
 from hypha_ray.simulation.what_if.table import as_json, lines
 from hypha_ray.simulation.what_if.trials import Trial, parse_duration_s, parse_trials
 from hypha_ray.telemetry.sinks.files import read_json
+from hypha_ray.types.layout import is_trained
 
 if TYPE_CHECKING:
     from hypha_ray.simulation.advice.comparison import ComparedCandidate
+
+FRAGMENTS = (2, 4, 8)
+"""Numbers of fragments that may be proposed."""
 
 
 class RunSizes:
@@ -219,9 +224,37 @@ def _batch_times_of(run: str, job: Job) -> list[float]:
 def _model_shape(options: Advise, job: Job) -> ModelShape:
     if options.parameters is not None:
         return ModelShape(round(options.parameters))
-    from hypha_ray.driver.preflight.model_shape import model_shape
+    return shape_of_model(job)
 
-    return model_shape(job)
+
+def shape_of_model(job: Job) -> ModelShape:
+    """Measure what a job trains and exchanges, on torch's meta device.
+
+    Raises:
+        HyphaError: the model can't be built from its configuration, or that can't be had here.
+
+    """
+    if not job.model.repository and job.model.config is None and job.model.factory is None:
+        fix = "give [model] in the job file, or --parameters 1.1e9"
+        raise ConfigError("CFG012", "the job has no model, so its size isn't known", fix=fix)
+    with uncollected():
+        from hypha_ray.model.layout import layers_of, layout_of
+        from hypha_ray.model.trained import sketch_trained
+
+    try:
+        network = sketch_trained(job)
+    except HubError as error:
+        fix = f"{error.fix or 'try again'}, or give the model's size by --parameters"
+        raise HubError(error.code, error.what, error.got, error.allowed, fix) from None
+    layout = layout_of(network)
+    sizes = {entry.name: entry.size for entry in layout.entries if is_trained(entry.group)}
+    layers = len(set(layers_of(sizes).values()))
+    parts = {}
+    for fragments in FRAGMENTS:
+        if fragments <= layers:
+            divided = layout_of(network, fragments, "strided")
+            parts[fragments] = tuple(divided.parameters(fragment) for fragment in range(fragments))
+    return ModelShape(layout.parameters(), layers, parts)
 
 
 def _verified(of_job: Sequence[str], proposed: Sequence[Proposal]) -> Job:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from io import BytesIO
 from itertools import cycle
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hypha_ray.config.compare import settings_that_differ
 from hypha_ray.config.keys import shown
@@ -30,13 +31,18 @@ from hypha_ray.history.report_charts import (
     chart_scripts,
     line_figure,
 )
-from hypha_ray.telemetry.comparison_plot import draw_curves
+from hypha_ray.telemetry.plots import PALETTE, by_progress, marker_for, panels, place_panels, style
 from hypha_ray.telemetry.series import Series
 from hypha_ray.telemetry.sinks.files import Record
 from hypha_ray.telemetry.sinks.table import ABSENT, duration, si
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 Row: TypeAlias = tuple[str, ...]
 """Name of a setting or figure, and its text for each run."""
+BETWEEN_ROWS_IN = 0.95
+"""Space between rows of panels, each with its own axes and titles, in inches."""
 PLOT_PX = 260
 LEGEND_LINE_PX = 20
 """Heights of a chart without its legend, and of a curve's line in it."""
@@ -240,3 +246,50 @@ def _chart(title: str, axis: str, tick_format: str, lines: Sequence[Line]) -> It
         chart.layout["xaxis"] = {"title": {"text": axis, "standoff": 8}, "tickformat": tick_format}
         chart.layout["hovermode"] = "closest"
         yield replace(chart, height_px=PLOT_PX + LEGEND_LINE_PX * len(lines))
+
+
+def draw_curves(series_by_run: Mapping[str, Series], runs_by_figure: Mapping[str, Sequence[str]]) -> bytes:
+    """Draw the training figures and evaluations of runs, a colour for each run.
+
+    Args:
+        series_by_run: rounds and evaluations by the names of the runs.
+        runs_by_figure: names of the runs that have a training figure, by that; each figure has two panels.
+
+    Returns:
+        A PNG.
+
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    colours = dict(zip(series_by_run, cycle(PALETTE), strict=False))
+    with style():
+        figure, axes = panels("Runs side by side", rows=len(runs_by_figure), columns=2, height=4)
+        for row, (name, runs) in enumerate(runs_by_figure.items()):
+            pair = axes[2 * row], axes[2 * row + 1]
+            for run in runs:
+                draw_run(pair, series_by_run[run], name, run, colours[run])
+            by_progress(*pair, name)
+        canvas = FigureCanvasAgg(figure)
+        place_panels(canvas, BETWEEN_ROWS_IN)
+        picture = BytesIO()
+        figure.savefig(picture, format="png")
+    return picture.getvalue()
+
+
+def draw_run(pair: tuple[Axes, Axes], series: Series, name: str, run: str, colour: str) -> None:
+    """Draw a run's training dashed and its evaluations solid, by samples and by time.
+
+    Labels don't begin with the run's name, since matplotlib leaves out those that begin with an underscore.
+    """
+    samples = series.column("samples_total")
+    values = [float(record[series.objective.name]) for record in series.evaluations]
+    for axes, totals in zip(pair, (samples, series.seconds), strict=True):
+        mark = marker_for(len(totals))
+        axes.plot(
+            totals, series.column(name), color=colour, marker=mark, ms=4, ls="--", lw=1, label=f"training of {run}"
+        )
+        if values:
+            progress = [series.total_after(totals, int(record["round"])) for record in series.evaluations]
+            axes.plot(
+                progress, values, color=colour, marker=marker_for(len(values)), ms=4, label=f"validation of {run}"
+            )

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from hypha_ray.config.load import from_tables, load
-from hypha_ray.driver.preflight.model_shape import model_shape
-from hypha_ray.driver.what_if import advise
+from hypha_ray.driver.what_if import advise, shape_of_model
 from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.simulation.result import HEADLINE
@@ -24,7 +23,7 @@ GPT = {"model_type": "gpt2", "vocab_size": 100, "n_positions": 16, "n_embd": 8, 
 
 def test_shape_counts_what_is_trained_and_its_layers() -> None:
     job = from_tables({"model": {"config": GPT}})
-    shape = model_shape(job)
+    shape = shape_of_model(job)
     model = build_model(job.model, 0)
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert shape.layers == 7

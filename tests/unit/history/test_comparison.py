@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.history.comparison import compared, page, picture_of
-from hypha_ray.telemetry.comparison_plot import draw_run
+from hypha_ray.history.comparison import compared, draw_run, page, picture_of
 from hypha_ray.telemetry.plots import panels, style
 from hypha_ray.telemetry.run_summary import summary
 from hypha_ray.telemetry.series import Series
