@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -51,13 +52,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[Any]:
-    """Collect, and keep the rewritten asserts of all files: they take each process seconds, the next time too."""
+    """Collect, and keep the rewritten asserts of all files: they take each process seconds, the next time too.
+
+    Libraries, tests and their files stay to the end: no search for garbage goes through them, now or later.
+    """
     before = sys.dont_write_bytecode
     sys.dont_write_bytecode = False
+    gc.disable()
     try:
         return (yield)
     finally:
         sys.dont_write_bytecode = before
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
