@@ -44,7 +44,7 @@ def test_every_sample_is_in_three_commits_after_kills_and_a_resumption_and_then_
     run_job: Jobs, small_job: Path, texts: Path, tmp_path: Path
 ) -> None:
     words: tuple[str | Path, ...] = ("@", small_job, "--dataset.path", texts, "--run.name", "three")
-    words += ("--rounds.epochs", "3", "--rounds.samples_between_updates", "40", "--testing.slowdown", "10,10")
+    words += ("--rounds.epochs", "3", "--rounds.samples_between_updates", "40", "--testing.batch_s", "0.1")
     kills = ("--testing.failpoints", "worker.step:1=kill@12", "--testing.failpoint_log", tmp_path / "hits")
     with running(run_job.start(*words, *kills), rounds=4, of=15):
         pass

@@ -24,12 +24,14 @@ from tests.support.job_scripts import ALONE, Done, Jobs, said
 
 Words = tuple[str | Path, ...]
 ROUNDS = 6
-FAST: Words = ("--testing.slowdown", "1")
+FAST: Words = ("--testing.batch_s", "0.001")
+IMPATIENT = {"hypha_ray.driver.ray_cluster.GONE_S": 5.0}
+"""Of a driver that doesn't wait half a minute for a Ray that won't come back: Ray's listener computes all the while."""
 
 
-def slow(job: Path, corpus: Path, name: str, times: int = 25) -> Words:
-    """Rounds of some seconds, so that there is a middle to kill something in."""
-    sizes = ("--rounds.update_rounds", str(ROUNDS), "--testing.slowdown", f"{times},{times}")
+def slow(job: Path, corpus: Path, name: str, batch_s: float = 0.15) -> Words:
+    """Rounds of eight batches each, of a second on any machine, so that there is a middle to kill something in."""
+    sizes = ("--rounds.update_rounds", str(ROUNDS), "--testing.batch_s", str(batch_s))
     return ("@", job, "--dataset.path", corpus, "--run.name", name, *sizes)
 
 
@@ -217,7 +219,7 @@ def test_run_goes_on_from_its_mirror_in_a_new_home(
 ) -> None:
     mirror = tmp_path / "mirror"
     plots = ("--telemetry.plots", "true")
-    words = (*slow(small_job, corpus, "mirrored", times=15), *plots)
+    words = (*slow(small_job, corpus, "mirrored"), *plots)
     with running(run_job.start(*words, "--checkpoint.mirror", str(mirror)), rounds=3):
         pass
     there = commits(mirror / "mirrored")
@@ -235,15 +237,15 @@ def test_run_goes_on_from_its_mirror_in_a_new_home(
     assert attempts == [1, 2], "the way back brings no history"
 
 
-@pytest.mark.timeout(600)  # Three jobs, and the time for which a driver waits for its Ray to come back.
 def test_run_goes_on_in_another_ray_after_its_driver_was_killed_and_after_its_ray_was(
     run_job: Jobs, small_job: Path, corpus: Path
 ) -> None:
-    run, words = run_job.home / "alone", (*slow(small_job, corpus, "alone", times=10), "--rounds.update_rounds", "1000")
+    run = run_job.home / "alone"
+    words = (*slow(small_job, corpus, "alone", batch_s=0.1), "--rounds.update_rounds", "1000")
     with running(run_job.start(*words, env=ALONE), rounds=2, of=1000):
         pass
     before = commits(run)  # Its scheduler may outlive it by a moment, and commit one more.
-    with running(run_job.start(*words, env=ALONE), rounds=len(before) + 1, of=1000) as driver:
+    with running(run_job.start(*words, env=ALONE, constants=IMPATIENT), rounds=len(before) + 1, of=1000) as driver:
         (service,) = [pid for pid in run_job.processes() if Path(f"/proc/{pid}/comm").read_text() == "gcs_server\n"]
         os.kill(service, signal.SIGKILL)
         _, errors = driver.communicate()

@@ -8,7 +8,8 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,15 +30,23 @@ class ForkedProcess:
         environment: all variables. Libraries have been loaded with those of the tests, and see changes to none that
             they read as they are loaded.
         folder: where it runs.
+        constants: values that constants have there, by names such as ``hypha_ray.module.NAME``.
 
     """
 
-    def __init__(self, line: Sequence[str], environment: dict[str, str], folder: Path = ROOT) -> None:
+    def __init__(
+        self,
+        line: Sequence[str],
+        environment: dict[str, str],
+        folder: Path = ROOT,
+        constants: Mapping[str, float] | None = None,
+    ) -> None:
         self.args = line
         with tempfile.NamedTemporaryFile(delete=False) as file:
             self._errors = Path(file.name)
         reader, writer = Pipe(duplex=False)
-        self._process = CONTEXT.Process(target=_run, args=(self.args, environment, folder, writer, self._errors))
+        arguments = (self.args, environment, folder, writer, self._errors, constants or {})
+        self._process = CONTEXT.Process(target=_run, args=arguments)
         self._process.start()
         writer.close()
         self.stdout = os.fdopen(os.dup(reader.fileno()), encoding="utf-8")
@@ -94,7 +103,14 @@ def run_script(
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
-def _run(line: Sequence[str], environment: dict[str, str], folder: Path, output: Connection, errors: Path) -> None:
+def _run(
+    line: Sequence[str],
+    environment: dict[str, str],
+    folder: Path,
+    output: Connection,
+    errors: Path,
+    constants: Mapping[str, float],
+) -> None:
     """Become a process as the shell would have started it."""
     os.dup2(output.fileno(), 1)
     output.close()
@@ -103,6 +119,10 @@ def _run(line: Sequence[str], environment: dict[str, str], folder: Path, output:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    for place, value in constants.items():
+        module, _, name = place.rpartition(".")
+        assert hasattr(import_module(module), name)
+        setattr(import_module(module), name, value)
     sys.argv = list(line)
     sys.path[:0] = [str(ROOT / "jobs"), str(ROOT / "tools")]
     try:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -94,18 +94,22 @@ class Jobs:
         return Done(process.args, process.returncode, output, said(errors))
 
     def start(
-        self, *arguments: str | Path, script: str = "diloco", env: dict[str, str] | None = None
+        self,
+        *arguments: str | Path,
+        script: str = "diloco",
+        env: dict[str, str] | None = None,
+        constants: Mapping[str, float] | None = None,
     ) -> ForkedProcess | subprocess.Popen[str]:
         """Run a script, and leave it to the caller to wait for it.
 
-        One with variables that libraries read as they are loaded has an interpreter of its own.
+        One with variables that libraries read as they are loaded has an interpreter of its own, and no constants.
         """
         own = {**self.variables, "RAY_ADDRESS": self._address}
         words, environment = [*map(str, arguments)], os.environ | own | (env or {})
         if script in TRAINERS and not self._plots and "--telemetry.plots" not in words:
             words += ["--telemetry.plots", "false"]
         if not any(name.startswith(("HF_", "RAY_")) for name in (env or {}).keys() - {"HF_TOKEN", "RAY_ADDRESS"}):
-            self._forked.append(ForkedProcess([f"jobs/{script}.py", *words], environment, self._place))
+            self._forked.append(ForkedProcess([f"jobs/{script}.py", *words], environment, self._place, constants))
             return self._forked[-1]
         command, pipe = [sys.executable, f"jobs/{script}.py", *words], subprocess.PIPE
         return subprocess.Popen(command, cwd=self._place, env=environment, stdout=pipe, stderr=pipe, text=True)
