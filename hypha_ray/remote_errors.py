@@ -5,7 +5,9 @@ The answer to a HEAD has no body, so it has no code of S3. The request is then r
 
 from __future__ import annotations
 
+import errno
 import math
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,6 +20,8 @@ from hypha_ray.errors import AuthenticationError, ConfigError, ExpiredError, Hyp
 
 Kind: TypeAlias = Literal["expired", "credentials", "settings"]
 
+ACCESS = "give this machine access, such as AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS or HF_TOKEN"
+"""Remedy of a refusal without a cause of its own."""
 _RENEW = "renew them on all machines, such as by `aws sso login` or in ~/.aws/credentials"
 _KEYS = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, and that AWS_ENDPOINT_URL is their store"
 _REGION = "set AWS_DEFAULT_REGION to the region of the bucket, or AWS_ENDPOINT_URL to its endpoint"
@@ -27,6 +31,15 @@ _REFUSES = ("NotImplemented", "InvalidRequest", "InvalidArgument", "501")
 _SIGNS = ("checksum", "content-md5", "trailer", "aws-chunked", "functionality that is not implemented")
 _WITHOUT_BODY = ("301", "302", "307", "400", "403")
 """Codes of an answer without a body."""
+_AGAIN = (408, 425, 429)
+"""Statuses of HTTP below 500 after which another try may succeed."""
+_CREDENTIALS = {
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "DefaultCredentialsError",
+}
+"""Classes of errors of botocore and google.auth."""
 KINDS = "s3, gs, http, https, hf or file"
 """Kinds of URLs that are documented; any other one that fsspec knows works, too."""
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
@@ -216,3 +229,50 @@ def refusal_of_url(error: Exception, url: str) -> ConfigError | None:
     if isinstance(error, ValueError):
         return ConfigError("CFG003", f"a URL of the kind {kind}:// can't be read", got, KINDS, "use another one")
     return None
+
+
+def is_refused(links: list[BaseException], status: int | None) -> bool:
+    """Whether access needs credentials, or other credentials."""
+    names = {type(link).__name__ for link in links}
+    return status in (401, 403, 407) or isinstance(links[0], PermissionError) or bool(names & _CREDENTIALS)
+
+
+def may_pass(links: list[BaseException], status: int | None) -> bool:
+    """Whether another try may succeed."""
+    if status is not None:
+        return (status >= 500 and status != 501) or status in _AGAIN
+    return any(map(_is_transient, links))
+
+
+def _is_transient(error: BaseException) -> bool:
+    """Whether an error is of a connection, which may succeed later."""
+    numbers = (errno.EBUSY, errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT)
+    if isinstance(error, ConnectionError | TimeoutError | socket.gaierror) or getattr(error, "errno", None) in numbers:
+        return True
+    names = ("ConnectionError", "Timeout", "TimeoutError", "ConnectorError", "Disconnected", "PayloadError")
+    return type(error).__name__.endswith(names)
+
+
+def is_unknown_host(error: BaseException) -> bool:
+    """Whether the network knows no host of that name."""
+    return isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
+
+
+def status_of(links: list[BaseException]) -> int | None:
+    """Status of HTTP in an error and its causes."""
+    for link in links:
+        status = _status(link)
+        if status is not None:
+            return status
+    return None
+
+
+def _status(error: BaseException) -> int | None:
+    """Status of HTTP in an error of aiohttp, of huggingface_hub or of botocore."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        metadata = response.get("ResponseMetadata", {})
+        status = metadata.get("HTTPStatusCode")
+    else:
+        status = getattr(error, "status", None) or getattr(response, "status_code", None)
+    return status if isinstance(status, int) else None

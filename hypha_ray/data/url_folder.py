@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +16,19 @@ from hypha_ray.errors import (
     TryAgainError,
     line_of,
 )
-from hypha_ray.remote_errors import Cause, cause_of, chain, error_of_cause, refusal_of_url, retry_after_s
+from hypha_ray.remote_errors import (
+    ACCESS,
+    Cause,
+    cause_of,
+    chain,
+    error_of_cause,
+    is_refused,
+    is_unknown_host,
+    may_pass,
+    refusal_of_url,
+    retry_after_s,
+    status_of,
+)
 from hypha_ray.remote_files import TooLargeError, is_http, is_s3, open_url
 from hypha_ray.texts import redacted
 
@@ -29,17 +39,8 @@ WAITS_S = (0.5, 2.0, 8.0)
 LONGEST_WAIT_S = 60.0
 """Longest time in seconds for which a server may ask before the next try."""
 
-_AGAIN = (408, 425, 429)
-"""Statuses of HTTP below 500 after which another try may succeed."""
 _CREATED_BY_ANOTHER = (409, 412)
 """Statuses of HTTP after a conditional write of a file that is there."""
-_CREDENTIALS = {
-    "NoCredentialsError",
-    "PartialCredentialsError",
-    "CredentialRetrievalError",
-    "DefaultCredentialsError",
-}
-"""Classes of errors of botocore and google.auth."""
 
 
 class LargeError(DataError):
@@ -228,62 +229,15 @@ def explain(error: Exception, url: str, name: str, cause: Cause | None = None) -
 def _of_answer(links: list[BaseException], address: str, got: str) -> HyphaError:
     """Error of a server that has answered, or that can't be reached."""
     status = status_of(links)
-    if _is_refused(links, status):
-        fix = "give this machine access, such as AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS or HF_TOKEN"
-        return AuthenticationError("AUTH004", f"access to {address} is refused", got, fix=fix)
+    if is_refused(links, status):
+        return AuthenticationError("AUTH004", f"access to {address} is refused", got, fix=ACCESS)
     if isinstance(links[0], FileNotFoundError) or status in (404, 410):
         return MissingError(UNREADABLE, f"there is nothing at {address}", got, fix="check the URL")
-    if any(map(_is_unknown_host, links)):
+    if any(map(is_unknown_host, links)):
         return MissingError(
             UNREADABLE, f"the host of {address} doesn't exist", got, fix="check the URL and the network"
         )
-    if _may_pass(links, status):
+    if may_pass(links, status):
         fix = "give the same command again later; a run goes on from its last commit"
         return HubError("DATA065", f"{address} can't be reached now", got, fix=fix)
     return DataError(UNREADABLE, f"{address} can't be read", got, fix="check the URL, and the settings for its kind")
-
-
-def _is_refused(links: list[BaseException], status: int | None) -> bool:
-    """Whether access needs credentials, or other credentials."""
-    names = {type(link).__name__ for link in links}
-    return status in (401, 403, 407) or isinstance(links[0], PermissionError) or bool(names & _CREDENTIALS)
-
-
-def _may_pass(links: list[BaseException], status: int | None) -> bool:
-    """Whether another try may succeed."""
-    if status is not None:
-        return (status >= 500 and status != 501) or status in _AGAIN
-    return any(map(_is_transient, links))
-
-
-def _is_transient(error: BaseException) -> bool:
-    """Whether an error is of a connection, which may succeed later."""
-    numbers = (errno.EBUSY, errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT)
-    if isinstance(error, ConnectionError | TimeoutError | socket.gaierror) or getattr(error, "errno", None) in numbers:
-        return True
-    names = ("ConnectionError", "Timeout", "TimeoutError", "ConnectorError", "Disconnected", "PayloadError")
-    return type(error).__name__.endswith(names)
-
-
-def _is_unknown_host(error: BaseException) -> bool:
-    return isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
-
-
-def status_of(links: list[BaseException]) -> int | None:
-    """Status of HTTP in an error and its causes."""
-    for link in links:
-        status = _status(link)
-        if status is not None:
-            return status
-    return None
-
-
-def _status(error: BaseException) -> int | None:
-    """Status of HTTP in an error of aiohttp, of huggingface_hub or of botocore."""
-    response = getattr(error, "response", None)
-    if isinstance(response, dict):
-        metadata = response.get("ResponseMetadata", {})
-        status = metadata.get("HTTPStatusCode")
-    else:
-        status = getattr(error, "status", None) or getattr(response, "status_code", None)
-    return status if isinstance(status, int) else None

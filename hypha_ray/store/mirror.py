@@ -17,9 +17,19 @@ from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
 
-from hypha_ray.errors import AuthenticationError, CheckpointError, TryAgainError, line_of
+from hypha_ray.errors import AuthenticationError, CheckpointError, HyphaError, TryAgainError, line_of
 from hypha_ray.files import make_private
-from hypha_ray.remote_errors import cause_of, error_of_cause, refusal_of_url
+from hypha_ray.remote_errors import (
+    ACCESS,
+    cause_of,
+    chain,
+    error_of_cause,
+    is_refused,
+    is_unknown_host,
+    may_pass,
+    refusal_of_url,
+    status_of,
+)
 from hypha_ray.remote_files import is_s3, open_url
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.disk import publish, room_for, sync
@@ -305,18 +315,22 @@ def _reachable(name: str, url: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        got = line_of(error, url)
-        shown_name = _without_secrets(name)
-        cause = cause_of(error)
+        cause, address, got = cause_of(error), _without_secrets(name), line_of(error, url)
         if cause is not None:
-            raise error_of_cause(cause, shown_name, got) from error
-        if isinstance(error, PermissionError):
-            fix = "give this machine access to the mirror"
-            raise AuthenticationError("AUTH004", f"access to {shown_name} is refused", got, fix=fix) from error
-        refusal = refusal_of_url(error, url)
-        if refusal is not None:
-            raise refusal from error
-        raise TryAgainError("STORE012", f"{shown_name} can't be read", got, fix="is it reachable?") from error
+            raise error_of_cause(cause, address, got) from error
+        raise refusal_of_url(error, url) or _problem(list(chain(error)), address, got) from error
+
+
+def _problem(links: list[BaseException], name: str, got: str) -> HyphaError:
+    """The error to raise for a file of a mirror that can't be read, by an error and its causes."""
+    status = status_of(links)
+    if is_refused(links, status):
+        return AuthenticationError("AUTH004", f"access to {name} is refused", got, fix=ACCESS)
+    if any(map(is_unknown_host, links)):
+        return CheckpointError("STORE012", f"the host of {name} doesn't exist", got, fix="check the address")
+    if status is None or may_pass(links, status):
+        return TryAgainError("STORE012", f"{name} can't be read", got, fix="is it reachable?")
+    return CheckpointError("STORE012", f"{name} can't be read", got, fix="check the address")
 
 
 def _without_secrets(url: str) -> str:

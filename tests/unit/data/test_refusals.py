@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -112,6 +116,50 @@ def test_refusal_of_a_mirror_to_resume_from_has_its_own_remedy(
     assert (error.code, error.exit_code) == (code, exit_code), str(error)
     assert what in error.what and fix in error.fix
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "exit_code"),
+    [
+        (401, "AUTH004", 4),
+        (403, "AUTH004", 4),
+        (407, "AUTH004", 4),
+        (404, "STORE006", 5),
+        (400, "STORE012", 5),
+        (410, "STORE012", 5),
+        (429, "STORE012", 75),
+        (503, "STORE012", 75),
+    ],
+)
+def test_mirror_over_http_is_tried_again_only_where_that_can_help(
+    status: int, code: str, exit_code: int, tmp_path: Path
+) -> None:
+    with answering(status) as url, pytest.raises(HyphaError) as caught:
+        fetch(f"{url}/mirror/run", tmp_path / "run")
+    assert (caught.value.code, caught.value.exit_code) == (code, exit_code), str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@contextmanager
+def answering(status: int) -> Iterator[str]:
+    """The URL of a server that answers every request with a status, and nothing else."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            """Stay silent."""
+
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def test_missing_dataset_is_still_called_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
