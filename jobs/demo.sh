@@ -27,6 +27,12 @@ end() {
   rm -rf "$tmp"
 }
 
+lost() { # Ray has ended by itself; of its log the last lines in which an exception or a process is named
+  echo "error[NET002]: Ray $1. Fix: try again when this machine has less to do. Its last words:" >&2
+  grep -E '^[A-Za-z.]+(Error|Exception|Exit)|\[exit code' "$tmp/head.log" | tail -n 3 >&2 || tail -n 3 "$tmp/head.log" >&2
+  exit 75
+}
+
 tmp=$(mktemp -d /tmp/hypha.XXXXXX)              # short: Ray puts sockets there, whose paths have a limit
 export RAY_TMPDIR=$tmp
 trap end EXIT
@@ -49,7 +55,7 @@ ray start --head --block --disable-usage-stats --num-cpus=2 --object-store-memor
   --dashboard-agent-listen-port="$(free_port)" >"$tmp/head.log" 2>&1 &
 head=$!
 until python -c "import urllib.request as u; u.urlopen('$url/api/gcs_healthz', timeout=2)" 2>/dev/null; do
-  kill -0 "$head" 2>/dev/null || { cat "$tmp/head.log"; exit 75; }
+  kill -0 "$head" 2>/dev/null || lost "did not start on this machine"
   sleep 0.5
 done
 echo "dashboard: $url while the job runs (token: ray get-auth-token)"
@@ -57,12 +63,16 @@ echo "dashboard: $url while the job runs (token: ray get-auth-token)"
 job=demo-$$
 mkdir "$tmp/code" && cp -r hypha_ray jobs "$tmp/code" # a copy: a file that changes while it is sent would spoil the job
 ray job submit --address "$url" --submission-id "$job" --log-style pretty --log-color false \
-  --working-dir "$tmp/code" -- "$@" > >(tee "$tmp/job.log") &
+  --working-dir "$tmp/code" -- "$@" > >(tee "$tmp/job.log") 2>"$tmp/submit.err" &
 submit=$!
 wait "$submit" || true                          # in the background, so that a signal ends the wait at once
 status=$(python -c "from ray.job_submission import JobSubmissionClient
 info = JobSubmissionClient('$url').get_job_info('$job')
-print(0 if info.status == 'SUCCEEDED' else info.driver_exit_code or 1)")
+print(0 if info.status == 'SUCCEEDED' else info.driver_exit_code or 1)" 2>/dev/null) || {
+  kill -0 "$head" 2>/dev/null || lost "ended before the job did"
+  cat "$tmp/submit.err" >&2
+  exit 1
+}
 job=
 if [ "$status" = 0 ] && [ -n "${data:-}" ]; then
   run=$(sed -n 's/^run: //p' "$tmp/job.log")

@@ -63,3 +63,51 @@ def test_demo_terminated_in_the_middle_ends_job_and_cluster() -> None:
         rest, _ = script.communicate(timeout=120)
     assert script.returncode == 143, seen + rest
     assert_nothing_is_left(seen)
+
+
+DYING_RAY = """#!{python}
+import http.server, os, pathlib, signal, sys, threading
+
+here = pathlib.Path(__file__).parent
+if sys.argv[1] == "start":
+    port = next(int(word.partition("=")[2]) for word in sys.argv if word.startswith("--dashboard-port="))
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+    server = http.server.HTTPServer(("127.0.0.1", port), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    (here / "pid").write_text(str(os.getpid()))
+    def end(*_):
+        print("Traceback (most recent call last):\\n  a frame\\nRuntimeError: Timed out waiting for node info.")
+        sys.exit(1)
+    signal.signal(signal.SIGTERM, end)
+    signal.pause()
+elif sys.argv[1] == "job":
+    os.kill(int((here / "pid").read_text()), signal.SIGTERM)
+    sys.exit("Traceback (most recent call last): of the submission")
+"""
+"""A `ray` whose head ends while a job is being submitted."""
+
+
+def test_demo_whose_ray_ends_says_so_in_a_line_and_can_be_tried_again(tmp_path: Path) -> None:
+    ray = tmp_path / "ray"
+    ray.write_text(DYING_RAY.replace("{python}", sys.executable))
+    ray.chmod(0o755)
+    copy = tmp_path / "checkout"  # The script puts the environment of its checkout before all others.
+    (copy / "jobs").mkdir(parents=True)
+    (copy / "hypha_ray").mkdir()
+    (copy / "jobs" / "demo.sh").write_text((ROOT / "jobs" / "demo.sh").read_text())
+    environment = {**os.environ, "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    script = subprocess.run(
+        ["bash", copy / "jobs" / "demo.sh", "true"],
+        check=False,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert script.returncode == 75, script.stderr
+    told, *last_words = script.stderr.splitlines()
+    assert told.startswith("error[NET002]: Ray ended before the job did. Fix: try again")
+    assert last_words == ["RuntimeError: Timed out waiting for node info."]
