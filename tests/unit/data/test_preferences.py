@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -154,12 +155,28 @@ def test_judged_answer_that_repeats_its_prompt_has_it_once(tmp_path: Path) -> No
         assert text.count("user\n") == 1
 
 
+@pytest.mark.parametrize("late", [{"prompt": "Q:"}, {"q": "Q:"}])
+def test_a_prompt_behind_rows_without_one_is_refused_and_an_empty_one_is_none(
+    tmp_path: Path, late: dict[str, str]
+) -> None:
+    """Its answers would have been trained on without it."""
+    implicit = {"chosen": "Q: a", "rejected": "Q: b"}
+    rows = [implicit, implicit | late]
+    options: dict[str, Any] = {"prompt_column": "q"} if "q" in late else {}
+    with pytest.raises(DataError, match=r"DATA032.*line [12] has (a|no) column '(prompt|q)'"):
+        run(rows, tmp_path, **options)
+    out = run([implicit, implicit | {"prompt": None}], tmp_path, validation_fraction=0.0)
+    assert sides(out) == [("Q:", " a</s>", " b</s>")] * 2
+
+
 def test_margins_are_numbers_of_the_source(tmp_path: Path) -> None:
     rows = [row | {"margin": number / 2} for number, row in enumerate(PAIRS)]
     out = run(rows, tmp_path, validation_fraction=0.0)
     assert sorted(arrays_of(out)["margins"].tolist()) == [number / 2 for number in range(8)]
-    with pytest.raises(DataError, match=r"DATA031.*'margin' is of no use — got 'wide', allowed a finite number"):
-        run([PAIRS[0] | {"margin": "wide"}], tmp_path, overwrite=True)
+    for margin in ("wide", 1e39, -1e300, True, "inf"):
+        match = f"DATA031.*'margin' is of no use — got {re.escape(repr(margin))}, allowed a finite number"
+        with pytest.raises(DataError, match=match):
+            run([PAIRS[0] | {"margin": margin}], tmp_path, overwrite=True)
 
 
 @pytest.mark.parametrize("without", [{}, {"margin": None}, {"margin": float("nan")}])

@@ -10,7 +10,6 @@ Columns are named as in TRL, unless options name others.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +36,8 @@ from hypha_ray.data.provenance import Account, readable
 from hypha_ray.errors import DataError
 
 _KINDS = "chosen and rejected; prompt, completion and label"
+_LARGEST_MARGIN: Final = 1e38
+"""Margins are stored in 32 bits, which hold no larger numbers."""
 _JUDGEMENTS: Final = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 """Judgements by their texts in CSV files; tables with gaps have whole numbers as floats."""
 
@@ -98,6 +99,8 @@ class PreferenceReader:
                 used.add(self._margin.name)
             account.drop(sorted(row.keys() - used - beside))
             require_columns(location, row, columns)
+            if self._rejected in columns and self._prompt not in columns:
+                self._refuse_late_prompt(location, row)
             blank = blank_column(columns, row)
             if blank is not None:
                 account.leave_out("rows", f"without a value in {readable(blank)}")
@@ -126,6 +129,14 @@ class PreferenceReader:
         if options.prompt_column is not None or self._prompt.name in row:
             return self._chosen, self._rejected, self._prompt
         return self._chosen, self._rejected
+
+    def _refuse_late_prompt(self, location: str, row: Mapping[str, Any]) -> None:
+        """Refuse a prompt that the first row has no column for: the answers would be trained without it."""
+        if blank_column([self._prompt], {self._prompt.name: None, **row}) is None:
+            problem = f"{location} has a column {readable(self._prompt.name)!r}, and the first row has none"
+            raise DataError(
+                "DATA032", problem, fix="give all rows a prompt, or put those without one into another source"
+            )
 
     def _judged(self, location: str, row: Mapping[str, Any]) -> PreferenceRow:
         value = row[self._desirable.name]
@@ -163,9 +174,9 @@ class PreferenceReader:
             return None
         with suppress(TypeError, ValueError):
             number = float(value)
-            if math.isfinite(number) and not isinstance(value, bool):
+            if abs(number) <= _LARGEST_MARGIN and not isinstance(value, bool):
                 return number
-        raise useless_value(location, self._margin, repr(value), "a finite number")
+        raise useless_value(location, self._margin, repr(value), "a finite number up to 1e38")
 
     def _prompt_messages(self, location: str, row: Mapping[str, Any]) -> Messages:
         if self._options.is_templated:
