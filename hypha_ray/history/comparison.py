@@ -234,11 +234,18 @@ def _curves(series: Series, totals: Sequence[float], run: str, colour: str) -> I
     trained = series.column(_trained_figure(series))
     yield Line(f"training of {run}", totals, trained, dashed=True, colour=colour)
     if series.evaluations:
-        progress = [series.total_after(totals, int(record["round"])) for record in series.evaluations]
-        values = []
-    for record in series.evaluations:
-        values.append(float(record[series.objective.name]))
+        progress, values = _evaluated(series, totals)
         yield Line(f"validation of {run}", progress, values, colour=colour)
+
+
+def _evaluated(series: Series, totals: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Amounts of training before a run's evaluations, and their values."""
+    progress = []
+    values = []
+    for record in series.evaluations:
+        progress.append(series.total_after(totals, int(record["round"])))
+        values.append(float(record[series.objective.name]))
+    return progress, values
 
 
 def _chart(title: str, axis: str, tick_format: str, lines: Sequence[Line]) -> Iterator[ReportFigure]:
@@ -284,18 +291,13 @@ def draw_run(pair: tuple[Axes, Axes], series: Series, name: str, run: str, colou
     Labels don't begin with the run's name, since matplotlib leaves out those that begin with an underscore.
     """
     samples = series.column("samples_total")
-    values = []
-    for record in series.evaluations:
-        values.append(float(record[series.objective.name]))
     for axes, totals in zip(pair, (samples, series.seconds), strict=True):
         mark = marker_for(len(totals))
         axes.plot(
             totals, series.column(name), color=colour, marker=mark, ms=4, ls="--", lw=1, label=f"training of {run}"
         )
-        if values:
-            progress = []
-            for record in series.evaluations:
-                progress.append(series.total_after(totals, int(record["round"])))
+        if series.evaluations:
+            progress, values = _evaluated(series, totals)
             axes.plot(
                 progress, values, color=colour, marker=marker_for(len(values)), ms=4, label=f"validation of {run}"
             )
