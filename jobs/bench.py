@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,94 +50,24 @@ class Arguments:
 
 def groups(device: str = "cuda", beside: Path | None = None) -> dict[tuple[str, ...], Callable[[], Rows]]:
     """Rows that are measured together; those of one GPU on a device, and starts also `beside` another checkout."""
-    from benchmarks.bridge import bridge
-    from benchmarks.codecs import DOWNWARD, codecs
-    from benchmarks.data_faults import ROWS as DATA_FAULTS
-    from benchmarks.data_faults import data_faults
-    from benchmarks.device_exchange import ROWS as DEVICE
-    from benchmarks.device_exchange import device_exchange
-    from benchmarks.exchange import EXCHANGES, SIZES, exchange
-    from benchmarks.gpu.rows import groups_on
-    from benchmarks.relay import relay
-    from benchmarks.sinks import ROWS as SINKS
-    from benchmarks.sinks import sinks
-    from benchmarks.slice_path import ROWS as SLICE_PATH
-    from benchmarks.slice_path import slice_path
-    from benchmarks.start import ROWS as START
-    from benchmarks.start import start
-    from benchmarks.throughput import inner_loop
-    from benchmarks.wide_area.overlap import overlap
-    from benchmarks.wide_area.peak import peak
-    from benchmarks.wide_area.time_to_loss import time_to_loss
+    from benchmarks.places import GPU, GPU_ROWS, PLACES, QUALITY, QUALITY_ROWS
 
-    from hypha_ray.codec import NAMES
-
-    return {
-        **_of_scheduling(),
-        ("start", *START): partial(start, beside),
-        SINKS: sinks,
-        ("inner_overhead", "inner_loop_cpu", "data_wait_fraction"): inner_loop,
-        **_of_reinforcement(),
-        ("bridge_receive", "bridge_throughput", "bridge_file"): bridge,
-        ("bridge_relay",): relay,
-        SLICE_PATH: slice_path,
-        DATA_FAULTS: data_faults,
-        tuple(f"{row}_{millions}M_{count}" for millions, count in SIZES for row in EXCHANGES): exchange,
-        DEVICE: device_exchange,
-        ("time_to_loss",): time_to_loss,
-        ("overlap_none", "overlap", "overlap_one_in_flight", "overlap_three_in_flight"): overlap,
-        ("peak_bytes",): peak,
-        **_of_convergence(),
-        (*(f"codec_{name}" for name in NAMES[1:]), DOWNWARD): codecs,
-        **groups_on(device),
+    given: dict[str, tuple[object, ...]] = {"start:start": (beside,)}
+    of_rows: dict[tuple[str, ...], Callable[[], Rows]] = {
+        names: partial(_measured, place, *given.get(place, ())) for place, names in PLACES.items()
     }
+    for row in QUALITY_ROWS:
+        of_rows[row, f"{row}_alone"] = partial(_measured, QUALITY, row)
+    for row in GPU_ROWS:
+        of_rows["gpu", row] = partial(_measured, GPU, device, row)
+    return of_rows
 
 
-def _of_scheduling() -> dict[tuple[str, ...], Callable[[], Rows]]:
-    """Rows of plans, the scheduler's core, predictions of runs, and the market."""
-    from benchmarks.scheduling.core import ROWS as CORE
-    from benchmarks.scheduling.core import core
-    from benchmarks.scheduling.market import market
-    from benchmarks.scheduling.planner import ROWS as PLANNER
-    from benchmarks.scheduling.planner import plan_time, planner
-    from benchmarks.scheduling.prediction import ROWS as PREDICTION
-    from benchmarks.scheduling.prediction import prediction
-    from benchmarks.scheduling.streams import streams
-
-    return {
-        PLANNER: planner,
-        ("plan_64_ms", "plan_10000_ms"): plan_time,
-        CORE: core,
-        ("streams_500",): streams,
-        ("hire", "exchange_leases", "selection_10000"): market,
-        PREDICTION: prediction,
-    }
-
-
-def _of_reinforcement() -> dict[tuple[str, ...], Callable[[], Rows]]:
-    """Rows of reinforcement learning."""
-    from benchmarks.rl.ahead import ROWS as AHEAD
-    from benchmarks.rl.ahead import ahead
-    from benchmarks.rl.engines import LONG, ROUND, long_responses, rounds
-    from benchmarks.rl.steps import ROWS as RL
-    from benchmarks.rl.steps import rl
-
-    return {RL: rl, AHEAD: ahead, ROUND: rounds, LONG: long_responses}
-
-
-def _of_convergence() -> dict[tuple[str, ...], Callable[[], Rows]]:
-    """Rows of the losses that ways of exchange lead to."""
-    from benchmarks.convergence.asynchrony import ROWS as ASYNCHRONY
-    from benchmarks.convergence.asynchrony import asynchrony
-    from benchmarks.convergence.exchange_options import ROWS as OPTIONS
-    from benchmarks.convergence.exchange_options import options
-    from benchmarks.convergence.quality import KINDS, quality
-
-    return {
-        ASYNCHRONY: asynchrony,
-        OPTIONS: options,
-        **{(row, f"{row}_alone"): partial(quality, row) for row in KINDS},
-    }
+def _measured(place: str, *arguments: object) -> Rows:
+    """Rows of a function of the benchmarks, whose libraries are loaded only now."""
+    module, _, function = place.partition(":")
+    rows: Rows = getattr(import_module(f"benchmarks.{module}"), function)(*arguments)
+    return rows
 
 
 def main() -> None:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from benchmarks import device_exchange, sinks
-from benchmarks.convergence import exchange_options, quality
+from benchmarks import codecs, data_faults, device_exchange, exchange, sinks, slice_path, start
+from benchmarks.convergence import asynchrony, exchange_options, quality
+from benchmarks.gpu.rows import PARTS
+from benchmarks.places import GPU, GPU_ROWS, PLACES, QUALITY, QUALITY_ROWS
 from benchmarks.plots import draw
+from benchmarks.rl import ahead, engines, steps
+from benchmarks.scheduling import core, planner, prediction
 from benchmarks.start import run_command
+from benchmarks.wide_area import overlap
 from benchmarks.wide_area.overlap import BATCH_S, WORKERS, exchange_s, utilisation
 from benchmarks.wide_area.peak import most
 from benchmarks.wide_area.time_to_loss import seconds_to
 
+from hypha_ray.codec import NAMES
 from hypha_ray.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
 
 
 def rounds(train_s: float, wait_s: float, count: int) -> list[dict[str, Any]]:
@@ -110,3 +120,45 @@ def test_command_of_a_row_that_fails_shows_its_last_line() -> None:
     command = [sys.executable, "jobs/configs.py", "nosuch"]
     with pytest.raises(RuntimeError, match=r"jobs/configs\.py ended with exit code 2: error\[CFG003\]"):
         run_command(command, os.environ)
+
+
+def test_rows_that_are_offered_are_those_that_are_measured() -> None:
+    peers = (f"sync{name}_{millions}M_{count}" for millions, count in exchange.SIZES for name in ("", "_gloo"))
+    for place, rows in {
+        "scheduling.planner:planner": planner.ROWS,
+        "scheduling.core:core": core.ROWS,
+        "scheduling.prediction:prediction": prediction.ROWS,
+        "start:start": ("start", *start.ROWS),
+        "sinks:sinks": sinks.ROWS,
+        "rl.steps:rl": steps.ROWS,
+        "rl.ahead:ahead": ahead.ROWS,
+        "rl.engines:rounds": engines.ROUND,
+        "rl.engines:long_responses": engines.LONG,
+        "slice_path:slice_path": slice_path.ROWS,
+        "data_faults:data_faults": data_faults.ROWS,
+        "device_exchange:device_exchange": device_exchange.ROWS,
+        "wide_area.overlap:overlap": tuple(row for row, *_ in overlap.ROWS),
+        "convergence.asynchrony:asynchrony": asynchrony.ROWS,
+        "convergence.exchange_options:options": exchange_options.ROWS,
+        "codecs:codecs": (*(f"codec_{name}" for name in NAMES[1:]), codecs.DOWNWARD),
+    }.items():
+        assert sorted(PLACES[place]) == sorted(rows)
+    assert set(peers) < set(PLACES["exchange:exchange"])
+    assert tuple(quality.KINDS) == QUALITY_ROWS and tuple(PARTS) == GPU_ROWS
+
+
+@pytest.mark.parametrize("place", [*PLACES, QUALITY, GPU])
+def test_what_measures_rows_is_there(place: str) -> None:
+    module, _, function = place.partition(":")
+    assert callable(getattr(import_module(f"benchmarks.{module}"), function))
+
+
+def test_unknown_row_is_refused_before_any_library_is_loaded(tmp_path: Path) -> None:
+    for name in ("numpy", "ray", "torch", "transformers"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('loaded')")
+    command = [sys.executable, "jobs/bench.py", "--only", "quality", "plannr"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error[CFG001]: no row 'plannr'")
+    assert ended.stderr.strip().endswith("Fix: write planner")

@@ -9,7 +9,7 @@ import torch
 from benchmarks.gpu import settings
 from benchmarks.gpu.generation import generation
 from benchmarks.gpu.loops import VALIDATION, plain, train
-from benchmarks.gpu.rows import PARTS, groups_on, is_there
+from benchmarks.gpu.rows import PARTS, is_there, measure_on
 from benchmarks.gpu.size import TINY, texts
 from benchmarks.gpu.trainer import trainer
 
@@ -22,13 +22,8 @@ def test_without_a_gpu_one_line_says_so_and_nothing_is_measured(capsys: pytest.C
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     is_there.cache_clear()
-    assert [measure() for measure in groups_on("cuda").values()] == [{}] * len(PARTS)
+    assert [measure_on("cuda", name) for name in PARTS] == [{}] * len(PARTS)
     assert capsys.readouterr().out.count("\n") == 1
-
-
-def test_rows_are_named_and_the_name_gpu_stands_for_all() -> None:
-    assert all(names[0] == "gpu" for names in groups_on("cpu"))
-    assert {name for _, name in groups_on("cpu")} == set(PARTS)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ python jobs/bench.py --only gpu --device cpu    # a stand-in of tiny size, whose
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,11 +29,6 @@ PARTS: dict[str, Callable[[Size], Rows]] = {
     "gpu_start": start,
 }
 """Measurements by the name of their first row."""
-
-
-def groups_on(device: str) -> dict[tuple[str, ...], Callable[[], Rows]]:
-    """Return what measures each row on a device; the name ``gpu`` stands for all of them."""
-    return {("gpu", name): partial(measure_on, device, name) for name in PARTS}
 
 
 def measure_on(device: str, name: str) -> Rows:
