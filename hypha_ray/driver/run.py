@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, overload
 from hypha_ray.config import Job
 from hypha_ray.config.load import Loaded, from_tables, load, resolved
 from hypha_ray.config.options import Sampling, require_sampling
+from hypha_ray.config.tables.alerts import RECORD_KINDS
 from hypha_ray.driver.run_folders import find_run
 from hypha_ray.driver.trained_models.evaluation import (
     EvaluationRequest,
@@ -20,7 +21,22 @@ from hypha_ray.driver.trained_models.evaluation import (
     evaluate_on_dataset,
     find_model,
 )
-from hypha_ray.driver.training import Callback, Training, flagless
+from hypha_ray.driver.training import (
+    FLAG,
+    JOB,
+    NUMBER,
+    PATH,
+    TEXT,
+    TEXTS,
+    WHOLE,
+    Callback,
+    Training,
+    flagless,
+    or_none,
+    require_callbacks,
+    require_choice,
+    require_kind,
+)
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.history.find import FIX
 from hypha_ray.store.directory import RunDirectory
@@ -67,9 +83,11 @@ def train(
         The run, or a handle of its training if this doesn't wait for its end.
 
     Raises:
-        HyphaError: the job is wrong, or an error ended the run.
+        HyphaError: the job or an argument is wrong, or an error ended the run.
 
     """
+    require_kind(FLAG, resume=resume, wait=wait)
+    require_callbacks(callbacks)
     with flagless():
         parsed = _job(job)
         kind = parsed.rl.algorithm or ("dpo" if parsed.preference.loss else parsed.sync.strategy)
@@ -102,12 +120,13 @@ def runs(folder: str | Path | None = None) -> Runs:
         ConfigError: CFG003, there is no such folder.
 
     """
+    require_kind(or_none(PATH), folder=folder)
     from hypha_ray.history.overview import overviews
 
     parent = folder_of_runs(None if folder is None else str(folder))
     if folder is not None and not parent.is_dir():
         problem = "folder is out of range"
-        raise ConfigError("CFG003", problem, str(parent), "a folder that exists", "name one with runs")
+        raise ConfigError("CFG003", problem, str(parent), "a folder that exists", "name one with runs in it")
     listed, _ = overviews(parent)
     return Runs(Run(listed_run.folder) for listed_run in listed)
 
@@ -124,6 +143,7 @@ class Run:
     """
 
     def __init__(self, run: str | Path) -> None:
+        require_kind(PATH, run=run)
         with flagless():
             self._directory = RunDirectory(find_run(str(run), None, None, FIX))
         self._writers: dict[tuple[int | None, str | None, bool], Writer] = {}
@@ -171,11 +191,18 @@ class Run:
         return read_json(self.path / "summary.json")
 
     def records(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """Return the records of ``metrics.jsonl``, of one kind such as ``round`` or ``eval``, or all."""
+        """Return the records of ``metrics.jsonl``, of one kind, ``round``, ``eval`` or ``step``, or all.
+
+        Raises:
+            ConfigError: CFG003, there are no such records.
+
+        """
+        require_choice((*RECORD_KINDS, None), kind=kind)
         return read_jsonl(self.path / METRICS, None if kind is None else [kind])
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         """Return the events of ``events.jsonl``, of one kind such as ``join`` or ``loss``, or all."""
+        require_kind(or_none(TEXT), kind=kind)
         return read_jsonl(self.path / EVENTS, None if kind is None else [kind])
 
     def frame(self, kind: Literal["round", "eval", "step"] = "round") -> DataFrame:
@@ -190,9 +217,7 @@ class Run:
         """
         from pandas import json_normalize
 
-        kinds = ("round", "eval", "step")
-        if kind not in kinds:
-            raise ConfigError("CFG003", "kind is out of range", repr(kind), ", ".join(kinds))
+        require_choice(RECORD_KINDS, kind=kind)
         frame = json_normalize(self.records(kind))
         if kind == "step" or frame.empty:
             return frame
@@ -233,13 +258,14 @@ class Run:
             CheckpointError: STORE006, it has none.
 
         """
+        require_kind(WHOLE, round=round)
         from hypha_ray.store.snapshots import require_snapshot
 
         require_snapshot(self.path, round)
 
     def export(
         self,
-        folder: Path | None = None,
+        folder: str | Path | None = None,
         round: int | None = None,
         compatible: int | None = None,
         dtype: Literal["float32", "bfloat16", "float16"] | None = None,
@@ -254,12 +280,16 @@ class Run:
 
         Raises:
             CheckpointError: the round has no snapshot that is as it was written.
+            ConfigError: an argument is out of range.
 
         """
+        require_kind(or_none(PATH), folder=folder)
+        require_choice((None, 4), compatible=compatible)
+        require_choice((None, "float32", "bfloat16", "float16"), dtype=dtype)
         if round is None:
             round = self.newest_snapshot
         self.require_snapshot(round)
-        folder = folder or self.model
+        target = Path(folder or self.model)
         from hypha_ray.driver.datasets.data_source import run_copy
 
         source = run_copy(self.job.dataset, self._directory)
@@ -268,8 +298,8 @@ class Run:
         job = self.job
         if dtype is not None:
             job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"export_dtype": dtype})})
-        export_round(job, self._directory, source, round, folder, compatible)
-        return folder
+        export_round(job, self._directory, source, round, target, compatible)
+        return target
 
     def load_model(self, round: int | None = None) -> PreTrainedModel:
         """Load the model, in evaluation mode; an adapter is merged into it.
@@ -305,7 +335,9 @@ class Run:
             HyphaError: the dataset can't be had or doesn't fit the model, or a setting is out of range.
 
         """
+        require_kind(PATH, dataset=dataset)
         request = EvaluationRequest(str(dataset), **settings)
+        _require_settings(request)
         with flagless():
             _, figures = evaluate_on_dataset(request, self._model_of(round), lambda phase: None)
         return figures
@@ -339,6 +371,12 @@ class Run:
             CheckpointError: there is no such model.
 
         """
+        require_kind(TEXT, prompt=prompt)
+        require_kind(or_none(TEXT), system=system)
+        require_kind(FLAG, raw=raw)
+        require_kind(WHOLE, max_new_tokens=max_new_tokens, seed=seed)
+        require_kind(or_none(WHOLE), top_k=sampling.get("top_k"))
+        require_kind(or_none(NUMBER), temperature=sampling.get("temperature"), top_p=sampling.get("top_p"))
         with flagless():
             require_sampling(max_new_tokens, seed, sampling)
             writer = self._writer(round, system, raw)
@@ -363,7 +401,24 @@ class Run:
         return self._writers[key]
 
     def _model_of(self, round: int | None) -> ModelSource:
+        require_kind(or_none(WHOLE), round=round)
         return find_model(str(self.path), round)
+
+
+def _require_settings(request: EvaluationRequest) -> None:
+    """Refuse settings of an evaluation that have a wrong type."""
+    require_kind(TEXT, split=request.split)
+    require_kind(WHOLE, batch_size=request.batch_size, seed=request.seed)
+    require_kind(or_none(TEXT), type=request.type, reward=request.reward, environment=request.environment)
+    require_kind(or_none(PATH), reward_model=request.reward_model, reference=request.reference)
+    require_kind(
+        or_none(WHOLE),
+        turns=request.turns,
+        max_response_tokens=request.max_response_tokens,
+        samples=request.samples,
+    )
+    require_kind(or_none(NUMBER), temperature=request.temperature)
+    require_kind(or_none(TEXTS), metrics=request.metrics)
 
 
 def _preformatted(text: str) -> str:
@@ -387,4 +442,5 @@ def _job(source: Source) -> Job:
         return source
     if isinstance(source, Mapping):
         return from_tables(source)
+    require_kind(JOB, job=source)
     return load(["@", str(source)]).job

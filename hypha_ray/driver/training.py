@@ -1,4 +1,4 @@
-"""Training from Python: callbacks that are told of a run's records, and a handle for training in the background.
+"""Training from Python: callbacks that are told of a run's records, a handle for training in the background, arguments.
 
 train ──thread──► run_job ──► run directory ──► new records, at least once a second ──► callbacks
 """
@@ -6,15 +6,18 @@ train ──thread──► run_job ──► run directory ──► new record
 from __future__ import annotations
 
 import html
+import os
 import re
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+from hypha_ray.config.keys import choice_remedy
 from hypha_ray.config.load import Loaded
 from hypha_ray.driver.run_folders import name_run
 from hypha_ray.errors import CheckpointError, ConfigError, HyphaError, reason_of
@@ -27,6 +30,20 @@ if TYPE_CHECKING:
 _FLAG = re.compile(r"--([a-z][\w.-]*)")
 _COMMAND = re.compile(r"jobs/|hypha-ray ")
 """A command in a message, whose flags stay."""
+_CALLS = ("on_round", "on_eval", "on_event")
+"""Functions that each callback has."""
+_LONGEST = 80
+"""Most letters of a value in an error."""
+ArgumentKind: TypeAlias = tuple[str, tuple[type, ...]]
+"""Kind of values that an argument may have: its description, and the types."""
+FLAG: Final[ArgumentKind] = ("True or False", (bool,))
+JOB: Final[ArgumentKind] = ("a job, its tables, or the path of a job file", (str, os.PathLike))
+"""Forms of a job besides `Job` and nested tables."""
+NUMBER: Final[ArgumentKind] = ("a number", (Real,))
+PATH: Final[ArgumentKind] = ("a path", (str, os.PathLike))
+TEXT: Final[ArgumentKind] = ("a text", (str,))
+TEXTS: Final[ArgumentKind] = ("a list of texts", (list, tuple))
+WHOLE: Final[ArgumentKind] = ("a whole number", (Integral,))
 _is_training = threading.Lock()
 """Held while this process trains: it has one connection to Ray."""
 
@@ -148,6 +165,7 @@ class Training:
             TimeoutError: it hasn't ended by then; it trains on.
 
         """
+        require_kind(or_none(NUMBER), timeout_s=timeout_s)
         if not self._ended.wait(timeout_s):
             raise TimeoutError(f"run {self._folder.name} has not ended after {timeout_s:g} s; it trains on")
         if self._error is not None:
@@ -292,3 +310,61 @@ def in_python(text: str) -> str:
         return text
     text = text.replace("see --help", "see docs/configuration.md").replace("--resume", "resume=True")
     return _FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)
+
+
+def or_none(kind: ArgumentKind) -> ArgumentKind:
+    """Return a kind with None."""
+    text, types = kind
+    return f"{text} or None", (*types, type(None))
+
+
+def require_kind(kind: ArgumentKind, /, **arguments: object) -> None:
+    """Refuse arguments that are of another kind; True and False are no numbers.
+
+    Raises:
+        ConfigError: CFG002, one of them is.
+
+    """
+    text, types = kind
+    for name, value in arguments.items():
+        is_stray_flag = isinstance(value, bool) and bool not in types
+        if is_stray_flag or not isinstance(value, types):
+            raise _wrong_type(name, value, text, f"give {text}")
+
+
+def require_choice(choices: Sequence[Any], /, **arguments: object) -> None:
+    """Refuse arguments that are none of the choices.
+
+    Raises:
+        ConfigError: CFG003, one of them is none.
+
+    """
+    for name, value in arguments.items():
+        if value not in choices:
+            allowed = " | ".join(map(str, choices))
+            problem = f"{name} is out of range"
+            raise ConfigError("CFG003", problem, repr(value)[:_LONGEST], allowed, choice_remedy(value, allowed))
+
+
+def require_callbacks(callbacks: object) -> None:
+    """Refuse callbacks that can't be told of anything.
+
+    Raises:
+        ConfigError: CFG002, they are no list, or one of them lacks a function.
+
+    """
+    allowed = "a list of objects of hypha_ray.Callback"
+    if not isinstance(callbacks, Iterable) or isinstance(callbacks, str):
+        raise _wrong_type("callbacks", callbacks, allowed, "put them in a list")
+    for number, callback in enumerate(callbacks):
+        name = f"callbacks[{number}]"
+        if isinstance(callback, type):
+            raise _wrong_type(name, callback, allowed, f"write {callback.__name__}(), an object of the class")
+        missing = [call for call in _CALLS if not callable(getattr(callback, call, None))]
+        if missing:
+            fix = f"derive its class from hypha_ray.Callback, since it has no {missing[0]}"
+            raise _wrong_type(name, callback, allowed, fix)
+
+
+def _wrong_type(name: str, value: object, allowed: str, fix: str) -> ConfigError:
+    return ConfigError("CFG002", f"{name} has the wrong type", repr(value)[:_LONGEST], allowed, fix)

@@ -7,6 +7,7 @@ import json
 import signal
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,26 @@ ROUNDS = [
     {"kind": "step", "round": 1, "worker": 0, "loss": 3.5},
     {"kind": "eval", "round": 0, "val_loss": 4.25},
     {"kind": "round", "round": 1, "loss": 3.25, "rounds": 3, "workers": 2, "batches": {"0": 4, "1": 4}},
+]
+WRONG_TYPES: list[tuple[str, Callable[[hypha_ray.Run], object]]] = [
+    ("run has the wrong type — got 3", lambda run: hypha_ray.Run(3)),  # type: ignore[arg-type]
+    ("folder has the wrong type — got 3", lambda run: hypha_ray.runs(3)),  # type: ignore[arg-type]
+    ("kind has the wrong type — got 3", lambda run: run.events(3)),  # type: ignore[arg-type]
+    ("folder has the wrong type — got 3", lambda run: run.export(3)),  # type: ignore[arg-type]
+    ("round has the wrong type — got True, allowed a whole number", lambda run: run.export(round=True)),
+    ("round has the wrong type — got '2'", lambda run: run.load_model("2")),  # type: ignore[arg-type]
+    ("dataset has the wrong type — got None", lambda run: run.evaluate(None)),  # type: ignore[arg-type]
+    ("batch_size has the wrong type — got 'x'", lambda run: run.evaluate("d", batch_size="x")),
+    ("metrics has the wrong type — got 'm:f', allowed a list", lambda run: run.evaluate("d", metrics="m:f")),
+    ("prompt has the wrong type — got None", lambda run: run.generate(None)),  # type: ignore[arg-type]
+    ("raw has the wrong type — got 'x'", lambda run: run.generate("a", raw="x")),  # type: ignore[arg-type]
+    ("top_k has the wrong type — got 1.5", lambda run: run.generate("a", top_k=1.5)),  # type: ignore[arg-type]
+    ("top_p has the wrong type — got 'x'", lambda run: run.generate("a", top_p="x")),  # type: ignore[arg-type]
+    ("job has the wrong type — got 3", lambda run: hypha_ray.train(3)),  # type: ignore[call-overload]
+    ("wait has the wrong type — got 'no'", lambda run: hypha_ray.train(JOB, wait="no")),  # type: ignore[call-overload]
+    ("callbacks has the wrong type", lambda run: hypha_ray.train(JOB, callbacks=Told())),  # type: ignore[call-overload]
+    ("Fix: write Told(), an object of the class", lambda run: hypha_ray.train(JOB, callbacks=[Told])),  # type: ignore[list-item]
+    ("callbacks[1] has the wrong type", lambda run: hypha_ray.train(JOB, callbacks=[Told(), print])),  # type: ignore[list-item]
 ]
 EVENTS = [{"kind": "join", "worker": 0}, {"kind": "loss", "worker": 1, "reason": "killed"}]
 
@@ -74,7 +95,7 @@ def test_frame_has_a_row_for_each_round_and_a_column_for_each_worker(run: hypha_
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write(lines([{**ROUNDS[3], "loss": 3.0}]))
     assert list(run.frame()["loss"]) == [4.0, 3.0], "a round that was trained again counts once"
-    with pytest.raises(ConfigError, match="allowed round, eval, step"):
+    with pytest.raises(ConfigError, match=r"allowed round \| eval \| step"):
         run.frame("rounds")  # type: ignore[arg-type]
 
 
@@ -138,6 +159,30 @@ def test_settings_of_generation_and_evaluation_are_refused_by_their_names(run: h
         run.generate("a")
     with pytest.raises(TypeError, match="splt"):
         run.evaluate("data", splt="train")
+
+
+@pytest.mark.parametrize(("text", "call"), WRONG_TYPES, ids=range(len(WRONG_TYPES)))
+def test_argument_of_a_wrong_type_is_refused_by_its_name(
+    run: hypha_ray.Run, text: str, call: Callable[[hypha_ray.Run], object]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        call(run)
+    assert caught.value.code == "CFG002" and text in str(caught.value)
+
+
+def test_choices_of_the_interface_are_refused_with_those_that_there_are(run: hypha_ray.Run) -> None:
+    with pytest.raises(ConfigError, match=r"kind is out of range — got 'rounds', .*Fix: write round$"):
+        run.records("rounds")
+    with pytest.raises(ConfigError, match=r"dtype is out of range — got 'bf16', .*Fix: write bfloat16$"):
+        run.export(dtype="bf16")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"compatible is out of range — got 9, allowed None \| 4"):
+        run.export(compatible=9)
+    assert run.records() == ROUNDS and run.records("step") == ROUNDS[1:2]
+
+
+def test_round_of_a_table_is_taken_as_a_round(run: hypha_ray.Run) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint of round 2"):
+        run.export(round=run.frame().index.to_numpy()[-1])
 
 
 def test_new_records_are_those_of_complete_lines_since_the_last_call(tmp_path: Path) -> None:
@@ -279,9 +324,9 @@ def test_process_trains_one_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("trained")
-@pytest.mark.parametrize("callbacks", [Told(), [Leaving()]], ids=["no list", "SystemExit"])
-def test_another_run_trains_after_one_that_its_callbacks_have_ended(callbacks: Any) -> None:
-    with pytest.raises((TypeError, SystemExit)):
+@pytest.mark.parametrize(("callbacks", "error"), [(Told(), ConfigError), ([Leaving()], SystemExit)])
+def test_another_run_trains_after_one_that_its_callbacks_have_ended(callbacks: Any, error: type[BaseException]) -> None:
+    with pytest.raises(error):
         hypha_ray.train(JOB, callbacks=callbacks)
     hypha_ray.train(JOB)
 
