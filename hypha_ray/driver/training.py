@@ -1,4 +1,4 @@
-"""Training from Python: callbacks that are told of a run's records, a handle for training in the background, arguments.
+"""Training from Python: its arguments, callbacks that are told of a run's records, and a handle for the background.
 
 train ──thread──► run_job ──► run directory ──► new records, at least once a second ──► callbacks
 """
