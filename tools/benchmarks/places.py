@@ -1,4 +1,4 @@
-"""What measures each row: known without loading anything, so that a wrong name is refused at once."""
+"""Modules that measure each row of the benchmark, by names alone: a wrong name is refused before any is loaded."""
 
 from __future__ import annotations
 
