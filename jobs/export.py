@@ -15,7 +15,7 @@ from typing import Literal
 
 from hypha_ray.config.entry_point import Phases, run
 from hypha_ray.config.options import parse_options, require_round
-from hypha_ray.driver.run_folders import require_folder
+from hypha_ray.driver.run_folders import find_run, require_folder
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Export:
     """dtype of the weights; default: that of the job, checkpoint.export_dtype, or of its repository"""
     compatible: Literal["4"] | None = None
     """release of transformers that reads the folder, too; without it, 4 takes other settings of positions silently"""
+    dir: str | None = None
+    """folder of the runs, as run.dir; default: $HYPHA_RAY_HOME or ~/hypha_ray"""
 
 
 def main() -> None:
@@ -43,8 +45,9 @@ def main() -> None:
     phases = Phases()
     phases.begin("reading the run")
     from hypha_ray.driver.run import Run
+    from hypha_ray.history.find import FIX
 
-    trained_run = Run(arguments.run)
+    trained_run = Run(find_run(arguments.run, None, arguments.dir, FIX))
     number = trained_run.newest_snapshot if arguments.round is None else arguments.round - 1
     phases.begin("saving the model")
     release = None if arguments.compatible is None else int(arguments.compatible)

@@ -18,6 +18,8 @@ class Plot:
 
     run: str
     """name of the run, or its directory, with metrics.jsonl"""
+    dir: str | None = None
+    """folder of the runs, as run.dir; default: $HYPHA_RAY_HOME or ~/hypha_ray"""
 
 
 def main() -> None:
@@ -27,13 +29,13 @@ def main() -> None:
     phases.begin("drawing the plots")
     from hypha_ray.telemetry.plots import draw
 
-    paths = draw(run_or_folder(arguments.run))
+    paths = draw(run_or_folder(arguments.run, arguments.dir))
     phases.end()
     for path in paths:
         print(path)
 
 
-def run_or_folder(name: str) -> Path:
+def run_or_folder(name: str, parent: str | None) -> Path:
     """Return the directory of a run, otherwise a folder that lacks all but the records.
 
     Raises:
@@ -44,7 +46,7 @@ def run_or_folder(name: str) -> Path:
     from hypha_ray.history.find import FIX
 
     try:
-        return find_run(name, None, None, FIX)
+        return find_run(name, None, parent, FIX)
     except CheckpointError:
         folder = Path(name).expanduser()
         with suppress(OSError):  # No file has too long a name.

@@ -108,7 +108,10 @@ def test_export_passes_over_a_damaged_checkpoint_and_finds_a_run_at_its_mirror(s
 def test_export_of_an_earlier_round_saves_its_weights_and_one_without_a_snapshot_is_refused(
     stopped: Path, tmp_path: Path
 ) -> None:
-    done = export(tmp_path / "home", "--run", "mine", "--round", "2", "--to", tmp_path / "second")
+    elsewhere = export(tmp_path / "elsewhere", "--run", "mine", "--round", "2")
+    assert elsewhere.returncode == 5 and f"no run 'mine' in {tmp_path}/elsewhere" in elsewhere.stderr
+    place = ("--dir", tmp_path / "home")
+    done = export(tmp_path / "elsewhere", "--run", "mine", *place, "--round", "2", "--to", tmp_path / "second")
     assert done.stdout.splitlines()[0] == "after round 2 of 5, 3 are committed"
     snapshot = load_file(stopped / "checkpoints" / "round_000001" / "model.safetensors")
     assert all(np.array_equal(array, snapshot[name]) for name, array in saved(tmp_path / "second").items())

@@ -32,8 +32,13 @@ def test_plot_takes_a_run_by_its_name_with_or_without_the_flag(tmp_path: Path) -
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     (tmp_path / "first" / "config.toml").write_text("")
-    for arguments in (["first"], ["--run", "first"]):
-        done = plot(*arguments, home=tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    for arguments, home in (
+        (["first"], tmp_path),
+        (["--run", "first"], tmp_path),
+        (["first", "--dir", str(tmp_path)], elsewhere),
+    ):
+        done = plot(*arguments, home=home)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.splitlines()[0] == str(tmp_path / "first" / "plots" / "loss.png")
     done = plot("frist", home=tmp_path)
