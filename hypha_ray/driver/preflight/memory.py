@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -133,7 +135,7 @@ def step_memory(job: Job, task: Task, samples: Samples, processes: int = 1) -> S
     try:
         network = sketch_trained(job).train()
         set_execution(network, job.worker)
-        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        with _without_tracebacks(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
             _move_to_cpu(network)
             shards = None
             if processes > 1 and job.worker.sharding == "full":
@@ -195,6 +197,17 @@ class _LiveBytes(TorchDispatchMode):
 
     def _remove(self, size: int) -> None:
         self.now -= size
+
+
+@contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Keep torch from logging operations that know no shapes."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was_disabled
 
 
 def _measure_step(

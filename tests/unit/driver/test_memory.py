@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from hypha_ray.config.schema import Job, Model
 from hypha_ray.driver.preflight.memory import StepSizes, step_memory
@@ -215,3 +216,16 @@ def test_model_that_branches_on_values_has_no_estimate(monkeypatch: pytest.Monke
     job = Job.model_validate({"model": {"config": LLAMA}})
     samples = Samples({"input_ids": np.full((3, 256), 5)}, np.zeros((3, 3), np.int64))
     assert step_memory(job, task_of(job.model, skeleton(job.model)), samples) is None
+
+
+def test_operation_without_known_shapes_leaves_the_estimate_out_and_logs_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        torch.ops.aten.mm(torch.empty(2, 3), torch.empty(4, 5))
+
+    monkeypatch.setattr("hypha_ray.driver.preflight.memory.compute_losses", fail)
+    job = Job.model_validate({"model": {"config": {**LLAMA, "num_hidden_layers": 1}}, "rounds": {"max_batch_size": 1}})
+    samples = Samples({"input_ids": np.full((1, 8), 5)}, np.zeros((1, 3), np.int64))
+    assert step_memory(job, task_of(job.model, skeleton(job.model)), samples, 1) is None
+    assert capfd.readouterr().err == ""
