@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray._private import worker
+from ray._private import services, worker
 from ray._private.authentication.authentication_token_setup import enable_token_auth_by_default
 from ray.exceptions import AuthenticationError as RayAuthenticationError
 
@@ -161,9 +161,13 @@ class ControlService:
 def _knock(address: str) -> bool:
     """Check that a process listens at ``HOST:PORT``: Ray itself would try for a quarter of an hour.
 
-    After that, one attempt of Ray's is enough. Returns False for an address without a port.
+    After that, one attempt of Ray's is enough. Returns False for an address without a port. A Ray that was killed
+    leaves its address in a file, which Ray takes for "auto" if no node runs here.
     """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    listener = address
+    if address == "auto" and not services.find_gcs_addresses():
+        listener = services.find_bootstrap_address(None) or ""
+    host, _, port = listener.removeprefix("ray://").rpartition(":")
     if not port.isdigit():
         return False
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")  # Despite its name, it counts attempts.
