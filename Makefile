@@ -16,11 +16,13 @@ setup: .venv/.ready ## make the environment in .venv, with the versions of const
 
 # One call, and torch named with its version: so pip takes a CPU build where one is offered beside the registry's.
 # pip would compile the modules one after the other; a few that are written for another Python never compile.
+# What numba compiles is kept: otherwise each of the first processes that load it would compile it, all at the same time.
 .venv/.ready: pyproject.toml constraints.txt
 	@echo 'installing into .venv; this takes some minutes'
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt torch==$(TORCH) -e '.[dev]'
 	.venv/bin/python -m compileall -qq -j 0 .venv/lib hypha_ray jobs tools tests/support || true
+	.venv/bin/python -c 'from hypha_ray.kernels import compiled_copy, compiled_outer, compiled_patches'
 	touch $@
 
 demo: setup         ## prepare data, start Ray here, submit a small training job, show its results
