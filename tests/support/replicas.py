@@ -22,6 +22,7 @@ from hypha_ray.worker.training.loop import TrainingLoop
 from tests.support.worker_bench import CONFIG
 
 REPLICAS, STEPS, WINDOW, BATCH = 3, 60, 10, 4
+ROUNDS = STEPS // WINDOW
 MODEL = {**CONFIG, "n_layer": 2}
 
 
@@ -59,10 +60,17 @@ def outer_step(job: Job, layout: Layout, number: int, theta: Flat, momentum: Fla
 
 
 class Fleet:
-    """Three inner loops, and in the place of scheduler and servers just what the algorithm says."""
+    """Three inner loops, and in the place of scheduler and servers just what the algorithm says.
 
-    def __init__(self, job: Job) -> None:
+    Args:
+        job: with the number of fragments, and how their results come.
+        window: steps of a round.
+
+    """
+
+    def __init__(self, job: Job, window: int = WINDOW) -> None:
         self.job, self.said = job, SimpleQueue[tuple[int, Any]]()
+        self._window = window
         model = build_model(job.model, 0)
         self._parts = range(job.sync.fragments)
         self.layout = layout_of(model, job.sync.fragments)
@@ -84,15 +92,15 @@ class Fleet:
             thread.start()
         self._send(0, self._parts, whole=True)
         delay = self.job.sync.delay_steps
-        for number in range(STEPS // WINDOW):
-            first, last = max(0, number * WINDOW - delay), (number + 1) * WINDOW - delay
+        for number in range(ROUNDS):
+            first, last = max(0, number * self._window - delay), (number + 1) * self._window - delay
             for replica, inbox in enumerate(self._desks):
                 ahead = steps(replica, last, last + delay)
                 inbox.assign(Plan(number, 0, steps(replica, first, last), BATCH, ahead=ahead))
             self._reduce(number)
             self._send(number + 1, fragments_of_round(self.job, number), whole=False)
         for inbox in self._desks:
-            inbox.assign(Plan(STEPS // WINDOW, 0, (), BATCH, final=True))
+            inbox.assign(Plan(ROUNDS, 0, (), BATCH, final=True))
         for thread in threads:
             thread.join(60)
             assert not thread.is_alive()

@@ -15,11 +15,14 @@ from hypha_ray.server.reduce import initial_momentum
 from hypha_ray.types import Flat
 from hypha_ray.worker.inbox import BatchSource
 from hypha_ray.worker.training.supervised import SupervisedTrainer
-from tests.support.replicas import BATCH, REPLICAS, STEPS, WINDOW, Fleet, job_of, outer_step, samples_of, steps
+from tests.support.replicas import BATCH, REPLICAS, ROUNDS, Fleet, job_of, outer_step, samples_of, steps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 FRAGMENTS = 3
+WINDOW = 5
+"""Steps of a round: more than a delay has, and not more than that needs."""
+STEPS = ROUNDS * WINDOW
 
 
 def step_by_step(job: Job) -> tuple[list[torch.nn.Module], list[Flat]]:
@@ -58,7 +61,7 @@ def step_by_step(job: Job) -> tuple[list[torch.nn.Module], list[Flat]]:
 @pytest.mark.parametrize("in_flight", [1, 2, 3])
 def test_results_are_merged_so_many_rounds_later_and_not_before(in_flight: int, delay: int, mixing: float) -> None:
     job = job_of(FRAGMENTS, delay, mixing, in_flight=in_flight)
-    fleet = Fleet(job)
+    fleet = Fleet(job, WINDOW)
     fleet.run()
     models, theta = step_by_step(job)
     for fragment in range(FRAGMENTS):
