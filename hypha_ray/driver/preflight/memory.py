@@ -203,7 +203,8 @@ class _LiveBytes(TorchDispatchMode):
 def _without_tracebacks() -> Iterator[None]:
     """Keep torch from logging operations that know no shapes."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    was_disabled, logger.disabled = logger.disabled, True
+    was_disabled = logger.disabled
+    logger.disabled = True
     try:
         yield
     finally:

@@ -31,5 +31,5 @@ def test_address_that_a_killed_ray_left_behind_is_not_waited_for(monkeypatch: py
     monkeypatch.setattr(services, "find_gcs_addresses", set)
     monkeypatch.setattr(services, "find_bootstrap_address", lambda temp_dir: f"127.0.0.1:{port}")
     monkeypatch.setattr(ray, "init", lambda **options: pytest.fail("Ray would try for minutes"))
-    with pytest.raises(ClusterError, match="NET002.*no node of a running Ray cluster"), connected("test", "auto"):
+    with pytest.raises(ClusterError, match=r"NET002.*no node of a running Ray cluster"), connected("test", "auto"):
         pass
