@@ -36,6 +36,7 @@ from hypha_ray.driver.training import (
     require_callbacks,
     require_choice,
     require_kind,
+    require_settings,
 )
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.history.find import FIX
@@ -336,6 +337,7 @@ class Run:
 
         """
         require_kind(PATH, dataset=dataset)
+        require_settings("evaluate", settings, list(EvaluationRequest.__dataclass_fields__)[1:])
         request = EvaluationRequest(str(dataset), **settings)
         _require_settings(request)
         with flagless():
@@ -367,10 +369,12 @@ class Run:
                 given is as saved with the model, otherwise 0.7, 1 and all.
 
         Raises:
+            TypeError: there is no such setting.
             ConfigError: the model generates no text, or a setting is out of range.
             CheckpointError: there is no such model.
 
         """
+        require_settings("generate", sampling, Sampling.__annotations__)
         require_kind(TEXT, prompt=prompt)
         require_kind(or_none(TEXT), system=system)
         require_kind(FLAG, raw=raw)

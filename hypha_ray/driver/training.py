@@ -10,9 +10,10 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -344,6 +345,21 @@ def require_choice(choices: Sequence[Any], /, **arguments: object) -> None:
             allowed = " | ".join(map(str, choices))
             problem = f"{name} is out of range"
             raise ConfigError("CFG003", problem, repr(value)[:_LONGEST], allowed, choice_remedy(value, allowed))
+
+
+def require_settings(function: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse settings that a function doesn't have, in the words in which Python refuses arguments.
+
+    Raises:
+        TypeError: it lacks one of them.
+
+    """
+    for name in given:
+        if name not in known:
+            hint = f"its settings are {', '.join(known)}"
+            for match in get_close_matches(name, known, n=1):
+                hint = f"did you mean {match!r}?"
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}; {hint}")
 
 
 def require_callbacks(callbacks: object) -> None:

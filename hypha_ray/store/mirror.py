@@ -315,7 +315,9 @@ def _reachable(name: str, url: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause, address, got = cause_of(error), _without_secrets(name), line_of(error, url)
+        cause = cause_of(error)
+        address = _without_secrets(name)
+        got = line_of(error, url)
         if cause is not None:
             raise error_of_cause(cause, address, got) from error
         raise refusal_of_url(error, url) or _problem(list(chain(error)), address, got) from error

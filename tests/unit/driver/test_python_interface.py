@@ -157,8 +157,12 @@ def test_settings_of_generation_and_evaluation_are_refused_by_their_names(run: h
         run.generate("a", seed=-1)
     with pytest.raises(CheckpointError, match="CKPT006"):
         run.generate("a")
-    with pytest.raises(TypeError, match="splt"):
+    with pytest.raises(TypeError, match=r"^evaluate\(\) got .* 'splt'; did you mean 'split'\?"):
         run.evaluate("data", splt="train")
+    with pytest.raises(TypeError, match=r"^evaluate\(\) got .* 'xyz'; its settings are split, batch_size, "):
+        run.evaluate("data", xyz=1)
+    with pytest.raises(TypeError, match=r"^generate\(\) got .* 'topk'; did you mean 'top_k'\?"):
+        run.generate("a", topk=3)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(("text", "call"), WRONG_TYPES, ids=range(len(WRONG_TYPES)))
