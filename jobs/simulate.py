@@ -77,7 +77,7 @@ class Simulate:
     budget: float | None = None
     """highest cost for that run"""
     rivals: bool = False
-    """compare the goodput with models of DDP, Ray Train and torchft; default scenario: failing-1000, which takes minutes"""
+    """compare the goodput with models of DDP, Ray Train and torchft, for minutes; default scenario: failing-1000"""
     restart_s: float | None = None
     """seconds of a restart in those models; default: 180"""
     reload_s: float | None = None

@@ -4,7 +4,8 @@ It takes TRL, which isn't among the requirements. In an environment of its own:
 
     pip install trl==1.16.0 torch==2.13.0 transformers==5.23.0 && python tests/support/trl_losses.py
 
-Model, reference and batches are frozen, too. Losses come from these trainers, without an optimizer's step:
+Model, reference and batches are frozen, too. All has 64 bits: with 32, processors differ by more than 1e-6 of
+large gradients. Losses come from these trainers, without an optimizer's step:
 
     dpo, robust, ipo    trl.DPOTrainer, loss types sigmoid, robust and ipo
     kto                 trl.KTOTrainer
@@ -171,7 +172,7 @@ def main() -> None:
     tensors |= {f"reference/{key}": value.clone() for key, value in reference.state_dict().items()}
     for name, settings in CASES.items():
         with tempfile.TemporaryDirectory() as folder:
-            fresh, frozen = model_of(1), model_of(2)
+            fresh, frozen = model_of(1).double(), model_of(2).double()
             trainer = trainer_of(name, settings, fresh, frozen, folder)
             trainer.model.train()
             loss = loss_of(trainer, name, inputs, desirable)

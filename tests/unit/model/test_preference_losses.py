@@ -32,10 +32,10 @@ def frozen(prefix: str) -> dict[str, torch.Tensor]:
         return {name.removeprefix(f"{prefix}/"): file.get_tensor(name) for name in names}
 
 
-def llama(prefix: str) -> Any:
+def llama(prefix: str, dtype: torch.dtype = torch.float32) -> Any:
     model = LlamaForCausalLM(LlamaConfig(**CONFIG))
     model.load_state_dict(frozen(prefix))
-    return model
+    return model.to(dtype)
 
 
 def inputs_of(task: Task, *names: str) -> dict[str, torch.Tensor]:
@@ -43,17 +43,17 @@ def inputs_of(task: Task, *names: str) -> dict[str, torch.Tensor]:
     return task.inputs({name: tensors[name] for name in ("input_ids", "attention_mask", "labels", *names)})
 
 
-def case(name: str) -> tuple[Task, dict[str, torch.Tensor], Any]:
+def case(name: str, dtype: torch.dtype = torch.float32) -> tuple[Task, dict[str, torch.Tensor], Any]:
     """Task, inputs and policy of one of TRL's cases."""
     loss = name.split(maxsplit=1)[0]
     settings = Preference.model_validate({"loss": loss, **CASES[name]})
-    task = with_preferences(find_task("causal-lm"), settings, reference_model(llama("reference").eval()))
-    return task, inputs_of(task, *(["desirable"] if loss == "kto" else [])), llama("policy")
+    task = with_preferences(find_task("causal-lm"), settings, reference_model(llama("reference", dtype).eval()))
+    return task, inputs_of(task, *(["desirable"] if loss == "kto" else [])), llama("policy", dtype)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradients_on_a_batch_equal_those_of_trl(name: str) -> None:
-    task, inputs, policy = case(name)
+    task, inputs, policy = case(name, torch.float64)
     loss = compute_losses(task, policy, inputs).trained
     loss.backward()
     expected = frozen(name)
