@@ -31,7 +31,8 @@ def learned(run: Outcome) -> None:
 
 
 def test_killed_worker_comes_back_and_every_sample_is_in_one_commit(corpus: Path, tmp_path: Path) -> None:
-    run = survive("async-kill", corpus, tmp_path, ["worker.step:1=kill@16"], 1, **UNEQUAL)
+    tables = {**UNEQUAL, "sync": {"strategy": "async", "arrival_grace_s": 0.0}}  # So the second delta of two is stale.
+    run = survive("async-kill", corpus, tmp_path, ["worker.step:1=kill@16"], 1, **tables)
     assert [event["worker"] for event in events(run, "loss")] == [1]
     arrivals, records = events(run, "arrival"), run.of_kind("round")
     sizes = Counter(arrival["round"] for arrival in arrivals)  # Deltas that come together are in one round.
