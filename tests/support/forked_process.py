@@ -119,8 +119,8 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    for place, value in constants.items():
-        module, _, name = place.rpartition(".")
+    for constant, value in constants.items():
+        module, _, name = constant.rpartition(".")
         assert hasattr(import_module(module), name)
         setattr(import_module(module), name, value)
     sys.argv = list(line)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from bench import groups
 from benchmarks.gpu import settings
 from benchmarks.gpu.generation import generation
 from benchmarks.gpu.loops import VALIDATION, plain, train
@@ -24,6 +25,12 @@ def test_without_a_gpu_one_line_says_so_and_nothing_is_measured(capsys: pytest.C
     is_there.cache_clear()
     assert [measure_on("cuda", name) for name in PARTS] == [{}] * len(PARTS)
     assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_rows_are_named_and_the_name_gpu_stands_for_all() -> None:
+    of_gpu = [names for names in groups("cpu") if "gpu" in names]
+    assert all(names[0] == "gpu" for names in of_gpu)
+    assert {name for _, name in of_gpu} == set(PARTS)
 
 
 @pytest.mark.slow
