@@ -20,7 +20,7 @@ from hypha_ray.errors import AuthenticationError, ConfigError, ExpiredError, Hyp
 
 Kind: TypeAlias = Literal["expired", "credentials", "settings"]
 
-ACCESS = "give this machine access, such as AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS or HF_TOKEN"
+_ACCESS = "give this machine access, such as AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS or HF_TOKEN"
 """Remedy of a refusal without a cause of its own."""
 _RENEW = "renew them on all machines, such as by `aws sso login` or in ~/.aws/credentials"
 _KEYS = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, and that AWS_ENDPOINT_URL is their store"
@@ -231,10 +231,13 @@ def refusal_of_url(error: Exception, url: str) -> ConfigError | None:
     return None
 
 
-def is_refused(links: list[BaseException], status: int | None) -> bool:
-    """Whether access needs credentials, or other credentials."""
+def error_of_refusal(links: list[BaseException], address: str, got: str) -> AuthenticationError | None:
+    """Error of access that needs credentials, or other credentials; None of an error and causes that are others."""
     names = {type(link).__name__ for link in links}
-    return status in (401, 403, 407) or isinstance(links[0], PermissionError) or bool(names & _CREDENTIALS)
+    is_status_of_refusal = status_of(links) in (401, 403, 407)
+    if is_status_of_refusal or isinstance(links[0], PermissionError) or names & _CREDENTIALS:
+        return AuthenticationError("AUTH004", f"access to {address} is refused", got, fix=_ACCESS)
+    return None
 
 
 def may_pass(links: list[BaseException], status: int | None) -> bool:

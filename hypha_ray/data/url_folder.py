@@ -17,12 +17,11 @@ from hypha_ray.errors import (
     line_of,
 )
 from hypha_ray.remote_errors import (
-    ACCESS,
     Cause,
     cause_of,
     chain,
     error_of_cause,
-    is_refused,
+    error_of_refusal,
     is_unknown_host,
     may_pass,
     refusal_of_url,
@@ -228,9 +227,10 @@ def explain(error: Exception, url: str, name: str, cause: Cause | None = None) -
 
 def _of_answer(links: list[BaseException], address: str, got: str) -> HyphaError:
     """Error of a server that has answered, or that can't be reached."""
+    refusal = error_of_refusal(links, address, got)
+    if refusal is not None:
+        return refusal
     status = status_of(links)
-    if is_refused(links, status):
-        return AuthenticationError("AUTH004", f"access to {address} is refused", got, fix=ACCESS)
     if isinstance(links[0], FileNotFoundError) or status in (404, 410):
         return MissingError(UNREADABLE, f"there is nothing at {address}", got, fix="check the URL")
     if any(map(is_unknown_host, links)):

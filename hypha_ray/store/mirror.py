@@ -17,14 +17,13 @@ from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
 
-from hypha_ray.errors import AuthenticationError, CheckpointError, HyphaError, TryAgainError, line_of
+from hypha_ray.errors import CheckpointError, HyphaError, TryAgainError, line_of
 from hypha_ray.files import make_private
 from hypha_ray.remote_errors import (
-    ACCESS,
     cause_of,
     chain,
     error_of_cause,
-    is_refused,
+    error_of_refusal,
     is_unknown_host,
     may_pass,
     refusal_of_url,
@@ -325,9 +324,10 @@ def _reachable(name: str, url: str) -> Iterator[None]:
 
 def _problem(links: list[BaseException], name: str, got: str) -> HyphaError:
     """The error to raise for a file of a mirror that can't be read, by an error and its causes."""
+    refusal = error_of_refusal(links, name, got)
+    if refusal is not None:
+        return refusal
     status = status_of(links)
-    if is_refused(links, status):
-        return AuthenticationError("AUTH004", f"access to {name} is refused", got, fix=ACCESS)
     if any(map(is_unknown_host, links)):
         return CheckpointError("STORE012", f"the host of {name} doesn't exist", got, fix="check the address")
     if status is None or may_pass(links, status):
