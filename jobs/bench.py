@@ -26,8 +26,6 @@ from hypha_ray.config.options import parse_options
 from hypha_ray.errors import ConfigError
 from hypha_ray.files import use_tools
 
-use_tools()
-
 Rows = dict[str, dict[str, Any]]
 """Row name to its value, the target, and the conditions."""
 
@@ -72,6 +70,7 @@ def _measured(place: str, *arguments: object) -> Rows:
 
 def main() -> None:
     """Measure, print, write."""
+    use_tools()
     arguments = parse_options(Arguments, __doc__, sys.argv[1:])
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it when it is imported, and some rows start Ray twice.
     if arguments.beside is not None and not (arguments.beside / "jobs" / "diloco.py").is_file():

@@ -22,11 +22,10 @@ from hypha_ray.config.entry_point import require_writable, run, write_result
 from hypha_ray.config.options import parse_options
 from hypha_ray.files import use_tools
 
-use_tools()
-
 
 def main() -> None:
     """Parse, do it, print and write the figures."""
+    use_tools()
     from chaoslab.options import Options
 
     options = parse_options(Options, __doc__, sys.argv[1:])

@@ -151,6 +151,7 @@ def become_worker(start: dict[str, Any], *streams: int) -> None:
     has_tools = os.environ["PYTHONPATH"].startswith(f"{TOOLS}{os.pathsep}")
     place = sys.path.index(str(ROOT))
     sys.path[place : place + 1] = [str(Path(sys.argv[0]).parent), *([TOOLS] if has_tools else [])]
+    sys.path[:] = dict.fromkeys(sys.path)  # As Python does it with its variable's folders.
     signal.pthread_sigmask(signal.SIG_SETMASK, start["blocked_signals"])
     runpy.run_path(sys.argv[0], run_name="__main__")
     sys.exit()
