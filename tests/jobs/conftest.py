@@ -38,9 +38,12 @@ def problems(run_shared_job: Jobs, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def head() -> Iterator[str]:
-    """The address of a running cluster, see `head_node`."""
+    """The address of a running cluster for all files of this folder, see `head_node`.
+
+    A file that changes what others see of it has a cluster of its own.
+    """
     with head_node() as address:
         yield address
 

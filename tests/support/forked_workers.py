@@ -38,6 +38,8 @@ OF_ONE_NODE = {"RAY_NODE_ID", "RAY_RAYLET_PID", "RAY_TMPDIR"}
 """Variables that differ from node to node, and that daemons read late."""
 OF_DAEMONS = ("ray.dashboard.head", "ray._private.runtime_env.agent.runtime_env_agent")
 MOST_BYTES = 1 << 18
+MOST_TEMPLATES = 4
+"""Of a raylet, those that forked last: a Ray that many tests share has had many jobs, most of which have ended."""
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -63,7 +65,7 @@ def workers_are_forked() -> Iterator[None]:
 
 def hand_on(server: socket.socket) -> None:
     """Send on each worker that is handed over to the template with its variables, until standard input ends."""
-    templates: dict[tuple[str, ...], socket.socket] = {}
+    templates: dict[str | None, dict[tuple[str, ...], socket.socket]] = {}
     while sys.stdin not in select.select([server, sys.stdin], [], [])[0]:
         asking, _ = server.accept()
         message, streams, _, _ = socket.recv_fds(asking, MOST_BYTES, 3)
@@ -71,11 +73,16 @@ def hand_on(server: socket.socket) -> None:
         environment, daemon = (json.loads(message)[name] for name in ("environment", "daemon"))
         read = {name for name in environment if name.startswith("RAY_")} - (OF_ONE_NODE if daemon else set())
         key = tuple(sorted(f"{name}={environment[name]}" for name in read)) + (("daemon",) if daemon else ())
+        of_raylet = templates.setdefault(None if daemon else environment["RAY_RAYLET_PID"], {})
         try:
-            socket.send_fds(templates[key], [message], streams)
+            socket.send_fds(of_raylet[key], [message], streams)
         except (KeyError, OSError):  # There is none yet, or it has ended.
-            templates[key] = new_template(environment, daemon, server, streams)
-            socket.send_fds(templates[key], [message], streams)
+            of_raylet[key] = new_template(environment, daemon, server, streams)
+            socket.send_fds(of_raylet[key], [message], streams)
+        of_raylet[key] = of_raylet.pop(key)
+        for oldest in [*of_raylet][:-MOST_TEMPLATES]:
+            with of_raylet.pop(oldest) as ended:
+                ended.shutdown(socket.SHUT_WR)  # Later templates have it open, too.
         for stream in streams:
             os.close(stream)
 
