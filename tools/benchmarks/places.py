@@ -21,7 +21,7 @@ PLACES: Final[dict[str, tuple[str, ...]]] = {
     "scheduling.market:market": ("hire", "exchange_leases", "selection_10000"),
     "scheduling.prediction:prediction": ("prediction", "prediction_bytes_up", "prediction_bytes_down"),
     "start:start": ("start", "start_first_line", "start_first_worker", "start_end"),
-    "sinks:sinks": ("all_sinks", "hanging_collector"),
+    "sinks:sinks": ("all_sinks", "hanging_collector", "hanging_collector_cpu"),
     "throughput:inner_loop": ("inner_overhead", "inner_loop_cpu", "data_wait_fraction"),
     "rl.steps:rl": (*_RL, *(f"{row}_long" for row in _RL)),
     "rl.ahead:ahead": ("rl_ahead_1", "rl_ahead_1_pass", "rl_ahead_2", "rl_ahead_2_pass"),
