@@ -127,7 +127,7 @@ class _Collector:
         self._answers.set()
         self._is_over = threading.Event()
         self._turns = [time.time()]
-        """When each phase began."""
+        """Moments at which phases began."""
         answers = self._answers
 
         class Handler(BaseHTTPRequestHandler):
@@ -135,7 +135,7 @@ class _Collector:
                 """Take an export."""
                 self.rfile.read(int(self.headers["Content-Length"]))
                 answers.wait()
-                with suppress(OSError):  # Who exports waits no longer.
+                with suppress(OSError):  # The exporter has given up.
                     self.send_response(200)
                     self.send_header("Content-Length", "0")
                     self.end_headers()
@@ -149,7 +149,7 @@ class _Collector:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def hang(self) -> None:
-        """Answer nobody until the end."""
+        """Hang until the end."""
         self._answers.clear()
 
     def _take_turns(self) -> None:
