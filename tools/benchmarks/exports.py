@@ -25,19 +25,19 @@ PARTS = 8
 
 
 class _NoLosses:
-    """Counts of losses that nobody reads."""
+    """Counts of losses, which are left uncounted."""
 
     def wait(self, reason: object, capacity: int) -> None:
-        """Count nothing."""
+        """Leave it uncounted."""
 
     def began(self) -> None:
-        """Count nothing."""
+        """Leave it uncounted."""
 
     def fail(self, reason: object) -> None:
-        """Count nothing."""
+        """Leave it uncounted."""
 
     def drop(self, calls: int = 1) -> None:
-        """Count nothing."""
+        """Leave it uncounted."""
 
 
 def main() -> None:
