@@ -45,13 +45,15 @@ def main() -> None:
     phases = Phases()
     phases.begin("reading the run")
     from hypha_ray.driver.run import Run
+    from hypha_ray.driver.trained_models.evaluation import save_snapshot
     from hypha_ray.history.find import FIX
 
     trained_run = Run(find_run(arguments.run, None, arguments.dir, FIX))
     number = trained_run.newest_snapshot if arguments.round is None else arguments.round - 1
     phases.begin("saving the model")
     release = None if arguments.compatible is None else int(arguments.compatible)
-    folder = trained_run.export(arguments.to, number, release, arguments.dtype)
+    folder = arguments.to or trained_run.model
+    save_snapshot(trained_run, folder, number, release, arguments.dtype)
     phases.end()
     rounds = trained_run.job.rounds
     of_all = f" of {rounds.update_rounds}" if rounds.counted else ""

@@ -266,6 +266,12 @@ class Job(Table):
         """Hashes of what the run began with, by the key that names it; empty before. No job file has them."""
         return self._begun_with
 
+    def saving(self, dtype: str | None) -> Job:
+        """Return the job with another dtype of saved weights; None: its own."""
+        if dtype is None:
+            return self
+        return self.model_copy(update={"checkpoint": self.checkpoint.model_copy(update={"export_dtype": dtype})})
+
     def beginning_with(self, hashes: Mapping[str, str]) -> Job:
         """The job with the hashes of what its run began with, which its actors hold theirs against."""
         job = self.model_copy()

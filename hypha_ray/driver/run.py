@@ -20,6 +20,7 @@ from hypha_ray.driver.trained_models.evaluation import (
     ModelSource,
     evaluate_on_dataset,
     find_model,
+    save_snapshot,
 )
 from hypha_ray.driver.training import (
     FLAG,
@@ -287,19 +288,9 @@ class Run:
         require_kind(or_none(PATH), folder=folder)
         require_choice((None, 4), compatible=compatible)
         require_choice((None, "float32", "bfloat16", "float16"), dtype=dtype)
-        if round is None:
-            round = self.newest_snapshot
-        self.require_snapshot(round)
         target = Path(folder or self.model)
-        from hypha_ray.driver.datasets.data_source import run_copy
-
-        source = run_copy(self.job.dataset, self._directory)
-        from hypha_ray.driver.launch import export_round
-
-        job = self.job
-        if dtype is not None:
-            job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"export_dtype": dtype})})
-        export_round(job, self._directory, source, round, target, compatible)
+        with flagless():
+            save_snapshot(self, target, self.newest_snapshot if round is None else round, compatible, dtype)
         return target
 
     def load_model(self, round: int | None = None) -> PreTrainedModel:

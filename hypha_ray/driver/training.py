@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _FLAG = re.compile(r"--([a-z][\w.-]*)")
 _COMMAND = re.compile(r"jobs/|hypha-ray ")
+_ROUND = re.compile(r"\bround ([1-9]\d*)")
 """A command in a message, whose flags stay."""
 _CALLS = ("on_round", "on_eval", "on_event")
 """Functions that each callback has."""
@@ -295,11 +296,15 @@ class _Follower:
 
 @contextmanager
 def flagless() -> Iterator[None]:
-    """Raise errors of the block with names of arguments and keys in place of flags."""
+    """Raise errors of the block with names of arguments and keys in place of flags, and rounds as Python counts."""
     try:
         yield
     except HyphaError as error:
         texts = [in_python(text) for text in (error.what, error.got, error.allowed, error.fix)]
+        named = isinstance(error, CheckpointError) and _ROUND.search(f"{error.fix} {error.what}")
+        if named:
+            number = int(named[1])
+            texts[-1] += f"; Python counts rounds from 0, so round {number} is round={number - 1}"
         if texts == [error.what, error.got, error.allowed, error.fix]:
             raise
         raise type(error)(error.code, *texts) from error

@@ -118,9 +118,21 @@ class ModelSource:
         if self.folder is not None:
             yield self.folder
             return
-        assert self.run is not None
+        assert self.run is not None and self.round is not None
         with tempfile.TemporaryDirectory() as scratch:
-            yield self.run.export(Path(scratch, "model"), self.round)
+            save_snapshot(self.run, Path(scratch, "model"), self.round)
+            yield Path(scratch, "model")
+
+
+def save_snapshot(run: Run, folder: Path, round: int, compatible: int | None = None, dtype: str | None = None) -> None:
+    """Save the weights of a run's snapshot as `Run.export` does, with errors in the words of commands."""
+    run.require_snapshot(round)
+    from hypha_ray.driver.datasets.data_source import run_copy
+    from hypha_ray.driver.launch import export_round
+
+    job = run.job.saving(dtype)
+    directory = RunDirectory(run.path)
+    export_round(job, directory, run_copy(job.dataset, directory), round, folder, compatible)
 
 
 def find_model(model: str, round: int | None = None) -> ModelSource:

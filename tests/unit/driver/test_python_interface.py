@@ -189,6 +189,33 @@ def test_round_of_a_table_is_taken_as_a_round(run: hypha_ray.Run) -> None:
         run.export(round=run.frame().index.to_numpy()[-1])
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda run, round: run.export(round=round),
+        lambda run, round: run.load_model(round),
+        lambda run, round: run.evaluate("d", round=round),
+        lambda run, round: run.generate("a", round=round),
+    ],
+)
+def test_refused_round_is_told_with_the_argument_that_python_takes(
+    run: hypha_ray.Run, use: Callable[[hypha_ray.Run, int], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run.path / "checkpoints" / "round_000002").mkdir(parents=True)
+    monkeypatch.setattr("hypha_ray.store.snapshots.newest_good", lambda folder: 2)
+    with pytest.raises(CheckpointError) as missing:
+        use(run, 3)
+    assert "no checkpoint of round 4" in missing.value.what
+    assert "newest good checkpoint: round 3" in missing.value.fix
+    assert missing.value.fix.endswith("; Python counts rounds from 0, so round 3 is round=2")
+
+
+def test_refused_round_of_a_command_is_counted_from_1_alone(run: hypha_ray.Run) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint of round 4") as missing:
+        find_model(str(run.path), 3)
+    assert "Python" not in missing.value.fix
+
+
 def test_new_records_are_those_of_complete_lines_since_the_last_call(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     new = NewRecords(path)
