@@ -30,11 +30,13 @@ class Attendance:
     Args:
         now: time of the first check.
         runs: runs that have leases already, and are to speak.
+        ttl_s: seconds of silence after which a run's leases are to be ended.
 
     """
 
-    def __init__(self, now: float, runs: Iterable[str] = ()) -> None:
+    def __init__(self, now: float, runs: Iterable[str] = (), ttl_s: float = TTL_S) -> None:
         self._checked_s = now
+        self._ttl_s = ttl_s
         self._standings: dict[str, Standing] = {}
         self._heard_s = dict.fromkeys(runs, now)
         """Time at which each run spoke last, or from which its silence counts."""
@@ -69,7 +71,7 @@ class Attendance:
             silence_s = now - heard_s
             if silence_s > SILENT_S:
                 self._standings.pop(run, None)
-            if silence_s > TTL_S:
+            if silence_s > self._ttl_s:
                 del self._heard_s[run]
                 lost.append(run)
         return lost

@@ -26,7 +26,7 @@ from hypha_ray.children import ListedActor
 from hypha_ray.config import Job
 from hypha_ray.config.value_types import CLUSTER
 from hypha_ray.market.allotment import Allotment, Holding, Order, Ruling, Standing
-from hypha_ray.market.attendance import CHECK_S, Attendance, Rulings
+from hypha_ray.market.attendance import CHECK_S, TTL_S, Attendance, Rulings
 from hypha_ray.market.cluster import LeaseEntry, cluster_nodes, lease_entries, own_node, reclaim
 from hypha_ray.market.requirements import NodeResources, worker_needs
 
@@ -43,13 +43,14 @@ class Auction(ListedActor):
 
     Args:
         order: "bid" serves the highest bid first; "fair" gives each run a share in the ratio of its bid.
+        ttl_s: seconds of silence after which a run's leases end.
 
     """
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: Order, ttl_s: float = TTL_S) -> None:
         self._order = order
         runs_with_terms = {entry.run for entry in lease_entries() if entry.agreement is not None}
-        self._attendance = Attendance(time.monotonic(), runs_with_terms)
+        self._attendance = Attendance(time.monotonic(), runs_with_terms, ttl_s)
         self._lock = Lock()
         """Guards attendance, and the runs that have spoken since the last ruling began."""
         self._new_runs = set[str]()
@@ -208,8 +209,8 @@ class AuctionClient:
         return self._refusals >= 2
 
 
-def open_auction(order: Order) -> bool:
-    """Open the auction of the cluster; False if there is one."""
+def open_auction(order: Order, ttl_s: float = TTL_S) -> bool:
+    """Open the auction of the cluster, see `Auction`; False if there is one."""
     if _auction() is not None:
         return False
     options = {
@@ -221,7 +222,7 @@ def open_auction(order: Order) -> bool:
         "get_if_exists": True,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(own_node(), soft=True),
     }
-    auction = ray.remote(Auction).options(**options).remote(order)
+    auction = ray.remote(Auction).options(**options).remote(order, ttl_s)
     ray.get(auction.ping.remote())
     return True
 

@@ -34,6 +34,8 @@ pytestmark = pytest.mark.timeout(600)
 WAIT_S = 240.0
 SOON_S = 5.0
 """Longest time until nothing is left of a run whose driver was killed, and until a new machine is taken."""
+TTL_S = 20.0
+"""Silence after which a run's leases end: a minute by default."""
 BATCH_S = 0.2
 LONG = 40
 """Rounds of a run that goes on while others come and go, and is ended then: minutes."""
@@ -42,7 +44,7 @@ LONG = 40
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[Cluster]:
     with cluster_of([{"num_cpus": 1}] * 3) as cluster:
-        assert open_auction("bid") and not open_auction("bid")
+        assert open_auction("bid", TTL_S) and not open_auction("bid")
         yield cluster
         assert close_auction() and not close_auction()
         assert overview()["runs"] is None
@@ -223,7 +225,7 @@ def seen(run: str) -> bool:
     return run in namespaces() or any(run == one["run"] for part in ("leases", "runs", "waiting") for one in told[part])
 
 
-def test_nothing_is_left_of_a_killed_driver_and_leases_of_a_stopped_one_end_after_a_minute(
+def test_nothing_is_left_of_a_killed_driver_and_leases_of_a_stopped_one_end_later(
     cluster: Cluster, corpus: Path, tmp_path: Path
 ) -> None:
     """Two workers of the killed one have two processes each, and its fourth machine is there for the time."""
@@ -238,14 +240,13 @@ def test_nothing_is_left_of_a_killed_driver_and_leases_of_a_stopped_one_end_afte
             file.write_text(resolved_toml(job), encoding="utf-8")
             return jobs.start("@", file, env={"RAY_ADDRESS": cluster.address}).pid
 
-        driver = start(bidder("stopped", 10, 1, LONG, corpus))
+        driver, killed_driver = start(bidder("stopped", 10, 1, LONG, corpus)), start(killed)
         other.until(lambda: held("stopped") > 0 and bool(quotas().get("stopped")))
+        other.until(lambda: held("killed") == 2 and len(processes_of("Member")) == 2)
+        members = processes_of("Member")
         scheduler = int(ray.get(ray.get_actor("scheduler", namespace="stopped").ping.remote()))
         for process in (driver, scheduler):
             os.kill(process, signal.SIGSTOP)
-        killed_driver = start(killed)
-        other.until(lambda: held("killed") == 2 and len(processes_of("Member")) == 2)
-        members = processes_of("Member")
         os.kill(killed_driver, signal.SIGKILL)
         other.until(lambda: not seen("killed"), SOON_S)
         assert psutil.wait_procs(members, timeout=SOON_S)[1] == []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.faults import events, survive
+from tests.support.faults import events, is_back, survive
 from tests.support.jobs import job_of, run_job
 from tests.support.plain import final_weights, furthest, joined_batches, train_plainly
 
@@ -43,7 +43,11 @@ def test_worker_killed_at_five_points_costs_no_batch_and_no_step(corpus: Path, t
         "testing": {"batch_s": 0.25},
     }
     specs = [f"{point}=kill@{hit}" for point, hit in KILLS.items()]
-    run = survive("sync-kills", corpus, tmp_path, specs, len(specs), **tables)
+
+    def back() -> bool:
+        return is_back(tmp_path / "sync-kills", 1, len(specs))
+
+    run = survive("sync-kills", corpus, tmp_path, specs, len(specs), back, **tables)
     assert [event["worker"] for event in events(run, "loss")] == [1] * len(specs)
     assert len(run.commits()[-1]["deltas"]) == 2, "it isn't back at the end"
     job = job_of("sync-kills", corpus, **tables)

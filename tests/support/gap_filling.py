@@ -19,10 +19,13 @@ TIMED = ("jobs", "cluster", "unit/bridge", "unit/rl", "unit/worker")
 """Rooms whose tests look at a clock, or start Ray."""
 COMPUTING = (
     *(f"jobs/test_{what}.py" for what in ("command_lines", "early_refusals", "looking", "plot", "prepare")),
-    *(f"unit/rl/test_{what}.py" for what in ("continuous_engine", "learner", "reward_model", "rewards")),
-    *(f"unit/worker/test_{what}.py" for what in ("flights", "loop")),
+    *(
+        f"unit/rl/test_{what}.py"
+        for what in ("continuous_engine", "learner", "reward_model", "rewards", "server_engine")
+    ),
+    *(f"unit/worker/test_{what}.py" for what in ("flights", "loop", "preferences", "torchft_agreement")),
 )
-"""Files in them whose tests do neither."""
+"""Files in them whose tests start no Ray, and look at no clock or have seconds to spare."""
 
 
 class GapFilling(LoadFileScheduling):  # type: ignore[misc] # pytest-xdist has no types for it.
@@ -42,9 +45,14 @@ class GapFilling(LoadFileScheduling):  # type: ignore[misc] # pytest-xdist has n
             super()._reschedule(node)
 
 
+def fills_gaps() -> bool:
+    """Whether this process is the filler, whose tests start no Ray."""
+    return os.environ.get("PYTEST_XDIST_WORKER") == FILLER
+
+
 def give_way() -> None:
     """Lower the priority of this process, if it is the filler."""
-    if os.environ.get("PYTEST_XDIST_WORKER") == FILLER:
+    if fills_gaps():
         os.nice(NICENESS)
 
 

@@ -289,10 +289,11 @@ def test_silent_run_is_forgotten_and_later_loses_its_leases_once() -> None:
     assert over == [(TTL_S + CHECK_S, ["x"])]
 
 
-def test_last_run_of_all_loses_its_leases_too() -> None:
-    runs = Attendance(0.0)
+@pytest.mark.parametrize(("settings", "lost_s"), [({}, TTL_S + CHECK_S), ({"ttl_s": 20.0}, 25.0)])
+def test_last_run_of_all_loses_its_leases_too(settings: dict[str, float], lost_s: float) -> None:
+    runs = Attendance(0.0, **settings)  # type: ignore[arg-type]
     runs.record(standing("x", 1, 1), 0.0)
-    assert [now for now in range(5, 100, 5) if checked(runs, now)] == [TTL_S + CHECK_S]
+    assert [now for now in range(5, 100, 5) if checked(runs, now)] == [lost_s]
 
 
 def test_hung_run_loses_its_leases_even_if_the_auction_is_a_new_one() -> None:
