@@ -82,7 +82,7 @@ class Scorer:
         self._judge: JudgeCalls | None = None
         if JUDGE in self._names:
             self._judge = JudgeCalls(rl.reward.judge, self._tasks)
-        self._evaluator = evaluator_of(rl.reward, {JUDGE: self._judge, MODEL: model})
+        self._evaluators = evaluators_of(rl.reward, {JUDGE: self._judge, MODEL: model})
         self._tokenizer = tokenizer
         self._is_chat = is_templated(tokenizer)
         self._has_environment = rl.environment is not None
@@ -111,7 +111,7 @@ class Scorer:
         texts = tuple(self._responses(prompts, responses, states))
         if episode_rewards is not None:
             texts = tuple(self._conversations(texts, responses, episode_rewards.tolist()))
-        rows = self._evaluator.rewards(texts)
+        rows = Together(self._evaluators).rewards(texts)
         rewards = np.array(rows)
         applies = np.zeros(rewards.shape, bool)
         passed = np.zeros(len(texts), bool)
@@ -159,8 +159,11 @@ class Scorer:
             if self._has_environment:
                 turn = {"role": _POLICY, "content": answer}
                 response = replace(response, conversation=(turn,), episode_reward=0.0)
-            # Each by itself: a function that fails for one of many responses ends no run.
-            self._evaluator.rewards([response])
+            for _, evaluator in self._evaluators:
+                # Each by itself: a function that fails for one of many responses ends no run.
+                evaluator.rewards([response])
+                if isinstance(evaluator, InPlace | Processes) and evaluator.takes_groups:
+                    evaluator.rewards([response] * 2)  # A single reward may be meant for all that there are.
 
     def _prompts(self, prompts: Arrays) -> list[str]:
         masks = prompts["attention_mask"].astype(bool)
@@ -217,8 +220,8 @@ class Scorer:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def evaluator_of(table: Reward, models: Mapping[str, Evaluator | None]) -> Evaluator:
-    """Return the evaluator of all functions; `models` has those of the judge and the reward model."""
+def evaluators_of(table: Reward, models: Mapping[str, Evaluator | None]) -> list[tuple[list[int], Evaluator]]:
+    """Return evaluators with the numbers of their functions; `models` has those of the judge and the reward model."""
     parts: list[tuple[list[int], Evaluator]] = []
     by_limit: dict[float | None, list[int]] = {}
     for index, name in enumerate(table.functions):
@@ -234,10 +237,7 @@ def evaluator_of(table: Reward, models: Mapping[str, Evaluator | None]) -> Evalu
             parts.append((indices, InPlace(names, table.by_task)))
         else:
             parts.append((indices, Processes(names, table.processes, limit_s, table.by_task)))
-    if len(parts) == 1:
-        [(_, only)] = parts
-        return only
-    return Together(parts)
+    return parts
 
 
 def _parts(names: Sequence[str], rows: Sequence[Sequence[float]]) -> dict[str, npt.NDArray[np.float64]]:

@@ -52,6 +52,11 @@ class InPlace:
         self._calls = Calls(names, tasks or {})
         self._failures = Failures()
 
+    @property
+    def takes_groups(self) -> bool:
+        """Whether a function takes all responses to a prompt at once."""
+        return any(signature.takes_group for signature in self._calls.signatures.values())
+
     def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
         """Return rewards as `Evaluator` says."""
         table = _Table(len(responses), len(self._names))
@@ -114,6 +119,11 @@ class Processes:
         """Signatures of the functions; None until a process has loaded them."""
         self._warned: set[str] = set()
         """Functions whose first lost reward has been logged."""
+
+    @property
+    def takes_groups(self) -> bool:
+        """Whether a function takes all responses to a prompt at once; not known before the first call."""
+        return any(signature.takes_group for signature in (self._signatures or {}).values())
 
     def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
         """Return rewards as `Evaluator` says."""

@@ -19,9 +19,9 @@ import pytest
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.rewards.calls import limit_of
-from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, Processes, check_functions
+from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, Processes, Together, check_functions
 from hypha_ray.rl.rewards.response import Response
-from hypha_ray.rl.scoring import evaluator_of
+from hypha_ray.rl.scoring import evaluators_of
 from hypha_ray.types.current_work import WorkState, current_work
 
 MODULE = """
@@ -223,7 +223,7 @@ def test_functions_of_users_run_in_another_process_unless_the_job_says_otherwise
     functions: list[str], more: dict[str, object], apart: list[str]
 ) -> None:
     table = RL.model_validate({"reward": {"functions": functions, **more}}).reward
-    (row,) = evaluator_of(table, {}).rewards(responses("1"))
+    (row,) = Together(evaluators_of(table, {})).rewards(responses("1"))
 
     found = dict(zip(functions, row, strict=True))
     elsewhere = [name for name in functions if name.endswith("pid") and found[name] != os.getpid()]

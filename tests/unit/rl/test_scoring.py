@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from hypha_ray.config.schema import Rounds
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.reward_data import pack_records
+from hypha_ray.rl.rewards.response import TrainerState
 from hypha_ray.rl.scoring import Scored, Scorer, rollout_records
 from tests.support.rl import CHARACTERS, END, PAD, prompts, tokenizer
 
@@ -44,6 +46,12 @@ def leaves(response):
 
 def broken_for_eight(response):
     return {"7=": len(response.text)}[response.prompt]
+
+def one_of_all(completions, **columns):
+    return [1.0]
+
+def each(completions, **columns):
+    return [1.0 for text in completions]
 """
 TEXTS = ["1", "12", "123", "1234"]
 """Responses: two to each of two prompts, all of them ended but the last one."""
@@ -57,6 +65,13 @@ def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own_rewards", raising=False)
+
+
+def try_functions(*functions: str, **more: Any) -> None:
+    """Try functions as a dry run does."""
+    table = {"functions": list(functions), **more}
+    rl = RL.model_validate({"reward": table, "generation": {"max_response_tokens": 5}})
+    Scorer(rl, tokenizer()).check(prompts(["7=", "89="], ["12", "123"]).arrays, TrainerState.of(Rounds(epochs=1), 0, 0))
 
 
 def score(*functions: str, weights: list[float] | None = None, **more: Any) -> Scored:
@@ -82,6 +97,16 @@ def test_texts_have_neither_prompt_nor_padding_nor_end() -> None:
     assert scored.parts["exact"].tolist() == [[0, 1], [1, 0]]
     assert scored.parts["own_rewards:length"].tolist() == [[1, 2], [3, 4]]
     assert scored.passed.tolist() == [[False, True], [True, False]]
+
+
+@pytest.mark.parametrize("deadline", [{}, {"deadline_s": "none"}])
+@pytest.mark.parametrize("others", [(), ("exact",)])
+def test_trial_finds_a_function_that_gives_one_reward_for_a_whole_group(
+    deadline: dict[str, str], others: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError, match=r"RWD001.*own_rewards:one_of_all.*it gave 1 rewards for 2 responses"):
+        try_functions("own_rewards:one_of_all", *others, **deadline)
+    try_functions("own_rewards:each", "own_rewards:length", *others, **deadline)
 
 
 def test_functions_are_weighted_and_recorded_apart() -> None:
