@@ -321,9 +321,17 @@ def habit_in_table(path: Sequence[str]) -> str | None:
 
 
 def habit_inside(path: Sequence[str]) -> str | None:
-    """The key that the last part of an unknown key means in the table where it stands; None if it means none there."""
+    """The key that the last part of an unknown key means in the table where it stands, or in one below that.
+
+    None if it means none there.
+    """
     name = path[-1].lower().replace("-", "_")
+    table = list(path[:-1])
+    below = None
     for key in HABITS.get(name, "").split():
-        if key.split(".")[:-1] == list(path[:-1]):
+        parts = key.split(".")
+        if parts[:-1] == table:
             return key
-    return None
+        if parts[: len(table)] == table:
+            below = below or key
+    return below

@@ -403,7 +403,7 @@ def score_answers(
     master = master_of({"actor": generator, "reward": reward})
     sums = validate(master.traverse, batches, rl)
     generator.close()
-    subject = type(network).__name__
+    subject = f"{type(network).__name__}  {', '.join(rl.reward.functions)}"
     if rl.environment is not None:
         subject = f"{subject}  environment {rl.environment}"
     return subject, {**means(sums), "prompts": sum(info.samples for info in infos)}

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Protocol
 
 from hypha_ray.errors import ConfigError
@@ -21,6 +22,8 @@ from hypha_ray.types.current_work import working
 
 _MOST_LOST = 8
 """Number of lost calls after which the rest of a batch isn't tried, if no response has got a reward."""
+
+_TAKES_GROUP = attrgetter("takes_group")
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +58,7 @@ class InPlace:
     @property
     def takes_groups(self) -> bool:
         """Whether a function takes all responses to a prompt at once."""
-        return any(signature.takes_group for signature in self._calls.signatures.values())
+        return any(map(_TAKES_GROUP, self._calls.signatures.values()))
 
     def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
         """Return rewards as `Evaluator` says."""
@@ -123,7 +126,7 @@ class Processes:
     @property
     def takes_groups(self) -> bool:
         """Whether a function takes all responses to a prompt at once; not known before the first call."""
-        return any(signature.takes_group for signature in (self._signatures or {}).values())
+        return any(map(_TAKES_GROUP, (self._signatures or {}).values()))
 
     def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
         """Return rewards as `Evaluator` says."""

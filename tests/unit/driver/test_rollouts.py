@@ -200,6 +200,8 @@ def test_model_of_a_run_with_an_environment_is_evaluated_as_in_the_run(problems:
         request = EvaluationRequest(str(problems), split="train", **options)
         subject, found = evaluate_on_dataset(request, ModelSource(tmp_path / "model"), lambda phase: None)
         assert ("environment echoes:Echo" in subject) == ("turns" in found)
+        functions = "environment, positions" if not options else options.get("reward", "")
+        assert subject.split("  ")[1].startswith(functions)
         return found
 
     found = figures()
