@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 
+from hypha_ray.report_schedule import SMALL_FLEET
 from hypha_ray.scheduler.messages import Outbox
 
-AT_ONCE = 64
-"""Largest fleet whose plans are corrected at every report and delta."""
 LONGEST_S = 10.0
 """Longest interval in seconds, for ten thousand workers and more."""
 CHECK_S = 1.0
@@ -34,7 +33,7 @@ class CorrectionPace:
     """Allows corrections at once in a small fleet of at most so many workers, and at intervals in a large one."""
 
     def __init__(self, workers: int) -> None:
-        self._every_s = 0.0 if workers <= AT_ONCE else min(LONGEST_S, workers / 1000)
+        self._every_s = 0.0 if workers <= SMALL_FLEET else min(LONGEST_S, workers / 1000)
         self._last_at = self._urgent_at = -math.inf
         self.overdue = False
         """Whether a correction was deferred."""

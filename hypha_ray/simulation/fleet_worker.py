@@ -147,7 +147,8 @@ class FleetWorker(SimulatedWorker):
             samples += size
             seconds += batch_s
             self._batches.append(Batch(ends_at, size, batch_s))
-            is_report_due = self._accounts.report_due((samples - self._reported) / size, seconds)
+            batches = (samples - self._reported) / size
+            is_report_due = self._accounts.report_due(seconds, batches, (target - samples) / size)
         self._spend_batch(ends_at - now, self._end_batches)
 
     def _end_batches(self) -> None:

@@ -56,8 +56,8 @@ class Surroundings(Protocol):
     def pulse_s(self) -> float:
         """Time between two signs of life."""
 
-    def report_due(self, batches: float, seconds: float) -> bool:
-        """Whether a worker reports, after so many batches and so much time since its last report."""
+    def report_due(self, seconds: float, batches: float, remaining: float) -> bool:
+        """Whether a worker reports, so long and so many batches after its last report, with so many ahead of it."""
 
     def theta_sha256(self, source: Source, version: int) -> str:
         """Hash that a worker finds of the weights of that version."""
@@ -294,7 +294,9 @@ class SimulatedWorker:
             self._samples = 0
             self._merged = False
         elif self._samples < self.plan.samples:
-            if self._world.report_due((self._samples - self._reported) / size, self._seconds):
+            batches = (self._samples - self._reported) / size
+            remaining = (self.plan.samples - self._samples) / size
+            if self._world.report_due(self._seconds, batches, remaining):
                 self._report(self.plan)
             self._train(self.plan)
         else:

@@ -22,6 +22,7 @@ from itertools import count
 from typing import Self, TypeAlias
 
 from hypha_ray.config import Job
+from hypha_ray.report_schedule import ReportSchedule
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import SchedulerCore
 from hypha_ray.scheduler.resume_point import ResumePoint
@@ -157,7 +158,7 @@ class World(ABC):
 
     def __init__(self, job: Job, clock: VirtualClock | None = None) -> None:
         self.job = job
-        self._report_interval_s = job.report_interval_s
+        self._reports = ReportSchedule.of(job)
         self._pulse_s = job.lease_s / PULSES
         self.clock = clock or VirtualClock()
         self.workers: dict[int, SimulatedWorker] = {}
@@ -346,9 +347,9 @@ class World(ABC):
         """Time between two signs of life."""
         return self._pulse_s
 
-    def report_due(self, batches: float, seconds: float) -> bool:
-        """Whether a worker reports, after so many batches and so much time since its last report."""
-        return seconds >= self._report_interval_s
+    def report_due(self, seconds: float, batches: float, remaining: float) -> bool:
+        """Whether a worker reports, so long and so many batches after its last report, with so many ahead of it."""
+        return self._reports.due(seconds, batches, remaining)
 
     def theta_sha256(self, source: Source, version: int) -> str:
         """Hash that a worker finds of the weights of that version."""

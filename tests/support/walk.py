@@ -263,7 +263,7 @@ class Walk(World):
     def pulse_s(self) -> float:
         return 1.0
 
-    def report_due(self, batches: float, seconds: float) -> bool:
+    def report_due(self, seconds: float, batches: float, remaining: float) -> bool:
         return batches >= 2
 
     def theta_sha256(self, source: Source, version: int) -> str:

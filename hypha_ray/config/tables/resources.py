@@ -151,7 +151,9 @@ class Worker(Table):
     attention: Attention = Field(
         "auto", description="implementation of attention; none: the model's own choice; auto: sdpa on a GPU"
     )
-    report_every_s: Positive = Field(1.0, description="seconds between progress reports; at least num_workers / 500")
+    report_every_s: Positive = Field(
+        1.0, description="most seconds between progress reports; at least num_workers / 500"
+    )
     lease_s: Positive = Field(
         5.0,
         description="silence after which a worker counts as dead and is replaced; at least 3 * num_workers / 500",

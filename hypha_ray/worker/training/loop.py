@@ -20,6 +20,7 @@ from hypha_ray.model.layout import layout_of
 from hypha_ray.model.task import SpecialTokens
 from hypha_ray.optim.schedules import position
 from hypha_ray.optim.step import PendingStep, Step
+from hypha_ray.report_schedule import ReportSchedule
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.traces.tracing import RoundKey, traced
 from hypha_ray.types import (
@@ -244,7 +245,7 @@ class TrainingLoop:
         """Begin a round, with random numbers that don't depend on earlier ones: so it can be repeated."""
         self._trainer.seed(self._job.run.seed, number, self._source.worker)
         self._strategy.begin()
-        return Meter(self._source, number, self._job.report_interval_s)
+        return Meter(self._source, number, ReportSchedule.of(self._job))
 
     def _train_ahead(self, plan: Plan) -> None:
         """Overlap: train on the next round's samples until the result of the last hand-over is needed."""
@@ -290,6 +291,7 @@ class TrainingLoop:
                 size += step.result().extra
         self._throttle.wait(time.monotonic() - began)
         meter.begun += size
+        meter.planned = plan.samples
         self._pending.append(PendingBatch(plan.round, meter, text, size, learning_rate, step))
         self._collect_results(MAX_PENDING_STEPS)
         failpoint("worker.step", self._source.worker)

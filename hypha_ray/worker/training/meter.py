@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hypha_ray.optim.step import Step
+from hypha_ray.report_schedule import ReportSchedule
 from hypha_ray.types import Report, Source, Sums, added
 
 
@@ -19,7 +20,9 @@ class Meter:
 
     source: Source
     round: int
-    report_every_s: float
+    schedule: ReportSchedule
+    planned: int = 0
+    """Number of samples of the worker's present plan."""
     begun: int = 0
     """Number of samples whose steps have begun."""
     batches: int = 0
@@ -86,7 +89,13 @@ class Meter:
     @property
     def due(self) -> bool:
         """Whether a report is due."""
-        return time.monotonic() - self._reported_s >= self.report_every_s
+        samples = self.samples - self._reported[1]
+        if not samples:
+            return False
+        seconds = time.monotonic() - self._reported_s
+        batches = self.batches - self._reported[0]
+        remaining = batches * (self.planned - self.samples) / samples
+        return self.schedule.due(seconds, batches, remaining)
 
     @property
     def pending(self) -> bool:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from hypha_ray.config import Job
 from hypha_ray.optim.step import Step
+from hypha_ray.report_schedule import ReportSchedule
 from hypha_ray.types import Source, Sums, means
 from hypha_ray.worker.training import meter as module
 from hypha_ray.worker.training.meter import Meter
@@ -28,7 +32,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def begun(clock: Clock) -> Meter:
-    return Meter(Source("test", 0, 0), 3, 10.0, _began_s=clock.now, _reported_s=clock.now, _timed_s=clock.now)
+    return meter_by(clock, ReportSchedule(10.0))
+
+
+def meter_by(clock: Clock, schedule: ReportSchedule) -> Meter:
+    now = clock.now
+    return Meter(Source("test", 0, 0), 3, schedule, _began_s=now, _reported_s=now, _timed_s=now)
 
 
 def step(meter: Meter, clock: Clock, seconds: float, waited_s: float = 0.0, sums: Sums | None = None) -> None:
@@ -70,6 +79,51 @@ def test_reports_are_never_later_than_the_first_batch_that_ends_after_the_interv
             report = meter.report()
             reported.append((number, report.timed_batches, report.seconds))
     assert reported == [(3, 2, 8.0), (6, 3, 12.0), (9, 3, 12.0)]
+
+
+def reported_batches(clock: Clock, schedule: ReportSchedule, planned: int, batch_s: float) -> list[int]:
+    """Batches after which a worker with so many planned batches of four samples reports before it hands over."""
+    meter = meter_by(clock, schedule)
+    meter.planned = 4 * planned
+    reported: list[int] = []
+    for number in range(1, planned):
+        step(meter, clock, batch_s)
+        if meter.due:
+            meter.report()
+            reported.append(number)
+    return reported
+
+
+def test_reports_halve_the_rest_at_the_end_of_a_plan_that_may_change(clock: Clock) -> None:
+    halving = ReportSchedule(10.0, halves_rest=True)
+    assert reported_batches(clock, ReportSchedule(10.0), 25, 1.0) == [10, 20]
+    assert reported_batches(clock, halving, 25, 1.0) == [9, 15, 19, 21, 23, 24]
+    assert reported_batches(clock, halving, 33, 0.5) == [11, 19, 24, 27, 29, 31]
+
+
+def test_a_longer_plan_puts_the_next_report_off(clock: Clock) -> None:
+    meter = meter_by(clock, ReportSchedule(10.0, halves_rest=True))
+    meter.planned = 4 * 6
+    step(meter, clock, 1.0)
+    step(meter, clock, 1.0)
+    assert meter.due
+    meter.planned = 4 * 7
+    assert not meter.due
+
+
+@pytest.mark.parametrize(
+    ("tables", "halves"),
+    [
+        ({}, True),
+        ({"resources": {"num_workers": 65}}, False),
+        ({"run": {"mode": "replay"}}, False),
+        ({"sync": {"dynamic_local_steps": False}}, False),
+        ({"sync": {"strategy": "async"}}, False),
+        ({"sync": {"strategy": "sync"}}, False),
+    ],
+)
+def test_reports_halve_the_rest_only_where_each_corrects_the_plans(tables: dict[str, Any], halves: bool) -> None:
+    assert ReportSchedule.of(Job.model_validate(tables)).halves_rest is halves
 
 
 def test_time_between_a_pause_and_the_next_batch_does_not_count(clock: Clock) -> None:
