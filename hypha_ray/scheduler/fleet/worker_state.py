@@ -198,9 +198,18 @@ class WorkerState:
             self.batch_time.observe(report.seconds / report.timed_batches, report.timed_batches)
 
     def delivered(self, delta: Delta, seconds: float, evaluated: bool) -> None:
-        """Learn how much of `seconds` weren't batches; the first round is left out, because it warms up caches."""
+        """Learn how much of `seconds` weren't batches; the first round is left out, because it warms up caches.
+
+        All of it counts as batches if none was timed, as of a slow worker with one batch a round: unknown, it would be
+        planned for as a fast one.
+        """
+        if delta.round == 0:
+            return
         batch_s = self.batch_time.mean
-        if delta.round > 0 and batch_s is not None:
+        if batch_s is None:
+            if delta.batches and not evaluated:
+                self.batch_time.observe(seconds / delta.batches)
+        else:
             self.overhead[evaluated].observe(max(0.0, seconds - delta.batches * batch_s))
 
     def rest_if_idle(self) -> None:
