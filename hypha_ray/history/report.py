@@ -7,6 +7,7 @@ of the run's own records. Long curves and lists are thinned, and the page says s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
@@ -148,6 +149,8 @@ def write_report(folder: Path, at_end: bool = False, with_hosts: bool = False) -
             file.write(content)
         draft.replace(path)
     except OSError as error:
+        with suppress(OSError):  # On a full disk a part of the page would keep the disk full.
+            draft.unlink()
         got = f"{path}: {error.strerror}"
         raise DataError("DATA044", "the report can't be written", got, fix="see to it, or name a file") from None
     return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,19 @@ def test_page_that_cannot_be_written_is_a_note_at_the_end_and_an_error_otherwise
         write_report(folder)
     (note,) = notes_of_last_report(folder)
     assert note.startswith("the report was not written: ") and "\n" not in note
+
+
+def test_page_that_fills_the_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, metrics=METRICS)
+    before = sorted(folder.iterdir())
+    usual, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, most))  # The page has megabytes.
+    try:
+        with pytest.raises(DataError, match=r"DATA044.*can't be written.*File too large"):
+            write_report(folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (usual, most))
+    assert sorted(folder.iterdir()) == before
 
 
 def test_broken_lines_are_passed_over_and_foreign_records_are_an_error(tmp_path: Path) -> None:
