@@ -177,3 +177,10 @@ def test_many_transfers_end_as_the_sum_of_their_bytes_says() -> None:
     ends = finishes(scenario, flows)
     first = min(flow[3] for flow in flows)
     assert max(ends) == pytest.approx(first + 1000 * 1_000_000 / (1000 * MBPS), rel=0.02)
+
+
+def test_transfers_over_a_link_of_a_terabit_end_late_in_a_run() -> None:
+    """Their last bytes take less time than the clock can tell."""
+    flows: list[Flow] = [(index % 2, "up", 1_903_000, 1000.1 + 0.3 * index) for index in range(200)]
+    ends = finishes(scenario_of([group_of(2, up=1e6)], [], Head()), flows)
+    assert ends == pytest.approx([flow[3] + 1_903_000 / (1e6 * MBPS) for flow in flows], abs=1e-9)
