@@ -1,6 +1,8 @@
-"""Schedule of the exchange: the fragments that a round exchanges, and the version of the weights that is due in it.
+"""Schedules that workers share with the scheduler: of the fragments and weights that a round exchanges, and of reports.
 
-Fragments take turns, so that less is on the wire at one time (Streaming DiLoCo, arXiv 2501.18512, section 2).
+Fragments take turns, so that less is on the wire at one time (Streaming DiLoCo, arXiv 2501.18512, section 2). A report
+in the middle of a round can be corrected later, one near its end can't. So intervals of reports are even at first, and
+halve the rest of the plan at its end.
 """
 
 from __future__ import annotations
@@ -9,9 +11,45 @@ import math
 
 from hypha_ray.config.schema import Job
 from hypha_ray.types import WeightsVersion
+from hypha_ray.types.data import record
 
 SETTLING = 5.0
 """Outer steps until momentum has 99 % of its final sum, in units of 1 / (1 − μ)."""
+SMALL_FLEET = 64
+"""Largest number of workers whose plans are corrected at every report."""
+LEAST_PART = 0.1
+"""Shortest time between two reports, as a part of the usual one."""
+
+
+@record(frozen=True, slots=True)
+class ReportSchedule:
+    """Intervals between two reports of a worker."""
+
+    every_s: float
+    """Longest time between two reports, up to the end of a batch."""
+    halves_rest: bool = False
+    """Whether reports come sooner at the end of a plan, since they can still change it."""
+
+    @classmethod
+    def of(cls, job: Job) -> ReportSchedule:
+        """Schedule of a job's workers."""
+        sync = job.sync
+        adapts = sync.dynamic_local_steps and sync.traits.has_barrier and not sync.traits.sends_gradients
+        is_fixed = job.run.mode == "replay"
+        return cls(job.report_interval_s, adapts and not is_fixed and job.num_workers <= SMALL_FLEET)
+
+    def due(self, seconds: float, batches: float, remaining: float) -> bool:
+        """Whether a report is due.
+
+        Args:
+            seconds: time since the last report.
+            batches: number of batches since then.
+            remaining: number of batches up to the end of the plan.
+
+        """
+        if seconds >= self.every_s:
+            return True
+        return self.halves_rest and seconds >= LEAST_PART * self.every_s and 2 * batches >= remaining
 
 
 def is_last_round(job: Job, round: int) -> bool:

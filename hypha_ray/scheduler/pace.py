@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from hypha_ray.report_schedule import SMALL_FLEET
+from hypha_ray.exchange_schedule import SMALL_FLEET
 from hypha_ray.scheduler.messages import Outbox
 
 LONGEST_S = 10.0

@@ -22,7 +22,7 @@ from itertools import count
 from typing import Self, TypeAlias
 
 from hypha_ray.config import Job
-from hypha_ray.report_schedule import ReportSchedule
+from hypha_ray.exchange_schedule import ReportSchedule
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import SchedulerCore
 from hypha_ray.scheduler.resume_point import ResumePoint

@@ -12,7 +12,7 @@ from hypha_ray.codec import Quality, encoders, payload_bytes, sends_differences
 from hypha_ray.config import Job
 from hypha_ray.config.automatic import settings_told
 from hypha_ray.errors import ConfigError
-from hypha_ray.exchange_schedule import fragments_of_round, is_last_round, version_due
+from hypha_ray.exchange_schedule import ReportSchedule, fragments_of_round, is_last_round, version_due
 from hypha_ray.failpoints import failpoint
 from hypha_ray.model.environment import take_peak_memory
 from hypha_ray.model.execution import peak_operations, resolved_job, token_operations
@@ -20,7 +20,6 @@ from hypha_ray.model.layout import layout_of
 from hypha_ray.model.task import SpecialTokens
 from hypha_ray.optim.schedules import position
 from hypha_ray.optim.step import PendingStep, Step
-from hypha_ray.report_schedule import ReportSchedule
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.traces.tracing import RoundKey, traced
 from hypha_ray.types import (

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from hypha_ray.exchange_schedule import ReportSchedule
 from hypha_ray.optim.step import Step
-from hypha_ray.report_schedule import ReportSchedule
 from hypha_ray.types import Report, Source, Sums, added
 
 
