@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 _FLAG = re.compile(r"--([a-z][\w.-]*)")
 _COMMAND = re.compile(r"jobs/|hypha-ray ")
-_ROUND = re.compile(r"\bround ([1-9]\d*)")
 """A command in a message, whose flags stay."""
+_ROUND = re.compile(r"\bround ([1-9]\d*)")
+"""A round in a message, counted from 1."""
 _CALLS = ("on_round", "on_eval", "on_event")
 """Functions that each callback has."""
 _LONGEST = 80

@@ -87,6 +87,14 @@ class Unit(NamedTuple):
     """Numbers of the responses, which are to one prompt."""
 
 
+def take_groups(signatures: Signatures) -> bool:
+    """Whether any of these functions takes all responses to a prompt at once."""
+    for signature in signatures.values():
+        if signature.takes_group:
+            return True
+    return False
+
+
 def units_of(signatures: Signatures, responses: Sequence[Response]) -> list[Unit]:
     """Divide the calls of functions on responses; those to one prompt are neighbours and share its record."""
     takes_group = [signature.takes_group for signature in signatures.values()]

@@ -9,21 +9,28 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import chain
-from operator import attrgetter
 from typing import Protocol
 
 from hypha_ray.errors import ConfigError
 from hypha_ray.plugins import is_built_in
 from hypha_ray.rl.call_process import NO_FILES, START_S
-from hypha_ray.rl.rewards.calls import Calls, Failures, Row, Signatures, Tasks, Unit, require_known, units_of
+from hypha_ray.rl.rewards.calls import (
+    Calls,
+    Failures,
+    Row,
+    Signatures,
+    Tasks,
+    Unit,
+    require_known,
+    take_groups,
+    units_of,
+)
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.rl.rewards.reward_process import RewardProcess
 from hypha_ray.types.current_work import working
 
 _MOST_LOST = 8
 """Number of lost calls after which the rest of a batch isn't tried, if no response has got a reward."""
-
-_TAKES_GROUP = attrgetter("takes_group")
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +65,7 @@ class InPlace:
     @property
     def takes_groups(self) -> bool:
         """Whether a function takes all responses to a prompt at once."""
-        return any(map(_TAKES_GROUP, self._calls.signatures.values()))
+        return take_groups(self._calls.signatures)
 
     def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
         """Return rewards as `Evaluator` says."""
@@ -126,7 +133,7 @@ class Processes:
     @property
     def takes_groups(self) -> bool:
         """Whether a function takes all responses to a prompt at once; not known before the first call."""
-        return any(map(_TAKES_GROUP, (self._signatures or {}).values()))
+        return take_groups(self._signatures or {})
 
     def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
         """Return rewards as `Evaluator` says."""
