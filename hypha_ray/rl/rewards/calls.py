@@ -89,24 +89,23 @@ class Unit(NamedTuple):
 
 def take_groups(signatures: Signatures) -> bool:
     """Whether any of these functions takes all responses to a prompt at once."""
-    for signature in signatures.values():
-        if signature.takes_group:
-            return True
-    return False
+    return any(signature.takes_group for signature in signatures.values())
 
 
 def units_of(signatures: Signatures, responses: Sequence[Response]) -> list[Unit]:
     """Divide the calls of functions on responses; those to one prompt are neighbours and share its record."""
-    takes_group = [signature.takes_group for signature in signatures.values()]
-    group_columns = tuple(column for column, takes in enumerate(takes_group) if takes)
-    other_columns = tuple(column for column, takes in enumerate(takes_group) if not takes)
+    group_columns: list[int] = []
+    other_columns: list[int] = []
+    for column, signature in enumerate(signatures.values()):
+        columns = group_columns if signature.takes_group else other_columns
+        columns.append(column)
     units: list[Unit] = []
     for _, group in groupby(range(len(responses)), lambda row: id(responses[row].data)):
         rows = tuple(group)
         if other_columns:
-            units += [Unit(other_columns, (row,)) for row in rows]
+            units += [Unit(tuple(other_columns), (row,)) for row in rows]
         if group_columns:
-            units.append(Unit(group_columns, rows))
+            units.append(Unit(tuple(group_columns), rows))
     return units
 
 
