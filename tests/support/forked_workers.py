@@ -41,7 +41,7 @@ OF_ONE_NODE = {"RAY_NODE_ID", "RAY_RAYLET_PID", "RAY_TMPDIR"}
 OF_DAEMONS = ("ray.dashboard.head", "ray._private.runtime_env.agent.runtime_env_agent")
 MOST_BYTES = 1 << 18
 MOST_TEMPLATES = 4
-"""Most templates of a raylet, those that forked last: a Ray that many tests share has had many jobs, which have ended."""
+"""Most templates of a raylet, the latest ones: a Ray that many tests share has had many jobs, which have ended."""
 
 
 @pytest.fixture(scope="package", autouse=True)
