@@ -127,10 +127,11 @@ def seconds_of(duration: str) -> float | None:
 
 
 def duration(text: str) -> str:
-    """Check a time with its unit."""
+    """Check a time, and give it a unit: a number alone is seconds."""
     if seconds_of(text) is None:
         raise ValueError("a time above 0 in s, min, h or d, such as 6h")
-    return text
+    given = text.strip()
+    return given if given[-1].isalpha() else f"{given}s"
 
 
 class Table(BaseModel):

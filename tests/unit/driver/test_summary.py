@@ -449,6 +449,8 @@ def test_goal_stands_beside_the_time_that_was_measured_without_one(tmp_path: Pat
     assert late["goal"] == f"{too_early}; at most 2.5 for all leases"
     early = facts_of(small_job(source.folder, goal={"by": "1h"}, **second), source)
     assert early["goal"] == "done 1h after the first start"
+    bare = facts_of(small_job(source.folder, goal={"by": "3600"}, **second), source)
+    assert bare["goal"] == "done 3600s after the first start"
 
 
 def test_runs_with_a_goal_show_no_pace(tmp_path: Path) -> None:
