@@ -1,5 +1,6 @@
 """The report of an interrupted job: how far it is, where it is, and the command that goes on."""
 
+import os
 import shlex
 import shutil
 import signal
@@ -17,6 +18,7 @@ from hypha_ray.store.directory import RunDirectory
 from tests.support.store_bench import ask
 
 COMMAND = ["python", "jobs/diloco.py", "@", "my job.toml", "--run.name", "a"]
+ROOT = Path(__file__).parents[3]
 PASTED = "python jobs/diloco.py @ 'my job.toml' --run.name a"
 
 
@@ -91,10 +93,16 @@ def test_other_ends_are_no_interruption(tmp_path: Path, capsys: pytest.CaptureFi
 def test_command_interrupted_while_it_loads_says_where_the_run_will_be(
     tmp_path: Path, sent: signal.Signals, status: int
 ) -> None:
+    """Loading takes long because of a library that does: on a fast machine it would end before it is said."""
     (tmp_path / "data").mkdir()
+    slow = tmp_path / "slow"
+    slow.mkdir()
+    (slow / "ray.py").write_text("import time\ntime.sleep(60)\n")
     words = ["jobs/diloco.py", "--model.repository", "x", "--dataset.path", str(tmp_path / "data"), "--run.dir"]
     command = [sys.executable, *words, str(tmp_path / "my runs"), "--run.name", "a"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    environment = {**os.environ, "PYTHONPATH": f"{slow}{os.pathsep}{ROOT}"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stderr is not None
         assert any(line.endswith("] loading libraries\n") for line in process.stderr)
         process.send_signal(sent)
