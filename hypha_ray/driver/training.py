@@ -302,9 +302,9 @@ def flagless() -> Iterator[None]:
         yield
     except HyphaError as error:
         texts = [in_python(text) for text in (error.what, error.got, error.allowed, error.fix)]
-        named = isinstance(error, CheckpointError) and _ROUND.search(f"{error.fix} {error.what}")
-        if named:
-            number = int(named[1])
+        round_named = isinstance(error, CheckpointError) and _ROUND.search(f"{error.fix} {error.what}")
+        if round_named:
+            number = int(round_named[1])
             texts[-1] += f"; Python counts rounds from 0, so round {number} is round={number - 1}"
         if texts == [error.what, error.got, error.allowed, error.fix]:
             raise

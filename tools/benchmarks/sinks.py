@@ -95,10 +95,13 @@ def _rounds(dataset: Path, run: Path, names: list[str], url: str, rounds: int) -
     words = ["@", "jobs/configs/tiny.toml", "--dataset.path", str(dataset), "--rounds.update_rounds", str(rounds)]
     words += ["--run.dir", str(run.parent), "--run.name", run.name, "--telemetry.plots", "false"]
     command = [sys.executable, "jobs/diloco.py", *words, "--telemetry.sinks", ",".join(names)]
-    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_METRIC_EXPORT_INTERVAL": "1000", "PYTHONPATH": str(HERE)}
-    environment = {**os.environ, **variables, "RAY_ADDRESS": ""}
-    run_command(command, environment)
+    run_command(command, {**_environment(url), "PYTHONPATH": str(HERE), "RAY_ADDRESS": ""})
     return read_jsonl(run / METRICS, ["round"])[_FIRST_ROUNDS:]
+
+
+def _environment(url: str) -> dict[str, str]:
+    """Variables of a process that exports to this collector every second."""
+    return {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_METRIC_EXPORT_INTERVAL": "1000"}
 
 
 def _export_cpu_s(records: Path, hangs: bool) -> float:
@@ -106,8 +109,7 @@ def _export_cpu_s(records: Path, hangs: bool) -> float:
     with _Collector() as collector:
         if hangs:
             collector.hang()
-        variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_METRIC_EXPORT_INTERVAL": "1000"}
-        environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE / "tools")])}
+        environment = {**_environment(collector.url), "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE / "tools")])}
         command = [sys.executable, "-m", "benchmarks.exports", str(records)]
         return float(subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout)
 
@@ -126,7 +128,7 @@ class _Collector:
         self._answers = threading.Event()
         self._answers.set()
         self._is_over = threading.Event()
-        self._turns = [time.time()]
+        self._phase_starts = [time.time()]
         """Moments at which phases began."""
         answers = self._answers
 
@@ -158,7 +160,7 @@ class _Collector:
                 self._answers.clear()
             else:
                 self._answers.set()
-            self._turns.append(time.time())
+            self._phase_starts.append(time.time())
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -178,7 +180,7 @@ class _Collector:
         within = []
         for record in records:
             end = datetime.fromisoformat(record["wall_time"]).timestamp()
-            first, last = (bisect(self._turns, moment) for moment in (end - float(record["time_s"]), end))
+            first, last = (bisect(self._phase_starts, moment) for moment in (end - float(record["time_s"]), end))
             if first == last and (first % 2 == 0) == hanging:
                 within.append(record)
         return within
