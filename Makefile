@@ -30,7 +30,7 @@ demo: setup         ## prepare data, start Ray here, submit a small training job
 
 check: setup        ## lint, and the tests that start no Ray and take seconds
 	$(MAKE) lint
-	python -m pytest tests/unit -m 'not slow' -n 2 --dist loadfile
+	python -m pytest tests/unit -m 'not slow' -n 3 --dist loadfile
 
 test: setup         ## run the whole test suite, two files at a time and a third in their gaps
 	python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
