@@ -83,7 +83,7 @@ def posts() -> Iterator[list[dict[str, Any]]]:
             """Say nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, pytest.MonkeyPatch.context() as patch:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         patch.setenv(HOOK, f"http://127.0.0.1:{server.server_port}/alerts")
         yield received

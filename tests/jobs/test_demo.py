@@ -76,7 +76,7 @@ if sys.argv[1] == "start":
             self.send_response(200)
             self.end_headers()
     server = http.server.HTTPServer(("127.0.0.1", port), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     (here / "pid").write_text(str(os.getpid()))
     def end(*_):
         print("Traceback (most recent call last):\\n  a frame\\nRuntimeError: Timed out waiting for node info.")

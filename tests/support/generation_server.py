@@ -154,7 +154,7 @@ def serving(generation: Generation, port: int = 0) -> Iterator[http.server.Threa
             """Stay silent."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         yield server
         server.shutdown()

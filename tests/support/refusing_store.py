@@ -115,7 +115,7 @@ def refusing_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     handler = type("Handler", (_Handler,), {"store": store})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         store.port = server.server_port
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         environment = {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{store.port}",

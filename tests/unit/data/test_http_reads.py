@@ -55,7 +55,7 @@ def serving(answer: Answer) -> Iterator[Server]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
         made.daemon_threads = True
         server = Server(f"http://127.0.0.1:{made.server_port}")
-        thread = threading.Thread(target=made.serve_forever, daemon=True)
+        thread = threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         yield server
         made.shutdown()
