@@ -1,9 +1,9 @@
 """Ray's processes in Python, forked from one that has loaded their libraries: a start takes no seconds.
 
 A raylet starts a worker as always. `at_start/sitecustomize.py` hands the new process's command line, environment and
-streams over to a process that has loaded torch and transformers. That one forks a *template* for each job of a raylet,
-which loads Ray with the variables of these workers, since Ray reads them as it is loaded. The template forks a process
-for each worker, which runs Ray's script as it is. Dashboards and agents have one template for all nodes.
+streams over to a process that has loaded torch and transformers. That one forks a *template* for all workers whose
+variables of Ray are alike but for their job and node; it loads Ray, which reads them. The template forks a process for
+each worker, which has Ray read them again and runs Ray's script as it is. Dashboards and agents have another.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from __future__ import annotations
 import json
 import os
 import pkgutil
-import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -27,6 +26,7 @@ from typing import Any, NoReturn
 import pytest
 
 from tests.support.gap_filling import fills_gaps
+from tests.support.ray_settings import reader
 
 AT_START = Path(__file__).parent / "at_start"
 ROOT = Path(__file__).parents[2]
@@ -36,12 +36,12 @@ NETWORK = Path("/proc/self/ns/net")
 """The network that a process is in: a fork stays in that of its parent."""
 OF_SKLEARN = {"KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE"}
 """Variables that scikit-learn sets as it is loaded, at whatever time: a fork is for the same variables alone."""
-OF_ONE_NODE = {"RAY_NODE_ID", "RAY_RAYLET_PID", "RAY_TMPDIR"}
-"""Variables that differ from node to node, and that daemons read late."""
+OF_ONE_JOB = {"RAY_JOB_ID", "RAY_NODE_ID", "RAY_RAYLET_PID", "RAY_TMPDIR"}
+"""Variables that differ from job to job or node to node: daemons read them late, workers again."""
 OF_DAEMONS = ("ray.dashboard.head", "ray._private.runtime_env.agent.runtime_env_agent")
 MOST_BYTES = 1 << 18
-MOST_TEMPLATES = 4
-"""Most templates of a raylet, the latest ones: a Ray that many tests share has had many jobs, which have ended."""
+MOST_TEMPLATES = 6
+"""Most templates, those used last: each has the memory of all libraries."""
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -70,48 +70,46 @@ def workers_are_forked() -> Iterator[None]:
 
 def hand_on(server: socket.socket) -> None:
     """Send on each worker that is handed over to the template with its variables, until standard input ends."""
-    templates: dict[str | None, dict[tuple[str, ...], socket.socket]] = {}
+    templates: dict[tuple[str, ...], socket.socket] = {}
     while sys.stdin not in select.select([server, sys.stdin], [], [])[0]:
         asking, _ = server.accept()
         message, streams, _, _ = socket.recv_fds(asking, MOST_BYTES, 3)
         streams.append(asking.detach())
         environment, daemon = (json.loads(message)[name] for name in ("environment", "daemon"))
-        read = {name for name in environment if name.startswith("RAY_")} - (OF_ONE_NODE if daemon else set())
+        read = {name for name in environment if name.startswith("RAY_")} - OF_ONE_JOB
         key = tuple(sorted(f"{name}={environment[name]}" for name in read)) + (("daemon",) if daemon else ())
-        of_raylet = templates.setdefault(None if daemon else environment["RAY_RAYLET_PID"], {})
         try:
-            socket.send_fds(of_raylet[key], [message], streams)
+            socket.send_fds(templates[key], [message], streams)
         except (KeyError, OSError):  # There is none yet, or it has ended.
-            of_raylet[key] = new_template(environment, daemon, server, streams)
-            socket.send_fds(of_raylet[key], [message], streams)
-        of_raylet[key] = of_raylet.pop(key)
-        for oldest in [*of_raylet][:-MOST_TEMPLATES]:
-            with of_raylet.pop(oldest) as ended:
-                ended.shutdown(socket.SHUT_WR)  # Later templates have it open, too.
+            templates[key] = new_template(environment, daemon, [server, *templates.values()], streams)
+            socket.send_fds(templates[key], [message], streams)
+        templates[key] = templates.pop(key)
+        for oldest in [*templates][:-MOST_TEMPLATES]:
+            templates.pop(oldest).close()
         for stream in streams:
             os.close(stream)
 
 
 def new_template(
-    environment: dict[str, str], daemons: bool, server: socket.socket, streams: list[int]
+    environment: dict[str, str], daemons: bool, unused: list[socket.socket], streams: list[int]
 ) -> socket.socket:
-    """Fork a process that loads Ray with these variables, and has neither the server nor the streams open.
+    """Fork a process that loads Ray with these variables, and has neither unused sockets nor the streams open.
 
     Returns the socket that takes the starts of its workers, or of daemons.
     """
     own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
-        server.close()
-        own.close()
+        for other in (own, *unused):
+            other.close()
         for stream in streams:
             os.close(stream)
         os.environ.clear()
         os.environ.update(environment)
         if daemons:
             load_daemons()
-            fork_workers(its, None)
-        import_module("tests.support.libraries_with_ray")
-        fork_workers(its, os.pidfd_open(int(environment["RAY_RAYLET_PID"])))
+        else:
+            import_module("tests.support.libraries_with_ray")
+        fork_workers(its)
     its.close()
     return own
 
@@ -125,32 +123,30 @@ def load_daemons() -> None:
         import_module(name)
 
 
-def fork_workers(starts: socket.socket, raylet: int | None) -> NoReturn:
-    """Fork for each process whose start comes, until the raylet or the process that hands on has ended."""
-    ends = [] if raylet is None else [raylet]
-    while not set(ends).intersection(select.select([starts, *ends], [], [])[0]):
+def fork_workers(starts: socket.socket) -> NoReturn:
+    """Fork for each process whose start comes, until nobody can send one."""
+    read_settings = reader()
+    while True:
         message, streams, _, _ = socket.recv_fds(starts, MOST_BYTES, 4)
         if not message:
-            break
+            os._exit(0)
         if os.fork() == 0:
             starts.close()
-            for end in ends:
-                os.close(end)
-            become_worker(json.loads(message), *streams)
+            become_worker(json.loads(message), read_settings, *streams)
         for stream in streams:
             os.close(stream)
-    os._exit(0)
 
 
-def become_worker(start: dict[str, Any], *streams: int) -> None:
+def become_worker(start: dict[str, Any], read_settings: Callable[[], None], *streams: int) -> NoReturn:
     """Run Ray's script in this process as if it had been started by the raylet.
 
     Args:
         start: what the process that was handed over has, see `at_start/sitecustomize.py`.
+        read_settings: has Ray take its settings from the variables that this process has then.
         streams: its standard streams, and a connection to it.
 
     """
-    from hypha_ray.driver.local_ray.fork_server import take_place
+    from hypha_ray.driver.local_ray.fork_server import run_to_end, take_place
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     *standard, connection = streams
@@ -159,14 +155,14 @@ def become_worker(start: dict[str, Any], *streams: int) -> None:
     else:
         os.close(connection)
     take_place(start, standard)
+    read_settings()
     sys.argv = start["command"]
     has_tools = os.environ["PYTHONPATH"].startswith(f"{TOOLS}{os.pathsep}")
     place = sys.path.index(str(ROOT))
     sys.path[place : place + 1] = [str(Path(sys.argv[0]).parent), *([TOOLS] if has_tools else [])]
     sys.path[:] = dict.fromkeys(sys.path)  # As Python does it with its variable's folders.
     signal.pthread_sigmask(signal.SIG_SETMASK, start["blocked_signals"])
-    runpy.run_path(sys.argv[0], run_name="__main__")
-    sys.exit()
+    run_to_end(sys.argv[0])
 
 
 def end_with(other: socket.socket) -> NoReturn:

@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -179,12 +180,19 @@ def _become_worker(start: dict[str, Any], streams: list[int]) -> NoReturn:
     sys.stdout = sys.__stdout__
     sys.stderr = sys.__stderr__
     signal.pthread_sigmask(signal.SIG_SETMASK, start["blocked_signals"])
+    run_to_end(sys.argv[0])
+
+
+def run_to_end(script: str) -> NoReturn:
+    """Run a script in this process, and end it without taking apart what is loaded: that takes as long as loading it."""
     code = 1
     try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        runpy.run_path(script, run_name="__main__")
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
     finally:
         _run_exit_functions()
         os._exit(code)
