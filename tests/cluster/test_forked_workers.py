@@ -28,6 +28,8 @@ class Mirror:
         process = Path("/proc/self")
         return {
             "parent": Path(f"/proc/{os.getppid()}/cmdline").read_text(),
+            "of_job": (os.environ["RAY_RAYLET_PID"], ray.get_runtime_context().get_job_id()),
+            "template": os.getppid(),
             "random": (float(np.random.random()), ray.NodeID.from_random().hex()),
             "alike": {
                 "arguments": [argument.partition("=")[0] for argument in sys.argv],
@@ -54,13 +56,18 @@ def mirrors() -> list[dict[str, Any]]:
 
 
 def test_forked_workers_are_like_those_that_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their PYTHONPATH is that of a campaign against a job, which has a folder more than the variable had at first."""
+    """Their PYTHONPATH is that of a campaign against a job, which has a folder more than the variable had at first.
+
+    Workers of two Rays are forked from one process.
+    """
     monkeypatch.setenv("PYTHONPATH", TOOLS, prepend=os.pathsep)
-    forked = mirrors()
+    forked = [*mirrors(), *mirrors()]
     monkeypatch.delenv("TEST_FORKS")
     started = mirrors()
     assert all("forked_workers" in worker["parent"] for worker in forked)
     assert not any("forked_workers" in worker["parent"] for worker in started)
-    for one, other in zip(forked, started, strict=True):
-        assert one["alike"] == other["alike"]
-    assert all(one != other for one, other in zip(forked[0]["random"], forked[1]["random"], strict=True))
+    for one in forked:
+        assert one["alike"] == started[0]["alike"] == started[1]["alike"]
+    assert len({worker["template"] for worker in forked}) == 1
+    assert forked[0]["of_job"] == forked[1]["of_job"] != forked[2]["of_job"] == forked[3]["of_job"]
+    assert all(len(set(numbers)) == 4 for numbers in zip(*(worker["random"] for worker in forked), strict=True))
