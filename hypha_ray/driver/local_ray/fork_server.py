@@ -184,7 +184,7 @@ def _become_worker(start: dict[str, Any], streams: list[int]) -> NoReturn:
 
 
 def run_to_end(script: str) -> NoReturn:
-    """Run a script in this process, and end it without taking apart what is loaded: that takes as long as loading it."""
+    """Run a script in this process, and end it without taking apart what is loaded: that takes a quarter second."""
     code = 1
     try:
         runpy.run_path(script, run_name="__main__")
