@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hypha_ray.config.aliases import CONTAINERS, IGNORED, canonical, habit, habit_in_table, habit_inside
-from hypha_ray.config.document import OTHER_FILES, Document, check, parse
+from hypha_ray.config.document import OTHER_FILES, Document, check, parse_unchecked
 from hypha_ray.config.keys import (
     EACH,
     Key,
@@ -282,11 +282,12 @@ def _element(key: Key, text: str, location: str) -> Any:
 def _literal(text: str, location: str) -> Any:
     """The TOML value that a text denotes, or the text itself."""
     try:
-        table = parse(f"value = {text}", location)
+        table = parse_unchecked(f"value = {text}", location)
     except ConfigError as error:
         if error.code == "CFG005":
             return text
         raise
+    check(table, location)
     return table["value"] if len(table) == 1 else text
 
 

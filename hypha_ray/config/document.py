@@ -49,14 +49,7 @@ class Document:
 
     def location(self, path: Sequence[str]) -> str:
         """``FILE:LINE`` of the key, or of the table or value that contains it."""
-        depth = 0
-        location = self.file
-        for line, entry in _entries(self.text):
-            common = _common_length(path, entry)
-            if common > depth:
-                depth = common
-                location = f"{self.file}:{line}"
-        return location
+        return _location_in(self.text, self.file, path)
 
 
 def read(file: str) -> Document:
@@ -86,22 +79,27 @@ def read(file: str) -> Document:
 
 
 def parse(text: str, location: str) -> dict[str, Any]:
-    """Parse TOML; `location` is that of the text in error messages.
+    """Parse the TOML of a file; `location` is that of the text in error messages.
 
     Raises:
         ConfigError: CFG005 for its syntax, and the errors of `check`.
 
     """
+    table = parse_unchecked(text, location)
+    check(table, location, text)
+    return table
+
+
+def parse_unchecked(text: str, location: str) -> dict[str, Any]:
+    """Parse TOML, without the errors of `check`."""
     if _LONG_NAME.search(text):
         raise _too_deep(location)
     try:
-        table = tomllib.loads(text)
+        return tomllib.loads(text)
     except RecursionError:
         raise _too_deep(location) from None
     except ValueError as error:
         raise _bad_syntax(text, location, str(error)) from None
-    check(table, location)
-    return table
 
 
 def _of_another_tool(text: str, file: str) -> ConfigError:
@@ -147,30 +145,35 @@ def _no_such_name(file: str) -> ConfigError:
     return ConfigError("CFG015", problem, "No such file or directory", allowed, fix)
 
 
-def check(table: dict[str, Any], location: str) -> None:
+def check(table: dict[str, Any], location: str, text: str = "") -> None:
     """Refuse valid TOML that no job file needs.
+
+    Args:
+        table: the content.
+        location: location of it all in error messages.
+        text: text of the file; empty if the location is more exact than a line.
 
     Raises:
         ConfigError: CFG006 too deep, CFG007 a text that no file can contain, CFG003 an integer beyond 64 bits.
 
     """
-    values: list[tuple[object, int]] = [(table, 0)]
-    """Values to check, with their depths."""
+    values: list[tuple[object, KeyPath]] = [(table, ())]
+    """Values to check, with their keys."""
     while values:
-        value, depth = values.pop()
-        if depth > MAX_DEPTH:
+        value, path = values.pop()
+        if len(path) > MAX_DEPTH:
             raise _too_deep(location)
         if isinstance(value, dict):
             for name, child in value.items():
-                values.append((name, depth + 1))
-                values.append((child, depth + 1))
+                values.append((name, (*path, name)))
+                values.append((child, (*path, name)))
         elif isinstance(value, list):
-            values.extend((child, depth + 1) for child in value)
+            values.extend((child, (*path, str(number))) for number, child in enumerate(value))
         elif isinstance(value, str) and ("\0" in value or value.encode(errors="ignore").decode() != value):
-            raise _unreadable(location, "a text with NUL or half a surrogate pair")
+            raise _unreadable(_location_in(text, location, path), "a text with NUL or half a surrogate pair")
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-            problem = f"{location}: an integer is out of range"
-            raise ConfigError("CFG003", problem, "more", "64 bits", "use a smaller one")
+            key = f"{_location_in(text, location, path)}: {dotted(path)}" if text else f"{location}: an integer"
+            raise ConfigError("CFG003", f"{key} is out of range", "more", "64 bits", "use a smaller one")
 
 
 def _unreadable(location: str, got: str) -> ConfigError:
@@ -212,6 +215,18 @@ def _entries(text: str) -> Iterator[tuple[int, KeyPath]]:
         elif match := _ENTRY.match(line):
             entry = header + _parts(match[1])
             yield number, entry
+
+
+def _location_in(text: str, file: str, path: Sequence[str]) -> str:
+    """``FILE:LINE`` of a key in the text of a file, or of the table or value that contains it."""
+    depth = 0
+    location = file
+    for line, entry in _entries(text):
+        common = _common_length(path, entry)
+        if common > depth:
+            depth = common
+            location = f"{file}:{line}"
+    return location
 
 
 def _numbered(name: KeyPath, lengths: Mapping[KeyPath, int]) -> KeyPath:

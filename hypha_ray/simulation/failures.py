@@ -17,17 +17,21 @@ import csv
 import json
 import math
 import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hypha_ray.config.keys import shown
 from hypha_ray.errors import ConfigError
 from hypha_ray.simulation.machines import Machine, dice_of
 from hypha_ray.simulation.scenario import Diurnal, Failures, MachineGroup, Scenario
+
+if TYPE_CHECKING:
+    from _csv import Reader as _CsvReader
 
 EVENTS: Final = ("join", "leave", "kill", "hang", "preempt", "partition")
 """Events of a trace: `leave` is at once and for good until `join`, the others are those of `failures`."""
@@ -75,21 +79,29 @@ def read_trace(path: Path, count: int) -> list[TraceEvent]:
 def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Rows below the line of names, with their lines; numbers are read as such."""
     reader = csv.reader(text.splitlines())
-    names = [name.strip() for name in next(reader, [])]
+    rows = _filled_rows(reader, path)
+    names = [name.strip() for name in next(rows, [])]
     if names and not set(names) & set(FIELDS):
         problem = f"{path}:{reader.line_num} has no names of columns"
         raise ConfigError("CFG012", problem, shown(",".join(names)[:40]), ",".join(FIELDS), "begin with that line")
     if names:
         _check_names(names, f"{path}:{reader.line_num}")
-    for values in reader:
-        if not values:
-            continue
+    for values in rows:
         if len(values) != len(names):
             problem = f"{path}:{reader.line_num} has another number of fields than the first line"
             raise ConfigError(
                 "CFG003", problem, str(len(values)), str(len(names)), "give each line a field for each name"
             )
         yield reader.line_num, dict(zip(names, map(_number, values), strict=True))
+
+
+def _filled_rows(reader: _CsvReader, path: Path) -> Iterator[list[str]]:
+    """Rows that aren't empty."""
+    try:
+        yield from filter(None, reader)
+    except csv.Error as error:
+        problem = f"{path}:{reader.line_num} is no line of CSV"
+        raise ConfigError("CFG005", problem, str(error), fix=f"write {','.join(FIELDS)}") from None
 
 
 def _number(text: Any) -> Any:
@@ -123,7 +135,7 @@ def _event(fields: dict[str, Any], location: str, count: int) -> TraceEvent:
     at_s = fields["at_s"]
     machine = fields["machine"]
     kind = fields["event"]
-    if not isinstance(at_s, int | float) or isinstance(at_s, bool) or not 0 <= at_s < float("inf"):
+    if not isinstance(at_s, int | float) or isinstance(at_s, bool) or not 0 <= at_s <= sys.float_info.max:
         raise ConfigError(
             "CFG003", f"{location}: at_s is out of range", shown(at_s), "seconds, 0 or more", "write such a number"
         )

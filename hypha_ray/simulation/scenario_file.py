@@ -116,8 +116,8 @@ def _swept_keys(names: str) -> tuple[KeyPath, ...]:
 
 
 def _leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    """Values that aren't tables, with their paths."""
-    if isinstance(value, dict):
+    """Values that aren't tables, with their paths; a table without keys is one, unless it is the whole."""
+    if isinstance(value, dict) and (value or not path):
         for name, child in value.items():
             yield from _leaves(child, (*path, name))
     else:

@@ -227,8 +227,13 @@ IN_FILES = [
     ("[run]\nname = ''", "CFG003", "got ''"),
     ("[run]\nname = '..'", "CFG003", "got '..'"),
     ("[scheduler]\nstatus_bridge = '0.0.0.0'", "CFG003", "job.toml:2: telemetry.status_bridge is out of range"),
-    ("[run]\nseed = 9223372036854775808", "CFG003", "allowed 64 bits"),
+    ("[run]\nseed = 9223372036854775808", "CFG003", "job.toml:2: run.seed is out of range — got more, allowed 64 bits"),
     ("[run]\nseed = 0x" + "f" * 5000, "CFG003", "allowed 64 bits"),
+    (
+        "[[workers]]\nmemory_gb = 1\n[[workers]]\nprices = [1, 9223372036854775808]",
+        "CFG003",
+        "job.toml:4: workers.1.prices.1 is",
+    ),
     ("[testing]\nslowdown = [0.5]", "CFG003", "got 0.5"),
     # TOML that isn't, and what stands twice.
     ("[run]\nseed = 1\n[rounds]\n[run]\nname = 'x'", "CFG005", "job.toml:4: run is declared twice, on lines 1 and 4"),
@@ -257,7 +262,7 @@ IN_FILES = [
     (b"[run]\nname = '\xe9'", "CFG007", "byte 0xe9 at offset 14"),
     (b"[run]\nname = 'a\0b'", "CFG007", "byte 0x00 at offset 15"),
     (b"# \0", "CFG007", "byte 0x00 at offset 2"),
-    ('dataset.path = "a\\u0000b"', "CFG007", "job.toml"),
+    ('\ndataset.path = "a\\u0000b"', "CFG007", "job.toml:2 is not UTF-8 text without NUL"),
     ('[model.config]\n"a\\u0000b" = 1', "CFG007", "job.toml"),
     # Keys that exclude each other.
     ("[model]\nrepository = 'a/b'\nconfig = {model_type = 'llama'}", "CFG011", "job.toml:2: model.repository and job"),
@@ -309,7 +314,7 @@ IN_FLAGS = [
     (["--telemetry.sinks", "jsonl,comet"], "CFG003", "got 'comet'"),
     (["--resources.num_workers", "3", "--resources.min_workers", "4"], "CFG003", "--resources.min_workers is more th"),
     (["--sync.quorum", "9"], "CFG003", "up to 2"),
-    (["--run.seed", "9" * 30], "CFG003", "allowed 64 bits"),
+    (["--run.seed", "9" * 30], "CFG003", "--run.seed: an integer is out of range — got more, allowed 64 bits"),
     (["--model.config.x", "[" * 5000], "CFG006", "--model.config.x is nested too deep"),
     (["--model.config" + ".a" * 50_000, "1"], "CFG006", "too deep"),
     (["--run.name", "a\0b"], "CFG007", "--run.name"),

@@ -35,6 +35,7 @@ def line_of(text: str, part: str) -> int:
         ("price = 3.6", "price = 3.6\nfailures = { every_h = 1, kinds = {} }", "CFG003", ["failures.kinds"]),
         ("price = 3.6", 'price = 3.6\navailable = "t"\ndiurnal = { least = 1 }', "CFG011", ["available", "diurnal"]),
         ("parameters = 1.0e6", "parameters = 1.5", "CFG002", ["model.parameters", "1.5", "integer"]),
+        ("count = 2", "count = 9223372036854775808", "CFG003", ["machines.0.count", "allowed 64 bits"]),
         ("up_mbps = 32", 'up_mbps = "100mbit"', "CFG002", ["machines.0.up_mbps", "'100mbit'", "without a unit"]),
     ],
 )
@@ -147,7 +148,7 @@ def test_machines_in_one_table_are_asked_for_as_a_list(tmp_path: Path) -> None:
         read_text(tmp_path, EXACT.replace("[[machines]]", "[machines]"))
 
 
-@pytest.mark.parametrize(("values", "code"), [("2", "CFG002"), ("[]", "CFG003")])
+@pytest.mark.parametrize(("values", "code"), [("2", "CFG002"), ("[]", "CFG003"), ("{}", "CFG002")])
 def test_sweep_takes_lists_with_values(tmp_path: Path, values: str, code: str) -> None:
     with pytest.raises(ConfigError) as raised:
         read_text(tmp_path, EXACT + f"[sweep]\nseed = {values}\n")

@@ -45,6 +45,9 @@ def test_json_lines_and_csv_say_the_same(tmp_path: Path) -> None:
         ("at_s,machine,event\n1,0,kill,4\n", 2, "got 4, allowed 3"),
         ("at_s,machine,event\n1,0\n", 2, "got 2, allowed 3"),
         ("at_s,at_s,machine,event\n1,2,0,kill\n", 1, "at_s stands there twice"),
+        (f"at_s,machine,event\n{'9' * 400},0,kill\n", 2, "at_s is out of range"),
+        (f"at_s,machine,event\n{'9' * 200_000},0,kill\n", 2, "is no line of CSV"),
+        ("\n\nat_s,machine,event\n\n1,0,kil\n", 5, "did you mean kill?"),
     ],
 )
 def test_mistake_in_a_trace_is_named_with_its_line(tmp_path: Path, text: str, line: int, part: str) -> None:
