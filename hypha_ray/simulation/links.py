@@ -15,12 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from hypha_ray.simulation.scenario import MachineGroup, Scenario
 
 Direction: TypeAlias = Literal["up", "down"]
 """Up is to the head."""
+DIRECTIONS: Final[tuple[Direction, ...]] = ("up", "down")
 Then: TypeAlias = Callable[[], None]
 """Action at the end of a transfer."""
 
@@ -72,7 +73,7 @@ class FlowClass:
     priced: int = 0
     """Number of transfers when rates were computed last."""
     ends: list[tuple[float, int, Transfer]] = field(default_factory=list)
-    """Heap of the targets of transfers, some of which have left the class."""
+    """Heap of the targets of transfers, some of which have left the class; the first one hasn't."""
 
 
 @dataclass(slots=True, eq=False)
@@ -103,13 +104,18 @@ class Links:
         self._own: dict[tuple[int, Direction], float] = {}
         """Rates of machines' own links, by group."""
         self._shared = _shared_links(scenario)
+        self._narrowest = min((link.capacity for links in self._shared.values() for link in links), default=math.inf)
+        """Least rate of a shared link: below it, all transfers together leave room on each."""
         for number, group in enumerate(scenario.machines):
             self._own[number, "up"] = _mbps(group.up_mbps)
             self._own[number, "down"] = _mbps(group.down_mbps)
         self._classes: dict[tuple[int, Direction, int], FlowClass] = {}
         self._active: list[FlowClass] = []
         """Classes with transfers."""
-        self._on_machine: dict[tuple[int, Direction], list[Transfer]] = {}
+        self._on_machine: dict[Direction, list[list[Transfer]]] = {}
+        """Transfers of each direction, by machine."""
+        for direction in DIRECTIONS:
+            self._on_machine[direction] = [[] for _ in self._group_of]
         self._cut: set[int] = set()
         """Machines whose links are cut."""
         self._order = count()
@@ -124,8 +130,7 @@ class Links:
         """Begin a transfer; `then` is called at its end, without the latency of the way."""
         transfer = Transfer(machine, direction, size, then, float(size))
         self._advance()
-        transfers = self._on_machine.setdefault((machine, direction), [])
-        transfers.append(transfer)
+        self._on_machine[direction][machine].append(transfer)
         self._regroup(machine, direction)
         self._settle_soon()
         return transfer
@@ -133,8 +138,10 @@ class Links:
     def cancel(self, machine: int, direction: Direction) -> None:
         """End all transfers of a machine in a direction without calling their actions."""
         self._advance()
-        for transfer in self._on_machine.pop((machine, direction), []):
+        transfers = self._on_machine[direction][machine]
+        for transfer in transfers:
             self._leave_class(transfer)
+        transfers.clear()
         self._settle_soon()
 
     def set_cut(self, machine: int, is_cut: bool) -> None:
@@ -152,7 +159,7 @@ class Links:
 
     def _regroup(self, machine: int, direction: Direction) -> None:
         """Put a machine's transfers of a direction into the class of their number."""
-        transfers = self._on_machine.get((machine, direction))
+        transfers = self._on_machine[direction][machine]
         if not transfers:
             return
         number = 0 if machine in self._cut else len(transfers)
@@ -171,16 +178,18 @@ class Links:
     def _class_of(self, group: int, direction: Direction, number: int) -> FlowClass:
         """Class of transfers on machines with so many of them; 0: the machine's link is cut."""
         key = (group, direction, number)
-        if key not in self._classes:
+        flow_class = self._classes.get(key)
+        if flow_class is None:
             limit = self._own[group, direction] / number if number else 0.0
-            self._classes[key] = FlowClass(limit, self._shared[group, direction])
-        return self._classes[key]
+            flow_class = self._classes[key] = FlowClass(limit, self._shared[group, direction])
+        return flow_class
 
     def _leave_class(self, transfer: Transfer) -> None:
         flow_class = transfer.flow_class
         if flow_class is None:
             return
-        transfer.remaining = max(0.0, transfer.target - flow_class.received)
+        missing = transfer.target - flow_class.received
+        transfer.remaining = missing if missing > 0.0 else 0.0
         transfer.flow_class = None
         flow_class.transfers -= 1
         if not flow_class.transfers:
@@ -189,13 +198,20 @@ class Links:
             flow_class.ends.clear()
             flow_class.received = 0.0
             flow_class.priced = 0
+            return
+        ends = flow_class.ends
+        target, _, first = ends[0]
+        while first.flow_class is not flow_class or first.target != target:
+            heapq.heappop(ends)
+            target, _, first = ends[0]
 
     # ── time ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _advance(self) -> None:
         """Count what has been received until now."""
-        passed_s = self._clock.now - self._settled_at
-        self._settled_at = self._clock.now
+        now = self._clock.now
+        passed_s = now - self._settled_at
+        self._settled_at = now
         if passed_s > 0.0:
             for flow_class in self._active:
                 if flow_class.rate < math.inf:
@@ -225,10 +241,11 @@ class Links:
         """Schedule the next end of a transfer."""
         next_s = math.inf
         for flow_class in self._active:
-            end = _first_end(flow_class)
-            if flow_class.rate > 0.0:
-                missing = max(0.0, end.target - flow_class.received)
-                next_s = min(next_s, missing / flow_class.rate)
+            rate = flow_class.rate
+            if rate > 0.0:
+                missing = flow_class.ends[0][0] - flow_class.received
+                seconds = missing / rate if missing > 0.0 else 0.0
+                next_s = min(next_s, seconds)
         token = self._alarm = object()
         if next_s < math.inf:
             self._clock.later(next_s, partial(self._ring, token))
@@ -238,21 +255,26 @@ class Links:
         if self._alarm is not token:
             return
         self._advance()
+        # On a very fast link the rest may take less time than the clock can tell: then it would ring for ever.
+        least_s = math.ulp(self._clock.now)
         ended: list[Transfer] = []
         for flow_class in list(self._active):
-            # On a very fast link the rest may take less time than the clock can tell: then it would ring for ever.
-            least_bytes = flow_class.rate * math.ulp(self._clock.now)
+            least_bytes = flow_class.rate * least_s
             while flow_class.transfers:
-                first = _first_end(flow_class)
-                if first.target - flow_class.received > max(least_bytes, _ROUNDING * max(1, first.size)):
+                target, _, first = flow_class.ends[0]
+                missing = target - flow_class.received
+                if missing > least_bytes and missing > _ROUNDING * max(1, first.size):
                     break
-                heapq.heappop(flow_class.ends)
                 self._leave_class(first)
                 ended.append(first)
+        shared = False
         for transfer in ended:
-            self._on_machine[transfer.machine, transfer.direction].remove(transfer)
-        for transfer in ended:
-            self._regroup(transfer.machine, transfer.direction)
+            transfers = self._on_machine[transfer.direction][transfer.machine]
+            transfers.remove(transfer)
+            shared = shared or bool(transfers)
+        if shared:
+            for transfer in ended:
+                self._regroup(transfer.machine, transfer.direction)
         self._settle_soon()
         for transfer in ended:
             transfer.then()
@@ -262,22 +284,29 @@ class Links:
     def _compute_rates(self) -> None:
         """Raise the rates of all classes alike until their own link or a shared one is full (progressive filling)."""
         self._is_stale = False
-        waiting = list(self._active)
-        links: dict[SharedLink, float] = {}
-        """Bytes per second that transfers would take of each link at the rates of their own links."""
-        for flow_class in waiting:
+        demand = 0.0
+        """Bytes per second of all transfers at the rates of their own links."""
+        for flow_class in self._active:
             flow_class.priced = flow_class.transfers
+            demand += flow_class.limit * flow_class.transfers
+        if demand < ROOMY * self._narrowest or self._has_room():
+            for flow_class in self._active:
+                flow_class.rate = flow_class.limit
+        else:
+            self._fill(list(self._active))
+
+    def _has_room(self) -> bool:
+        """Whether no shared link is full at the rates of the transfers' own links."""
+        demands: dict[SharedLink, float] = {}
+        for flow_class in self._active:
             demand = flow_class.limit * flow_class.transfers
             for link in flow_class.links:
-                links[link] = links.get(link, 0.0) + demand
-        if all(demand < ROOMY * link.capacity for link, demand in links.items()):
-            for flow_class in waiting:
-                flow_class.rate = flow_class.limit
-            return
-        self._fill(waiting, list(links))
+                demands[link] = demands.get(link, 0.0) + demand
+        return all(demand < ROOMY * link.capacity for link, demand in demands.items())
 
-    def _fill(self, waiting: list[FlowClass], links: list[SharedLink]) -> None:
+    def _fill(self, waiting: list[FlowClass]) -> None:
         """Compute rates of classes if a shared link may be full."""
+        links = list(dict.fromkeys(link for flow_class in waiting for link in flow_class.links))
         for link in links:
             link.unallocated = link.capacity
             link.waiting = 0
@@ -299,16 +328,6 @@ class Links:
                     link.unallocated = max(0.0, link.unallocated - rate * flow_class.transfers)
                     link.waiting -= flow_class.transfers
             waiting = remaining
-
-
-def _first_end(flow_class: FlowClass) -> Transfer:
-    """The transfer of a class that ends first; entries of those that have left are removed."""
-    ends = flow_class.ends
-    while True:
-        target, _, transfer = ends[0]
-        if transfer.flow_class is flow_class and transfer.target == target:
-            return transfer
-        heapq.heappop(ends)
 
 
 def _shared_links(scenario: Scenario) -> dict[tuple[int, Direction], tuple[SharedLink, ...]]:

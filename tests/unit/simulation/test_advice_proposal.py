@@ -18,7 +18,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.simulation.advice import proposal
 from hypha_ray.simulation.advice.exchange import DECODE_GB_S, ENCODE_GB_S, Circumstances, Link, ModelShape
 from hypha_ray.simulation.advice.ladder import choose
-from hypha_ray.simulation.advice.options import batch_times, split_arguments
+from hypha_ray.simulation.advice.options import batch_times, parse_advise, split_arguments
 from hypha_ray.simulation.advice.proposal import (
     Evidence,
     Proposal,
@@ -196,3 +196,10 @@ def test_published_loss_is_named_only_near_what_was_measured() -> None:
 def test_standard_output_is_a_value_of_an_option() -> None:
     own, of_job = split_arguments(["@", "tiny", "--link", "1gbit", "--json", "-", "--run.seed", "3"])
     assert own == ["--link", "1gbit", "--json", "-"] and of_job == ["@", "tiny", "--run.seed", "3"]
+
+
+def test_negative_value_of_an_option_is_its_value_and_not_a_flag() -> None:
+    own, of_job = split_arguments(["--latency", "-5ms", "--batch-s", "1", "-2", "--run.seed", "3", "-x"])
+    assert own == ["--latency", "-5ms", "--batch-s", "1", "-2"] and of_job == ["--run.seed", "3", "-x"]
+    with pytest.raises(ConfigError, match="CFG003.*--overhead is out of range — got -0.1, allowed 0.001 to 0.9"):
+        parse_advise(["--link", "1gbit", "--overhead", "-0.1"], None)
