@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -97,6 +98,9 @@ class SchedulerCore:
         self._unchecked: set[t.Source] = set()
         """Workers that joined while no round was open, so that their layouts are unchecked."""
         self._timers: dict[str, float] = {}
+        """Times at which something is due, by name; `_set_timer` and `_stop_timer` change them."""
+        self._next_timer_at = math.inf
+        """Earliest of them."""
         self._check_s = check_interval_s(job.num_workers, job.lease_s)
         """Seconds between two checks for silent workers and empty slots."""
         self._store_pace = StorePace(resume_point.next_round, self._out)
@@ -112,10 +116,10 @@ class SchedulerCore:
         self._hire(now)
         self._starters = set(self._roster.starting)
         if fitting:
-            self._timers["start"] = now + self._resources.start_deadline_s
+            self._set_timer("start", now + self._resources.start_deadline_s)
         else:
-            self._timers["idle"] = now + self._resources.max_idle_s
-        self._timers["check"] = now + self._check_s
+            self._set_timer("idle", now + self._resources.max_idle_s)
+        self._set_timer("check", now + self._check_s)
         return self._out.take()
 
     @property
@@ -126,9 +130,8 @@ class SchedulerCore:
     @property
     def deadline(self) -> float:
         """Latest time of the next `Tick`."""
-        timer_at = min(self._timers.values())
         grace_until = self._strategy.grace_until
-        return timer_at if grace_until is None else min(timer_at, grace_until)
+        return self._next_timer_at if grace_until is None else min(self._next_timer_at, grace_until)
 
     def view(self) -> FleetView:
         """Workers and rounds, to be read only."""
@@ -160,7 +163,7 @@ class SchedulerCore:
         if self._out.over:
             return []
         self._roster.times.forget_recorded()
-        if now - self._timers["check"] > self._check_s:
+        if now > self._next_timer_at and now - self._timers["check"] > self._check_s:
             self._forgive_own_absence(now)
         try:
             self._handle_event(event, now)
@@ -236,13 +239,24 @@ class SchedulerCore:
         late_s = now - self._timers["check"]
         self._roster.defer(late_s)
         self._strategy.defer(late_s)
-        self._timers = {name: at + late_s for name, at in self._timers.items()}
+        for name, at in self._timers.items():
+            self._set_timer(name, at + late_s)
+
+    def _set_timer(self, name: str, at: float) -> None:
+        self._timers[name] = at
+        self._next_timer_at = min(self._timers.values())
+
+    def _stop_timer(self, name: str) -> None:
+        if name in self._timers:
+            del self._timers[name]
+            self._next_timer_at = min(self._timers.values())
 
     def _tick(self, now: float) -> None:
         """Act on timers that are over. Events that keep coming must not hide silent workers."""
-        over = self._end_timers(now) if now >= min(self._timers.values()) else []
+        over = self._end_timers(now) if now >= self._next_timer_at else []
         self._strategy.make_up_corrections(now)
-        if self._strategy.grace_until is not None and now >= self._strategy.grace_until:
+        grace_until = self._strategy.grace_until
+        if grace_until is not None and now >= grace_until:
             self._strategy.close(now)
         if "start" in over:
             self._stop_waiting_for_starters(now)
@@ -253,12 +267,12 @@ class SchedulerCore:
         """Check for silent workers and empty slots if that is due; return the names of timers that are over."""
         over = [name for name, at in self._timers.items() if now >= at]
         if "check" in over:
-            self._timers["check"] = now + self._check_s
+            self._set_timer("check", now + self._check_s)
             for source, reason in self._roster.silent(now, self._strategy.busy):
                 self._lose_at_work(source, reason, now)
             self._hire(now)
         for name in {*over} - {"check"}:
-            self._timers.pop(name, None)
+            self._stop_timer(name)
         return over
 
     def _stop_waiting_for_starters(self, now: float) -> None:
@@ -361,13 +375,13 @@ class SchedulerCore:
         have = self._roster.assignable_count
         strategy = self._strategy
         if not (strategy.unevaluated if strategy.final else have < self._needed):
-            self._timers.pop("idle", None)
+            self._stop_timer("idle")
         elif self._roster.eligible < self._needed:
             model_error = another_model(self._resume_point.next_round, self._roster.layouts, self._layout_sha256)
             self._give_up(model_error or self._too_few("can be had: the others are excluded, see events.jsonl"), now)
         elif not {"start", "idle"} & self._timers.keys():
             limit_s = self._resources.start_deadline_s if strategy.trained else self._resources.max_idle_s
-            self._timers["idle"] = now + limit_s
+            self._set_timer("idle", now + limit_s)
             self._out.event("waiting", now, workers=have, needed=self._needed)
 
     def _begin_if_staffed(self, now: float) -> None:
@@ -379,7 +393,7 @@ class SchedulerCore:
         self._unchecked = set()
         self._builds_the_model(filter(None, map(self._roster.member, joined)), now)
         if self._roster.assignable_count >= self._needed and not self.over:
-            self._timers.pop("start", None)
+            self._stop_timer("start")
             self._strategy.begin(now)
 
     # ── trust ─────────────────────────────────────────────────────────────────────────────────────────────────────

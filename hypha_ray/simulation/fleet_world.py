@@ -131,7 +131,10 @@ class FleetWorld(World):
             return
         core = self.core
         commands = core.handle(event, self.clock.now)
-        self._core_deadline = core.deadline
+        deadline = core.deadline
+        if deadline != self._core_deadline:
+            self._core_deadline = deadline
+            self.clock.halt()
         for command in commands:
             self.obey(command)
 
@@ -159,6 +162,7 @@ class FleetWorld(World):
                 return
             case c.Finish(error=error):
                 self.failure = error
+                self.clock.halt()
             case _:
                 pass
         super().obey(command)
@@ -215,9 +219,8 @@ class FleetWorld(World):
 
     def run(self) -> Self:
         """Run to the end."""
-        advance = self.clock.advance
         while not self.over:
-            if not advance(self._core_deadline):
+            if not self.clock.run(self._core_deadline):
                 self.tell(c.Tick())
         return self
 

@@ -61,6 +61,7 @@ class VirtualClock:
         """Heap of the numbers of later spans."""
         self._at_once: deque[DueAction] = deque()
         """Actions that were due at the time of their call. They are in order as they come, so they need no heap."""
+        self._is_halted = False
 
     def later(self, seconds: float, action: Action) -> None:
         """Schedule an action; actions due at the same time run in the order of these calls."""
@@ -100,11 +101,6 @@ class VirtualClock:
         queue = self._queue
         soon = self._soon
         at_once = self._at_once
-        if queue and not soon and not at_once and queue[-1][0] <= deadline:
-            at, _, action = queue.pop()
-            self.now = max(self.now, at)
-            action()
-            return True
         if not queue:
             self._begin_span()
             queue = self._queue
@@ -123,6 +119,27 @@ class VirtualClock:
         self.now = max(self.now, at)
         action()
         return True
+
+
+    def run(self, deadline: float) -> bool:
+        """Run actions up to a deadline, until one of them calls `halt`; return whether one has."""
+        soon = self._soon
+        at_once = self._at_once
+        self._is_halted = False
+        while not self._is_halted:
+            queue = self._queue
+            if not queue or soon or at_once or queue[-1][0] > deadline:
+                if not self.advance(deadline):
+                    return False
+                continue
+            at, _, action = queue.pop()
+            self.now = max(self.now, at)
+            action()
+        return True
+
+    def halt(self) -> None:
+        """End `run` after the present action."""
+        self._is_halted = True
 
 
 class WallClock(VirtualClock):

@@ -84,7 +84,7 @@ MUTANTS: dict[str, Defect] = {
         "scheduler.fleet.roster", "Slot.due", operation("and", "{0} and {2}", 1)
     ),
     "another model is as good": Defect("scheduler.core", "SchedulerCore._builds_the_model", operation("!=", "False")),
-    "nobody gives up waiting": Defect("scheduler.core", "SchedulerCore._limit_waiting", drop("_timers")),
+    "nobody gives up waiting": Defect("scheduler.core", "SchedulerCore._limit_waiting", drop("_set_timer")),
     # ── trust
     "wrong weights are believed": Defect("scheduler.fleet.trust", "WeightHashes.check", operation("==", "True")),
     "a claim isn't kept": Defect("scheduler.fleet.trust", "WeightHashes.check", drop("_claims")),

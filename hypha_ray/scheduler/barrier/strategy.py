@@ -72,7 +72,8 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
         if isinstance(event, Merged) and self._overlapped:
             newer = member.merged_version is None or member.merged_version < event.version
             return newer and event.version <= self.latest_version
-        return self.current is not None and event.round == self.current.number
+        current = self.current
+        return current is not None and event.round == current.number
 
     def commit_before(self, version: WeightsVersion) -> int | None:
         """Round whose commit has the weights of a version; None: they were never committed."""
@@ -189,7 +190,7 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
 
     def make_up_corrections(self, now: float) -> None:
         """Correct plans if a deferred correction is due."""
-        if self._correction_pace.overdue:
+        if self._correction_pace.is_due(now):
             self.correct_plans(now)
 
     def _record_delta(self, member: WorkerState, delta: Delta, now: float) -> None:
