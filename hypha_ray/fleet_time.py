@@ -8,17 +8,14 @@ from typing import Any
 
 TIME_KINDS = ("training", "barrier", "exchange", "data", "evaluation", "loss", "start")
 """Uses of a worker's time; docs/telemetry.md says what belongs to each."""
-
-
-def _no_seconds() -> dict[str, float]:
-    return dict.fromkeys(TIME_KINDS, 0.0)
+_NO_SECONDS = dict.fromkeys(TIME_KINDS, 0.0)
 
 
 @dataclass(slots=True)
 class FleetTime:
     """Seconds of all workers together, and the samples that they could have trained meanwhile."""
 
-    seconds: dict[str, float] = field(default_factory=_no_seconds)
+    seconds: dict[str, float] = field(default_factory=_NO_SECONDS.copy)
     """Seconds of each of `TIME_KINDS`."""
     possible_samples: float = 0.0
     """Samples of hired workers, had they trained all the time at their own measured speeds."""

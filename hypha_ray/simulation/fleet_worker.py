@@ -7,7 +7,7 @@ counts those that have ended, so that results are as if each batch were an actio
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol, TypeAlias
 
 from hypha_ray.scheduler import messages as c
 from hypha_ray.simulation.machines import Machine
@@ -21,12 +21,8 @@ LATENESS = 0.125
 """Part of the time between two signs of life after which one is counted."""
 
 
-class Batch(NamedTuple):
-    """A batch that will have been trained on."""
-
-    ends_at: float
-    samples: int
-    seconds: float
+Batch: TypeAlias = tuple[float, int, float]
+"""A batch that will have been trained on: time of its end, samples and seconds."""
 
 
 class Accounts(Surroundings, Protocol):
@@ -146,31 +142,31 @@ class FleetWorker(SimulatedWorker):
             ends_at += batch_s
             samples += size
             seconds += batch_s
-            self._batches.append(Batch(ends_at, size, batch_s))
+            self._batches.append((ends_at, size, batch_s))
             batches = (samples - self._reported) / size
             is_report_due = self._accounts.report_due(seconds, batches, (target - samples) / size)
         self._spend_batch(ends_at - now, self._end_batches)
 
     def _end_batches(self) -> None:
-        *earlier, last = self._batches
+        _, samples, seconds = self._batches.pop()
+        self._count(self._batches)
         self._batches = []
-        self._count(earlier)
-        self._trained(last.samples, last.seconds)
+        self._trained(samples, seconds)
 
     def _count_ended_batches(self) -> None:
         """Count the batches that have ended by now; the one under way becomes an action of its own."""
         if len(self._batches) < 2 or not self.alive:
             return
         now = self._clock.now
-        ended = [batch for batch in self._batches if batch.ends_at <= now]
+        ended = [batch for batch in self._batches if batch[0] <= now]
         if len(ended) == len(self._batches):
             return
         under_way = self._batches[len(ended)]
         self._batches = [under_way]
         if ended:
             self._count(ended)
-            self._count_time(ended[-1].ends_at)
-        self._spend(under_way.ends_at - now, self._end_batches)
+            self._count_time(ended[-1][0])
+        self._spend(under_way[0] - now, self._end_batches)
 
     def _count(self, batches: list[Batch]) -> None:
         for _, samples, seconds in batches:

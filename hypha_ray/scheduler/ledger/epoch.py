@@ -98,8 +98,8 @@ class Epoch:
 
     def use(self, span: Span) -> None:
         """Make assigned samples used."""
-        used = self.used.get(span.slice, ())
-        self.used[span.slice] = joined([*used, span])
+        used = self.used.get(span.slice)
+        self.used[span.slice] = [span] if used is None else joined([*used, span])
         self._cursors[span.slice] = self._cursors.get(span.slice, 0) + span.samples
         self._assigned[span.slice] -= span.samples
         self.unused -= span.samples

@@ -237,6 +237,8 @@ class Ledger:
 
 def _unused(worker: int, assigned: Sequence[Span], spans: Sequence[Span]) -> list[Span]:
     """Samples of a worker that its delta leaves assigned."""
+    if assigned == [*spans]:  # As most deltas have all samples of their plan.
+        return []
     cuts = by_slice(sorted(spans))
     unused: list[Span] = []
     for span in assigned:

@@ -165,6 +165,7 @@ class WorkerPlans:
         self._fixed = job.run.mode == "replay"
         self._behind = job.sync.in_flight - 1
         self._samples = {info.index: info.samples for info in slices}
+        self._largest_slice = max(self._samples.values(), default=0)
         self._assigned: set[int] = set()
         """Workers that were given samples since the last commit."""
         self.round_sizes = RoundSizes(job, resume_point.state)
@@ -242,7 +243,9 @@ class WorkerPlans:
     def feed(self, member: WorkerState, slices: Sequence[int]) -> list[Command]:
         """Send the slices that the worker lacks; it never drops a slice that is needed now."""
         needed = dict.fromkeys(slices)
-        limit = max(self._sizes.held_samples, sum(self._samples[index] for index in needed))
+        limit = self._sizes.held_samples
+        if len(needed) * self._largest_slice > limit:
+            limit = max(limit, sum(self._samples[index] for index in needed))
         feeds: list[Command] = []
         for index in needed:
             if member.cache_slice(index, self._samples[index], limit):
