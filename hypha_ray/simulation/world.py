@@ -120,7 +120,6 @@ class VirtualClock:
         action()
         return True
 
-
     def run(self, deadline: float) -> bool:
         """Run actions up to a deadline, until one of them calls `halt`; return whether one has."""
         soon = self._soon

@@ -201,5 +201,5 @@ def test_standard_output_is_a_value_of_an_option() -> None:
 def test_negative_value_of_an_option_is_its_value_and_not_a_flag() -> None:
     own, of_job = split_arguments(["--latency", "-5ms", "--batch-s", "1", "-2", "--run.seed", "3", "-x"])
     assert own == ["--latency", "-5ms", "--batch-s", "1", "-2"] and of_job == ["--run.seed", "3", "-x"]
-    with pytest.raises(ConfigError, match="CFG003.*--overhead is out of range — got -0.1, allowed 0.001 to 0.9"):
+    with pytest.raises(ConfigError, match=r"CFG003.*--overhead is out of range — got -0\.1, allowed 0\.001 to 0\.9"):
         parse_advise(["--link", "1gbit", "--overhead", "-0.1"], None)
