@@ -38,6 +38,7 @@ POINTS = {
     "rl.generate": "responses are generated, and not rewarded; the site makes that take three times as long",
     "rl.reward": "responses are rewarded, and not trained on",
     "rl.train": "the optimizer steps on a batch of prompts are taken, nothing is told of them",
+    "generator.answer": "a generator has responded to a piece of a batch and rewarded it, and not answered",
     "rl.merge": "new global weights are in the policy, the reference is still the old one",
     "server.before_reduce": "the deltas are there, nothing is computed",
     "server.after_reduce": "the step is computed, and not yet returned",

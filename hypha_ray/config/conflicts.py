@@ -301,8 +301,11 @@ def _of_rl(job: Job) -> Iterator[Conflict]:
         yield Conflict("worker.gradient_checkpointing", "rl.algorithm", "a policy is in evaluation mode: leave it out")
     if sends_gradients:
         yield from _of_synchronous_rl(rl, strategy_text(job))
-    if rl.is_asynchronous and rl.model_workers == 1:
-        yield Conflict("rl.staleness", "rl.model_workers = 1", "set rl.model_workers to 2 or more: others respond")
+    if rl.is_asynchronous and rl.model_workers == 1 and not rl.generators:
+        fix = "set rl.model_workers to 2 or more, or rl.generators: others respond"
+        yield Conflict("rl.staleness", "rl.model_workers = 1", fix)
+    if rl.generators:
+        yield from _of_generators(job)
     if rl.kl and rl.reference == "none":
         yield Conflict("rl.kl", 'rl.reference = "none"', "set rl.reference to initial or round, or leave rl.kl at 0")
     if not rl.has_critic and rl.group_size == 1:
@@ -373,6 +376,28 @@ def _of_synchronous_rl(rl: RL, strategy: str) -> Iterator[Conflict]:
     if rl.reference == "average":
         fix = "choose initial: only steps of a worker are averaged"
         yield Conflict('rl.reference = "average"', strategy, fix)
+
+
+def _of_generators(job: Job) -> Iterator[Conflict]:
+    """Conflicts of machines that only respond."""
+    key = "rl.generators"
+    rl = job.rl
+    if rl.model_workers > 1:
+        yield Conflict(key, "rl.model_workers", "leave that at 1: generators respond")
+    if rl.refill:
+        yield Conflict(key, "rl.refill", f"{_LEAVE_ONE_OUT}: generators respond to whole batches")
+    if rl.generation.engine == "server":
+        yield Conflict(key, 'rl.generation.engine = "server"', f"{_LEAVE_ONE_OUT}: the server generates for its worker")
+    if job.sync.traits.sends_gradients:
+        yield Conflict(key, strategy_text(job), "leave it at 0, or choose diloco")
+    if job.resources.strategy != "cheapest":
+        fix = "leave that out: machines for generators aren't chosen by offers"
+        yield Conflict(key, f'resources.strategy = "{job.resources.strategy}"', fix)
+    generator = job.resources.generator
+    kinds = {(group.cpu, group.gpu, group.gpu_type) for group in job.worker_groups}
+    if job.run.mode == "replay" and kinds != {(generator.cpu, generator.gpu, generator.gpu_type)}:
+        fix = "give generators the workers' cpu, gpu and gpu_type: others may respond in other bits"
+        yield Conflict("resources.generator", _REPLAY, fix)
 
 
 def _of_refill(rl: RL) -> Iterator[Conflict]:

@@ -140,6 +140,8 @@ def _of_processes(rl: RL) -> Iterator[tuple[str, str]]:
         yield "rl.reward.deadline_s", "rl.reward.processes"
     if rl.model_workers == 1:
         yield "rl.model_workers", "rl.data_parallel"
+    if not rl.generators:
+        yield "rl.generators", f"rl.generation.request_prompts {_names_below('resources', 'generator')}"
 
 
 def _of_sync(job: Job) -> Iterator[tuple[str, str]]:

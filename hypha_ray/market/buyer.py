@@ -54,6 +54,18 @@ def sites(nodes: Sequence[NodeResources], ids: Collection[str]) -> set[str]:
     return {node.labels[SITE] for node in nodes if SITE in node.labels and node.id in ids}
 
 
+def check_generators(job: Job, nodes: Sequence[NodeResources]) -> None:
+    """Refuse generators where machines are chosen by owners' terms.
+
+    Raises:
+        ConfigError: CFG011.
+
+    """
+    if job.rl.generators and trades(job.resources, nodes):
+        fix = "leave rl.generators at 0 on this cluster: generators have no bid yet"
+        raise ConfigError("CFG011", "rl.generators and terms of the machines' owners exclude each other", fix=fix)
+
+
 def preference(resources: Resources, own_sites: Collection[str], speeds: Speeds, spent: float = 0.0) -> Preference:
     """Preference of a job that pays `spent` per hour already."""
     limit = resources.max_price_per_hour
@@ -72,9 +84,10 @@ def workers_to_hire(job: Job, nodes: Sequence[NodeResources], home: str, speeds:
 
     Raises:
         CapacityError: there are fewer than `min_workers`.
-        ConfigError: CFG012, there is a budget, and no owner names a price.
+        ConfigError: CFG012, there is a budget, and no owner names a price; or CFG011, as `check_generators`.
 
     """
+    check_generators(job, nodes)
     if job.goal.at_most is not None and not any("price" in node.labels for node in nodes):
         fix = "name prices, see docs/market.md, or leave goal.at_most out"
         raise ConfigError("CFG012", "goal.at_most needs a price, and no owner of a machine has named one", fix=fix)

@@ -147,6 +147,21 @@ def server_need(job: Job) -> Need:
     return _need("server", job.resources.parameter_server)
 
 
+def generator_need(job: Job) -> Need:
+    """Needs of one generator, which only responds to prompts."""
+    return _need("generator", job.resources.generator)
+
+
+def generators_with_room(job: Job, nodes: Sequence[NodeResources]) -> int:
+    """Number of generators that find room now, beside all workers that do; 0 without room for `min_workers`."""
+    try:
+        workers = len(workers_to_start(job, nodes))
+    except CapacityError:
+        return 0
+    need = generator_need(job)
+    return _largest_count({need: 0, **needs(job, workers)}, need, job.rl.generators, nodes)
+
+
 def needs(job: Job, workers: int) -> dict[Need, int]:
     """Needs of that many workers and all parameter servers, each with its count."""
     counts = Counter(worker_needs(job)[:workers])

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hypha_ray.types import Sums
+from hypha_ray.types import PromptsOfResponder, Sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ class Step:
     """Lines for the user about failures that didn't stop the training."""
     times: Mapping[str, float] = field(default_factory=dict)
     """Seconds of parts of the step, by the names of figures."""
+    responders: tuple[PromptsOfResponder, ...] = ()
+    """Prompts of the batch by who responded to them, if others than the worker may."""
     extra: int = 0
     """Number of samples that were used beside those of the batch: the next ones of the round."""
 

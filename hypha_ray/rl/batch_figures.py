@@ -8,7 +8,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from hypha_ray.rl.dataflow.graph import GENERATING
 from hypha_ray.rl.dataflow.requests import Reply
-from hypha_ray.types import Sums, added
+from hypha_ray.rl.generators.dispatch import Responded
+from hypha_ray.rl.generators.rollout import Rollout
+from hypha_ray.types import PromptsOfResponder, Sums, added
 
 Replies: TypeAlias = Mapping[str, Sequence[Reply]]
 """Replies of workers, by the names of calls."""
@@ -29,6 +31,8 @@ class Traversed(NamedTuple):
     """Number of collectives of each kind that would make the transfers."""
     extra: int = 0
     """Number of prompts that were drawn beside those of the batch."""
+    responders: tuple[PromptsOfResponder, ...] = ()
+    """Prompts by who responded to them, if others than the worker may."""
 
     @property
     def collectives(self) -> Sums:
@@ -63,6 +67,36 @@ def staleness_sums(streamed: Sequence[Reply], version: int) -> Sums:
         steps = version - reply.facts["version"]
         sums.append({"staleness": (float(steps * tokens), float(tokens))})
     return added(sums)
+
+
+def shown_of(responded: Sequence[Responded[Rollout]], most: int) -> tuple[Mapping[str, Any], ...]:
+    """Return the records of a batch's first responses, each with who has given it."""
+    records: list[Mapping[str, Any]] = []
+    for part in responded:
+        for record in part.answer.facts["shown"]:
+            records.append({**record, "responder": part.responder})
+    return tuple(records[:most])
+
+
+def responders_of(responded: Sequence[Responded[Rollout]]) -> tuple[PromptsOfResponder, ...]:
+    """Return the prompts of a batch by who responded to them."""
+    parts: list[PromptsOfResponder] = []
+    for part in responded:
+        keys = part.piece.prompts.data["keys"].tolist()
+        prompts = tuple((epoch, index, sample) for epoch, index, sample in keys)
+        parts.append(PromptsOfResponder(part.responder, prompts))
+    return tuple(parts)
+
+
+def shares_of_generators(responded: Sequence[Responded[Rollout]]) -> Sums:
+    """Return the figure of the share of prompts that generators have responded to, and not the worker itself."""
+    prompts = 0
+    by_generators = 0
+    for part in responded:
+        count = len(part.piece.prompts.ids)
+        prompts += count
+        by_generators += count * part.is_shared
+    return {"by_generators": (float(by_generators), float(prompts))}
 
 
 def times(traversed: Traversed) -> dict[str, float]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -27,7 +27,17 @@ from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.state import WholeModel
 from hypha_ray.optim.step import Step
-from hypha_ray.rl.batch_figures import Replies, Traversed, staleness_sums, sums_of, times, with_advantages
+from hypha_ray.rl.batch_figures import (
+    Replies,
+    Traversed,
+    responders_of,
+    shares_of_generators,
+    shown_of,
+    staleness_sums,
+    sums_of,
+    times,
+    with_advantages,
+)
 from hypha_ray.rl.dataflow.graph import ROLLOUT, Graph, generation_hooks, rollout_call, rollout_graph, step_graph
 from hypha_ray.rl.dataflow.master import Extras, Master, StreamDataset
 from hypha_ray.rl.dataflow.model_worker import Local, ModelWorker
@@ -43,11 +53,14 @@ from hypha_ray.rl.dataflow.requests import (
     WorkerLostError,
 )
 from hypha_ray.rl.dataflow.sample import Sample
+from hypha_ray.rl.generators.pool import GeneratorPool
+from hypha_ray.rl.generators.shared import SharedRollouts
 from hypha_ray.rl.joint import Joint
 from hypha_ray.rl.packing import sample_of
 from hypha_ray.rl.refill import Refill
 from hypha_ray.rl.roles.build import trained_roles
-from hypha_ray.rl.roles.reward import Advantage
+from hypha_ray.rl.roles.policies import Generator, Rollouts
+from hypha_ray.rl.roles.reward import Advantage, RewardRole
 from hypha_ray.rl.roles.role import Role, TrainedRole
 from hypha_ray.types import Flat, Samples, Sums, added
 
@@ -99,6 +112,8 @@ class Island(WholeModel):
         numbers = count()
         self._master = Master(meshes, self._new_queue(), numbers)
         self._stream = StreamDataset(self._workers, other_workers, rollout_call(job.rl), numbers, _DEADLINE_S)
+        self._shared = _shared_rollouts(job, self._roles, worker)
+        """Responses by the generators of the run; None if the job has none."""
         self._upcoming: list[Sample] = []
         """Prompts of the batches after the next one, as far as the staleness reaches."""
         self._refill = Refill(job.rl.refill)
@@ -168,6 +183,8 @@ class Island(WholeModel):
         failpoint("rl.merge")
         self._reference_is_old = self._rl.reference == "round"
         self._stream.begin_anew()
+        if self._shared is not None:
+            self._shared.begin_anew()
         self._merged_version = version
         self._merged_at = self._version
         if version and not self._version:
@@ -199,6 +216,8 @@ class Island(WholeModel):
 
     def close(self) -> None:
         """End all model workers of other processes, and a server that generates."""
+        if self._shared is not None:
+            self._shared.close()
         self._workers.close()
         for role in self._roles.values():
             role.close()
@@ -218,7 +237,7 @@ class Island(WholeModel):
         actor = facts_of_roles[0]
         revived = tuple(self._revived)
         self._revived = []
-        problems: list[str] = []
+        problems: list[str] = [] if self._shared is None else [*self._shared.take_problems()]
         for reply in (*traversed.before, *chain.from_iterable(replies.values())):
             problems += reply.problems
         shown = with_advantages(traversed.shown, replies["advantage_inf"][0].facts["advantages"])
@@ -234,16 +253,35 @@ class Island(WholeModel):
             problems=tuple(problems),
             times=times(traversed),
             extra=traversed.extra,
+            responders=traversed.responders,
         )
 
     def _traverse_once(self, batch: Samples, extras: Mapping[str, Extras]) -> Traversed:
         """Take a batch through the graph of a step."""
         prompts = sample_of(batch)
+        if self._shared is not None:
+            return self._traverse_shared(self._shared, prompts, extras)
         streamed = self._fetch_streamed(prompts)
         replies = {ROLLOUT: streamed, **self._traverse(self._graph, prompts, extras, streamed)}
         rewarded = streamed or replies["rew_inf"]
         sums = staleness_sums(streamed, self._version)
         return Traversed(replies, (), rewarded[0].facts["shown"], sums, self._master.collectives)
+
+    def _traverse_shared(self, shared: SharedRollouts, prompts: Sample, extras: Mapping[str, Extras]) -> Traversed:
+        """Have generators respond to a batch, and take it through the graph of a step."""
+        self._master.clear()  # A batch that is repeated has ids that were trained on before.
+        responded = shared.fetch([prompts, *self._upcoming], self._version, self._merged_version)
+        rollouts: list[Reply] = []
+        for part in responded:
+            kept = self._master.keep(0, part.answer.sample)
+            rollouts.append(part.answer.reply(kept))
+        replies = {ROLLOUT: tuple(rollouts), **self._traverse(self._graph, prompts, extras, rollouts)}
+        sums = shares_of_generators(responded)
+        if self._rl.is_asynchronous:
+            sums |= staleness_sums(rollouts, self._version)
+        shown = shown_of(responded, self._rl.shown_responses)
+        responders = responders_of(responded)
+        return Traversed(replies, (), shown, sums, self._master.collectives, responders=responders)
 
     def _traverse_refilled(self, batch: Samples, extras: Mapping[str, Extras]) -> Traversed:
         """Respond to a batch and to prompts in the place of others, and take those with a signal through the graph."""
@@ -364,6 +402,20 @@ def _meshes(rl: RL, graph: Graph, roles: Mapping[str, Role], other_workers: tupl
         meshes[call.role] = Mesh((0,)) if call.role in roles else Mesh(other_workers)
     meshes["learner"] = Mesh((0, *other_workers))
     return meshes
+
+
+def _shared_rollouts(job: Job, roles: Mapping[str, Role], worker: int) -> SharedRollouts | None:
+    """Return the way to responses by generators; None if the job has none."""
+    rl = job.rl
+    if not rl.generators:
+        return None
+    from hypha_ray.rl.generators.actor import RayGenerators  # Without generators, Ray has no part in this.
+
+    name = f"worker-{worker}"
+    generators = RayGenerators(str(job.run.name), name, rl.generators)
+    pool = GeneratorPool(generators, name, job.worker.stall_s / 3, job.resources.start_deadline_s)
+    role = Rollouts(cast(Generator, roles["actor"]), cast(RewardRole, roles["reward"]))
+    return SharedRollouts(role, generators, pool, rl.generation.request_prompts, rl.staleness)
 
 
 def policy_folders(job: Job, worker: int) -> Path:

@@ -41,6 +41,7 @@ def commit_of(outcome: RoundOutcome, parent_sha256: str | None, theta_sha256: st
         epoch=outcome.epoch,
         ahead={epoch: dict(cursors) for epoch, cursors in outcome.ahead.items()},
         rejected=outcome.verdict.rejected,
+        responders=outcome.responders,
     )
 
 

@@ -43,12 +43,14 @@ from hypha_ray.types.rounds import (
     Contribution,
     FragmentUpdate,
     Plan,
+    PromptsOfResponder,
     Rejection,
     RoundProgress,
     Saved,
     Source,
     Verdict,
     WeightsVersion,
+    by_responder,
 )
 
 __all__ = [
@@ -72,6 +74,7 @@ __all__ = [
     "Merged",
     "ModelWorkersRevived",
     "Plan",
+    "PromptsOfResponder",
     "Ready",
     "Rejection",
     "Report",
@@ -89,6 +92,7 @@ __all__ = [
     "WeightsVersion",
     "WorkerWarned",
     "added",
+    "by_responder",
     "dataset_of",
     "joined",
     "means",

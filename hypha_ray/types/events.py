@@ -10,7 +10,7 @@ from dataclasses import field
 from typing import Any
 
 from hypha_ray.types.data import Span, record
-from hypha_ray.types.rounds import Source, WeightsVersion
+from hypha_ray.types.rounds import PromptsOfResponder, Source, WeightsVersion
 
 Sums = dict[str, tuple[float, float]]
 """A figure's name to its sum and its weight, of which the figure is the quotient."""
@@ -197,6 +197,8 @@ class Delta(RoundEvent):
     inner_state: bool = False
     quality: tuple[float, float] = (0.0, 1.0)
     sums: Sums = field(default_factory=dict)
+    responders: tuple[PromptsOfResponder, ...] = ()
+    """Prompts by who responded to them, if others than the worker may."""
     token_operations: float | None = None
     """Operations of training on a token; None if they aren't known."""
     peak_operations: float | None = None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NewType
+from typing import Any, NamedTuple, NewType
 
 from hypha_ray.types.data import Span, record, samples_of
 
@@ -138,6 +138,23 @@ class Verdict:
     coded_bytes: int = 0
 
 
+class PromptsOfResponder(NamedTuple):
+    """Prompts that one process of a run has responded to."""
+
+    responder: str
+    """Name of the process: a generator, or the worker itself."""
+    prompts: tuple[tuple[int, int, int], ...]
+    """Epoch, slice and index of each prompt."""
+
+
+def by_responder(parts: Iterable[PromptsOfResponder]) -> tuple[PromptsOfResponder, ...]:
+    """Join the prompts of each responder, in the order of their names; prompts are in rising order."""
+    prompts: dict[str, list[tuple[int, int, int]]] = {}
+    for part in parts:
+        prompts.setdefault(part.responder, []).extend(part.prompts)
+    return tuple(PromptsOfResponder(name, tuple(sorted(prompts[name]))) for name in sorted(prompts))
+
+
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
     """A round from the scheduler: all of a `Commit` except the hashes, and the scheduler's own state."""
@@ -154,6 +171,8 @@ class RoundOutcome:
     """Samples used of each slice in newer epochs."""
     state: Mapping[str, Any] = field(default_factory=dict)
     """State that a later scheduler needs beside the log: totals, statistics, strikes; plain JSON, in the snapshot."""
+    responders: tuple[PromptsOfResponder, ...] = ()
+    """Prompts of the accepted deltas by who responded to them; empty if no other than the workers may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +193,7 @@ class Commit:
     epoch: int
     ahead: dict[int, dict[int, int]]
     rejected: tuple[Rejection, ...]
+    responders: tuple[PromptsOfResponder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,7 @@ class Resources(Table):
     min_workers: Count = Field(1, description="workers without which training pauses")
     worker: WorkerResources = Field(WorkerResources(), description="resources of a worker")
     parameter_server: ServerResources = Field(ServerResources(), description="resources of a parameter server")
+    generator: WorkerResources = Field(WorkerResources(), description="resources of one of rl.generators")
     worker_price: Price = Field(Price(), description="price of a worker's lease")
     parameter_server_price: Price = Field(Price(), description="price of a server's lease")
     strategy: MarketStrategy = Field(

@@ -141,6 +141,9 @@ class Generation(Table):
     temperature: Annotated[float, Field(ge=LOWEST_TEMPERATURE, allow_inf_nan=False)] = Field(
         1.0, description="divisor of logits, in generation and in training"
     )
+    request_prompts: Count = Field(
+        8, description="prompts that are responded to at once, by one of rl.generators or by the worker"
+    )
     server: GenerationServer = GenerationServer()
 
 
@@ -255,13 +258,16 @@ class RL(Table):
     model_workers: Count = Field(
         1, description="processes of a worker, which share its resources; all but the first generate and reward"
     )
+    generators: Annotated[int, Field(ge=0, le=1000)] = Field(
+        0, description="machines beside the workers that only respond to prompts and reward, for all workers"
+    )
     data_parallel: bool = Field(
         False, description="all model workers compute the policy's gradient, each on its part of a step's responses"
     )
     staleness: Annotated[int, Field(ge=0)] = Field(
         0,
         description="steps that the weights which respond may be behind those that are trained; above 0, model workers "
-        "respond to the next batches while this one is trained on",
+        "or generators respond to the next batches while this one is trained on",
     )
     environment: EnvironmentName | None = Field(
         None,
@@ -287,8 +293,8 @@ class RL(Table):
 
     @property
     def responds_before(self) -> bool:
-        """Whether responses are there before the calls of a step begin: by a stream, or by draws that refill it."""
-        return self.is_asynchronous or self.refill > 0
+        """Whether responses are there before the calls of a step begin: of others, or of draws that refill a batch."""
+        return self.is_asynchronous or self.refill > 0 or self.generators > 0
 
     @property
     def corrects(self) -> bool:

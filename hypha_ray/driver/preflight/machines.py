@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from hypha_ray.config import Job
 from hypha_ray.market.buyer import choices, trades, workers_to_hire
 from hypha_ray.market.offers import Offer
-from hypha_ray.market.requirements import NodeResources, group_need
+from hypha_ray.market.requirements import NodeResources, generator_need, generators_with_room, group_need
 from hypha_ray.market.selection import UNKNOWN, Choice, Speeds, worths
 
 
@@ -35,6 +35,9 @@ def machine_lines(job: Job, nodes: Sequence[NodeResources], home: str, speeds: S
             yield f"price: {price:.2f} an hour"
     workers = workers_to_hire(job, nodes, home, speeds)
     yield from _group_lines(job, workers)
+    if job.rl.generators:
+        fitting = generators_with_room(job, nodes)
+        yield f"generators with {generator_need(job)} each: {fitting} of {job.rl.generators} fit beside the workers"
     yield f"resources: {len(workers)} of {job.num_workers} workers fit; nodes: {len(nodes)}"
 
 

@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeAlias
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.dataflow.requests import Hook, Reallocate
+from hypha_ray.texts import counted
 
 Operation: TypeAlias = Literal["generate", "inference", "train_step"]
 _DATASET = ("prompts", "keys", "reward_data")
@@ -142,10 +143,12 @@ def step_text(rl: RL) -> str:
     if rl.refill:
         rollout = rollout_graph(rl).text().replace("\n", f"\nup to {rl.refill + 1} times  ")
         return f"up to {rl.refill + 1} times  {rollout}\n{text}"
-    if not rl.is_asynchronous:
+    if not rl.responds_before:
         return text
     rollout = Graph.of([rollout_call(rl)], _DATASET).text().removeprefix("0  ")
-    return f"up to {rl.staleness} ahead  {rollout}\n{text}"
+    ahead = f"up to {rl.staleness} ahead" if rl.is_asynchronous else "before"
+    by = f", by up to {counted(rl.generators, 'generator')}" if rl.generators else ""
+    return f"{ahead}{by}  {rollout}\n{text}"
 
 
 def rollout_graph(rl: RL) -> Graph:

@@ -266,6 +266,14 @@ class Master(Generic[R]):
             if reply.meta is not None and reply.worker in heads:
                 buffer.amend(reply.meta, Shard(reply.worker, reply.request))
 
+    def keep(self, worker: int, sample: Sample) -> Reply:
+        """Store samples that were made elsewhere with a worker, until their ids are cleared."""
+        request = ModelRequest(next(self._numbers), "fetch", worker, ids=sample.ids, arguments={"sample": sample})
+        pending = self._queue.request(request)
+        self._wait_for(pending)
+        [reply] = pending.replies
+        return reply
+
     def drop(self, ids: Sequence[str]) -> None:
         """Let workers drop ids that were kept, with those that a graph has finished last."""
         self._finished += tuple(ids)

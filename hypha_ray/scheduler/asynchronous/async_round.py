@@ -122,6 +122,11 @@ class AsyncRound:
         return Verdict(self.number, contributions, tuple(self.rejected), update_norm)
 
     @property
+    def deltas(self) -> tuple[Delta, ...]:
+        """Accepted deltas."""
+        return tuple(arrival.delta for _, arrival, _ in self.accepted)
+
+    @property
     def spans(self) -> tuple[tuple[int, tuple[Span, ...]], ...]:
         """Spans that each worker's deltas were trained on."""
         spans: dict[int, tuple[Span, ...]] = {}

@@ -271,7 +271,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         members = self._roster.members
         verdict = current.verdict(update_norm)
         self.queue.commit(current.number)
-        totals = self._persist(current.number, verdict, current.spans, now, **self.queue.state())
+        totals = self._persist(current.number, verdict, current.spans, current.deltas, now, **self.queue.state())
         commit = CommitMetrics(verdict, known_batch_s(members), totals)
         self.pending.awaiting_merge.append(CommittedAsyncRound(current, commit, len(members), now))
         self.state = Waiting(current.number + 1, current)

@@ -352,7 +352,7 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
             self._totals.count(delta)
             if delta.inner_state:
                 self._inner_states.add(worker)
-        return self._persist(current.number, verdict, tuple(used.items()), now)
+        return self._persist(current.number, verdict, tuple(used.items()), deltas.values(), now)
 
     def _record_merge(self, member: WorkerState, event: Merged, now: float) -> None:
         for committed in self.pending.awaiting_merge:

@@ -8,6 +8,7 @@ Each state holds its evidence. Without a barrier deltas are reduced while others
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -19,7 +20,7 @@ from hypha_ray.scheduler.messages import Outbox
 from hypha_ray.scheduler.planning.worker_plans import WorkerPlans
 from hypha_ray.scheduler.resume_point import ResumePoint, RunTotals
 from hypha_ray.scheduler.rounds.pending import C, PendingRounds
-from hypha_ray.types import Evaluated, Merged, Source, Verdict, WeightsVersion
+from hypha_ray.types import Delta, Evaluated, Merged, Source, Verdict, WeightsVersion, by_responder
 
 R = TypeVar("R")
 """Type of the strategy's rounds."""
@@ -213,7 +214,9 @@ class RoundStrategy(Generic[R, C]):
         if member.plan is not None and member.plan.final and member.merged_version == member.plan.round:
             self._roster.done(member.source.worker)
 
-    def _persist(self, number: int, verdict: Verdict, used: c.Used, now: float, **more: int) -> dict[str, Any]:
+    def _persist(
+        self, number: int, verdict: Verdict, used: c.Used, deltas: Iterable[Delta], now: float, **more: int
+    ) -> dict[str, Any]:
         """Persist a round's weights and the state that a later scheduler needs; return the run's totals."""
         self.commits = number + 1
         totals = self._totals.totals(now)
@@ -221,5 +224,7 @@ class RoundStrategy(Generic[R, C]):
         state = {"totals": totals, "workers": self._roster.state(), **self.plans.state(), **more}
         if self.plans.used_up:
             state["last"] = True
-        self._out.put(c.Persist(number, verdict, used, ledger.cursors(), ledger.epoch, ledger.ahead(), state))
+        responders = by_responder(part for delta in deltas for part in delta.responders)
+        positions = ledger.cursors(), ledger.epoch, ledger.ahead()
+        self._out.put(c.Persist(number, verdict, used, *positions, state, responders))
         return totals

@@ -24,6 +24,7 @@ from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import SchedulerCore, search_less_often
 from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.runtime.generators import keep_all
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
 from hypha_ray.scheduler.runtime.market_client import CostBook, SpeedBook, Staffing
 from hypha_ray.scheduler.runtime.run_actors import RunActors
@@ -134,6 +135,7 @@ class Scheduler(ListedActor):
             commands = core.start(await hiring, time.monotonic())
             self._spawn(self._initialise(resume_point))
             self._spawn(self._watch_nodes())
+            self._spawn(keep_all(self._actors.generators, self._telemetry.problem))
             yield [_status("starting workers and building the model")]
             while True:
                 for command in commands:

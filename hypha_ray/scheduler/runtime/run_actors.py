@@ -25,10 +25,20 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from hypha_ray.children import ListedActor
 from hypha_ray.config import Job
 from hypha_ray.data.actor import READS_AT_ONCE, DataShard
-from hypha_ray.errors import ClusterError
+from hypha_ray.errors import CapacityError, ClusterError
 from hypha_ray.market.allocator import Lease, Leases
 from hypha_ray.market.cluster import draining_nodes, on_this_node
-from hypha_ray.market.requirements import Need, NodeResources, server_need, worker_needs
+from hypha_ray.market.requirements import (
+    Need,
+    NodeResources,
+    generator_need,
+    generators_with_room,
+    server_need,
+    worker_needs,
+)
+from hypha_ray.rl.generators.actor import GROUPS as GENERATOR_GROUPS
+from hypha_ray.rl.generators.actor import ResponseGenerator
+from hypha_ray.rl.generators.rollout import generator_name
 from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor, value
 from hypha_ray.server import actor as server_actor
 from hypha_ray.server.actor import ParameterServer
@@ -43,6 +53,8 @@ OWNER = "owner"
 """Name of the owner in the namespace of the run."""
 NAME_S = 10.0
 """Longest wait for the name or lease of an actor that is being ended."""
+GENERATOR_S = 10.0
+"""Longest wait for the lease of a generator, in seconds: there was room just before."""
 TAKEOVER_S = 3.0
 """Longest wait for the answer of an actor that the previous scheduler left, in seconds."""
 
@@ -54,11 +66,14 @@ def actor_class(role: str) -> Any:
     Ray draws a random id for it, so it isn't made as this module is loaded: processes may be forked afterwards.
 
     Args:
-        role: ``server``, or the kind of a worker: ``train``, or ``bridged`` if its trainer runs outside Ray.
+        role: ``server``, ``generator``, or the kind of a worker: ``train``, or ``bridged`` if its trainer runs outside
+            Ray.
 
     """
     if role == "server":
         return ray.remote(concurrency_groups=server_actor.GROUPS, allow_out_of_order_execution=True)(ParameterServer)
+    if role == "generator":
+        return ray.remote(concurrency_groups=GENERATOR_GROUPS)(ResponseGenerator)
     worker = {"train": TrainWorker, "bridged": BridgedWorker}[role]
     return ray.remote(concurrency_groups={"control": 1}, allow_out_of_order_execution=True)(worker)
 
@@ -96,6 +111,8 @@ def outliving(job: Job) -> dict[str, Need]:
     needs = {f"worker-{number}": need for number, need in enumerate(worker_needs(job))}
     for fragment in range(job.sync.fragments):
         needs[f"server-{fragment}"] = server_need(job)
+    for number in range(job.rl.generators):
+        needs[generator_name(number)] = generator_need(job)
     return needs
 
 
@@ -150,6 +167,13 @@ class RunActors:
         for fragment in range(job.sync.fragments):
             name = f"server-{fragment}"
             self.servers.append(self._supervise(name, partial(self._start_server, name)))
+
+        self.generators: list[SupervisedActor] = []
+        self._placing_generator = asyncio.Lock()
+        """Held while a generator looks for room: two of them don't count on the same."""
+        for number in range(job.rl.generators):
+            name = generator_name(number)
+            self.generators.append(self._supervise(name, partial(self._start_generator, name)))
 
     async def hire(self, source: Source) -> tuple[Any, bool]:
         """Take over the worker of a number, or lease a machine and start one there.
@@ -271,7 +295,7 @@ class RunActors:
         """End every actor and every lease of the run."""
         for worker in list(self._workers):
             self.dismiss(worker)
-        for actor in [*self.servers, *self.shards, self.store, self.telemetry]:
+        for actor in [*self.generators, *self.servers, *self.shards, self.store, self.telemetry]:
             actor.close()
         self.leases.release_all()
 
@@ -306,6 +330,25 @@ class RunActors:
             server = await self._start_owned("server", name, options, self._job)
         return server
 
+    async def _start_generator(self, name: str) -> Any:
+        """Take a generator over, or start it where it has room beside the workers.
+
+        Raises:
+            CapacityError: there is none now.
+
+        """
+        generator = await self._take_over(name, lambda actor: actor.ping.remote())
+        if generator is not None:
+            return generator
+        async with self._placing_generator:
+            nodes = await asyncio.to_thread(self.nodes)
+            placed = sum(other.name in self._lease_by_name for other in self.generators)
+            if generators_with_room(self._job, nodes) <= placed:
+                raise CapacityError("CFG004", f"{name} finds no room beside the workers", fix="add nodes")
+            options = await self._place(name, wait_s=GENERATOR_S)
+        tokenizer, _ = self._from_dataset
+        return await self._start_owned("generator", name, options, self._job, tokenizer)
+
     async def _take_over(self, name: str, ask: Callable[[Any], Any]) -> Any | None:
         """Actor that the previous scheduler left under a name; None if it has lost its lease or doesn't agree."""
         if name not in self._left_over:
@@ -323,14 +366,21 @@ class RunActors:
         self._kill(name)
         return None
 
-    async def _place(self, name: str, parts: int = 1) -> dict[str, Any]:
-        """Ray options that place an actor on a part of a lease, after an earlier actor there has ended."""
+    async def _place(self, name: str, parts: int = 1, wait_s: float | None = None) -> dict[str, Any]:
+        """Ray options that place an actor on a part of a lease, after an earlier actor there has ended.
+
+        Args:
+            name: name of the actor.
+            parts: number of parts.
+            wait_s: longest wait for room in seconds; None: `resources.start_deadline_s`.
+
+        """
         need = self._needs[name]
         if not need.bundle():
             return on_this_node()  # Not wherever Ray likes: a machine of the spot market would take θ with it.
         self._give_back(name)
         deadline = time.monotonic() + NAME_S
-        start_deadline_s = self._job.resources.start_deadline_s
+        start_deadline_s = self._job.resources.start_deadline_s if wait_s is None else wait_s
         while True:
             try:
                 lease = await self.leases.acquire(name, need, start_deadline_s)

@@ -37,6 +37,7 @@ from hypha_ray.types import (
     Source,
     WeightsVersion,
     WorkerWarned,
+    by_responder,
     window,
 )
 from hypha_ray.types.current_work import working
@@ -381,6 +382,7 @@ class TrainingLoop:
             inner_state=self._sends_inner_state,
             quality=(quality.error, quality.cosine),
             sums=meter.sums,
+            responders=by_responder(meter.responders),
             token_operations=self._token_operations,
             peak_operations=self._peak_operations,
             peak_memory_bytes=take_peak_memory(self._trainer.device),

@@ -11,7 +11,7 @@ import torch
 
 from hypha_ray.exchange_schedule import ReportSchedule
 from hypha_ray.optim.step import Step
-from hypha_ray.types import Report, Source, Sums, added
+from hypha_ray.types import PromptsOfResponder, Report, Source, Sums, added
 
 
 @dataclass(slots=True)
@@ -36,6 +36,8 @@ class Meter:
     data_wait_s: float = 0.0
     sums: Sums = field(default_factory=dict)
     """Further figures of the round's reported steps."""
+    responders: list[PromptsOfResponder] = field(default_factory=list)
+    """Prompts by who responded to them, of each batch."""
     _steps: list[Sums] = field(default_factory=list)
     _losses: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     """Losses and scored positions of steps; they may be on the device until a report needs them."""
@@ -71,6 +73,7 @@ class Meter:
         if result.tokens is not None:
             self.tokens = (self.tokens or 0) + result.tokens
         self.scored += result.scored
+        self.responders += result.responders
         self._learning_rate = learning_rate
         if result.sums:
             self._steps.append(result.sums)

@@ -1,0 +1,1 @@
+"""Generators: machines that only respond to prompts, for all workers of a run."""
