@@ -200,7 +200,10 @@ class CommitLog:
 
 
 def _encoded(commit: Commit) -> dict[str, Any]:
-    """Fields of a JSON record. A span is [epoch, slice, start, stop]; `blamed` is written only if it is false."""
+    """Fields of a JSON record. A span is [epoch, slice, start, stop], and a prompt [epoch, slice, index].
+
+    `blamed` is written only if it is false, and `responders` only if there are any.
+    """
     rejected = []
     for rejection in commit.rejected:
         record: dict[str, Any] = {"worker": rejection.worker, "reason": rejection.reason}
@@ -210,7 +213,11 @@ def _encoded(commit: Commit) -> dict[str, Any]:
     spans = {}
     for worker, worker_spans in commit.spans:
         spans[worker] = [list(span) for span in worker_spans]
-    return {**asdict(commit), "spans": spans, "rejected": rejected}
+    fields = {**asdict(commit), "spans": spans, "rejected": rejected}
+    del fields["responders"]
+    if commit.responders:
+        fields["responders"] = {part.responder: [list(prompt) for prompt in part.prompts] for part in commit.responders}
+    return fields
 
 
 def _decoded(record: dict[str, Any]) -> Commit:
@@ -218,7 +225,8 @@ def _decoded(record: dict[str, Any]) -> Commit:
     spans = []
     for worker, worker_spans in record["spans"].items():
         spans.append((int(worker), [Span(*span) for span in worker_spans]))
-    return _COMMIT.validate_python({**record, "spans": spans})
+    responders = tuple(record.get("responders", {}).items())
+    return _COMMIT.validate_python({**record, "spans": spans, "responders": responders})
 
 
 def broken_chain(round: int, got: str, allowed: str) -> CheckpointError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -14,11 +15,15 @@ import pytest
 import ray
 import torch
 
+from hypha_ray.data.catalogue import load as load_dataset
 from hypha_ray.failpoints import arm, hits
 from hypha_ray.model.loading.tokenizer import pack
 from hypha_ray.rl.generators.actor import GROUPS, ResponseGenerator
 from hypha_ray.rl.island import Island
-from tests.cluster.test_islands import problems
+from hypha_ray.worker.inbox import epoch_order
+from tests.cluster.test_islands import islands, listed, problems
+from tests.support.faults import events
+from tests.support.jobs import run_job
 from tests.support.rl import EPISODES, job, prompts, tokenizer
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -135,3 +140,33 @@ def test_generators_that_are_killed_or_stopped_change_no_bit(tmp_path: Path, dis
     assert sum("is lost" in line for line in problems) == 1
     assert any("is silent" in line for line in problems)
     assert any(line == "worker-0 reaches no generator, and responds itself meanwhile" for line in problems)
+
+
+def test_a_run_whose_generator_is_killed_names_each_prompt_of_a_commit_once(problems: Path, tmp_path: Path) -> None:
+    log = tmp_path / "hits.jsonl"
+    keys = {
+        "testing.failpoints": listed(["generator.answer=kill@30", "rl.train=kill@25"]),
+        "testing.failpoint_log": log,
+        "rounds.update_rounds": 12,
+        "rl.generators": 2,
+        "rl.staleness": 1,
+        "resources.worker.cpu": 1,
+        "resources.generator.cpu": 1,
+    }
+    run = run_job(islands("generators", problems, **keys), tmp_path, problems)
+
+    assert hits(log, "generator.answer") == hits(log, "rl.train") == 1
+    replaced = [event["role"] for event in events(run, "revive")]
+    assert sum(name.startswith("generator-") for name in replaced) == 1
+    sizes = {info.index: info.samples for info in load_dataset(problems).slices}
+    names = set()
+    for number, (commit, workers) in enumerate(zip(run.commits(), run.spans(), strict=True)):
+        assert commit["round"] == number
+        trained_on = []
+        for span in itertools.chain(*workers.values()):
+            rows = epoch_order(0, span.epoch, span.slice, sizes[span.slice])[span.start : span.stop]
+            trained_on += [[span.epoch, span.slice, row] for row in rows.tolist()]
+        assert sorted(itertools.chain(*commit["responders"].values())) == sorted(trained_on)
+        names.update(commit["responders"])
+    assert len(run.commits()) == 12
+    assert {"generator-0", "generator-1"} <= names <= {"generator-0", "generator-1", "worker-0", "worker-1"}
