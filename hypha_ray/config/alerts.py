@@ -106,6 +106,7 @@ def _unmet_need(metric: Metric, job: Job) -> str | None:
         **dict.fromkeys(("value_loss", "value_clip_share"), (rl.has_critic, 'rl.advantage = "gae"')),
         "turns": (rl.environment is not None, "rl.environment"),
         "extra_prompts": (rl.refill > 0, "rl.refill"),
+        "by_generators": (rl.generators > 0, "rl.generators"),
         "staleness": (rl.staleness > 0, "rl.staleness"),
         "kl_coefficient": (rl.kl_target is not None, "rl.kl_target"),
     }

@@ -10,6 +10,7 @@ from hypha_ray.config.exchange_conflicts import (
     external_trainers_key,
     growth_conflicts,
     strategy_text,
+    synchronous_rl_conflicts,
 )
 from hypha_ray.config.keys import BESIDE_REPOSITORY
 from hypha_ray.config.schema import Job
@@ -300,7 +301,7 @@ def _of_rl(job: Job) -> Iterator[Conflict]:
     if job.worker.gradient_checkpointing:
         yield Conflict("worker.gradient_checkpointing", "rl.algorithm", "a policy is in evaluation mode: leave it out")
     if sends_gradients:
-        yield from _of_synchronous_rl(rl, strategy_text(job))
+        yield from synchronous_rl_conflicts(rl, strategy_text(job))
     if rl.is_asynchronous and rl.model_workers == 1 and not rl.generators:
         fix = "set rl.model_workers to 2 or more, or rl.generators: others respond"
         yield Conflict("rl.staleness", "rl.model_workers = 1", fix)
@@ -356,28 +357,6 @@ def _advantage(rl: RL) -> str:
     return f"rl.advantage = {advantage!r}"
 
 
-def _of_synchronous_rl(rl: RL, strategy: str) -> Iterator[Conflict]:
-    """Conflicts of steps whose prompts are divided among workers, and which are those of one worker on all of them."""
-    one_step = "leave it at 1: a round is one step of the server"
-    part = "each worker sees a part of the prompts"
-    if rl.epochs > 1:
-        yield Conflict("rl.epochs", strategy, one_step)
-    if rl.minibatches > 1:
-        yield Conflict("rl.minibatches", strategy, one_step)
-    if rl.is_asynchronous:
-        yield Conflict("rl.staleness", strategy, "leave it at 0: a round is one step of the server")
-    if rl.refill:
-        yield Conflict("rl.refill", strategy, "leave it at 0: a round is one batch of each worker")
-    if rl.recipe.advantage in ("batch_std", "batch_scale", "gae"):
-        key = "rl.advantage" if rl.advantage else "rl.algorithm"
-        yield Conflict(key, strategy, f"choose grpo, dapo or another of groups: {part}")
-    if rl.kl_target is not None:
-        yield Conflict("rl.kl_target", strategy, f"leave it out: {part}, and would adapt a coefficient of its own")
-    if rl.reference == "average":
-        fix = "choose initial: only steps of a worker are averaged"
-        yield Conflict('rl.reference = "average"', strategy, fix)
-
-
 def _of_generators(job: Job) -> Iterator[Conflict]:
     """Conflicts of machines that only respond."""
     key = "rl.generators"
@@ -390,9 +369,6 @@ def _of_generators(job: Job) -> Iterator[Conflict]:
         yield Conflict(key, 'rl.generation.engine = "server"', f"{_LEAVE_ONE_OUT}: the server generates for its worker")
     if job.sync.traits.sends_gradients:
         yield Conflict(key, strategy_text(job), "leave it at 0, or choose diloco")
-    if job.resources.strategy != "cheapest":
-        fix = "leave that out: machines for generators aren't chosen by offers"
-        yield Conflict(key, f'resources.strategy = "{job.resources.strategy}"', fix)
     generator = job.resources.generator
     kinds = {(group.cpu, group.gpu, group.gpu_type) for group in job.worker_groups}
     if job.run.mode == "replay" and kinds != {(generator.cpu, generator.gpu, generator.gpu_type)}:

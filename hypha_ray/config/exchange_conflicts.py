@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hypha_ray.config.schema import Job
+from hypha_ray.config.tables.rl import RL
 
 
 class Conflict(NamedTuple):
@@ -149,3 +150,25 @@ def external_trainers_key(job: Job) -> str | None:
         if group.bridged:
             return f"workers.{number}.kind"
     return "bridge.commands" if job.bridge.commands else None
+
+
+def synchronous_rl_conflicts(rl: RL, strategy: str) -> Iterator[Conflict]:
+    """Conflicts of steps whose prompts are divided among workers, and which are those of one worker on all of them."""
+    one_step = "leave it at 1: a round is one step of the server"
+    part = "each worker sees a part of the prompts"
+    if rl.epochs > 1:
+        yield Conflict("rl.epochs", strategy, one_step)
+    if rl.minibatches > 1:
+        yield Conflict("rl.minibatches", strategy, one_step)
+    if rl.is_asynchronous:
+        yield Conflict("rl.staleness", strategy, "leave it at 0: a round is one step of the server")
+    if rl.refill:
+        yield Conflict("rl.refill", strategy, "leave it at 0: a round is one batch of each worker")
+    if rl.recipe.advantage in ("batch_std", "batch_scale", "gae"):
+        key = "rl.advantage" if rl.advantage else "rl.algorithm"
+        yield Conflict(key, strategy, f"choose grpo, dapo or another of groups: {part}")
+    if rl.kl_target is not None:
+        yield Conflict("rl.kl_target", strategy, f"leave it out: {part}, and would adapt a coefficient of its own")
+    if rl.reference == "average":
+        fix = "choose initial: only steps of a worker are averaged"
+        yield Conflict('rl.reference = "average"', strategy, fix)

@@ -45,7 +45,7 @@ class Step:
     times: Mapping[str, float] = field(default_factory=dict)
     """Seconds of parts of the step, by the names of figures."""
     responders: tuple[PromptsOfResponder, ...] = ()
-    """Prompts of the batch by who responded to them, if others than the worker may."""
+    """Prompts of the batch by the process that responded to them, if others than the worker may."""
     extra: int = 0
     """Number of samples that were used beside those of the batch: the next ones of the round."""
 

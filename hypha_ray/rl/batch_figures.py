@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from hypha_ray.rl.dataflow.graph import GENERATING
 from hypha_ray.rl.dataflow.requests import Reply
-from hypha_ray.rl.generators.dispatch import Responded
-from hypha_ray.rl.generators.rollout import Rollout
+from hypha_ray.rl.generator_pool import Responded, Rollout
 from hypha_ray.types import PromptsOfResponder, Sums, added
 
 Replies: TypeAlias = Mapping[str, Sequence[Reply]]
@@ -32,7 +31,7 @@ class Traversed(NamedTuple):
     extra: int = 0
     """Number of prompts that were drawn beside those of the batch."""
     responders: tuple[PromptsOfResponder, ...] = ()
-    """Prompts by who responded to them, if others than the worker may."""
+    """Prompts by the process that responded to them, if others than the worker may."""
 
     @property
     def collectives(self) -> Sums:
@@ -70,7 +69,7 @@ def staleness_sums(streamed: Sequence[Reply], version: int) -> Sums:
 
 
 def shown_of(responded: Sequence[Responded[Rollout]], most: int) -> tuple[Mapping[str, Any], ...]:
-    """Return the records of a batch's first responses, each with who has given it."""
+    """Return the records of a batch's first responses, each with the name of the process that has given it."""
     records: list[Mapping[str, Any]] = []
     for part in responded:
         for record in part.answer.facts["shown"]:
@@ -79,7 +78,7 @@ def shown_of(responded: Sequence[Responded[Rollout]], most: int) -> tuple[Mappin
 
 
 def responders_of(responded: Sequence[Responded[Rollout]]) -> tuple[PromptsOfResponder, ...]:
-    """Return the prompts of a batch by who responded to them."""
+    """Return the prompts of a batch by the process that responded to them."""
     parts: list[PromptsOfResponder] = []
     for part in responded:
         keys = part.piece.prompts.data["keys"].tolist()

@@ -53,8 +53,7 @@ from hypha_ray.rl.dataflow.requests import (
     WorkerLostError,
 )
 from hypha_ray.rl.dataflow.sample import Sample
-from hypha_ray.rl.generators.pool import GeneratorPool
-from hypha_ray.rl.generators.shared import SharedRollouts
+from hypha_ray.rl.generator_pool import GeneratorPool
 from hypha_ray.rl.joint import Joint
 from hypha_ray.rl.packing import sample_of
 from hypha_ray.rl.refill import Refill
@@ -62,6 +61,7 @@ from hypha_ray.rl.roles.build import trained_roles
 from hypha_ray.rl.roles.policies import Generator, Rollouts
 from hypha_ray.rl.roles.reward import Advantage, RewardRole
 from hypha_ray.rl.roles.role import Role, TrainedRole
+from hypha_ray.rl.shared_rollouts import SharedRollouts
 from hypha_ray.types import Flat, Samples, Sums, added
 
 Traverse: TypeAlias = Callable[[Graph, Sample, Mapping[str, Extras]], Replies]
@@ -409,7 +409,7 @@ def _shared_rollouts(job: Job, roles: Mapping[str, Role], worker: int) -> Shared
     rl = job.rl
     if not rl.generators:
         return None
-    from hypha_ray.rl.generators.actor import RayGenerators  # Without generators, Ray has no part in this.
+    from hypha_ray.rl.actor import RayGenerators  # Without generators, Ray has no part in this.
 
     name = f"worker-{worker}"
     generators = RayGenerators(str(job.run.name), name, rl.generators)

@@ -50,6 +50,7 @@ POLICY = (
             "truncated": "responses that were cut off",
             "clip_share": "tokens that were clipped",
             "value_clip_share": "tokens whose value was clipped",
+            "by_generators": "prompts that generators have responded to",
         },
     ),
     Chart("Loss of the critic", "", {"value_loss": "half the squared error"}),

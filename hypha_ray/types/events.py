@@ -198,7 +198,7 @@ class Delta(RoundEvent):
     quality: tuple[float, float] = (0.0, 1.0)
     sums: Sums = field(default_factory=dict)
     responders: tuple[PromptsOfResponder, ...] = ()
-    """Prompts by who responded to them, if others than the worker may."""
+    """Prompts by the process that responded to them, if others than the worker may."""
     token_operations: float | None = None
     """Operations of training on a token; None if they aren't known."""
     peak_operations: float | None = None

@@ -172,7 +172,7 @@ class RoundOutcome:
     state: Mapping[str, Any] = field(default_factory=dict)
     """State that a later scheduler needs beside the log: totals, statistics, strikes; plain JSON, in the snapshot."""
     responders: tuple[PromptsOfResponder, ...] = ()
-    """Prompts of the accepted deltas by who responded to them; empty if no other than the workers may."""
+    """Prompts of the accepted deltas by the process that responded to them; empty if only workers may."""
 
 
 @dataclass(frozen=True, slots=True)

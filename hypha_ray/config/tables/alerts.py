@@ -31,7 +31,7 @@ TASK_FIELDS: Final = (
     *("reward", "absent_rewards", "equal_groups", "response_tokens", "truncated", "entropy", "clip_share", "kl"),
     *("kl_coefficient", "value_loss", "value_clip_share", "logprob_gap", "staleness"),
     *("turns", "extra_prompts", "scatters", "gathers", "broadcasts"),
-    *("generation_s", "training_s"),
+    *("generation_s", "training_s", "by_generators"),
 )
 """Figures of reinforcement learning, which are fields of rounds, reports and, some of them, of evaluations."""
 PREFERENCE_FIELDS: Final = ("reward_chosen", "reward_rejected", "margin", "train_accuracy")

@@ -23,6 +23,8 @@ from hypha_ray.texts import counted
 
 _OF_RESPONDERS: tuple[KeyPath, ...] = (
     ("rl", "model_workers"),
+    ("rl", "generators"),
+    ("resources", "generator"),
     ("rl", "staleness"),
     ("rl", "evaluation"),
     ("rl", "shown_responses"),
@@ -91,7 +93,8 @@ def generator_facts(job: Job, manifest: Manifest) -> Iterator[tuple[str, str]]:
     if times is None:
         return
     trainers = job.num_workers
-    needed = counted(generators_needed(trainers, times.generation_s, times.training_s), "model worker")
+    noun = "generator" if job.rl.generators else "model worker"
+    needed = counted(generators_needed(trainers, times.generation_s, times.training_s), noun)
     text = f"{needed} responding would keep {counted(trainers, 'trainer')} busy: {times.generation_s:.3g} s of "
     text += f"responding and {times.training_s:.3g} s of training a batch, "
     text += f"the medians of {counted(times.rounds, 'round')} of run {times.run}"

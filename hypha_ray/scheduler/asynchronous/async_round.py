@@ -124,7 +124,10 @@ class AsyncRound:
     @property
     def deltas(self) -> tuple[Delta, ...]:
         """Accepted deltas."""
-        return tuple(arrival.delta for _, arrival, _ in self.accepted)
+        deltas: list[Delta] = []
+        for _, arrival, _ in self.accepted:
+            deltas.append(arrival.delta)
+        return tuple(deltas)
 
     @property
     def spans(self) -> tuple[tuple[int, tuple[Span, ...]], ...]:

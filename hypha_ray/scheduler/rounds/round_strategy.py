@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from hypha_ray.config import Job
@@ -224,7 +225,7 @@ class RoundStrategy(Generic[R, C]):
         state = {"totals": totals, "workers": self._roster.state(), **self.plans.state(), **more}
         if self.plans.used_up:
             state["last"] = True
-        responders = by_responder(part for delta in deltas for part in delta.responders)
+        responders = by_responder(chain.from_iterable(delta.responders for delta in deltas))
         positions = ledger.cursors(), ledger.epoch, ledger.ahead()
         self._out.put(c.Persist(number, verdict, used, *positions, state, responders))
         return totals

@@ -36,9 +36,9 @@ from hypha_ray.market.requirements import (
     server_need,
     worker_needs,
 )
-from hypha_ray.rl.generators.actor import GROUPS as GENERATOR_GROUPS
-from hypha_ray.rl.generators.actor import ResponseGenerator
-from hypha_ray.rl.generators.rollout import generator_name
+from hypha_ray.rl.actor import GROUPS as GENERATOR_GROUPS
+from hypha_ray.rl.actor import ResponseGenerator
+from hypha_ray.rl.generator_pool import generator_name
 from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor, value
 from hypha_ray.server import actor as server_actor
 from hypha_ray.server.actor import ParameterServer
@@ -342,8 +342,8 @@ class RunActors:
             return generator
         async with self._placing_generator:
             nodes = await asyncio.to_thread(self.nodes)
-            placed = sum(other.name in self._lease_by_name for other in self.generators)
-            if generators_with_room(self._job, nodes) <= placed:
+            leased = self._lease_by_name.keys() & {generator.name for generator in self.generators}
+            if generators_with_room(self._job, nodes) <= len(leased):
                 raise CapacityError("CFG004", f"{name} finds no room beside the workers", fix="add nodes")
             options = await self._place(name, wait_s=GENERATOR_S)
         tokenizer, _ = self._from_dataset

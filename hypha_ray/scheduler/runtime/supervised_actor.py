@@ -7,11 +7,12 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
-from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayError, RayTaskError
 
-from hypha_ray.errors import ClusterError, first_line
+from hypha_ray.errors import CapacityError, ClusterError, HyphaError, first_line
 
 _PROCESS = re.compile(r"^\s*pid: (\d+)", re.MULTILINE)
 _ADDRESS = re.compile(r"(?:^\s*ip|\bNode IP): ([^\s,]+)", re.MULTILINE)
@@ -30,6 +31,10 @@ MAX_LOST_CALLS = 20
 """Attempts of a call, `AGAIN_S` seconds apart, before the actor is replaced."""
 MAX_DEATHS = 4
 """Actors in a row that may die during one call before the call counts as the cause."""
+GENERATOR_LOOK_S = 1.0
+"""Seconds between two looks at a generator that lives."""
+GENERATOR_RETRY_S = 5.0
+"""Seconds until the next attempt to start one."""
 GONE = (ObjectLostError, RayActorError)
 """Errors of Ray for a lost object; the second is raised if the object came from a stream that hadn't ended."""
 
@@ -233,3 +238,32 @@ class SupervisedActor:
 async def value(ref: Any) -> Any:
     """Value of a reference, as the coroutine that ``asyncio.wait_for`` and ``gather`` need."""
     return await ref
+
+
+async def keep_all(generators: Sequence[SupervisedActor], tell: Callable[[str], None]) -> None:
+    """Keep generators alive, as `keep` does one."""
+    await asyncio.gather(*map(partial(keep, tell=tell), generators))
+
+
+async def keep(generator: SupervisedActor, tell: Callable[[str], None]) -> None:
+    """Keep a generator alive. A run goes on without it, so no failure ends this.
+
+    Args:
+        generator: the generator.
+        tell: takes a line for the user if the generator can't be started, each reason once.
+
+    """
+    last_reason: str | None = None
+    while True:
+        try:
+            await generator.ask(lambda actor: actor.ping.remote())
+            last_reason = None
+            await asyncio.sleep(GENERATOR_LOOK_S)
+        except CapacityError:  # Machines may come later, and their absence shows in the share of the generators.
+            await asyncio.sleep(GENERATOR_RETRY_S)
+        except (HyphaError, RayError) as error:
+            reason = f"{generator.name} can't be started: {first_line(error)}"
+            if reason != last_reason:
+                tell(reason)
+            last_reason = reason
+            await asyncio.sleep(GENERATOR_RETRY_S)

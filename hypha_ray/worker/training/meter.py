@@ -37,7 +37,7 @@ class Meter:
     sums: Sums = field(default_factory=dict)
     """Further figures of the round's reported steps."""
     responders: list[PromptsOfResponder] = field(default_factory=list)
-    """Prompts by who responded to them, of each batch."""
+    """Prompts by the process that responded to them, of each batch."""
     _steps: list[Sums] = field(default_factory=list)
     _losses: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     """Losses and scored positions of steps; they may be on the device until a report needs them."""

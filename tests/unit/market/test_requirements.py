@@ -13,6 +13,7 @@ from hypha_ray.errors import CapacityError, ConfigError
 from hypha_ray.market.requirements import (
     Need,
     NodeResources,
+    generators_with_room,
     needs,
     server_need,
     shortage,
@@ -147,6 +148,21 @@ def test_selector_owners_label_before_rays() -> None:
 def test_workers_to_start_as_many_as_fit() -> None:
     assert workers_to_start(job(num_workers=8, min_workers=2), [node(CPU=2), node(CPU=3)]) == [0, 1, 2, 3, 4]
     assert workers_to_start(job(num_workers=3, min_workers=2), [node(CPU=2), node(CPU=3)]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("cores", "fitting"),
+    [([4], 2), ([3], 1), ([2], 0), ([1], 0), ([2, 1, 1, 1], 3), ([1, 1, 0.5], 0)],
+)
+def test_generators_find_room_beside_the_workers_that_do(cores: list[float], fitting: int) -> None:
+    wanted = Job.model_validate({"resources": {"num_workers": 2}, "rl": {"generators": 3}})
+    assert generators_with_room(wanted, [node(CPU=count) for count in cores]) == fitting
+
+
+def test_generators_find_no_room_where_too_few_workers_do() -> None:
+    resources = {"num_workers": 2, "min_workers": 2, "worker": {"cpu": 4.0}}
+    wanted = Job.model_validate({"resources": resources, "rl": {"generators": 3}})
+    assert generators_with_room(wanted, [node(CPU=7)]) == 0
 
 
 def test_workers_to_start_room_for_the_server_is_kept() -> None:

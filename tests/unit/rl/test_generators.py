@@ -13,9 +13,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from hypha_ray.errors import ConfigError
+from hypha_ray.market.buyer import workers_to_hire
+from hypha_ray.rl.dataflow.graph import step_text
 from hypha_ray.rl.dataflow.sample import Meta, Sample
-from hypha_ray.rl.generators.dispatch import Dispatch, Piece, SharedWeights, pieces_of
-from hypha_ray.rl.generators.pool import Arrival, GeneratorLostError, GeneratorPool
+from hypha_ray.rl.generator_pool import (
+    Arrival,
+    Dispatch,
+    GeneratorLostError,
+    GeneratorPool,
+    Piece,
+    SharedWeights,
+    pieces_of,
+)
+from tests.support.rl import job
+from tests.unit.market.nodes import node
 
 DEADLINE_S = 10.0
 STORED = SharedWeights(1, "weights")
@@ -237,9 +248,6 @@ def test_a_generator_that_comes_late_responds_to_what_is_left(line: Line, pool: 
 
     assert [(part.responder, part.answer) for part in parts] == [("a", "of a"), ("b", "of b")]
     assert all(part.is_shared for part in parts)
-        ("a", "of a", True),
-        ("b", "of b", True),
-    ]
     assert pool.take_problems() == ()
 
 
@@ -278,3 +286,30 @@ def test_an_answer_to_a_dropped_batch_frees_its_generator_and_counts_nowhere(
     line.answer(reference, "of the next one")
 
     assert [part.answer for part in pool.collect(2, alone, helps=False)] == ["of the next one"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--rl.model_workers=2"], r"CFG011.*rl\.generators.*rl\.model_workers"),
+        (["--rl.refill=1", "--rl.drop_equal_groups=true"], r"CFG011.*rl\.generators.*rl\.refill"),
+        (["--rl.generation.engine=server", '--rl.generation.server.command="a {model} {port}"'], r"CFG011.*server"),
+        (["--run.mode=replay", "--resources.generator.cpu=2"], r"CFG011.*resources\.generator.*replay"),
+    ],
+)
+def test_what_generators_do_not_go_with_is_refused(flags: list[str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        job(*flags, generators=2)
+
+
+def test_generators_are_refused_where_owners_have_terms() -> None:
+    wanted = job("--resources.num_workers=1", generators=1)
+    assert workers_to_hire(wanted, [node("a", 4)], "a") == [0]
+    with pytest.raises(ConfigError, match=r"CFG011.*rl\.generators"):
+        workers_to_hire(wanted, [node("a", 4, price=1.0)], "a")
+
+
+def test_the_graph_of_a_step_names_generators_before_it() -> None:
+    first, second, *_ = step_text(job(generators=2).rl).splitlines()
+    assert first.startswith("before, by up to 2 generators  rollout (rollout.generate): prompts, keys, reward_data -> ")
+    assert second.startswith("0  advantage_inf")

@@ -18,7 +18,7 @@ import pytest
 from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.store.commits import CommitLog, check_chain
 from hypha_ray.store.disk import publish_once
-from hypha_ray.types import Commit, Contribution, Rejection, Span
+from hypha_ray.types import Commit, Contribution, PromptsOfResponder, Rejection, Span
 
 
 def sha(text: object) -> str:
@@ -57,6 +57,21 @@ def test_log_append_read_gives_equal_records(tmp_path: Path) -> None:
     assert again.read() == (commit(0), commit(1), commit(2))
     assert again.newest() == commit(2)
     check_chain(again.read())
+
+
+def test_record_names_the_prompts_of_each_responder_only_if_there_may_be_others(tmp_path: Path) -> None:
+    responders = (
+        PromptsOfResponder("generator-0", ((1, 4, 7), (1, 4, 2))),
+        PromptsOfResponder("worker-3", ((2, 0, 9),)),
+    )
+    named = replace(commit(0), responders=responders)
+    CommitLog(tmp_path).append(named)
+
+    record = json.loads(file_of(tmp_path, 0).read_text())
+    assert record["responders"] == {"generator-0": [[1, 4, 7], [1, 4, 2]], "worker-3": [[2, 0, 9]]}
+    assert CommitLog(tmp_path).read() == (named,)
+    CommitLog(tmp_path).append(commit(1))
+    assert "responders" not in json.loads(file_of(tmp_path, 1).read_text())
 
 
 def test_log_empty_has_no_newest_and_is_sound(tmp_path: Path) -> None:

@@ -22,9 +22,15 @@ from hypha_ray.config import Job
 from hypha_ray.errors import HyphaError, first_line, reason_of
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.rl.dataflow.sample import Sample
-from hypha_ray.rl.generators.dispatch import Piece
-from hypha_ray.rl.generators.pool import Arrival, GeneratorLostError, Reference
-from hypha_ray.rl.generators.rollout import Rollout, generator_name, rollout_by
+from hypha_ray.rl.generator_pool import (
+    Arrival,
+    GeneratorLostError,
+    Piece,
+    Reference,
+    Rollout,
+    generator_name,
+    rollout_by,
+)
 
 GROUPS = {"pulse": 1}
 """Concurrency groups of the actor: a ping waits for no other call."""

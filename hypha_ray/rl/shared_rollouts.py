@@ -14,9 +14,16 @@ from typing import Any, Protocol
 
 from hypha_ray.model.layout import array_of, tensor_of
 from hypha_ray.rl.dataflow.sample import Sample
-from hypha_ray.rl.generators.dispatch import Piece, Responded, SharedWeights, pieces_of
-from hypha_ray.rl.generators.pool import GeneratorPool, Generators
-from hypha_ray.rl.generators.rollout import Rollout, rollout_by
+from hypha_ray.rl.generator_pool import (
+    GeneratorPool,
+    Generators,
+    Piece,
+    Responded,
+    Rollout,
+    SharedWeights,
+    pieces_of,
+    rollout_by,
+)
 from hypha_ray.rl.roles.role import Role
 
 
