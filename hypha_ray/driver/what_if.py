@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.entry_point import Phases, print_notes, require_writable, write_result
 from hypha_ray.config.keys import shown
 from hypha_ray.config.load import load
+from hypha_ray.config.schema import beside_largest
 from hypha_ray.data.manifest import MANIFEST, Manifest, read_manifest
 from hypha_ray.errors import ConfigError, HubError, HyphaError
 from hypha_ray.heavy_imports import uncollected
@@ -48,7 +50,7 @@ class RunSizes:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._manifest = _manifest(folder)
+        self._manifests = _manifests(folder)
         self._fragments: dict[tuple[int, str], tuple[int, ...]] = {}
         """Parameters of each fragment, by the number of fragments and the partition."""
 
@@ -68,23 +70,35 @@ class RunSizes:
             parameters = self._fragments[key]
             if not parameters:
                 notes = ("the model can't be built here, so its fragments are taken to be of even size",)
-        if self._manifest is None:
+        epoch_samples = _mixture_epoch(job, self._manifests)
+        if job.rounds.epochs is not None and job.dataset.mix and epoch_samples is None:
+            notes += ("datasets of the mixture aren't there, so an epoch is taken to have all samples once",)
+        if not self._manifests:
             return DataSize(fragment_parameters=parameters, notes=notes)
-        slice_samples = max(info.samples for info in self._manifest.of("train"))
-        return DataSize(self._manifest.sample_bytes, slice_samples, parameters, notes)
+        slice_samples = max(info.samples for manifest in self._manifests for info in manifest.of("train"))
+        sample_bytes = max(manifest.sample_bytes for manifest in self._manifests)
+        return DataSize(sample_bytes, slice_samples, epoch_samples, parameters, notes)
 
 
-def _manifest(folder: Path) -> Manifest | None:
-    """Manifest of the run's dataset; None if it isn't on this machine."""
+def _manifests(folder: Path) -> list[Manifest]:
+    """Manifests of the run's dataset, or of those of its mixture, as far as they are on this machine."""
     dataset = read_json(folder / PROVENANCE).get("dataset") or {}
+    manifests: list[Manifest] = []
     for place in dataset.get("places") or ():
         path = Path(place)
         if (path / MANIFEST).is_file():
-            try:
-                return read_manifest(path)
-            except HyphaError:
-                continue
-    return None
+            with suppress(HyphaError):
+                manifests.append(read_manifest(path))
+    return manifests
+
+
+def _mixture_epoch(job: Job, manifests: Sequence[Manifest]) -> int | None:
+    """Samples of a mixture in an epoch of its largest dataset; None without a mixture, or without all its datasets."""
+    weights = [share.weight for share in job.dataset.mix]
+    if not weights or len(manifests) != len(weights):
+        return None
+    sizes = [sum(info.samples for info in manifest.of("train")) for manifest in manifests]
+    return max(sizes) + beside_largest(sizes, weights, epochs=1)
 
 
 def _fragment_parameters(job: Job) -> tuple[int, ...]:

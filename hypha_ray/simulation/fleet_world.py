@@ -441,6 +441,5 @@ def _slices(scenario: Scenario) -> list[SliceInfo]:
     model = scenario.model
     job = scenario.job
     trained = sum(job.samples(number) for number in range(job.rounds.update_rounds))
-    samples = trained + job.num_workers * model.slice_samples
-    number = max(1, samples // model.slice_samples) if model.samples is None else model.slices
-    return [SliceInfo(index, "", "", model.slice_samples) for index in range(number)]
+    sizes = model.slice_sizes(trained + job.num_workers * model.slice_samples)
+    return [SliceInfo(index, "", "", size) for index, size in enumerate(sizes)]

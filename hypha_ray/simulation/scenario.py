@@ -34,10 +34,12 @@ class ModelSize(Table):
     slice_samples: WholeCount = Field(1024, description="samples of a slice")
     samples: WholeCount | None = Field(None, description="samples of the dataset; default: no sample is used twice")
 
-    @property
-    def slices(self) -> int:
-        """Number of whole slices of `samples`, at least one."""
-        return max(1, (self.samples or 0) // self.slice_samples)
+    def slice_sizes(self, least: int) -> list[int]:
+        """Samples of each slice: of `samples`, of which the last slice has the rest, or of whole ones for the least."""
+        if self.samples is None:
+            return [self.slice_samples] * max(1, least // self.slice_samples)
+        whole, rest = divmod(self.samples, self.slice_samples)
+        return [self.slice_samples] * whole + [rest] * bool(rest)
 
 
 class BatchTimes(Table):
@@ -163,12 +165,14 @@ class Scenario(Table):
 
     @property
     def job_of_run(self) -> Job:
-        """The job, with the number of rounds that its epochs take on the samples of `model`."""
-        epochs = self.job.rounds.epochs
+        """The job on one dataset, with the number of rounds that its epochs take on the samples of `model`."""
+        job = self.job
+        if job.dataset.mix:
+            job = job.model_copy(update={"dataset": job.dataset.model_copy(update={"mix": []})})
+        epochs = job.rounds.epochs
         if epochs is None or self.model.samples is None:
-            return self.job
-        samples = self.model.slices * self.model.slice_samples
-        return self.job.lasting(rounds_for(self.job, epochs * samples))
+            return job
+        return job.lasting(rounds_for(job, epochs * self.model.samples))
 
     @property
     def machine_count(self) -> int:

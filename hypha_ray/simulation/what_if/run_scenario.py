@@ -222,6 +222,8 @@ class DataSize:
     """Bytes of a sample in a slice; None if the dataset isn't there."""
     slice_samples: int | None = None
     """Samples of a slice; None if the dataset isn't there."""
+    epoch_samples: int | None = None
+    """Train samples of an epoch, if it is a mixture's; None if there is one dataset, or their sizes aren't known."""
     fragment_parameters: tuple[int, ...] = ()
     """Parameters of each fragment; empty: they are taken to be even."""
     notes: tuple[str, ...] = ()
@@ -302,7 +304,8 @@ def visible_shares(fit: Calibration) -> tuple[float, float]:
 
 
 def _model_size(fit: Calibration, sizes: DataSize) -> ModelSize:
-    size = ModelSize(parameters=fit.parameter_bytes // FLOAT32_BYTES, samples=fit.samples.get("train"))
+    samples = sizes.epoch_samples or fit.samples.get("train")
+    size = ModelSize(parameters=fit.parameter_bytes // FLOAT32_BYTES, samples=samples)
     if sizes.sample_bytes is None or sizes.slice_samples is None:
         return size
     return size.model_copy(update={"sample_bytes": sizes.sample_bytes, "slice_samples": sizes.slice_samples})

@@ -54,6 +54,23 @@ def test_cost_is_price_times_hours_of_leases(tmp_path: Path) -> None:
     assert result.cost == pytest.approx(2 * 3.6 * ended_s / 3600, rel=1e-3)
 
 
+EPOCHS = EXACT.replace("update_rounds = 4", "epochs = 3").replace("= 1024", "= 64\nsamples = 200")
+"""Three epochs of 200 samples, of which the last slice has 8."""
+
+
+def test_each_sample_of_a_short_last_slice_is_trained_in_every_epoch(tmp_path: Path) -> None:
+    result = result_of(tmp_path, EPOCHS)
+    assert result.samples == 3 * 200
+    assert result.rounds == 8  # Seven of 80, and one of 40.
+
+
+def test_datasets_of_a_mixture_are_taken_as_one(tmp_path: Path) -> None:
+    mixture = "".join(f'[[job.dataset.mix]]\npath = "{name}"\n' for name in "ab")
+    result = result_of(tmp_path, EPOCHS + mixture)
+    one = result_of(tmp_path, EPOCHS)
+    assert (result.samples, result.round_s, result.bytes_up) == (one.samples, one.round_s, one.bytes_up)
+
+
 def test_slow_machine_gets_less_and_both_finish_together(tmp_path: Path) -> None:
     text = EXACT.replace("count = 2", "count = 1") + (
         "[[machines]]\ncount = 1\nbatch_s = { median = 3 }\nstart_s = { median = 10 }\nup_mbps = 32\ndown_mbps = 64\n"
