@@ -39,6 +39,8 @@ QUOTE_S = 60.0
 """Seconds between two looks at the market, for a goal."""
 UNKNOWN_FIELDS = ("loss", "codec_error", "codec_cosine", "update_norm", "learning_rate", "tokens", "tokens_per_s")
 """Fields of a round's record that a simulation knows nothing of."""
+UNKEPT_FIELDS = (*UNKNOWN_FIELDS, "batch_s")
+"""Fields that are left out; a time for each worker of every round would take most of the memory."""
 
 
 class FleetWorld(World):
@@ -168,8 +170,8 @@ class FleetWorld(World):
         super().obey(command)
 
     def _keep_record(self, fields: Mapping[str, Any]) -> None:
-        """Keep the record of a round, without what a simulation knows nothing of."""
-        record = {name: value for name, value in fields.items() if name not in UNKNOWN_FIELDS}
+        """Keep the record of a round."""
+        record = {name: value for name, value in fields.items() if name not in UNKEPT_FIELDS}
         self.records.append(record)
         if self.on_round is not None:
             self.on_round(record)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -59,6 +60,10 @@ class Transfer:
     """Count of its class at which it is complete."""
 
 
+End: TypeAlias = tuple[float, int, Transfer]
+"""Count of its class at which a transfer is complete, the number of its joining, and the transfer."""
+
+
 @dataclass(slots=True, eq=False)
 class FlowClass:
     """Transfers that have equal rates. Rates in bytes per second."""
@@ -72,8 +77,31 @@ class FlowClass:
     """Bytes that a transfer would have received that was there from the beginning."""
     priced: int = 0
     """Number of transfers when rates were computed last."""
-    ends: list[tuple[float, int, Transfer]] = field(default_factory=list)
-    """Heap of the targets of transfers, some of which have left the class; the first one hasn't."""
+    ends: deque[End] = field(default_factory=deque)
+    """Ends of transfers that came in order, as most do; some of the transfers have left the class."""
+    early_ends: list[End] = field(default_factory=list)
+    """Heap of the other ends."""
+
+    def add(self, end: End) -> None:
+        """Add the end of a transfer that joins."""
+        self.transfers += 1
+        if self.ends and end < self.ends[-1]:
+            heapq.heappush(self.early_ends, end)
+        else:
+            self.ends.append(end)
+
+    def first_end(self) -> End:
+        """First end of a transfer that is still in the class; ends of others before it are dropped."""
+        while True:
+            is_early = bool(self.early_ends) and (not self.ends or self.early_ends[0] < self.ends[0])
+            end = self.early_ends[0] if is_early else self.ends[0]
+            target, _, transfer = end
+            if transfer.flow_class is self and transfer.target == target:
+                return end
+            if is_early:
+                heapq.heappop(self.early_ends)
+            else:
+                self.ends.popleft()
 
 
 @dataclass(slots=True, eq=False)
@@ -172,8 +200,7 @@ class Links:
             transfer.target = flow_class.received + transfer.remaining
             if not flow_class.transfers:
                 self._active.append(flow_class)
-            flow_class.transfers += 1
-            heapq.heappush(flow_class.ends, (transfer.target, next(self._order), transfer))
+            flow_class.add((transfer.target, next(self._order), transfer))
 
     def _class_of(self, group: int, direction: Direction, number: int) -> FlowClass:
         """Class of transfers on machines with so many of them; 0: the machine's link is cut."""
@@ -196,14 +223,9 @@ class Links:
             self._active.remove(flow_class)
             self._is_stale = True
             flow_class.ends.clear()
+            flow_class.early_ends.clear()
             flow_class.received = 0.0
             flow_class.priced = 0
-            return
-        ends = flow_class.ends
-        target, _, first = ends[0]
-        while first.flow_class is not flow_class or first.target != target:
-            heapq.heappop(ends)
-            target, _, first = ends[0]
 
     # ── time ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -243,7 +265,7 @@ class Links:
         for flow_class in self._active:
             rate = flow_class.rate
             if rate > 0.0:
-                missing = flow_class.ends[0][0] - flow_class.received
+                missing = flow_class.first_end()[0] - flow_class.received
                 seconds = missing / rate if missing > 0.0 else 0.0
                 next_s = min(next_s, seconds)
         token = self._alarm = object()
@@ -261,7 +283,7 @@ class Links:
         for flow_class in list(self._active):
             least_bytes = flow_class.rate * least_s
             while flow_class.transfers:
-                target, _, first = flow_class.ends[0]
+                target, _, first = flow_class.first_end()
                 missing = target - flow_class.received
                 if missing > least_bytes and missing > _ROUNDING * max(1, first.size):
                     break

@@ -127,12 +127,15 @@ class VirtualClock:
         self._is_halted = False
         while not self._is_halted:
             queue = self._queue
-            if not queue or soon or at_once or queue[-1][0] > deadline:
-                if not self.advance(deadline):
-                    return False
+            if at_once and not (queue and queue[-1] < at_once[0]) and not (soon and soon[0] < at_once[0]):
+                _, _, action = at_once.popleft()
+            elif queue and not soon and queue[-1][0] <= deadline:
+                at, _, action = queue.pop()
+                self.now = max(self.now, at)
+            elif self.advance(deadline):
                 continue
-            at, _, action = queue.pop()
-            self.now = max(self.now, at)
+            else:
+                return False
             action()
         return True
 
