@@ -98,9 +98,8 @@ class SchedulerCore:
         self._unchecked: set[t.Source] = set()
         """Workers that joined while no round was open, so that their layouts are unchecked."""
         self._timers: dict[str, float] = {}
-        """Times at which something is due, by name; `_set_timer` and `_stop_timer` change them."""
         self._next_timer_at = math.inf
-        """Earliest of them."""
+        """Earliest of the timers, which `_set_timer` and `_stop_timer` change."""
         self._check_s = check_interval_s(job.num_workers, job.lease_s)
         """Seconds between two checks for silent workers and empty slots."""
         self._store_pace = StorePace(resume_point.next_round, self._out)

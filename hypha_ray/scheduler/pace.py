@@ -51,10 +51,6 @@ class CorrectionPace:
                 self._urgent_at = now
         return not self.overdue
 
-    def is_due(self, now: float) -> bool:
-        """Whether a deferred correction may be made now."""
-        return self.overdue and now >= self._last_at + self._every_s
-
     def hurry(self) -> None:
         """Allow the next correction at once."""
         self._last_at = -math.inf

@@ -190,7 +190,7 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
 
     def make_up_corrections(self, now: float) -> None:
         """Correct plans if a deferred correction is due."""
-        if self._correction_pace.is_due(now):
+        if self._correction_pace.overdue:
             self.correct_plans(now)
 
     def _record_delta(self, member: WorkerState, delta: Delta, now: float) -> None:

@@ -154,8 +154,6 @@ class WorkerState:
     progress: Progress = field(default_factory=Progress)
     cached_slices: dict[int, int] = field(default_factory=dict)
     """Slices sent to the worker, with their numbers of samples, oldest first."""
-    _kept_slices: frozenset[int] | None = None
-    """These slices as a set; None if they have changed since it was made."""
     cached_samples: int = 0
     """Number of samples in these slices."""
     merged_at: float | None = None
@@ -219,24 +217,14 @@ class WorkerState:
         if self.plan is not None and not self.plan.spans:
             self.batch_time.fade(IDLE_FADE)
 
-    @property
-    def kept_slices(self) -> frozenset[int]:
-        """Slices sent to the worker that it keeps."""
-        if self._kept_slices is None:
-            self._kept_slices = frozenset(self.cached_slices)
-        return self._kept_slices
-
     def cache_slice(self, slice_index: int, samples: int, limit: int) -> bool:
         """Record a slice as sent, and drop the oldest beyond `limit` samples; False if the worker has it already."""
         earlier_samples = self.cached_slices.pop(slice_index, None)
         self.cached_slices[slice_index] = samples
-        if earlier_samples is None:
-            self._kept_slices = None
         self.cached_samples += samples - (earlier_samples or 0)
         while len(self.cached_slices) > 1 and self.cached_samples > limit:
             oldest = next(iter(self.cached_slices))
             self.cached_samples -= self.cached_slices.pop(oldest)
-            self._kept_slices = None
         return earlier_samples is None
 
 

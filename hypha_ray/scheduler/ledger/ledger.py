@@ -91,7 +91,7 @@ class Ledger:
         self,
         worker: int,
         samples: int,
-        cached: Collection[int] = frozenset(),
+        cached: Collection[int] = (),
         batch: int = 1,
         nearby: AbstractSet[int] = frozenset(),
     ) -> tuple[Span, ...]:
@@ -110,7 +110,7 @@ class Ledger:
         if self._most is not None and samples > self._most:
             raise LedgerError("LED005", f"too much for worker {worker}", f"{samples} samples", f"up to {self._most}")
         assigned = self.held.setdefault(worker, [])
-        present = _with_slices_of(assigned, cached)
+        present = {*cached, *(span.slice for span in assigned)}
         spans: list[Span] = []
         for number in self._epochs_to_come():
             if samples <= 0:
@@ -233,13 +233,6 @@ class Ledger:
             by_epoch[number][index] = spans
         for number, epoch in self._epochs.items():
             epoch.check(by_epoch[number])
-
-
-def _with_slices_of(assigned: Iterable[Span], cached: Collection[int]) -> AbstractSet[int]:
-    """Slices in `cached`, and those of assigned samples."""
-    present = cached if isinstance(cached, frozenset) else frozenset(cached)
-    slices = {span.slice for span in assigned}
-    return present if slices <= present else present | slices
 
 
 def _unused(worker: int, assigned: Sequence[Span], spans: Sequence[Span]) -> list[Span]:

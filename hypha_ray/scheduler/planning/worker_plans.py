@@ -234,7 +234,7 @@ class WorkerPlans:
         self._assigned.add(worker)
         if self.ends_by_samples:
             samples = min(samples, max(0, self.free_samples - reserved))
-        cached = frozenset[int]() if self._fixed else member.kept_slices
+        cached = () if self._fixed else member.cached_slices
         nearby = self._sizes.nearby.get(worker)
         if nearby and isinstance(self.ledger, Ledger):
             return self.ledger.assign(worker, samples, cached, member.batch_size, nearby)
@@ -277,7 +277,7 @@ class WorkerPlans:
     def standing(self, member: WorkerState, spans: Sequence[Span]) -> dict[str, Any]:
         """Fields of a plan with these samples that depend on what the worker has."""
         restores = member.needs_inner_state and bool(spans)
-        return {"keep": member.kept_slices, "restores": restores, "rejections": member.rejections}
+        return {"keep": frozenset(member.cached_slices), "restores": restores, "rejections": member.rejections}
 
     def start(self, member: WorkerState, plan: Plan, newest: WeightsVersion) -> list[Command]:
         """Send a worker its plan of a round, which has its `standing`, the weights and, if needed, the inner state."""
@@ -318,7 +318,7 @@ class WorkerPlans:
             return []
         feeds = self.feed_spans(member, (*member.plan.evaluate, *spans, *member.overlap_spans))
         version = member.plan.version + 1
-        plan = replace(member.plan, version=version, spans=spans, keep=member.kept_slices)
+        plan = replace(member.plan, version=version, spans=spans, keep=frozenset(member.cached_slices))
         member.follow(plan)
         return [*feeds, Assign(member.source.worker, plan)]
 
