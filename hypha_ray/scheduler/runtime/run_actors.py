@@ -347,7 +347,9 @@ class RunActors:
                 raise CapacityError("CFG004", f"{name} finds no room beside the workers", fix="add nodes")
             options = await self._place(name, wait_s=GENERATOR_S)
         tokenizer, _ = self._from_dataset
-        return await self._start_owned("generator", name, options, self._job, tokenizer)
+        generator = await self._start_owned("generator", name, options, self._job, tokenizer)
+        generator.prepare.remote()  # It loads its libraries while the workers do.
+        return generator
 
     async def _take_over(self, name: str, ask: Callable[[Any], Any]) -> Any | None:
         """Actor that the previous scheduler left under a name; None if it has lost its lease or doesn't agree."""
