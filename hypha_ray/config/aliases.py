@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypha_ray.config.keys import CONFIG, LABELS, KeyPath, free_table
+from hypha_ray.config.keys import CONFIG, LABELS, KeyPath, free_table, key_at
 
 GUIDE: KeyPath = ("scheduler", "job")
 """The table that contains all tables of a job in the guide."""
@@ -40,7 +40,7 @@ _KEYS = {
     "run.name": "name run_name experiment experiment_name project project_name wandb_name wandb_run_name exp_name"
     " wandb_run_id mlflow_run_name mlflow_experiment_name ray_run_name",
     "run.dir": "out output out_dir output_dir save_dir logging_dir log_dir work_dir default_local_dir logging_path"
-    " metric_output_dir",
+    " metric_output_dir dump_folder checkpoint_folder",
     "run.seed": "seed random_seed data_seed data_loader_seed",
     "run.notes": "notes description comment",
     "run.tags": "tags wandb_tags",
@@ -48,7 +48,7 @@ _KEYS = {
     " checkpoint_path hf_config_path checkpointer checkpoint_dir",
     "model.trust_remote_code": "trust_remote_code trust_remote_code_model",
     "model.lora.rank": "lora lora_r lora_rank rank use_peft peft use_lora finetuning_type adapter peft_config"
-    " lora_model_dir qlora",
+    " lora_model_dir qlora r peft_r",
     "model.lora.alpha": "lora_alpha",
     "model.lora.dropout": "lora_dropout",
     "model.lora.targets": "lora_target_modules target_modules lora_target lora_targets lora_target_linear"
@@ -58,7 +58,8 @@ _KEYS = {
     "preprocessor.repository": "tokenizer tokenizer_name processor tokenizer_name_or_path tokenizer_path"
     " tokenizer_type",
     "dataset.path": "data dataset data_dir data_path datasets dataset_name dataset_path train_file train_data"
-    " train_files data_files dataset_prepared_path pretraining_dataset val_files eval_dataset test_datasets data_name",
+    " train_files data_files dataset_prepared_path pretraining_dataset val_files eval_dataset test_datasets data_name"
+    " dataset_name_or_path",
     "rounds.update_rounds": "steps max_steps num_steps iterations rounds total_steps total_training_steps"
     " max_steps_per_epoch total_episodes",
     "rounds.epochs": "epochs num_epochs num_train_epochs max_epochs total_epochs n_epochs",
@@ -66,13 +67,13 @@ _KEYS = {
     " mini_batch_size global_batch_size total_batch_size micro_bs per_gpu_train_batch_size micro_batch_size_per_gpu"
     " ppo_micro_batch_size ppo_micro_batch_size_per_gpu gen_batch_size batch_size_per_device",
     "rounds.accumulation": "gradient_accumulation_steps grad_accum accumulate_grad_batches",
-    "rounds.samples_between_updates": "local_steps inner_steps sync_every",
+    "rounds.samples_between_updates": "local_steps inner_steps sync_every h",
     "rounds.evaluate_every": "eval_steps eval_every eval_interval evaluation_strategy eval_strategy test_freq"
     " evals_per_epoch run_val_every_n_steps val_check_interval eval_delay eval_on_start",
     "inner_optimizer.learning_rate": "lr learning_rate inner_lr peak_lr",
     "inner_optimizer.name": "optim optimizer fused optimizer_in_bwd use_muon use_adam_mini optim_bits optim_type",
     "inner_optimizer.weight_decay": "weight_decay wd",
-    "inner_optimizer.betas": "adam_beta1 adam_beta2 beta1 beta2 betas1 betas2",
+    "inner_optimizer.betas": "betas adam_beta1 adam_beta2 beta1 beta2 betas1 betas2",
     "inner_optimizer.epsilon": "adam_epsilon eps",
     "inner_optimizer.warmup_steps": "warmup warmup_steps num_warmup_steps warmup_ratio lr_warmup_steps",
     "inner_optimizer.schedule": "scheduler lr_scheduler lr_scheduler_type lr_schedule scheduler_type",
@@ -88,7 +89,7 @@ _KEYS = {
     "resources.worker.cpu": "cpu cpus num_cpus",
     "worker.autocast": "bf16 fp16 amp dtype precision mixed_precision torch_dtype bf16_full_eval fp16_full_eval"
     " bfloat16 float16 param_dtype pure_bf16 half_precision_backend model_optimization_dtype"
-    " model_reduce_dtype",
+    " model_reduce_dtype model_dtype model_torch_dtype",
     "worker.device": "device no_cuda use_cpu device_map",
     "worker.attention": "attn_implementation attn flash_attn flash_attention use_flash_attention_2"
     " xformers_attention sdp_attention attention flex_attention sage_attention eager_attention use_remove_padding"
@@ -100,7 +101,8 @@ _KEYS = {
     " torch_compile_options deepcompile",
     "worker.gradient_checkpointing": "gradient_checkpointing activation_checkpointing model_ac"
     " enable_activation_checkpointing enable_gradient_checkpointing gradient_checkpointing_kwargs"
-    " activation_checkpointing_kwargs activation_offloading enable_activation_offloading ac_mode",
+    " activation_checkpointing_kwargs activation_offloading enable_activation_offloading ac_mode"
+    " activation_checkpoint",
     "checkpoint.every_rounds": "ckpt_interval weights_interval save_steps save_every save_interval"
     " save_strategy save_freq saves_per_epoch"
     " checkpoint_interval",
@@ -111,7 +113,7 @@ _KEYS = {
     "preference.reference": "ref_model reference_model precompute_ref_log_probs reference_free",
     "rl.algorithm": "adv_estimator advantage_estimator rl algorithm policy_loss loss_mode",
     "rl.group_size": "num_generations num_samples_per_prompt n_samples_per_prompt rollout_n rollouts_per_example"
-    " n_rollouts",
+    " n_rollouts generation_n",
     "rl.minibatches": "num_minibatches num_mini_batches ppo_mini_batch_size",
     "rl.kl": "kl_tau kl_coef init_kl_coef kl_loss_coef kl_coeff",
     "rl.generation.engine": "use_vllm vllm vllm_mode rollout_name use_transformers_paged"
@@ -200,6 +202,7 @@ _KEYS = {
     "rl.clip_low inner_optimizer.epsilon": "epsilon",
     "telemetry.sinks": "report_to metric_logger logger wandb_project wandb_entity loggers wandb tensorboard mlflow"
     " trackio log_with use_wandb use_mlflow use_tensorboard use_trackio use_comet use_swanlab"
+    " enable_wandb enable_tensorboard"
     " trackio_space_id trackio_bucket_id trackio_static_space_id",
 }
 _REMEDIES = {
@@ -253,7 +256,7 @@ _NEEDLESS = {
     " upcast_layernorm",
     "a run prints a line for each round, and metrics.jsonl has all records": "disable_tqdm log_level logging_strategy"
     " logging_first_step logging_nan_inf_filter log_on_each_node log_level_replica include_num_input_tokens_seen"
-    " include_tokens_per_second log_peak_memory_stats plot_loss debug skip_memory_metrics profiler",
+    " include_tokens_per_second log_peak_memory_stats plot_loss debug skip_memory_metrics profiler enable_profiling",
     "an evaluation computes loss and metrics in batches": "prediction_loss_only eval_accumulation_steps"
     " eval_do_concat_batches batch_eval_metrics eval_use_gather_object predict_with_generate"
     " generate_during_eval generation_num_beams",
@@ -280,6 +283,9 @@ _PREPARED_BY = {name: option for option, names in OF_PREPARE.items() for name in
 """The option of prepare that a flag means."""
 HABITS = {name: key for key, names in _KEYS.items() for name in names.split()}
 """The keys that a flag of other tools can mean, one or more, by the flag's name with ``_`` for ``-``."""
+
+_OF_WHOLE_TABLES = frozenset({"enable", "enabled", "name", "type", "mode"})
+"""Keys that choose what their table is about, such as ``optimizer.name``."""
 
 
 def without_guide_table(path: Sequence[str]) -> KeyPath:
@@ -316,22 +322,26 @@ def habit(name: str) -> str | None:
 
 def habit_in_table(path: Sequence[str]) -> str | None:
     """Remedy for a key in a table of other tools, such as ``actor.optim.lr``; None for one that isn't known."""
-    likely_names = [f"{path[-2]}_{path[-1]}", f"{path[0]}_{path[-1]}", path[-1]]
-    return next(filter(None, map(habit, likely_names)), None)
+    table = path[-2]
+    last = path[-1]
+    likely_names = [f"{table}_{last}", f"{path[0]}_{last}"]
+    if last in _OF_WHOLE_TABLES:
+        likely_names.append(table)
+    return next(filter(None, map(habit, [*likely_names, last])), None)
 
 
 def habit_inside(path: Sequence[str]) -> str | None:
     """The key that the last part of an unknown key means in the table where it stands, or in one below that.
 
-    None if it means none there.
+    A key of the same name as one of another table counts, such as the outer learning rate. None if it means none there.
     """
     name = path[-1].lower().replace("-", "_")
     table = list(path[:-1])
     below = None
     for key in HABITS.get(name, "").split():
         parts = key.split(".")
-        if parts[:-1] == table:
-            return key
+        if parts[:-1] == table or key_at([*table, parts[-1]]) is not None:
+            return ".".join([*table, parts[-1]])
         if parts[: len(table)] == table:
             below = below or key
     return below

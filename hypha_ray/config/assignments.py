@@ -25,6 +25,7 @@ from hypha_ray.config.keys import (
     nearest,
     schema_path,
     shown,
+    similar_sibling,
     tables,
 )
 from hypha_ray.errors import ConfigError
@@ -352,7 +353,7 @@ def _unknown(written: KeyPath, document: Document | None) -> ConfigError:
         fix = _fix_of_switch(written)
     if fix is not None:
         return ConfigError("CFG001", problem, fix=fix)
-    likely_key = habit_inside(path) or nearest(path)
+    likely_key = nearest(path)
     if likely_key:
         return ConfigError("CFG001", problem, fix=f"did you mean `{likely_key}`?")
     table = schema_path(path[:-1])
@@ -367,9 +368,12 @@ def _fix_of_other_tools(path: KeyPath) -> str | None:
     """Remedy for a name that other tools have; None for others."""
     if len(path) == 1:
         return habit(path[0])
-    if path[:1] in tables():
-        return habit("_".join(path[-2:]))
-    return habit_in_table(path)
+    if path[:1] not in tables() and path[:1] not in arrays():
+        return habit_in_table(path)
+    key = habit_inside(path)
+    if key is not None:
+        return f"did you mean `{key}`?"
+    return habit("_".join(path[-2:])) or (None if similar_sibling(path) else habit(path[-1]))
 
 
 def _fix_of_switch(written: KeyPath) -> str | None:

@@ -191,22 +191,28 @@ def values(table: Table, path: KeyPath = ()) -> Iterator[tuple[Key, Any]]:
             yield key, value
 
 
+def similar_sibling(path: Sequence[str]) -> str | None:
+    """The known key or table of a similar name in the same table; None without one."""
+    table = tuple(path[:-1])
+    siblings = [known[-1] for known in _nameable_paths() if known[:-1] == schema_path(table)]
+    for match in get_close_matches(path[-1][:_LONGEST], siblings, n=1):
+        return ".".join([*table, match])
+    return None
+
+
 def nearest(path: Sequence[str]) -> str | None:
     """The known key that was probably meant: a similar one in that table, in any table, or one of the same name."""
-    table = tuple(path[:-1])
-    last = path[-1][:_LONGEST]
-    siblings: dict[str, KeyPath] = {}
+    sibling = similar_sibling(path)
+    if sibling is not None:
+        return sibling
     by_full_name: dict[str, KeyPath] = {}
     by_name: dict[str, KeyPath] = {}
     for candidate in _nameable_paths():
-        name = candidate[-1]
-        by_name.setdefault(name, candidate)
-        if candidate[:-1] == schema_path(table):
-            siblings[name] = (*table, name)
-        if schema_path(table) not in tables():
+        by_name.setdefault(candidate[-1], candidate)
+        if schema_path(path[:-1]) not in tables():
             by_full_name[".".join(candidate)] = candidate
     full_name = ".".join(path)[:_LONGEST]
-    for name, candidates in ((last, siblings), (full_name, by_full_name), (last, by_name)):
+    for name, candidates in ((full_name, by_full_name), (path[-1][:_LONGEST], by_name)):
         for match in get_close_matches(name, candidates, n=1):
             return ".".join(candidates[match]).replace(EACH, "N")
     return None
