@@ -238,9 +238,24 @@ def test_damaged_or_packed_table_has_its_remedy(tmp_path: Path) -> None:
         (b'{"text": {"0": "a", "1": "b"}, "n": {"0": 1, "1": 2}}', r"orient='records', lines=True"),
         (b'{\n "text": {\n  "x": "a"\n }\n}', r"orient='records', lines=True"),
         (b'{"x": {"text": "a"}, "y": {"text": "b"}}\n', r"orient='records', lines=True"),
+        (b'{"text": ["a", "b"]}', r"DATA032.*by columns.*orient='records', lines=True"),
+        (b'{\n "prompt": ["a", "b"],\n "completion": ["c", "d"]\n}', r"DATA032.*by columns.*lines=True"),
+        (b'{"messages": [[{"role": "user", "content": "a"}]]}', r"DATA032.*by columns.*lines=True"),
         ('[{"text": "a"}]'.encode("utf-16"), "iconv -f UTF-16 -t UTF-8 a.json"),
     ],
-    ids=["splits", "split", "index", "values", "columns", "indented", "names", "utf-16"],
+    ids=[
+        "splits",
+        "split",
+        "index",
+        "values",
+        "columns",
+        "indented",
+        "names",
+        "lists",
+        "indented lists",
+        "chats",
+        "utf-16",
+    ],
 )
 def test_form_that_is_not_read_is_refused_with_the_way_to_convert_it(
     tmp_path: Path, content: bytes, remedy: str

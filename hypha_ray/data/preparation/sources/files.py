@@ -10,7 +10,8 @@ import io
 import lzma
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Final, Literal, TypeAlias
 
@@ -67,9 +68,17 @@ def require_rows(record: Any, path: Path) -> None:
     is_nested = all(isinstance(value, dict) and value.keys() == inner[0].keys() for value in inner)
     is_numbered = is_nested and (all(map(str.isdecimal, record)) or all(map(str.isdecimal, inner[0])))
     has_lines = kind_of(path) != ".json"  # An only line is a row.
-    if is_numbered or (is_nested and not has_lines) or record.keys() >= {"columns", "data"}:
+    is_by_columns = is_nested or _has_columns(inner)
+    if is_numbered or (is_by_columns and not has_lines) or record.keys() >= {"columns", "data"}:
         problem = f"{path} has its rows in one object, by columns or by numbers"
         raise DataError("DATA032", problem, allowed="an object for each row", fix=BY_PANDAS)
+
+
+def _has_columns(values: Sequence[Any]) -> bool:
+    """Whether values are lists of one length, and not those of a chat, which has objects."""
+    if not all(isinstance(value, list) and len(value) == len(values[0]) > 0 for value in values):
+        return False
+    return not any(isinstance(item, dict) for item in chain.from_iterable(values))
 
 
 def split_names(files: Iterable[Path]) -> list[str]:
