@@ -1,4 +1,4 @@
-"""Surroundings of programs outside Ray: their environment variables, and temporary folders that outlive no process."""
+"""Surroundings of programs that are started: their environment variables, and temporary folders that outlive no process."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ PREFIX = "hypha-bridge-"
 SPOOL = "hypha-spool-"
 TRAINER = "hypha-trainer-"
 WEIGHTS = "hypha-weights-"
+LOCAL_RAY = "hypha-ray-"
 """Prefixes of folder names: work directories of drivers, copies of trainers' files, directories of remote trainers,
-weights for servers that generate."""
+weights for servers that generate, sockets of a local Ray."""
 
 
 def handed_on(environment: Mapping[str, str]) -> dict[str, str]:
@@ -69,7 +70,7 @@ def private_folder(kind: str) -> Iterator[Path]:
 
 def sweep(parent: str | None = None) -> None:
     """Remove the folders that this user's killed processes left behind, there or among temporary files."""
-    for kind in (PREFIX, SPOOL, TRAINER, WEIGHTS):
+    for kind in (PREFIX, SPOOL, TRAINER, WEIGHTS, LOCAL_RAY):
         for folder in Path(parent or tempfile.gettempdir()).glob(f"{kind}*"):
             pid = folder.name.removeprefix(kind).partition("-")[0]
             if pid.isdigit() and not _is_alive(int(pid)) and _is_unused(folder):

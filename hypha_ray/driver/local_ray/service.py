@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
+from hypha_ray.bridge.programs import LOCAL_RAY, Scratch, sweep
 from hypha_ray.config import Job
 from hypha_ray.driver.local_ray.fork_server import FIRST_JOB, fork_server
 from hypha_ray.driver.local_ray.head import LATER
@@ -52,8 +51,9 @@ class RayService:
     """
 
     def __init__(self, forks: bool = True) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="hypha"))
-        path = str(self._folder / "fork_server")
+        sweep()  # Drivers that were killed have left theirs behind.
+        self._folder = Scratch(LOCAL_RAY)
+        path = str(self._folder.path / "fork_server")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.can_fork = forks and "ray" not in sys.modules and _listens(self._listener, path)
         """Whether workers can be forked: not after Ray was loaded, because Ray reads some variables of workers then."""
@@ -131,7 +131,7 @@ class RayService:
             with suppress(ChildProcessError):
                 os.waitpid(self._server, 0)
             self._server = None
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
 
 def _listens(listener: socket.socket, path: str) -> bool:

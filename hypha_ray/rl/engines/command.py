@@ -33,7 +33,8 @@ class CommandServer:
         line: command line, with ``{model}`` and ``{port}``.
         model: folder of the model.
         environment: variables beside those that are handed on.
-        log: file for the server's output; a temporary one if it is None or can't be opened.
+        log: file for the server's output; a temporary one if it is None or can't be opened, which is removed at the
+            end unless an error has named it.
 
     Raises:
         ConfigError: RL020, there is no such program.
@@ -55,8 +56,7 @@ class CommandServer:
             fix = "mend rl.generation.server.command; the program has to be on every node that may get a worker"
             raise ConfigError(_STARTED, "there is no such program for a server that generates", self._program, fix=fix)
         self._log_file = _open_log(log)
-        self.log = self._log_file.name
-        """File with the server's output."""
+        self._is_log_kept = Path(self._log_file.name) == log
         self._process = subprocess.Popen(
             [sys.executable, "-m", guard.__name__, program, *words[1:]],
             env={**handed_on(os.environ), **environment},
@@ -83,6 +83,12 @@ class CommandServer:
         raise ConfigError(_STARTED, f"the server {self._program} has ended", _exit_text(code), fix=fix)
 
     @property
+    def log(self) -> str:
+        """File with the server's output, which stays from now on."""
+        self._is_log_kept = True
+        return str(self._log_file.name)
+
+    @property
     def lives(self) -> bool:
         """Whether the process has not ended."""
         return self._process.poll() is None
@@ -97,6 +103,8 @@ class CommandServer:
             self._process.kill()
             self._process.wait()
         self._log_file.close()
+        if not self._is_log_kept:
+            Path(self._log_file.name).unlink(missing_ok=True)
 
     def _last_line(self) -> str:
         end = self._log_file.seek(0, os.SEEK_END)

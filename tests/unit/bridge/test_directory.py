@@ -232,8 +232,8 @@ def test_update_is_removed_once_it_is_read_and_one_that_comes_too_late_as_well(t
 
 _HOLDS = """
 import sys
-from hypha_ray.bridge.programs import PREFIX, SPOOL, TRAINER, Scratch
-held = [Scratch(kind) for kind in (PREFIX, SPOOL, TRAINER)]
+from hypha_ray.bridge.programs import LOCAL_RAY, PREFIX, SPOOL, TRAINER, Scratch
+held = [Scratch(kind) for kind in (PREFIX, SPOOL, TRAINER, LOCAL_RAY)]
 (held[1].path / "update").write_bytes(bytes(1000))
 print("held", flush=True)
 sys.stdin.read()
@@ -251,7 +251,7 @@ def test_folders_of_a_killed_process_are_swept_up_and_those_of_a_living_one_stay
     ):
         assert other.stdout is not None and other.stdout.readline() == b"held\n"
         sweep()
-        assert len(list(tmp_path.glob(f"{TRAINER}*"))) == 1 and len(list(tmp_path.iterdir())) == 4
+        assert len(list(tmp_path.glob(f"{TRAINER}*"))) == 1 and len(list(tmp_path.iterdir())) == 5
         os.kill(other.pid, signal.SIGKILL)
         other.wait()
         (tmp_path / f"{SPOOL}4194305-x").symlink_to(own)

@@ -8,6 +8,7 @@ import resource
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from hypha_ray.config.load import load
 from hypha_ray.config.tables.rl import GenerationServer
 from hypha_ray.errors import ClusterError, ConfigError, HyphaError
 from hypha_ray.model.vocabulary import Vocabulary
+from hypha_ray.rl.engines.command import CommandServer
 from hypha_ray.rl.engines.completions import Completion, responses_of
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.engines.sampling import Sampling
@@ -177,6 +179,23 @@ def test_a_server_that_is_killed_in_mid_batch_is_started_again(
 
     assert died.exists()
     assert torch.equal(found.ids, unharmed.ids) and torch.equal(found.logprobs, unharmed.logprobs)
+
+
+@pytest.mark.parametrize("has_log", [False, True])
+def test_output_of_a_server_stays_if_the_job_or_an_error_names_its_file(
+    has_log: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    log = tmp_path / "server.log" if has_log else None
+    for line in ("cat", "false"):
+        server = CommandServer(line, "", {}, log)
+        if line == "false":
+            with pytest.raises(ConfigError, match=r"RL020.*has ended"):
+                while True:
+                    server.check_lives()
+        server.close()
+        kept = list(tmp_path.iterdir())
+        assert len(kept) == (1 if has_log or line == "false" else 0)
 
 
 def test_a_started_server_ends_with_a_worker_that_is_killed(tmp_path: Path) -> None:
