@@ -1,4 +1,4 @@
-"""Surroundings of programs that are started: their environment variables, and temporary folders that outlive no process."""
+"""Surroundings of programs that are started: environment variables, and temporary folders that outlive no process."""
 
 from __future__ import annotations
 
