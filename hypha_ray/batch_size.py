@@ -34,6 +34,7 @@ from hypha_ray.model.identity import folder_hash
 from hypha_ray.model.task import SpecialTokens
 from hypha_ray.store.directory import home
 from hypha_ray.store.disk import make_folder, publish, write_file
+from hypha_ray.texts import counted
 from hypha_ray.types import Samples
 
 POLL_S = 0.02
@@ -135,7 +136,8 @@ class TrialProcesses:
         errors = self._errors.read().decode(errors="replace")
         last_line = errors.strip().rpartition("\n")[2]
         fix = "set worker.probe_batch_size = false, and a fitting rounds.max_batch_size"
-        raise ConfigError("TRN003", f"the trial of a batch of {trial.size} samples failed", last_line, fix=fix)
+        problem = f"the trial of a batch of {counted(trial.size, 'sample')} failed"
+        raise ConfigError("TRN003", problem, last_line, fix=fix)
 
     def _exit_code(self, trial: Trial) -> int | None:
         """Exit code of a trial, `TOO_LARGE` if it was ended for its memory; None if the server has ended, too."""

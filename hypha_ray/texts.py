@@ -86,9 +86,9 @@ def _hidden(url: str) -> str:
     return _BARE_QUERY.sub(f"?{HIDDEN}", url)
 
 
-def counted(number: int, noun: str) -> str:
-    """Write a number with its noun: ``1 worker``, ``2 workers``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int | str, noun: str) -> str:
+    """Write a number, or a text of one, with its noun: ``1 worker``, ``2 workers``, ``1.2k workers``."""
+    return f"{number} {noun}" if str(number) == "1" else f"{number} {noun}s"
 
 
 def ranges(numbers: Iterable[int]) -> list[str]:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from hypha_ray.config.entry_point import Phases, require_writable, run
 from hypha_ray.config.options import REPEATED, parse_options, refuse_strays
 from hypha_ray.errors import ConfigError
+from hypha_ray.texts import counted
 
 if TYPE_CHECKING:
     from hypha_ray.simulation.result import SimulationResult
@@ -192,7 +193,7 @@ def simulate_scenarios(scenarios: list[Scenario], phases: Phases) -> list[Simula
 
     results: list[SimulationResult] = []
     for number, scenario in enumerate(scenarios, 1):
-        text = f"simulating {scenario.workers} workers, run {number} of {len(scenarios)}"
+        text = f"simulating {counted(scenario.workers, 'worker')}, run {number} of {len(scenarios)}"
         phases.begin(text)
         results.append(simulate(scenario, partial(say_round, phases, text)))
     return results

@@ -16,6 +16,7 @@ from hypha_ray.config.keys import BESIDE_REPOSITORY
 from hypha_ray.config.schema import Job
 from hypha_ray.config.tables.rewards import ENVIRONMENT
 from hypha_ray.config.tables.rl import RL
+from hypha_ray.texts import counted
 
 __all__ = ["SHARDABLE", "Conflict", "conflicts"]
 
@@ -398,7 +399,7 @@ def _of_rewards(rl: RL) -> Iterator[Conflict]:
     if rl.environment is None and ENVIRONMENT in functions:
         yield Conflict(key, "no rl.environment", f'name one, or leave "{ENVIRONMENT}" out')
     if rl.reward.weights and len(rl.reward.weights) != len(functions):
-        fix = f"give {len(functions)} weights, one for each function"
+        fix = f"give {counted(len(functions), 'weight')}, one for each function"
         yield Conflict("rl.reward.weights", key, fix)
     names = set[str]()
     for number, task in enumerate(rl.reward.tasks):

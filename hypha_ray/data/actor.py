@@ -16,6 +16,7 @@ from hypha_ray.data.slices import Arrays
 from hypha_ray.data.storage import files_at
 from hypha_ray.errors import DataError, HyphaError
 from hypha_ray.failpoints import arm, failpoint
+from hypha_ray.texts import counted
 from hypha_ray.types import SliceInfo
 
 PROTOCOL = 2
@@ -92,7 +93,7 @@ class DataShard(ListedActor):
         info = slices.get(index)
         if info is None:
             problem = f"dataset {self._files.manifest().name!r} has no such slice"
-            raise DataError("DATA008", problem, str(index), f"{len(slices)} slices")
+            raise DataError("DATA008", problem, str(index), counted(len(slices), "slice"))
         try:
             return self._files.read(info, fresh)
         except DataError as damage:

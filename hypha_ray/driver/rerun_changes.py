@@ -19,6 +19,7 @@ from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.history.overview import PROVENANCE, readable
 from hypha_ray.model.identity import IDENTITY, changes, identity_of
 from hypha_ray.telemetry.sinks.files import read_json
+from hypha_ray.texts import counted
 
 _NOT_COMPARED = frozenset({"platform"})
 """Fields of the versions that don't change a result."""
@@ -102,7 +103,7 @@ def data_changes(dataset: RunDataset, job: Job) -> Iterator[str]:
     sha256s = identities(manifest)
     parts = job.dataset.parts
     if len(sha256s) != max(1, len(dataset.datasets)):
-        yield f"the run has {len(dataset.datasets)} datasets, and here are {len(sha256s)}"
+        yield f"the run has {counted(len(dataset.datasets), 'dataset')}, and here are {len(sha256s)}"
         return
     for number, part in enumerate(parts):
         if sha256s[number] != dataset.of(number):

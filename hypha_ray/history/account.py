@@ -313,10 +313,10 @@ def _values(records: Sequence[Record], name: str) -> list[float]:
 def _data(run: RunFiles, figures: Record) -> str:
     """Samples, tokens and epochs; of a mixture each dataset has epochs of its own, and none is shown."""
     samples = si(figures["samples"])
-    parts = [f"{samples} samples"]
+    parts = [counted(samples, "sample")]
     if figures["tokens"]:
         tokens = si(figures["tokens"])
-        parts.append(f"{tokens} tokens")
+        parts.append(counted(tokens, "token"))
     samples_by_split = run.provenance.get("dataset", {}).get("samples", {})
     available = samples_by_split.get("train")
     total = run.last_round.get("samples_total")

@@ -21,6 +21,7 @@ from hypha_ray.history.html_page import points_to_draw
 from hypha_ray.telemetry.charts import ALL_CHARTS, TRAFFIC, Chart, Unit
 from hypha_ray.telemetry.series import Series, every_step_bytes, gradient_norms, running_totals
 from hypha_ray.telemetry.sinks.table import duration, si
+from hypha_ray.texts import counted
 
 Trace: TypeAlias = dict[str, Any]
 COLOURS = ("--blue", "--orange", "--green", "--red", "--purple", "--sky", "--yellow", "--grey")
@@ -135,7 +136,7 @@ def line_figure(title: str, unit: Unit, lines: Sequence[Line], most_points: int)
         summaries.append(_summary(line, unit))
     summary = "; ".join(summaries)
     if len(lines) > CURVES_OF_A_SUMMARY:
-        summary = f"{len(lines)} curves"
+        summary = counted(len(lines), "curve")
     has_zero = bool(unit) or all(map(_is_level, lines))
     axis: dict[str, Any] = {
         "tickformat": FORMATS[unit].tick,

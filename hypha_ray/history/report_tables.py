@@ -169,7 +169,7 @@ def _dataset_rows(dataset: Record | None, hide: Hide) -> Iterator[tuple[str, str
     texts = []
     samples_by_split = dataset.get("samples") or {}
     for split, count in samples_by_split.items():
-        texts.append(f"{count} samples for {split}")
+        texts.append(f"{counted(count, 'sample')} for {split}")
     samples = ", ".join(texts)
     name = dataset.get("name")
     yield "dataset", hide(f"{name}: {samples}")

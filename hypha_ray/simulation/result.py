@@ -15,6 +15,7 @@ from hypha_ray.config.entry_point import write_result
 from hypha_ray.errors import ConfigError
 from hypha_ray.telemetry.plots import PALETTE, STYLE
 from hypha_ray.telemetry.sinks.table import ConsoleColumn, duration, header, line, si
+from hypha_ray.texts import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,7 +104,7 @@ def table(results: Sequence[SimulationResult]) -> Iterator[str]:
         yield line({"label": label, **result.as_json()}, columns)
     for label, result in zip(labels, results, strict=True):
         if result.failure is not None:
-            yield f"{label}: ended after {result.rounds} rounds: {result.failure}"
+            yield f"{label}: ended after {counted(result.rounds, 'round')}: {result.failure}"
     for note in dict.fromkeys(note for result in results for note in result.notes):
         yield f"note: {note}"
 

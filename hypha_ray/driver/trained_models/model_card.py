@@ -16,6 +16,7 @@ from hypha_ray.model.loading.hub import base_of
 from hypha_ray.model.saved_model import ADAPTER
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl
+from hypha_ray.texts import counted
 
 CARD: Final = "README.md"
 _FIGURES: Final = ("loss", "val_loss", "perplexity", "accuracy", "reward", "pass@1")
@@ -89,7 +90,8 @@ def _facts(job: Job, manifest: Manifest, round: int, base: str | None) -> Iterat
     is_new = job.model.factory is not None or (job.model.config and not job.model.repository)
     begins = "random weights" if is_new else "weights that are on no hub"
     yield "begins with", base or begins
-    yield "dataset", f"{manifest.name}, {manifest.samples('train'):,} samples"
+    samples = format(manifest.samples("train"), ",")
+    yield "dataset", f"{manifest.name}, {counted(samples, 'sample')}"
     yield "hash of the dataset", manifest.identity
     if job.rounds.counted:
         yield "rounds", f"{round + 1} of {job.rounds.update_rounds}"
@@ -106,7 +108,7 @@ def _settings(job: Job) -> Iterator[tuple[str, str]]:
     outer = job.outer_optimizer
     lora = job.model.lora
     yield "task", job.model.type
-    yield "exchange", f"{sync.strategy}, {sync.codec}, {job.num_workers} workers"
+    yield "exchange", f"{sync.strategy}, {sync.codec}, {counted(job.num_workers, 'worker')}"
     yield "samples of a round", f"{rounds.samples_between_updates:,}"
     yield "largest batch", str(rounds.max_batch_size)
     yield "inner optimizer", f"{inner.name}, learning rate {inner.learning_rate:g}, {inner.schedule}"
@@ -120,7 +122,7 @@ def _settings(job: Job) -> Iterator[tuple[str, str]]:
     rl = job.rl
     if rl.algorithm is not None:
         generation = rl.generation
-        yield "reinforcement learning", f"{rl.algorithm}, {rl.group_size} responses to a prompt"
+        yield "reinforcement learning", f"{rl.algorithm}, {counted(rl.group_size, 'response')} to a prompt"
         yield "responses", f"up to {generation.max_response_tokens} tokens, temperature {generation.temperature:g}"
 
 

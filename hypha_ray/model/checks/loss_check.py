@@ -24,6 +24,7 @@ from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.losses import Losses, compute_losses, forward, loss_of, token_cross_entropy
 from hypha_ray.model.metrics import Metrics, check_metrics
 from hypha_ray.model.task import IGNORE_INDEX, Task
+from hypha_ray.texts import counted
 from hypha_ray.types import Samples
 
 SAMPLES = 3
@@ -169,7 +170,7 @@ def _check_additive(task: Task, network: Any, samples: Samples, whole: float) ->
             parts += float(loss) * count
     if not _close(parts, whole, _ADDITIVE):
         raise _wrong_loss(
-            network, task, f"{whole:.6g} for {len(samples)} samples together, {parts:.6g} for each by itself"
+            network, task, f"{whole:.6g} for {counted(len(samples), 'sample')} together, {parts:.6g} for each by itself"
         )
 
 

@@ -12,6 +12,7 @@ import torch
 
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.engines.sampling import Sampling
+from hypha_ray.texts import counted
 
 ROUNDING: Final = 1e-3
 """Most by which the rounding of an engine may raise a log-probability above 0."""
@@ -75,7 +76,7 @@ def unfit(response: Completion, vocabulary: Container[int]) -> str:
 
     """
     if not response.ids or len(response.ids) != len(response.logprobs):
-        return f"{len(response.ids)} tokens of a response with {len(response.logprobs)} log-probabilities"
+        return f"{counted(len(response.ids), 'token')} of a response, and log-probabilities of {len(response.logprobs)}"
     for token in response.ids:
         if type(token) is not int or token not in vocabulary:
             return f"a response with the token id {_short_text(token)}, which model or tokenizer lack"

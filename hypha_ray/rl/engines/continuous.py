@@ -24,6 +24,7 @@ from hypha_ray.model.loading.weights import silenced
 from hypha_ray.rl.engines.completions import Completion, responses_of, token_lists
 from hypha_ray.rl.engines.native import Responses, generate
 from hypha_ray.rl.engines.sampling import Sampling, draw
+from hypha_ray.texts import counted
 
 PAGE = 16
 """Tokens of a page of the cache, except for weights of 16 bits on a GPU."""
@@ -105,7 +106,7 @@ class PagedBatches:
             outputs[output.request_id] = output
         expected = len(prompts) * sampling.samples
         if len(outputs) != expected:
-            raise RuntimeError(f"{len(outputs)} responses of {expected}")
+            raise RuntimeError(f"{counted(len(outputs), 'response')} of {expected}")
         in_order: list[Any] = []
         for name in names:
             in_order.append(outputs[name])

@@ -31,6 +31,7 @@ from hypha_ray.rl.engines.dialects import DIALECTS
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.engines.sampling import Sampling
 from hypha_ray.rl.http import MOST_BYTES, Pauses, Refused, TooLate, Unreachable, call
+from hypha_ray.texts import counted
 
 _TOKEN_BYTES = 1024
 """Most bytes of an answer for each token: its text and its log-probability take about 150."""
@@ -109,7 +110,7 @@ class Batch:
         most = self.sampling.max_tokens
         samples = self.sampling.samples
         if len(group) != samples:
-            raise Refused(f"{len(group)} responses to a prompt instead of {samples}")
+            raise Refused(f"{counted(len(group), 'response')} to a prompt instead of {samples}")
         for completion in group:
             reason = unfit(completion, self.vocabulary)
             if reason:

@@ -29,6 +29,7 @@ from hypha_ray.rl.engines.sampling import Sampling
 from hypha_ray.rl.environments.environment import Message, total_of
 from hypha_ray.rl.environments.pool import EnvironmentPool, Episode
 from hypha_ray.rl.rewards.response import Response
+from hypha_ray.texts import counted
 
 _ASSISTANT: Final = "content-of-the-assistant"
 """Content of a message whose end is looked for in a rendered text."""
@@ -266,8 +267,8 @@ class EnvironmentRollouts:
                 continue
             limit = self._longest_opening
             if limit is not None and len(opening) > limit:
-                text = f"its opening has {len(opening)} tokens, and the model room for {limit} beside a response"
-                trajectory.fail(text)
+                tokens = counted(len(opening), "token")
+                trajectory.fail(f"its opening has {tokens}, and the model room for {limit} beside a response")
                 continue
             trajectory.opening = opening
         for trajectory in trajectories:

@@ -23,6 +23,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.families import REWARDS
 from hypha_ray.plugins import takes_by_name
 from hypha_ray.rl.rewards.response import Response
+from hypha_ray.texts import counted
 
 LARGEST = 1e15
 """Largest size of a reward: squares of larger numbers may be infinite in the model's dtype."""
@@ -191,7 +192,7 @@ class RewardFunction:
             raise TypeError(f"it gave {type(result).__name__} and no list")
         results = list(result)
         if len(results) != len(responses):
-            raise TypeError(f"it gave {len(results)} rewards for {len(responses)} responses")
+            raise TypeError(f"it gave {counted(len(results), 'reward')} for {counted(len(responses), 'response')}")
         return logs.beside(results)
 
     def _results_one_by_one(self, responses: Sequence[Response]) -> list[Any]:
@@ -284,7 +285,8 @@ class _Logs:
         """
         shown = [_shown(value) for value in values]
         if len(shown) != self._responses:
-            raise TypeError(f"log_extra got {len(shown)} values of {column} for {self._responses} responses")
+            responses = counted(self._responses, "response")
+            raise TypeError(f"log_extra got {counted(len(shown), 'value')} of {column} for {responses}")
         self._extra[str(column)] = shown
 
     def beside(self, results: list[Any]) -> list[Any]:

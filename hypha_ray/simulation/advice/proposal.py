@@ -16,6 +16,7 @@ from hypha_ray.exchange_schedule import settled_momentum
 from hypha_ray.plugins import is_own
 from hypha_ray.simulation.advice.exchange import Circumstances, ExchangeEstimate, ExchangeSettings, whole_weights_s
 from hypha_ray.simulation.advice.ladder import ExchangeChoice, Limits
+from hypha_ray.texts import counted
 
 TOLERANCE: Final = 2.0
 """Factor beyond the measured sizes from which a figure is called an extrapolation."""
@@ -123,7 +124,7 @@ def loss_beside_data_parallelism(parameters: float, workers: int) -> str | None:
     if max(fleet / workers, workers / fleet) > TOLERANCE:
         return None
     excess = 100 * (losses[fleet] / losses[0] - 1)
-    condition = f"{fleet} workers with H = 30 and {size_text(size)} parameters"
+    condition = f"{counted(fleet, 'worker')} with H = 30 and {size_text(size)} parameters"
     return f"{condition} end {excess:+.1f} % from data parallelism's loss ({SCALING})"
 
 
@@ -223,8 +224,8 @@ def _of_rounds(job: Job, circumstances: Circumstances, choice: ExchangeChoice) -
     figures = choice.estimate
     batch = job.rounds.max_batch_size
     reason = (
-        f"H = {settings.steps} inner steps between two exchanges of a weight; {job.num_workers} workers, batches of "
-        f"{batch}. An exchange takes about {_seconds(figures.exchange_s)}, a round's batches "
+        f"H = {settings.steps} inner steps between two exchanges of a weight; {counted(job.num_workers, 'worker')}, "
+        f"batches of {batch}. An exchange takes about {_seconds(figures.exchange_s)}, a round's batches "
         f"{_seconds(figures.train_s)}: workers wait for {percent(figures.overhead)} of the time"
     )
     if settings.fragments > 1:

@@ -17,6 +17,7 @@ from hypha_ray.simulation.advice.exchange import Circumstances, ExchangeSettings
 from hypha_ray.simulation.advice.ladder import ExchangeChoice, Limits, choose, sufficient_scale
 from hypha_ray.simulation.advice.proposal import Proposal, percent
 from hypha_ray.simulation.result import HEADLINE
+from hypha_ray.texts import counted
 
 WIDTH = 118
 """Longest line of a comment."""
@@ -89,7 +90,8 @@ def report_lines(
 def _question(circumstances: Circumstances, most_overhead: float, assumed_speed: bool) -> Iterator[str]:
     parameters = evidence.size_text(circumstances.model.parameters)
     link = circumstances.link
-    yield f"{circumstances.workers} workers, {parameters} trained parameters; {1000 * link.latency_s:g} ms one way"
+    workers = counted(circumstances.workers, "worker")
+    yield f"{workers}, {parameters} trained parameters; {1000 * link.latency_s:g} ms one way"
     yield f"links: {link} of each worker, {circumstances.head} of the head, where the parameter servers are"
     yield f"aim: workers wait for at most {percent(most_overhead)} of the time"
     shortest = min(circumstances.batch_s)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from hypha_ray.simulation.result import DIGITS, HEADLINE
 from hypha_ray.simulation.what_if.predictions import FIGURES, SEEDS, Compared, Prediction, WhatIf, best
+from hypha_ray.texts import counted
 
 SHOWN_ROUNDS: Final = 12
 """Most rounds with a line of their own; of more, so many at even distances are shown."""
@@ -84,8 +85,8 @@ def _comparison(what_if: WhatIf) -> Iterator[str]:
         if row.error is not None:
             errors.append(abs(row.error))
     if errors:
-        count = len(errors)
-        yield f"median error of a round's time: {median(errors):.1%}, largest: {max(errors):.1%} ({count} rounds)"
+        rounds = counted(len(errors), "round")
+        yield f"median error of a round's time: {median(errors):.1%}, largest: {max(errors):.1%} ({rounds})"
 
 
 def _some(rows: Sequence[Compared]) -> Sequence[Compared]:

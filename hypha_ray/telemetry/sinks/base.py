@@ -29,7 +29,7 @@ from hypha_ray.telemetry.sinks.files import (
     write_json,
 )
 from hypha_ray.telemetry.sinks.inputs import SinkPlace, check_installed
-from hypha_ray.texts import redacted
+from hypha_ray.texts import counted, redacted
 
 _logger = logging.getLogger(__name__)
 
@@ -93,7 +93,10 @@ class Tally:
 
     def began(self) -> None:
         """Report that the sink is started at last, with the number of records that it lacks."""
-        missing = f"{self._dropped} records are missing there" if self._dropped else "no record is missing there"
+        missing = "no record is missing there"
+        if self._dropped:
+            verb = "is" if self._dropped == 1 else "are"
+            missing = f"{counted(self._dropped, 'record')} {verb} missing there"
         self._report(f"telemetry sink {self.name} is started now; {missing}")
 
     def _count(self, problem: str, failed: int = 0, dropped: int = 0) -> None:

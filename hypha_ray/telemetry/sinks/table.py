@@ -246,15 +246,15 @@ def _work(figures: Record) -> Iterator[str]:
     tokens = figures.get("tokens")
     samples_per_s = figures.get("samples_per_s")
     if tokens:
-        yield f"{samples} samples"
+        yield counted(samples, "sample")
         speed = si(figures.get("tokens_per_s")) + "/s"
         if figures.get("mfu") is not None:
             speed += f", MFU {figures['mfu']:.3f}"
-        yield f"{si(tokens)} tokens ({speed})"
+        yield f"{counted(si(tokens), 'token')} ({speed})"
     elif samples_per_s is not None:
-        yield f"{samples} samples ({si(samples_per_s)}/s)"
+        yield f"{counted(samples, 'sample')} ({si(samples_per_s)}/s)"
     else:
-        yield f"{samples} samples"
+        yield counted(samples, "sample")
 
 
 def _quality(figures: Record) -> Iterator[str]:

@@ -233,7 +233,8 @@ class Members:
                 errors, key=lambda error: isinstance(error, ProcessLostError)
             )  # Another error is the cause of a lost process.
         if waiting:
-            raise ProcessLostError(f"{len(waiting)} processes of this worker are silent for {limit_s:g} s")
+            silent = "1 process of this worker is" if len(waiting) == 1 else f"{len(waiting)} of its processes are"
+            raise ProcessLostError(f"{silent} silent for {limit_s:g} s")
         return [ray.get(ref) for ref in refs]
 
     def close(self) -> None:

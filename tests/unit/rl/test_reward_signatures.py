@@ -214,7 +214,7 @@ def test_a_function_that_hangs_costs_the_responses_to_its_own_prompt_alone() -> 
     ("function", "told"),
     [
         ("needs", "needs a column that the prompts' records lack — got 'solution'"),
-        ("too_few", "it gave 1 rewards for 2 responses"),
+        ("too_few", "it gave 1 reward for 2 responses"),
         ("one_number", "it gave float and no list"),
         ("text_part", "it gave the text '1.0'"),
         ("unordered", "it gave set and no list"),

@@ -104,7 +104,7 @@ def test_texts_have_neither_prompt_nor_padding_nor_end() -> None:
 def test_trial_finds_a_function_that_gives_one_reward_for_a_whole_group(
     deadline: dict[str, str], others: tuple[str, ...]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"RWD001.*own_rewards:one_of_all.*it gave 1 rewards for 2 responses"):
+    with pytest.raises(ConfigError, match=r"RWD001.*own_rewards:one_of_all.*it gave 1 reward for 2 responses"):
         try_functions("own_rewards:one_of_all", *others, **deadline)
     try_functions("own_rewards:each", "own_rewards:length", *others, **deadline)
 

@@ -36,6 +36,7 @@ from hypha_ray.data.preparation.kinds.scored_tokens import ScoredText
 from hypha_ray.data.preparation.sources.chats import Chat, Messages, count_calls, with_texts, without_calls
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.errors import DataError, reason_of
+from hypha_ray.texts import counted
 
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """Mark of the assistant's parts, as transformers recognises it."""
@@ -89,7 +90,7 @@ class ChatTemplate:
             text, parts = self._by_prefixes(chat, answers)
         if len(parts) != len(answers):
             if not parts or any("weight" in message for message in chat.messages):
-                got = f"{len(parts)} for {len(answers)} messages of the assistant"
+                got = f"{len(parts)} for {counted(len(answers), 'message')} of the assistant"
                 raise self._unclear(chat, "the template doesn't mark the assistant's parts one by one", got)
             return ScoredText(text, tuple(parts))
         scored_parts = []

@@ -146,7 +146,7 @@ def _common_kind(texts: Sequence[LabelledText]) -> LabelKind:
             raise DataError("DATA037", problem, _KINDS[kind], _KINDS[first], "give all rows labels of one kind")
         if isinstance(text.text, list) and isinstance(text.label, list) and len(text.text) != len(text.label):
             problem = f"{text.location}: there isn't one label for each word"
-            got = f"{len(text.label)} labels"
+            got = counted(len(text.label), "labels")
             raise DataError("DATA037", problem, got, f"{len(text.text)}", "mend or remove the row")
     return first
 
