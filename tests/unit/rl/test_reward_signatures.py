@@ -220,7 +220,7 @@ def test_a_function_that_hangs_costs_the_responses_to_its_own_prompt_alone() -> 
         ("unordered", "it gave set and no list"),
         ("packed", "it gave bytes and no list"),
         ("logs_too_many", "log_metric got more than 32 names"),
-        ("shows_too_few", "log_extra got 1 values of parsed for 2 responses"),
+        ("shows_too_few", "log_extra got 1 value of parsed for 2 responses"),
     ],
 )
 def test_a_function_that_cannot_be_called_or_gives_nonsense_is_named(function: str, told: str) -> None:
