@@ -13,7 +13,6 @@ from hypha_ray.config.schema import Job
 from hypha_ray.config.tables.training import InnerOptimizer, OuterOptimizer
 from hypha_ray.errors import ConfigError
 from hypha_ray.plugins import create
-from hypha_ray.texts import counted
 from hypha_ray.types import Plan
 
 if TYPE_CHECKING:
@@ -161,7 +160,7 @@ def check_schedule(config: InnerOptimizer, total_steps: int | None = None) -> No
         if config.total_steps is None:
             allowed = f"at most {total}, those of the run"
             fix = "lower inner_optimizer.warmup_steps or decay_steps, or train longer"
-        raise ConfigError("OPT004", problem, counted(needed, "step"), allowed, fix)
+        raise ConfigError("OPT004", problem, f"{needed} steps", allowed, fix)
 
 
 def _decay_steps(config: InnerOptimizer, total: int) -> int:
