@@ -97,7 +97,7 @@ def load(
     job = _build(settings)
     if command.resume and job.run.name is None:
         raise ConfigError("CFG015", "--resume names no run", fix="give it a name or directory, or set run.name")
-    notes = (*_notes(settings), *_replaced_notes(command.flags), *_no_effect_notes(settings, job))
+    notes = (*_notes(settings), *_no_effect_notes(settings, job))
     return Loaded(job, command.dry_run, bool(command.resume), command.files, notes)
 
 
@@ -231,17 +231,6 @@ def _notes(settings: Sequence[Setting]) -> Iterator[str]:
             yield f"CFG101: {setting.key_location} has a secret in a URL: {advice}"
         elif key and key.path != name and name not in GUIDE_NAMES and document:
             yield f"{setting.location}: {dotted(name)} is read as {key.name}"
-
-
-def _replaced_notes(flags: Sequence[Setting]) -> Iterator[str]:
-    """Notes on flags that a later flag of the same key replaces; that one flag replaces another is easily missed."""
-    latest: dict[KeyPath, Setting] = {}
-    for flag in flags:
-        earlier = latest.get(flag.path, flag)
-        if earlier.value not in ([], flag.value) and not isinstance(earlier.value, dict):
-            replaced = f"{earlier.key_location} {shown(earlier.value)}"
-            yield f"CFG103: {replaced} has no effect beside the later {flag.key_location} {shown(flag.value)}"
-        latest[flag.path] = flag
 
 
 def _no_effect_notes(settings: Sequence[Setting], job: Job) -> Iterator[str]:

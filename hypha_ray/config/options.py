@@ -28,7 +28,7 @@ from pydantic.fields import FieldInfo
 
 from hypha_ray.config.aliases import OF_PREPARE
 from hypha_ray.config.assignments import from_text, value_behind
-from hypha_ray.config.entry_point import STDOUT, keep_stdout_for_result, print_notes
+from hypha_ray.config.entry_point import STDOUT, keep_stdout_for_result
 from hypha_ray.config.keys import EACH, Key, KeyPath, choice_remedy, key_of, keys, shown, tables
 from hypha_ray.config.tables.rl import LOWEST_TEMPERATURE
 from hypha_ray.errors import ConfigError
@@ -237,7 +237,7 @@ def require_sampling(max_new_tokens: int, seed: int, sampling: Sampling) -> None
 def _texts(
     arguments: Sequence[str], keys: Mapping[str, Key], position: str | None, repeated: Collection[str]
 ) -> dict[str, str]:
-    """Texts of the values on a command line, by the option's name; a flag given twice has its last value, and a note.
+    """Texts of the values on a command line, by the option's name; a flag given twice has its last value.
 
     A repeated flag has all its values.
     """
@@ -262,7 +262,8 @@ def _texts(
         if value is None:
             if bool not in key.types:
                 raise ConfigError("CFG015", f"{_flag(name)} needs a value", allowed=key.kind, fix="see --help")
-            value = "true"
+            texts[name] = "true"
+            continue
         values = [value]
         while key.many and not equals_sign and (value := value_behind("", words)) is not None:
             values.append(value)
@@ -286,14 +287,11 @@ def _stray(word: str, texts: Mapping[str, str], keys: Mapping[str, Key], positio
 
 def _add_values(texts: dict[str, str], name: str, values: Sequence[str], repeated: Collection[str]) -> None:
     """Add the values of an option, to those of its earlier flags if it may be repeated, otherwise instead of them."""
-    text = (_BETWEEN if name in repeated else ",").join(values)
-    earlier = texts.get(name)
-    if earlier is not None and name in repeated:
-        text = f"{earlier}{_BETWEEN}{text}"
-    elif earlier not in (None, text):
-        flag = _flag(name)
-        print_notes([f"CFG103: {flag} {shown(earlier)} has no effect beside the later {flag} {shown(text)}"])
-    texts[name] = text
+    if name not in repeated:
+        texts[name] = ",".join(values)
+        return
+    earlier = [texts[name]] if name in texts else []
+    texts[name] = _BETWEEN.join([*earlier, *values])
 
 
 def _value(key: Key, text: str, annotation: Any) -> Any:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.job_scripts import Jobs, jobs_in, said
 
+ROOT = Path(__file__).parents[2]
 ANEW = {"RAY_BACKEND_LOG_LEVEL": "warning"}
 """Variable of a job in an interpreter of its own, where Ray isn't loaded yet."""
 
@@ -38,10 +39,17 @@ def test_ray_that_does_not_start_is_one_error(run_alone: Jobs, small_job: Path, 
 
 @pytest.mark.parametrize("phase", ["loading libraries", "checking the model and the data", "starting workers"])
 def test_interruption_of_each_phase_is_reported_and_leaves_nothing(
-    run_alone: Jobs, small_job: Path, corpus: Path, phase: str
+    run_alone: Jobs, small_job: Path, corpus: Path, tmp_path: Path, phase: str
 ) -> None:
+    env = dict(ANEW)
+    if (
+        phase == "loading libraries"
+    ):  # One of them loads slowly: on a fast machine they would be loaded before it is said.
+        (tmp_path / "slow").mkdir()
+        (tmp_path / "slow" / "ray.py").write_text("import time\ntime.sleep(60)\n")
+        env["PYTHONPATH"] = f"{tmp_path / 'slow'}{os.pathsep}{ROOT}"
     words = ("@", small_job, "--dataset.path", corpus, "--run.name", "a")
-    with run_alone.start(*words, env=ANEW) as process:
+    with run_alone.start(*words, env=env) as process:
         stream = process.stdout if phase == "starting workers" else process.stderr  # type: ignore[union-attr]
         assert stream is not None
         assert any(phase in line for line in iter(stream.readline, ""))

@@ -33,7 +33,7 @@ class CommandServer:
         line: command line, with ``{model}`` and ``{port}``.
         model: folder of the model.
         environment: variables beside those that are handed on.
-        log: file for the server's output; a temporary one if it is None or can't be opened, which is removed at the
+        log: file for the server's output; a temporary one if it is None or can't be opened. That one is removed at the
             end unless an error has named it.
 
     Raises:

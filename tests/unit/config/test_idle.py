@@ -105,21 +105,6 @@ def test_fragments_take_no_turns_asynchronously() -> None:
     assert note == "CFG103: --sync.stagger has no effect beside sync.strategy = 'async'"
 
 
-def test_flag_that_a_later_one_of_the_same_key_replaces_is_noted() -> None:
-    update_rounds = ["--rounds.update_rounds", "2", "--rounds.update-rounds"]
-    note = "CFG103: --rounds.update_rounds 2 has no effect beside the later --rounds.update-rounds 3"
-    loaded = load([*update_rounds, "3"])
-    assert (loaded.job.rounds.update_rounds, loaded.notes) == (3, (note,))
-    assert load([*update_rounds, "2"]).notes == ()
-
-    (note,) = notes("type=async", "sync.strategy=diloco")
-    assert note == "CFG103: --type 'async' has no effect beside the later --sync.strategy 'diloco'"
-    (note,) = notes("resources.worker={cpu = 1, gpu = 1}", "resources.worker.cpu=2")
-    assert note == "CFG103: --resources.worker.cpu 1 has no effect beside the later --resources.worker.cpu 2"
-    assert notes("model.config={a = 1}", "model.config.b=2") == []
-    assert load(["--rounds.update_rounds", "3"], defaults=["--rounds.update_rounds", "2"]).notes == ()
-
-
 def test_setting_without_effect_is_noted_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
     file.write_text("[sync]\nstrategy = 'async'\nperiod = 4\n", encoding="utf-8")

@@ -57,24 +57,6 @@ def test_options_are_read_off_flags(arguments: str, expected: Cut) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "note"),
-    [
-        ("--source a --label A --label B", "--label 'A' has no effect beside the later --label 'B'"),
-        ("--source a --only x,y --only z", "--only 'x,y' has no effect beside the later --only 'z'"),
-        ("--source a --try-run --try-run=false", "--try-run 'true' has no effect beside the later --try-run 'false'"),
-        ("--source a --source=a --pieces 2", None),
-    ],
-)
-def test_flag_that_a_later_one_replaces_is_noted(
-    arguments: str, note: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cut(*arguments.split(" "))
-    output = capsys.readouterr()
-    assert output.err == ("" if note is None else f"note: CFG103: {note}\n")
-    assert output.out == ""
-
-
-@pytest.mark.parametrize(
     ("arguments", "error"),
     [
         ("--sorce a", "error[CFG001]: unknown flag --sorce. Fix: did you mean --source?"),
