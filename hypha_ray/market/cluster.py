@@ -35,7 +35,7 @@ PREFIX = b"terms/"
 SPEEDS = "speeds"
 NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 LEASE = re.compile(
-    r"(?P<run>[^/]+)/(?P<name>(?P<role>worker|server)-\d+)"
+    r"(?P<run>[^/]+)/(?P<name>(?P<role>worker|server|generator)-\d+)"
     rf"(?:;bid=(?P<bid>{NUMBER}|inf);since=(?P<since>{NUMBER})(?:;price=(?P<price>{NUMBER}))?)?"
 )
 """Name of a lease's placement group."""

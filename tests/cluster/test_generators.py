@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import ray
 import torch
+from ray.util.placement_group import placement_group_table
 
 from hypha_ray.data.catalogue import load as load_dataset
 from hypha_ray.failpoints import arm, hits
+from hypha_ray.market.cluster import lease_entries
 from hypha_ray.model.loading.tokenizer import pack
 from hypha_ray.rl.actor import GROUPS, ResponseGenerator
 from hypha_ray.rl.island import Island
@@ -168,5 +170,7 @@ def test_a_run_whose_generator_is_killed_names_each_prompt_of_a_commit_once(prob
         assert sorted(itertools.chain(*commit["responders"].values())) == sorted(trained_on)
         names.update(commit["responders"])
     assert len(run.commits()) == 16
+    assert lease_entries() == []
+    assert [group["name"] for group in placement_group_table().values() if group["state"] != "REMOVED"] == []
     assert names & {"generator-0", "generator-1"}
     assert names <= {"generator-0", "generator-1", "worker-0", "worker-1"}
