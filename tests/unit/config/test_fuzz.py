@@ -134,7 +134,8 @@ def _values(key: Key) -> st.SearchStrategy[Any]:
     if key.kind == "table":
         return st.dictionaries(_TEXT, _FREE, max_size=3)
     words = {"true": True, "false": False}
-    return _TEXT if key.kind == "text" else st.sampled_from([words.get(word, word) for word in key.kind.split(" | ")])
+    texts = _TEXT.filter(lambda text: text != "none") if key.can_be_none else _TEXT  # In a job file it is no value.
+    return texts if key.kind == "text" else st.sampled_from([words.get(word, word) for word in key.kind.split(" | ")])
 
 
 @st.composite
