@@ -44,8 +44,8 @@ def main() -> None:
         raise ConfigError("CFG012", "--run is missing", f"{len(options.run)}", "two runs or more", "name the runs")
     if options.out is not None and options.out.suffix not in SUFFIXES:
         raise ConfigError("CFG003", "--out is out of range", str(options.out), "a name in .html or .png", "name one")
+    from hypha_ray.driver.run_folders import existing_run
     from hypha_ray.history.comparison import compared
-    from hypha_ray.history.find import existing_run
     from hypha_ray.history.overview import aligned
 
     comparison = compared([existing_run(name, options.dir) for name in options.run])

@@ -36,8 +36,7 @@ def main() -> None:
     require_writable("--json", options.json)
     phases = Phases()
     phases.begin("examining this machine")
-    from hypha_ray.driver.doctor import error_of, machine_reports, own_reports, rows
-    from hypha_ray.driver.doctor_stores import store_reports
+    from hypha_ray.driver.doctor import error_of, machine_reports, own_reports, rows, store_reports
     from hypha_ray.history.overview import aligned
     from hypha_ray.store.directory import runs
 

@@ -45,8 +45,8 @@ def main() -> None:
     phases = Phases()
     phases.begin("reading the run")
     from hypha_ray.driver.run import Run
+    from hypha_ray.driver.run_folders import FIX
     from hypha_ray.driver.trained_models.evaluation import save_snapshot
-    from hypha_ray.history.find import FIX
 
     trained_run = Run(find_run(arguments.run, None, arguments.dir, FIX))
     number = trained_run.newest_snapshot if arguments.round is None else arguments.round - 1

@@ -42,8 +42,7 @@ def run_or_folder(name: str, parent: str | None) -> Path:
         CheckpointError: CKPT001, there is neither.
 
     """
-    from hypha_ray.driver.run_folders import find_run
-    from hypha_ray.history.find import FIX
+    from hypha_ray.driver.run_folders import FIX, find_run
 
     try:
         return find_run(name, None, parent, FIX)

@@ -39,7 +39,7 @@ def main() -> None:
     if options.out not in (None, STDOUT) and options.out.suffix not in (".html", ".htm"):
         raise ConfigError("CFG003", "--out is out of range", str(options.out), "a name in .html", "name one")
     require_writable("--out", options.out)
-    from hypha_ray.history.find import existing_run
+    from hypha_ray.driver.run_folders import existing_run
     from hypha_ray.history.report import report_of, write_report
 
     folder = existing_run(options.run, options.dir)

@@ -38,7 +38,7 @@ def main() -> None:
     """Parse first, import later: `--help` and a mistyped flag answer at once."""
     own_words, job_words = split_words(sys.argv[1:], Rerun)
     options = parse_options(Rerun, __doc__, own_words, position="run")
-    from hypha_ray.history.find import existing_run
+    from hypha_ray.driver.run_folders import existing_run
 
     rerun(existing_run(options.run, options.dir), job_words, options.anyway, options.dry_run)
 

@@ -26,8 +26,8 @@ class Show:
 def main() -> None:
     """Print the account of the run."""
     options = parse_options(Show, __doc__, sys.argv[1:], position="run")
+    from hypha_ray.driver.run_folders import existing_run
     from hypha_ray.history.account import account_of
-    from hypha_ray.history.find import existing_run
 
     print(*account_of(existing_run(options.run, options.dir)), sep="\n")
 

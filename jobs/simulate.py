@@ -189,7 +189,7 @@ def scenarios_of(options: Simulate) -> list[Scenario]:
 
 def simulate_scenarios(scenarios: list[Scenario], phases: Phases) -> list[SimulationResult]:
     """Simulate each scenario."""
-    from hypha_ray.simulation.run import simulate
+    from hypha_ray.simulation.result import simulate
 
     results: list[SimulationResult] = []
     for number, scenario in enumerate(scenarios, 1):

@@ -7,11 +7,11 @@ A run that is given in `rounds.epochs` gets its length here, in samples and roun
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, PrivateAttr, SecretStr
 
-from hypha_ray.config.strategy import STRATEGIES, StrategyName, StrategyTraits
 from hypha_ray.config.tables.resources import Bridge, Goal, Resources, Worker, WorkerGroup, groups_of
 from hypha_ray.config.tables.rl import RL, Preference
 from hypha_ray.config.tables.training import Checkpoint, Dataset, InnerOptimizer, OuterOptimizer, Telemetry
@@ -29,8 +29,28 @@ from hypha_ray.config.value_types import (
 )
 from hypha_ray.plugins import Plugin
 
+StrategyName: TypeAlias = Literal["diloco", "async", "sync"]
 REPORTS_PER_S = 500
 """Most reports per second that all workers together send to the scheduler."""
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyTraits:
+    """Properties of a strategy that other parts of a run depend on."""
+
+    has_barrier: bool
+    """Whether a round waits for its workers' results; otherwise each result is merged as it arrives."""
+    sends_gradients: bool
+    """Whether a round is one step on the mean gradient; otherwise workers take inner steps and send deltas."""
+    own_weights: bool
+    """Whether a worker may have weights that differ from the global ones when a round begins."""
+
+
+STRATEGIES: dict[StrategyName, StrategyTraits] = {
+    "diloco": StrategyTraits(has_barrier=True, sends_gradients=False, own_weights=True),
+    "async": StrategyTraits(has_barrier=False, sends_gradients=False, own_weights=False),
+    "sync": StrategyTraits(has_barrier=True, sends_gradients=True, own_weights=False),
+}
 
 
 class Run(Table):

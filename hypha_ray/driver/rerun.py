@@ -181,7 +181,7 @@ def _changes(folder: Path, provenance: Mapping[str, Any], loaded: Loaded) -> lis
         ConfigError: RUN001, it hasn't.
 
     """
-    from hypha_ray.driver.rerun_changes import changes_since
+    from hypha_ray.driver.run_provenance import changes_since
 
     run = loaded.job.run
     if runs(run.dir) / str(run.name) == folder:

@@ -14,7 +14,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.load import Loaded, from_tables, load, resolved
 from hypha_ray.config.options import Sampling, require_sampling
 from hypha_ray.config.tables.alerts import RECORD_KINDS
-from hypha_ray.driver.run_folders import find_run
+from hypha_ray.driver.run_folders import FIX, find_run
 from hypha_ray.driver.trained_models.evaluation import (
     EvaluationRequest,
     ModelSource,
@@ -40,7 +40,6 @@ from hypha_ray.driver.training import (
     require_settings,
 )
 from hypha_ray.errors import CheckpointError, ConfigError
-from hypha_ray.history.find import FIX
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.store.directory import runs as folder_of_runs
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, read_json, read_jsonl

@@ -18,24 +18,23 @@ from hypha_ray.config.keys import shown
 from hypha_ray.config.load import load
 from hypha_ray.config.schema import beside_largest
 from hypha_ray.data.manifest import MANIFEST, Manifest, read_manifest
+from hypha_ray.driver.run_folders import existing_run
 from hypha_ray.errors import ConfigError, HubError, HyphaError
 from hypha_ray.heavy_imports import uncollected
-from hypha_ray.history.find import existing_run
 from hypha_ray.simulation.advice.exchange import ModelShape
 from hypha_ray.simulation.advice.options import Advise, circumstances_of, parse_advise, split_arguments
 from hypha_ray.simulation.advice.proposal import Proposal, check_advisable, limits_of, proposals, with_proposals
 from hypha_ray.simulation.advice.report import overlay_text, report_lines
 from hypha_ray.simulation.calibration import PROVENANCE, Calibration, calibrate
 from hypha_ray.simulation.result import write_rows
-from hypha_ray.simulation.what_if.predictions import predict
+from hypha_ray.simulation.what_if.predictions import as_json, lines, predict
 from hypha_ray.simulation.what_if.run_scenario import FLOAT32_BYTES, DataSize
-from hypha_ray.simulation.what_if.table import as_json, lines
 from hypha_ray.simulation.what_if.trials import Trial, parse_duration_s, parse_trials
 from hypha_ray.telemetry.sinks.files import read_json
 from hypha_ray.types.layout import is_trained
 
 if TYPE_CHECKING:
-    from hypha_ray.simulation.advice.comparison import ComparedCandidate
+    from hypha_ray.simulation.advice.report import ComparedCandidate
 
 FRAGMENTS = (2, 4, 8)
 """Numbers of fragments that may be proposed."""
@@ -104,7 +103,7 @@ def _mixture_epoch(job: Job, manifests: Sequence[Manifest]) -> int | None:
 def _fragment_parameters(job: Job) -> tuple[int, ...]:
     """Parameters of each fragment, from the model on torch's meta device; empty if it can't be built here."""
     from hypha_ray.model.layout import layout_of
-    from hypha_ray.model.trained import sketch_trained
+    from hypha_ray.model.lora import sketch_trained
 
     try:
         network = sketch_trained(job)
@@ -187,8 +186,8 @@ def advise(arguments: Sequence[str], doc: str | None) -> None:
     if options.from_ is not None:
         options = replace(options, batch_s=_batch_times_of(options.from_, job))
         print_notes([f"the times of a batch are those of run {options.from_}"])
-    from hypha_ray.simulation.advice.comparison import Candidate, compare, settings_of
     from hypha_ray.simulation.advice.ladder import choose
+    from hypha_ray.simulation.advice.report import Candidate, compare, settings_of
 
     circumstances_of(options, job, ModelShape(1))  # What is wrong with a link is said before libraries are loaded.
     phases = Phases()
@@ -253,7 +252,7 @@ def shape_of_model(job: Job) -> ModelShape:
         raise ConfigError("CFG012", "the job has no model, so its size isn't known", fix=fix)
     with uncollected():
         from hypha_ray.model.layout import layers_of, layout_of
-        from hypha_ray.model.trained import sketch_trained
+        from hypha_ray.model.lora import sketch_trained
 
     try:
         network = sketch_trained(job)

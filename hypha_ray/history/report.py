@@ -49,7 +49,7 @@ from hypha_ray.history.report_charts import (
 )
 from hypha_ray.history.report_tables import event_list, provenance_rows, rollout_list, setting_rows, shares_bar, tiles
 from hypha_ray.history.report_timeline import batches_figure, shares_figure, timeline
-from hypha_ray.telemetry.charts import (
+from hypha_ray.telemetry.series import (
     ALL_CHARTS,
     FLEET,
     GRADIENT_NORM,
@@ -58,9 +58,9 @@ from hypha_ray.telemetry.charts import (
     POLICY,
     SPEED,
     WAITING,
+    Series,
     caption_of,
 )
-from hypha_ray.telemetry.series import Series
 from hypha_ray.telemetry.sinks.files import SUMMARY, Record, read_json
 
 REPORT = "report.html"

@@ -18,8 +18,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from hypha_ray.history.html_page import points_to_draw
-from hypha_ray.telemetry.charts import ALL_CHARTS, TRAFFIC, Chart, Unit
-from hypha_ray.telemetry.series import Series, every_step_bytes, gradient_norms, running_totals
+from hypha_ray.telemetry.series import (
+    ALL_CHARTS,
+    TRAFFIC,
+    Chart,
+    Series,
+    Unit,
+    every_step_bytes,
+    gradient_norms,
+    running_totals,
+)
 from hypha_ray.telemetry.sinks.table import duration, si
 from hypha_ray.texts import counted
 

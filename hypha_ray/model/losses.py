@@ -28,8 +28,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, pad
 
 from hypha_ray.config.automatic import CHUNK
-from hypha_ray.config.schema import Model
-from hypha_ray.config.strategy import StrategyTraits
+from hypha_ray.config.schema import Model, StrategyTraits
 from hypha_ray.errors import ConfigError, reason_of
 from hypha_ray.model.task import IGNORE_INDEX, Batch, Task, batch_size
 from hypha_ray.plugins import create

@@ -30,10 +30,17 @@ from hypha_ray.model.loading.build import build_model, infer_task, reopened, tas
 from hypha_ray.model.loading.hub import BASE, TASK, base_of, fetch, hub_token, read_config
 from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.loading.weights import meta_tensors
-from hypha_ray.model.lora import attach_adapter, has_adapter, merge_adapter, needs_whole, save_adapter
+from hypha_ray.model.lora import (
+    attach_adapter,
+    build_trained,
+    exported,
+    has_adapter,
+    merge_adapter,
+    needs_whole,
+    save_adapter,
+)
 from hypha_ray.model.task import Task
 from hypha_ray.model.tasks import TASKS, find_task
-from hypha_ray.model.trained import build_trained, exported
 from hypha_ray.model.vocabulary import settle_generation
 
 if TYPE_CHECKING:

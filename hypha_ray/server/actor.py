@@ -106,7 +106,7 @@ class ParameterServer(ListedActor):
         """
         with uncollected():
             from hypha_ray.model.layout import gather, layout_of
-            from hypha_ray.model.trained import build_trained
+            from hypha_ray.model.lora import build_trained
             from hypha_ray.server.outer import load_kernel
 
         model = build_trained(self._job)

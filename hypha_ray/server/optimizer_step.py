@@ -6,7 +6,7 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.model.layout import gather, scatter, view
-from hypha_ray.model.trained import ActorCritic, build_trained
+from hypha_ray.model.lora import ActorCritic, build_trained
 from hypha_ray.optim.optimizers import Inner, build_optimizer
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.state import export_state, load_state

@@ -19,7 +19,6 @@ from hypha_ray.model.flat import empty
 from hypha_ray.optim.schedules import outer_rate
 from hypha_ray.plugins import is_own
 from hypha_ray.server.admission import Received, admit, clip_scales, excessive, square_sum
-from hypha_ray.server.delayed_nesterov import SUM, RoundPart, blended, delayed, part_of, undelayed
 from hypha_ray.server.merge import (
     Merge,
     Squares,
@@ -33,7 +32,21 @@ from hypha_ray.server.merge import (
     sweep,
     weights_of,
 )
-from hypha_ray.server.outer import Group, collection, fused_step, has_fused_kernel, outer_step, replacement, slots_of
+from hypha_ray.server.outer import (
+    SUM,
+    Group,
+    RoundPart,
+    blended,
+    collection,
+    delayed,
+    fused_step,
+    has_fused_kernel,
+    outer_step,
+    part_of,
+    replacement,
+    slots_of,
+    undelayed,
+)
 from hypha_ray.types import Contribution, Flat, Layout, Rejection, RoundProgress, Verdict
 from hypha_ray.types.layout import dtype_of, is_trained
 

@@ -1,25 +1,29 @@
-"""Result of a simulated run: times, bytes, utilisation and cost; there is no loss in it.
+"""Simulation of one scenario and its result: times, bytes, utilisation and cost; there is no loss in it.
 
 Results are shown as a table with the keys in which they differ, and as plots of rounds, machines and bytes.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypha_ray.config.entry_point import write_result
-from hypha_ray.errors import ConfigError
+from hypha_ray.errors import ConfigError, HyphaError
+from hypha_ray.simulation.fleet_world import FleetWorld
+from hypha_ray.simulation.payload_sizes import size_notes
+from hypha_ray.simulation.scenario import Scenario
 from hypha_ray.telemetry.plots import PALETTE, STYLE
 from hypha_ray.telemetry.sinks.table import ConsoleColumn, duration, header, line, si
 from hypha_ray.texts import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
 
 HEADLINE = "simulated: times, bytes and costs; no loss curve"
 """First line of every output of a simulation."""
@@ -28,6 +32,8 @@ DIGITS = 9
 _SIZE_IN = (10.0, 4.5)
 _BAR = 0.25
 """Width of a bar, where 1 is the distance of two results."""
+OnRound = Callable[[Mapping[str, Any]], None]
+"""Called with the record of each round, as soon as it is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,3 +232,66 @@ def _bytes(results: Sequence[SimulationResult]) -> Figure:
     axes.yaxis.set_major_formatter(EngFormatter(unit="B"))
     axes.legend(loc="upper right")
     return figure
+
+
+def simulate(scenario: Scenario, on_round: OnRound | None = None) -> SimulationResult:
+    """Simulate a run to its end. Equal scenarios give equal results.
+
+    Args:
+        scenario: the scenario, as `read_scenarios` gives it.
+        on_round: called with the record of each round.
+
+    Raises:
+        HyphaError: a fault of the scenario's files; the end of a simulated run by lack of machines is a result.
+
+    """
+    world = FleetWorld(scenario)
+    world.on_round = on_round
+    searches = gc.isenabled()
+    gc.disable()  # The world's objects form no cycles before its end.
+    try:
+        world.open()
+        world.run()
+        world.close()
+    finally:
+        if searches:
+            gc.enable()
+    return result_of(world)
+
+
+def result_of(world: FleetWorld) -> SimulationResult:
+    """Figures of a run that has ended."""
+    scenario = world.scenario
+    ends = [0.0, *world.committed_at]
+    alive_s = world.alive_s or 1.0
+    failure = world.failure
+    if failure is not None and not isinstance(failure, HyphaError):
+        raise failure
+    return SimulationResult(
+        settings=scenario.settings(),
+        rounds=len(world.committed_at),
+        time_s=ends[-1] if world.committed_at else world.now,
+        bytes_up=world.traffic.bytes_up,
+        bytes_down=world.traffic.bytes_down,
+        bytes_slices=world.traffic.bytes_slices,
+        utilisation=world.batches_s / alive_s,
+        idle_fraction=world.waited_s / alive_s,
+        goodput=_goodput(world),
+        cost=world.cost(),
+        samples=world.samples,
+        events=dict(sorted(world.events.items())),
+        round_s=tuple(stop - start for start, stop in pairwise(ends)),
+        round_metrics=tuple(world.records),
+        failure=None if failure is None else failure.what,
+        notes=size_notes(scenario.job, world.sizes.visible_shares),
+    )
+
+
+def _goodput(world: FleetWorld) -> float:
+    """Committed samples ÷ those of all machines if each trained from its start to the end."""
+    batch_size = world.job.rounds.max_batch_size
+    possible = 0.0
+    for machine in world.pool.machines:
+        if machine.began_at is not None:
+            possible += (world.now - machine.began_at) / machine.nominal_batch_s * batch_size
+    return world.samples / possible if possible else 0.0

@@ -11,8 +11,21 @@ from typing import TYPE_CHECKING, Any
 from hypha_ray.errors import DataError
 from hypha_ray.files import make_private
 from hypha_ray.fleet_time import TIME_KINDS
-from hypha_ray.telemetry.charts import GRADIENT_NORM, OPTIMIZATION, POLICY, SPEED, WAITING, Chart, Unit, caption_of
-from hypha_ray.telemetry.series import Series, every_step_bytes, gradient_norms, kinds_to_read, running_totals
+from hypha_ray.telemetry.series import (
+    GRADIENT_NORM,
+    OPTIMIZATION,
+    POLICY,
+    SPEED,
+    WAITING,
+    Chart,
+    Series,
+    Unit,
+    caption_of,
+    every_step_bytes,
+    gradient_norms,
+    kinds_to_read,
+    running_totals,
+)
 from hypha_ray.telemetry.sinks.files import METRICS, SUMMARY, read_json, read_jsonl
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from hypha_ray.driver.datasets.data_source import in_folder
 from hypha_ray.errors import CheckpointError
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.loading.build import build_model
-from hypha_ray.model.trained import sketch_trained
+from hypha_ray.model.lora import sketch_trained
 from hypha_ray.store.directory import RunDirectory
 from tests.support.jobs import MODEL, job_of, run_job
 

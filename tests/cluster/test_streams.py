@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from hypha_ray.failpoints import arm, hits
-from hypha_ray.rl.engines.native import generate
-from hypha_ray.rl.engines.sampling import draw, training_sampling
+from hypha_ray.rl.engines.native import draw, generate, training_sampling
 from hypha_ray.rl.island import Island
 from hypha_ray.types import Samples
 from tests.cluster.test_islands import epochs_used, islands, problems

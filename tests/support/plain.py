@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from hypha_ray.config import Job
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.slices import read_slice
-from hypha_ray.model.trained import build_trained
+from hypha_ray.model.lora import build_trained
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.types import Span
 from hypha_ray.worker.inbox import epoch_order

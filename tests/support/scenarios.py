@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hypha_ray.simulation.fleet_world import FleetWorld
-from hypha_ray.simulation.result import SimulationResult
-from hypha_ray.simulation.run import simulate
+from hypha_ray.simulation.result import SimulationResult, simulate
 from hypha_ray.simulation.scenario import Scenario
 from hypha_ray.simulation.scenario_file import read_scenarios
 

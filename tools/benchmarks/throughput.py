@@ -25,7 +25,7 @@ from hypha_ray.data.slices import read_slice
 from hypha_ray.driver.datasets.data_source import in_folder
 from hypha_ray.driver.launch import records
 from hypha_ray.driver.ray_cluster import connected
-from hypha_ray.model.trained import build_trained
+from hypha_ray.model.lora import build_trained
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.store.directory import RunDirectory
 

@@ -24,7 +24,7 @@ ACTORS = (
     "ray._private.workers.default_worker",
     "ray.util.state",
     "hypha_ray.data.actor",
-    "hypha_ray.model.trained",
+    "hypha_ray.model.lora",
     "hypha_ray.scheduler.runtime.actor",
     "hypha_ray.server.outer",
     "hypha_ray.server.reduce",

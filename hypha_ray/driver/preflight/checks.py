@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hypha_ray.config import Job
-from hypha_ray.config.alerts import check_destinations
-from hypha_ray.config.checks import check_options, plugin_uses
+from hypha_ray.config.checks import check_destinations, check_options, plugin_uses
 from hypha_ray.config.tables.rewards import MODEL
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.driver.preflight.settings import check_packages, check_settings
@@ -144,8 +143,8 @@ def case_of(job: Job, source: DataSource) -> Case:
     with uncollected():  # Loading torch takes seconds.
         from hypha_ray.driver.preflight.compatibility import Case
         from hypha_ray.model.loading.build import check_factory, describe
+        from hypha_ray.model.lora import ActorCritic, exported, sketch_trained
         from hypha_ray.model.tasks import find_task, require_trainable
-        from hypha_ray.model.trained import ActorCritic, exported, sketch_trained
 
     task = find_task(job.model.type, job.model.input_names)
     if not all(group.bridged for group in job.worker_groups):
@@ -225,5 +224,5 @@ def check_fragments(job: Job) -> None:
         return
     with uncollected():
         from hypha_ray.model.layout import layout_of
-        from hypha_ray.model.trained import sketch_trained
+        from hypha_ray.model.lora import sketch_trained
     layout_of(sketch_trained(job), job.sync.fragments, job.sync.partition)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from hypha_ray.model.trained import ActorCritic
+    from hypha_ray.model.lora import ActorCritic
 
 
 _READ_BYTES = 1 << 30

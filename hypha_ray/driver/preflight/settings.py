@@ -85,7 +85,7 @@ def check_settings(job: Job) -> None:
     if job.rounds.counted:
         check_schedule(job.inner_optimizer, inner_steps(job))
     if any(group.dials_in for group in job.worker_groups):
-        from hypha_ray.worker.bridged.endpoint import check as check_door
+        from hypha_ray.worker.bridged.process import check as check_door
 
         check_door(job)
     check_devices(job)

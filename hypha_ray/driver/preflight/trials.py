@@ -15,8 +15,13 @@ from hypha_ray.driver.datasets.data_source import samples_at
 from hypha_ray.driver.datasets.job_tokenizer import job_preprocessor
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.errors import DataError
-from hypha_ray.model.checks.fused_check import check_fused_on_copy, head_of, no_copy_error
-from hypha_ray.model.checks.loss_check import check_loss_on_copy, check_metrics_of
+from hypha_ray.model.checks.loss_check import (
+    check_fused_on_copy,
+    check_loss_on_copy,
+    check_metrics_of,
+    head_of,
+    no_copy_error,
+)
 from hypha_ray.model.checks.positions import max_positions, require_positions
 from hypha_ray.model.checks.small_copies import check_on_copy
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from hypha_ray.config import Job
 from hypha_ray.driver.datasets.data_source import DataSource
-from hypha_ray.driver.summary.earlier_runs import Pace, pace_of_earlier_run, pace_of_run
+from hypha_ray.driver.summary.earlier_runs import Pace, generator_facts, pace_of_earlier_run, pace_of_run
 from hypha_ray.driver.summary.facts import data_text, model_text, rounds_text
-from hypha_ray.driver.summary.generators import generator_facts
 from hypha_ray.driver.summary.sizes import DiskSizes, Exchange, disk_sizes, exchange_of, free_bytes
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.market.requirements import NodeResources

@@ -116,9 +116,8 @@ def _of_run(job: Job | None, device: torch.device) -> Reference:
 
     """
     from hypha_ray.model.identity import changes, identity_of, pinned
-    from hypha_ray.model.lora import has_adapter
+    from hypha_ray.model.lora import build_trained, has_adapter
     from hypha_ray.model.preferences.objective import reference_model
-    from hypha_ray.model.trained import build_trained
 
     assert job is not None
     job = pinned(job, job.begun_with)  # A branch of the hub may be at another commit than when the run began.

@@ -1,4 +1,4 @@
-"""Check of a model's loss on samples of the dataset, before the model is trained or scored.
+"""Check of a model's loss on samples of the dataset, before it is trained or scored, and whether the loss may be fused.
 
     configuration ──► small copy ──╮
                                    ├──► equal to transformers' loss?  additive over samples?  causal?
@@ -14,14 +14,14 @@ import inspect
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from hypha_ray.errors import ConfigError, HyphaError
+from hypha_ray.errors import ConfigError, HyphaError, reason_of
 from hypha_ray.model.checks.small_copies import Build, check_on_copy, unusable_error
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
-from hypha_ray.model.losses import Losses, compute_losses, forward, loss_of, token_cross_entropy
+from hypha_ray.model.losses import Losses, bypassed_head, compute_losses, forward, loss_of, token_cross_entropy
 from hypha_ray.model.metrics import Metrics, check_metrics
 from hypha_ray.model.task import IGNORE_INDEX, Task
 from hypha_ray.texts import counted
@@ -37,6 +37,8 @@ _ADDITIVE = 2e-4
 """Largest relative difference of a batch's loss and the sum over samples, whose logits differ by rounding."""
 _LEAK = 1e-4
 """Largest change of logits before a changed token, relative to the change after it."""
+_SAME_LOGITS: Final = 1e-5
+"""Largest difference of two logits, relative to the largest logit."""
 
 
 def check_loss_on_copy(task: Task, samples: Samples, config: Any, build: Build, parameters: int) -> bool:
@@ -376,3 +378,65 @@ def reads(network: Any, key: str) -> bool:
         if method is not None and key in inspect.getsource(inspect.unwrap(method)):
             return True
     return False
+
+
+def head_of(task: Task, network: Any) -> torch.nn.Linear:
+    """Return the head that the loss of a language model may be fused with.
+
+    Raises:
+        ConfigError: MODEL020, the model is of another task, or has no linear head, or one with an adapter.
+
+    """
+    head = network.get_output_embeddings() if task.labels == "shifted" else None
+    if head is None:
+        raise _refused(network, task.name)
+    if type(head) is not torch.nn.Linear:
+        raise _refused(network, f"{task.name} with {type(head).__name__}")
+    return head
+
+
+def check_fused_on_copy(task: Task, samples: Samples, config: Any, build: Build, parameters: int) -> bool:
+    """Compare logits of a small copy of the model with those that its head makes of hidden states.
+
+    Args:
+        task: task from `resolve_task`.
+        samples: samples of the dataset.
+        config: configuration of the model.
+        build: function that makes a model from a configuration.
+        parameters: number of the model's parameters.
+
+    Returns:
+        Whether a copy could be built and checked.
+
+    Raises:
+        ConfigError: MODEL020, they differ.
+
+    """
+    return check_on_copy(lambda network: _check_head(task, network, samples), config, build, parameters)
+
+
+def no_copy_error(network: Any) -> ConfigError:
+    """Return the error for a model of which no copy could be made."""
+    return _refused(network, "no small copy of it could be made to try that")
+
+
+def _check_head(task: Task, network: Any, samples: Samples) -> None:
+    few = choose_samples(task, samples)
+    head = head_of(task, network)
+    inputs = task.inputs(tensors_of(few), few.keys, MASKING_SEED)
+    inputs.pop("labels", None)
+    with torch.inference_mode():
+        expected = forward(task, network, inputs).logits
+        try:
+            with bypassed_head(head):
+                hidden = forward(task, network, inputs).logits
+            logits = head(hidden)
+        except Exception as error:  # The model computes something with logits that fails with hidden states.
+            raise _refused(network, reason_of(error)) from error
+    if logits.shape != expected.shape or (logits - expected).abs().max() > _SAME_LOGITS * expected.abs().max():
+        raise _refused(network, "logits that aren't those of its head")
+
+
+def _refused(network: Any, reason: str) -> ConfigError:
+    problem = f"worker.fused_loss: {type(network).__name__} has no loss that can be fused with its head"
+    return ConfigError("MODEL020", problem, reason, "logits of a linear layer", "leave it out")

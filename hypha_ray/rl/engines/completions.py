@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.engines.sampling import Sampling
+from hypha_ray.rl.engines.native import Responses, Sampling
 from hypha_ray.texts import counted
 
 ROUNDING: Final = 1e-3

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 from hypha_ray.rl.engines.completions import Completion
-from hypha_ray.rl.engines.sampling import Sampling
+from hypha_ray.rl.engines.native import Sampling
 from hypha_ray.rl.http import Refused
 
 Ask: TypeAlias = Callable[..., Any]

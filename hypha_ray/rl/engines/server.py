@@ -28,8 +28,7 @@ from hypha_ray.errors import ClusterError, ConfigError
 from hypha_ray.rl.engines.command import CommandServer
 from hypha_ray.rl.engines.completions import Completion, EngineUnableError, responses_of, token_lists, unfit
 from hypha_ray.rl.engines.dialects import DIALECTS
-from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.engines.sampling import Sampling
+from hypha_ray.rl.engines.native import Responses, Sampling
 from hypha_ray.rl.http import MOST_BYTES, Pauses, Refused, TooLate, Unreachable, call
 from hypha_ray.texts import counted
 

@@ -20,8 +20,8 @@ from hypha_ray.model.environment import compute_reproducibly, device_of
 from hypha_ray.model.flat import views
 from hypha_ray.model.identity import require_same
 from hypha_ray.model.layout import gather, layout_of
+from hypha_ray.model.lora import ActorCritic, CriticModel, build_trained, exported
 from hypha_ray.model.saved_model import export
-from hypha_ray.model.trained import ActorCritic, CriticModel, build_trained, exported
 from hypha_ray.model.vocabulary import vocabulary_of
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.rl.algorithms.losses import by_token, clipped_value_loss
@@ -32,9 +32,8 @@ from hypha_ray.rl.engines.native import Responses, accepted, positions
 from hypha_ray.rl.engines.server import ServerEngine
 from hypha_ray.rl.environments.rollouts import EnvironmentRollouts
 from hypha_ray.rl.joint import critic_settings
-from hypha_ray.rl.objective import logprob_gap
 from hypha_ray.rl.packing import Valued, packed_tokens, responses_of, tokens_of
-from hypha_ray.rl.policy import Policy, end_tokens, mixed_precision
+from hypha_ray.rl.policy import Policy, end_tokens, logprob_gap, mixed_precision
 from hypha_ray.rl.reward_model import load_scores
 from hypha_ray.rl.roles.learner import Learner, step_on_parts, train
 from hypha_ray.rl.roles.policies import Generator, Reference, Rollouts

@@ -20,9 +20,8 @@ from hypha_ray.optim.step import Step
 from hypha_ray.rl.algorithms.losses import Weights
 from hypha_ray.rl.dataflow.sample import Meta, Sample
 from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.objective import PolicyObjective
 from hypha_ray.rl.packing import Rollout, Rows, responses_of, tokens_of
-from hypha_ray.rl.policy import Policy
+from hypha_ray.rl.policy import Policy, PolicyObjective
 from hypha_ray.rl.roles.role import Role, RoleOutcome
 from hypha_ray.types import Sums, added
 

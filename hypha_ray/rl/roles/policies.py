@@ -16,8 +16,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.rl.dataflow.sample import Sample
 from hypha_ray.rl.engines.completions import ROUNDING, Engine, EngineUnableError
-from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.engines.sampling import Sampling, draw, evaluation_sampling, training_sampling
+from hypha_ray.rl.engines.native import Responses, Sampling, draw, evaluation_sampling, training_sampling
 from hypha_ray.rl.environments.rollouts import EnvironmentRollouts, Integers
 from hypha_ray.rl.packing import packed_episodes, packed_responses, packed_tokens, prompts_of, responses_of
 from hypha_ray.rl.policy import Policy

@@ -26,8 +26,7 @@ from hypha_ray.simulation.calibration import Calibration, WorkerFit
 from hypha_ray.simulation.fleet_worker import FleetWorker
 from hypha_ray.simulation.fleet_world import FleetWorld
 from hypha_ray.simulation.payload_sizes import ALL_VISIBLE, MOST_BITS, PayloadSizes
-from hypha_ray.simulation.result import SimulationResult
-from hypha_ray.simulation.run import result_of
+from hypha_ray.simulation.result import SimulationResult, result_of
 from hypha_ray.simulation.scenario import (
     BatchTimes,
     FailureKinds,

@@ -1,4 +1,4 @@
-"""Processes of external trainers: their work directory, their socket, their output, and their end."""
+"""Processes of external trainers: work directory, socket, output and end; and endpoints for those that dial in."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -16,22 +17,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from hypha_ray.bridge.access import UNIX, make_token
+from hypha_ray.bridge.access import UNIX, make_token, read_token, server_tls, split
 from hypha_ray.bridge.channel import Channel
 from hypha_ray.bridge.client import FOLDERS
 from hypha_ray.bridge.listener import Listener
 from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.bridge.programs import PREFIX, Scratch, handed_on, sweep
 from hypha_ray.config import Job
-from hypha_ray.errors import ConfigError
+from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.files import opener
 from hypha_ray.model.identity import require_same
 from hypha_ray.model.loading.tokenizer import PackedTokenizer
 from hypha_ray.model.task import SpecialTokens
 from hypha_ray.texts import redacted_tree
-from hypha_ray.worker.bridged.endpoint import listen_for_trainer
 from hypha_ray.worker.bridged.round_report import rl_definition
 
+FOLDER = "bridge"
+"""Folder of the run directory: token and address of each worker whose trainer dials in."""
 MAX_BYTES = 16 << 20
 """Most output of one process. A longer log is renamed, and kept until the next one is as long, too."""
 _READ_BYTES = 1 << 16
@@ -42,6 +44,90 @@ SOCKET_FILE = "socket"
 END_S = 2.0
 """Time that a process has to end by itself once it is asked to."""
 _POLL_S = 0.1
+
+
+def address_of(job: Job, worker: int) -> str:
+    """Address for a worker's trainer: that of the job for the first one, and the following ports for others."""
+    host, port = split(job.bridge.listen, encrypted=job.bridge.certificate is not None)
+    if ":" in host:
+        host = f"[{host}]"
+    if port:
+        port += sum(job.group_of(number).dials_in for number in range(worker))
+    return f"{host}:{port}"
+
+
+def listen_for_trainer(job: Job, worker: int) -> Listener:
+    """Listen for a worker's trainer, and write the address to a file.
+
+    A port that was chosen freely is used again, for a trainer that reconnects.
+
+    Raises:
+        ConfigError: SEC001 or SEC005 trainers may not dial in like that.
+        ClusterError: NET001 the address can't be had.
+
+    """
+    token = token_of(job, worker)
+    path = _folder(job) / f"worker-{worker}.address"
+    address = address_of(job, worker)
+    host, _, port = address.rpartition(":")
+    listener = None
+    if port == "0" and path.exists():
+        earlier_address = path.read_text(encoding="utf-8").strip()
+        earlier_port = earlier_address.rpartition(":")[2]
+        with contextlib.suppress(HyphaError):  # Another process has the port by now.
+            listener = Listener(f"{host}:{earlier_port}", token, job.lease_s, tls(job))
+    if listener is None:
+        listener = Listener(address, token, job.lease_s, tls(job))
+    with open(path, "w", encoding="utf-8", opener=opener) as file:
+        file.write(listener.address + "\n")
+    return listener
+
+
+def tls(job: Job) -> ssl.SSLContext | None:
+    """TLS with the job's certificate, if it has one.
+
+    Raises:
+        ConfigError: CFG012 half of it is missing, SEC005 it can't be used.
+
+    """
+    certificate = job.bridge.certificate
+    key = job.bridge.key
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        problem = "the bridge has a certificate or a key, but not both"
+        fix = "give bridge.certificate and bridge.key"
+        raise ConfigError("CFG012", problem, fix=fix)
+    return server_tls(Path(certificate), Path(key))
+
+
+def token_of(job: Job, worker: int) -> bytes:
+    """Token of a worker's trainer; a run makes it once."""
+    path = _folder(job) / f"worker-{worker}.token"
+    if path.exists():
+        return read_token(path)
+    return make_token(path)
+
+
+def check(job: Job) -> None:
+    """Refuse an address that can't be listened on, before anything starts.
+
+    Raises:
+        ConfigError: CFG020 not an address, SEC001 it needs a certificate, CFG012 or SEC005 that can't be used.
+
+    """
+    if not any(group.dials_in for group in job.worker_groups):
+        return
+    if job.bridge.listen.startswith(UNIX):
+        raise ConfigError("CFG020", "bridge.listen is no address to dial", job.bridge.listen, "host:port")
+    split(job.bridge.listen, encrypted=job.bridge.certificate is not None)
+    tls(job)
+
+
+def _folder(job: Job) -> Path:
+    folder = Path(str(job.run.dir), str(job.run.name), FOLDER)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 class TrainerOutput:

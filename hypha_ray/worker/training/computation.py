@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hypha_ray.config import Job
 from hypha_ray.config.automatic import OFF
-from hypha_ray.model.checks.fused_check import head_of
+from hypha_ray.model.checks.loss_check import head_of
 from hypha_ray.model.execution import CompiledByShape, Compute, compile_layers
 from hypha_ray.model.layout import blocks_of
 from hypha_ray.model.losses import Losses, compute_losses

@@ -22,7 +22,7 @@ from hypha_ray.model.evaluation import evaluate, tensors_of
 from hypha_ray.model.execution import KnownMasks, resolved_job, set_execution
 from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.preprocess import load_special_tokens
-from hypha_ray.model.lora import has_adapter
+from hypha_ray.model.lora import build_trained, has_adapter
 from hypha_ray.model.losses import Losses, require_mean
 from hypha_ray.model.metrics import metrics_named
 from hypha_ray.model.preferences.objective import (
@@ -34,7 +34,6 @@ from hypha_ray.model.preferences.objective import (
 )
 from hypha_ray.model.task import SpecialTokens
 from hypha_ray.model.tasks import find_task, require_trainable
-from hypha_ray.model.trained import build_trained
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.precision import LossScale
 from hypha_ray.optim.schedules import inner_steps

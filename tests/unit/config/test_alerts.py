@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hypha_ray.config import Job
-from hypha_ray.config.alerts import check_destinations
+from hypha_ray.config.checks import check_destinations
 from hypha_ray.config.load import from_tables, load
 from hypha_ray.config.tables.alerts import (
     EVAL_FIELDS,

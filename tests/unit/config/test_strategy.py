@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from hypha_ray.config.strategy import STRATEGIES, StrategyName
+from hypha_ray.config.schema import STRATEGIES, StrategyName
 
 PACKAGE = Path(__file__).parents[3] / "hypha_ray"
 

@@ -13,8 +13,8 @@ from hypha_ray.config.schema import Job, Model, Preprocessor
 from hypha_ray.driver.datasets.data_source import DataSource, in_folder
 from hypha_ray.driver.datasets.job_tokenizer import preprocessor_for
 from hypha_ray.model.layout import gather, layout_of, views
+from hypha_ray.model.lora import build_trained
 from hypha_ray.model.saved_model import export
-from hypha_ray.model.trained import build_trained
 from hypha_ray.model.vocabulary import vocabulary_of
 from hypha_ray.model.writer import Writer
 from hypha_ray.rl.policy import end_tokens

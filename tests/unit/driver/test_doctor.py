@@ -12,23 +12,24 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from hypha_ray.driver import doctor_stores
+from hypha_ray.driver import doctor
 from hypha_ray.driver.doctor import (
     CheckReport,
     CheckState,
     disk_report,
     error_of,
     fail,
+    google_report,
     gpu_report,
     machine_reports,
     note,
     ok,
     rows,
+    store_reports,
     token_report,
     version_report,
 )
 from hypha_ray.driver.doctor_cluster import clock_report, compared_versions, link_report, ports_report, size_report
-from hypha_ray.driver.doctor_stores import google_report, store_reports
 from hypha_ray.driver.run_provenance import versions
 from hypha_ray.errors import AuthenticationError, ClusterError, TryAgainError
 from tests.support.hub import TOKEN, hub_of
@@ -205,7 +206,7 @@ def test_token_of_the_hub_is_tried_and_not_shown(monkeypatch: pytest.MonkeyPatch
 def test_hub_whose_answer_comes_bit_by_bit_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     is_over = threading.Event()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(doctor_stores, "ANSWER_S", 0.5)
+    monkeypatch.setattr(doctor, "ANSWER_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def drip() -> None:

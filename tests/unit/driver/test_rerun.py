@@ -19,8 +19,15 @@ from hypha_ray.data.catalogue import load as load_manifest
 from hypha_ray.data.mixture import described
 from hypha_ray.driver.credentials import variables_in_use
 from hypha_ray.driver.rerun import arguments_of, job_folder_of, rerun, split_words
-from hypha_ray.driver.rerun_changes import changes_since, code_changes, data_changes, version_changes
-from hypha_ray.driver.run_provenance import CHECKOUT, commit_of, versions
+from hypha_ray.driver.run_provenance import (
+    CHECKOUT,
+    changes_since,
+    code_changes,
+    commit_of,
+    data_changes,
+    version_changes,
+    versions,
+)
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.identity import identity_of
 from hypha_ray.store.directory import RunDirectory

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from hypha_ray.config.load import load
-from hypha_ray.driver.run_folders import find_run
+from hypha_ray.driver.run_folders import existing_run, find_run
 from hypha_ray.errors import CheckpointError, DataError
 from hypha_ray.history.account import RunFiles, account_of
-from hypha_ray.history.find import existing_run
 from hypha_ray.history.overview import overview
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import JsonLines

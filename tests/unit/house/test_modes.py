@@ -17,8 +17,7 @@ from hypha_ray.store.directory import RunDirectory, lock_store, quarantine
 from hypha_ray.store.mirror import Mirror, fetch
 from hypha_ray.telemetry.plots import draw
 from hypha_ray.telemetry.sinks.base import build
-from hypha_ray.worker.bridged.endpoint import listen_for_trainer
-from hypha_ray.worker.bridged.process import trainer_log
+from hypha_ray.worker.bridged.process import listen_for_trainer, trainer_log
 from tests.support.store_bench import LAYOUT, ask, flats
 from tests.unit.telemetry.test_plots import a_round
 

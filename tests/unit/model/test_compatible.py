@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Gemma3
 
 from hypha_ray.config.schema import Job
 from hypha_ray.model.layout import gather, layout_of, views
+from hypha_ray.model.lora import build_trained
 from hypha_ray.model.saved_model import export, make_compatible
-from hypha_ray.model.trained import build_trained
 from tests.support import small_tokenizers as tokenizers
 
 SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -17,9 +17,8 @@ from hypha_ray.config.tables.training import Checkpoint
 from hypha_ray.errors import CheckpointError, ConfigError, HyphaError
 from hypha_ray.model.layout import gather, layout_of, views
 from hypha_ray.model.loading.build import build_model, compare_weights
-from hypha_ray.model.lora import needs_whole, without_adapter
+from hypha_ray.model.lora import build_trained, needs_whole, sketch_trained, without_adapter
 from hypha_ray.model.saved_model import export, open_saved
-from hypha_ray.model.trained import build_trained, sketch_trained
 from hypha_ray.optim.optimizers import build_optimizer
 from tests.support.jobs import MODEL
 from tests.support.small_models import RESNET

@@ -14,8 +14,7 @@ from hypha_ray.config.load import load
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.continuous import ContinuousEngine
-from hypha_ray.rl.engines.native import Responses, generate
-from hypha_ray.rl.engines.sampling import Sampling, draw
+from hypha_ray.rl.engines.native import Responses, Sampling, draw, generate
 from hypha_ray.rl.island import Island
 from hypha_ray.rl.policy import Policy
 from hypha_ray.rl.trials import check_generation

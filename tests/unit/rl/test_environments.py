@@ -17,8 +17,7 @@ import torch
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.completions import Completion, responses_of
-from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.engines.sampling import Sampling, training_sampling
+from hypha_ray.rl.engines.native import Responses, Sampling, training_sampling
 from hypha_ray.rl.environments.calculator import Calculator, called_expressions, result_of
 from hypha_ray.rl.environments.number_game import NumberGame
 from hypha_ray.rl.environments.pool import EnvironmentPool, Episode

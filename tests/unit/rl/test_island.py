@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hypha_ray.rl.engines.native import generate
-from hypha_ray.rl.engines.sampling import draw, training_sampling
+from hypha_ray.rl.engines.native import draw, generate, training_sampling
 from hypha_ray.rl.island import Island
 from hypha_ray.types import Samples
 from tests.support.rl import BATCH, END, job, place_rewards, prompts, tokenizer

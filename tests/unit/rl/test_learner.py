@@ -11,7 +11,7 @@ import torch
 from hypha_ray.config import Job
 from hypha_ray.config.load import load
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.trained import build_trained
+from hypha_ray.model.lora import build_trained
 from hypha_ray.rl.batch_figures import sums_of
 from hypha_ray.rl.dataflow.graph import step_graph
 from hypha_ray.rl.dataflow.master import Extras, Master

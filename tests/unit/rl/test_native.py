@@ -12,8 +12,7 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from hypha_ray.config.tables.rl import LOWEST_TEMPERATURE, RL
 from hypha_ray.rl.engines import native
-from hypha_ray.rl.engines.native import ReservedLayer, Responses, generate
-from hypha_ray.rl.engines.sampling import Sampling, choose, draw, draws_on_host
+from hypha_ray.rl.engines.native import ReservedLayer, Responses, Sampling, choose, draw, draws_on_host, generate
 from hypha_ray.rl.packing import packed_responses, responses_of, sample_of
 from hypha_ray.rl.policy import Policy
 from hypha_ray.types import Samples

@@ -22,9 +22,8 @@ from hypha_ray.rl.algorithms.losses import (
     decoupled_weight,
 )
 from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.objective import PolicyObjective
 from hypha_ray.rl.packing import Rollout
-from hypha_ray.rl.policy import Scores
+from hypha_ray.rl.policy import PolicyObjective, Scores
 from hypha_ray.rl.roles.learner import trained_tokens
 from tests.support.rl_oracles import (
     ABSENT,

@@ -19,9 +19,8 @@ from hypha_ray.plugins import attempt
 from hypha_ray.rl.algorithms.advantages import check_advantages
 from hypha_ray.rl.dataflow.sample import Meta, Sample
 from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.objective import PolicyObjective
 from hypha_ray.rl.packing import Rollout
-from hypha_ray.rl.policy import Scores
+from hypha_ray.rl.policy import PolicyObjective, Scores
 from hypha_ray.rl.roles.reward import Advantage
 
 MODULE = """

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.engines.sampling import Sampling, draw
+from hypha_ray.rl.engines.native import Responses, Sampling, draw
 from hypha_ray.rl.packing import sample_of
 from hypha_ray.rl.policy import Policy
 from hypha_ray.rl.roles.policies import Generator

@@ -10,9 +10,8 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.model.layout import gather, layout_of
-from hypha_ray.model.trained import ActorCritic
-from hypha_ray.rl.engines.native import generate
-from hypha_ray.rl.engines.sampling import draw, training_sampling
+from hypha_ray.model.lora import ActorCritic
+from hypha_ray.rl.engines.native import draw, generate, training_sampling
 from hypha_ray.rl.island import Island
 from hypha_ray.server.optimizer_step import ModelOptimizerStep
 from hypha_ray.types import Samples

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hypha_ray.config import Job
-from hypha_ray.model.trained import build_trained
+from hypha_ray.model.lora import build_trained
 from hypha_ray.rl.batch_figures import sums_of
 from hypha_ray.rl.dataflow.graph import step_graph
 from hypha_ray.rl.dataflow.master import Extras, Master

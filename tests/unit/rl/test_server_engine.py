@@ -24,8 +24,7 @@ from hypha_ray.errors import ClusterError, ConfigError, HyphaError
 from hypha_ray.model.vocabulary import Vocabulary
 from hypha_ray.rl.engines.command import CommandServer
 from hypha_ray.rl.engines.completions import Completion, responses_of
-from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.engines.sampling import Sampling
+from hypha_ray.rl.engines.native import Responses, Sampling
 from hypha_ray.rl.engines.server import ServerEngine
 from hypha_ray.rl.island import Island
 from hypha_ray.rl.packing import sample_of

@@ -14,7 +14,7 @@ from hypha_ray.codec import upward_codec
 from hypha_ray.config.schema import Sync
 from hypha_ray.config.tables.training import OuterOptimizer
 from hypha_ray.server.admission import Received
-from hypha_ray.server.delayed_nesterov import SUM
+from hypha_ray.server.outer import SUM
 from hypha_ray.server.reduce import ReduceSpec, reduce
 from hypha_ray.types import Entry, Flat, Layout, RoundProgress
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.simulation.result import write_rows
+from hypha_ray.simulation.result import simulate, write_rows
 from hypha_ray.simulation.rivals import RivalComparison, RivalCosts, compare, comparison_lines, failure_trace
-from hypha_ray.simulation.run import simulate
 from hypha_ray.simulation.scenario_file import read_scenarios
 
 

@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from hypha_ray.simulation.run import simulate
+from hypha_ray.simulation.result import simulate
 from hypha_ray.simulation.scenario_file import read_scenarios, scenario_names
 from tests.support.scenarios import EXACT, opened, read_text, result_of
 

@@ -12,7 +12,7 @@ import pytest
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
 from hypha_ray.market.requirements import needs, worker_needs
-from hypha_ray.worker.bridged.endpoint import address_of, check, listen_for_trainer, tls, token_of
+from hypha_ray.worker.bridged.process import address_of, check, listen_for_trainer, tls, token_of
 
 
 def job(tmp_path: Path, *commands: str, **bridge: Any) -> Job:

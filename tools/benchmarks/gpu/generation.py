@@ -11,9 +11,8 @@ import torch
 
 from benchmarks.gpu.size import Size, now_s, texts
 from hypha_ray.config.automatic import OFF
-from hypha_ray.model.trained import build_trained
-from hypha_ray.rl.engines.native import generate
-from hypha_ray.rl.engines.sampling import Sampling, draw
+from hypha_ray.model.lora import build_trained
+from hypha_ray.rl.engines.native import Sampling, draw, generate
 
 PROMPTS = 8
 WIDTH = 16

@@ -15,7 +15,7 @@ from hypha_ray.config.automatic import settings_of
 from hypha_ray.model.environment import use_gpus
 from hypha_ray.model.execution import resolved_job
 from hypha_ray.model.layout import gather, layout_of
-from hypha_ray.model.trained import build_trained
+from hypha_ray.model.lora import build_trained
 from hypha_ray.types import Delta, Evaluated, Flat, FragmentUpdate, Plan, Source, Span, WeightsVersion
 from hypha_ray.worker.inbox import BatchSource, Inbox
 from hypha_ray.worker.incarnation import HandOver

@@ -12,7 +12,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from benchmarks.gpu.loops import BETAS, CLIP, DECAY, EPSILON, VALIDATION, train
 from benchmarks.gpu.size import Size, now_s, texts
 from hypha_ray.config.automatic import OFF, Value
-from hypha_ray.model.trained import build_trained
+from hypha_ray.model.lora import build_trained
 
 SETTINGS: dict[str, Value] = OFF | {"autocast": "bf16", "attention": "sdpa"}
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from benchmarks.rl.task import batches, sorting, tiny_job
-from hypha_ray.model.trained import build_trained
+from hypha_ray.model.lora import build_trained
 from hypha_ray.model.vocabulary import vocabulary_of
 from hypha_ray.rl.engines.continuous import ContinuousEngine
-from hypha_ray.rl.engines.sampling import Sampling, draw
+from hypha_ray.rl.engines.native import Sampling, draw
 from hypha_ray.rl.island import Island
 from hypha_ray.rl.policy import Policy, end_tokens
 from hypha_ray.types import Samples

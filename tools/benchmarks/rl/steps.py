@@ -15,16 +15,15 @@ import torch
 from benchmarks.rl.task import batches, sorting, tiny_job
 from hypha_ray.config import Job
 from hypha_ray.driver.ray_cluster import connected
-from hypha_ray.model.trained import build_trained
+from hypha_ray.model.lora import build_trained
 from hypha_ray.model.vocabulary import vocabulary_of
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.plugins import find
-from hypha_ray.rl.engines.sampling import draw, training_sampling
+from hypha_ray.rl.engines.native import draw, training_sampling
 from hypha_ray.rl.island import Island
-from hypha_ray.rl.objective import PolicyObjective
 from hypha_ray.rl.packing import Rollout
-from hypha_ray.rl.policy import Policy, end_tokens
+from hypha_ray.rl.policy import Policy, PolicyObjective, end_tokens
 from hypha_ray.rl.scoring import Scorer
 from hypha_ray.types import Samples
 

@@ -26,8 +26,8 @@ from hypha_ray.data.catalogue import load as load_manifest
 from hypha_ray.data.slices import read_slice
 from hypha_ray.model.evaluation import evaluate
 from hypha_ray.model.loading.build import task_of
+from hypha_ray.model.lora import build_trained
 from hypha_ray.model.losses import loss_of
-from hypha_ray.model.trained import build_trained
 from hypha_ray.optim.optimizers import build_optimizer
 
 
