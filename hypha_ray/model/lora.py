@@ -29,7 +29,6 @@ from hypha_ray.model.task import Task
 from hypha_ray.model.tasks import find_task
 
 if TYPE_CHECKING:
-    import torch
     from peft import LoraConfig
     from transformers import PreTrainedModel
 
