@@ -25,6 +25,9 @@ Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+MACHINES_AT_MOST = 100_000
+"""Most machines of a fleet, ten times as many as a simulation of five minutes has."""
+FleetSize = Annotated[int, Field(ge=1, le=MACHINES_AT_MOST)]
 
 
 def run_name(text: str) -> str:

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved
 from hypha_ray.config.schema import rounds_for
-from hypha_ray.config.value_types import Count, NotNegative, Positive, Table
+from hypha_ray.config.value_types import Count, FleetSize, NotNegative, Positive, Table
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
@@ -101,7 +101,7 @@ class Diurnal(Table):
 class MachineGroup(Table):
     """Machines of one kind at one site."""
 
-    count: Count = Field(description="number of machines")
+    count: FleetSize = Field(description="number of machines")
     site: str | None = Field(None, description="name of a site; default: the head's")
     batch_s: BatchTimes = Field(description="times of a batch")
     stragglers: Stragglers = Field(Stragglers(), description="machines that are slow for a while")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hypha_ray.config import Job
 from hypha_ray.config.keys import KeyPath
+from hypha_ray.config.value_types import MACHINES_AT_MOST
 from hypha_ray.errors import ConfigError
 from hypha_ray.simulation.failures import read_trace
 from hypha_ray.simulation.payload_sizes import BYTES_PER_CHUNK, MEAN_BITS, MOST_BITS
@@ -46,12 +47,15 @@ def with_workers(scenario: Scenario, workers: int) -> Scenario:
     `resources.num_workers`, `min_workers` and `sync.quorum` scale alike. So do samples, by `samples_per_worker`.
 
     Raises:
-        ConfigError: CFG003, there are more groups than workers.
+        ConfigError: CFG003, there are more groups than workers, or too many workers.
 
     """
     if workers < len(scenario.machines):
         allowed = f"{len(scenario.machines)} or more, one for each group of machines"
         raise ConfigError("CFG003", "workers is out of range", str(workers), allowed, "ask for more workers")
+    if workers > MACHINES_AT_MOST:
+        allowed = f"up to {MACHINES_AT_MOST}"
+        raise ConfigError("CFG003", "workers is out of range", str(workers), allowed, "ask for fewer workers")
     factor = workers / scenario.machine_count
     counts = _scaled([group.count for group in scenario.machines], workers)
     groups = []
@@ -138,6 +142,9 @@ def _with_job_of_fleet(scenario: Scenario, locate: Locate) -> Scenario:
     """Give the job its samples of a round, if they are given for each worker."""
     job = scenario.job
     machines = scenario.machine_count
+    if machines > MACHINES_AT_MOST:
+        problem = f"{locate(('machines',))} has too many machines"
+        raise ConfigError("CFG003", problem, str(machines), f"up to {MACHINES_AT_MOST}", "describe a smaller fleet")
     if job.num_workers > machines:
         problem = f"{locate(('job', 'resources', 'num_workers'))} is out of range"
         fix = "describe more machines, or want fewer workers"

@@ -23,7 +23,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.document import Document, read
 from hypha_ray.config.keys import KeyPath, choice_remedy, dotted, key_of, shown
 from hypha_ray.config.load import from_read_document
-from hypha_ray.config.value_types import Table
+from hypha_ray.config.value_types import MACHINES_AT_MOST, Table
 from hypha_ray.errors import ConfigError
 from hypha_ray.simulation.scenario import Scenario
 from hypha_ray.simulation.scenario_checks import check_scenario, with_workers
@@ -242,7 +242,7 @@ def _machine_count(groups: Any) -> int:
         number = group.get("count") if isinstance(group, dict) else None
         if isinstance(number, int):
             count += number
-    return max(1, count)
+    return min(max(1, count), MACHINES_AT_MOST)
 
 
 def _explained(error: ValidationError, settings: _Settings) -> ConfigError:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-from hypha_ray.config.value_types import Count, NotNegative, Positive, Table, duration, seconds_of
+from hypha_ray.config.value_types import Count, FleetSize, NotNegative, Positive, Table, duration, seconds_of
 
 MB_PER_GB = 1000
 MarketStrategy: TypeAlias = Literal["cheapest", "value", "near", "spread"]
@@ -31,7 +31,7 @@ class WorkerGroup(WorkerResources):
     """Workers of one kind with equal needs."""
 
     kind: Literal["train", "bridged"] = Field("train", description="bridged: the trainer runs outside Ray")
-    count: Count = Field(1, description="workers of the group")
+    count: FleetSize = Field(1, description="workers of the group")
     command: str | None = Field(
         None, description="bridged: command line of each trainer; without it, the trainer connects by itself"
     )
@@ -72,7 +72,7 @@ class Price(Table):
 class Resources(Table):
     """Number and kind of machines."""
 
-    num_workers: Count = Field(2, description="workers wanted")
+    num_workers: FleetSize = Field(2, description="workers wanted")
     min_workers: Count = Field(1, description="workers without which training pauses")
     worker: WorkerResources = Field(WorkerResources(), description="resources of a worker")
     parameter_server: ServerResources = Field(ServerResources(), description="resources of a parameter server")

@@ -36,6 +36,7 @@ def line_of(text: str, part: str) -> int:
         ("price = 3.6", 'price = 3.6\navailable = "t"\ndiurnal = { least = 1 }', "CFG011", ["available", "diurnal"]),
         ("parameters = 1.0e6", "parameters = 1.5", "CFG002", ["model.parameters", "1.5", "integer"]),
         ("count = 2", "count = 9223372036854775808", "CFG003", ["machines.0.count", "allowed 64 bits"]),
+        ("count = 2", "count = 1_000_000_000", "CFG003", ["machines.0.count", "got 1000000000", "≤ 100000"]),
         ("up_mbps = 32", 'up_mbps = "100mbit"', "CFG002", ["machines.0.up_mbps", "'100mbit'", "without a unit"]),
     ],
 )
@@ -189,6 +190,15 @@ def test_workers_scale_groups_quorum_and_samples_alike() -> None:
 def test_fewer_workers_than_groups_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"CFG003.*got 2, allowed 3 or more"):
         read_scenarios("spot-10000", {"workers": 2})
+
+
+def test_fleets_beyond_a_hundred_thousand_machines_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"CFG003.*got 100001, allowed up to 100000.*fewer"):
+        read_scenarios("spot-10000", {"workers": 100_001})
+    text = EXACT.replace("count = 2", "count = 50_001")
+    second = "[[machines]]\ncount = 50_000\nbatch_s = { median = 1 }\n"
+    with pytest.raises(ConfigError, match=r"machines has too many machines — got 100001, allowed up to 100000"):
+        read_text(tmp_path, text + second)
 
 
 @pytest.mark.parametrize("name", scenario_names())
