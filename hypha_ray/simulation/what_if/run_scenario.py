@@ -55,6 +55,15 @@ UNTOLD: tuple[tuple[str, ...], ...] = (
     ("rl",),
     ("bridge",),
     ("inner_optimizer", "name"),
+    ("inner_optimizer", "name_options"),
+    ("inner_optimizer", "stochastic_rounding"),
+    ("outer_optimizer", "name"),
+    ("outer_optimizer", "name_options"),
+    ("preference", "loss"),
+    ("preference", "loss_options"),
+    ("preference", "reference"),
+    ("sync", "merge"),
+    ("sync", "merge_options"),
     ("worker", "device"),
     ("worker", "processes"),
     ("worker", "sharding"),
@@ -65,15 +74,22 @@ UNTOLD: tuple[tuple[str, ...], ...] = (
     ("worker", "fused_loss"),
     ("rounds", "accumulation"),
 )
-"""Tables and keys that change the time of a batch in a way that no record of another setting tells."""
+"""Tables and keys that change the time of a batch or of a merge in a way that no record of another setting tells."""
 WITHOUT_EFFECT: tuple[tuple[str, ...], ...] = (
     ("telemetry",),
+    ("inner_optimizer",),
+    ("outer_optimizer",),
+    ("preference",),
+    ("checkpoint", "best"),
+    ("checkpoint", "export_dtype"),
+    ("checkpoint", "keep"),
+    ("checkpoint", "push"),
     ("run", "name"),
     ("run", "dir"),
     ("run", "notes"),
     ("run", "tags"),
 )
-"""Tables and keys that change nothing that is simulated."""
+"""Tables and keys that change nothing that is simulated, the keys of `UNTOLD` aside."""
 
 
 class RecordedTimes(Table):
@@ -411,8 +427,8 @@ def require_told(keys: Sequence[tuple[str, str]]) -> None:
     """
     for key, value in keys:
         path = tuple(key.replace("-", "_").split("."))
+        if any(path[:length] in UNTOLD for length in (1, 2)):
+            problem = f"{key} changes times that only a run with it can tell"
+            raise ConfigError("SIM003", problem, value, fix="leave it out, and start from a run that has it")
         if any(path[:length] in WITHOUT_EFFECT for length in (1, 2)):
             raise ConfigError("SIM003", f"{key} changes nothing that is simulated", value, fix="leave it out")
-        if any(path[:length] in UNTOLD for length in (1, 2)):
-            problem = f"{key} changes the time of a batch, which only a run with it can tell"
-            raise ConfigError("SIM003", problem, value, fix="leave it out, and start from a run that has it")
