@@ -21,7 +21,7 @@ from typing import Literal
 from hypha_ray.config.entry_point import Phases, run, write_result
 from hypha_ray.config.options import parse_options, refuse_strays
 from hypha_ray.errors import ConfigError
-from hypha_ray.market.offers import require_terms
+from hypha_ray.market.leases import require_terms
 
 OWNERS = {
     **dict.fromkeys(("price", "floor", "whole", "accepts", "max_lease_s", "throughput"), ("offer",)),

@@ -1,190 +1,51 @@
-"""One connection of the bridge, for messages and files in both directions; the same on both sides.
+"""One connection of the bridge, for messages and files in both directions, and the driver's listener for trainers.
 
-Frames, which delimit messages and files in a byte stream.
-
-    length of the body (4 bytes, big-endian) · CRC-32 of the body (4 bytes, big-endian) · body
-
-A reader never waits without a limit, and never allocates more than the allowed length.
+A channel is the same on both sides. The listener admits connections that prove to have the token.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import queue
 import secrets
 import socket
-import struct
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from hypha_ray.bridge import bridge_pb2 as pb
-from hypha_ray.bridge.access import NONCE, SESSION, Side, prove, proves
+from hypha_ray.bridge.access import (
+    HEADER_S,
+    MAX_MESSAGE,
+    MAX_PART,
+    MIN_RATE,
+    NONCE,
+    SESSION,
+    Frames,
+    Side,
+    address_of,
+    open_listener,
+    prove,
+    proves,
+    remove_socket_file,
+)
 from hypha_ray.bridge.conversation import Conversation, complaint
 from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.errors import AuthenticationError, BridgeError, HyphaError
 
-try:
-    from isal.isal_zlib import crc32  # Optional; ten times as fast.
-except ImportError:
-    from zlib import crc32
-
 MAX_GREETING = 1024
 """Largest message in bytes before the other side is authenticated."""
-MAX_MESSAGE = 1 << 16
-MAX_PART = 1 << 20
-"""Largest part of a file in bytes."""
-HEADER_S = 5.0
-"""Seconds for the rest of a header, after its first byte."""
-MIN_RATE = 1 << 16
-"""Lowest allowed rate of a body in bytes per second."""
-_HEADER = struct.Struct(">II")
-_CHECKED_BYTES = 1 << 18
-"""Bytes that are checked at once, while they are still in the processor's cache."""
-_OTHER_PROTOCOLS = {
-    b"GET ": "HTTP",
-    b"POST": "HTTP",
-    b"HEAD": "HTTP",
-    b"PUT ": "HTTP",
-    b"SSH-": "SSH",
-    b"\x16\x03": "TLS",
-}
 GREETING_S = 10.0
 """Longest wait in seconds for the other side's next message before it is authenticated."""
-
-
-class Stream(Protocol):
-    """Methods of a socket that frames use."""
-
-    def recv_into(self, buffer: memoryview, /) -> int:
-        """Receive available bytes into a buffer; returns their number, 0 at the end."""
-
-    def sendall(self, data: bytes | memoryview, /) -> None:
-        """Send all bytes."""
-
-    def settimeout(self, seconds: float | None, /) -> None:
-        """Set the longest wait of the following calls; None: unlimited."""
-
-
-class Frames:
-    """Reads and writes the frames of one connection. One thread may read while another one writes.
-
-    Args:
-        stream: a connected socket.
-
-    """
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._header = memoryview(bytearray(_HEADER.size))
-        self._is_first_frame = True
-
-    def read(self, limit: int, patience_s: float) -> memoryview:
-        """Read the body of the next frame into new memory.
-
-        Args:
-            limit: longest accepted body in bytes.
-            patience_s: longest wait for the first byte in seconds.
-
-        Raises:
-            BridgeError: FRM001 another protocol, FRM002 a forbidden length, FRM003 too slow, FRM004 damaged, FRM008 the
-                other side has closed the connection.
-
-        """
-        length, checksum = self._read_header(limit, patience_s)
-        body = memoryview(bytearray(length))
-        self._read_body(body, checksum)
-        return body
-
-    def read_into(self, target: memoryview, patience_s: float) -> int:
-        """Read the next frame's body into the beginning of `target`, whose size is the limit; returns its length.
-
-        Raises:
-            BridgeError: as `read`.
-
-        """
-        length, checksum = self._read_header(len(target), patience_s)
-        self._read_body(target[:length], checksum)
-        return length
-
-    def write(self, body: bytes | memoryview, deadline_s: float) -> None:
-        """Send a frame within `deadline_s` seconds.
-
-        Raises:
-            BridgeError: FRM003 the other side doesn't receive it, FRM008 it has closed the connection.
-
-        """
-        header = _HEADER.pack(len(body), crc32(body))
-        try:
-            self._stream.settimeout(deadline_s)
-            if len(body) <= MAX_MESSAGE:
-                self._stream.sendall(header + bytes(body))
-            else:
-                self._stream.sendall(header)
-                self._stream.sendall(body)
-        except TimeoutError:
-            raise BridgeError("FRM003", f"the other side received no message for {deadline_s:g} s") from None
-        except OSError as error:
-            raise _closed(error.strerror) from None
-
-    def _read_header(self, limit: int, patience_s: float) -> tuple[int, int]:
-        """Length and checksum of the next body."""
-        first = self._receive_some(
-            self._header[:1], time.monotonic() + patience_s, f"it sent nothing for {patience_s:g} s"
-        )
-        if not first:
-            raise _closed()
-        self._fill(self._header[1:], time.monotonic() + HEADER_S)
-        length, checksum = _HEADER.unpack(self._header)
-        if not 0 < length <= limit:
-            raise self._wrong_length(length, limit)
-        self._is_first_frame = False
-        return length, checksum
-
-    def _read_body(self, target: memoryview, checksum: int) -> None:
-        deadline = time.monotonic() + HEADER_S + len(target) / MIN_RATE
-        crc = 0
-        for start in range(0, len(target), _CHECKED_BYTES):
-            part = target[start : start + _CHECKED_BYTES]
-            self._fill(part, deadline)
-            crc = crc32(part, crc)
-        if crc != checksum:
-            raise BridgeError("FRM004", "a frame is damaged", got=f"{crc:08x}", allowed=f"CRC-32 {checksum:08x}")
-
-    def _fill(self, target: memoryview, deadline: float) -> None:
-        """Fill `target`."""
-        while target:
-            count = self._receive_some(target, deadline, "a frame arrives too slowly")
-            if not count:
-                raise _closed("half a frame")
-            target = target[count:]
-
-    def _receive_some(self, target: memoryview, deadline: float, complaint: str) -> int:
-        """Receive at least one byte; returns the number of bytes, 0 at the end of the stream."""
-        try:
-            timeout_s = deadline - time.monotonic()
-            self._stream.settimeout(max(timeout_s, 1e-3))
-            return self._stream.recv_into(target)
-        except TimeoutError:
-            raise BridgeError("FRM003", complaint) from None
-        except OSError as error:
-            raise _closed(error.strerror) from None
-
-    def _wrong_length(self, length: int, limit: int) -> BridgeError:
-        start = bytes(self._header)
-        if self._is_first_frame and length > MAX_MESSAGE:
-            protocol = repr(start)
-            for first_bytes, name in _OTHER_PROTOCOLS.items():
-                if start.startswith(first_bytes):
-                    protocol = name
-            fix = "connect with a client of the bridge, see docs/bridge.md"
-            return BridgeError("FRM001", "this port speaks hypha-bridge 1", got=protocol, fix=fix)
-        return BridgeError("FRM002", "the length of a frame", got=str(length), allowed=f"1 … {limit}")
-
-
-def _closed(why: str | None = None) -> BridgeError:
-    return BridgeError("FRM008", "the other side has closed the connection", got=why or "")
+log = logging.getLogger(__name__)
+MAX_STRANGERS = 8
+"""Most connections that aren't authenticated yet; one more closes the oldest."""
+PACE_S = 0.005
+"""Shortest time in seconds between two accepted connections; others wait in the system's queue, or are refused."""
 
 
 def _message_classes() -> dict[str, Any]:
@@ -412,3 +273,118 @@ def _token_error(side: str) -> AuthenticationError:
 
 def _nothing(path: str, size: int) -> None:
     pass
+
+
+class Listener:
+    """Listens until it is closed; authenticated trainers wait in a queue.
+
+    Args:
+        address: ``host:port``, where port 0 means any free one, or ``unix:PATH`` with a path that doesn't exist yet.
+        token: token that a connection has to prove to have.
+        silence_s: longest silence on its connections in seconds.
+        tls: certificate and key; required except on the loopback interface.
+
+    Raises:
+        ConfigError: SEC001 it would listen to the network without TLS.
+        ClusterError: NET001 the address can't be had.
+
+    """
+
+    def __init__(self, address: str, token: bytes, silence_s: float, tls: ssl.SSLContext | None = None) -> None:
+        self._token = token
+        self._silence_s = silence_s
+        self._tls = tls
+        self._admitted: queue.SimpleQueue[Channel] = queue.SimpleQueue()
+        self._strangers: list[socket.socket] = []
+        """Unauthenticated connections, oldest first."""
+        self._changing = threading.Lock()
+        self._closed = False
+        self._socket = open_listener(address, tls is not None)
+        self.address = address_of(self._socket)
+        """Address that trainers connect to, with the actual port."""
+        threading.Thread(target=self._accept, name="bridge-listener", daemon=True).start()
+
+    def admit(self, timeout_s: float) -> Channel | None:
+        """The next authenticated trainer; None if none arrives in time."""
+        try:
+            return self._admitted.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        """Stop listening, and close the connections still in the queue; may be called twice."""
+        with self._changing:
+            self._closed = True
+            for stranger in self._strangers:
+                _hang_up(stranger)
+        _hang_up(self._socket)
+        self._socket.close()
+        remove_socket_file(self.address)
+        while not self._admitted.empty():
+            self._admitted.get().close()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                stream, _ = self._socket.accept()
+            except OSError:
+                time.sleep(PACE_S)  # It was gone before it was accepted, or there are no descriptors left.
+                continue
+            with self._changing:
+                if len(self._strangers) >= MAX_STRANGERS:
+                    _hang_up(self._strangers[0])
+            threading.Thread(target=self._authenticate, args=(stream,), name="bridge-stranger", daemon=True).start()
+            time.sleep(PACE_S)
+
+    def _authenticate(self, stream: socket.socket) -> None:
+        """Authenticate a connection, or close it."""
+        try:
+            if self._tls is not None:
+                stream = self._tls.wrap_socket(stream, server_side=True, do_handshake_on_connect=False)
+            with self._counted_as_stranger(stream):
+                channel = self._greet(stream)
+        except OSError as error:  # TLS, mostly.
+            log.info("a connection to the bridge was refused: %s", error)
+            stream.close()
+            return
+        if channel is not None:
+            self._admit(channel)
+
+    def _greet(self, stream: socket.socket) -> Channel | None:
+        """The connection of an authenticated trainer; None if authentication failed."""
+        stream.settimeout(GREETING_S)
+        if isinstance(stream, ssl.SSLSocket):
+            stream.do_handshake()
+        channel = Channel(stream, "driver", self._token)
+        try:
+            channel.greet(silence_s=self._silence_s)
+        except HyphaError as error:
+            log.info("a connection to the bridge was refused: %s", error)
+            return None
+        return channel
+
+    def _admit(self, channel: Channel) -> None:
+        """Put a trainer into the queue, where neither further connections nor `_counted_as_stranger` close it."""
+        with self._changing:
+            if self._closed:
+                channel.close()
+            else:
+                self._admitted.put(channel)
+
+    @contextlib.contextmanager
+    def _counted_as_stranger(self, stream: socket.socket) -> Iterator[None]:
+        """Count a connection as unauthenticated meanwhile."""
+        with self._changing:
+            self._strangers.append(stream)
+            if self._closed:
+                _hang_up(stream)
+        try:
+            yield
+        finally:
+            with self._changing:
+                self._strangers.remove(stream)
+
+
+def _hang_up(stream: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        stream.shutdown(socket.SHUT_RDWR)

@@ -26,8 +26,7 @@ from typing import Any
 from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.access import client_tls, dial, read_token
 from hypha_ray.bridge.channel import Channel
-from hypha_ray.bridge.paths import WorkDirectory
-from hypha_ray.bridge.programs import TRAINER, Scratch, sweep
+from hypha_ray.bridge.paths import TRAINER, Scratch, WorkDirectory, sweep
 from hypha_ray.bridge.round import DriverConnection, Round
 from hypha_ray.errors import ConfigError
 

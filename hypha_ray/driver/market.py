@@ -10,7 +10,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.market.allotment import Ruling, Standing
 from hypha_ray.market.auction import standings
 from hypha_ray.market.cluster import LeaseEntry, cluster_nodes, lease_entries, own_node, post_labels
-from hypha_ray.market.offers import LEASED, PRICING, SITE, LeaseRequest, Refusal, answers, are_posted
+from hypha_ray.market.leases import LEASED, PRICING, SITE, LeaseRequest, Refusal, answers, are_posted
 from hypha_ray.market.requirements import Need, NodeResources, nearest, shortage
 from hypha_ray.texts import counted
 

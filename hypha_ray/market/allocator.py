@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hypha_ray.config.tables.resources import Resources
 from hypha_ray.errors import CapacityError, ClusterError, first_line
 from hypha_ray.market.allotment import Ruling
-from hypha_ray.market.attendance import RULING_S
+from hypha_ray.market.auction import RULING_S
 from hypha_ray.market.buyer import Agreement, Buyer, request_of, trades
 from hypha_ray.market.cluster import (
     LeaseEntry,
@@ -35,8 +35,7 @@ from hypha_ray.market.cluster import (
     posted_labels,
     posted_speeds,
 )
-from hypha_ray.market.leases import Lease, LeaseBook
-from hypha_ray.market.offers import Offer, are_posted, has_room
+from hypha_ray.market.leases import Lease, LeaseBook, Offer, are_posted, has_room
 from hypha_ray.market.requirements import ID_LABEL, Need, NodeResources, shortage
 from hypha_ray.market.selection import UNKNOWN, Speeds
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeAlias
 
-from hypha_ray.market.offers import LEASED, PRICING, LeaseRequest, Offer, Refusal, answers, fits, least_bid
+from hypha_ray.market.leases import LEASED, PRICING, LeaseRequest, Offer, Refusal, answers, fits, least_bid
 from hypha_ray.market.requirements import OWN_LABEL, RAY_LABEL, Need, NodeResources
 
 LABELS = (*sorted(PRICING), OWN_LABEL, RAY_LABEL)

@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from hypha_ray.config import Job
 from hypha_ray.config.tables.resources import MarketStrategy
-from hypha_ray.market.offers import LeaseRequest, Offer, Refusal, answers, share
+from hypha_ray.market.leases import LeaseRequest, Offer, Refusal, answers, share
 from hypha_ray.market.requirements import GB, OWN_LABEL, RAY_LABEL, NodeResources
 
 _SAVING = ("gradient_checkpointing", "fused_loss", "probe_batch_size")

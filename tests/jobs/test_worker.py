@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hypha_ray.bridge.access import make_token
-from hypha_ray.bridge.listener import Listener
+from hypha_ray.bridge.channel import Listener
 
 
 @pytest.fixture

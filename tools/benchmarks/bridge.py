@@ -12,9 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hypha_ray.bridge.access import address_of, dial
-from hypha_ray.bridge.channel import MAX_PART, Channel, Frames
-from hypha_ray.bridge.listener import Listener
+from hypha_ray.bridge.access import MAX_PART, Frames, address_of, dial
+from hypha_ray.bridge.channel import Channel, Listener
 from hypha_ray.bridge.paths import WorkDirectory
 
 TURNS = 20

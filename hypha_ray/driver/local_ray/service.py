@@ -11,7 +11,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from hypha_ray.bridge.programs import LOCAL_RAY, Scratch, sweep
+from hypha_ray.bridge.paths import LOCAL_RAY, Scratch, sweep
 from hypha_ray.config import Job
 from hypha_ray.driver.local_ray.fork_server import FIRST_JOB, fork_server
 from hypha_ray.driver.local_ray.head import LATER

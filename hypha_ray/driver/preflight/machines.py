@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from hypha_ray.config import Job
 from hypha_ray.market.buyer import choices, trades, workers_to_hire
-from hypha_ray.market.offers import Offer
+from hypha_ray.market.leases import Offer
 from hypha_ray.market.requirements import NodeResources, generator_need, generators_with_room, group_need
 from hypha_ray.market.selection import UNKNOWN, Choice, Speeds, worths
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from hypha_ray.bridge.programs import handed_on
+from hypha_ray.bridge.paths import handed_on
 from hypha_ray.errors import ConfigError
 from hypha_ray.files import opener
 from hypha_ray.rl.engines import guard

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
 
-from hypha_ray.bridge.programs import WEIGHTS, Scratch, sweep
+from hypha_ray.bridge.paths import WEIGHTS, Scratch, sweep
 from hypha_ray.config.tables.rl import GenerationServer
 from hypha_ray.errors import ClusterError, ConfigError
 from hypha_ray.rl.engines.command import CommandServer

@@ -18,7 +18,7 @@ from hypha_ray.market.allotment import Ruling
 from hypha_ray.market.auction import AuctionClient
 from hypha_ray.market.buyer import request_of, workers_to_hire
 from hypha_ray.market.cluster import cluster_nodes, lease_entries, own_node, post_speeds
-from hypha_ray.market.offers import Offer, answers, is_firm
+from hypha_ray.market.leases import Offer, answers, is_firm
 from hypha_ray.market.requirements import Need, NodeResources, worker_needs
 from hypha_ray.market.selection import Speeds, places, training_key
 from hypha_ray.scheduler.messages import Quote, Quotes

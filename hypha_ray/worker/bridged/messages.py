@@ -15,8 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.channel import Channel
-from hypha_ray.bridge.paths import WorkDirectory
-from hypha_ray.bridge.programs import SPOOL, private_folder
+from hypha_ray.bridge.paths import SPOOL, WorkDirectory, private_folder
 from hypha_ray.codec import Encoder, encoded, payload_bytes
 from hypha_ray.errors import BridgeError
 from hypha_ray.store.tensorfile import chunks, flattened

@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from hypha_ray.bridge.access import UNIX, make_token, read_token, server_tls, split
-from hypha_ray.bridge.channel import Channel
+from hypha_ray.bridge.channel import Channel, Listener
 from hypha_ray.bridge.client import FOLDERS
-from hypha_ray.bridge.listener import Listener
-from hypha_ray.bridge.paths import WorkDirectory
-from hypha_ray.bridge.programs import PREFIX, Scratch, handed_on, sweep
+from hypha_ray.bridge.paths import PREFIX, Scratch, WorkDirectory, handed_on, sweep
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.files import opener

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from hypha_ray.bridge import bridge_pb2 as pb
-from hypha_ray.bridge.access import prove
-from hypha_ray.bridge.channel import MAX_GREETING, MAX_MESSAGE, Channel, Frames
+from hypha_ray.bridge.access import MAX_MESSAGE, Frames, prove
+from hypha_ray.bridge.channel import MAX_GREETING, Channel
 from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.errors import BridgeError, HyphaError
 from tests.support.bridging import TOKEN, channels, envelope, frame, sockets, together

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.bridge import bridge_pb2 as pb
-from hypha_ray.bridge.channel import MAX_PART, Channel, Frames
+from hypha_ray.bridge.access import MAX_PART, Frames
+from hypha_ray.bridge.channel import Channel
 from hypha_ray.bridge.conversation import Conversation
 from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.errors import AuthenticationError, BridgeError

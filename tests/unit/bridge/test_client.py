@@ -17,9 +17,8 @@ from safetensors.numpy import load_file, save_file
 
 from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.access import make_token
-from hypha_ray.bridge.channel import Channel
+from hypha_ray.bridge.channel import Channel, Listener
 from hypha_ray.bridge.client import FOLDERS, Trainer
-from hypha_ray.bridge.listener import Listener
 from hypha_ray.bridge.paths import WorkDirectory, content_of
 from hypha_ray.bridge.round import Arrays, Round
 from hypha_ray.errors import BridgeError, ConfigError

@@ -16,8 +16,17 @@ import numpy as np
 import pytest
 
 from hypha_ray.bridge import bridge_pb2 as pb
-from hypha_ray.bridge.paths import WorkDirectory, content_of
-from hypha_ray.bridge.programs import PREFIX, SPOOL, TRAINER, Scratch, handed_on, private_folder, sweep
+from hypha_ray.bridge.paths import (
+    PREFIX,
+    SPOOL,
+    TRAINER,
+    Scratch,
+    WorkDirectory,
+    content_of,
+    handed_on,
+    private_folder,
+    sweep,
+)
 from hypha_ray.codec import encoders
 from hypha_ray.config.schema import Sync
 from hypha_ray.errors import BridgeError, TryAgainError
@@ -232,7 +241,7 @@ def test_update_is_removed_once_it_is_read_and_one_that_comes_too_late_as_well(t
 
 _HOLDS = """
 import sys
-from hypha_ray.bridge.programs import LOCAL_RAY, PREFIX, SPOOL, TRAINER, Scratch
+from hypha_ray.bridge.paths import LOCAL_RAY, PREFIX, SPOOL, TRAINER, Scratch
 held = [Scratch(kind) for kind in (PREFIX, SPOOL, TRAINER, LOCAL_RAY)]
 (held[1].path / "update").write_bytes(bytes(1000))
 print("held", flush=True)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from hypha_ray.bridge import channel as f
+from hypha_ray.bridge import access as f
 from hypha_ray.errors import BridgeError
 from tests.support.bridging import Script, frame, sockets
 

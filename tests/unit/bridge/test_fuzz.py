@@ -19,10 +19,9 @@ from typing import Any
 import pytest
 
 from hypha_ray.bridge import bridge_pb2 as pb
-from hypha_ray.bridge.access import dial
-from hypha_ray.bridge.channel import MAX_MESSAGE, Channel, Frames
+from hypha_ray.bridge.access import MAX_MESSAGE, Frames, dial
+from hypha_ray.bridge.channel import Channel, Listener
 from hypha_ray.bridge.conversation import Conversation
-from hypha_ray.bridge.listener import Listener
 from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.errors import HyphaError
 from tests.support.bridging import TOKEN, Script, envelope, frame, sockets, together

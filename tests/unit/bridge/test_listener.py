@@ -15,8 +15,7 @@ import pytest
 import trustme
 
 from hypha_ray.bridge.access import client_tls, dial, server_tls
-from hypha_ray.bridge.channel import Channel
-from hypha_ray.bridge.listener import Listener
+from hypha_ray.bridge.channel import Channel, Listener
 from hypha_ray.errors import AuthenticationError, BridgeError, ClusterError, ConfigError
 from tests.support.bridging import TOKEN, together
 

@@ -12,8 +12,8 @@ import pytest
 
 from hypha_ray.market import allotment
 from hypha_ray.market.allotment import OUTBID, Allotment, Holding, NodeOffers, Order, Ruling, Standing
-from hypha_ray.market.attendance import CHECK_S, SILENT_S, TTL_S, Attendance
-from hypha_ray.market.offers import LeaseRequest, Offer, Refusal, answers
+from hypha_ray.market.auction import CHECK_S, SILENT_S, TTL_S, Attendance
+from hypha_ray.market.leases import LeaseRequest, Offer, Refusal, answers
 from hypha_ray.market.requirements import Need, NodeResources
 from tests.support.auction_model import AuctionModel, Bidder
 from tests.support.mutants_auction import MUTANTS, mutant

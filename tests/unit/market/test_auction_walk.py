@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from hypha_ray.market.allotment import Allotment, Holding, Order, Ruling, Standing
-from hypha_ray.market.attendance import Attendance
+from hypha_ray.market.auction import Attendance
 from hypha_ray.market.requirements import Need, NodeResources
 from tests.support.auction_model import AuctionModel, Bidder
 from tests.unit.market.nodes import node

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from hypha_ray.market.offers import LeaseRequest, Offer, Refusal, Terms, answers, are_posted, evaluate, read_terms
+from hypha_ray.market.leases import LeaseRequest, Offer, Refusal, Terms, answers, are_posted, evaluate, read_terms
 from hypha_ray.market.requirements import Need, NodeResources
 from tests.unit.market.nodes import node
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from hypha_ray.market.allotment import Ruling
-from hypha_ray.market.attendance import Rulings
+from hypha_ray.market.auction import Rulings
 
 RUNS = [f"run-{number}" for number in range(50)]
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hypha_ray.bridge.programs import PREFIX, sweep
+from hypha_ray.bridge.paths import PREFIX, sweep
 from hypha_ray.config import Job
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import (

@@ -21,7 +21,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.tables.resources import MarketStrategy
 from hypha_ray.market.allocator import Leases
 from hypha_ray.market.auction import AuctionClient, close_auction, open_auction
-from hypha_ray.market.offers import LeaseRequest
+from hypha_ray.market.leases import LeaseRequest
 from hypha_ray.market.requirements import ID_LABEL, Need, NodeResources
 from hypha_ray.market.selection import Preference, choose_machines
 
