@@ -27,7 +27,7 @@ from typing import Self
 import torch
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.resources import WorkerGroup
+from hypha_ray.config.resources import WorkerGroup
 from hypha_ray.errors import CapacityError, ConfigError, HyphaError
 from hypha_ray.model.environment import device_of
 from hypha_ray.model.identity import folder_hash

@@ -27,7 +27,7 @@ class Configs:
 def main() -> None:
     """Print the list, or the text of a job file."""
     options = parse_options(Configs, __doc__, sys.argv[1:], position="name")
-    from hypha_ray.config.shipped import config_lines, shipped_config
+    from hypha_ray.config.document import config_lines, shipped_config
 
     if options.name is None:
         print(*config_lines(), sep="\n")

@@ -25,7 +25,7 @@ class Explain:
 def main() -> None:
     """Print the explanation, or the list."""
     options = parse_options(Explain, __doc__, sys.argv[1:], position="code")
-    from hypha_ray.config.explained import explanations, explanations_of
+    from hypha_ray.config.entry_point import explanations, explanations_of
 
     listed = list(explanations().values())
     if options.code is not None:

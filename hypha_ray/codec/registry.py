@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from hypha_ray.codec.base import Codec, Encoder
 from hypha_ray.codec.formats.fp32 import Fp32, Fp32Differences, Subtraction, Unchanged
 from hypha_ray.config.schema import Sync
-from hypha_ray.config.tables.training import OuterOptimizer
+from hypha_ray.config.training import OuterOptimizer
 from hypha_ray.families import CODECS
 from hypha_ray.plugins import create
 

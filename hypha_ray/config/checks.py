@@ -13,7 +13,7 @@ from hypha_ray.config.assignments import Setting, merged
 from hypha_ray.config.conflicts import conflicts
 from hypha_ray.config.keys import Key, KeyPath, choice_remedy, key_at, shown, values
 from hypha_ray.config.schema import Job
-from hypha_ray.config.tables.alerts import (
+from hypha_ray.config.training import (
     COMMIT_AGE,
     MEDIANS,
     PREFERENCE_FIELDS,

@@ -13,9 +13,8 @@ from hypha_ray.config.exchange_conflicts import (
     synchronous_rl_conflicts,
 )
 from hypha_ray.config.keys import BESIDE_REPOSITORY
+from hypha_ray.config.rl import ENVIRONMENT, RL
 from hypha_ray.config.schema import Job
-from hypha_ray.config.tables.rewards import ENVIRONMENT
-from hypha_ray.config.tables.rl import RL
 from hypha_ray.texts import counted
 
 __all__ = ["SHARDABLE", "Conflict", "conflicts"]

@@ -1,4 +1,4 @@
-"""Untrusted TOML text, read within limits, with the line of each key."""
+"""Untrusted TOML text, read within limits, with the line of each key; and the job files that come with the package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from hypha_ray.config.aliases import HABITS
 from hypha_ray.config.keys import KeyPath, dotted
 from hypha_ray.errors import ConfigError
-from hypha_ray.files import find_file, shipped_configs
+from hypha_ray.files import as_installed, find_file, shipped_configs
 
 MAX_BYTES = 2**20
 MAX_DEPTH = 32
@@ -33,6 +33,7 @@ _HEADER = re.compile(rf"\s*\[\[?\s*({_PART}(?:\s*\.\s*{_PART})*)\s*\]")
 _ENTRY = re.compile(rf"\s*({_PART}(?:\s*\.\s*{_PART})*)\s*=")
 _LONG_NAME = re.compile(rf"(?<![\w\\-])(?:{_PART}[ \t]*\.[ \t]*){{{MAX_DEPTH}}}")
 """Such a name takes tomllib quadratic time, so it is refused before parsing."""
+_SENTENCE = re.compile(r".+?\.(?=\s|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,3 +253,42 @@ def _common_length(path: Sequence[str], entry: Sequence[str]) -> int:
             break
         length += 1
     return length
+
+
+def config_lines() -> Iterator[str]:
+    """Write a line for each job file: its name, and the first sentence about it."""
+    files = shipped_configs()
+    width = max(map(len, files))
+    for name, file in files.items():
+        text = file.read_text(encoding="utf-8")
+        yield f"{name.ljust(width)}  {first_sentence(text)}"
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a job file's first comment; empty without one."""
+    words = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        words.append(line.removeprefix("#").strip())
+    sentence = _SENTENCE.match(" ".join(words))
+    if sentence is None:
+        return ""
+    return sentence[0].removesuffix(".")
+
+
+def shipped_config(name: str) -> str:
+    """Text of a job file that comes with the package, with its commands as they are given here.
+
+    Raises:
+        ConfigError: CFG003, there is none of that name; the nearest is named.
+
+    """
+    files = shipped_configs()
+    stem = name.removesuffix(".toml")
+    if stem in files:
+        return as_installed(files[stem].read_text(encoding="utf-8"))
+    fix = "see the list without a name"
+    for match in get_close_matches(stem, files, n=1):
+        fix = f"did you mean {match!r}?"
+    raise ConfigError("CFG003", "no such job file comes with hypha_ray", repr(name), ", ".join(files), fix)

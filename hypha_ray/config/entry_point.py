@@ -13,6 +13,8 @@ Output of a command: standard streams that can't make it fail, and a line on sta
 
 A job may run for days and print its result at the end. ``| head -1``, a closed stream or an ASCII locale must not make
 it fail. Text that nothing reads is dropped, and a character that the encoding lacks becomes a question mark.
+
+Cause and remedy of each error code are in `error_codes.toml`, which is read only for an error, and for docs/errors.md.
 """
 
 from __future__ import annotations
@@ -20,11 +22,16 @@ from __future__ import annotations
 import ctypes
 import io
 import os
+import re
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -32,7 +39,6 @@ from hypha_ray.errors import ClusterError, ConfigError, DataError, HyphaError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
-
 
 STDOUT = Path("-")
 """Name of a file that stands for standard output."""
@@ -47,6 +53,9 @@ CODE = 2
 _TRIED = "_HYPHA_RAY_BEGUN_ANEW"
 """Variable of the environment that a process has which begins anew; its children don't."""
 INTERRUPTED = 130
+_TABLE = Path(__file__).with_name("error_codes.toml")
+_BEGIN = "<!-- codes: made by hypha_ray.config.entry_point -->"
+_END = "<!-- end of codes -->"
 
 
 def endure() -> None:
@@ -348,9 +357,87 @@ def run(main: Callable[[], None]) -> None:
 
 def _with_remedy(error: HyphaError) -> str:
     """Text of an error; one that has no remedy of its own gets that of its code."""
-    from hypha_ray.config.explained import explanations  # Only an error needs the table.
-
     if error.fix or error.code not in explanations():
         return str(error)
     remedy = explanations()[error.code].remedy.removesuffix(".")
     return f"{error} Fix: {remedy[0].lower()}{remedy[1:]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Meaning of an error code."""
+
+    code: str
+    subject: str
+    """Subject of all codes with the same letters."""
+    cause: str
+    """Sentence about the usual cause."""
+    remedy: str
+    """Sentence about the remedy."""
+
+    def lines(self) -> Iterator[str]:
+        """Write the explanation as text."""
+        yield f"{self.code}    {self.subject}"
+        yield f"cause     {self.cause}"
+        yield f"remedy    {self.remedy}"
+
+
+@cache
+def explanations() -> dict[str, Explanation]:
+    """Explanations of all codes, in the order of the table."""
+    all_codes: dict[str, Explanation] = {}
+    for codes in tomllib.loads(_TABLE.read_text(encoding="utf-8")).values():
+        subject = codes.pop("title")
+        for code, sentences in codes.items():
+            all_codes[code] = Explanation(code, subject, sentences["cause"], sentences["remedy"])
+    return all_codes
+
+
+def explanation_of(text: str) -> Explanation:
+    """Return the explanation of a code, which may stand as ``error[CODE]`` and in small letters.
+
+    Raises:
+        ConfigError: CFG003, there is no such code; the nearest are named.
+
+    """
+    all_codes = explanations()
+    code = text.strip().upper().removeprefix("ERROR").strip("[]: ")
+    if code in all_codes:
+        return all_codes[code]
+    similar = get_close_matches(code, all_codes, n=3)
+    fix = "see docs/errors.md, or give no code for the list"
+    if similar:
+        listed = " or ".join(similar)
+        fix = f"did you mean {listed}?"
+    raise ConfigError("CFG003", "there is no such error code", repr(text), "letters and three digits", fix)
+
+
+def explanations_of(text: str) -> list[Explanation]:
+    """Return the explanation of a code, or those of all codes with the given letters, such as CFG.
+
+    Raises:
+        ConfigError: CFG003, there is no such code; the nearest are named.
+
+    """
+    letters = text.strip().upper()
+    family = [explanation for code, explanation in explanations().items() if code.rstrip("0123456789") == letters]
+    return family or [explanation_of(text)]
+
+
+def codes_markdown() -> str:
+    """All codes as markdown: a heading and a table for each subject."""
+    parts: list[str] = []
+    subject = None
+    for explanation in explanations().values():
+        if explanation.subject != subject:
+            subject = explanation.subject
+            parts += ["", f"## {subject}", "", "| code | cause | remedy |", "|---|---|---|"]
+        parts.append(f"| {explanation.code} | {explanation.cause} | {explanation.remedy} |")
+    return "\n".join(parts).strip()
+
+
+def renewed(document: str) -> str:
+    """A markdown document with its list of codes regenerated between the two comments that mark it."""
+    block = f"{_BEGIN}\n\n{codes_markdown()}\n\n{_END}"
+    pattern = f"{re.escape(_BEGIN)}.*{re.escape(_END)}"
+    return re.sub(pattern, lambda _: block, document, flags=re.DOTALL)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from hypha_ray.config.rl import RL
 from hypha_ray.config.schema import Job
-from hypha_ray.config.tables.rl import RL
 
 
 class Conflict(NamedTuple):

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from hypha_ray.config.keys import EACH, KeyPath, arrays, keys, schema_path, shown
+from hypha_ray.config.rl import JUDGE, MODEL, RL
 from hypha_ray.config.schema import Job
-from hypha_ray.config.tables.rewards import JUDGE, MODEL
-from hypha_ray.config.tables.rl import OF_LENGTH, RL, SMOOTHED, Preference
-from hypha_ray.config.tables.training import WITHOUT_FILES
+from hypha_ray.config.training import OF_LENGTH, SMOOTHED, WITHOUT_FILES, Preference
 from hypha_ray.plugins import is_built_in
 
 _OF_TRAINERS = (

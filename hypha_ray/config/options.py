@@ -30,7 +30,7 @@ from hypha_ray.config.aliases import OF_PREPARE
 from hypha_ray.config.assignments import from_text, value_behind
 from hypha_ray.config.entry_point import STDOUT, keep_stdout_for_result
 from hypha_ray.config.keys import EACH, Key, KeyPath, choice_remedy, key_of, keys, shown, tables
-from hypha_ray.config.tables.rl import LOWEST_TEMPERATURE
+from hypha_ray.config.rl import LOWEST_TEMPERATURE
 from hypha_ray.errors import ConfigError
 from hypha_ray.files import as_installed
 

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, PrivateAttr, SecretStr
 
-from hypha_ray.config.tables.resources import Bridge, Goal, Resources, Worker, WorkerGroup, groups_of
-from hypha_ray.config.tables.rl import RL, Preference
-from hypha_ray.config.tables.training import Checkpoint, Dataset, InnerOptimizer, OuterOptimizer, Telemetry
+from hypha_ray.config.resources import Bridge, Goal, Resources, Worker, WorkerGroup, groups_of
+from hypha_ray.config.rl import RL
+from hypha_ray.config.training import Checkpoint, Dataset, InnerOptimizer, OuterOptimizer, Preference, Telemetry
 from hypha_ray.config.value_types import (
     Count,
     Encoding,

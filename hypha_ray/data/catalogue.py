@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hypha_ray.config.tables.training import Dataset
+from hypha_ray.config.training import Dataset
 from hypha_ray.data.manifest import MANIFEST, Manifest, Modality, TensorInfo, read_manifest
 from hypha_ray.data.provenance import readable
 from hypha_ray.data.slices import describe, listed, merge, parse, read_file

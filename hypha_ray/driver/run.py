@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, overload
 from hypha_ray.config import Job
 from hypha_ray.config.load import Loaded, from_tables, load, resolved
 from hypha_ray.config.options import Sampling, require_sampling
-from hypha_ray.config.tables.alerts import RECORD_KINDS
+from hypha_ray.config.training import RECORD_KINDS
 from hypha_ray.driver.run_folders import FIX, find_run
 from hypha_ray.driver.trained_models.evaluation import (
     EvaluationRequest,

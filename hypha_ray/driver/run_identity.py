@@ -6,9 +6,8 @@ import json
 from collections.abc import Sequence
 
 from hypha_ray.config import Job
-from hypha_ray.config.compare import Difference, differences, refuse_changes
 from hypha_ray.config.entry_point import print_notes
-from hypha_ray.config.load import load, resolved_toml, with_absolute_folders
+from hypha_ray.config.load import Difference, differences, load, refuse_changes, resolved_toml, with_absolute_folders
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.mixture import DATASET, RunDataset, described
 from hypha_ray.driver.datasets.data_source import DataSource

@@ -13,8 +13,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hypha_ray.config.compare import settings_that_differ
 from hypha_ray.config.keys import shown
+from hypha_ray.config.load import settings_that_differ
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.figures import METRIC, OBJECTIVES
 from hypha_ray.history.account import RunFiles

@@ -232,7 +232,7 @@ def _job_files(word: str) -> list[str]:
 
 
 def _codes() -> Iterable[str]:
-    from hypha_ray.config.explained import explanations
+    from hypha_ray.config.entry_point import explanations
 
     return explanations()
 

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hypha_ray.config import Job
-from hypha_ray.config.compare import settings_that_differ
 from hypha_ray.config.keys import shown
-from hypha_ray.config.load import resolved
+from hypha_ray.config.load import resolved, settings_that_differ
 from hypha_ray.history.comparison import shown_figures
 from hypha_ray.history.html_page import spread
 from hypha_ray.history.report_timeline import USES, Hide

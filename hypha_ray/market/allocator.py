@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from hypha_ray.config.tables.resources import Resources
+from hypha_ray.config.resources import Resources
 from hypha_ray.errors import CapacityError, ClusterError, first_line
 from hypha_ray.market.allotment import Ruling
 from hypha_ray.market.auction import RULING_S

@@ -14,7 +14,7 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.resources import Resources
+from hypha_ray.config.resources import Resources
 from hypha_ray.errors import CapacityError, ConfigError
 from hypha_ray.market.leases import SITE, LeaseRequest, Offer, are_posted, is_firm, read_terms, share
 from hypha_ray.market.requirements import Need, NodeResources, group_need, server_need, workers_to_start

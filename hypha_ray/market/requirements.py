@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.resources import WorkerGroup, WorkerResources
+from hypha_ray.config.resources import WorkerGroup, WorkerResources
 from hypha_ray.errors import CapacityError, ConfigError
 
 GB = 1_000_000_000

@@ -19,7 +19,7 @@ from statistics import median
 from typing import TypeAlias
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.resources import MarketStrategy
+from hypha_ray.config.resources import MarketStrategy
 from hypha_ray.market.leases import LeaseRequest, Offer, Refusal, answers, share
 from hypha_ray.market.requirements import GB, OWN_LABEL, RAY_LABEL, NodeResources
 

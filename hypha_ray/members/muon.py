@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import nn
 
-from hypha_ray.config.tables.training import InnerOptimizer
+from hypha_ray.config.training import InnerOptimizer
 from hypha_ray.optim.group_optimizers import GroupOptimizer
 from hypha_ray.optim.optimizers import Assembly, Shares, adamw
 

@@ -12,7 +12,7 @@ import torch
 from hypha_ray.codec.blocks import BLOCK, tensors
 from hypha_ray.codec.feedback import Feedback, publish
 from hypha_ray.codec.registry import difference_codec
-from hypha_ray.config.tables.training import OuterOptimizer
+from hypha_ray.config.training import OuterOptimizer
 from hypha_ray.optim.optimizers import build_own
 from hypha_ray.optim.schedules import own_factor
 from hypha_ray.plugins import create

@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from hypha_ray.config import Job
-from hypha_ray.config.automatic import DeviceFacts, ModelFacts, automatic, chosen_job, left_off
-from hypha_ray.config.cards import find_card
-from hypha_ray.config.tables.resources import Worker, WorkerGroup
+from hypha_ray.config.automatic import DeviceFacts, ModelFacts, automatic, chosen_job, find_card, left_off
+from hypha_ray.config.resources import Worker, WorkerGroup
 from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.model.checks.loss_check import check_fused_on_copy, head_of
 from hypha_ray.model.environment import device_of
@@ -295,7 +294,7 @@ def peak_operations(group: WorkerGroup, device: torch.device) -> float | None:
     """Return the dense operations of 16 bits in a second that a worker's GPUs, or its part of one, are made for.
 
     Returns:
-        None without a GPU, and for a card that isn't listed in `config.cards`.
+        None without a GPU, and for a card that isn't listed in `config.automatic`.
 
     """
     if device.type != "cuda":

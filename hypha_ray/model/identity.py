@@ -12,10 +12,10 @@ from pathlib import Path
 
 from hypha_ray.config import Job
 from hypha_ray.config.checks import source_hashes
-from hypha_ray.config.compare import defines_training
 from hypha_ray.config.keys import key_at
+from hypha_ray.config.load import defines_training
+from hypha_ray.config.rl import RewardModel
 from hypha_ray.config.schema import Model, Preprocessor
-from hypha_ray.config.tables.rewards import RewardModel
 from hypha_ray.errors import CheckpointError, HyphaError
 from hypha_ray.files import files_hash, with_imports
 from hypha_ray.model.loading.hub import base_of, fetch, hub_token

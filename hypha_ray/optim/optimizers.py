@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from hypha_ray.config.keys import choice_remedy
-from hypha_ray.config.tables.training import InnerOptimizer
+from hypha_ray.config.training import InnerOptimizer
 from hypha_ray.errors import ConfigError
 from hypha_ray.optim.group_optimizers import FleetAdamW
 from hypha_ray.optim.precision import step_rounded

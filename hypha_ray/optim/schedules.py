@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from hypha_ray.config.schema import Job
-from hypha_ray.config.tables.training import InnerOptimizer, OuterOptimizer
+from hypha_ray.config.training import InnerOptimizer, OuterOptimizer
 from hypha_ray.errors import ConfigError
 from hypha_ray.plugins import create
 from hypha_ray.types import Plan

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.rl import RL
 from hypha_ray.failpoints import failpoint
 from hypha_ray.model.environment import compute_reproducibly, device_of, seed_all
 from hypha_ray.model.loading.tokenizer import pack

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.training import InnerOptimizer
+from hypha_ray.config.training import InnerOptimizer
 from hypha_ray.optim.optimizers import Inner
 
 

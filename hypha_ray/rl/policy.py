@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.loading.tokenizer import all_end_tokens
 from hypha_ray.model.vocabulary import EVERY_ROW, Vocabulary, vocabulary_of

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from hypha_ray.config.rl import MODEL, Reward, RewardModel
 from hypha_ray.config.schema import Model, Preprocessor
-from hypha_ray.config.tables.rewards import MODEL, Reward, RewardModel
 from hypha_ray.errors import ConfigError, reason_of
 from hypha_ray.model.checks.positions import max_positions
 from hypha_ray.model.checks.small_copies import check_on_copy

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hypha_ray.config.tables.rewards import JUDGE, MODEL, Reward
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.rl import JUDGE, MODEL, RL, Reward
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.loading.tokenizer import all_end_tokens, is_templated
 from hypha_ray.rl.engines.native import Responses

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.lora import CriticModel
 from hypha_ray.model.vocabulary import vocabulary_of

@@ -17,7 +17,7 @@ import ray
 from hypha_ray.children import ListedActor
 from hypha_ray.config.checks import source_hashes
 from hypha_ray.config.schema import Job
-from hypha_ray.config.tables.training import OuterOptimizer
+from hypha_ray.config.training import OuterOptimizer
 from hypha_ray.exchange_schedule import outer_steps_before
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.heavy_imports import uncollected

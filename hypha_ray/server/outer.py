@@ -17,7 +17,7 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.config.schema import Sync
-from hypha_ray.config.tables.training import OuterOptimizer
+from hypha_ray.config.training import OuterOptimizer
 from hypha_ray.kernels import Averaged, is_worth_it, load_ahead, portions
 from hypha_ray.kernels import nesterov as fused_nesterov
 from hypha_ray.plugins import create, find

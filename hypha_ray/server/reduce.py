@@ -14,7 +14,7 @@ import torch
 from hypha_ray.codec import Codec, Fp32
 from hypha_ray.codec.blocks import BLOCK, blocks, tensors
 from hypha_ray.config.schema import Sync
-from hypha_ray.config.tables.training import OuterOptimizer
+from hypha_ray.config.training import OuterOptimizer
 from hypha_ray.model.flat import empty
 from hypha_ray.optim.schedules import outer_rate
 from hypha_ray.plugins import is_own

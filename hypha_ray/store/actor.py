@@ -11,7 +11,7 @@ import ray
 
 from hypha_ray.children import ListedActor
 from hypha_ray.config.schema import Rounds, Testing
-from hypha_ray.config.tables.training import Checkpoint
+from hypha_ray.config.training import Checkpoint
 from hypha_ray.errors import CheckpointError
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.store.commit_writer import CommitWriter

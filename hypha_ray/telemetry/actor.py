@@ -15,8 +15,8 @@ import ray
 
 from hypha_ray.children import ListedActor
 from hypha_ray.config.schema import Testing
-from hypha_ray.config.tables.training import WITHOUT_FILES
-from hypha_ray.config.tables.training import Telemetry as TelemetrySettings
+from hypha_ray.config.training import WITHOUT_FILES
+from hypha_ray.config.training import Telemetry as TelemetrySettings
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.telemetry.run_summary import RECORDED_BYTES, recorded_bytes, summary
 from hypha_ray.telemetry.sinks.base import build

@@ -17,7 +17,7 @@ from numbers import Real
 from pathlib import Path
 from typing import NamedTuple
 
-from hypha_ray.config.tables.alerts import COMMIT_AGE, MEDIANS, WORKERS, Alert, Metric, find_metric
+from hypha_ray.config.training import COMMIT_AGE, MEDIANS, WORKERS, Alert, Metric, find_metric
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, Record, read_jsonl
 
 ALERT = "alert"

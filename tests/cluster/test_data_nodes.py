@@ -22,7 +22,7 @@ from ray._private.state import actors
 from hypha_ray.config import Job
 from hypha_ray.config.entry_point import Phases
 from hypha_ray.config.load import parse, resolved_toml
-from hypha_ray.config.tables.training import Dataset
+from hypha_ray.config.training import Dataset
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.mixture import RunDataset
 from hypha_ray.data.preparation.options import PrepareOptions

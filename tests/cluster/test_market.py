@@ -12,7 +12,7 @@ import pytest
 import ray
 from ray._private.state import actors
 
-from hypha_ray.config.tables.resources import Resources
+from hypha_ray.config.resources import Resources
 from hypha_ray.data.catalogue import load
 from hypha_ray.driver.market import lines, overview, post
 from hypha_ray.driver.preflight.machines import machine_lines

@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError
 from safetensors.numpy import load_file
 
 from hypha_ray.config import schema
-from hypha_ray.config.tables.training import Checkpoint
+from hypha_ray.config.training import Checkpoint
 from hypha_ray.errors import CheckpointError, HyphaError
 from hypha_ray.failpoints import hits
 from hypha_ray.scheduler.messages import Persist

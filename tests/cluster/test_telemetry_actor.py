@@ -19,7 +19,7 @@ import ray
 import yaml
 
 import hypha_ray
-from hypha_ray.config.tables.training import Telemetry as TelemetrySettings
+from hypha_ray.config.training import Telemetry as TelemetrySettings
 from hypha_ray.telemetry.actor import Telemetry
 from hypha_ray.telemetry.sinks.files import read_jsonl, stamped
 from tests.support.boards import FOLDER, expressions

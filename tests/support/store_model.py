@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hypha_ray.config.tables.training import Checkpoint
+from hypha_ray.config.training import Checkpoint
 from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.commits import CommitLog, check_chain

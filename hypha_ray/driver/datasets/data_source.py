@@ -15,7 +15,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
-from hypha_ray.config.tables.training import Dataset
+from hypha_ray.config.training import Dataset
 from hypha_ray.config.value_types import CLUSTER
 from hypha_ray.data.catalogue import is_served, load, locate
 from hypha_ray.data.manifest import MANIFEST, Manifest, parse_manifest

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hypha_ray.config import Job
 from hypha_ray.config.checks import check_destinations, check_options, plugin_uses
-from hypha_ray.config.tables.rewards import MODEL
+from hypha_ray.config.rl import MODEL
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.driver.preflight.settings import check_packages, check_settings
 from hypha_ray.driver.trained_models.preferences import require_preferences

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.resources import WorkerGroup
+from hypha_ray.config.resources import WorkerGroup
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.driver.preflight.trials import scored_samples
 from hypha_ray.errors import ConfigError

@@ -12,9 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from hypha_ray.config import Job
-from hypha_ray.config.automatic import DeviceFacts, Value, automatic, chosen_job, left_off, settings_of
-from hypha_ray.config.cards import FIRST_WITH_BF16, capability_of
-from hypha_ray.config.tables.resources import WorkerGroup
+from hypha_ray.config.automatic import (
+    FIRST_WITH_BF16,
+    DeviceFacts,
+    Value,
+    automatic,
+    capability_of,
+    chosen_job,
+    left_off,
+    settings_of,
+)
+from hypha_ray.config.resources import WorkerGroup
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.driver.datasets.job_tokenizer import inherited, is_silent, job_preprocessor
 from hypha_ray.driver.preflight.compatibility import Case

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from hypha_ray import plugins
 from hypha_ray.config import Job
-from hypha_ray.config.compare import differences, refuse_changes
-from hypha_ray.config.load import load
-from hypha_ray.config.tables.rewards import MODEL
+from hypha_ray.config.load import differences, load, refuse_changes
+from hypha_ray.config.rl import MODEL
 from hypha_ray.data.catalogue import folders_of
 from hypha_ray.data.catalogue import load as load_manifest
 from hypha_ray.data.mixture import COPY, mixed

@@ -17,9 +17,8 @@ from pathlib import Path
 from statistics import median
 
 from hypha_ray.config import Job
-from hypha_ray.config.compare import differences
 from hypha_ray.config.keys import KeyPath
-from hypha_ray.config.load import CONFIG, load
+from hypha_ray.config.load import CONFIG, differences, load
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.mixture import DATASET, RunDataset
 from hypha_ray.errors import HyphaError

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.training import Dataset
+from hypha_ray.config.training import Dataset
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.storage import Place
 from hypha_ray.driver.datasets.data_source import DataSource

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from pydantic import ValidationError
 
 from hypha_ray import plugins
-from hypha_ray.config.tables.rewards import ENVIRONMENT, MODEL
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.rl import ENVIRONMENT, MODEL, RL
 from hypha_ray.driver.run_folders import find_run
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
 from hypha_ray.heavy_imports import uncollected

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hypha_ray.config.schema import Job
-from hypha_ray.config.tables.rl import Preference
+from hypha_ray.config.training import Preference
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from hypha_ray.config.tables.rl import Preference
+from hypha_ray.config.training import Preference
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.losses import losses_of_samples
 from hypha_ray.plugins import create

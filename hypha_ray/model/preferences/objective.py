@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from hypha_ray.config.tables.rl import OF_LENGTH, Preference
+from hypha_ray.config.training import OF_LENGTH, Preference
 from hypha_ray.errors import DataError
 from hypha_ray.model.lora import without_adapter
 from hypha_ray.model.losses import Losses, forward, missing_loss, router_loss

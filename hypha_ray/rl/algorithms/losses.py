@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from hypha_ray.config.tables.rl import Aggregation, Estimator, Ratio
+from hypha_ray.config.rl import Aggregation, Estimator, Ratio
 
 _LARGEST_LOG = 20.0
 """Bound of a ratio's logarithm, so that no ratio is infinite."""

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.losses import result_of
 from hypha_ray.plugins import create

@@ -16,7 +16,7 @@ import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 from transformers.cache_utils import DynamicLayer
 
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.rl import RL
 from hypha_ray.model.vocabulary import EVERY_ROW, Vocabulary
 
 _LONG = 32

@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError
 
 from hypha_ray.bridge.paths import WEIGHTS, Scratch, sweep
-from hypha_ray.config.tables.rl import GenerationServer
+from hypha_ray.config.rl import GenerationServer
 from hypha_ray.errors import ClusterError, ConfigError
 from hypha_ray.rl.engines.command import CommandServer
 from hypha_ray.rl.engines.completions import Completion, EngineUnableError, responses_of, token_lists, unfit

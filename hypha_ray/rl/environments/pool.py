@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.rl import RL
 from hypha_ray.rl.call_process import NO_FILES
 from hypha_ray.rl.environments.environment import EnvironmentReply
 from hypha_ray.rl.environments.environment_process import EnvironmentProcess, Play

@@ -20,7 +20,7 @@ from typing import Any, Final, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.rl import RL
 from hypha_ray.errors import ConfigError, reason_of
 from hypha_ray.model.checks.positions import max_positions
 from hypha_ray.model.loading.tokenizer import is_templated, rules_of

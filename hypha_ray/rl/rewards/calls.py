@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
 from hypha_ray import plugins
-from hypha_ray.config.tables.rewards import Deadline
+from hypha_ray.config.rl import Deadline
 from hypha_ray.errors import ConfigError, HyphaError, reason_of
 from hypha_ray.families import REWARDS
 from hypha_ray.plugins import create

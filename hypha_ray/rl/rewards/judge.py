@@ -13,7 +13,7 @@ from typing import Any
 
 import regex
 
-from hypha_ray.config.tables.rewards import JUDGE, Judge
+from hypha_ray.config.rl import JUDGE, Judge
 from hypha_ray.errors import AuthenticationError, ConfigError
 from hypha_ray.rl.http import Pauses, Refused, TooLate, Unreachable, call
 from hypha_ray.rl.rewards.calls import Tasks, functions_of

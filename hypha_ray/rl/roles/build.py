@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.rewards import MODEL
+from hypha_ray.config.rl import MODEL
 from hypha_ray.failpoints import failpoint
 from hypha_ray.model.environment import compute_reproducibly, device_of
 from hypha_ray.model.flat import views

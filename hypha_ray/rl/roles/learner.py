@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.rl import RL
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.step import Step
 from hypha_ray.rl.algorithms.losses import Weights

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.rl.dataflow.sample import Sample

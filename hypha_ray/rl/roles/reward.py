@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from hypha_ray.config.rl import RL
 from hypha_ray.config.schema import Rounds
-from hypha_ray.config.tables.rl import RL
 from hypha_ray.failpoints import failpoint
 from hypha_ray.plugins import create
 from hypha_ray.rl.algorithms.advantages import (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ray.exceptions import RayError
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.alerts import Alert
+from hypha_ray.config.training import Alert
 from hypha_ray.errors import HyphaError
 from hypha_ray.exchange_schedule import version_due
 from hypha_ray.scheduler.messages import Assign, Command, Input, Persist, Reduce, Reduced

@@ -14,8 +14,8 @@ from typing import Any, Final
 import tomli_w
 
 from hypha_ray.config import Job
+from hypha_ray.config.resources import Resources, Worker
 from hypha_ray.config.schema import Rounds, Sync
-from hypha_ray.config.tables.resources import Resources, Worker
 from hypha_ray.simulation.advice import proposal as evidence
 from hypha_ray.simulation.advice.exchange import (
     MERGE_GB_S,

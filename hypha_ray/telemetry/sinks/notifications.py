@@ -18,7 +18,7 @@ from typing import IO, Any, Protocol
 
 import aiohttp
 
-from hypha_ray.config.tables.alerts import Alert
+from hypha_ray.config.training import Alert
 from hypha_ray.telemetry.alerts import ALERT
 from hypha_ray.telemetry.sinks.base import Isolated, Tally
 from hypha_ray.telemetry.sinks.files import Record, plain

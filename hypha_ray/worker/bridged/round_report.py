@@ -13,8 +13,7 @@ from typing import Any
 
 from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.conversation import LARGEST
-from hypha_ray.config.tables.rewards import MODEL
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.rl import MODEL, RL
 from hypha_ray.errors import BridgeError
 from hypha_ray.model.loading.tokenizer import PackedTokenizer
 from hypha_ray.texts import redacted_tree

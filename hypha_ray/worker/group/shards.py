@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from hypha_ray.config.tables.resources import Worker
+from hypha_ray.config.resources import Worker
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.kernels import copy
 from hypha_ray.model.checks.loss_check import choose_samples

@@ -19,7 +19,7 @@ from hypha_ray.bridge.conversation import check
 from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.codec import encoders
 from hypha_ray.config import Job
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.rl import RL
 from hypha_ray.errors import BridgeError
 from hypha_ray.model.loading.tokenizer import PackedTokenizer, pack
 from hypha_ray.scheduler import messages as c

@@ -11,7 +11,7 @@ import pytest
 from hypha_ray.config import Job
 from hypha_ray.config.checks import check_destinations
 from hypha_ray.config.load import from_tables, load
-from hypha_ray.config.tables.alerts import (
+from hypha_ray.config.training import (
     EVAL_FIELDS,
     IN_REPORTS,
     PREFERENCE_FIELDS,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hypha_ray.config.cards import CARDS, capability_of, find_card
+from hypha_ray.config.automatic import CARDS, capability_of, find_card
 
 NAMES = {
     "NVIDIA H100 80GB HBM3": 989.4,

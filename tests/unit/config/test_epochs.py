@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.config.compare import differences
-from hypha_ray.config.load import from_tables, load, resolved, resolved_toml
+from hypha_ray.config.load import differences, from_tables, load, resolved, resolved_toml
 from hypha_ray.config.schema import Job
 from hypha_ray.errors import ConfigError
 

@@ -8,7 +8,7 @@ import pytest
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import with_absolute_folders
-from hypha_ray.config.tables.training import Dataset
+from hypha_ray.config.training import Dataset
 from hypha_ray.data.catalogue import locate
 from hypha_ray.market import cluster
 from hypha_ray.market.selection import training_key

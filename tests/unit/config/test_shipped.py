@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.config.document import read
+from hypha_ray.config.document import config_lines, first_sentence, read
 from hypha_ray.config.load import load
-from hypha_ray.config.shipped import config_lines, first_sentence
 from hypha_ray.errors import ConfigError
 from hypha_ray.files import as_installed, shipped_configs
 

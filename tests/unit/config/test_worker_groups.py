@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.config import Job
-from hypha_ray.config.compare import differences
-from hypha_ray.config.load import load, resolved_toml
+from hypha_ray.config.load import differences, load, resolved_toml
 from hypha_ray.errors import ConfigError
 
 Write = Callable[[str], str]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from hypha_ray.config.tables.training import Dataset
+from hypha_ray.config.training import Dataset
 from hypha_ray.data.catalogue import find, load, locate
 from hypha_ray.data.manifest import MOST_BYTES, PreprocessorInfo, TensorInfo, parse_manifest
 from hypha_ray.data.slices import read_slice

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from hypha_ray.config.tables.training import Dataset, DatasetShare
+from hypha_ray.config.training import Dataset, DatasetShare
 from hypha_ray.data.manifest import ClassInfo, Manifest, PreprocessorInfo, TensorInfo
 from hypha_ray.data.mixture import mixed, whole
 from hypha_ray.data.preparation.options import PrepareOptions

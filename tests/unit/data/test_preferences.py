@@ -14,7 +14,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.rl import Preference
+from hypha_ray.config.training import Preference
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import MANIFEST
 from hypha_ray.data.preparation.encoders import byte_tokenizer, load_tokenizer

@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import save_file
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.training import InnerOptimizer
+from hypha_ray.config.training import InnerOptimizer
 from hypha_ray.driver.datasets.data_source import in_folder
 from hypha_ray.driver.preflight.compatibility import CHECKS, Case
 from hypha_ray.errors import HyphaError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.config.tables.training import Dataset, DatasetShare
+from hypha_ray.config.training import Dataset, DatasetShare
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.mixture import mixed
 from hypha_ray.driver.datasets.data_source import COPY, run_copy

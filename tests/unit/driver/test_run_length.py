@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.training import Checkpoint
+from hypha_ray.config.training import Checkpoint
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.driver.run_identity import is_done, standing
 from hypha_ray.driver.run_length import length_note, with_rounds

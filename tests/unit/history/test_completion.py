@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.config.explained import explanations
+from hypha_ray.config.entry_point import explanations
 from hypha_ray.config.keys import keys
 from hypha_ray.errors import ConfigError
 from hypha_ray.files import jobs_folder, shipped_configs

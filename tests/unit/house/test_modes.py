@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.training import Checkpoint
+from hypha_ray.config.training import Checkpoint
 from hypha_ray.files import make_private, opener
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.directory import RunDirectory, lock_store, quarantine

@@ -12,8 +12,7 @@ import pytest
 import tomli_w
 
 from hypha_ray.config import Job
-from hypha_ray.config.compare import differences
-from hypha_ray.config.load import load, require_secrets, resolved_toml
+from hypha_ray.config.load import differences, load, require_secrets, resolved_toml
 from hypha_ray.errors import ConfigError, TryAgainError
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.store.mirror import Mirror, fetch

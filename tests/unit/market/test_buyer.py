@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.config.tables.resources import Resources
+from hypha_ray.config.resources import Resources
 from hypha_ray.errors import CapacityError
 from hypha_ray.market.buyer import GRACE_S, LEFT_OUT_S, Agreement, Buyer
 from hypha_ray.market.requirements import Need

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypha_ray.config.tables.resources import MarketStrategy
+from hypha_ray.config.resources import MarketStrategy
 from hypha_ray.market.leases import LeaseRequest, Offer, answers
 from hypha_ray.market.requirements import Need, NodeResources
 from hypha_ray.market.selection import Preference, choose_machines, select

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hypha_ray.config.tables.training import InnerOptimizer
+from hypha_ray.config.training import InnerOptimizer
 from hypha_ray.members import muon
 from hypha_ray.members.muon import Muon, muon_weights, orthogonal, shares
 from hypha_ray.optim.optimizers import Inner, build_optimizer

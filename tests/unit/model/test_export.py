@@ -18,7 +18,7 @@ from transformers import (
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from hypha_ray.config.schema import Job, Model, Preprocessor
-from hypha_ray.config.tables.training import Checkpoint
+from hypha_ray.config.training import Checkpoint
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.model.layout import gather, layout_of, views
 from hypha_ray.model.loading.build import build_model

@@ -13,7 +13,7 @@ import transformers
 from huggingface_hub import constants
 
 from hypha_ray.config.schema import Job, Lora, Model
-from hypha_ray.config.tables.training import Checkpoint
+from hypha_ray.config.training import Checkpoint
 from hypha_ray.errors import CheckpointError, ConfigError, HyphaError
 from hypha_ray.model.layout import gather, layout_of, views
 from hypha_ray.model.loading.build import build_model, compare_weights

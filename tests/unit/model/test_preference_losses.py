@@ -12,7 +12,7 @@ from safetensors import safe_open
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hypha_ray.config.schema import Job
-from hypha_ray.config.tables.rl import Preference
+from hypha_ray.config.training import Preference
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.evaluation import evaluate, metrics_of
 from hypha_ray.model.losses import compute_losses

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hypha_ray.config.tables.training import InnerOptimizer
+from hypha_ray.config.training import InnerOptimizer
 from hypha_ray.errors import CheckpointError
 from hypha_ray.optim.optimizers import Inner, build_optimizer
 from hypha_ray.optim.state import export_state, load_state

@@ -18,7 +18,7 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.training import InnerOptimizer
+from hypha_ray.config.training import InnerOptimizer
 from hypha_ray.driver.preflight.checks import check_job
 from hypha_ray.errors import ConfigError
 from hypha_ray.optim import optimizers

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from hypha_ray.config.tables.training import InnerOptimizer
+from hypha_ray.config.training import InnerOptimizer
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.precision import rounded
 from hypha_ray.types import FragmentUpdate

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hypha_ray.config.schema import Job
-from hypha_ray.config.tables.training import InnerOptimizer
+from hypha_ray.config.training import InnerOptimizer
 from hypha_ray.errors import ConfigError
 from hypha_ray.optim.schedules import build_schedule, check_schedule, inner_steps, position, steps_before
 from hypha_ray.types import Plan

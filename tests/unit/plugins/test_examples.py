@@ -15,7 +15,7 @@ from hypha_ray.codec import codec, encoder
 from hypha_ray.config import Job
 from hypha_ray.config.checks import plugin_uses
 from hypha_ray.config.load import from_tables
-from hypha_ray.config.tables.training import InnerOptimizer, OuterOptimizer
+from hypha_ray.config.training import InnerOptimizer, OuterOptimizer
 from hypha_ray.driver.preflight.checks import check_job, check_plugins
 from hypha_ray.errors import ConfigError
 from hypha_ray.optim.optimizers import build_optimizer

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.rl import RL
 from hypha_ray.rl.dataflow.sample import Meta, Sample
 from hypha_ray.rl.roles.reward import Advantage
 from hypha_ray.rl.roles.role import RoleOutcome

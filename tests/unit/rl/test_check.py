@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.policy import end_tokens
 from hypha_ray.rl.trials import check_generation

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from hypha_ray.config.load import load
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.continuous import ContinuousEngine
 from hypha_ray.rl.engines.native import Responses, Sampling, draw, generate

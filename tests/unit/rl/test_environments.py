@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.completions import Completion, responses_of
 from hypha_ray.rl.engines.native import Responses, Sampling, training_sampling

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.rewards.calls import limit_of
 from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, Processes, Together, check_functions

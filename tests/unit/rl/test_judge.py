@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from hypha_ray.config.load import load, resolved_toml
-from hypha_ray.config.tables.rewards import Judge as JudgeTable
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.rl import RL
+from hypha_ray.config.rl import Judge as JudgeTable
 from hypha_ray.errors import AuthenticationError, ConfigError, HyphaError
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.rewards import judge

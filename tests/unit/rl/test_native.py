@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 from transformers import MistralConfig, MistralForCausalLM
 
-from hypha_ray.config.tables.rl import LOWEST_TEMPERATURE, RL
+from hypha_ray.config.rl import LOWEST_TEMPERATURE, RL
 from hypha_ray.rl.engines import native
 from hypha_ray.rl.engines.native import ReservedLayer, Responses, Sampling, choose, draw, draws_on_host, generate
 from hypha_ray.rl.packing import packed_responses, responses_of, sample_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.rl import RL
 from hypha_ray.families import ADVANTAGES
 from hypha_ray.plugins import find
 from hypha_ray.rl.algorithms.advantages import generalized_advantages, whitened

@@ -12,7 +12,7 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import load
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.rl import RL
 from hypha_ray.driver.preflight.checks import check_plugins
 from hypha_ray.errors import ConfigError
 from hypha_ray.plugins import attempt

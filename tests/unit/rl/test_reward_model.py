@@ -26,8 +26,8 @@ from transformers import (
     XLNetForSequenceClassification,
 )
 
+from hypha_ray.config.rl import Reward
 from hypha_ray.config.schema import Model
-from hypha_ray.config.tables.rewards import Reward
 from hypha_ray.errors import HyphaError
 from hypha_ray.rl.island import Island
 from hypha_ray.rl.reward_model import check_reward_model, load_scores, unscored

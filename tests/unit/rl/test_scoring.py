@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from hypha_ray.config.rl import RL
 from hypha_ray.config.schema import Rounds
-from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.reward_data import pack_records

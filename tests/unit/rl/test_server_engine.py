@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from hypha_ray.config.load import load
-from hypha_ray.config.tables.rl import GenerationServer
+from hypha_ray.config.rl import GenerationServer
 from hypha_ray.errors import ClusterError, ConfigError, HyphaError
 from hypha_ray.model.vocabulary import Vocabulary
 from hypha_ray.rl.engines.command import CommandServer

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.config.tables.training import Checkpoint
+from hypha_ray.config.training import Checkpoint
 from hypha_ray.scheduler import messages as c
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.types import Saved

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hypha_ray.codec import upward_codec
 from hypha_ray.config.schema import Sync
-from hypha_ray.config.tables.training import OuterOptimizer
+from hypha_ray.config.training import OuterOptimizer
 from hypha_ray.server.admission import Received
 from hypha_ray.server.outer import SUM
 from hypha_ray.server.reduce import ReduceSpec, reduce

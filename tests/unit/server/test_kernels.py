@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hypha_ray.config.tables.training import OuterOptimizer
+from hypha_ray.config.training import OuterOptimizer
 from hypha_ray.kernels import Averaged, nesterov, portions
 from hypha_ray.kernels.passes import LEAST
 from hypha_ray.server.admission import Received

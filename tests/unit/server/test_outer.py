@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hypha_ray.config.tables.training import OuterOptimizer
+from hypha_ray.config.training import OuterOptimizer
 from hypha_ray.optim.schedules import outer_rate
 from hypha_ray.server.admission import Received
 from hypha_ray.server.reduce import ReduceSpec, blank, initial_momentum, reduce

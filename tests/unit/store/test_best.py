@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hypha_ray.config.tables.training import Checkpoint
+from hypha_ray.config.training import Checkpoint
 from hypha_ray.store.commit_writer import CommitWriter, Evaluations
 from hypha_ray.store.snapshots import rounds
 from tests.support.store_bench import ask

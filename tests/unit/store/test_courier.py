@@ -11,7 +11,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from hypha_ray.config.tables.training import Checkpoint
+from hypha_ray.config.training import Checkpoint
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.mirror import Mirror, fetch

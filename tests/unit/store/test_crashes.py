@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.config.tables.training import Checkpoint
+from hypha_ray.config.training import Checkpoint
 from hypha_ray.failpoints import hits
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.commits import CommitLog, check_chain
@@ -32,7 +32,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from tests.support.store_bench import ask
-from hypha_ray.config.tables.training import Checkpoint
+from hypha_ray.config.training import Checkpoint
 from hypha_ray.failpoints import arm
 from hypha_ray.store.commit_writer import CommitWriter
 arm([sys.argv[4]], sys.argv[3])

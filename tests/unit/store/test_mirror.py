@@ -9,7 +9,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from hypha_ray.config.tables.training import Checkpoint
+from hypha_ray.config.training import Checkpoint
 from hypha_ray.errors import CheckpointError, ConfigError, TryAgainError
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.commits import CommitLog

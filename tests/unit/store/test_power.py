@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.config.tables.training import Checkpoint
+from hypha_ray.config.training import Checkpoint
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.directory import RunDirectory

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hypha_ray.config.tables.training import Checkpoint
+from hypha_ray.config.training import Checkpoint
 from hypha_ray.errors import CheckpointError
 from hypha_ray.scheduler.ledger.ledger import Ledger
 from hypha_ray.store.commit_writer import CommitWriter

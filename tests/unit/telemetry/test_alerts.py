@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.config.tables.alerts import Alert
+from hypha_ray.config.training import Alert
 from hypha_ray.telemetry.alerts import AlertBook, Notice
 
 AGE = Alert(metric="commit_age_s", op=">", value=60, for_s=0)

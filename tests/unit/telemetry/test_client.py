@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.config.tables.alerts import Alert
+from hypha_ray.config.training import Alert
 from hypha_ray.errors import ClusterError
 from hypha_ray.scheduler.runtime import telemetry_client as telemetry
 from hypha_ray.scheduler.runtime.telemetry_client import BACKLOG, BATCH, TelemetryClient

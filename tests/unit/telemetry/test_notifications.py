@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.config.tables.alerts import Alert
+from hypha_ray.config.training import Alert
 from hypha_ray.telemetry.sinks import notifications as module
 from hypha_ray.telemetry.sinks.base import Composite, Files, build
 from hypha_ray.telemetry.sinks.files import EVENTS, read_jsonl

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.rl import Preference
+from hypha_ray.config.training import Preference
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.preparation.encoders import load_tokenizer
 from hypha_ray.driver.preflight.memory import step_memory

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.gpu.size import Size, now_s
 from hypha_ray.config.automatic import OFF
-from hypha_ray.config.tables.training import OuterOptimizer
+from hypha_ray.config.training import OuterOptimizer
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.model.layout import gather, layout_of, scatter
 from hypha_ray.model.lora import build_trained

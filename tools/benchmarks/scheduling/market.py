@@ -18,7 +18,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.resources import MarketStrategy
+from hypha_ray.config.resources import MarketStrategy
 from hypha_ray.market.allocator import Leases
 from hypha_ray.market.auction import AuctionClient, close_auction, open_auction
 from hypha_ray.market.leases import LeaseRequest

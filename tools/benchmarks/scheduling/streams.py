@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.training import Telemetry as TelemetrySettings
+from hypha_ray.config.training import Telemetry as TelemetrySettings
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.scheduler.messages import Input, Lost
 from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor

@@ -1,1 +1,0 @@
-"""Tables of a job file by topic; the others are in `schema`."""
