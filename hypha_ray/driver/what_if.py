@@ -21,20 +21,27 @@ from hypha_ray.data.manifest import MANIFEST, Manifest, read_manifest
 from hypha_ray.driver.run_folders import existing_run
 from hypha_ray.errors import ConfigError, HubError, HyphaError
 from hypha_ray.heavy_imports import uncollected
-from hypha_ray.simulation.advice.exchange import ModelShape
-from hypha_ray.simulation.advice.options import Advise, circumstances_of, parse_advise, split_arguments
-from hypha_ray.simulation.advice.proposal import Proposal, check_advisable, limits_of, proposals, with_proposals
-from hypha_ray.simulation.advice.report import overlay_text, report_lines
+from hypha_ray.simulation.advice_report import overlay_text, report_lines
 from hypha_ray.simulation.calibration import PROVENANCE, Calibration, calibrate
+from hypha_ray.simulation.exchange import ModelShape
+from hypha_ray.simulation.options import (
+    Advise,
+    Trial,
+    circumstances_of,
+    parse_advise,
+    parse_duration_s,
+    parse_trials,
+    split_arguments,
+)
+from hypha_ray.simulation.predictions import as_json, lines, predict
+from hypha_ray.simulation.proposal import Proposal, check_advisable, limits_of, proposals, with_proposals
 from hypha_ray.simulation.result import write_rows
-from hypha_ray.simulation.what_if.predictions import as_json, lines, predict
-from hypha_ray.simulation.what_if.run_scenario import FLOAT32_BYTES, DataSize
-from hypha_ray.simulation.what_if.trials import Trial, parse_duration_s, parse_trials
+from hypha_ray.simulation.run_scenario import FLOAT32_BYTES, DataSize
 from hypha_ray.telemetry.sinks.files import read_json
 from hypha_ray.types.layout import is_trained
 
 if TYPE_CHECKING:
-    from hypha_ray.simulation.advice.report import ComparedCandidate
+    from hypha_ray.simulation.advice_report import ComparedCandidate
 
 FRAGMENTS = (2, 4, 8)
 """Numbers of fragments that may be proposed."""
@@ -186,8 +193,8 @@ def advise(arguments: Sequence[str], doc: str | None) -> None:
     if options.from_ is not None:
         options = replace(options, batch_s=_batch_times_of(options.from_, job))
         print_notes([f"the times of a batch are those of run {options.from_}"])
-    from hypha_ray.simulation.advice.ladder import choose
-    from hypha_ray.simulation.advice.report import Candidate, compare, settings_of
+    from hypha_ray.simulation.advice_report import Candidate, compare, settings_of
+    from hypha_ray.simulation.ladder import choose
 
     circumstances_of(options, job, ModelShape(1))  # What is wrong with a link is said before libraries are loaded.
     phases = Phases()

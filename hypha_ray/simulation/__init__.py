@@ -1,1 +1,1 @@
-"""Simulation of a fleet around the scheduler's core: a virtual clock, workers, a server, a store and their messages."""
+"""Simulation of fleets around the scheduler's core, predictions of runs from their records, and advice on exchanges."""

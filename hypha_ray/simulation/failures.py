@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from hypha_ray.config.keys import shown
 from hypha_ray.errors import ConfigError
-from hypha_ray.simulation.machines import Machine, dice_of
-from hypha_ray.simulation.scenario import Diurnal, Failures, MachineGroup, Scenario
+from hypha_ray.simulation.scenario import Diurnal, Failures, Machine, MachineGroup, Scenario, dice_of
 
 if TYPE_CHECKING:
     from _csv import Reader as _CsvReader

@@ -18,12 +18,10 @@ from hypha_ray.scheduler.barrier.round import LOST
 from hypha_ray.scheduler.core import SchedulerCore
 from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.simulation.exchange import WEIGHT_BYTES, PayloadSizes
 from hypha_ray.simulation.failures import HOUR_S, FailureSchedule
-from hypha_ray.simulation.fleet_worker import FleetWorker
-from hypha_ray.simulation.machines import Machine, MachinePool, machines_of
-from hypha_ray.simulation.payload_sizes import WEIGHT_BYTES, PayloadSizes
-from hypha_ray.simulation.scenario import Scenario
-from hypha_ray.simulation.traffic import DeltaKey, Payload, Traffic, delta_key
+from hypha_ray.simulation.fleet_worker import DeltaKey, FleetWorker, Payload, Traffic, delta_key
+from hypha_ray.simulation.scenario import Machine, MachinePool, Scenario, machines_of
 from hypha_ray.simulation.worker import SimulatedWorker
 from hypha_ray.simulation.world import World
 from hypha_ray.types import Contribution, Delta, Event, Left, Rejection, SliceInfo, Source, Verdict

@@ -15,9 +15,8 @@ from typing import Any
 
 from hypha_ray.errors import ConfigError
 from hypha_ray.simulation.failures import HOUR_S, FailureSchedule
-from hypha_ray.simulation.machines import Machine, machines_of
 from hypha_ray.simulation.result import SimulationResult
-from hypha_ray.simulation.scenario import Scenario
+from hypha_ray.simulation.scenario import Machine, Scenario, machines_of
 from hypha_ray.simulation.world import VirtualClock
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from hypha_ray.config.entry_point import write_result
 from hypha_ray.errors import ConfigError, HyphaError
+from hypha_ray.simulation.exchange import size_notes
 from hypha_ray.simulation.fleet_world import FleetWorld
-from hypha_ray.simulation.payload_sizes import size_notes
 from hypha_ray.simulation.scenario import Scenario
 from hypha_ray.telemetry.plots import PALETTE, STYLE
 from hypha_ray.telemetry.sinks.table import ConsoleColumn, duration, header, line, si

@@ -16,9 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hypha_ray.simulation.failures import FailureSchedule
-from hypha_ray.simulation.machines import Machine, machines_of
 from hypha_ray.simulation.result import SimulationResult
-from hypha_ray.simulation.scenario import Scenario
+from hypha_ray.simulation.scenario import Machine, Scenario, machines_of
 from hypha_ray.simulation.world import VirtualClock
 from hypha_ray.telemetry.sinks.table import duration
 

@@ -22,7 +22,7 @@ from hypha_ray.config.schema import Sync
 from hypha_ray.driver.summary.facts import round_samples
 from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.scheduler.fleet.worker_state import batch_size, has_equal_batches
-from hypha_ray.simulation.payload_sizes import MOST_BITS
+from hypha_ray.simulation.exchange import MOST_BITS
 from hypha_ray.telemetry.sinks.files import read_json
 from hypha_ray.types import Layout
 from hypha_ray.types.layout import dtype_of, is_trained

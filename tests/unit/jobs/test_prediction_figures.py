@@ -8,9 +8,9 @@ import pytest
 from benchmarks.scheduling.prediction import ROWS, TRIALS, Outcome, rows_of
 
 from hypha_ray.simulation.calibration import calibrate
-from hypha_ray.simulation.what_if.predictions import predict
-from hypha_ray.simulation.what_if.run_scenario import DataSize
-from hypha_ray.simulation.what_if.trials import parse_trial, parse_trials
+from hypha_ray.simulation.options import parse_trial, parse_trials
+from hypha_ray.simulation.predictions import predict
+from hypha_ray.simulation.run_scenario import DataSize
 from tests.support.recorded_run import write_run
 
 

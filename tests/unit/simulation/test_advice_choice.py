@@ -6,9 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from hypha_ray.simulation.advice.exchange import Circumstances, ExchangeSettings, Link, ModelShape, estimate
-from hypha_ray.simulation.advice.ladder import ExchangeChoice, Limits, choose, most_fragments, sufficient_scale
-from hypha_ray.simulation.payload_sizes import encoded_bytes
+from hypha_ray.simulation.exchange import Circumstances, ExchangeSettings, Link, ModelShape, encoded_bytes, estimate
+from hypha_ray.simulation.ladder import ExchangeChoice, Limits, choose, most_fragments, sufficient_scale
 
 ALL = Limits(total_steps=100_000, overlaps=True, encodes_weights=True)
 BITS = ("huffman2", "int4", "int8", "bf16", "fp32")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.simulation.advice.exchange import Link, parse_latency, parse_link, rate_text
+from hypha_ray.simulation.exchange import Link, parse_latency, parse_link, rate_text
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,12 @@ from hypha_ray.config import Job
 from hypha_ray.config.load import from_tables, load
 from hypha_ray.driver.preflight.settings import advice, check_settings
 from hypha_ray.errors import ConfigError
-from hypha_ray.simulation.advice import proposal
-from hypha_ray.simulation.advice.exchange import DECODE_GB_S, ENCODE_GB_S, Circumstances, Link, ModelShape
-from hypha_ray.simulation.advice.ladder import choose
-from hypha_ray.simulation.advice.options import batch_times, parse_advise, split_arguments
-from hypha_ray.simulation.advice.proposal import (
+from hypha_ray.simulation import proposal
+from hypha_ray.simulation.advice_report import overlay_text
+from hypha_ray.simulation.exchange import DECODE_GB_S, ENCODE_GB_S, Circumstances, Link, ModelShape
+from hypha_ray.simulation.ladder import choose
+from hypha_ray.simulation.options import batch_times, parse_advise, split_arguments
+from hypha_ray.simulation.proposal import (
     Evidence,
     Proposal,
     check_advisable,
@@ -29,7 +30,6 @@ from hypha_ray.simulation.advice.proposal import (
     proposals,
     with_proposals,
 )
-from hypha_ray.simulation.advice.report import overlay_text
 from tests.support.prose import ROOT
 
 COMMUNICATION = (ROOT / "docs/communication.md").read_text(encoding="utf-8")

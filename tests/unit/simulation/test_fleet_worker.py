@@ -8,8 +8,7 @@ import pytest
 
 from hypha_ray.simulation.fleet_worker import FleetWorker
 from hypha_ray.simulation.fleet_world import FleetWorld
-from hypha_ray.simulation.machines import Machine
-from hypha_ray.simulation.scenario import BatchTimes, MachineGroup, Stragglers
+from hypha_ray.simulation.scenario import BatchTimes, Machine, MachineGroup, Stragglers
 from hypha_ray.simulation.worker import SimulatedWorker
 from hypha_ray.types import Plan, Source
 from tests.support.scenarios import EXACT, read_text

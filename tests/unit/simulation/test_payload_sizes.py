@@ -8,7 +8,7 @@ import pytest
 from hypha_ray.codec.base import payload_bytes
 from hypha_ray.codec.registry import NAMES, encoder
 from hypha_ray.config.load import from_tables
-from hypha_ray.simulation.payload_sizes import (
+from hypha_ray.simulation.exchange import (
     BYTES_PER_CHUNK,
     MEAN_BITS,
     MOST_BITS,

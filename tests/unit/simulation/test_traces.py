@@ -11,8 +11,7 @@ import pytest
 
 from hypha_ray.errors import ConfigError
 from hypha_ray.simulation.failures import FailureSchedule, TraceEvent, read_trace
-from hypha_ray.simulation.machines import Machine, MachinePool, machines_of
-from hypha_ray.simulation.scenario import BatchTimes, MachineGroup, Stragglers
+from hypha_ray.simulation.scenario import BatchTimes, Machine, MachineGroup, MachinePool, Stragglers, machines_of
 from hypha_ray.simulation.world import VirtualClock
 from tests.support.scenarios import EXACT, read_text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.simulation.what_if.trials import parse_duration_s, parse_trial
+from hypha_ray.simulation.options import parse_duration_s, parse_trial
 
 
 def test_parse_trial_settings_are_split_at_commas_before_keys_alone() -> None:

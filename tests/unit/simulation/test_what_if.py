@@ -12,9 +12,9 @@ from hypha_ray.config import Job
 from hypha_ray.driver.what_if import answers
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.simulation.calibration import calibrate
-from hypha_ray.simulation.what_if.predictions import Prediction, WhatIf, best, predict
-from hypha_ray.simulation.what_if.run_scenario import DataSize
-from hypha_ray.simulation.what_if.trials import parse_trials
+from hypha_ray.simulation.options import parse_trials
+from hypha_ray.simulation.predictions import Prediction, WhatIf, best, predict
+from hypha_ray.simulation.run_scenario import DataSize
 from tests.support.recorded_run import EVALUATE_S, OVERHEAD_S, PAYLOAD_BYTES, REDUCE_S, START_S, write_run
 
 ROUNDS = 4

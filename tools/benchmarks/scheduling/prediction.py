@@ -20,8 +20,8 @@ from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.driver.launch import run_job
 from hypha_ray.driver.what_if import RunSizes
 from hypha_ray.simulation.calibration import Calibration, calibrate
-from hypha_ray.simulation.what_if.predictions import Prediction, predict
-from hypha_ray.simulation.what_if.trials import parse_trial
+from hypha_ray.simulation.options import parse_trial
+from hypha_ray.simulation.predictions import Prediction, predict
 
 BATCH_S = 0.4
 ROUNDS = 24

@@ -23,9 +23,9 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.exchange_schedule import is_last_round
 from hypha_ray.scheduler import messages as c
 from hypha_ray.simulation.calibration import Calibration, WorkerFit
+from hypha_ray.simulation.exchange import ALL_VISIBLE, MOST_BITS, PayloadSizes
 from hypha_ray.simulation.fleet_worker import FleetWorker
 from hypha_ray.simulation.fleet_world import FleetWorld
-from hypha_ray.simulation.payload_sizes import ALL_VISIBLE, MOST_BITS, PayloadSizes
 from hypha_ray.simulation.result import SimulationResult, result_of
 from hypha_ray.simulation.scenario import (
     BatchTimes,

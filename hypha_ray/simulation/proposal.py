@@ -14,8 +14,8 @@ from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
 from hypha_ray.exchange_schedule import settled_momentum
 from hypha_ray.plugins import is_own
-from hypha_ray.simulation.advice.exchange import Circumstances, ExchangeEstimate, ExchangeSettings, whole_weights_s
-from hypha_ray.simulation.advice.ladder import ExchangeChoice, Limits
+from hypha_ray.simulation.exchange import Circumstances, ExchangeEstimate, ExchangeSettings, whole_weights_s
+from hypha_ray.simulation.ladder import ExchangeChoice, Limits
 from hypha_ray.texts import counted
 
 TOLERANCE: Final = 2.0

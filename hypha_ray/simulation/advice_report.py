@@ -1,7 +1,4 @@
-"""Report of an advice: what was asked, simulated runs of the candidates side by side, and what the figures don't cover.
-
-The overlay of a job file is the proposals as TOML, with their reasons as comments.
-"""
+"""Report of an advice on an exchange: what was asked, simulated runs of candidates, and what figures don't cover."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ import tomli_w
 from hypha_ray.config import Job
 from hypha_ray.config.resources import Resources, Worker
 from hypha_ray.config.schema import Rounds, Sync
-from hypha_ray.simulation.advice import proposal as evidence
-from hypha_ray.simulation.advice.exchange import (
+from hypha_ray.simulation import proposal as evidence
+from hypha_ray.simulation.exchange import (
     MERGE_GB_S,
     Circumstances,
     ExchangeEstimate,
@@ -26,8 +23,8 @@ from hypha_ray.simulation.advice.exchange import (
     rate_text,
     whole_weights_s,
 )
-from hypha_ray.simulation.advice.ladder import ExchangeChoice, Limits, choose, sufficient_scale
-from hypha_ray.simulation.advice.proposal import Proposal, percent
+from hypha_ray.simulation.ladder import ExchangeChoice, Limits, choose, sufficient_scale
+from hypha_ray.simulation.proposal import Proposal, percent
 from hypha_ray.simulation.result import HEADLINE, SimulationResult, simulate
 from hypha_ray.simulation.scenario import (
     BatchTimes,

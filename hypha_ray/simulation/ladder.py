@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from hypha_ray.simulation.advice.exchange import (
+from hypha_ray.simulation.exchange import (
     Circumstances,
     ExchangeEstimate,
     ExchangeSettings,

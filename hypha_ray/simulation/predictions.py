@@ -18,9 +18,9 @@ from typing import Any, Final
 from hypha_ray.config import Job
 from hypha_ray.config.load import CONFIG, load
 from hypha_ray.simulation.calibration import ActualRound, Calibration
+from hypha_ray.simulation.options import Trial, with_scenario_keys
 from hypha_ray.simulation.result import DIGITS, HEADLINE, SimulationResult
-from hypha_ray.simulation.scenario_checks import check_scenario
-from hypha_ray.simulation.what_if.run_scenario import (
+from hypha_ray.simulation.run_scenario import (
     DataSize,
     RecordedScenario,
     require_told,
@@ -28,7 +28,7 @@ from hypha_ray.simulation.what_if.run_scenario import (
     scenario_of,
     simulate_recorded,
 )
-from hypha_ray.simulation.what_if.trials import Trial, with_scenario_keys
+from hypha_ray.simulation.scenario_file import check_scenario
 from hypha_ray.texts import counted
 
 SEEDS = 5

@@ -1,1 +1,0 @@
-"""Predictions of a run from its own records: as it was, and with other settings."""
