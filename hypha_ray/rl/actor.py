@@ -21,7 +21,7 @@ from hypha_ray.children import ListedActor, own_cores, own_gpus
 from hypha_ray.config import Job
 from hypha_ray.errors import HyphaError, first_line, reason_of
 from hypha_ray.failpoints import arm, failpoint
-from hypha_ray.rl.dataflow.sample import Sample
+from hypha_ray.rl.dataflow.requests import Sample
 from hypha_ray.rl.generator_pool import (
     Arrival,
     GeneratorLostError,
@@ -102,7 +102,7 @@ class ResponseGenerator(ListedActor):
         """
         from hypha_ray.model.environment import use_gpus, use_threads
         from hypha_ray.model.execution import resolved_job
-        from hypha_ray.rl.roles.build import untrained_roles
+        from hypha_ray.rl.roles import untrained_roles
 
         with self._building:
             if not self._built.done():

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from hypha_ray.rl.dataflow.requests import Reply
-from hypha_ray.rl.dataflow.sample import Sample
+from hypha_ray.rl.dataflow.requests import Reply, Sample
 from hypha_ray.types import Sums
 
 A = TypeVar("A")

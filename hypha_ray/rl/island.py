@@ -27,8 +27,10 @@ from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.state import WholeModel
 from hypha_ray.optim.step import Step
-from hypha_ray.rl.batch_figures import (
+from hypha_ray.rl.batches import (
+    Refill,
     Replies,
+    SharedRollouts,
     Traversed,
     responders_of,
     shares_of_generators,
@@ -38,10 +40,9 @@ from hypha_ray.rl.batch_figures import (
     times,
     with_advantages,
 )
-from hypha_ray.rl.dataflow.graph import ROLLOUT, Graph, generation_hooks, rollout_call, rollout_graph, step_graph
+from hypha_ray.rl.dataflow.graph import ROLLOUT, Graph, Mesh, generation_hooks, rollout_call, rollout_graph, step_graph
 from hypha_ray.rl.dataflow.master import Extras, Master, StreamDataset
-from hypha_ray.rl.dataflow.model_worker import Local, ModelWorker
-from hypha_ray.rl.dataflow.plan import Mesh
+from hypha_ray.rl.dataflow.model_worker import Local, ModelWorker, Role, TrainedRole
 from hypha_ray.rl.dataflow.requests import (
     Evaluate,
     Hook,
@@ -49,19 +50,16 @@ from hypha_ray.rl.dataflow.requests import (
     Reallocate,
     Reply,
     RequestQueue,
+    Sample,
     Save,
     WorkerLostError,
 )
-from hypha_ray.rl.dataflow.sample import Sample
 from hypha_ray.rl.generator_pool import GeneratorPool
-from hypha_ray.rl.joint import Joint
-from hypha_ray.rl.packing import sample_of
-from hypha_ray.rl.refill import Refill
-from hypha_ray.rl.roles.build import trained_roles
-from hypha_ray.rl.roles.policies import Generator, Rollouts
-from hypha_ray.rl.roles.reward import Advantage, RewardRole
-from hypha_ray.rl.roles.role import Role, TrainedRole
-from hypha_ray.rl.shared_rollouts import SharedRollouts
+from hypha_ray.rl.learner import Joint
+from hypha_ray.rl.policy import sample_of
+from hypha_ray.rl.policy_roles import Generator, Rollouts
+from hypha_ray.rl.reward_role import Advantage, RewardRole
+from hypha_ray.rl.roles import trained_roles
 from hypha_ray.types import Flat, Samples, Sums, added
 
 Traverse: TypeAlias = Callable[[Graph, Sample, Mapping[str, Extras]], Replies]

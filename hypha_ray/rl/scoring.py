@@ -16,11 +16,9 @@ from hypha_ray.config.rl import JUDGE, MODEL, RL, Reward
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.loading.tokenizer import all_end_tokens, is_templated
 from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.reward_data import records_of
 from hypha_ray.rl.rewards.calls import functions_of, limit_of
-from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, Processes, Together
-from hypha_ray.rl.rewards.judge import JudgeCalls
-from hypha_ray.rl.rewards.response import Response, TrainerState
+from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, JudgeCalls, Processes, Together
+from hypha_ray.rl.rewards.response import Response, TrainerState, records_of
 from hypha_ray.rl.rewards.signatures import LARGEST, PartedReward
 from hypha_ray.types import Arrays, Sums
 

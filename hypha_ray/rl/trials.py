@@ -15,12 +15,11 @@ from hypha_ray.config.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.lora import CriticModel
 from hypha_ray.model.vocabulary import vocabulary_of
-from hypha_ray.rl.engines.completions import Completion, responses_of
 from hypha_ray.rl.engines.continuous import ContinuousEngine
-from hypha_ray.rl.engines.native import Responses, Sampling, draw, generate, training_sampling
+from hypha_ray.rl.engines.native import Completion, Responses, Sampling, draw, generate, responses_of, training_sampling
 from hypha_ray.rl.environments.rollouts import EnvironmentRollouts, Integers, Trajectory
 from hypha_ray.rl.policy import Policy, end_tokens
-from hypha_ray.rl.reward_data import records_of
+from hypha_ray.rl.rewards.response import records_of
 from hypha_ray.texts import counted
 from hypha_ray.types import Samples
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.slices import read_slice
-from hypha_ray.rl.reward_data import unpack_records
+from hypha_ray.rl.rewards.response import unpack_records
 from hypha_ray.telemetry.sinks.files import read_jsonl
 from tests.support.job_scripts import Jobs
 

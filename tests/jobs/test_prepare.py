@@ -15,7 +15,7 @@ import pytest
 
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.slices import read_slice
-from hypha_ray.rl.reward_data import unpack_records
+from hypha_ray.rl.rewards.response import unpack_records
 from tests.support.forked_process import run_script
 from tests.support.job_scripts import said
 

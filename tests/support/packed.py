@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hypha_ray.rl.dataflow.sample import Meta, Packed, Sample
+from hypha_ray.rl.dataflow.requests import Meta, Packed, Sample
 
 
 def packed(ids: Sequence[str], sequences: Mapping[str, Sequence[Sequence[Packed]]]) -> Sample:

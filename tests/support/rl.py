@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import load
-from hypha_ray.rl.reward_data import pack_records
+from hypha_ray.rl.rewards.response import pack_records
 from hypha_ray.types import Samples
 
 CHARACTERS = "0123456789="

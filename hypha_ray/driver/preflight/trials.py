@@ -33,9 +33,8 @@ from hypha_ray.model.metrics import metrics_named
 from hypha_ray.model.preferences.objective import with_preferences
 from hypha_ray.model.task import Task, missing_mask_token
 from hypha_ray.rl.policy import end_tokens
-from hypha_ray.rl.reward_data import records_of
 from hypha_ray.rl.reward_model import unscored
-from hypha_ray.rl.rewards.response import TrainerState
+from hypha_ray.rl.rewards.response import TrainerState, records_of
 from hypha_ray.rl.scoring import Scorer
 from hypha_ray.rl.trials import check_generation, try_environment
 from hypha_ray.types import Arrays, Samples, dataset_of, joined

@@ -375,9 +375,9 @@ def score_answers(
         from hypha_ray.rl.environments.rollouts import EnvironmentRollouts
         from hypha_ray.rl.island import validate
         from hypha_ray.rl.policy import Policy, end_tokens
+        from hypha_ray.rl.policy_roles import Generator
         from hypha_ray.rl.reward_model import load_scores
-        from hypha_ray.rl.roles.policies import Generator
-        from hypha_ray.rl.roles.reward import RewardRole
+        from hypha_ray.rl.reward_role import RewardRole
         from hypha_ray.rl.scoring import Scorer
         from hypha_ray.types.events import means
 

@@ -21,8 +21,7 @@ from hypha_ray.failpoints import arm
 from hypha_ray.model.layout import array_of
 from hypha_ray.model.loading.tokenizer import PackedTokenizer
 from hypha_ray.rl.dataflow.model_worker import Answer, ModelWorker
-from hypha_ray.rl.dataflow.plan import Shard
-from hypha_ray.rl.dataflow.requests import ModelRequest, Reallocate, Reply, Transfer, WorkerLostError
+from hypha_ray.rl.dataflow.requests import ModelRequest, Reallocate, Reply, Shard, Transfer, WorkerLostError
 
 Reference: TypeAlias = Any
 """Number of a reply of the worker in this process, or Ray's reference to that of an actor."""
@@ -102,7 +101,7 @@ class ModelWorkerActor(ListedActor):
 
         """
         from hypha_ray.model.environment import use_threads
-        from hypha_ray.rl.roles.build import untrained_roles
+        from hypha_ray.rl.roles import untrained_roles
 
         with self._building:
             if not self._built.done():

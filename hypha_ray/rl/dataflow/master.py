@@ -22,10 +22,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
-from hypha_ray.rl.dataflow.graph import Call, Graph
-from hypha_ray.rl.dataflow.plan import Locations, Mesh, Shard, balanced, moves, windows
+from hypha_ray.rl.dataflow.graph import Call, Graph, Locations, Mesh, balanced, moves, windows
 from hypha_ray.rl.dataflow.requests import (
     Hook,
+    Meta,
     ModelRequest,
     Name,
     Pending,
@@ -33,10 +33,11 @@ from hypha_ray.rl.dataflow.requests import (
     Reallocate,
     Reply,
     RequestQueue,
+    Sample,
+    Shard,
     Transfer,
     Transport,
 )
-from hypha_ray.rl.dataflow.sample import Meta, Sample
 
 
 class Buffer:

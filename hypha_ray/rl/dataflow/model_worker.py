@@ -1,4 +1,4 @@
-"""Model worker: its roles, the samples in its storage, and its answers to requests.
+"""Model worker: the interface of its roles, the samples in its storage, and its answers to requests.
 
 The same class is called within the island's process, where a request is a call, and within a Ray actor.
 """
@@ -7,30 +7,116 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from threading import Lock
 from typing import Any, TypeAlias
 
+import torch
+
 from hypha_ray.errors import CheckpointError
 from hypha_ray.model.layout import tensor_of
+from hypha_ray.optim.optimizers import Inner
+from hypha_ray.rl.dataflow.graph import Mesh
 from hypha_ray.rl.dataflow.master import Master
-from hypha_ray.rl.dataflow.plan import Mesh, Shard
 from hypha_ray.rl.dataflow.requests import (
     Evaluate,
     Hook,
+    Lengths,
+    Meta,
     ModelRequest,
     Offload,
+    Packed,
     Reallocate,
     Reply,
     RequestQueue,
+    Sample,
     Save,
+    Shard,
     Transfer,
+    gather,
 )
-from hypha_ray.rl.dataflow.sample import Lengths, Meta, Packed, Sample, gather
-from hypha_ray.rl.roles.role import Role, RoleOutcome
+from hypha_ray.types import Sums
 
 Answer: TypeAlias = tuple[Sample | None, Reply]
 """Samples that were made, which stay with workers; and the reply, which goes to the master."""
+
+
+@dataclass
+class RoleOutcome:
+    """Result of an operation of a role."""
+
+    sample: Sample | None = None
+    """Samples with the keys that were made; None if none were."""
+    sums: Sums = field(default_factory=dict)
+    """Figures of the operation."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Single values, such as the norm of a gradient."""
+    problems: tuple[str, ...] = ()
+    """Lines for the user about failures beside the operation, which itself succeeded."""
+
+
+class Role:
+    """Role of a model, or of functions in its place.
+
+    Subclasses have the operations that have a meaning for them. Each takes samples with the keys of its call, and the
+    arguments of the request.
+    """
+
+    def initialize(self, steps: int) -> None:
+        """Build the optimizer, for a run of `steps` steps."""
+        raise NotImplementedError
+
+    def generate(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
+        """Make responses to prompts."""
+        raise NotImplementedError
+
+    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
+        """Add keys by one forward pass, or by functions."""
+        raise NotImplementedError
+
+    def train_step(self, sample: Sample, arguments: Mapping[str, Any]) -> RoleOutcome:
+        """Take the optimizer steps of a batch, or only add its gradient."""
+        raise NotImplementedError
+
+    def config(self) -> Mapping[str, Any]:
+        """Return facts of the model."""
+        raise NotImplementedError
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """Return the model's weights by name: its own tensors, not copies."""
+        raise NotImplementedError
+
+    def take_weights(self, weights: Mapping[str, torch.Tensor], eta: float) -> None:
+        """Make the model's weights `eta` times these plus `1 - eta` times the present ones."""
+        raise NotImplementedError
+
+    def offload(self) -> None:
+        """Move the model's weights out of the device's memory."""
+        raise NotImplementedError
+
+    def load(self) -> None:
+        """Bring offloaded weights back; called before each use of the role."""
+
+    def save(self, folder: str) -> None:
+        """Write the model to a folder."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Release resources other than memory."""
+
+
+class TrainedRole(Role):
+    """Role of a model in training."""
+
+    optimizer: Inner
+    """Inner optimizer of the model, once that is initialized."""
+
+
+def facts_of(model: torch.nn.Module) -> dict[str, Any]:
+    """Return facts of a model."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return {"parameters": parameters}
 
 
 class Storage:

@@ -25,10 +25,16 @@ from safetensors import SafetensorError
 from hypha_ray.bridge.paths import WEIGHTS, Scratch, sweep
 from hypha_ray.config.rl import GenerationServer
 from hypha_ray.errors import ClusterError, ConfigError
-from hypha_ray.rl.engines.command import CommandServer
-from hypha_ray.rl.engines.completions import Completion, EngineUnableError, responses_of, token_lists, unfit
-from hypha_ray.rl.engines.dialects import DIALECTS
-from hypha_ray.rl.engines.native import Responses, Sampling
+from hypha_ray.rl.engines.native import (
+    Completion,
+    EngineUnableError,
+    Responses,
+    Sampling,
+    responses_of,
+    token_lists,
+    unfit,
+)
+from hypha_ray.rl.engines.server_programs import DIALECTS, CommandServer
 from hypha_ray.rl.http import MOST_BYTES, Pauses, Refused, TooLate, Unreachable, call
 from hypha_ray.texts import counted
 

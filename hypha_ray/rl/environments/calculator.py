@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from hypha_ray.rl.environments.environment import Message
+from hypha_ray.rl.rewards.registered import last_number
 from hypha_ray.rl.rewards.response import Response
-from hypha_ray.rl.rewards.text import last_number
 
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 _EXPRESSION = re.compile(r"\s*[\d.+*/() -]*[\d)]\s*[-+*/][\d.+*/() -]*=?\s*")

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hypha_ray.rl.environments.environment import Message
+from hypha_ray.rl.rewards.registered import last_number
 from hypha_ray.rl.rewards.response import Response
-from hypha_ray.rl.rewards.text import last_number
 
 
 class NumberGame:

@@ -15,8 +15,7 @@ from typing import Any
 
 from hypha_ray.config.rl import RL
 from hypha_ray.rl.call_process import NO_FILES
-from hypha_ray.rl.environments.environment import EnvironmentReply
-from hypha_ray.rl.environments.environment_process import EnvironmentProcess, Play
+from hypha_ray.rl.environments.environment import EnvironmentProcess, EnvironmentReply, Play
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.types.current_work import working
 

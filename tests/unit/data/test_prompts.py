@@ -34,7 +34,7 @@ from hypha_ray.data.preparation.sources.prompts import ALPHABET, gym_entries, pr
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.rl.reward_data import pack_records, unpack_records
+from hypha_ray.rl.rewards.response import pack_records, unpack_records
 
 TEMPLATE = (
     "{% for m in messages %}<extra_id_0>{{ m.role }}:{{ m.content }}{% endfor %}"

@@ -16,7 +16,7 @@ import pytest
 from pyarrow import feather, ipc, parquet
 
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.rl.reward_data import unpack_records
+from hypha_ray.rl.rewards.response import unpack_records
 from tests.support.prepared import arrays_of, omissions, prepared, table
 
 VERL: list[dict[str, Any]] = [

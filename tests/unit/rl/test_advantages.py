@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from hypha_ray.config.rl import RL
-from hypha_ray.rl.dataflow.sample import Meta, Sample
-from hypha_ray.rl.roles.reward import Advantage
-from hypha_ray.rl.roles.role import RoleOutcome
+from hypha_ray.rl.dataflow.model_worker import RoleOutcome
+from hypha_ray.rl.dataflow.requests import Meta, Sample
+from hypha_ray.rl.reward_role import Advantage
 
 NAN = math.nan
 

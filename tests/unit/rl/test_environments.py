@@ -16,17 +16,15 @@ import torch
 
 from hypha_ray.config.rl import RL
 from hypha_ray.errors import ConfigError
-from hypha_ray.rl.engines.completions import Completion, responses_of
-from hypha_ray.rl.engines.native import Responses, Sampling, training_sampling
+from hypha_ray.rl.engines.native import Completion, Responses, Sampling, responses_of, training_sampling
 from hypha_ray.rl.environments.calculator import Calculator, called_expressions, result_of
 from hypha_ray.rl.environments.number_game import NumberGame
 from hypha_ray.rl.environments.pool import EnvironmentPool, Episode
 from hypha_ray.rl.environments.rollouts import EnvironmentRollouts, Integers, Renderer, RenderingError, Trajectory
 from hypha_ray.rl.island import Island
-from hypha_ray.rl.packing import packed_episodes, sample_of, sampled_mask
-from hypha_ray.rl.packing import responses_of as unpacked
-from hypha_ray.rl.reward_data import records_of
-from hypha_ray.rl.rewards.response import Response
+from hypha_ray.rl.policy import packed_episodes, sample_of, sampled_mask
+from hypha_ray.rl.policy import responses_of as unpacked
+from hypha_ray.rl.rewards.response import Response, records_of
 from hypha_ray.rl.trials import try_environment
 from tests.support.rl import CHARACTERS, END, job, prompts, tokenizer
 

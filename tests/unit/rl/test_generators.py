@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from hypha_ray.errors import ConfigError
 from hypha_ray.market.buyer import workers_to_hire
 from hypha_ray.rl.dataflow.graph import step_text
-from hypha_ray.rl.dataflow.sample import Meta, Sample
+from hypha_ray.rl.dataflow.requests import Meta, Sample
 from hypha_ray.rl.generator_pool import (
     Arrival,
     Dispatch,

@@ -15,9 +15,9 @@ from hypha_ray.model.layout import array_of
 from hypha_ray.rl.dataflow.model_worker import ModelWorker
 from hypha_ray.rl.dataflow.requests import Evaluate, Hook, ModelRequest, Name, Offload, Reallocate, Save, Transfer
 from hypha_ray.rl.island import Island
-from hypha_ray.rl.packing import sample_of
-from hypha_ray.rl.roles.build import trained_roles, untrained_roles
-from hypha_ray.rl.roles.policies import OffloadedWeights
+from hypha_ray.rl.policy import sample_of
+from hypha_ray.rl.policy_roles import OffloadedWeights
+from hypha_ray.rl.roles import trained_roles, untrained_roles
 from tests.support.rl import BATCH, job, policy_model, prompts, tokenizer
 
 VALIDATION = prompts(["21=", "7=", "88="], ["12", "7", "88"], epoch=9)

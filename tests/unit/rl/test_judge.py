@@ -20,8 +20,8 @@ from hypha_ray.config.rl import RL
 from hypha_ray.config.rl import Judge as JudgeTable
 from hypha_ray.errors import AuthenticationError, ConfigError, HyphaError
 from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.rewards import judge
-from hypha_ray.rl.rewards.judge import JudgeCalls
+from hypha_ray.rl.rewards import evaluators
+from hypha_ray.rl.rewards.evaluators import JudgeCalls
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.rl.scoring import Scored, Scorer
 from tests.support.rl import CHARACTERS, END, prompts, tokenizer
@@ -110,7 +110,7 @@ def test_a_pattern_that_takes_too_long_costs_the_reward_alone(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.says = lambda text: "1 " * (2**20 if text.endswith("bad") else 1)
-    monkeypatch.setattr(judge, "_PATTERN_S", 1e-3)
+    monkeypatch.setattr(evaluators, "_PATTERN_S", 1e-3)
 
     with caplog.at_level(logging.WARNING):
         first, second = judged(bench, "good", "bad", template="{response}", pattern=r"(\d+)\s")

@@ -12,16 +12,15 @@ from hypha_ray.config import Job
 from hypha_ray.config.load import load
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.lora import build_trained
-from hypha_ray.rl.batch_figures import sums_of
-from hypha_ray.rl.dataflow.graph import step_graph
+from hypha_ray.rl.batches import sums_of
+from hypha_ray.rl.dataflow.graph import Mesh, step_graph
 from hypha_ray.rl.dataflow.master import Extras, Master
 from hypha_ray.rl.dataflow.model_worker import Local, ModelWorker
-from hypha_ray.rl.dataflow.plan import Mesh
 from hypha_ray.rl.dataflow.requests import RequestQueue
 from hypha_ray.rl.island import Island
-from hypha_ray.rl.packing import sample_of
-from hypha_ray.rl.roles.build import trained_roles
-from hypha_ray.rl.roles.reward import Advantage
+from hypha_ray.rl.policy import sample_of
+from hypha_ray.rl.reward_role import Advantage
+from hypha_ray.rl.roles import trained_roles
 from tests.support.rl import BATCH, job, prompts, tokenizer
 
 SGD = "--inner_optimizer.name=sgd"

@@ -13,8 +13,7 @@ from transformers import MistralConfig, MistralForCausalLM
 from hypha_ray.config.rl import LOWEST_TEMPERATURE, RL
 from hypha_ray.rl.engines import native
 from hypha_ray.rl.engines.native import ReservedLayer, Responses, Sampling, choose, draw, draws_on_host, generate
-from hypha_ray.rl.packing import packed_responses, responses_of, sample_of
-from hypha_ray.rl.policy import Policy
+from hypha_ray.rl.policy import Policy, packed_responses, responses_of, sample_of
 from hypha_ray.types import Samples
 from tests.support.rl import END, PAD, policy_model, prompts, settings
 

@@ -13,7 +13,7 @@ from hypha_ray.config.rl import RL
 from hypha_ray.families import ADVANTAGES
 from hypha_ray.plugins import find
 from hypha_ray.rl.algorithms.advantages import generalized_advantages, whitened
-from hypha_ray.rl.algorithms.losses import (
+from hypha_ray.rl.algorithms.policy_losses import (
     AGGREGATIONS,
     ESTIMATORS,
     adapted,
@@ -22,9 +22,8 @@ from hypha_ray.rl.algorithms.losses import (
     decoupled_weight,
 )
 from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.packing import Rollout
-from hypha_ray.rl.policy import PolicyObjective, Scores
-from hypha_ray.rl.roles.learner import trained_tokens
+from hypha_ray.rl.learner import trained_tokens
+from hypha_ray.rl.policy import PolicyObjective, Rollout, Scores
 from tests.support.rl_oracles import (
     ABSENT,
     BETA,

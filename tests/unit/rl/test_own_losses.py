@@ -17,11 +17,10 @@ from hypha_ray.driver.preflight.checks import check_plugins
 from hypha_ray.errors import ConfigError
 from hypha_ray.plugins import attempt
 from hypha_ray.rl.algorithms.advantages import check_advantages
-from hypha_ray.rl.dataflow.sample import Meta, Sample
+from hypha_ray.rl.dataflow.requests import Meta, Sample
 from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.packing import Rollout
-from hypha_ray.rl.policy import PolicyObjective, Scores
-from hypha_ray.rl.roles.reward import Advantage
+from hypha_ray.rl.policy import PolicyObjective, Rollout, Scores
+from hypha_ray.rl.reward_role import Advantage
 
 MODULE = """
 import torch

@@ -12,9 +12,8 @@ import torch
 
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.native import Responses, Sampling, draw
-from hypha_ray.rl.packing import sample_of
-from hypha_ray.rl.policy import Policy
-from hypha_ray.rl.roles.policies import Generator
+from hypha_ray.rl.policy import Policy, sample_of
+from hypha_ray.rl.policy_roles import Generator
 from tests.support.rl import BATCH, END, job, policy_model
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.rl.rewards import code
+from hypha_ray.rl.rewards import registered
 from hypha_ray.rl.rewards.response import Response
 
 READS_ALL_FRAMES = """
@@ -53,7 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def passes(program: str, tests: str) -> float | None:
     text = f"```python\n{program}\n```"
-    return code.passes(Response("?", text, (), True, {"answer": tests}, 8))
+    return registered.passes(Response("?", text, (), True, {"answer": tests}, 8))
 
 
 @pytest.mark.slow

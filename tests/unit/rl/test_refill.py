@@ -11,10 +11,10 @@ import torch
 
 from hypha_ray.config.load import load
 from hypha_ray.errors import HyphaError
+from hypha_ray.rl.batches import Refill
 from hypha_ray.rl.dataflow.requests import Reply
 from hypha_ray.rl.island import Island
-from hypha_ray.rl.packing import prompt_ids
-from hypha_ray.rl.refill import Refill
+from hypha_ray.rl.policy import prompt_ids
 from hypha_ray.types import Samples, joined
 from tests.support.rl import job, prompts, tokenizer
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hypha_ray.errors import DataError
-from hypha_ray.rl.reward_data import pack_records, records_of
+from hypha_ray.rl.rewards.response import pack_records, records_of
 
 
 def test_records_come_back_as_they_were_packed() -> None:

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.rl.rewards import code
+from hypha_ray.rl.rewards import registered
 from hypha_ray.rl.rewards.calls import reward_of
 from hypha_ray.rl.rewards.evaluators import Processes
+from hypha_ray.rl.rewards.registered import last_number
 from hypha_ray.rl.rewards.response import Response
-from hypha_ray.rl.rewards.text import last_number
 
 
 def response(text: str, answer: str, ended: bool = True) -> Response:
@@ -126,14 +126,14 @@ def test_program_that_never_ends_is_given_up_at_its_limit(
     text: str, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit is 2 s here, in a copy of the guard."""
-    for file in (code._GUARD, code._GUARD.with_name("program.py")):
+    for file in (registered._GUARD, registered._GUARD.with_name("program.py")):
         shutil.copy(file, tmp_path)
-    guard = tmp_path / code._GUARD.name
+    guard = tmp_path / registered._GUARD.name
     long, short = "\n_LIMIT_S = 10.0\n", "\n_LIMIT_S = 2.0\n"
     whole = guard.read_text(encoding="utf-8")
     assert long in whole
     guard.write_text(whole.replace(long, short), encoding="utf-8")
-    monkeypatch.setattr(code, "_GUARD", guard)
+    monkeypatch.setattr(registered, "_GUARD", guard)
     assert reward_of("code")(response(text, answer)) == 0.0
 
 

@@ -15,8 +15,7 @@ from hypha_ray.config.rl import RL
 from hypha_ray.config.schema import Rounds
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.reward_data import pack_records
-from hypha_ray.rl.rewards.response import TrainerState
+from hypha_ray.rl.rewards.response import TrainerState, pack_records
 from hypha_ray.rl.scoring import Scored, Scorer, rollout_records
 from tests.support.rl import CHARACTERS, END, PAD, prompts, tokenizer
 

@@ -22,14 +22,12 @@ from hypha_ray.config.load import load
 from hypha_ray.config.rl import GenerationServer
 from hypha_ray.errors import ClusterError, ConfigError, HyphaError
 from hypha_ray.model.vocabulary import Vocabulary
-from hypha_ray.rl.engines.command import CommandServer
-from hypha_ray.rl.engines.completions import Completion, responses_of
-from hypha_ray.rl.engines.native import Responses, Sampling
+from hypha_ray.rl.engines.native import Completion, Responses, Sampling, responses_of
 from hypha_ray.rl.engines.server import ServerEngine
+from hypha_ray.rl.engines.server_programs import CommandServer
 from hypha_ray.rl.island import Island
-from hypha_ray.rl.packing import sample_of
-from hypha_ray.rl.policy import Policy
-from hypha_ray.rl.roles.policies import Generator
+from hypha_ray.rl.policy import Policy, sample_of
+from hypha_ray.rl.policy_roles import Generator
 from tests.support.generation_server import Generation, serving
 from tests.support.rl import BATCH, END, EPISODES, job, policy_model, tokenizer
 
@@ -201,7 +199,7 @@ def test_a_started_server_ends_with_a_worker_that_is_killed(tmp_path: Path) -> N
     pids, script = tmp_path / "pids", tmp_path / "serve.sh"
     os.mkfifo(pids)
     script.write_text(f"setsid sleep 600 &\necho $$ $! > {pids}\nwait\n", encoding="utf-8")
-    program = "import sys; from hypha_ray.rl.engines.command import CommandServer\n"
+    program = "import sys; from hypha_ray.rl.engines.server_programs import CommandServer\n"
     program += f"server = CommandServer('sh {script} {{port}}', '', {{}}); sys.stdin.read()"
     worker = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
     handles = [os.pidfd_open(int(pid)) for pid in pids.read_text(encoding="utf-8").split()]

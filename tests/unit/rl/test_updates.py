@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from hypha_ray.optim.optimizers import Inner, build_optimizer
+from hypha_ray.rl.dataflow.model_worker import RoleOutcome
 from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.packing import Rollout
-from hypha_ray.rl.roles.learner import train
-from hypha_ray.rl.roles.role import RoleOutcome
+from hypha_ray.rl.learner import train
+from hypha_ray.rl.policy import Rollout
 from hypha_ray.types import Sums
 from tests.support.rl import job
 

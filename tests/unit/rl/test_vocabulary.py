@@ -12,9 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from hypha_ray.model.vocabulary import Vocabulary, vocabulary_of
 from hypha_ray.rl.engines.continuous import ContinuousEngine
 from hypha_ray.rl.engines.native import Responses, Sampling, choose, draw
-from hypha_ray.rl.packing import sample_of
-from hypha_ray.rl.policy import Policy, end_tokens
-from hypha_ray.rl.roles.build import trained_roles, untrained_roles
+from hypha_ray.rl.policy import Policy, end_tokens, sample_of
+from hypha_ray.rl.roles import trained_roles, untrained_roles
 from hypha_ray.rl.trials import check_generation
 from tests.support.rl import BATCH, END, job, settings, tokenizer
 

@@ -22,8 +22,7 @@ from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.plugins import find
 from hypha_ray.rl.engines.native import draw, training_sampling
 from hypha_ray.rl.island import Island
-from hypha_ray.rl.packing import Rollout
-from hypha_ray.rl.policy import Policy, PolicyObjective, end_tokens
+from hypha_ray.rl.policy import Policy, PolicyObjective, Rollout, end_tokens
 from hypha_ray.rl.scoring import Scorer
 from hypha_ray.types import Samples
 

@@ -46,7 +46,7 @@ from hypha_ray.data.preparation.sources.prompts import ALPHABET, Messages, Promp
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.errors import DataError, reason_of
-from hypha_ray.rl.reward_data import pack_records, records_of
+from hypha_ray.rl.rewards.response import pack_records, records_of
 
 _AT_ONCE = 1024
 """Prompts that are tokenised at once."""

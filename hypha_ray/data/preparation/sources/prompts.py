@@ -37,8 +37,8 @@ from hypha_ray.data.preparation.sources.documents import counted_records, read
 from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table, useless_value, without_surrogates
 from hypha_ray.data.provenance import Account
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.rl.reward_data import from_json, to_json
-from hypha_ray.rl.rewards.text import last_number
+from hypha_ray.rl.rewards.registered import last_number
+from hypha_ray.rl.rewards.response import from_json, to_json
 
 ALPHABET: Final = "0123456789+-*= "
 """Characters of all problems, so that models of one vocabulary can be trained on any of them."""

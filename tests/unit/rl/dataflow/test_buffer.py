@@ -8,8 +8,7 @@ import pytest
 
 from hypha_ray.rl.dataflow.graph import Call, Graph
 from hypha_ray.rl.dataflow.master import Buffer
-from hypha_ray.rl.dataflow.plan import Shard
-from hypha_ray.rl.dataflow.sample import Meta
+from hypha_ray.rl.dataflow.requests import Meta, Shard
 
 GENERATE = Call("gen", "actor", "generate", ("prompts",), ("ids",))
 REWARD = Call("rew", "reward", "inference", ("ids",), ("rewards",))

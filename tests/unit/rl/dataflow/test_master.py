@@ -11,13 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hypha_ray.rl.dataflow.graph import Call, Graph
+from hypha_ray.rl.dataflow.graph import Call, Graph, Mesh
 from hypha_ray.rl.dataflow.master import Master
-from hypha_ray.rl.dataflow.model_worker import Local, ModelWorker
-from hypha_ray.rl.dataflow.plan import Mesh
-from hypha_ray.rl.dataflow.requests import RequestQueue
-from hypha_ray.rl.dataflow.sample import Meta, Sample
-from hypha_ray.rl.roles.role import Role, RoleOutcome
+from hypha_ray.rl.dataflow.model_worker import Local, ModelWorker, Role, RoleOutcome
+from hypha_ray.rl.dataflow.requests import Meta, RequestQueue, Sample
 from tests.support.packed import packed
 
 MESHES = [

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.rl.dataflow.plan import Mesh, Shard, balanced, moves, windows
-from hypha_ray.rl.dataflow.sample import gather
+from hypha_ray.rl.dataflow.graph import Mesh, balanced, moves, windows
+from hypha_ray.rl.dataflow.requests import Shard, gather
 from tests.support.packed import packed
 
 MESHES = [

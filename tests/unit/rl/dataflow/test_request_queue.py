@@ -11,10 +11,9 @@ import pytest
 
 from hypha_ray.model.loading.tokenizer import pack
 from hypha_ray.rl.dataflow.actor import Actors
-from hypha_ray.rl.dataflow.model_worker import ModelWorker
+from hypha_ray.rl.dataflow.model_worker import ModelWorker, Role
 from hypha_ray.rl.dataflow.requests import Hook, ModelRequest, Name, Reallocate, Reply, RequestQueue, Transfer
-from hypha_ray.rl.packing import sample_of
-from hypha_ray.rl.roles.role import Role
+from hypha_ray.rl.policy import sample_of
 from tests.support.rl import BATCH, job, tokenizer
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypha_ray.rl.dataflow.sample import Meta, Sample, gather
+from hypha_ray.rl.dataflow.requests import Meta, Sample, gather
 from tests.support.packed import packed
 
 groups = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3), min_size=1, max_size=6)

@@ -12,10 +12,8 @@ import torch
 
 from hypha_ray.rl.dataflow.graph import Call
 from hypha_ray.rl.dataflow.master import StreamDataset
-from hypha_ray.rl.dataflow.model_worker import Local, ModelWorker
-from hypha_ray.rl.dataflow.requests import Reply, WorkerLostError
-from hypha_ray.rl.dataflow.sample import Meta, Sample
-from hypha_ray.rl.roles.role import Role, RoleOutcome
+from hypha_ray.rl.dataflow.model_worker import Local, ModelWorker, Role, RoleOutcome
+from hypha_ray.rl.dataflow.requests import Meta, Reply, Sample, WorkerLostError
 from tests.support.packed import packed
 
 CALL = Call("rollout", "rollout", "generate", ("prompts",), ("responses", "versions"))

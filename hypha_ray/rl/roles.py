@@ -24,21 +24,27 @@ from hypha_ray.model.lora import ActorCritic, CriticModel, build_trained, export
 from hypha_ray.model.saved_model import export
 from hypha_ray.model.vocabulary import vocabulary_of
 from hypha_ray.optim.optimizers import build_optimizer
-from hypha_ray.rl.algorithms.losses import by_token, clipped_value_loss
-from hypha_ray.rl.dataflow.sample import Sample
-from hypha_ray.rl.engines.completions import Engine
+from hypha_ray.rl.algorithms.policy_losses import by_token, clipped_value_loss
+from hypha_ray.rl.dataflow.model_worker import Role, RoleOutcome, TrainedRole, facts_of
+from hypha_ray.rl.dataflow.requests import Sample
 from hypha_ray.rl.engines.continuous import ContinuousEngine
-from hypha_ray.rl.engines.native import Responses, accepted, positions
+from hypha_ray.rl.engines.native import Engine, Responses, accepted, positions
 from hypha_ray.rl.engines.server import ServerEngine
 from hypha_ray.rl.environments.rollouts import EnvironmentRollouts
-from hypha_ray.rl.joint import critic_settings
-from hypha_ray.rl.packing import Valued, packed_tokens, responses_of, tokens_of
-from hypha_ray.rl.policy import Policy, end_tokens, logprob_gap, mixed_precision
+from hypha_ray.rl.learner import Learner, critic_settings, step_on_parts, train
+from hypha_ray.rl.policy import (
+    Policy,
+    Valued,
+    end_tokens,
+    logprob_gap,
+    mixed_precision,
+    packed_tokens,
+    responses_of,
+    tokens_of,
+)
+from hypha_ray.rl.policy_roles import Generator, Reference, Rollouts
 from hypha_ray.rl.reward_model import load_scores
-from hypha_ray.rl.roles.learner import Learner, step_on_parts, train
-from hypha_ray.rl.roles.policies import Generator, Reference, Rollouts
-from hypha_ray.rl.roles.reward import RewardRole
-from hypha_ray.rl.roles.role import Role, RoleOutcome, TrainedRole, facts_of
+from hypha_ray.rl.reward_role import RewardRole
 from hypha_ray.rl.scoring import Scorer
 from hypha_ray.types import Sums
 

@@ -14,15 +14,22 @@ import torch
 from hypha_ray.config.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.failpoints import failpoint
-from hypha_ray.rl.dataflow.sample import Sample
-from hypha_ray.rl.engines.completions import ROUNDING, Engine, EngineUnableError
-from hypha_ray.rl.engines.native import Responses, Sampling, draw, evaluation_sampling, training_sampling
+from hypha_ray.rl.dataflow.model_worker import Role, RoleOutcome
+from hypha_ray.rl.dataflow.requests import Sample
+from hypha_ray.rl.engines.native import (
+    ROUNDING,
+    Engine,
+    EngineUnableError,
+    Responses,
+    Sampling,
+    draw,
+    evaluation_sampling,
+    training_sampling,
+)
 from hypha_ray.rl.environments.rollouts import EnvironmentRollouts, Integers
-from hypha_ray.rl.packing import packed_episodes, packed_responses, packed_tokens, prompts_of, responses_of
-from hypha_ray.rl.policy import Policy
-from hypha_ray.rl.reward_data import records_of
-from hypha_ray.rl.roles.reward import RewardRole
-from hypha_ray.rl.roles.role import Role, RoleOutcome
+from hypha_ray.rl.policy import Policy, packed_episodes, packed_responses, packed_tokens, prompts_of, responses_of
+from hypha_ray.rl.reward_role import RewardRole
+from hypha_ray.rl.rewards.response import records_of
 
 _CLOSE = 0.1
 """Largest mean distance of an engine's log-probabilities from the policy's; number formats make 0.02."""

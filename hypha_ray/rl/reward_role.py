@@ -19,12 +19,12 @@ from hypha_ray.rl.algorithms.advantages import (
     generalized_advantages,
     whitened,
 )
-from hypha_ray.rl.algorithms.losses import ESTIMATORS, adapted
-from hypha_ray.rl.dataflow.sample import Sample
+from hypha_ray.rl.algorithms.policy_losses import ESTIMATORS, adapted
+from hypha_ray.rl.dataflow.model_worker import Role, RoleOutcome
+from hypha_ray.rl.dataflow.requests import Sample
 from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.packing import packed_numbers, packed_tokens, prompts_of, responses_of, sampled_mask, tokens_of
+from hypha_ray.rl.policy import packed_numbers, packed_tokens, prompts_of, responses_of, sampled_mask, tokens_of
 from hypha_ray.rl.rewards.response import TrainerState
-from hypha_ray.rl.roles.role import Role, RoleOutcome
 from hypha_ray.rl.scoring import Scored, Scorer, rollout_records
 from hypha_ray.types import Sums
 

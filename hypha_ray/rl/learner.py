@@ -1,8 +1,10 @@
-"""Optimizer steps on a batch of responses, and model workers that compute a part of the gradient each.
+"""Optimizer steps on a batch of responses, with parts of the gradient by other workers, and joint optimizers.
 
 The policy's own worker adds the parts up and takes the optimizer step. So the optimizer's state is in one place, as
 without other workers: merges, replay and the loss of a worker are the same. A part has the sum of the gradients of its
 responses. The sum of all parts is divided by their total weight, so a division among workers changes nothing.
+
+The joint optimizer is that of a policy and a critic, which have settings of their own.
 """
 
 from __future__ import annotations
@@ -12,17 +14,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hypha_ray.config import Job
 from hypha_ray.config.rl import RL
+from hypha_ray.config.training import InnerOptimizer
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.step import Step
-from hypha_ray.rl.algorithms.losses import Weights
-from hypha_ray.rl.dataflow.sample import Meta, Sample
+from hypha_ray.rl.algorithms.policy_losses import Weights
+from hypha_ray.rl.dataflow.model_worker import Role, RoleOutcome
+from hypha_ray.rl.dataflow.requests import Meta, Sample
 from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.packing import Rollout, Rows, responses_of, tokens_of
-from hypha_ray.rl.policy import Policy, PolicyObjective
-from hypha_ray.rl.roles.role import Role, RoleOutcome
+from hypha_ray.rl.policy import Policy, PolicyObjective, Rollout, Rows, responses_of, tokens_of
 from hypha_ray.types import Sums, added
 
 T = TypeVar("T", bound=Rows)
@@ -281,3 +284,48 @@ def _with_first_id(sample: Sample, arrays: Mapping[str, Any]) -> Sample:
     no_elements = ((0,),) * (len(sample.ids) - 1)
     lengths = {key: ((len(array),), *no_elements) for key, array in arrays.items()}
     return Sample(Meta(sample.ids, lengths), arrays)
+
+
+class Joint(Inner):
+    """Inner optimizers of several modules as one; each clips the gradients of its own module."""
+
+    def __init__(self, parts: Sequence[Inner]) -> None:
+        self._parts = parts
+        self.optimizers = []
+        self.parameters = []
+        for part in parts:
+            self.optimizers += part.optimizers
+            self.parameters += part.parameters
+
+    def seek(self, position: float) -> None:
+        """Set the position in all schedules."""
+        for part in self._parts:
+            part.seek(position)
+
+    def scale(self, factor: float) -> None:
+        """Make the next step with all peak learning rates times this factor."""
+        for part in self._parts:
+            part.scale(factor)
+
+    def ramp(self, steps: int) -> None:
+        """Warm all parts up to their scheduled learning rates."""
+        for part in self._parts:
+            part.ramp(steps)
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the first part's next step."""
+        return self._parts[0].learning_rate
+
+    def step(self, norm: Tensor | None = None, skipped: Tensor | None = None) -> None:
+        """Take a step of each part; the norm of all gradients isn't used."""
+        for part in self._parts:
+            part.step(skipped=skipped)
+
+
+def critic_settings(job: Job) -> InnerOptimizer:
+    """Return the settings of a critic's optimizer."""
+    rate = job.rl.critic.learning_rate
+    if rate is None:
+        return job.inner_optimizer
+    return job.inner_optimizer.model_copy(update={"learning_rate": rate})

@@ -1,1 +1,0 @@
-"""Roles of an island's models, and of functions in a model's place."""
