@@ -1,14 +1,19 @@
 """Encodings of a worker's result on its way to the parameter server."""
 
-from hypha_ray.codec.base import Codec, Encoder, Form, Quality, encoded, payload_bytes
-from hypha_ray.codec.formats.fp32 import Fp32
-from hypha_ray.codec.registry import (
+from hypha_ray.codec.base import (
     NAMES,
+    Codec,
+    Encoder,
+    Form,
+    Fp32,
+    Quality,
     codec,
     difference_codec,
     downward_codec,
+    encoded,
     encoder,
     encoders,
+    payload_bytes,
     sends_differences,
     upward_codec,
 )

@@ -1,16 +1,29 @@
-"""Contract of codecs and encoders, between the worker that encodes a delta and the parameter server that decodes it."""
+"""Contract of codecs and encoders, between worker and server; fp32, without an error; and codecs by their names."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, cast
 
+import numpy as np
+
+from hypha_ray.config.schema import Sync
+from hypha_ray.config.training import OuterOptimizer
+from hypha_ray.families import CODECS
+from hypha_ray.plugins import create
 from hypha_ray.types import Flat
+from hypha_ray.types.data import dtype_of, is_trained
 
 if TYPE_CHECKING:
     import torch
+
+    from hypha_ray.codec.formats import Chunked
+
+NAMES: tuple[str, ...] = tuple(CODECS.members)
+CodecOptions: TypeAlias = Mapping[str, Any] | None
+"""Options of a codec of the job's own; None: all defaults."""
 
 
 class Form(NamedTuple):
@@ -144,3 +157,133 @@ def encoded(
 def payload_bytes(payload: Flat) -> int:
     """Size of a payload on the wire, in bytes."""
     return sum(array.nbytes for array in payload.values())
+
+
+class Fp32:
+    """Codec whose payload is the worker's weights, in their master dtypes.
+
+    It isn't their difference to θ: θ + (w − θ) is not w in floating point, so one worker with η = 1 and μ = 0 would not
+    be plain training bit for bit.
+    """
+
+    name: str = "fp32"
+    yields: Literal["weights", "deltas"] = "weights"
+
+    def form(self, groups: Mapping[str, int]) -> dict[str, Form]:
+        """Describe one array for each group, of the group's own dtype."""
+        return {group: Form(dtype_of(group), size) for group, size in groups.items()}
+
+    def decode(
+        self, payload: Mapping[str, torch.Tensor], group: str, part: slice, theta: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return a view of the payload."""
+        return payload[group][part]
+
+
+class Unchanged:
+    """Encoder of a codec without an encoding error."""
+
+    def __init__(self) -> None:
+        self.residual: Flat = {}
+
+    def encode(self, values: Flat, theta: Flat | None, last: bool = False) -> tuple[Flat, Quality]:
+        """Return the arrays themselves, without a copy."""
+        return dict(values), Quality()
+
+
+class Fp32Differences(Fp32):
+    """Codec whose payload is the difference of the worker's weights to the θ that it began with."""
+
+    yields: Literal["weights", "deltas"] = "deltas"
+
+
+class Subtraction(Unchanged):
+    """Encoder of `Fp32Differences`."""
+
+    def encode(self, values: Flat, theta: Flat | None, last: bool = False) -> tuple[Flat, Quality]:
+        """Subtract θ from the weights, in place."""
+        for group, array in values.items():
+            if theta is not None and is_trained(group):
+                np.subtract(array, theta[group], out=array)
+        return dict(values), Quality()
+
+
+def codec(name: str, options: CodecOptions = None) -> Codec:
+    """Look a codec up; all but fp32 need torch, which takes seconds to load.
+
+    Raises:
+        ConfigError: COD001, no codec has this name; PLG002, a codec of the job's own can't be loaded.
+
+    """
+    member: Codec = create("codecs", name, options)
+    return member
+
+
+def difference_codec(name: str, options: CodecOptions = None) -> Chunked | None:
+    """Look a codec of differences up; None for fp32, which encodes the weights themselves."""
+    member = codec(name, options)
+    if isinstance(member, Fp32):
+        return None
+    return cast("Chunked", member)
+
+
+def downward_codec(name: str, options: CodecOptions = None) -> Chunked | None:
+    """Look up the codec of steps of the global weights; None for fp32, which encodes the weights themselves."""
+    member = difference_codec(name, options)
+    return None if member is None else member.downward()
+
+
+def encoder(name: str, decay: float, options: CodecOptions = None) -> Encoder:
+    """Build an encoder for one fragment, whose receiver has no weights; for `decay`, see `Feedback`."""
+    chunked = difference_codec(name, options)
+    if chunked is None:
+        return Unchanged()
+    from hypha_ray.codec.feedback import Feedback
+
+    return Feedback(chunked, decay)
+
+
+def upward_codec(sync: Sync) -> Codec:
+    """Return the codec that decodes workers' payloads.
+
+    Without a barrier, θ may have changed before a payload arrives. So fp32 sends differences, too.
+    """
+    if _subtracts(sync):
+        return Fp32Differences()
+    member = codec(sync.codec, sync.codec_options)
+    if isinstance(member, Fp32) or not sync.traits.has_barrier:
+        return member
+    return cast("Chunked", member).upward()
+
+
+def encoders(sync: Sync, outer: OuterOptimizer | None = None) -> list[Encoder]:
+    """Build the encoders of a worker's payloads, one for each fragment; `outer` steps with them, if it is known."""
+    return [_upward_encoder(sync, outer) for _ in range(sync.fragments)]
+
+
+def _upward_encoder(sync: Sync, outer: OuterOptimizer | None) -> Encoder:
+    if _subtracts(sync):
+        return Subtraction()
+    member = upward_codec(sync)
+    if isinstance(member, Fp32):
+        return Unchanged()
+    from hypha_ray.codec.feedback import Feedback
+    from hypha_ray.kernels import load_ahead
+
+    chunked = cast("Chunked", member)
+    if chunked.postpones:
+        load_ahead("patches", 1)
+    momentum = 0.0
+    if chunked.postpones and sync.error_feedback == 1 and outer is not None and outer.name == "nesterov":
+        momentum = outer.momentum
+    return Feedback(chunked, sync.error_feedback, momentum)
+
+
+def sends_differences(sync: Sync) -> bool:
+    """Whether payloads are differences of weights and θ, and neither weights nor gradients."""
+    return not sync.traits.sends_gradients and upward_codec(sync).yields == "deltas"
+
+
+def _subtracts(sync: Sync) -> bool:
+    """Whether payloads are differences in fp32."""
+    return not sync.traits.has_barrier and sync.codec == Fp32.name

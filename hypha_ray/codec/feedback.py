@@ -1,22 +1,22 @@
-"""Encoders with error feedback: of deltas, on the host or the training device, and of steps of the global weights."""
+"""Blocks of arrays, and encoders with error feedback that go through them: of deltas and of steps of weights."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from hypha_ray.codec.base import Quality
-from hypha_ray.codec.blocks import blocks, tensors
-from hypha_ray.codec.formats.chunked import Chunked
-from hypha_ray.codec.formats.floats import Bf16, Fp16
-from hypha_ray.codec.formats.integers import E3m0, Int4, Int8
+from hypha_ray.codec.formats import Bf16, Chunked, E3m0, Fp16, Int4, Int8
 from hypha_ray.types import Flat
-from hypha_ray.types.layout import is_trained
+from hypha_ray.types.data import is_trained
 
+BLOCK = 1 << 18
+"""Number of elements that are worked on at a time and fit into caches: a multiple of every codec's chunk."""
 _LAG = "momentum/"
 """Prefix of a group's name in an encoder's residual: the momentum that the receiver lacks for postponed changes."""
 ELEMENTWISE = (Bf16, Fp16, Int8, Int4, E3m0)
@@ -27,6 +27,23 @@ ELEMENTWISE = (Bf16, Fp16, Int8, Int4, E3m0)
 """
 DEVICE_BLOCK = 1 << 22
 """Number of elements that are encoded at a time: enough for a GPU, and few compared with a model."""
+
+
+def blocks(size: int, block: int = BLOCK) -> Iterator[slice]:
+    """Cut a range of elements into blocks."""
+    for start in range(0, size, block):
+        yield slice(start, min(start + block, size))
+
+
+def tensors(flat: Flat) -> dict[str, torch.Tensor]:
+    """View arrays as tensors, without a copy.
+
+    Ray's arrays are read-only and shared by all readers on a node. Torch has no read-only tensors: it warns, and would
+    write all the same. So the caller must not write into tensors of arrays that aren't its own.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        return {group: torch.from_numpy(array) for group, array in flat.items()}
 
 
 class Feedback:

@@ -433,7 +433,7 @@ def export_round(
         from hypha_ray.driver.datasets.job_tokenizer import job_preprocessor
         from hypha_ray.driver.trained_models.model_card import write_cards
         from hypha_ray.model.saved_model import export
-        from hypha_ray.server.downlink import weights_to_save
+        from hypha_ray.server.payloads import weights_to_save
         from hypha_ray.store.snapshots import load_snapshot
 
     preprocessor = job_preprocessor(job, source)

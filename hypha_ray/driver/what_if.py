@@ -38,7 +38,7 @@ from hypha_ray.simulation.proposal import Proposal, check_advisable, limits_of, 
 from hypha_ray.simulation.result import write_rows
 from hypha_ray.simulation.run_scenario import FLOAT32_BYTES, DataSize
 from hypha_ray.telemetry.sinks.files import read_json
-from hypha_ray.types.layout import is_trained
+from hypha_ray.types.data import is_trained
 
 if TYPE_CHECKING:
     from hypha_ray.simulation.advice_report import ComparedCandidate

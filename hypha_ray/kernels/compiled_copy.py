@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit, types
 
+from hypha_ray.kernels import LANES
 from hypha_ray.kernels.lanes import fence, load, pointer, stream
-from hypha_ray.kernels.passes import LANES
 
 
 @njit(types.void(types.uint64, types.uint64, types.intp), nogil=True, cache=True)

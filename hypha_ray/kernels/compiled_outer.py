@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numba import carray, njit, types
 
+from hypha_ray.kernels import LANES, SMALL
 from hypha_ray.kernels.lanes import fma, load, pointer, splat, store, total
-from hypha_ray.kernels.passes import LANES, SMALL
 
 ROW = 128 * LANES
 """Number of values whose squares are summed up in fp32."""

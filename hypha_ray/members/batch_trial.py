@@ -23,7 +23,7 @@ import torch
 from hypha_ray.batch_size import NO_MEMORY, TOO_LARGE, Trial, resident_bytes
 from hypha_ray.model.environment import device_of, use_threads
 from hypha_ray.types import Samples
-from hypha_ray.worker.training.supervised import SupervisedTrainer
+from hypha_ray.worker.supervised import SupervisedTrainer
 
 COPIES = 3
 """Further copies of the trained weights in a worker: new global weights, its result, and the encoded result."""

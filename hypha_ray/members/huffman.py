@@ -12,13 +12,11 @@ from typing import ClassVar
 import torch
 
 from hypha_ray.codec.base import Form
-from hypha_ray.codec.blocks import BLOCK, blocks
-from hypha_ray.codec.formats.chunked import Parts
-from hypha_ray.codec.formats.floats import NAN_BITS, bf16_of_bits, bits_of_bf16
-from hypha_ray.codec.formats.integers import FourBits, multiples, pack4, pairs
+from hypha_ray.codec.feedback import BLOCK, blocks
+from hypha_ray.codec.formats import NAN_BITS, FourBits, Parts, bf16_of_bits, bits_of_bf16, multiples, pack4, pairs
 from hypha_ray.members.streams import deflate, inflate, joined, stream_of_block
 from hypha_ray.types import Flat
-from hypha_ray.types.layout import is_trained
+from hypha_ray.types.data import is_trained
 
 _MAX_MULTIPLE = 7
 _BLOCK_BYTES = BLOCK // 2

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from hypha_ray.config.training import InnerOptimizer
-from hypha_ray.optim.group_optimizers import GroupOptimizer
 from hypha_ray.optim.optimizers import Assembly, Shares, adamw
+from hypha_ray.optim.torch_extras import GroupOptimizer
 
 TOGETHER = 1 << 24
 """Largest number of elements that are orthogonalized at once: more take memory, and aren't faster."""

@@ -6,8 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from hypha_ray.codec.formats.chunked import Chunked, Parts
-from hypha_ray.codec.formats.floats import bf16_of_bits, bits_of_bf16
+from hypha_ray.codec.formats import Chunked, Parts, bf16_of_bits, bits_of_bf16
 
 _CHUNK = 4096
 _K = 128

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hypha_ray.codec.blocks import BLOCK, tensors
-from hypha_ray.codec.feedback import Feedback, publish
-from hypha_ray.codec.registry import difference_codec
+from hypha_ray.codec.base import difference_codec
+from hypha_ray.codec.feedback import BLOCK, Feedback, publish, tensors
 from hypha_ray.config.training import OuterOptimizer
 from hypha_ray.optim.optimizers import build_own
 from hypha_ray.optim.schedules import own_factor

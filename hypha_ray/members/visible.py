@@ -27,9 +27,8 @@ import numpy.typing as npt
 import torch
 
 from hypha_ray.codec.base import Form
-from hypha_ray.codec.blocks import BLOCK, blocks
-from hypha_ray.codec.formats.chunked import Chunked, Parts
-from hypha_ray.codec.formats.floats import Bf16
+from hypha_ray.codec.feedback import BLOCK, blocks
+from hypha_ray.codec.formats import Bf16, Chunked, Parts
 from hypha_ray.members.streams import (
     SENT,
     Bands,
@@ -41,7 +40,7 @@ from hypha_ray.members.streams import (
     stream_of_block,
 )
 from hypha_ray.types import Flat
-from hypha_ray.types.layout import dtype_of, is_trained
+from hypha_ray.types.data import dtype_of, is_trained
 
 _MOST_VISIBLE = 2 / 3
 """Share of a block's values above which a patch may take more bytes than all values in bfloat16."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from hypha_ray.errors import CheckpointError
 from hypha_ray.types import Entry, Flat, Layout
-from hypha_ray.types.layout import dtype_of
+from hypha_ray.types.data import dtype_of
 
 Array: TypeAlias = npt.NDArray[Any]
 Groups: TypeAlias = Mapping[str, Array]

@@ -22,7 +22,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.model.flat import Array, check, check_names, empty, pack, view, views
 from hypha_ray.model.staging import copy_in, to_device
 from hypha_ray.types import Entry, Flat, Layout
-from hypha_ray.types.layout import dtype_of, is_trained
+from hypha_ray.types.data import dtype_of, is_trained
 
 _REPLACED = ".original_module."
 """Part of the name of a weight that a trained copy stands in for, so that it has no effect."""

@@ -1,6 +1,6 @@
 """Optimizers: they step on a worker's own gradients in DiLoCo, on the mean of all workers' in synchronous training.
 
-A worker's optimizer keeps its state from round to round; see `state` for its export.
+A worker's optimizer keeps its state from round to round; see `optim.step` for its export.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import torch
 from hypha_ray.config.keys import choice_remedy
 from hypha_ray.config.training import InnerOptimizer
 from hypha_ray.errors import ConfigError
-from hypha_ray.optim.group_optimizers import FleetAdamW
-from hypha_ray.optim.precision import step_rounded
 from hypha_ray.optim.schedules import build_schedule
+from hypha_ray.optim.torch_extras import FleetAdamW, step_rounded
 from hypha_ray.plugins import find, is_own, options_of
 
 Parameters = list[torch.nn.Parameter]

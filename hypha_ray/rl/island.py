@@ -25,8 +25,7 @@ from hypha_ray.model.loading.tokenizer import pack
 from hypha_ray.model.lora import build_trained
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.schedules import inner_steps
-from hypha_ray.optim.state import WholeModel
-from hypha_ray.optim.step import Step
+from hypha_ray.optim.step import Step, WholeModel
 from hypha_ray.rl.batches import (
     Refill,
     Replies,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import ray
 
+from hypha_ray import traces
 from hypha_ray.children import ListedActor
 from hypha_ray.config.checks import source_hashes
 from hypha_ray.config.schema import Job
@@ -21,7 +22,6 @@ from hypha_ray.config.training import OuterOptimizer
 from hypha_ray.exchange_schedule import outer_steps_before
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.heavy_imports import uncollected
-from hypha_ray.traces import tracing
 from hypha_ray.types import Flat, Layout, RoundProgress, Verdict
 from hypha_ray.types.rounds import attempt_of
 
@@ -54,11 +54,11 @@ class StepRequest:
     """Progress of the round before this step; None if a round has only one step."""
 
     @property
-    def key(self) -> tracing.RoundKey:
+    def key(self) -> traces.RoundKey:
         """Round of the step's span."""
         for _, incarnation, _ in self.senders:  # All have the same attempt.
-            return tracing.RoundKey(attempt_of(incarnation), self.round)
-        return tracing.RoundKey(0, self.round)
+            return traces.RoundKey(attempt_of(incarnation), self.round)
+        return traces.RoundKey(0, self.round)
 
 
 class ParameterServer(ListedActor):
@@ -72,7 +72,7 @@ class ParameterServer(ListedActor):
             import torch
 
         arm(job.testing.failpoints, job.testing.failpoint_log)
-        tracing.begin(job.telemetry.sinks, str(job.run.name), ray.get_runtime_context)
+        traces.begin(job.telemetry.sinks, str(job.run.name), ray.get_runtime_context)
         self._job = job
         self._is_synchronous = job.sync.traits.sends_gradients
         self._stepwise = not job.sync.traits.has_barrier and job.sync.delayed_nesterov
@@ -136,7 +136,7 @@ class ParameterServer(ListedActor):
         failpoint("server.before_reduce")
         self._last = None
         began = time.monotonic()
-        with tracing.traced("reduce", request.key, fragment=request.fragment, deltas=len(payloads)):
+        with traces.traced("reduce", request.key, fragment=request.fragment, deltas=len(payloads)):
             new_theta, state, difference, verdict = self._step(request, theta, momentum, payloads, outputs="theta")
         ended = time.monotonic()
         self._busy_until = 0.0
@@ -162,7 +162,7 @@ class ParameterServer(ListedActor):
             self._last = None  # Steps share their output arrays.
             busy_s = self._busy_until - time.monotonic()
             time.sleep(max(0.0, busy_s))
-            with tracing.traced("reduce", request.key, fragment=request.fragment, output="momentum"):
+            with traces.traced("reduce", request.key, fragment=request.fragment, output="momentum"):
                 _, state, _, _ = self._step(request, theta, momentum, payloads, outputs="state")
             assert state is not None
             self._last = request.id, state
@@ -181,8 +181,7 @@ class ParameterServer(ListedActor):
         The part named by `outputs` is complete. A downward codec needs both.
         """
         from hypha_ray.codec import downward_codec
-        from hypha_ray.server.admission import Received
-        from hypha_ray.server.downlink import encode_result, split_state
+        from hypha_ray.server.payloads import Received, encode_result, split_state
         from hypha_ray.server.reduce import is_whole, reduce
 
         self._require_same_sources()
@@ -256,7 +255,7 @@ class ParameterServer(ListedActor):
     @ray.method(concurrency_group="pulse")
     def flush_traces(self) -> None:
         """Export the last spans, as `tracing.flush`."""
-        tracing.flush()
+        traces.flush()
 
     @ray.method(concurrency_group="pulse")
     def ping(self) -> int:

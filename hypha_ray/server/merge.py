@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from hypha_ray.codec.blocks import BLOCK, blocks
+from hypha_ray.codec.feedback import BLOCK, blocks
 from hypha_ray.config.schema import Sync
 from hypha_ray.plugins import create, is_own
-from hypha_ray.server.admission import square_distance, square_sum
+from hypha_ray.server.payloads import square_distance, square_sum
 
 T = TypeVar("T")
 Work = Callable[[slice, torch.Tensor, torch.Tensor], T]

@@ -9,10 +9,10 @@ from hypha_ray.model.layout import gather, scatter, view
 from hypha_ray.model.lora import ActorCritic, build_trained
 from hypha_ray.optim.optimizers import Inner, build_optimizer
 from hypha_ray.optim.schedules import inner_steps
-from hypha_ray.optim.state import export_state, load_state
+from hypha_ray.optim.step import export_state, load_state
 from hypha_ray.rl.learner import Joint, critic_settings
 from hypha_ray.types import Entry, Flat, Layout
-from hypha_ray.types.layout import is_trained
+from hypha_ray.types.data import is_trained
 
 
 class ModelOptimizerStep:

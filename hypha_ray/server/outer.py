@@ -21,8 +21,8 @@ from hypha_ray.config.training import OuterOptimizer
 from hypha_ray.kernels import Averaged, is_worth_it, load_ahead, portions
 from hypha_ray.kernels import nesterov as fused_nesterov
 from hypha_ray.plugins import create, find
-from hypha_ray.server.admission import square_distance, square_sum
 from hypha_ray.server.merge import Step, Values, Work, shares
+from hypha_ray.server.payloads import square_distance, square_sum
 from hypha_ray.types import Flat, RoundProgress
 
 SLOTS: dict[str, tuple[str, ...]] = {"nesterov": ("",), "average": (), "adam": ("first/", "second/")}

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 
 from hypha_ray.codec import Codec, Fp32
-from hypha_ray.codec.blocks import BLOCK, blocks, tensors
+from hypha_ray.codec.feedback import BLOCK, blocks, tensors
 from hypha_ray.config.schema import Sync
 from hypha_ray.config.training import OuterOptimizer
 from hypha_ray.model.flat import empty
 from hypha_ray.optim.schedules import outer_rate
 from hypha_ray.plugins import is_own
-from hypha_ray.server.admission import Received, admit, clip_scales, excessive, square_sum
 from hypha_ray.server.merge import (
     Merge,
     Squares,
@@ -47,8 +46,9 @@ from hypha_ray.server.outer import (
     slots_of,
     undelayed,
 )
+from hypha_ray.server.payloads import Received, admit, clip_scales, excessive, square_sum
 from hypha_ray.types import Contribution, Flat, Layout, Rejection, RoundProgress, Verdict
-from hypha_ray.types.layout import dtype_of, is_trained
+from hypha_ray.types.data import dtype_of, is_trained
 
 if TYPE_CHECKING:
     from hypha_ray.server.optimizer_step import ModelOptimizerStep

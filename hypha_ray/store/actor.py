@@ -9,6 +9,7 @@ from pathlib import Path
 
 import ray
 
+from hypha_ray import traces
 from hypha_ray.children import ListedActor
 from hypha_ray.config.schema import Rounds, Testing
 from hypha_ray.config.training import Checkpoint
@@ -18,7 +19,6 @@ from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.commits import reduction_of
 from hypha_ray.store.directory import Lock, lock_store, quarantine, quarantined
 from hypha_ray.store.restore_point import RestorePoint, restart
-from hypha_ray.traces import tracing
 from hypha_ray.types import Flat, Layout, Saved
 from hypha_ray.types.rounds import RoundOutcome, attempt_of
 
@@ -50,7 +50,7 @@ class Store(ListedActor):
         self._lock: Lock | None = None
         if testing is not None:
             arm(testing.failpoints, testing.failpoint_log)
-        tracing.begin(sinks, self._directory.name, ray.get_runtime_context)
+        traces.begin(sinks, self._directory.name, ray.get_runtime_context)
 
     def survey(self) -> RestorePoint | None:
         """Return the state to resume from, without tensors, and cut the log there. None: nothing to resume.
@@ -91,8 +91,8 @@ class Store(ListedActor):
     def commit(self, outcome: RoundOutcome, layout: Layout, inner: tuple[int, ...], *flats: Flat) -> Saved:
         """Write a round's results, by `CommitWriter.commit`."""
         attempts = [attempt_of(contribution.incarnation) for contribution in outcome.verdict.accepted]
-        key = tracing.RoundKey(max(attempts, default=0), reduction_of(outcome))
-        with tracing.traced("commit", key, commit=outcome.round):
+        key = traces.RoundKey(max(attempts, default=0), reduction_of(outcome))
+        with traces.traced("commit", key, commit=outcome.round):
             return self._writer.commit(outcome, layout, inner, *flats)
 
     def settle(self) -> str | None:
@@ -115,7 +115,7 @@ class Store(ListedActor):
     @ray.method(concurrency_group="pulse")
     def flush_traces(self) -> None:
         """Export the last spans, as `tracing.flush`."""
-        tracing.flush()
+        traces.flush()
 
     @ray.method(concurrency_group="pulse")
     def ping(self) -> int:

@@ -16,8 +16,7 @@ from hypha_ray.store.commits import CommitLog, commit_of, wrong_round
 from hypha_ray.store.disk import sweep
 from hypha_ray.store.mirror import Mirror
 from hypha_ray.store.mirror_courier import Courier
-from hypha_ray.store.snapshots import prune, read_header, rounds, write_snapshot
-from hypha_ray.store.tensorfile import Array, digest, named, named_outer
+from hypha_ray.store.snapshots import Array, digest, named, named_outer, prune, read_header, rounds, write_snapshot
 from hypha_ray.types import Commit, Flat, Layout, Saved
 from hypha_ray.types.rounds import RoundOutcome
 

@@ -32,8 +32,7 @@ from hypha_ray.remote_errors import (
 from hypha_ray.remote_files import is_s3, open_url
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.disk import publish, room_for, sync
-from hypha_ray.store.snapshots import snapshot_path
-from hypha_ray.store.tensorfile import file_sha256
+from hypha_ray.store.snapshots import file_sha256, snapshot_path
 from hypha_ray.texts import redacted
 
 _STATE = "state.json"

@@ -13,8 +13,16 @@ from typing import Any
 from hypha_ray.errors import CheckpointError
 from hypha_ray.store.commits import CommitLog, check_chain
 from hypha_ray.store.disk import sweep
-from hypha_ray.store.snapshots import Snapshot, is_good, read_header, read_snapshot, rounds
-from hypha_ray.store.tensorfile import Array, flattened, flattened_outer
+from hypha_ray.store.snapshots import (
+    Array,
+    Snapshot,
+    flattened,
+    flattened_outer,
+    is_good,
+    read_header,
+    read_snapshot,
+    rounds,
+)
 from hypha_ray.texts import ranges
 from hypha_ray.types import Commit, Entry, Flat, Layout, Span
 

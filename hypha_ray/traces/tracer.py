@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, TraceFlags, set_span_in_context
 
-from hypha_ray.traces.tracing import RoundKey
+from hypha_ray.traces import RoundKey
 
 _PROBLEM = "no OTLP collector takes the spans; see OTEL_EXPORTER_OTLP_ENDPOINT; training goes on"
 

@@ -8,6 +8,9 @@ from hypha_ray.types.data import (
     SLICES_PER_DATASET,
     SLICES_PER_PART,
     Arrays,
+    Entry,
+    Flat,
+    Layout,
     Samples,
     SliceInfo,
     Span,
@@ -37,7 +40,6 @@ from hypha_ray.types.events import (
     added,
     means,
 )
-from hypha_ray.types.layout import Entry, Flat, Layout
 from hypha_ray.types.rounds import (
     Commit,
     Contribution,

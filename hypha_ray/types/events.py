@@ -1,15 +1,18 @@
-"""Events that a worker streams to the scheduler, and the figures in them.
+"""Events that a worker streams to the scheduler, the figures in them, and the work that signs of life name.
 
 Figures are sums, which add up over micro-batches, reports and workers. A mean is made where a record is written.
+
+Work is named so that one which ends every worker is found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-from hypha_ray.types.data import Span, record
+from hypha_ray.types.data import Flat, Span, record
 from hypha_ray.types.rounds import PromptsOfResponder, Source, WeightsVersion
 
 Sums = dict[str, tuple[float, float]]
@@ -224,3 +227,52 @@ class Failed(Event):
     """The worker can't go on, and nothing that another worker could do would help."""
 
     error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class WorkState:
+    """Work of a process."""
+
+    text: str = ""
+    """Function and prompt, or samples; empty if nothing is known."""
+    limited: bool = False
+    """Whether a limit of time ends the work."""
+
+
+_current = WorkState()
+
+
+def current_work() -> WorkState:
+    """Return what the process does now; safe in any thread."""
+    return _current
+
+
+@contextmanager
+def working(text: str = "", limited: bool = False) -> Iterator[Callable[[str], None]]:
+    """Name the work of the block; after it the process does its previous work.
+
+    Returns:
+        Function that changes the text.
+
+    """
+    global _current  # noqa: PLW0603  One inner loop works in a process.
+
+    def change(text: str) -> None:
+        global _current  # noqa: PLW0603
+        _current = WorkState(text, limited)
+
+    before = _current
+    change(text)
+    try:
+        yield change
+    finally:
+        _current = before
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Result of a round."""
+
+    delta: Delta
+    parts: Sequence[Flat]
+    """Payloads of the delta, and the inner state if the delta has one."""

@@ -16,15 +16,14 @@ from typing import TypeAlias
 
 import ray
 
+from hypha_ray import traces
 from hypha_ray.children import ListedActor
 from hypha_ray.config import Job
 from hypha_ray.failpoints import arm
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.model.task import SpecialTokens
-from hypha_ray.traces import tracing
 from hypha_ray.types import Arrays, Flat, FragmentUpdate, Layout, Plan, Samples, Source
-from hypha_ray.worker.inbox import BatchSource, Inbox
-from hypha_ray.worker.incarnation import Emit, Incarnation, Item, Loop
+from hypha_ray.worker.incarnation import BatchSource, Emit, Inbox, Incarnation, Item, Loop
 
 FromDataset: TypeAlias = tuple[SpecialTokens | None, Samples | None]
 """Special tokens and samples, as a `TrainWorker` takes them."""
@@ -49,7 +48,7 @@ class TrainWorker(ListedActor):
         self, job: Job, source: Source, specials: SpecialTokens | None = None, samples: Samples | None = None
     ) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
-        tracing.begin(job.telemetry.sinks, source.run, ray.get_runtime_context)
+        traces.begin(job.telemetry.sinks, source.run, ray.get_runtime_context)
         self._job = job
         self._specials = specials
         self._samples = samples
@@ -68,7 +67,7 @@ class TrainWorker(ListedActor):
             )
             from hypha_ray.model.execution import resolved_job
             from hypha_ray.model.identity import require_same
-            from hypha_ray.worker.training.loop import TrainingLoop
+            from hypha_ray.worker.loop import TrainingLoop
 
         group = job.group_of(source.worker)
         process_cpus = group.cpu / job.processes_of(source.worker)
@@ -132,7 +131,7 @@ class TrainWorker(ListedActor):
     @ray.method(concurrency_group="control")
     def flush_traces(self) -> None:
         """Export the last spans, as `tracing.flush`."""
-        tracing.flush()
+        traces.flush()
 
     @ray.method(concurrency_group="control")
     def pid(self) -> int:

@@ -22,7 +22,7 @@ from hypha_ray.market.cluster import lease_entries
 from hypha_ray.model.loading.tokenizer import pack
 from hypha_ray.rl.actor import GROUPS, ResponseGenerator
 from hypha_ray.rl.island import Island
-from hypha_ray.worker.inbox import epoch_order
+from hypha_ray.worker.incarnation import epoch_order
 from tests.cluster.test_islands import islands, listed, problems
 from tests.support.faults import events
 from tests.support.jobs import run_job

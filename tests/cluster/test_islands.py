@@ -23,7 +23,7 @@ from hypha_ray.model.loading.preprocess import load_preprocessor
 from hypha_ray.model.loading.tokenizer import tokenizer_of
 from hypha_ray.rl.island import Island
 from hypha_ray.types import Samples, Span
-from hypha_ray.worker.inbox import epoch_order
+from hypha_ray.worker.incarnation import epoch_order
 from tests.support.faults import events
 from tests.support.jobs import Outcome, run_job
 from tests.support.plain import final_weights, furthest, samples_of, train_plainly

@@ -17,7 +17,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.schema import Model
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Samples
-from hypha_ray.worker.training.trainer import Trainer, trainer_of
+from hypha_ray.worker.trainer import Trainer, trainer_of
 from tests.support.descendants import processes_of
 from tests.support.faults import events, survive
 from tests.support.jobs import MODEL, Outcome, job_of, run_job

@@ -19,7 +19,7 @@ from hypha_ray.failpoints import hits
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.server.actor import GROUPS, ParameterServer, StepRequest
-from hypha_ray.server.admission import Received
+from hypha_ray.server.payloads import Received
 from hypha_ray.server.reduce import ReduceSpec, initial_momentum, reduce
 from hypha_ray.types import Flat, Layout
 

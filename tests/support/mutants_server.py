@@ -5,17 +5,17 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from hypha_ray.server import admission, merge, outer, reduce
+from hypha_ray.server import merge, outer, payloads, reduce
 from tests.support.mutation import Defect, call, condition, iterated, mutated, operation, returned, value
 
 MUTANTS = {
-    "a worker counts twice": Defect("server.admission", "admit", operation("and", "False")),
-    "the oldest incarnation counts": Defect("server.admission", "admit", operation("-", "{0}", 1)),
-    "deltas come in order of arrival": Defect("server.admission", "admit", value("key", "lambda one: 0")),
-    "deltas without samples count": Defect("server.admission", "admit", operation("<", "False")),
-    "names aren't compared": Defect("server.admission", "misfit", operation("!=", "len({0}) != len({1})", 1)),
-    "dtypes aren't compared": Defect("server.admission", "misfit", operation("!=", "False", 2)),
-    "strided arrays count": Defect("server.admission", "misfit", operation("or", "{0} or {1}")),
+    "a worker counts twice": Defect("server.payloads", "admit", operation("and", "False")),
+    "the oldest incarnation counts": Defect("server.payloads", "admit", operation("-", "{0}", 1)),
+    "deltas come in order of arrival": Defect("server.payloads", "admit", value("key", "lambda one: 0")),
+    "deltas without samples count": Defect("server.payloads", "admit", operation("<", "False")),
+    "names aren't compared": Defect("server.payloads", "misfit", operation("!=", "len({0}) != len({1})", 1)),
+    "dtypes aren't compared": Defect("server.payloads", "misfit", operation("!=", "False", 2)),
+    "strided arrays count": Defect("server.payloads", "misfit", operation("or", "{0} or {1}")),
     "damage is overlooked": Defect("server.reduce", "_Result._damage", operation("not", "False")),
     "damage shifts the median": Defect(
         "server.reduce",
@@ -28,14 +28,14 @@ MUTANTS = {
         call("any", "{} and all(map(math.isfinite, self.changes.values()))", 2),
     ),
     "an overflow is nobody's fault": Defect("server.reduce", "_Result.reasons_to_reject", condition("False", 3)),
-    "nobody is gated": Defect("server.admission", "excessive", operation(">", "False")),
-    "two are gated": Defect("server.admission", "", value("_ENOUGH", "2")),
-    "the gate stands at the median": Defect("server.admission", "excessive", operation("*", "{1}")),
-    "the gate is set by the mean": Defect("server.admission", "_median", call("median", "sum({0}) / len({0})")),
-    "among zeros everything is too long": Defect("server.admission", "excessive", condition("True", 1)),
-    "nobody is clipped": Defect("server.admission", "clip_scales", operation("/", "1.0")),
-    "short deltas are made longer": Defect("server.admission", "clip_scales", condition("{0} > 0 < {1}")),
-    "among zeros everything is clipped": Defect("server.admission", "clip_scales", condition("{0} > {1}")),
+    "nobody is gated": Defect("server.payloads", "excessive", operation(">", "False")),
+    "two are gated": Defect("server.payloads", "", value("_ENOUGH", "2")),
+    "the gate stands at the median": Defect("server.payloads", "excessive", operation("*", "{1}")),
+    "the gate is set by the mean": Defect("server.payloads", "_median", call("median", "sum({0}) / len({0})")),
+    "among zeros everything is too long": Defect("server.payloads", "excessive", condition("True", 1)),
+    "nobody is clipped": Defect("server.payloads", "clip_scales", operation("/", "1.0")),
+    "short deltas are made longer": Defect("server.payloads", "clip_scales", condition("{0} > 0 < {1}")),
+    "among zeros everything is clipped": Defect("server.payloads", "clip_scales", condition("{0} > {1}")),
     "clipping goes by one group": Defect("server.reduce", "_scales", iterated("{}[:1]", 3)),
     "buffers are clipped": Defect(
         "server.reduce",
@@ -75,4 +75,4 @@ MUTANTS = {
 @cache
 def mutant(name: str) -> Any:
     """The reducer with that defect."""
-    return mutated([admission, merge, outer, reduce], name, MUTANTS)[-1]
+    return mutated([payloads, merge, outer, reduce], name, MUTANTS)[-1]

@@ -6,7 +6,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-from hypha_ray.store import commit_writer, commits, disk, restore_point, snapshots, tensorfile
+from hypha_ray.store import commit_writer, commits, disk, restore_point, snapshots
 from tests.support.mutation import (
     Defect,
     attribute,
@@ -105,6 +105,6 @@ MUTANTS = {
 @cache
 def mutant(name: str) -> Any:
     """The store with that defect."""
-    modules = [disk, tensorfile, commits, snapshots, restore_point, commit_writer]
+    modules = [disk, snapshots, commits, restore_point, commit_writer]
     point, writer = mutated(modules, name, MUTANTS)[-2:]
     return SimpleNamespace(CommitWriter=writer.CommitWriter, restart=point.restart)

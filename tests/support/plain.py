@@ -16,7 +16,7 @@ from hypha_ray.data.slices import read_slice
 from hypha_ray.model.lora import build_trained
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.types import Span
-from hypha_ray.worker.inbox import epoch_order
+from hypha_ray.worker.incarnation import epoch_order
 from tests.support.jobs import Outcome
 
 Batch = dict[str, npt.NDArray[np.generic]]

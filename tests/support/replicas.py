@@ -13,12 +13,12 @@ from hypha_ray.config import Job
 from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
-from hypha_ray.server.admission import Received
+from hypha_ray.server.payloads import Received
 from hypha_ray.server.reduce import ReduceSpec, initial_momentum, reduce
 from hypha_ray.types import Flat, FragmentUpdate, Layout, Plan, Source, Span
-from hypha_ray.worker.inbox import BatchSource, Inbox
-from hypha_ray.worker.incarnation import HandOver
-from hypha_ray.worker.training.loop import TrainingLoop
+from hypha_ray.types.events import HandOver
+from hypha_ray.worker.incarnation import BatchSource, Inbox
+from hypha_ray.worker.loop import TrainingLoop
 from tests.support.worker_bench import CONFIG
 
 REPLICAS, STEPS, WINDOW, BATCH = 3, 60, 10, 4

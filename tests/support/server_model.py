@@ -12,7 +12,7 @@ import torch
 from hypha_ray.codec import Form
 from hypha_ray.config.schema import Sync
 from hypha_ray.config.training import OuterOptimizer
-from hypha_ray.server.admission import Received
+from hypha_ray.server.payloads import Received
 from hypha_ray.types import Entry, Flat, Layout, Verdict
 
 WEIGHTS, WIDE = "parameters/float32", "parameters/float64"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hypha_ray.worker.training import supervised
+from hypha_ray.worker import supervised
 
 
 class SlowDevice:

@@ -12,9 +12,9 @@ from hypha_ray.config import Job
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Flat, FragmentUpdate, Plan, Source, Span
-from hypha_ray.worker.inbox import BatchSource, Closed, Inbox, Retired
-from hypha_ray.worker.incarnation import HandOver
-from hypha_ray.worker.training.loop import TrainingLoop
+from hypha_ray.types.events import HandOver
+from hypha_ray.worker.incarnation import BatchSource, Closed, Inbox, Retired
+from hypha_ray.worker.loop import TrainingLoop
 
 CONFIG = {
     "model_type": "gpt2",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hypha_ray.kernels.passes import LEAST
+from hypha_ray.kernels import LEAST
 
 
 @pytest.fixture(scope="class")

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from hypha_ray.codec import NAMES, Encoder, difference_codec, downward_codec, payload_bytes
-from hypha_ray.codec.blocks import blocks, tensors
-from hypha_ray.codec.feedback import Feedback, advance
+from hypha_ray.codec.feedback import Feedback, advance, blocks, tensors
 from hypha_ray.types import Flat
 
 ELEMENTS = 16 << 20

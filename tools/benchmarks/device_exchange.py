@@ -17,10 +17,9 @@ import torch
 from hypha_ray.codec import encoder, payload_bytes
 from hypha_ray.codec.feedback import ELEMENTWISE
 from hypha_ray.model.layout import gather, layout_of, scatter
-from hypha_ray.optim.state import WholeModel
-from hypha_ray.optim.step import Step
+from hypha_ray.optim.step import Step, WholeModel
 from hypha_ray.types import Flat, Layout, Samples
-from hypha_ray.worker.training.device_encoding import DeviceEncoding
+from hypha_ray.worker.device_encoding import DeviceEncoding
 
 MILLIONS = 100
 WIDTH = 1024

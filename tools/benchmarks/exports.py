@@ -15,8 +15,8 @@ from pathlib import Path
 from hypha_ray.telemetry.sinks.files import read_jsonl
 from hypha_ray.telemetry.sinks.inputs import SinkPlace
 from hypha_ray.telemetry.sinks.otel import OpenTelemetry
+from hypha_ray.traces import RoundKey
 from hypha_ray.traces.tracer import RoundTracer
-from hypha_ray.traces.tracing import RoundKey
 
 ROUNDS = 12
 ROUND_S = 5.0

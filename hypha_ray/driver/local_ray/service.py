@@ -31,7 +31,7 @@ ACTORS = (
     "hypha_ray.store.actor",
     "hypha_ray.telemetry.actor",
     "hypha_ray.batch_size",
-    "hypha_ray.worker.training.loop",
+    "hypha_ray.worker.loop",
 )
 """Modules that actors need, with all that they import."""
 

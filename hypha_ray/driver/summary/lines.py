@@ -24,7 +24,7 @@ from hypha_ray.store.snapshots import rounds as snapshot_rounds
 from hypha_ray.telemetry.sinks.files import METRICS, Record, by_round, read_jsonl
 from hypha_ray.telemetry.sinks.table import duration, si
 from hypha_ray.texts import counted
-from hypha_ray.types.layout import is_trained
+from hypha_ray.types.data import is_trained
 
 if TYPE_CHECKING:
     from hypha_ray.driver.preflight.compatibility import Case

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hypha_ray.codec import Codec, codec, encoder, payload_bytes
-from hypha_ray.codec.registry import upward_codec
+from hypha_ray.codec.base import upward_codec
 from hypha_ray.config import Job
 from hypha_ray.config.schema import Sync
 from hypha_ray.driver.summary.facts import round_samples
@@ -25,7 +25,7 @@ from hypha_ray.scheduler.fleet.worker_state import batch_size, has_equal_batches
 from hypha_ray.simulation.exchange import MOST_BITS
 from hypha_ray.telemetry.sinks.files import read_json
 from hypha_ray.types import Layout
-from hypha_ray.types.layout import dtype_of, is_trained
+from hypha_ray.types.data import dtype_of, is_trained
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from hypha_ray.config.rl import RL
 from hypha_ray.rl.call_process import NO_FILES
 from hypha_ray.rl.environments.environment import EnvironmentProcess, EnvironmentReply, Play
 from hypha_ray.rl.rewards.response import Response
-from hypha_ray.types.current_work import working
+from hypha_ray.types.events import working
 
 _AT_ONCE = 32
 """Number of requests that a process gets at a time."""

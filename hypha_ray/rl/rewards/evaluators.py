@@ -39,7 +39,7 @@ from hypha_ray.rl.rewards.calls import (
 )
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.texts import HIDDEN
-from hypha_ray.types.current_work import working
+from hypha_ray.types.events import working
 
 _MOST_LOST = 8
 """Number of lost calls after which the rest of a batch isn't tried, if no response has got a reward."""

@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from hypha_ray import traces
 from hypha_ray.children import ListedActor
 from hypha_ray.config import Job
 from hypha_ray.data.mixture import DATASET, RunDataset, described
@@ -42,7 +43,6 @@ from hypha_ray.telemetry.sinks.files import (
     uncommitted_s,
 )
 from hypha_ray.telemetry.sinks.table import duration
-from hypha_ray.traces import tracing
 from hypha_ray.types import Commit, Event, Saved
 from hypha_ray.worker.actor import FromDataset
 
@@ -77,7 +77,7 @@ class Scheduler(ListedActor):
         from_dataset: FromDataset,
     ) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
-        tracing.begin(job.telemetry.sinks, run, ray.get_runtime_context)
+        traces.begin(job.telemetry.sinks, run, ray.get_runtime_context)
         search_less_often(job.num_workers)
         self._job = job
         self._run = run
@@ -308,7 +308,7 @@ class Scheduler(ListedActor):
     def _round_fields(self, round: int, samples: int) -> dict[str, Any]:
         """Further fields of a round's record: use of the time of fleet and workers, bytes by data node, and cost."""
         self._spawn(self._speeds.publish())
-        if (problem := tracing.next_problem()) is not None:
+        if (problem := traces.next_problem()) is not None:
             self._telemetry.problem(problem)
         assert self._core is not None
         fields = self._core.time_fields(round, samples)

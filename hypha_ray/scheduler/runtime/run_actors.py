@@ -45,7 +45,7 @@ from hypha_ray.server.actor import ParameterServer
 from hypha_ray.store.actor import GROUPS, Store
 from hypha_ray.telemetry.actor import Telemetry
 from hypha_ray.texts import redacted_tree
-from hypha_ray.traces.tracing import FLUSH_S, flush
+from hypha_ray.traces import FLUSH_S, flush
 from hypha_ray.types import Source
 from hypha_ray.worker.actor import BridgedWorker, FromDataset, TrainWorker
 

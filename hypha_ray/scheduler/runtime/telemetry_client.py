@@ -25,7 +25,7 @@ from hypha_ray.store.commits import reduction_of
 from hypha_ray.telemetry.alerts import CLOCK_S, AlertBook, Notice
 from hypha_ray.telemetry.news import News
 from hypha_ray.telemetry.sinks.files import Record, stamped
-from hypha_ray.traces.tracing import RoundKey, now_ns, start_round, traced
+from hypha_ray.traces import RoundKey, now_ns, start_round, traced
 from hypha_ray.types import Commit, Delta, Evaluated, Merged, WeightsVersion
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from hypha_ray.scheduler.runtime.slice_readers import SliceCache
 from hypha_ray.scheduler.runtime.supervised_actor import GONE, death_text
 from hypha_ray.scheduler.runtime.telemetry_client import RoundTraces, TelemetryClient
 from hypha_ray.types import Alive, Delta, Left, Source, WeightsVersion
-from hypha_ray.worker.inbox import ProcessLostError
+from hypha_ray.worker.incarnation import ProcessLostError
 
 FIRST_POLL_S = 0.002
 LONGEST_POLL_S = 0.05

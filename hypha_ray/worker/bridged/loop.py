@@ -23,13 +23,12 @@ from hypha_ray.exchange_schedule import is_last_round
 from hypha_ray.failpoints import failpoint
 from hypha_ray.model.task import SpecialTokens
 from hypha_ray.optim.schedules import rates
-from hypha_ray.store.tensorfile import digest, named
+from hypha_ray.store.snapshots import digest, named
 from hypha_ray.types import Left, Plan, Ready, Source
 from hypha_ray.worker.bridged.messages import Inbound, Outbound
 from hypha_ray.worker.bridged.process import END_S, JOB_FILE, TrainerGone, TrainerProcess
 from hypha_ray.worker.bridged.round_report import figure_bounds, with_responses
-from hypha_ray.worker.inbox import BatchSource, Closed, Inbox, Retired
-from hypha_ray.worker.incarnation import Emit
+from hypha_ray.worker.incarnation import BatchSource, Closed, Emit, Inbox, Retired
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from hypha_ray.bridge.channel import Channel
 from hypha_ray.bridge.paths import SPOOL, WorkDirectory, private_folder
 from hypha_ray.codec import Encoder, encoded, payload_bytes
 from hypha_ray.errors import BridgeError
-from hypha_ray.store.tensorfile import chunks, flattened
+from hypha_ray.store.snapshots import chunks, flattened
 from hypha_ray.types import (
     Delta,
     Evaluated,
@@ -34,10 +34,10 @@ from hypha_ray.types import (
     WeightsVersion,
     window,
 )
-from hypha_ray.types.layout import dtype_of
+from hypha_ray.types.data import dtype_of
+from hypha_ray.types.events import HandOver
 from hypha_ray.worker.bridged.round_report import UNLIMITED, FigureBounds, RoundReport, SampleLimits, limits_of
-from hypha_ray.worker.inbox import BatchSource
-from hypha_ray.worker.incarnation import HandOver
+from hypha_ray.worker.incarnation import BatchSource
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -12,9 +12,9 @@ from hypha_ray.config.automatic import OFF
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.layout import layout_of, load
 from hypha_ray.model.task import SpecialTokens
-from hypha_ray.store.tensorfile import named
+from hypha_ray.store.snapshots import named
 from hypha_ray.types import Samples
-from hypha_ray.worker.training.trainer import Strategy, Trainer, strategy, trainer_of
+from hypha_ray.worker.trainer import Strategy, Trainer, strategy, trainer_of
 
 
 def job_of(definition: dict[str, Any], device: str) -> Job:

@@ -30,11 +30,11 @@ from hypha_ray.bridge.paths import (
 from hypha_ray.codec import encoders
 from hypha_ray.config.schema import Sync
 from hypha_ray.errors import BridgeError, TryAgainError
-from hypha_ray.store.tensorfile import chunks, write
+from hypha_ray.store.snapshots import chunks, write
 from hypha_ray.types import Entry, Layout, Plan, Source, Span
+from hypha_ray.types.events import HandOver
 from hypha_ray.worker.bridged.messages import MAX_FILES, Inbound, Outbound
-from hypha_ray.worker.inbox import BatchSource
-from hypha_ray.worker.incarnation import HandOver
+from hypha_ray.worker.incarnation import BatchSource
 from tests.support.bridging import channels, together
 
 FOLDERS = ("parameters", "slices", "updates")

@@ -27,12 +27,12 @@ from hypha_ray.scheduler.fleet.worker_state import BatchTime
 from hypha_ray.scheduler.ledger.epoch import LedgerError
 from hypha_ray.scheduler.ledger.ledger import Ledger
 from hypha_ray.scheduler.planning.planner import Pace, plan
-from hypha_ray.store.tensorfile import chunks
+from hypha_ray.store.snapshots import chunks
 from hypha_ray.types import Entry, Evaluated, Layout, Merged, Plan, Report, Source, Span
+from hypha_ray.types.events import HandOver
 from hypha_ray.worker.bridged.messages import Inbound
 from hypha_ray.worker.bridged.process import job_definition
 from hypha_ray.worker.bridged.round_report import SampleLimits, figure_bounds, limits_of
-from hypha_ray.worker.incarnation import HandOver
 from tests.support.fleet import Fleet, job_of, slices_of
 from tests.support.rl import tokenizer
 

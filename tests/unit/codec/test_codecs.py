@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypha_ray.codec import NAMES, codec, difference_codec, encoded, encoder, payload_bytes
-from hypha_ray.codec.blocks import BLOCK, blocks, tensors
-from hypha_ray.codec.feedback import advance, publish
-from hypha_ray.server.admission import misfit
+from hypha_ray.codec.feedback import BLOCK, advance, blocks, publish, tensors
+from hypha_ray.server.payloads import misfit
 from hypha_ray.types import Flat
 
 GROUP, MEAN = "parameters/float32", "buffers/float32"

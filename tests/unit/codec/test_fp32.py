@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hypha_ray.codec import Form, codec, encoder, payload_bytes
-from hypha_ray.codec.blocks import tensors
+from hypha_ray.codec.feedback import tensors
 from hypha_ray.errors import ConfigError
 
 GROUP = "parameters/float32"

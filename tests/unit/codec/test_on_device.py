@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from hypha_ray.codec.blocks import tensors
-from hypha_ray.codec.feedback import ELEMENTWISE, DeviceFeedback, Feedback, encodes_on_device
-from hypha_ray.codec.registry import NAMES, difference_codec
+from hypha_ray.codec.base import NAMES, difference_codec
+from hypha_ray.codec.feedback import ELEMENTWISE, DeviceFeedback, Feedback, encodes_on_device, tensors
 from hypha_ray.types import Flat
 
 SIZES = {"parameters/float32": 3 * 4096 + 77, "parameters/float64": 300}

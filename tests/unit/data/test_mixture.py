@@ -19,7 +19,7 @@ from hypha_ray.driver.datasets.data_source import opened
 from hypha_ray.errors import DataError
 from hypha_ray.rl.rewards.response import unpack_records
 from hypha_ray.types import SLICES_PER_DATASET, SLICES_PER_PART, SliceInfo, Span
-from hypha_ray.worker.inbox import BatchSource
+from hypha_ray.worker.incarnation import BatchSource
 
 TENSORS = (TensorInfo("input_ids", "int32", (8,), 0, 9),)
 TOKENIZER = PreprocessorInfo("gpt2", folder="tokenizer", vocab_size=10)

@@ -15,7 +15,7 @@ from hypha_ray.driver.preflight.checks import check_plugins
 from hypha_ray.driver.preflight.settings import check_early
 from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.families import CODECS
-from hypha_ray.kernels.passes import compiled
+from hypha_ray.kernels import compiled
 
 MISSING = {"bitsandbytes", "wandb", "mlflow", "tensorboard"}
 

@@ -48,7 +48,7 @@ SCRIPT = """
     import ray
     from ray._raylet import PlacementGroupID
     ids = [PlacementGroupID.of(ray.JobID.from_int(1)).hex() for _ in range(2)]
-    LOADED = {"torch", "transformers.models.llama.modeling_llama", "hypha_ray.worker.training.loop"}
+    LOADED = {"torch", "transformers.models.llama.modeling_llama", "hypha_ray.worker.loop"}
     told = {"argv": sys.argv[1:], "mine": os.environ["MINE"], "folder": os.getcwd(), "ids": ids, "pid": os.getpid()}
     print(json.dumps({**told, "loaded": LOADED <= sys.modules.keys(), "group": os.getpgid(0)}), flush=True)
     time.sleep(1000 if "stay" in sys.argv else 0)

@@ -50,7 +50,7 @@ import torch
 import transformers.models.llama.modeling_llama
 from hypha_ray.config.schema import Job
 from hypha_ray.types import Samples
-from hypha_ray.worker.training.supervised import SupervisedTrainer
+from hypha_ray.worker.supervised import SupervisedTrainer
 from tests.support.followers import sharded
 
 def memory(pid, name):

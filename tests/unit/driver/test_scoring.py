@@ -25,7 +25,7 @@ from hypha_ray.model.loading.build import build_model, task_of
 from hypha_ray.model.saved_model import open_saved
 from hypha_ray.model.task import IGNORE_INDEX
 from hypha_ray.types import Arrays, Samples
-from hypha_ray.worker.training.supervised import SupervisedTrainer
+from hypha_ray.worker.supervised import SupervisedTrainer
 from tests.support.truth_cases import ACCEPTED, Case
 
 WORDS = [f"word{number}" for number in range(40)]

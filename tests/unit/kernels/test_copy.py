@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hypha_ray.kernels import copy
-from hypha_ray.kernels.passes import LEAST, compiled
+from hypha_ray.kernels import LEAST, compiled, copy
 
 
 @pytest.mark.parametrize("size", [1, 5, 15, 16, 17, 100, 4096, (1 << 18) + 13])

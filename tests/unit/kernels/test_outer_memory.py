@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from hypha_ray.kernels.passes import compiled
+from hypha_ray.kernels import compiled
 
 NEIGHBOUR = """
 import sys, threading
 import numpy as np, torch
-from hypha_ray.kernels.passes import Averaged, nesterov, portions
+from hypha_ray.kernels import Averaged, nesterov, portions
 
 WORKERS, SIZE = int(sys.argv[1]), 1 << 20
 theta, velocity, new = (torch.zeros(SIZE) for _ in range(3))

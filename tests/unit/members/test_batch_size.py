@@ -22,7 +22,7 @@ from hypha_ray.errors import CapacityError, ConfigError
 from hypha_ray.members.batch_trial import _out_of_memory_code
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Samples
-from hypha_ray.worker.inbox import Closed
+from hypha_ray.worker.incarnation import Closed
 from tests.support.worker_bench import CONFIG
 
 SAMPLES = Samples(

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hypha_ray.codec import codec, encoder, payload_bytes
-from hypha_ray.codec.blocks import BLOCK, blocks, tensors
-from hypha_ray.server.admission import misfit
+from hypha_ray.codec.feedback import BLOCK, blocks, tensors
+from hypha_ray.server.payloads import misfit
 from hypha_ray.types import Flat
 
 GROUP = "parameters/float32"

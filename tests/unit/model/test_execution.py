@@ -14,7 +14,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.model.execution import check_execution
 from hypha_ray.model.loading.build import build_model, skeleton
 from hypha_ray.types import Samples
-from hypha_ray.worker.training.supervised import SupervisedTrainer
+from hypha_ray.worker.supervised import SupervisedTrainer
 from tests.support.jobs import MODEL
 
 

@@ -17,7 +17,7 @@ from hypha_ray.model import losses
 from hypha_ray.model.checks.loss_check import check_fused_on_copy, head_of
 from hypha_ray.model.loading.build import build_model, random_model, skeleton, task_of
 from hypha_ray.types import Samples
-from hypha_ray.worker.training.supervised import SupervisedTrainer
+from hypha_ray.worker.supervised import SupervisedTrainer
 
 _SMALL = {"vocab_size": 320, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "pad_token_id": 0}
 LLAMA = {**_SMALL, "model_type": "llama", "intermediate_size": 32}

@@ -21,7 +21,7 @@ from hypha_ray.model.loading.build import build_model
 from hypha_ray.model.lora import build_trained, sketch_trained
 from hypha_ray.model.saved_model import export
 from hypha_ray.types import Samples
-from hypha_ray.worker.training.supervised import SupervisedTrainer
+from hypha_ray.worker.supervised import SupervisedTrainer
 
 LLAMA = {"model_type": "llama", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "pad_token_id": 0}
 LLAMA |= {"num_hidden_layers": 2, "num_attention_heads": 2}

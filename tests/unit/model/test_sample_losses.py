@@ -17,7 +17,7 @@ from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.model.losses import compute_losses, with_own_loss
 from hypha_ray.types import Delta, Samples
-from hypha_ray.worker.inbox import epoch_order
+from hypha_ray.worker.incarnation import epoch_order
 from tests.support.worker_bench import CONFIG, Bench, plan_of
 from tests.unit.model.test_evaluation import VIT, images, ready
 

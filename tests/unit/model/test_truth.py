@@ -26,7 +26,7 @@ from hypha_ray.model.loading.build import build_model, skeleton, task_of
 from hypha_ray.model.saved_model import export, open_saved
 from hypha_ray.model.tasks import TASKS, UNTRAINABLE
 from hypha_ray.types import Samples, added
-from hypha_ray.worker.training.supervised import SupervisedTrainer
+from hypha_ray.worker.supervised import SupervisedTrainer
 from tests.support.truth_cases import ACCEPTED, REFUSED, Case
 
 RATE = 0.1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hypha_ray.optim.group_optimizers import FleetAdamW
+from hypha_ray.optim.torch_extras import FleetAdamW
 
 
 def noise_left(decay: float, steps: int) -> float:

@@ -11,7 +11,7 @@ import torch
 from hypha_ray.config.training import InnerOptimizer
 from hypha_ray.errors import CheckpointError
 from hypha_ray.optim.optimizers import Inner, build_optimizer
-from hypha_ray.optim.state import export_state, load_state
+from hypha_ray.optim.step import export_state, load_state
 from tests.unit.optim.test_optimizers import network, train, values
 
 

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from hypha_ray.config.training import InnerOptimizer
 from hypha_ray.optim.optimizers import build_optimizer
-from hypha_ray.optim.precision import rounded
+from hypha_ray.optim.torch_extras import rounded
 from hypha_ray.types import FragmentUpdate
 from tests.support.worker_bench import CONFIG, Bench, plan_of
 from tests.unit.optim.test_optimizers import network

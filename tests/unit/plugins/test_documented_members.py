@@ -24,7 +24,7 @@ from hypha_ray.model.metrics import metrics_named
 from hypha_ray.model.saved_model import export
 from hypha_ray.rl.island import Island
 from hypha_ray.types import Delta, Samples
-from hypha_ray.worker.training.supervised import SupervisedTrainer
+from hypha_ray.worker.supervised import SupervisedTrainer
 from tests.support.rl import BATCH, tokenizer
 from tests.support.rl import job as rl_job
 from tests.support.worker_bench import CONFIG, Bench, plan_of

@@ -20,7 +20,7 @@ from hypha_ray.driver.preflight.checks import check_job, check_plugins
 from hypha_ray.errors import ConfigError
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.schedules import build_schedule
-from hypha_ray.server.admission import Received
+from hypha_ray.server.payloads import Received
 from hypha_ray.server.reduce import ReduceSpec, initial_momentum, is_whole, reduce
 from hypha_ray.types import Entry, Flat, Layout
 from tests.support.plugins import write_examples
@@ -151,7 +151,7 @@ def test_schedule_sets_the_rates_of_the_steps() -> None:
 @pytest.mark.parametrize(
     ("key", "module", "text"),
     [
-        ("sync.codec", "from hypha_ray.codec.formats.chunked import Chunked as X", r"PLG002.*without chunk"),
+        ("sync.codec", "from hypha_ray.codec.formats import Chunked as X", r"PLG002.*without chunk"),
         ("sync.codec", "class X: pass", r"PLG002.*without the method compress"),
         ("outer_optimizer.name", "class X:\n    slots = ()\n    def step(self, a): pass", r"PLG002.*with 5 arguments"),
         (

@@ -22,7 +22,7 @@ from hypha_ray.rl.rewards.calls import limit_of
 from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, Processes, Together, check_functions
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.rl.scoring import evaluators_of
-from hypha_ray.types.current_work import WorkState, current_work
+from hypha_ray.types.events import WorkState, current_work
 
 MODULE = """
 import os, signal, sys
@@ -46,7 +46,7 @@ def tricky(response):
     return float(response.text)
 
 def work(response):
-    from hypha_ray.types.current_work import current_work
+    from hypha_ray.types.events import current_work
     seen.append(current_work())
     return 1.0
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hypha_ray.codec import Form
-from hypha_ray.server.admission import Received, admit, clip_scales, excessive, misfit, square_sum
+from hypha_ray.server.payloads import Received, admit, clip_scales, excessive, misfit, square_sum
 from hypha_ray.types import Rejection
 
 GROUP = "parameters/float32"

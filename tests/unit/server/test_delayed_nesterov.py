@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypha_ray.codec import upward_codec
 from hypha_ray.config.schema import Sync
 from hypha_ray.config.training import OuterOptimizer
-from hypha_ray.server.admission import Received
 from hypha_ray.server.outer import SUM
+from hypha_ray.server.payloads import Received
 from hypha_ray.server.reduce import ReduceSpec, reduce
 from hypha_ray.types import Entry, Flat, Layout, RoundProgress
 

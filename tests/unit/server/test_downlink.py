@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from hypha_ray.codec import difference_codec, payload_bytes
-from hypha_ray.server.downlink import add_left_out, encode_result, split_state
+from hypha_ray.server.payloads import add_left_out, encode_result, split_state
 from hypha_ray.types import Contribution, Flat, Verdict
 
 GROUP = "parameters/float32"

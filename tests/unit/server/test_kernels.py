@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from hypha_ray.config.training import OuterOptimizer
-from hypha_ray.kernels import Averaged, nesterov, portions
-from hypha_ray.kernels.passes import LEAST
-from hypha_ray.server.admission import Received
+from hypha_ray.kernels import LEAST, Averaged, nesterov, portions
 from hypha_ray.server.merge import fold, shares
+from hypha_ray.server.payloads import Received
 from hypha_ray.server.reduce import ReduceSpec, reduce
 from hypha_ray.types import Entry, Layout
 

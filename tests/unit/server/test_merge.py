@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from hypha_ray.server.admission import square_sum
 from hypha_ray.server.merge import BLOCK, Values, ascending, fold, measure, merge_and_step, shares, sweep, trimmed_mean
+from hypha_ray.server.payloads import square_sum
 
 SAMPLES = st.lists(st.integers(1, 10**6), min_size=1, max_size=8)
 

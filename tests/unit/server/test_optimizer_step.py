@@ -12,8 +12,8 @@ from hypha_ray.config import Job
 from hypha_ray.model.layout import gather, layout_of, scatter, view
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
-from hypha_ray.server.admission import Received
 from hypha_ray.server.optimizer_step import ModelOptimizerStep
+from hypha_ray.server.payloads import Received
 from hypha_ray.server.reduce import ReduceSpec, blank, reduce
 from hypha_ray.types import Flat, Layout, Verdict
 from tests.support.small_models import RESNET

@@ -10,9 +10,9 @@ import torch
 
 from hypha_ray.config.training import OuterOptimizer
 from hypha_ray.optim.schedules import outer_rate
-from hypha_ray.server.admission import Received
+from hypha_ray.server.payloads import Received
 from hypha_ray.server.reduce import ReduceSpec, blank, initial_momentum, reduce
-from hypha_ray.store.tensorfile import flattened_outer, named_outer
+from hypha_ray.store.snapshots import flattened_outer, named_outer
 from hypha_ray.types import Entry, Flat, Layout
 
 GROUP = "parameters/float32"

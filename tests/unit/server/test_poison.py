@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 
 from hypha_ray.config.schema import Sync
 from hypha_ray.config.training import OuterOptimizer
-from hypha_ray.server.admission import Received
+from hypha_ray.server.payloads import Received
 from hypha_ray.server.reduce import ReduceSpec, initial_momentum, reduce
 from hypha_ray.types import Flat, Rejection, Verdict
 from tests.support.server_model import (

@@ -16,8 +16,8 @@ from hypothesis.extra import numpy as arrays
 from hypha_ray.codec import NAMES, Form, codec, encoder
 from hypha_ray.config.schema import Sync
 from hypha_ray.config.training import OuterOptimizer
-from hypha_ray.server.admission import Received
 from hypha_ray.server.merge import BLOCK
+from hypha_ray.server.payloads import Received
 from hypha_ray.server.reduce import ReduceSpec, blank, initial_momentum, reduce
 from hypha_ray.types import Contribution, Entry, Flat, Layout, Rejection
 

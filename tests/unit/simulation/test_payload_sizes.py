@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hypha_ray.codec.base import payload_bytes
-from hypha_ray.codec.registry import NAMES, encoder
+from hypha_ray.codec.base import NAMES, encoder, payload_bytes
 from hypha_ray.config.load import from_tables
 from hypha_ray.simulation.exchange import (
     BYTES_PER_CHUNK,

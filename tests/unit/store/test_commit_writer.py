@@ -13,8 +13,7 @@ from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.commits import CommitLog, check_chain
 from hypha_ray.store.restore_point import restart
-from hypha_ray.store.snapshots import load_snapshot, rounds
-from hypha_ray.store.tensorfile import flattened, named
+from hypha_ray.store.snapshots import flattened, load_snapshot, named, rounds
 from tests.support.store_bench import LAYOUT, PARTS, armed, ask, flats, inner_state, persist
 
 

@@ -12,7 +12,7 @@ import safetensors.torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from hypha_ray.store.tensorfile import Array, digest, file_sha256, read, write
+from hypha_ray.store.snapshots import Array, digest, file_sha256, read, write
 
 
 def tensors() -> dict[str, Array]:

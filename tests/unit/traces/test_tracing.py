@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from opentelemetry import trace
 
-from hypha_ray.traces import tracing
+from hypha_ray import traces
+from hypha_ray.traces import RoundKey
 from hypha_ray.traces.tracer import RoundTracer
-from hypha_ray.traces.tracing import RoundKey
 from tests.support.span_collector import SpanCollector, span_collector
 
 KEY = RoundKey(1, 7)
@@ -21,7 +21,7 @@ KEY = RoundKey(1, 7)
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[SpanCollector]:
     with span_collector() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        monkeypatch.setattr(tracing, "_tracer", None)
+        monkeypatch.setattr(traces, "_tracer", None)
         yield collector
 
 
@@ -34,10 +34,10 @@ def actor(name: str, job: str = "01000000") -> Any:
 
 def traces_of(run: str, job: str = "01000000") -> None:
     """Begin in a process of a run, record a part of a round, and export it."""
-    tracing.begin(["otel"], run, actor("worker-0", job))
-    with tracing.traced("training", KEY):
+    traces.begin(["otel"], run, actor("worker-0", job))
+    with traces.traced("training", KEY):
         pass
-    tracing.flush()
+    traces.flush()
 
 
 def test_parts_of_other_processes_belong_to_the_span_of_their_round(collector: SpanCollector) -> None:
@@ -71,19 +71,19 @@ def test_traces_of_rounds_attempts_runs_and_ray_jobs_differ(collector: SpanColle
 
 
 def test_part_that_raises_an_error_is_recorded_and_the_error_goes_on(collector: SpanCollector) -> None:
-    tracing.begin(["otel"], "run", actor("store"))
-    with pytest.raises(ZeroDivisionError), tracing.traced("commit", KEY):
+    traces.begin(["otel"], "run", actor("store"))
+    with pytest.raises(ZeroDivisionError), traces.traced("commit", KEY):
         raise ZeroDivisionError
-    tracing.flush()
+    traces.flush()
     assert [span.name for span in collector.spans()] == ["commit"]
 
 
 def test_without_the_sink_there_are_no_spans(collector: SpanCollector) -> None:
-    tracing.begin(["console", "jsonl"], "run", actor("worker-0"))
-    with tracing.traced("training", KEY):
+    traces.begin(["console", "jsonl"], "run", actor("worker-0"))
+    with traces.traced("training", KEY):
         pass
-    tracing.flush()
-    assert tracing.start_round(KEY) is None and tracing.next_problem() is None
+    traces.flush()
+    assert traces.start_round(KEY) is None and traces.next_problem() is None
     assert collector.spans() == []
 
 
@@ -138,13 +138,13 @@ def test_collector_that_hangs_holds_nothing_up_and_costs_no_memory(
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "64")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "16")
     collector.answers.clear()
-    tracing.begin(["otel"], "run", actor("worker-0"))
+    traces.begin(["otel"], "run", actor("worker-0"))
     for _ in range(500):
-        with tracing.traced("training", KEY):
+        with traces.traced("training", KEY):
             pass
-    tracing.flush()
+    traces.flush()
     collector.answers.set()
-    tracing.flush()
+    traces.flush()
     assert len(collector.spans()) <= 64 + 2 * 16
 
 
@@ -154,7 +154,7 @@ def test_collector_that_refuses_is_one_line_for_the_user(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
     traces_of("run")
-    traces_of_problems = [tracing.next_problem(), tracing.next_problem()]
+    traces_of_problems = [traces.next_problem(), traces.next_problem()]
     assert traces_of_problems[0] is not None and "OTEL_EXPORTER_OTLP_ENDPOINT" in traces_of_problems[0]
     assert traces_of_problems[1] is None
 

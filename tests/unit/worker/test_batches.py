@@ -8,7 +8,7 @@ from threading import Thread
 import numpy as np
 
 from hypha_ray.types import Span, window
-from hypha_ray.worker.inbox import BatchSource, epoch_order
+from hypha_ray.worker.incarnation import BatchSource, epoch_order
 
 
 def slice_of(index: int, samples: int) -> dict[str, np.ndarray]:

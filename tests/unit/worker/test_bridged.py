@@ -16,7 +16,7 @@ import pytest
 
 from hypha_ray.bridge.paths import PREFIX, sweep
 from hypha_ray.config import Job
-from hypha_ray.store.tensorfile import digest, named
+from hypha_ray.store.snapshots import digest, named
 from hypha_ray.types import (
     Delta,
     Entry,
@@ -32,11 +32,11 @@ from hypha_ray.types import (
     Source,
     Span,
 )
+from hypha_ray.types.events import HandOver
 from hypha_ray.worker.bridged import process
 from hypha_ray.worker.bridged.loop import BridgedLoop
 from hypha_ray.worker.bridged.process import TrainerGone
-from hypha_ray.worker.inbox import BatchSource, Closed, Inbox, Retired, epoch_order
-from hypha_ray.worker.incarnation import HandOver
+from hypha_ray.worker.incarnation import BatchSource, Closed, Inbox, Retired, epoch_order
 
 SOURCE = Source("test", 0, 7)
 SAMPLES = 64

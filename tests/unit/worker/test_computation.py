@@ -26,8 +26,8 @@ from hypha_ray.model.layout import blocks_of
 from hypha_ray.model.loading.build import skeleton, task_of
 from hypha_ray.model.losses import Losses
 from hypha_ray.types import Samples
-from hypha_ray.worker.training.computation import Computation
-from hypha_ray.worker.training.supervised import SupervisedTrainer
+from hypha_ray.worker.batches import Computation
+from hypha_ray.worker.supervised import SupervisedTrainer
 from tests.support.jobs import MODEL
 
 GPU = DeviceFacts("cuda", "NVIDIA H200", (9, 0), compiles=True)

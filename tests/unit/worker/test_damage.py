@@ -12,7 +12,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Damaged, Delta, FragmentUpdate, Plan, Span
-from hypha_ray.worker.inbox import epoch_order
+from hypha_ray.worker.incarnation import epoch_order
 from tests.support.worker_bench import Bench, plan_of
 
 PARAMETERS, BUFFERS = "parameters/float32", "buffers/float32"

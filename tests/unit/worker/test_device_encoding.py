@@ -12,9 +12,9 @@ import torch
 from hypha_ray.codec import Encoder, encoder
 from hypha_ray.config.load import load
 from hypha_ray.model.layout import LiveGroup, gather, layout_of, scatter
-from hypha_ray.optim.state import WholeModel
+from hypha_ray.optim.step import WholeModel
 from hypha_ray.types import Flat
-from hypha_ray.worker.training.device_encoding import DeviceEncoding, device_encoding
+from hypha_ray.worker.device_encoding import DeviceEncoding, device_encoding
 
 FRAGMENTS = 2
 PLENTY = 1 << 40

@@ -13,8 +13,8 @@ from hypha_ray.exchange_schedule import fragments_of_round, version_due
 from hypha_ray.model.layout import gather, layout_of, scatter
 from hypha_ray.server.reduce import initial_momentum
 from hypha_ray.types import Flat
-from hypha_ray.worker.inbox import BatchSource
-from hypha_ray.worker.training.supervised import SupervisedTrainer
+from hypha_ray.worker.incarnation import BatchSource
+from hypha_ray.worker.supervised import SupervisedTrainer
 from tests.support.replicas import BATCH, REPLICAS, ROUNDS, Fleet, job_of, outer_step, samples_of, steps
 
 pytestmark = pytest.mark.usefixtures("one_thread")

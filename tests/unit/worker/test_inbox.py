@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypha_ray.codec import codec, encoder
-from hypha_ray.codec.blocks import tensors
+from hypha_ray.codec.feedback import tensors
 from hypha_ray.types import Flat, FragmentUpdate, Plan, Span
-from hypha_ray.worker.inbox import BatchSource, Closed, Inbox, Retired
+from hypha_ray.worker.incarnation import BatchSource, Closed, Inbox, Retired
 
 Order = tuple[str, int, int]
 """A plan's round and version, a fragment of a round's weights, or an inner state."""

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hypha_ray.types import Delta, Evaluated, FragmentUpdate, Left, Merged, Plan, Ready, Report, Span
-from hypha_ray.worker.inbox import Inbox
+from hypha_ray.worker.incarnation import Inbox
 from tests.support.worker_bench import Bench, plan_of
 
 REPLAY = {"run": {"mode": "replay"}}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hypha_ray.store.tensorfile import digest, named
+from hypha_ray.store.snapshots import digest, named
 from hypha_ray.types import Delta, Evaluated, FragmentUpdate, Merged, Plan, Ready, Report, Span
 from tests.support.worker_bench import CONFIG, Bench, plan_of
 

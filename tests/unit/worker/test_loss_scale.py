@@ -13,12 +13,12 @@ from hypha_ray.config import Job
 from hypha_ray.config.conflicts import conflicts
 from hypha_ray.driver.preflight.compatibility import Case, check_scaled_loss
 from hypha_ray.errors import ConfigError
-from hypha_ray.optim import precision as module
-from hypha_ray.optim.precision import LossScale
+from hypha_ray.optim import torch_extras as module
+from hypha_ray.optim.torch_extras import LossScale
 from hypha_ray.types import Damaged, Delta, FragmentUpdate, Plan, Samples, Span
-from hypha_ray.worker.group.actor import GroupTrainer
-from hypha_ray.worker.training.local_state import export_inner_state, import_inner_state
-from hypha_ray.worker.training.supervised import SupervisedTrainer
+from hypha_ray.worker.group_actor import GroupTrainer
+from hypha_ray.worker.supervised import SupervisedTrainer
+from hypha_ray.worker.trainer import export_inner_state, import_inner_state
 from tests.support.followers import Forks
 from tests.support.slow_device import use_slow_device
 from tests.support.worker_bench import CONFIG, Bench, plan_of

@@ -11,8 +11,8 @@ from hypha_ray.config import Job
 from hypha_ray.exchange_schedule import ReportSchedule
 from hypha_ray.optim.step import Step
 from hypha_ray.types import Source, Sums, means
-from hypha_ray.worker.training import meter as module
-from hypha_ray.worker.training.meter import Meter
+from hypha_ray.worker import batches as module
+from hypha_ray.worker.batches import Meter
 
 
 class Clock:

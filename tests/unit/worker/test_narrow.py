@@ -11,7 +11,7 @@ import torch
 from hypha_ray.codec import upward_codec
 from hypha_ray.config.schema import Sync
 from hypha_ray.config.training import OuterOptimizer
-from hypha_ray.server.admission import Received
+from hypha_ray.server.payloads import Received
 from hypha_ray.server.reduce import ReduceSpec, initial_momentum, reduce
 from hypha_ray.types import Delta, Flat, FragmentUpdate
 from tests.support.worker_bench import CONFIG, Bench, plan_of

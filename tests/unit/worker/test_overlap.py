@@ -10,7 +10,7 @@ import pytest
 from hypha_ray.config import Job
 from hypha_ray.exchange_schedule import fragments_of_round, outer_steps_before
 from hypha_ray.types import Delta, Evaluated, FragmentUpdate, Merged, Plan, Report, Span
-from hypha_ray.worker.training.meter import Meter
+from hypha_ray.worker.batches import Meter
 from tests.support.worker_bench import CONFIG, Bench, plan_of
 
 

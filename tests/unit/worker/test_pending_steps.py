@@ -15,9 +15,9 @@ from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.types import Damaged, Delta, Report
-from hypha_ray.worker.inbox import epoch_order
-from hypha_ray.worker.training.loop import MAX_PENDING_STEPS
-from hypha_ray.worker.training.supervised import SupervisedTrainer
+from hypha_ray.worker.incarnation import epoch_order
+from hypha_ray.worker.loop import MAX_PENDING_STEPS
+from hypha_ray.worker.supervised import SupervisedTrainer
 from tests.support import truth_samples
 from tests.support.slow_device import use_slow_device, use_unreadable_device
 from tests.support.truth_cases import ACCEPTED, Case

@@ -25,7 +25,7 @@ from hypha_ray.model.preferences.objective import reference_model, with_preferen
 from hypha_ray.model.saved_model import open_saved
 from hypha_ray.types import Samples
 from hypha_ray.types.events import means
-from hypha_ray.worker.training.supervised import SupervisedTrainer
+from hypha_ray.worker.supervised import SupervisedTrainer
 from tests.support.preference_rows import TINY, digit_pairs
 from tests.support.prepared import arrays_of, prepared, table
 from tests.support.slow_device import use_slow_device, use_unreadable_device

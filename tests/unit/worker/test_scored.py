@@ -12,7 +12,7 @@ from hypha_ray.model.loading.build import build_model
 from hypha_ray.scheduler.rounds.metrics import step_record, weight
 from hypha_ray.server.merge import mean
 from hypha_ray.types import Arrays, Delta, Plan, Report, Span
-from hypha_ray.worker.inbox import epoch_order
+from hypha_ray.worker.incarnation import epoch_order
 from tests.support.worker_bench import Bench, plan_of
 
 GROUP = "parameters/float32"

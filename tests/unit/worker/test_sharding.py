@@ -17,9 +17,9 @@ from hypha_ray.model.layout import layout_of, views
 from hypha_ray.model.loading.build import random_model, skeleton, task_of
 from hypha_ray.model.tasks import find_task
 from hypha_ray.types import Samples
-from hypha_ray.worker.group.shards import check_sharding_on_copy
-from hypha_ray.worker.inbox import ProcessLostError
-from hypha_ray.worker.training.supervised import SupervisedTrainer
+from hypha_ray.worker.group_shards import check_sharding_on_copy
+from hypha_ray.worker.incarnation import ProcessLostError
+from hypha_ray.worker.supervised import SupervisedTrainer
 from tests.support.followers import Forks, sharded
 from tests.support.truth_cases import Case
 from tests.support.truth_samples import BART, BERT, JAMBA, LLAMA, T5, VIT, classes, images, pairs, text

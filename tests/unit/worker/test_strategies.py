@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from hypha_ray.codec import codec, encoded, encoder, payload_bytes
-from hypha_ray.codec.blocks import blocks, tensors
+from hypha_ray.codec.feedback import blocks, tensors
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Delta, FragmentUpdate, Report
-from hypha_ray.worker.inbox import epoch_order
-from hypha_ray.worker.training.local_state import export_inner_state, import_inner_state
-from hypha_ray.worker.training.supervised import SupervisedTrainer
+from hypha_ray.worker.incarnation import epoch_order
+from hypha_ray.worker.supervised import SupervisedTrainer
+from hypha_ray.worker.trainer import export_inner_state, import_inner_state
 from tests.support.worker_bench import Bench, plan_of
 
 SYNC = {"strategy": "sync"}

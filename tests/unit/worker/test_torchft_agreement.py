@@ -12,8 +12,8 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.model.layout import layout_of
-from hypha_ray.worker.inbox import BatchSource
-from hypha_ray.worker.training.supervised import SupervisedTrainer
+from hypha_ray.worker.incarnation import BatchSource
+from hypha_ray.worker.supervised import SupervisedTrainer
 from tests.support.replicas import BATCH, REPLICAS, STEPS, WINDOW, Fleet, job_of, samples_of, steps
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -22,7 +22,7 @@ from hypha_ray.config.training import OuterOptimizer
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.model.layout import gather, layout_of, scatter
 from hypha_ray.model.lora import build_trained
-from hypha_ray.server.admission import Received
+from hypha_ray.server.payloads import Received
 from hypha_ray.server.reduce import ReduceSpec, blank, initial_momentum, reduce
 from hypha_ray.types import Flat
 

@@ -17,9 +17,9 @@ from hypha_ray.model.execution import resolved_job
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.lora import build_trained
 from hypha_ray.types import Delta, Evaluated, Flat, FragmentUpdate, Plan, Source, Span, WeightsVersion
-from hypha_ray.worker.inbox import BatchSource, Inbox
-from hypha_ray.worker.incarnation import HandOver
-from hypha_ray.worker.training.loop import TrainingLoop
+from hypha_ray.types.events import HandOver
+from hypha_ray.worker.incarnation import BatchSource, Inbox
+from hypha_ray.worker.loop import TrainingLoop
 
 SOURCE = Source("bench", 0, 1)
 VALIDATION = 1

@@ -15,16 +15,15 @@ import numpy as np
 import torch
 
 from hypha_ray.codec import Encoder, Quality, difference_codec, sends_differences
-from hypha_ray.codec.blocks import blocks
-from hypha_ray.codec.feedback import DEVICE_BLOCK, DeviceFeedback, encodes_on_device
+from hypha_ray.codec.feedback import DEVICE_BLOCK, DeviceFeedback, blocks, encodes_on_device
 from hypha_ray.config import Job
 from hypha_ray.model.environment import free_gpu_bytes
 from hypha_ray.model.layout import LiveGroup, live_tensors, source_of
 from hypha_ray.model.staging import copy_in, to_device
-from hypha_ray.optim.state import WholeModel
+from hypha_ray.optim.step import WholeModel
 from hypha_ray.types import Flat, Layout
-from hypha_ray.types.layout import dtype_of, is_trained
-from hypha_ray.worker.training.trainer import Trainer
+from hypha_ray.types.data import dtype_of, is_trained
+from hypha_ray.worker.trainer import Trainer
 
 log = logging.getLogger(__name__)
 

@@ -42,11 +42,11 @@ from hypha_ray.model.losses import compute_losses
 from hypha_ray.model.staging import copy_in, to_device
 from hypha_ray.model.task import Batch, Task
 from hypha_ray.optim.optimizers import Inner
-from hypha_ray.optim.state import put_state
+from hypha_ray.optim.step import put_state
 from hypha_ray.types import Flat, Layout, Samples
-from hypha_ray.types.layout import dtype_of, is_trained
-from hypha_ray.worker.group.collectives import Collectives, loopback_gloo
-from hypha_ray.worker.inbox import ProcessLostError
+from hypha_ray.types.data import dtype_of, is_trained
+from hypha_ray.worker.group_collectives import Collectives, loopback_gloo
+from hypha_ray.worker.incarnation import ProcessLostError
 
 _LOOPBACK = "loopback"
 """Backend that is gloo on the loopback interface: torch's own listens where the host's name leads."""
@@ -210,7 +210,7 @@ class Shards:
 
     @torch.no_grad()
     def export_state(self, inner: Inner) -> Flat:
-        """Return an optimizer's state as `optim.state.export_state`; only the first process gets it."""
+        """Return an optimizer's state as `optim.step.export_state`; only the first process gets it."""
         arrays: Flat = {}
         for key, piece, tensor in self._state_tensors(inner):
             whole = self.whole(tensor, piece) if tensor.ndim else tensor

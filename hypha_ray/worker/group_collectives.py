@@ -19,7 +19,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore  # 
 from hypha_ray.errors import ConfigError
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.types import Samples
-from hypha_ray.worker.inbox import ProcessLostError
+from hypha_ray.worker.incarnation import ProcessLostError
 
 _HOST = "127.0.0.1"
 _BUCKET_BYTES = 32 << 20

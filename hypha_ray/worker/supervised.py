@@ -35,17 +35,16 @@ from hypha_ray.model.preferences.objective import (
 from hypha_ray.model.task import SpecialTokens
 from hypha_ray.model.tasks import find_task, require_trainable
 from hypha_ray.optim.optimizers import build_optimizer
-from hypha_ray.optim.precision import LossScale
 from hypha_ray.optim.schedules import inner_steps
-from hypha_ray.optim.state import WholeModel
-from hypha_ray.optim.step import FinishedStep, PendingStep, ReadStep, Step, reading_from
+from hypha_ray.optim.step import FinishedStep, PendingStep, ReadStep, Step, WholeModel, reading_from
+from hypha_ray.optim.torch_extras import LossScale
 from hypha_ray.types import Arrays, Flat, Samples, Sums
-from hypha_ray.worker.training.computation import Computation, InputCopies, Reduction, SingleProcess
+from hypha_ray.worker.batches import Computation, InputCopies, Reduction, SingleProcess
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from hypha_ray.worker.group.shards import Shards
+    from hypha_ray.worker.group_shards import Shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class SupervisedTrainer(WholeModel):
         job: the job file.
         specials: special tokens, of which a masked language model has to know; None: those of a tokenizer that the job
             names, if it does.
-        mesh: processes that the model is sharded over, from `worker.group.mesh`; None: it is whole.
+        mesh: processes that the model is sharded over, from `worker.group_shards`; None: it is whole.
 
     """
 
@@ -434,7 +433,7 @@ def _add_gradients(parameters: Sequence[torch.Tensor], gradients: Sequence[torch
 
 
 def _shard(model: torch.nn.Module, mesh: DeviceMesh) -> Shards:
-    from hypha_ray.worker.group.shards import Shards  # Most workers need none of it.
+    from hypha_ray.worker.group_shards import Shards  # Most workers need none of it.
 
     return Shards(model, mesh)
 

@@ -20,8 +20,8 @@ from hypha_ray.model.layout import layout_of
 from hypha_ray.model.task import SpecialTokens
 from hypha_ray.optim.schedules import position
 from hypha_ray.optim.step import PendingStep, Step
-from hypha_ray.store.tensorfile import digest, named
-from hypha_ray.traces.tracing import RoundKey, traced
+from hypha_ray.store.snapshots import digest, named
+from hypha_ray.traces import RoundKey, traced
 from hypha_ray.types import (
     Damaged,
     Delta,
@@ -40,14 +40,12 @@ from hypha_ray.types import (
     by_responder,
     window,
 )
-from hypha_ray.types.current_work import working
-from hypha_ray.worker.inbox import BatchSource, Inbox, Retired
-from hypha_ray.worker.incarnation import Emit, HandOver
-from hypha_ray.worker.training.device_encoding import device_encoding
-from hypha_ray.worker.training.faults import Throttle, corrupted
-from hypha_ray.worker.training.local_state import LocalWeights, export_inner_state, import_inner_state
-from hypha_ray.worker.training.meter import Meter
-from hypha_ray.worker.training.trainer import strategy, trainer_of
+from hypha_ray.types.events import HandOver, working
+from hypha_ray.worker.batches import Meter
+from hypha_ray.worker.device_encoding import device_encoding
+from hypha_ray.worker.faults import Throttle, corrupted
+from hypha_ray.worker.incarnation import BatchSource, Emit, Inbox, Retired
+from hypha_ray.worker.trainer import LocalWeights, export_inner_state, import_inner_state, strategy, trainer_of
 
 MAX_SKIPPED_BATCHES = 10
 """Batches in a row without a finite gradient, after which a worker gives up."""

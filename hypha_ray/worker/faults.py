@@ -11,8 +11,8 @@ import numpy as np
 from hypha_ray.config import Job
 from hypha_ray.model.layout import Array
 from hypha_ray.types import Flat
-from hypha_ray.types.layout import is_trained
-from hypha_ray.worker.incarnation import HandOver
+from hypha_ray.types.data import is_trained
+from hypha_ray.types.events import HandOver
 
 _FACTORS = {"zero": 0.0, "flip": -1.0, "huge": 1e6}
 """Actions that scale w − θ."""

@@ -1,1 +1,0 @@
-"""Formats that deltas and weights are encoded in."""

@@ -1,1 +1,0 @@
-"""Workers of several processes: a batch is shared between them, and the rest of the run sees one worker."""
