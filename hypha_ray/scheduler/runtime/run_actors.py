@@ -343,8 +343,10 @@ class RunActors:
         async with self._placing_generator:
             nodes = await asyncio.to_thread(self.nodes)
             leased = self._lease_by_name.keys() & {generator.name for generator in self.generators}
-            if generators_with_room(self._job, nodes) <= len(leased):
-                raise CapacityError("CFG004", f"{name} finds no room beside the workers", fix="add nodes")
+            room = generators_with_room(self._job, nodes)
+            if room <= len(leased):
+                problem = f"the cluster has room for {room} of {self._job.rl.generators} generators beside the workers"
+                raise CapacityError("CFG004", problem, fix="add nodes")
             options = await self._place(name, wait_s=GENERATOR_S)
         tokenizer, _ = self._from_dataset
         generator = await self._start_owned("generator", name, options, self._job, tokenizer)

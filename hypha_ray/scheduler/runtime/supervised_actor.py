@@ -250,20 +250,21 @@ async def keep(generator: SupervisedActor, tell: Callable[[str], None]) -> None:
 
     Args:
         generator: the generator.
-        tell: takes a line for the user if the generator can't be started, each reason once.
+        tell: takes a line for the user if the generator has no machine or can't be started, each reason once.
 
     """
-    last_reason: str | None = None
+    told: str | None = None
     while True:
+        reason = None
+        pause_s = GENERATOR_RETRY_S
         try:
             await generator.ask(lambda actor: actor.ping.remote())
-            last_reason = None
-            await asyncio.sleep(GENERATOR_LOOK_S)
-        except CapacityError:  # Machines may come later, and their absence shows in the share of the generators.
-            await asyncio.sleep(GENERATOR_RETRY_S)
+            pause_s = GENERATOR_LOOK_S
+        except CapacityError as error:  # Machines may come later.
+            reason = f"{error.what}; workers respond in their place"
         except (HyphaError, RayError) as error:
             reason = f"{generator.name} can't be started: {first_line(error)}"
-            if reason != last_reason:
-                tell(reason)
-            last_reason = reason
-            await asyncio.sleep(GENERATOR_RETRY_S)
+        if reason is not None and reason != told:
+            tell(reason)
+        told = reason
+        await asyncio.sleep(pause_s)

@@ -12,7 +12,7 @@ from ray.core.generated.common_pb2 import Address
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayTaskError
 
 from hypha_ray.config import Job
-from hypha_ray.errors import ClusterError
+from hypha_ray.errors import CapacityError, ClusterError
 from hypha_ray.scheduler.messages import Merge
 from hypha_ray.scheduler.runtime import supervised_actor as post
 from hypha_ray.scheduler.runtime.supervised_actor import GONE, MAX_DEATHS, SupervisedActor
@@ -66,6 +66,27 @@ def test_actor_that_answers_in_time_stays() -> None:
 
 def test_successor_of_a_silent_actor_has_twice_as_long() -> None:
     assert ask(SILENCE_S * 3) == ["silent for 0.2 s", "silent for 0.4 s"]
+
+
+def test_generators_without_a_machine_are_told_of_once_until_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(post, "GENERATOR_RETRY_S", 0.01)
+    rooms = iter([0, 0, 1, 0])
+    lines: list[str] = []
+
+    async def start() -> Any:
+        room = next(rooms, None)
+        if room is None:
+            raise asyncio.CancelledError
+        raise CapacityError("CFG004", f"the cluster has room for {room} of 2 generators beside the workers")
+
+    async def run() -> None:
+        kept = SupervisedActor("generator-0", start, lambda actor: None, SILENCE_S, 10.0, lambda name, why: None)
+        with pytest.raises(asyncio.CancelledError):
+            await post.keep(kept, lines.append)
+
+    asyncio.run(run())
+    assert [line.partition(" of 2 generators")[0][-1] for line in lines] == ["0", "1", "0"]
+    assert all(line.endswith("beside the workers; workers respond in their place") for line in lines)
 
 
 @pytest.mark.slow
