@@ -61,7 +61,7 @@ def main() -> None:
         raise malformed(options.serve)
     phases = Phases()
     phases.begin("loading libraries")
-    from hypha_ray.driver.datasets.data_nodes import serve, withdraw
+    from hypha_ray.driver.cluster_offers import serve, withdraw
     from hypha_ray.driver.ray_cluster import connected, connecting
 
     phases.begin(f"{connecting('auto')} Ray")
@@ -91,7 +91,7 @@ def doing(options: Data) -> str:
 
 def show(file: Path | None) -> None:
     """Print a line for each data node, and write them to a file."""
-    from hypha_ray.driver.datasets.data_nodes import served
+    from hypha_ray.driver.cluster_offers import served
 
     rows: list[dict[str, Any]] = []
     for dataset, (replicas, lost) in served().items():
@@ -130,7 +130,7 @@ def check(dataset: str) -> None:
         DataError: there are damaged slices.
 
     """
-    from hypha_ray.driver.datasets.data_nodes import problems
+    from hypha_ray.driver.cluster_offers import problems
     from hypha_ray.scheduler.runtime.data_nodes import look_up
 
     replicas, _ = look_up(dataset)

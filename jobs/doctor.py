@@ -36,13 +36,13 @@ def main() -> None:
     require_writable("--json", options.json)
     phases = Phases()
     phases.begin("examining this machine")
-    from hypha_ray.driver.doctor import error_of, machine_reports, own_reports, rows, store_reports
+    from hypha_ray.driver.preflight.doctor import error_of, machine_reports, own_reports, rows, store_reports
     from hypha_ray.history.overview import aligned
     from hypha_ray.store.directory import runs
 
     reports = [*machine_reports(), *own_reports(runs(options.dir)), *store_reports()]
     phases.begin("examining the cluster")
-    from hypha_ray.driver.doctor_cluster import cluster_reports
+    from hypha_ray.driver.ray_cluster import cluster_reports
 
     reports += cluster_reports()
     phases.end()

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from hypha_ray.config.entry_point import Phases, print_notes, run
 from hypha_ray.config.options import parse_options
-from hypha_ray.driver.trained_models.evaluation import (
+from hypha_ray.driver.evaluation import (
     EvaluationRequest,
     ModelSource,
     evaluate_on_dataset,
@@ -150,7 +150,7 @@ def check(arguments: Evaluate) -> None:
 
 def evaluate_on_tasks(arguments: Evaluate, model: ModelSource, phases: Phases) -> tuple[str, dict[str, float]]:
     """Return model and tasks, and the figures of lm-evaluation-harness."""
-    from hypha_ray.driver.trained_models.lm_eval_harness import check_harness, score_tasks
+    from hypha_ray.driver.saved_models import check_harness, score_tasks
 
     check_harness()
     phases.begin("loading libraries, model and tasks")

@@ -44,9 +44,9 @@ def main() -> None:
         require_folder("--to", arguments.to)
     phases = Phases()
     phases.begin("reading the run")
+    from hypha_ray.driver.evaluation import save_snapshot
     from hypha_ray.driver.run import Run
     from hypha_ray.driver.run_folders import FIX
-    from hypha_ray.driver.trained_models.evaluation import save_snapshot
 
     trained_run = Run(find_run(arguments.run, None, arguments.dir, FIX))
     number = trained_run.newest_snapshot if arguments.round is None else arguments.round - 1

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from hypha_ray.config.entry_point import Phases, print_notes, run
 from hypha_ray.config.options import Sampling, parse_options, require_round, require_sampling
-from hypha_ray.driver.trained_models.evaluation import find_model
+from hypha_ray.driver.evaluation import find_model
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.heavy_imports import uncollected
 

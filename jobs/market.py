@@ -85,7 +85,7 @@ def main() -> None:
     require_terms(options.labels())
     phases = Phases()
     phases.begin("loading libraries")
-    from hypha_ray.driver.market import lines, overview, post
+    from hypha_ray.driver.cluster_offers import lines, overview, post
     from hypha_ray.driver.ray_cluster import connected, connecting
     from hypha_ray.market.auction import close_auction, open_auction
 

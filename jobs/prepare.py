@@ -88,7 +88,7 @@ def prepare_parts(options: PrepareOptions) -> None:
     phases = Phases()
     phases.begin("loading libraries")
     from hypha_ray.config.value_types import CLUSTER
-    from hypha_ray.driver.datasets.data_nodes import prepare_on_nodes
+    from hypha_ray.driver.cluster_offers import prepare_on_nodes
     from hypha_ray.driver.ray_cluster import connected, connecting
 
     phases.begin(f"{connecting('auto')} Ray")

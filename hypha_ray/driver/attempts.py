@@ -17,9 +17,9 @@ from ray.util import list_named_actors
 from hypha_ray.config import Job
 from hypha_ray.config.load import with_absolute_folders
 from hypha_ray.data.storage import Place
-from hypha_ray.driver.datasets.data_source import DataSource, samples_at
+from hypha_ray.driver.data_source import DataSource, samples_at
+from hypha_ray.driver.earlier_runs import committed
 from hypha_ray.driver.ray_cluster import ControlService
-from hypha_ray.driver.run_identity import committed
 from hypha_ray.errors import ClusterError, DataError, HyphaError, LostError, OutbidError, QuarantinedError, first_line
 from hypha_ray.market.cluster import on_this_node, reclaim
 from hypha_ray.model.loading.tokenizer import pack, tokenizer_of
@@ -94,7 +94,7 @@ def specials_of(job: Job, source: DataSource) -> SpecialTokens | None:
     Masked language models need special tokens, reinforcement learning the whole tokenizer, and other jobs nothing.
     """
     if job.rl.algorithm is not None:
-        from hypha_ray.driver.datasets.job_tokenizer import job_preprocessor
+        from hypha_ray.driver.data_source import job_preprocessor
 
         return pack(tokenizer_of(job_preprocessor(job, source)))
     if find_task(job.model.type).labels != "masked":

@@ -19,11 +19,12 @@ from hypha_ray.data.catalogue import is_served
 from hypha_ray.data.mixture import COPY
 from hypha_ray.driver.attempts import records
 from hypha_ray.driver.credentials import variables_in_use
-from hypha_ray.driver.datasets.classes import with_classes, with_sample_tokens
-from hypha_ray.driver.datasets.data_source import DataSource, opened, run_copy
-from hypha_ray.driver.local_ray.service import RayService, load_libraries
-from hypha_ray.driver.plot_service import PlotService, draw_plots
+from hypha_ray.driver.data_source import DataSource, opened, run_copy
+from hypha_ray.driver.dataset_settings import length_note, with_classes, with_rounds, with_sample_tokens
+from hypha_ray.driver.earlier_runs import compare, is_done, keep_identity, last_round, settle, with_identity
+from hypha_ray.driver.forks import PlotService, draw_plots
 from hypha_ray.driver.preflight.checks import (
+    advice,
     case_of,
     check_case,
     check_end,
@@ -31,15 +32,12 @@ from hypha_ray.driver.preflight.checks import (
     check_job,
     check_plugins,
 )
-from hypha_ray.driver.preflight.machines import hourly_price, machine_lines
-from hypha_ray.driver.preflight.settings import advice
+from hypha_ray.driver.preflight.run_costs import hourly_price, machine_lines
+from hypha_ray.driver.preflight.summary import summary_of_new, summary_of_resumed
 from hypha_ray.driver.ray_cluster import connected, connecting
 from hypha_ray.driver.run_folders import name_run, no_run, with_run_name
-from hypha_ray.driver.run_identity import compare, is_done, keep_identity, last_round, settle, with_identity
-from hypha_ray.driver.run_length import length_note, with_rounds
 from hypha_ray.driver.run_provenance import record_devices, record_start, recorded_error
-from hypha_ray.driver.start import InterruptionReport
-from hypha_ray.driver.summary.lines import summary_of_new, summary_of_resumed
+from hypha_ray.driver.start import InterruptionReport, RayService, load_libraries
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.market.auction import possible_nodes
 from hypha_ray.market.buyer import workers_to_hire
@@ -58,9 +56,10 @@ __all__ = ["finish", "records", "run_in", "run_job"]
 log = logging.getLogger(__name__)
 
 AT_THE_END = (
-    "hypha_ray.driver.datasets.job_tokenizer",
-    "hypha_ray.driver.trained_models.model_card",
+    "huggingface_hub.repocard_data",
+    "hypha_ray.driver.saved_models",
     "hypha_ray.history.report",
+    "hypha_ray.model.loading.preprocess",
     "hypha_ray.model.saved_model",
     "hypha_ray.store.mirror_courier",
 )
@@ -391,14 +390,14 @@ def _record(
 def _check_upload(job: Job) -> None:
     """Refuse an upload at the end that can't succeed."""
     if job.checkpoint.push is not None:
-        from hypha_ray.driver.trained_models.hub_upload import check_upload
+        from hypha_ray.driver.saved_models import check_upload
 
         print_notes(check_upload(job.checkpoint.push))
 
 
 def _upload(job: Job, directory: RunDirectory) -> None:
     """Upload the model, or the best one if the job keeps it, and print a note about the result."""
-    from hypha_ray.driver.trained_models.hub_upload import upload
+    from hypha_ray.driver.saved_models import upload
 
     folder = directory.path / "model-best"
     if not job.checkpoint.best or not folder.is_dir():
@@ -430,8 +429,8 @@ def export_round(
 ) -> None:
     """Save the weights after a committed round in a folder, by transformers; `compatible` names an older release."""
     with uncollected():
-        from hypha_ray.driver.datasets.job_tokenizer import job_preprocessor
-        from hypha_ray.driver.trained_models.model_card import write_cards
+        from hypha_ray.driver.data_source import job_preprocessor
+        from hypha_ray.driver.saved_models import write_cards
         from hypha_ray.model.saved_model import export
         from hypha_ray.server.payloads import weights_to_save
         from hypha_ray.store.snapshots import load_snapshot

@@ -14,14 +14,14 @@ from hypha_ray.config import Job
 from hypha_ray.config.load import Loaded, from_tables, load, resolved
 from hypha_ray.config.options import Sampling, require_sampling
 from hypha_ray.config.training import RECORD_KINDS
-from hypha_ray.driver.run_folders import FIX, find_run
-from hypha_ray.driver.trained_models.evaluation import (
+from hypha_ray.driver.evaluation import (
     EvaluationRequest,
     ModelSource,
     evaluate_on_dataset,
     find_model,
     save_snapshot,
 )
+from hypha_ray.driver.run_folders import FIX, find_run
 from hypha_ray.driver.training import (
     FLAG,
     JOB,
@@ -182,7 +182,7 @@ class Run:
     @property
     def committed_rounds(self) -> int:
         """Number of committed rounds."""
-        from hypha_ray.driver.run_identity import committed
+        from hypha_ray.driver.earlier_runs import committed
 
         return committed(self._directory)
 

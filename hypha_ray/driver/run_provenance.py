@@ -35,7 +35,7 @@ from hypha_ray.telemetry.sinks.files import EVENTS, read_json, read_jsonl
 from hypha_ray.texts import counted, redacted
 
 if TYPE_CHECKING:
-    from hypha_ray.driver.datasets.data_source import DataSource
+    from hypha_ray.driver.data_source import DataSource
 
 PACKAGES = (
     "ray",
@@ -324,7 +324,7 @@ def _manifest_of(job: Job) -> Manifest:
 
     """
     if is_served(job.dataset):
-        from hypha_ray.driver.datasets.data_source import opened
+        from hypha_ray.driver.data_source import opened
 
         with opened(job.dataset) as source:
             return source.manifest

@@ -18,7 +18,7 @@ from hypha_ray.config.schema import Model
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.slices import read_slice
 from hypha_ray.driver.attempts import records
-from hypha_ray.driver.datasets.data_source import in_folder
+from hypha_ray.driver.data_source import in_folder
 from hypha_ray.errors import CheckpointError
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.loading.build import build_model

@@ -22,7 +22,7 @@ from ray.util.placement_group import placement_group_table
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
 from hypha_ray.config.value_types import CLUSTER
-from hypha_ray.driver.market import lines, overview
+from hypha_ray.driver.cluster_offers import lines, overview
 from hypha_ray.market.auction import AUCTION, close_auction, open_auction
 from tests.support.clusters import cluster_of, until
 from tests.support.descendants import processes_of

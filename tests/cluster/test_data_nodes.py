@@ -27,8 +27,8 @@ from hypha_ray.data.catalogue import load
 from hypha_ray.data.mixture import RunDataset
 from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.storage import Place
-from hypha_ray.driver.datasets.data_nodes import prepare_on_nodes, problems, serve, served, withdraw
-from hypha_ray.driver.datasets.data_source import opened, run_copy
+from hypha_ray.driver.cluster_offers import prepare_on_nodes, problems, serve, served, withdraw
+from hypha_ray.driver.data_source import opened, run_copy
 from hypha_ray.driver.launch import dry_run
 from hypha_ray.driver.launch import run_job as run_loaded
 from hypha_ray.driver.run_folders import find_run

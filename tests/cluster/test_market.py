@@ -14,8 +14,8 @@ from ray._private.state import actors
 
 from hypha_ray.config.resources import Resources
 from hypha_ray.data.catalogue import load
-from hypha_ray.driver.market import lines, overview, post
-from hypha_ray.driver.preflight.machines import machine_lines
+from hypha_ray.driver.cluster_offers import lines, overview, post
+from hypha_ray.driver.preflight.run_costs import machine_lines
 from hypha_ray.errors import CapacityError, ConfigError
 from hypha_ray.market.allocator import Lease, Leases
 from hypha_ray.market.buyer import trades

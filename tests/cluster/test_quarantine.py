@@ -12,7 +12,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
 from hypha_ray.data.catalogue import load
 from hypha_ray.driver.attempts import records
-from hypha_ray.driver.datasets.data_source import in_folder
+from hypha_ray.driver.data_source import in_folder
 from hypha_ray.errors import DataError
 from hypha_ray.store.directory import RunDirectory, quarantine, quarantined
 from hypha_ray.types import SliceInfo

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.driver.datasets.data_source import in_folder
+from hypha_ray.driver.data_source import in_folder
+from hypha_ray.driver.earlier_runs import pace_of_earlier_run
 from hypha_ray.driver.preflight.checks import case_of
-from hypha_ray.driver.summary.earlier_runs import pace_of_earlier_run
-from hypha_ray.driver.summary.facts import run_samples
-from hypha_ray.driver.summary.sizes import disk_sizes, exchange_of
+from hypha_ray.driver.preflight.run_costs import disk_sizes, exchange_of
+from hypha_ray.driver.preflight.summary import run_samples
 from hypha_ray.model.layout import layout_of
 from tests.support.jobs import job_of, run_job
 

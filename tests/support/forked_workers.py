@@ -146,7 +146,7 @@ def become_worker(start: dict[str, Any], read_settings: Callable[[], None], *str
         streams: its standard streams, and a connection to it.
 
     """
-    from hypha_ray.driver.local_ray.fork_server import run_to_end, take_place
+    from hypha_ray.driver.forks import run_to_end, take_place
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     *standard, connection = streams

@@ -14,7 +14,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
 from hypha_ray.data.storage import Place
 from hypha_ray.driver.attempts import end_leftovers, records
-from hypha_ray.driver.datasets.data_source import in_folder
+from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.launch import finish
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.types import Span

@@ -30,8 +30,8 @@ from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.storage import Place
 from hypha_ray.driver.attempts import records
-from hypha_ray.driver.datasets.data_nodes import serve, withdraw
-from hypha_ray.driver.datasets.data_source import in_folder
+from hypha_ray.driver.cluster_offers import serve, withdraw
+from hypha_ray.driver.data_source import in_folder
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import EVENTS, read_jsonl
 from hypha_ray.types import Span

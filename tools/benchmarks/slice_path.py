@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from hypha_ray.data.actor import READS_AT_ONCE
 from hypha_ray.data.catalogue import index
 from hypha_ray.data.slices import Arrays
-from hypha_ray.driver.datasets.data_nodes import serve
+from hypha_ray.driver.cluster_offers import serve
 
 Rows: TypeAlias = dict[str, dict[str, Any]]
 SLICE_BYTES = 16 << 20

@@ -22,7 +22,7 @@ from hypha_ray.data.catalogue import load as load_manifest
 from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.slices import read_slice
-from hypha_ray.driver.datasets.data_source import in_folder
+from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.launch import records
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.model.lora import build_trained

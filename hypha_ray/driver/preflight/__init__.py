@@ -1,1 +1,1 @@
-"""Checks before a start, of settings, dataset and model; and advice on allowed settings."""
+"""Checks before a start, of settings, dataset, model and machine; advice on settings; and the summary of a job."""

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.driver.datasets.data_source import DataSource
+from hypha_ray.driver.data_source import DataSource
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.checks.loss_check import reads
 from hypha_ray.model.checks.positions import require_positions

@@ -24,7 +24,7 @@ from hypha_ray.config.automatic import (
 )
 from hypha_ray.config.resources import WorkerGroup
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.driver.datasets.job_tokenizer import inherited, is_silent, job_preprocessor
+from hypha_ray.driver.data_source import inherited, is_silent, job_preprocessor
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.market.requirements import OWN_LABEL, RAY_LABEL, NodeResources
 from hypha_ray.members.muon import MATRICES, shares

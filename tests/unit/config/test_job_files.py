@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.config.load import load
-from hypha_ray.driver.preflight.checks import check_job
-from hypha_ray.driver.preflight.machines import machine_lines
-from hypha_ray.driver.preflight.settings import advice
+from hypha_ray.driver.preflight.checks import advice, check_job
+from hypha_ray.driver.preflight.run_costs import machine_lines
 from hypha_ray.market.requirements import NodeResources
 
 ROOT = Path(__file__).parents[3]

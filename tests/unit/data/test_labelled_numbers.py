@@ -20,7 +20,7 @@ from transformers import (
 
 from hypha_ray.config import Job
 from hypha_ray.data.manifest import ClassInfo, Manifest
-from hypha_ray.driver.datasets.classes import with_classes
+from hypha_ray.driver.dataset_settings import with_classes
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.evaluation import tensors_of
 from hypha_ray.model.loading.build import build_model, task_of

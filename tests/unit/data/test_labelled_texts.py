@@ -17,7 +17,7 @@ from hypha_ray.config import Job
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import ClassInfo, Manifest
 from hypha_ray.data.preparation.report import class_counts, lengths_of, marked, sample_of
-from hypha_ray.driver.datasets.classes import with_classes
+from hypha_ray.driver.dataset_settings import with_classes
 from hypha_ray.errors import ConfigError, DataError
 from tests.support.prepared import arrays_of, omissions, prepared, table
 

@@ -15,7 +15,7 @@ from hypha_ray.data.mixture import mixed, whole
 from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.storage import same_tokens
-from hypha_ray.driver.datasets.data_source import opened
+from hypha_ray.driver.data_source import opened
 from hypha_ray.errors import DataError
 from hypha_ray.rl.rewards.response import unpack_records
 from hypha_ray.types import SLICES_PER_DATASET, SLICES_PER_PART, SliceInfo, Span

@@ -19,10 +19,10 @@ from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import MANIFEST
 from hypha_ray.data.preparation.encoders import byte_tokenizer, load_tokenizer
 from hypha_ray.data.provenance import MadeBy
-from hypha_ray.driver.datasets.data_source import opened
+from hypha_ray.driver.data_source import opened
+from hypha_ray.driver.dataset_settings import preference_task, require_preferences
+from hypha_ray.driver.evaluation import ModelSource
 from hypha_ray.driver.preflight.notes import reference_notes
-from hypha_ray.driver.trained_models.evaluation import ModelSource
-from hypha_ray.driver.trained_models.preferences import preference_task, require_preferences
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
 from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
 from hypha_ray.model.identity import folder_hash

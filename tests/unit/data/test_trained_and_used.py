@@ -10,8 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from hypha_ray.config.schema import Job, Model, Preprocessor
-from hypha_ray.driver.datasets.data_source import DataSource, in_folder
-from hypha_ray.driver.datasets.job_tokenizer import preprocessor_for
+from hypha_ray.driver.data_source import DataSource, in_folder, preprocessor_for
 from hypha_ray.model.layout import gather, layout_of, views
 from hypha_ray.model.lora import build_trained
 from hypha_ray.model.saved_model import export

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hypha_ray.config import Job
-from hypha_ray.driver.preflight.settings import advice
+from hypha_ray.driver.preflight.checks import advice
 
 
 @pytest.mark.parametrize(

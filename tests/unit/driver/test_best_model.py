@@ -12,10 +12,10 @@ from safetensors.numpy import load_file
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
-from hypha_ray.driver.datasets.data_source import in_folder
+from hypha_ray.driver.data_source import in_folder
+from hypha_ray.driver.earlier_runs import is_done, standing
 from hypha_ray.driver.launch import finish
-from hypha_ray.driver.run_identity import is_done, standing
-from hypha_ray.driver.trained_models.model_card import card
+from hypha_ray.driver.saved_models import card
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.scheduler.messages import Persist

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.driver.plot_service import draw_plots
+from hypha_ray.driver.forks import draw_plots
 from tests.support.fleet import fleet_records
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from hypha_ray.driver import doctor
-from hypha_ray.driver.doctor import (
+from hypha_ray.driver.preflight import doctor
+from hypha_ray.driver.preflight.doctor import (
     CheckReport,
     CheckState,
     disk_report,
@@ -29,7 +29,7 @@ from hypha_ray.driver.doctor import (
     token_report,
     version_report,
 )
-from hypha_ray.driver.doctor_cluster import clock_report, compared_versions, link_report, ports_report, size_report
+from hypha_ray.driver.ray_cluster import clock_report, compared_versions, link_report, ports_report, size_report
 from hypha_ray.driver.run_provenance import versions
 from hypha_ray.errors import AuthenticationError, ClusterError, TryAgainError
 from tests.support.hub import TOKEN, hub_of

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from hypha_ray.config import Job
-from hypha_ray.driver.preflight.checks import check_plugins
-from hypha_ray.driver.preflight.settings import check_early
+from hypha_ray.driver.preflight.checks import check_early, check_plugins
 from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.families import CODECS
 from hypha_ray.kernels import compiled
@@ -70,7 +69,7 @@ def test_usual_job_is_checked_without_ray_and_torch() -> None:
     code = """
 import sys
 from hypha_ray.config import Job
-from hypha_ray.driver.preflight.settings import check_early
+from hypha_ray.driver.preflight.checks import check_early
 sinks = {"sinks": ["console", "jsonl", "prometheus"]}
 check_early(Job.model_validate({"telemetry": sinks}), None, False)
 print(sorted({"ray", "torch"} & sys.modules.keys()))

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from hypha_ray.config import Job
 from hypha_ray.config.training import InnerOptimizer
-from hypha_ray.driver.datasets.data_source import in_folder
+from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.preflight.compatibility import CHECKS, Case
 from hypha_ray.errors import HyphaError
 from hypha_ray.model.checks.positions import max_positions

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.driver.local_ray.fork_server import uses_gpu
-from hypha_ray.driver.local_ray.worker import SOCKET
+from hypha_ray.driver.forks import uses_gpu
+from hypha_ray.driver.ray_worker import SOCKET
 
 SERVER = """
     import fcntl, os, socket, sys, tempfile
     os.environ |= {"RAY_JOB_ID": "01000000", "RAY_RAYLET_PID": "1"}
     import hypha_ray.driver.launch
     from hypha_ray.config import Job
-    from hypha_ray.driver.local_ray.fork_server import fork_server
-    from hypha_ray.driver.local_ray.service import load_libraries
+    from hypha_ray.driver.forks import fork_server
+    from hypha_ray.driver.start import load_libraries
     load_libraries(Job.model_validate({"model": {"config": {"model_type": "llama"}}}))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(sys.argv[1])
@@ -39,7 +39,7 @@ SERVER = """
 """A driver that serves forks until its standard input ends."""
 ASKING = """
     import os, sys
-    from hypha_ray.driver.local_ray.worker import hand_over
+    from hypha_ray.driver.ray_worker import hand_over
     os._exit(0 if hand_over(sys.argv[1:]) else 3)
 """
 """A worker that is handed over; the exit code says whether it was."""

@@ -13,8 +13,8 @@ import pytest
 from hypha_ray.config import Job
 from hypha_ray.config.load import load, resolved_toml
 from hypha_ray.data.mixture import described
-from hypha_ray.driver.datasets.data_source import DataSource
-from hypha_ray.driver.summary.earlier_runs import generator_facts, generators_needed, times_of_run
+from hypha_ray.driver.data_source import DataSource
+from hypha_ray.driver.earlier_runs import generator_facts, generators_needed, times_of_run
 from tests.unit.driver.test_summary import texts
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from hypha_ray.driver.trained_models.hub_upload import check_upload, upload
+from hypha_ray.driver.saved_models import check_upload, upload
 from hypha_ray.errors import AuthenticationError, ConfigError
 from tests.support.hub import TOKEN, Hub, hub_of
 

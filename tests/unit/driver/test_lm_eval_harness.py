@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.driver.trained_models.lm_eval_harness import figures_of, refuse_unknown, score_tasks
+from hypha_ray.driver.saved_models import figures_of, refuse_unknown, score_tasks
 from hypha_ray.errors import ConfigError
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hypha_ray.config import Job
-from hypha_ray.driver.preflight.machines import machine_lines
+from hypha_ray.driver.preflight.run_costs import machine_lines
 from hypha_ray.market.requirements import NodeResources
 
 NODES = [NodeResources("10.0.0.1", {"CPU": 4, "memory": 8e9}, {"CPU": 4, "memory": 8e9})]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.driver import plot_service
-from hypha_ray.driver.plot_service import PlotService
+from hypha_ray.driver import forks
+from hypha_ray.driver.forks import PlotService
 from tests.support.fleet import fleet_records
 
 
@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def plots(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlotService]:
     """A process; this one can't draw until it is undone."""
-    monkeypatch.setattr(plot_service, "is_forkable", lambda: True)
+    monkeypatch.setattr(forks, "is_forkable", lambda: True)
     with closing(PlotService()) as process:
         yield process
 
@@ -40,7 +40,7 @@ def drawn(run: Path) -> set[str]:
 def test_plots_are_drawn_by_the_other_process_once(
     run: Path, plots: PlotService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(plot_service, "draw_plots")
+    monkeypatch.delattr(forks, "draw_plots")
     plots.load()
     plots.draw(run)
     plots.draw(run)
@@ -58,12 +58,12 @@ def test_plots_are_drawn_here_if_the_other_process_has_died(run: Path, plots: Pl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("forks", "is_forkable"), [(True, False), (False, True)])
+@pytest.mark.parametrize(("may_fork", "is_forkable"), [(True, False), (False, True)])
 def test_plots_are_drawn_here_if_this_process_may_not_be_forked(
-    run: Path, monkeypatch: pytest.MonkeyPatch, forks: bool, is_forkable: bool
+    run: Path, monkeypatch: pytest.MonkeyPatch, may_fork: bool, is_forkable: bool
 ) -> None:
-    monkeypatch.setattr(plot_service, "is_forkable", lambda: is_forkable)
-    with closing(PlotService(forks)) as plots:
+    monkeypatch.setattr(forks, "is_forkable", lambda: is_forkable)
+    with closing(PlotService(may_fork)) as plots:
         assert plots.pid is None
         plots.draw(run)
         assert not (run / "plots").exists()

@@ -17,7 +17,7 @@ import hypha_ray
 from hypha_ray.config.load import Loaded
 from hypha_ray.config.schema import Job
 from hypha_ray.driver import launch
-from hypha_ray.driver.trained_models.evaluation import find_model
+from hypha_ray.driver.evaluation import find_model
 from hypha_ray.driver.training import flagless, in_python
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.history.report import report_of

@@ -14,9 +14,9 @@ from hypha_ray.config.load import load, resolved_toml
 from hypha_ray.data.catalogue import load as load_dataset
 from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
-from hypha_ray.driver.datasets.data_source import in_folder
+from hypha_ray.driver.data_source import in_folder
+from hypha_ray.driver.evaluation import EvaluationRequest, ModelSource, evaluate_on_dataset
 from hypha_ray.driver.preflight.checks import case_of, check_case, check_rewards
-from hypha_ray.driver.trained_models.evaluation import EvaluationRequest, ModelSource, evaluate_on_dataset
 from hypha_ray.errors import HyphaError
 from hypha_ray.model.evaluation import batches_of
 from hypha_ray.rl.island import Island

@@ -9,7 +9,7 @@ import pytest
 from hypha_ray.config.training import Dataset, DatasetShare
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.mixture import mixed
-from hypha_ray.driver.datasets.data_source import COPY, run_copy
+from hypha_ray.driver.data_source import COPY, run_copy
 from hypha_ray.errors import DataError
 from hypha_ray.store.directory import RunDirectory
 

@@ -10,8 +10,8 @@ import pytest
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
-from hypha_ray.driver.datasets.data_source import DataSource, in_folder
-from hypha_ray.driver.run_identity import keep_identity, known_identity, with_identity
+from hypha_ray.driver.data_source import DataSource, in_folder
+from hypha_ray.driver.earlier_runs import keep_identity, known_identity, with_identity
 from hypha_ray.errors import CheckpointError
 from hypha_ray.store.directory import RunDirectory
 from tests.support.jobs import MODEL

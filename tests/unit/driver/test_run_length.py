@@ -11,8 +11,8 @@ import pytest
 from hypha_ray.config import Job
 from hypha_ray.config.training import Checkpoint
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.driver.run_identity import is_done, standing
-from hypha_ray.driver.run_length import length_note, with_rounds
+from hypha_ray.driver.dataset_settings import length_note, with_rounds
+from hypha_ray.driver.earlier_runs import is_done, standing
 from hypha_ray.driver.start import InterruptionReport, epoch_of
 from hypha_ray.errors import ConfigError
 from hypha_ray.optim.schedules import inner_steps

@@ -11,7 +11,7 @@ import pytest
 
 from hypha_ray.data.manifest import Manifest, TensorInfo
 from hypha_ray.data.storage import Place
-from hypha_ray.driver.datasets.data_source import DataSource
+from hypha_ray.driver.data_source import DataSource
 from hypha_ray.driver.run_provenance import PROVENANCE, record_devices, record_start, recorded_error, versions
 from hypha_ray.errors import CheckpointError
 from hypha_ray.store.directory import RunDirectory

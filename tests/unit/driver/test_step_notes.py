@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hypha_ray.config import Job
-from hypha_ray.driver.datasets.classes import with_sample_tokens
-from hypha_ray.driver.datasets.data_source import in_folder
+from hypha_ray.driver.data_source import in_folder
+from hypha_ray.driver.dataset_settings import with_sample_tokens
 from hypha_ray.driver.preflight.checks import case_of
 from hypha_ray.driver.preflight.notes import StepReport, step_notes
 from hypha_ray.market.requirements import RAY_LABEL, NodeResources

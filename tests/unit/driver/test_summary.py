@@ -18,20 +18,25 @@ from hypha_ray.codec import encoders, payload_bytes, sends_differences
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
 from hypha_ray.data.mixture import described, mixed
-from hypha_ray.driver.datasets.data_source import DataSource, in_folder
+from hypha_ray.driver.data_source import DataSource, in_folder
+from hypha_ray.driver.dataset_settings import with_rounds
+from hypha_ray.driver.earlier_runs import pace_of_earlier_run, pace_of_run
 from hypha_ray.driver.preflight.checks import case_of
-from hypha_ray.driver.run_length import with_rounds
-from hypha_ray.driver.summary.earlier_runs import pace_of_earlier_run, pace_of_run
-from hypha_ray.driver.summary.facts import data_text, epochs_by_dataset, model_text, rounds_text, run_samples, tokens_of
-from hypha_ray.driver.summary.lines import (
+from hypha_ray.driver.preflight.run_costs import DiskSizes, disk_sizes, exchange_of
+from hypha_ray.driver.preflight.summary import (
+    data_text,
     disk_text,
+    epochs_by_dataset,
     exchange_text,
+    model_text,
+    rounds_text,
+    run_samples,
     size_text,
     space_notes,
     summary_of_new,
     summary_of_resumed,
+    tokens_of,
 )
-from hypha_ray.driver.summary.sizes import DiskSizes, disk_sizes, exchange_of
 from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.model.layout import gather, layout_of, views
 from hypha_ray.model.loading.build import build_model

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hypha_ray.config import Job
-from hypha_ray.driver.preflight.machines import machine_lines
+from hypha_ray.driver.preflight.run_costs import machine_lines
 from hypha_ray.market.requirements import GB, ID_LABEL, NodeResources
 from hypha_ray.market.selection import Speeds, places, training_key
 from tests.unit.market.nodes import node

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hypha_ray.config import Job
-from hypha_ray.driver.preflight.machines import machine_lines
+from hypha_ray.driver.preflight.run_costs import machine_lines
 from hypha_ray.errors import CapacityError
 from hypha_ray.market.buyer import workers_to_hire
 from hypha_ray.market.requirements import NodeResources, workers_to_start

@@ -16,7 +16,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.schema import Model
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.slices import describe, write_slice
-from hypha_ray.driver.datasets.data_source import in_folder
+from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.preflight.checks import case_of, check_case
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.checks.loss_check import check_loss_on_copy

@@ -16,8 +16,8 @@ from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.slices import describe, write_slice
+from hypha_ray.driver.evaluation import EvaluationRequest, ModelSource, evaluate_on_dataset
 from hypha_ray.driver.preflight.checks import check_plugins
-from hypha_ray.driver.trained_models.evaluation import EvaluationRequest, ModelSource, evaluate_on_dataset
 from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
 from hypha_ray.model.loading.build import build_model, check_factory, skeleton, task_of
 from hypha_ray.model.metrics import metrics_named

@@ -11,9 +11,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hypha_ray.config.rl import RL
+from hypha_ray.driver.preflight.trials import check_generation
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.policy import end_tokens
-from hypha_ray.rl.trials import check_generation
 from tests.support.rl import END, policy_model, prompts, settings, tokenizer
 
 PROMPTS = prompts(["1=", "2345=", "67="], ["1", "2", "3"])

@@ -12,12 +12,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from hypha_ray.config.load import load
 from hypha_ray.config.rl import RL
+from hypha_ray.driver.preflight.trials import check_generation
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.continuous import ContinuousEngine
 from hypha_ray.rl.engines.native import Responses, Sampling, draw, generate
 from hypha_ray.rl.island import Island
 from hypha_ray.rl.policy import Policy
-from hypha_ray.rl.trials import check_generation
 from hypha_ray.types import Samples
 from tests.support.rl import BATCH, END, EPISODES, PAD, job, policy_model, prompts, settings, tokenizer
 

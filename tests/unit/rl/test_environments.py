@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from hypha_ray.config.rl import RL
+from hypha_ray.driver.preflight.trials import try_environment
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.native import Completion, Responses, Sampling, responses_of, training_sampling
 from hypha_ray.rl.environments.calculator import Calculator, called_expressions, result_of
@@ -25,7 +26,6 @@ from hypha_ray.rl.island import Island
 from hypha_ray.rl.policy import packed_episodes, sample_of, sampled_mask
 from hypha_ray.rl.policy import responses_of as unpacked
 from hypha_ray.rl.rewards.response import Response, records_of
-from hypha_ray.rl.trials import try_environment
 from tests.support.rl import CHARACTERS, END, job, prompts, tokenizer
 
 MODULE = '''

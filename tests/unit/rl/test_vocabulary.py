@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from hypha_ray.driver.preflight.trials import check_generation
 from hypha_ray.model.vocabulary import Vocabulary, vocabulary_of
 from hypha_ray.rl.engines.continuous import ContinuousEngine
 from hypha_ray.rl.engines.native import Responses, Sampling, choose, draw
 from hypha_ray.rl.policy import Policy, end_tokens, sample_of
 from hypha_ray.rl.roles import trained_roles, untrained_roles
-from hypha_ray.rl.trials import check_generation
 from tests.support.rl import BATCH, END, job, settings, tokenizer
 
 IDS, MASK = (torch.from_numpy(BATCH.arrays[name]).long() for name in ("input_ids", "attention_mask"))

@@ -13,7 +13,7 @@ import pytest
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import from_tables, load
-from hypha_ray.driver.preflight.settings import advice, check_settings
+from hypha_ray.driver.preflight.checks import advice, check_settings
 from hypha_ray.errors import ConfigError
 from hypha_ray.simulation import proposal
 from hypha_ray.simulation.advice_report import overlay_text

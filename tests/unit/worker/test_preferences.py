@@ -15,9 +15,9 @@ from hypha_ray.config import Job
 from hypha_ray.config.training import Preference
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.preparation.encoders import load_tokenizer
+from hypha_ray.driver.dataset_settings import preference_task
+from hypha_ray.driver.evaluation import ModelSource
 from hypha_ray.driver.preflight.memory import step_memory
-from hypha_ray.driver.trained_models.evaluation import ModelSource
-from hypha_ray.driver.trained_models.preferences import preference_task
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.evaluation import evaluate, metrics_of
 from hypha_ray.model.loading.build import task_of

@@ -31,7 +31,7 @@ from hypha_ray.data.manifest import read_manifest
 from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.slices import read_slice
-from hypha_ray.driver.datasets.data_source import in_folder
+from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.launch import finish, records
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.model.evaluation import evaluate

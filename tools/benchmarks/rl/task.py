@@ -15,8 +15,7 @@ from hypha_ray.data.catalogue import load as load_manifest
 from hypha_ray.data.preparation.options import PrepareOptions
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.slices import read_slice
-from hypha_ray.driver.datasets.data_source import in_folder
-from hypha_ray.driver.datasets.job_tokenizer import job_preprocessor
+from hypha_ray.driver.data_source import in_folder, job_preprocessor
 from hypha_ray.model.loading.tokenizer import tokenizer_of
 from hypha_ray.types import Samples
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from hypha_ray.config import Job
     from hypha_ray.data.manifest import Manifest
-    from hypha_ray.driver.datasets.data_source import DataSource
+    from hypha_ray.driver.data_source import DataSource
     from hypha_ray.driver.run import Run
     from hypha_ray.types import SliceInfo
 
@@ -126,7 +126,7 @@ class ModelSource:
 def save_snapshot(run: Run, folder: Path, round: int, compatible: int | None = None, dtype: str | None = None) -> None:
     """Save the weights of a run's snapshot as `Run.export` does, with errors in the words of commands."""
     run.require_snapshot(round)
-    from hypha_ray.driver.datasets.data_source import run_copy
+    from hypha_ray.driver.data_source import run_copy
     from hypha_ray.driver.launch import export_round
 
     job = run.job.saving(dtype)
@@ -248,7 +248,7 @@ def evaluate_on_dataset(request: EvaluationRequest, model: ModelSource, begin: B
     dataset = resolve_dataset(request.dataset)
     folders_of(dataset)
     begin("loading libraries, model and data")
-    from hypha_ray.driver.datasets.data_source import opened
+    from hypha_ray.driver.data_source import opened
 
     with opened(dataset) as source:
         manifest = source.manifest
@@ -309,8 +309,7 @@ def score_samples(
 ) -> tuple[str, dict[str, float]]:
     """Return model and task, and loss with what it amounts to."""
     with uncollected():
-        from hypha_ray.driver.datasets.classes import by_number, relabelled, require_fitting_labels
-        from hypha_ray.driver.trained_models.preferences import preference_task
+        from hypha_ray.driver.dataset_settings import by_number, preference_task, relabelled, require_fitting_labels
         from hypha_ray.model.checks.loss_check import check_loss_of, check_metrics_of
         from hypha_ray.model.checks.positions import require_positions
         from hypha_ray.model.environment import device_of
@@ -363,7 +362,7 @@ def score_answers(
     rl = rl_of(request, model.job)
     with uncollected():
         from hypha_ray.config.schema import Model, Preprocessor
-        from hypha_ray.driver.datasets.job_tokenizer import preprocessor_for
+        from hypha_ray.driver.data_source import preprocessor_for
         from hypha_ray.model.checks.positions import require_positions
         from hypha_ray.model.environment import device_of
         from hypha_ray.model.evaluation import batches_of

@@ -1,13 +1,10 @@
-"""Bytes that workers and servers exchange in a run, by the model's layout and the form of the codecs' payloads.
-
-Space that a run's snapshots and its model take on disk, and the space that is free.
-"""
+"""What a run takes: bytes that its workers and servers exchange, space on disks, and machines with their prices."""
 
 from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +16,11 @@ from hypha_ray.codec import Codec, codec, encoder, payload_bytes
 from hypha_ray.codec.base import upward_codec
 from hypha_ray.config import Job
 from hypha_ray.config.schema import Sync
-from hypha_ray.driver.summary.facts import round_samples
 from hypha_ray.exchange_schedule import fragments_of_round
+from hypha_ray.market.buyer import choices, trades, workers_to_hire
+from hypha_ray.market.leases import Offer
+from hypha_ray.market.requirements import NodeResources, generator_need, generators_with_room, group_need
+from hypha_ray.market.selection import UNKNOWN, Choice, Speeds, worths
 from hypha_ray.scheduler.fleet.worker_state import batch_size, has_equal_batches
 from hypha_ray.simulation.exchange import MOST_BITS
 from hypha_ray.telemetry.sinks.files import read_json
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import torch
 
     from hypha_ray.driver.preflight.compatibility import Case
-
 
 MOST_ENCODED = 1 << 18
 """Most elements that are encoded to see what a codec makes of them."""
@@ -325,3 +324,95 @@ def _weights_bytes(parameters: Iterable[torch.nn.Parameter], dtype: str | None) 
             item_bytes = _ITEM_BYTES[dtype]
         total += parameter.numel() * item_bytes
     return total
+
+
+def round_samples(job: Job) -> int:
+    """Samples of a round after the warm-up: those that the job asks for, in whole batches unless it gives epochs."""
+    if job.rounds.epochs is not None:
+        return job.rounds.samples_between_updates
+    size = batch_size(job)
+    batches = -(-job.rounds.samples_between_updates // size)
+    return batches * size
+
+
+def machine_lines(job: Job, nodes: Sequence[NodeResources], home: str, speeds: Speeds = UNKNOWN) -> Iterator[str]:
+    """Lines about the machines that a job would have now; the last one is of the whole job.
+
+    Args:
+        job: the job file.
+        nodes: nodes of the cluster.
+        home: id of the driver's node.
+        speeds: measured speeds of the job's workers.
+
+    Raises:
+        CapacityError: there is no room for `min_workers`, after the lines that say why.
+
+    """
+    if trades(job.resources, nodes):
+        by_value = job.resources.strategy == "value"
+        all_choices = choices(job, nodes, home, speeds)
+        for choice in all_choices:
+            yield from _choice_lines(choice, by_value)
+        price = _price_of(all_choices)
+        if price is not None:
+            yield f"price: {price:.2f} an hour"
+    workers = workers_to_hire(job, nodes, home, speeds)
+    yield from _group_lines(job, workers)
+    if job.rl.generators:
+        fitting = generators_with_room(job, nodes)
+        yield f"generators with {generator_need(job)} each: {fitting} of {job.rl.generators} fit beside the workers"
+    yield f"resources: {len(workers)} of {job.num_workers} workers fit; nodes: {len(nodes)}"
+
+
+def hourly_price(job: Job, nodes: Sequence[NodeResources], home: str, speeds: Speeds = UNKNOWN) -> float | None:
+    """Price per hour of the machines that a job would have now; None if none of them has a price.
+
+    The arguments are those of `machine_lines`.
+    """
+    if not trades(job.resources, nodes):
+        return None
+    return _price_of(choices(job, nodes, home, speeds))
+
+
+def _price_of(all_choices: Sequence[Choice]) -> float | None:
+    """Price per hour of chosen machines; None if no owner of them has named one."""
+    has_price = False
+    price = 0.0
+    for choice in all_choices:
+        if any(offer.terms.named_price for offer in choice.chosen):
+            has_price = True
+        price += choice.price
+    if not has_price:
+        return None
+    return price
+
+
+def _choice_lines(choice: Choice, by_value: bool) -> Iterator[str]:
+    """The answer of each node to a request, the worth that its price is compared with, and the leases chosen there."""
+    leases = Counter(offer.node.id for offer in choice.chosen)
+    offers = [answer for answer in choice.answers if isinstance(answer, Offer)]
+    worth = worths(offers) if by_value else {}
+    request = choice.request
+    yield f"offers for {choice.count} × {request.need.role} with {request.need}, bid {request.bid:g}:"
+    for answer in choice.answers:
+        node_id = answer.node.id
+        node = f"  {answer.node.address} ({node_id[:8]})"
+        if not isinstance(answer, Offer):
+            yield f"{node}: refused, {answer.reason}"
+            continue
+        terms = [f"{answer.price:g} an hour each" if answer.terms.named_price else "no price"]
+        if by_value:
+            terms.append(f"for {worth[node_id]}")
+        terms.append(f"room for {answer.capacity}")
+        yield f"{node}: {', '.join(terms)}; {leases[node_id] or 'none'} chosen"
+
+
+def _group_lines(job: Job, workers: Collection[int]) -> Iterator[str]:
+    """Numbers, needs and fitting workers of each of the ``[[workers]]``."""
+    first = 0
+    for group in job.workers:
+        last = first + group.count - 1
+        numbers = f"workers {first} to {last}, each" if group.count > 1 else f"worker {first}"
+        fitting = [worker for worker in workers if first <= worker <= last]
+        yield f"{numbers} with {group_need(group)}: {len(fitting)} of {group.count} fit"
+        first += group.count

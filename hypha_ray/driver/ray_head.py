@@ -1,6 +1,6 @@
 """Process of a Ray that a job starts for itself: starts a node, says its address, and ends it with the driver.
 
-    driver ──starts──► head ──starts──► GCS, raylet ──starts──► `worker.py`, one for each worker of Ray
+    driver ──starts──► head ──starts──► GCS, raylet ──starts──► `ray_worker.py`, one for each worker of Ray
        │◄──address or error──┘                                     │
        └──forks──► fork server ◄──────────hands itself over────────┘
 
@@ -106,7 +106,7 @@ def _start() -> Any:
     enable_token_auth_by_default()
     ensure_token_if_auth_enabled({}, create_token_if_missing=True)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # ray.init does the same for a Ray that it starts.
-    worker = str(Path(__file__).with_name("worker.py"))
+    worker = str(Path(__file__).with_name("ray_worker.py"))
     parameters = RayParams(include_dashboard=False, worker_path=worker, _system_config={})
     return _Node(parameters, head=True, shutdown_at_exit=False, spawn_reaper=True, ray_init_cluster=True)
 
@@ -156,5 +156,5 @@ def _descendants(pid: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # This folder: its modules would hide others, such as `worker`.
+    sys.path.pop(0)  # This folder: its modules could hide others.
     main()
