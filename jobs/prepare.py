@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from hypha_ray.config.entry_point import Phases, run
 from hypha_ray.config.options import parse_options
-from hypha_ray.data.preparation.options import PrepareOptions
+from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.provenance import Origin, counted
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def main() -> None:
     phases.begin("loading libraries")
     from rich.console import Console
 
-    from hypha_ray.data.preparation.prepare import prepare
-    from hypha_ray.data.url_folder import is_url
+    from hypha_ray.data.catalogue import is_url
+    from hypha_ray.data.prepare import prepare
     from hypha_ray.texts import redacted
 
     begin = time.monotonic()
@@ -118,7 +118,7 @@ def show_tokens(folder: Path, manifest: Manifest, with_lengths: bool, pairs: boo
     """Say how many tokens there are to train on; on request also their lengths, with a sample."""
     from rich.console import Console
 
-    from hypha_ray.data.preparation.report import lengths_of, marked, sample_of
+    from hypha_ray.data.report import lengths_of, marked, sample_of
 
     lengths = lengths_of(folder, manifest, pairs=pairs)
     scored = ""
@@ -140,7 +140,7 @@ def show_tokens(folder: Path, manifest: Manifest, with_lengths: bool, pairs: boo
 
 def show_prompts(folder: Path, manifest: Manifest) -> None:
     """Say how many different prompts there are and how long they are, and show the first one."""
-    from hypha_ray.data.preparation.kinds.prompts import preview
+    from hypha_ray.data.kinds.prompts import preview
 
     prompts = preview(folder, manifest)
     different = ", ".join(f"{number:,} in {split}" for split, number in prompts.different.items())
@@ -154,7 +154,7 @@ def show_prompts(folder: Path, manifest: Manifest) -> None:
 
 def show_preferences(folder: Path, manifest: Manifest) -> None:
     """Say how many tokens the preferences have, and show the first one."""
-    from hypha_ray.data.preparation.report import lengths_of, preference_texts
+    from hypha_ray.data.report import lengths_of, preference_texts
 
     lengths = lengths_of(folder, manifest)
     print(f"{'tokens':<10} {lengths.tokens:>9,} to train on, of which {lengths.scored:,} are scored")
@@ -164,7 +164,7 @@ def show_preferences(folder: Path, manifest: Manifest) -> None:
 
 def show_classes(folder: Path, manifest: Manifest) -> None:
     """Say how often each class occurs, in the order of their numbers."""
-    from hypha_ray.data.preparation.report import class_counts
+    from hypha_ray.data.report import class_counts
 
     counts = class_counts(folder, manifest)
     texts = [f"{name} {count:,}" for name, count in counts.items()]

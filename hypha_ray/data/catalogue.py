@@ -1,4 +1,7 @@
-"""Lookup of datasets by path, or by name under the data roots; manifests of folders of bare slices."""
+"""Places of datasets: their lookup by path, or by name under the data roots; and folders at URLs that fsspec knows.
+
+A folder of bare slices is given a manifest. Errors of file systems have a remedy for each cause.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,31 @@ import contextlib
 import difflib
 import os
 import re
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from hypha_ray.config.training import Dataset
 from hypha_ray.data.manifest import MANIFEST, Manifest, Modality, TensorInfo, read_manifest
 from hypha_ray.data.provenance import readable
-from hypha_ray.data.slices import describe, listed, merge, parse, read_file
-from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.data.slices import UNREADABLE, describe, listed, merge, parse, read_file
+from hypha_ray.errors import AuthenticationError, ConfigError, DataError, HubError, HyphaError, TryAgainError, line_of
+from hypha_ray.remote_errors import (
+    Cause,
+    cause_of,
+    chain,
+    error_of_cause,
+    error_of_refusal,
+    is_unknown_host,
+    may_pass,
+    refusal_of_url,
+    retry_after_s,
+    status_of,
+)
+from hypha_ray.remote_files import TooLargeError, is_http, is_s3, open_url
 from hypha_ray.store.directory import home
+from hypha_ray.texts import redacted
 from hypha_ray.types import SliceInfo
 
 UNFINISHED = ".unfinished"
@@ -22,6 +41,13 @@ UNFINISHED = ".unfinished"
 
 _PREPARE = "make one with `python jobs/prepare.py --source … --out …`"
 _HELD_OUT = re.compile(r"(^|[^a-z])(val|valid|validation|test)([^a-z]|$)")
+T = TypeVar("T")
+WAITS_S = (0.5, 2.0, 8.0)
+"""Seconds between tries of a request that may succeed later; longer if the server asks for that."""
+LONGEST_WAIT_S = 60.0
+"""Longest time in seconds for which a server may ask before the next try."""
+_CREATED_BY_ANOTHER = (409, 412)
+"""Statuses of HTTP after a conditional write of a file that is there."""
 
 
 def roots() -> tuple[Path, ...]:
@@ -205,3 +231,204 @@ def modality_of(tensors: tuple[TensorInfo, ...]) -> Modality:
             return "preferences"
         return "prompts" if "reward_data" in names else "language"
     return "other"
+
+
+class LargeError(DataError):
+    """A file is larger than allowed."""
+
+
+class MissingError(DataError):
+    """There is nothing at a URL."""
+
+
+def is_url(address: str) -> bool:
+    """Whether the address of a dataset is a URL, and no folder."""
+    return "://" in address
+
+
+def name_of(address: str) -> str:
+    """Name of a folder; that of a URL is without its query, which may be secret."""
+    path = address
+    if is_url(address):
+        path, _, _ = address.partition("?")
+    _, _, name = path.rstrip("/").rpartition("/")
+    return name
+
+
+class UrlFolder:
+    """Reads and writes files below a URL. Requests are tried again if that may help; all raise a `HyphaError`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._opened: tuple[Any, str] | None = None
+        self._anew = False
+        """Whether the file system is to be opened with credentials as they are then."""
+
+    def read(self, name: str, limit_bytes: int | None = None) -> bytes:
+        """Content of a file.
+
+        Args:
+            name: name of the file.
+            limit_bytes: largest size; None: any.
+
+        Raises:
+            LargeError: it is larger.
+            HyphaError: it can't be read.
+
+        """
+
+        def read(fs: Any, path: str) -> bytes:
+            content: bytes
+            if limit_bytes is not None and is_http(fs):  # Not every server sends a size, or supports ranges.
+                content = fs.cat_file(path, limit_bytes=limit_bytes)
+                return content
+            if limit_bytes is not None:
+                size = fs.size(path) or 0
+                if size > limit_bytes:
+                    raise TooLargeError(f"{size:,} bytes")
+            content = fs.cat_file(path)
+            return content
+
+        try:
+            return self._request(name, read)
+        except TooLargeError as error:
+            problem = f"{redacted(f'{self.url}/{name}')} is too large"
+            fix = "check the URL, or prepare the dataset again"
+            raise LargeError(UNREADABLE, problem, str(error), f"{limit_bytes:,} bytes", fix) from None
+
+    def put(self, file: Path, name: str) -> None:
+        """Copy a file of this machine there."""
+
+        def put(fs: Any, path: str) -> None:
+            fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            fs.put_file(str(file), path)
+
+        self._request(name, put)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a file unless it is there; whether it was written.
+
+        Of two processes at once, one alone writes it, if the store has conditional writes as S3 and GCS have.
+        """
+
+        def create(fs: Any, path: str) -> bool:
+            fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            fs.invalidate_cache()
+            if fs.exists(path):
+                return False
+            try:
+                fs.pipe_file(path, content, mode="create")
+            except FileExistsError:
+                return False
+            except Exception as error:
+                if status_of(list(chain(error))) not in _CREATED_BY_ANOTHER:
+                    raise
+                return False
+            return True
+
+        return self._request(name, create)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        try:
+            self._request(name, lambda fs, path: fs.rm_file(path))
+        except DataError:
+            return
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such a file."""
+        return bool(self._request(name, lambda fs, path: fs.exists(path)))
+
+    def sizes(self, folder: str) -> dict[str, int | None]:
+        """Size of each file of a folder, by path below the URL; None: unknown. Empty if they can't be listed."""
+        try:
+            fs, root = self._open()
+            fs.invalidate_cache()
+            rows = fs.find(f"{root}/{folder}".rstrip("/"), detail=True)
+        except Exception:  # Not every file system can list its files.
+            return {}
+        sizes: dict[str, int | None] = {}
+        for path, row in rows.items():
+            if path.startswith(root):
+                name = path.removeprefix(root).lstrip("/")
+                sizes[name] = row.get("size")
+        return sizes
+
+    def _open(self) -> tuple[Any, str]:
+        """File system, and the folder in it."""
+        if self._opened is None:
+            fs, root = open_url(self.url, self._anew)
+            self._opened = (fs, root.rstrip("/"))
+            self._anew = False
+        return self._opened
+
+    def _request(self, name: str, request: Callable[[Any, str], T]) -> T:
+        """Result of a request for a file, which is tried again if that may help."""
+        for wait_s in (*WAITS_S, None):
+            try:
+                fs, root = self._open()
+                return request(fs, self._path(root, name))
+            except TooLargeError:
+                raise
+            except Exception as error:  # Each kind of file system has errors of its own.
+                problem = explain(error, self.url, name, self._cause(error, name))
+                if isinstance(problem, AuthenticationError):
+                    # There may be new credentials next time.
+                    self._opened = None
+                    self._anew = True
+                if wait_s is None or not isinstance(problem, TryAgainError):
+                    raise problem from None
+                time.sleep(max(wait_s, retry_after_s(error, LONGEST_WAIT_S)))
+        raise AssertionError("unreachable")
+
+    def _path(self, root: str, name: str) -> str:
+        """Path of a file in the file system; a query of the URL stays at the end."""
+        if "?" not in self.url:
+            return f"{root.rstrip('/')}/{name}"
+        folder, mark, query = root.partition("?")
+        return f"{folder.rstrip('/')}/{name}{mark}{query}"
+
+    def _cause(self, error: Exception, name: str) -> Cause | None:
+        """Cause that an object store reports; None without one, and for other file systems."""
+        if self._opened is None or not is_s3(self._opened[0]):
+            return None
+        fs, root = self._opened
+        return cause_of(error, fs, f"{root}/{name}")
+
+
+def explain(error: Exception, url: str, name: str, cause: Cause | None = None) -> HyphaError:
+    """The error to raise in place of an error of a file system, by that error and its causes.
+
+    Args:
+        error: error that the file system raised.
+        url: folder of the dataset.
+        name: name of the file in it.
+        cause: cause that an object store has reported.
+
+    """
+    address = redacted(f"{url}/{name}")
+    got = line_of(error, url)
+    if cause is not None:
+        return error_of_cause(cause, address, got)
+    refusal = refusal_of_url(error, url)
+    if refusal is not None:
+        return refusal
+    return _of_answer(list(chain(error)), address, got)
+
+
+def _of_answer(links: list[BaseException], address: str, got: str) -> HyphaError:
+    """Error of a server that has answered, or that can't be reached."""
+    refusal = error_of_refusal(links, address, got)
+    if refusal is not None:
+        return refusal
+    status = status_of(links)
+    if isinstance(links[0], FileNotFoundError) or status in (404, 410):
+        return MissingError(UNREADABLE, f"there is nothing at {address}", got, fix="check the URL")
+    if any(map(is_unknown_host, links)):
+        return MissingError(
+            UNREADABLE, f"the host of {address} doesn't exist", got, fix="check the URL and the network"
+        )
+    if may_pass(links, status):
+        fix = "give the same command again later; a run goes on from its last commit"
+        return HubError("DATA065", f"{address} can't be reached now", got, fix=fix)
+    return DataError(UNREADABLE, f"{address} can't be read", got, fix="check the URL, and the settings for its kind")

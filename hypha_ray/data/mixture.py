@@ -10,7 +10,6 @@ from typing import Any
 
 from hypha_ray.data.manifest import Manifest, TensorInfo
 from hypha_ray.data.slices import merge
-from hypha_ray.data.storage import same_tokens
 from hypha_ray.errors import DataError
 from hypha_ray.types import SLICES_PER_DATASET, SliceInfo, TokenRules, dataset_of
 
@@ -251,3 +250,31 @@ def other_dataset(name: str, got_identities: Iterable[str], identity: str) -> Da
     fix = "put the folder back as it was, or prepare it again by the same options; other samples need another run.name"
     got = ", ".join(sha256[:12] for sha256 in sorted(got_identities))
     return DataError(OTHER_SAMPLES, problem, got, identity[:12], fix)
+
+
+def same_tokens(first: Path, second: Path) -> bool:
+    """Whether no id stands for different tokens in two saved tokenizers.
+
+    Special tokens, which models of one family rename, don't count. Without `tokenizer.json` tokens aren't known, and
+    nothing differs.
+    """
+    first_tokens = _tokens_by_id(first)
+    second_tokens = _tokens_by_id(second)
+    common_ids = first_tokens.keys() & second_tokens.keys()
+    return all(first_tokens[token_id] == second_tokens[token_id] for token_id in common_ids)
+
+
+def _tokens_by_id(folder: Path) -> dict[int, str]:
+    """Tokens of a saved tokenizer by id, without special ones; empty if they aren't known."""
+    try:
+        file = json.loads((folder / "tokenizer.json").read_bytes())
+        vocabulary = file["model"]["vocab"]
+        if isinstance(vocabulary, dict):
+            tokens = {token_id: token for token, token_id in vocabulary.items()}
+        else:
+            tokens = {token_id: token for token_id, (token, _) in enumerate(vocabulary)}
+        for token in file["added_tokens"]:
+            tokens.pop(token["id"], None)
+        return tokens
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}

@@ -16,9 +16,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hypha_ray.config.value_types import CLUSTER, is_malformed, malformed
 from hypha_ray.data.actor import NODE_GROUPS, READS_AT_ONCE, DataNode
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
-from hypha_ray.data.url_folder import is_url, name_of
+from hypha_ray.data.catalogue import is_url, name_of
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 from hypha_ray.errors import CapacityError, ClusterError, ConfigError, HyphaError
 from hypha_ray.market.allotment import Ruling, Standing
 from hypha_ray.market.auction import standings

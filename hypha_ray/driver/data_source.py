@@ -22,12 +22,11 @@ from hypha_ray.config import Job
 from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.config.training import Dataset
 from hypha_ray.config.value_types import CLUSTER
-from hypha_ray.data.catalogue import is_served, load, locate
+from hypha_ray.data.catalogue import is_served, is_url, load, locate
 from hypha_ray.data.manifest import MANIFEST, Manifest, parse_manifest
-from hypha_ray.data.mixture import COPY, mixed, require_one_vocabulary, whole
+from hypha_ray.data.mixture import COPY, mixed, require_one_vocabulary, same_tokens, whole
 from hypha_ray.data.slices import Arrays, read_slice
-from hypha_ray.data.storage import Place, files_at, preprocessor_files, same_tokens, write_files
-from hypha_ray.data.url_folder import is_url
+from hypha_ray.data.storage import Place, files_at, preprocessor_files, write_files
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.errors import ClusterError, ConfigError, DataError, HyphaError, first_line
 from hypha_ray.files import make_tree_private

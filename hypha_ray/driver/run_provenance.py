@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any
 import hypha_ray
 from hypha_ray.config import Job
 from hypha_ray.config.load import require_secrets, with_absolute_folders
-from hypha_ray.data.catalogue import is_served, load, locate
+from hypha_ray.data.catalogue import is_served, is_url, load, locate
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.mixture import DATASET, RunDataset, identities, mixed, whole
 from hypha_ray.data.storage import Place, files_at
-from hypha_ray.data.url_folder import is_url
 from hypha_ray.errors import ConfigError, HyphaError, reason_of
 from hypha_ray.history.overview import PROVENANCE, readable
 from hypha_ray.model.identity import IDENTITY, changes, identity_of

@@ -25,14 +25,14 @@ from hypha_ray.history.overview import (
     total_of,
 )
 from hypha_ray.store.directory import LOCK, holder_of, home
-from hypha_ray.telemetry.run_summary import recorded_summary, summary
-from hypha_ray.telemetry.series import kinds_to_read, model_name
+from hypha_ray.telemetry.series import model_name, recorded_summary, summary
 from hypha_ray.telemetry.sinks.files import (
     EVENTS,
     METRICS,
     SUMMARY,
     Record,
     by_round,
+    kinds_to_read,
     read_json,
     read_jsonl,
     records_in_turn,

@@ -25,7 +25,7 @@ from hypha_ray.errors import DataError, reason_of
 from hypha_ray.figures import LOSS, OBJECTIVES, objective_of
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.directory import LOCK, RunDirectory, holder_of
-from hypha_ray.telemetry.run_summary import ended_early, recorded_summary
+from hypha_ray.telemetry.series import ended_early, recorded_summary
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, Record, newest_records, read_json, read_jsonl
 from hypha_ray.telemetry.sinks.table import ABSENT, duration
 from hypha_ray.texts import printable

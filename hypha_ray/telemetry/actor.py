@@ -18,7 +18,7 @@ from hypha_ray.config.schema import Testing
 from hypha_ray.config.training import WITHOUT_FILES
 from hypha_ray.config.training import Telemetry as TelemetrySettings
 from hypha_ray.failpoints import arm, failpoint
-from hypha_ray.telemetry.run_summary import RECORDED_BYTES, recorded_bytes, summary
+from hypha_ray.telemetry.series import RECORDED_BYTES, recorded_bytes, summary
 from hypha_ray.telemetry.sinks.base import build
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, SUMMARY, Record, read_jsonl, write_json
 

@@ -23,10 +23,9 @@ from hypha_ray.telemetry.series import (
     caption_of,
     every_step_bytes,
     gradient_norms,
-    kinds_to_read,
     running_totals,
 )
-from hypha_ray.telemetry.sinks.files import METRICS, SUMMARY, read_json, read_jsonl
+from hypha_ray.telemetry.sinks.files import METRICS, SUMMARY, kinds_to_read, read_json, read_jsonl
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

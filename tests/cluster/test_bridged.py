@@ -24,8 +24,8 @@ import trustme
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import load
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 from hypha_ray.errors import ConfigError
 from hypha_ray.failpoints import hits
 from tests.support.faults import events, is_back

@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from hypha_ray.data.catalogue import load
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 from tests.support.faults import events
 from tests.support.jobs import job_of, run_job
 

@@ -25,7 +25,7 @@ from hypha_ray.config.load import parse, resolved_toml
 from hypha_ray.config.training import Dataset
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.mixture import RunDataset
-from hypha_ray.data.preparation.options import PrepareOptions
+from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.storage import Place
 from hypha_ray.driver.cluster_offers import prepare_on_nodes, problems, serve, served, withdraw
 from hypha_ray.driver.data_source import opened, run_copy

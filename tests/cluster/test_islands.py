@@ -16,8 +16,8 @@ import pytest
 from hypha_ray.config import Job
 from hypha_ray.config.load import load
 from hypha_ray.data.catalogue import load as load_dataset
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 from hypha_ray.failpoints import hits
 from hypha_ray.model.loading.preprocess import load_preprocessor
 from hypha_ray.model.loading.tokenizer import tokenizer_of

@@ -8,8 +8,8 @@ import pytest
 from transformers import BertTokenizerFast
 
 from hypha_ray.data.catalogue import load
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import read_slice
 from hypha_ray.model.evaluation import batches_of, evaluate
 from hypha_ray.model.saved_model import open_saved

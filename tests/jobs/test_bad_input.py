@@ -18,8 +18,8 @@ from safetensors.numpy import load_file, save_file
 
 from hypha_ray.config.schema import Model
 from hypha_ray.data.catalogue import load
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.scheduler.ledger.epoch import Epoch
 from hypha_ray.telemetry.sinks.files import read_jsonl

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hypha_ray.config.load import load as load_job
 from hypha_ray.data.catalogue import load as load_dataset
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 from hypha_ray.telemetry.sinks.files import read_jsonl
 from tests.support.job_scripts import ALONE, Done, Jobs
 

@@ -22,7 +22,7 @@ from transformers import Wav2Vec2FeatureExtractor
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from hypha_ray.config.schema import Model
-from hypha_ray.data.preparation.encoders import byte_tokenizer
+from hypha_ray.data.encoders import byte_tokenizer
 from hypha_ray.model.loading.build import build_model
 from tests.support.download_hub import serve_repositories
 from tests.support.forked_process import ROOT

@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, BartConfig, BartForConditionalGeneration, ByT5Tokenizer
 
 from hypha_ray.config.schema import Model
-from hypha_ray.data.preparation.encoders import byte_tokenizer
+from hypha_ray.data.encoders import byte_tokenizer
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.model.writer import Writer

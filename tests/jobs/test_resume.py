@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 from hypha_ray.telemetry.sinks.files import read_jsonl
 from hypha_ray.types import Span
 from tests.support.job_scripts import ALONE, Done, Jobs, said

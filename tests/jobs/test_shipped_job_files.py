@@ -11,7 +11,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from hypha_ray.config.schema import Model
-from hypha_ray.data.preparation.encoders import byte_tokenizer
+from hypha_ray.data.encoders import byte_tokenizer
 from hypha_ray.model.loading.build import build_model
 from tests.support.forked_process import ROOT
 from tests.support.job_scripts import Jobs

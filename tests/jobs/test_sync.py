@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 
 
 def test_two_workers_learn_digits_from_scratch(run_job: Any, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import Arrays, read_slice
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
 from hypha_ray.store.directory import RunDirectory
-from hypha_ray.telemetry.run_summary import RECORDED_BYTES, recorded_bytes, summary
+from hypha_ray.telemetry.series import RECORDED_BYTES, recorded_bytes, summary
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, SUMMARY, JsonLines, read_jsonl, write_json
 
 TABLES: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Any, Final
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from hypha_ray.data.preparation.encoders import byte_tokenizer
+from hypha_ray.data.encoders import byte_tokenizer
 
 WORDS = [
     "red",

@@ -26,8 +26,8 @@ from hypha_ray.config import Job
 from hypha_ray.config.load import load, resolved_toml
 from hypha_ray.config.value_types import CLUSTER
 from hypha_ray.data.catalogue import load as load_manifest
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 from hypha_ray.data.storage import Place
 from hypha_ray.driver.attempts import records
 from hypha_ray.driver.cluster_offers import serve, withdraw

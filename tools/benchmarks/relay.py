@@ -19,8 +19,8 @@ from benchmarks.throughput import ROUNDS, STEPS, TINY, WARM_UP_STEPS, flags, rou
 from hypha_ray.config import Job
 from hypha_ray.config.load import load
 from hypha_ray.data.catalogue import load as load_manifest
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import read_slice
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.worker.bridged.process import job_definition

@@ -19,8 +19,8 @@ from benchmarks.usage import WORKER, Usage
 from hypha_ray.config import Job
 from hypha_ray.config.load import load, resolved_toml
 from hypha_ray.data.catalogue import load as load_manifest
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import read_slice
 from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.launch import records

@@ -10,8 +10,8 @@ from typing import Any
 
 import tomli_w
 
-from hypha_ray.data.preparation.options import PrepareOptions as Corpus
-from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.options import PrepareOptions as Corpus
+from hypha_ray.data.prepare import prepare
 
 NAME = "chaos"
 BATCH_SIZE = 8

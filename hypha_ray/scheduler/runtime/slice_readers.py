@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from hypha_ray.config import Job
+from hypha_ray.data.catalogue import is_url
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.mixture import OTHER_SAMPLES, RunDataset, mixed, other_dataset
 from hypha_ray.data.slices import UNREADABLE
 from hypha_ray.data.storage import Place
-from hypha_ray.data.url_folder import is_url
 from hypha_ray.errors import AuthenticationError, DataError, ExpiredError, HubError, QuarantinedError
 from hypha_ray.scheduler.runtime.replica_reader import RETRY_S, ReaderPatience, ReplicaReader
 from hypha_ray.scheduler.runtime.run_actors import RunActors

@@ -35,6 +35,8 @@ _REPEATED = frozenset({"step", "round", "eval"})
 """Kinds of records that are written again when a round is trained again."""
 _BLOCK_BYTES = 1 << 16
 """Bytes that are read at once from the end of a file."""
+STEPS_BYTES = 64 << 20
+"""Size of a file of metrics up to which the reports of workers are read for the norms of gradients."""
 
 
 def plain(value: object) -> Any:
@@ -357,3 +359,10 @@ def by_round(records: Iterable[Record], kind: str) -> list[Record]:
 def of_kind(records: Iterable[Record], *kinds: str) -> list[Record]:
     """Return the records of some kinds, as they came."""
     return [record for record in records if record.get("kind") in kinds]
+
+
+def kinds_to_read(path: Path) -> tuple[str, ...]:
+    """Kinds of the records of a file of metrics that are read for plots; of a large file no reports of workers."""
+    if path.exists() and path.stat().st_size > STEPS_BYTES:
+        return ("round", "eval")
+    return ("round", "eval", "step")

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from hypha_ray.config.options import REPEATED, parse_options, refuse_strays
-from hypha_ray.data.preparation.options import PrepareOptions
+from hypha_ray.data.options import PrepareOptions
 from hypha_ray.errors import ConfigError
 
 

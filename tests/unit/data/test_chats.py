@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from hypha_ray.data.encoders import byte_tokenizer
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.preparation.encoders import byte_tokenizer
-from hypha_ray.data.preparation.report import lengths_of, marked, sample_of
+from hypha_ray.data.report import lengths_of, marked, sample_of
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.loading.configuration import resolve_task
 from hypha_ray.model.losses import compute_losses

@@ -19,10 +19,10 @@ import pytest
 from huggingface_hub import constants
 from pyarrow import parquet
 
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.sources.documents import digits, documents
-from hypha_ray.data.preparation.sources.files import PIECE_CHARACTERS
+from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.provenance import Account
+from hypha_ray.data.sources.documents import digits, documents
+from hypha_ray.data.sources.files import PIECE_CHARACTERS
 from hypha_ray.errors import DataError, HubError
 
 TEXTS = ["first", "zweites – ü", "第三"]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
-from hypha_ray.data.url_folder import name_of
+from hypha_ray.data.catalogue import name_of
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.data import disk_cache
-from hypha_ray.data.disk_cache import DiskCache
+from hypha_ray.data import storage
+from hypha_ray.data.storage import DiskCache
 
 
 def content(number: int, size: int = 1000) -> tuple[str, bytes]:
@@ -143,7 +143,7 @@ def settle(folder: Path) -> None:
 def test_write_lists_no_subfolder_that_nothing_has_come_to_or_gone_from(
     tmp_path: Path, listed: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_cache, "SETTLED_S", 0.0)
+    monkeypatch.setattr(storage, "SETTLED_S", 0.0)
     cache = DiskCache(tmp_path, 100_000)
     fill(cache, *range(60))
     settle(tmp_path)

@@ -10,9 +10,8 @@ import pytest
 import s3fs
 
 from hypha_ray.data.catalogue import load
-from hypha_ray.data.disk_cache import DiskCache
 from hypha_ray.data.slices import Arrays
-from hypha_ray.data.storage import FolderFiles, UrlFiles, preprocessor_files
+from hypha_ray.data.storage import DiskCache, FolderFiles, UrlFiles, preprocessor_files
 from hypha_ray.errors import HyphaError
 from tests.support.web import s3_of, web_of
 
@@ -125,7 +124,7 @@ def test_status_of_http_has_its_error_without_a_second_try(
 def test_place_that_cannot_be_read_has_one_error(
     url: str, code: str, exit_code: int, cache: DiskCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hypha_ray.data.url_folder.WAITS_S", ())
+    monkeypatch.setattr("hypha_ray.data.catalogue.WAITS_S", ())
     error = refusal(url, cache)
     assert (error.code, error.exit_code) == (code, exit_code), str(error)
     assert "the run goes on" not in str(error), "there may be no run"
@@ -143,6 +142,6 @@ def test_missing_credentials_are_an_error_of_authentication(cache: DiskCache, mo
 
 @pytest.mark.slow
 def test_secrets_of_a_url_are_in_no_error(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hypha_ray.data.url_folder.WAITS_S", (0.0,))
+    monkeypatch.setattr("hypha_ray.data.catalogue.WAITS_S", (0.0,))
     error = refusal("http://user:s3cretword@127.0.0.1:9/texts?token=topsecret", cache)
     assert "s3cretword" not in str(error) and "topsecret" not in str(error)

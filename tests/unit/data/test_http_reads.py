@@ -17,11 +17,10 @@ from fsspec.implementations.http import HTTPFileSystem
 from yarl import URL
 
 from hypha_ray import remote_files
-from hypha_ray.data import url_folder
-from hypha_ray.data.disk_cache import DiskCache
+from hypha_ray.data import catalogue
+from hypha_ray.data.catalogue import LargeError, UrlFolder
 from hypha_ray.data.manifest import MOST_BYTES
-from hypha_ray.data.storage import UrlFiles
-from hypha_ray.data.url_folder import LargeError, UrlFolder
+from hypha_ray.data.storage import DiskCache, UrlFiles
 from hypha_ray.errors import HyphaError
 from hypha_ray.remote_errors import retry_after_s
 from hypha_ray.remote_files import RedirectError, is_loopback, proxy_for
@@ -198,7 +197,7 @@ def test_slow_answer_that_is_never_silent_has_no_limit_of_time_in_all(
 
 def test_silence_ends_a_read(servers: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_files, "SILENCE_S", 0.2)
-    monkeypatch.setattr(url_folder, "WAITS_S", ())
+    monkeypatch.setattr(catalogue, "WAITS_S", ())
     assert refusal(servers(pieces(2, 30.0)).url).exit_code == 75
 
 
@@ -242,7 +241,7 @@ def test_endless_manifest_is_refused_by_its_limit(servers: Callable[[Answer], Se
 def test_server_that_asks_for_patience_gets_it(
     status: int, exit_code: int | None, servers: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(url_folder, "WAITS_S", (0.0,))
+    monkeypatch.setattr(catalogue, "WAITS_S", (0.0,))
 
     def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
         (body(b"", status, Retry_After="1") if len(server.seen) == 1 else body(b"data"))(handler)

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from hypha_ray.config import Job
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import ClassInfo, Manifest
-from hypha_ray.data.preparation.report import class_counts, lengths_of, marked, sample_of
+from hypha_ray.data.report import class_counts, lengths_of, marked, sample_of
 from hypha_ray.driver.dataset_settings import with_classes
 from hypha_ray.errors import ConfigError, DataError
 from tests.support.prepared import arrays_of, omissions, prepared, table

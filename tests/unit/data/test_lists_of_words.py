@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from transformers import ByT5Tokenizer
 
-from hypha_ray.data.preparation.encoders import byte_tokenizer
+from hypha_ray.data.encoders import byte_tokenizer
 from tests.support.prepared import arrays_of, omissions, prepared, table
 from tests.support.small_tokenizers import MAKERS, bare
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import hypha_ray
 from hypha_ray.data.catalogue import load
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import made_by, prepare
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import made_by, prepare
 from hypha_ray.data.provenance import MadeBy
 from tests.support.prepared import prepared, table
 

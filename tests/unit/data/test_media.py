@@ -18,7 +18,7 @@ from transformers import AutoProcessor, SeamlessM4TFeatureExtractor, Wav2Vec2Fea
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from hypha_ray.data.manifest import ClassInfo, Manifest
-from hypha_ray.data.preparation.report import class_counts
+from hypha_ray.data.report import class_counts
 from hypha_ray.errors import ConfigError, DataError
 from tests.support.prepared import arrays_of, omissions, prepared, table
 
@@ -201,7 +201,7 @@ def test_grey_model_gets_one_channel(tmp_path: Path) -> None:
 def test_slices_of_large_images_have_fewer_samples(
     tmp_path: Path, processor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hypha_ray.data.preparation.kinds.media.MOST_SLICE_BYTES", 2 * (3 * 4 * 6 * 4 + 4))
+    monkeypatch.setattr("hypha_ray.data.kinds.media.MOST_SLICE_BYTES", 2 * (3 * 4 * 6 * 4 + 4))
     manifest = run(pictures(tmp_path / "in"), tmp_path / "out", preprocessor=processor)
     assert [info.samples for info in manifest.slices] == [2, 1]
 

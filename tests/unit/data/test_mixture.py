@@ -11,10 +11,9 @@ from transformers import AutoTokenizer
 
 from hypha_ray.config.training import Dataset, DatasetShare
 from hypha_ray.data.manifest import ClassInfo, Manifest, PreprocessorInfo, TensorInfo
-from hypha_ray.data.mixture import mixed, whole
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
-from hypha_ray.data.storage import same_tokens
+from hypha_ray.data.mixture import mixed, same_tokens, whole
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 from hypha_ray.driver.data_source import opened
 from hypha_ray.errors import DataError
 from hypha_ray.rl.rewards.response import unpack_records

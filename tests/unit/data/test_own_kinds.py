@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import read_slice
 from hypha_ray.errors import ConfigError
 

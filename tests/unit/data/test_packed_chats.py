@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from hypha_ray.config.schema import Model
+from hypha_ray.data.kinds.chats import pack_chats, write_packed
+from hypha_ray.data.kinds.kind import SliceWriter
+from hypha_ray.data.kinds.scored_tokens import ScoredTokens
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.preparation.kinds.chats import pack_chats, write_packed
-from hypha_ray.data.preparation.kinds.scored_tokens import ScoredTokens
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.report import lengths_of, marked, sample_of
-from hypha_ray.data.preparation.slice_writer import SliceWriter
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.report import lengths_of, marked, sample_of
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.checks.loss_check import check_loss_of
 from hypha_ray.model.loading.build import build_model

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.preparation.report import lengths_of, marked, sample_of
+from hypha_ray.data.report import lengths_of, marked, sample_of
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.loading.configuration import resolve_task
 from hypha_ray.model.losses import compute_losses

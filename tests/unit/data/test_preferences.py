@@ -16,8 +16,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from hypha_ray.config import Job
 from hypha_ray.config.training import Preference
 from hypha_ray.data.catalogue import load
+from hypha_ray.data.encoders import byte_tokenizer, load_tokenizer
 from hypha_ray.data.manifest import MANIFEST
-from hypha_ray.data.preparation.encoders import byte_tokenizer, load_tokenizer
 from hypha_ray.data.provenance import MadeBy
 from hypha_ray.driver.data_source import opened
 from hypha_ray.driver.dataset_settings import preference_task, require_preferences

@@ -31,11 +31,11 @@ from transformers import (
 )
 
 from hypha_ray.data.catalogue import load
+from hypha_ray.data.encoders import ByteEncoder, Tokens, load_encoder
+from hypha_ray.data.kinds.documents import batches, hold_out, pack, shuffle
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.preparation.encoders import ByteEncoder, Tokens, load_encoder
-from hypha_ray.data.preparation.kinds.documents import batches, hold_out, pack, shuffle
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare, staged
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare, staged
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.errors import ConfigError, DataError, TryAgainError
 
@@ -508,7 +508,7 @@ def test_every_token_is_in_a_split_or_in_the_account(
 
 
 def test_repetitions_that_come_too_late_are_in_the_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hypha_ray.data.preparation.kinds.documents.WINDOW_CHARACTERS", 3000)
+    monkeypatch.setattr("hypha_ray.data.kinds.documents.WINDOW_CHARACTERS", 3000)
     lines = [json.dumps({"text": f"{number % 50:03d}" + "." * 96}) + "\n" for number in range(100)]
     (tmp_path / "a.jsonl").write_text("".join(lines))
     manifest = run(tmp_path / "a.jsonl", tmp_path / "out")

@@ -24,15 +24,15 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hypha_ray.data.catalogue import load
+from hypha_ray.data.encoders import byte_tokenizer
+from hypha_ray.data.kinds.kind import split
+from hypha_ray.data.kinds.prompts import preview
 from hypha_ray.data.manifest import MANIFEST, Manifest
-from hypha_ray.data.preparation.encoders import byte_tokenizer
-from hypha_ray.data.preparation.kinds.prompts import preview
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
-from hypha_ray.data.preparation.slice_writer import split
-from hypha_ray.data.preparation.sources.prompts import ALPHABET, gym_entries, problems
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays, read_slice
+from hypha_ray.data.sources.prompts import ALPHABET, gym_entries, problems
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.rl.rewards.response import pack_records, unpack_records
 

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.data.catalogue import load
-from hypha_ray.data.disk_cache import DiskCache
-from hypha_ray.data.storage import UrlFiles
-from hypha_ray.data.url_folder import UrlFolder
+from hypha_ray.data.catalogue import UrlFolder, load
+from hypha_ray.data.storage import DiskCache, UrlFiles
 from hypha_ray.errors import ExpiredError, HyphaError
 from hypha_ray.store.mirror import Mirror, fetch
 from tests.support.refusing_store import Store, refusing_store

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from transformers import AddedToken
 
+from hypha_ray.data.encoders import begin_of
 from hypha_ray.data.manifest import Manifest, TokenRules
-from hypha_ray.data.preparation.encoders import begin_of
 from hypha_ray.errors import DataError
 from tests.support.prepared import arrays_of, prepared, table
 from tests.support.small_tokenizers import CHATML, MAKERS, bare, begins, chatml, llama3

@@ -9,9 +9,9 @@ from typing import Any
 import datasets
 import pytest
 
-from hypha_ray.data.preparation.encoders import byte_tokenizer
-from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate, find_answers
-from hypha_ray.data.preparation.sources.chats import Chat
+from hypha_ray.data.encoders import byte_tokenizer
+from hypha_ray.data.kinds.chat_templates import ChatTemplate, find_answers
+from hypha_ray.data.sources.chats import Chat
 from hypha_ray.errors import DataError
 from tests.support.prepared import omissions, table
 from tests.unit.data.test_chats import CHATML, parts_of, run, said, tokenizer_with

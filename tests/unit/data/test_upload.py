@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.data.disk_cache import DiskCache
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
-from hypha_ray.data.storage import FolderFiles, UrlFiles
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
+from hypha_ray.data.storage import DiskCache, FolderFiles, UrlFiles
 from hypha_ray.errors import ConfigError, HyphaError, TryAgainError
 from hypha_ray.types import SLICES_PER_PART
 from tests.support.web import s3_of

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 from hypha_ray.config.load import load, resolved_toml
 from hypha_ray.data.catalogue import load as load_dataset
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.evaluation import EvaluationRequest, ModelSource, evaluate_on_dataset
 from hypha_ray.driver.preflight.checks import case_of, check_case, check_rewards

@@ -10,8 +10,7 @@ import pytest
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.history.comparison import compared, draw_run, page, picture_of
 from hypha_ray.telemetry.plots import panels, style
-from hypha_ray.telemetry.run_summary import summary
-from hypha_ray.telemetry.series import Series
+from hypha_ray.telemetry.series import Series, summary
 from tests.support.run_folders import charts_of_page, evaluation, make_run, round_record
 
 FIRST = [round_record(0, 4.0), evaluation(0, 3.5), round_record(1, 3.0), evaluation(1, 3.25)]

@@ -13,8 +13,8 @@ import torch
 from hypha_ray.config.load import load
 from hypha_ray.config.schema import Job, Model
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import describe, write_slice
 from hypha_ray.driver.evaluation import EvaluationRequest, ModelSource, evaluate_on_dataset
 from hypha_ray.driver.preflight.checks import check_plugins

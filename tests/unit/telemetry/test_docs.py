@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hypha_ray.telemetry.news import KINDS
-from hypha_ray.telemetry.run_summary import RECORDED_BYTES, summary
+from hypha_ray.telemetry.series import RECORDED_BYTES, summary
 from hypha_ray.telemetry.sinks.inputs import COMMIT_AGE, METRICS
 from tests.support.fleet import Fleet, job_of, slices_of
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hypha_ray.fleet_time import TIME_KINDS
-from hypha_ray.telemetry.run_summary import summary
+from hypha_ray.telemetry.series import summary
 from hypha_ray.telemetry.sinks.files import (
     EVENTS,
     METRICS,

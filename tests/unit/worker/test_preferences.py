@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from hypha_ray.config import Job
 from hypha_ray.config.training import Preference
 from hypha_ray.data.catalogue import load
-from hypha_ray.data.preparation.encoders import load_tokenizer
+from hypha_ray.data.encoders import load_tokenizer
 from hypha_ray.driver.dataset_settings import preference_task
 from hypha_ray.driver.evaluation import ModelSource
 from hypha_ray.driver.preflight.memory import step_memory

@@ -13,8 +13,8 @@ from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.launch import records
 from hypha_ray.driver.ray_cluster import connected

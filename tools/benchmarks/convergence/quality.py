@@ -28,8 +28,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
 from hypha_ray.data.manifest import read_manifest
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import read_slice
 from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.launch import finish, records

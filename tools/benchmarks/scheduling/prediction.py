@@ -15,8 +15,8 @@ from statistics import median
 from typing import Any
 
 from hypha_ray.config.load import from_tables, load, resolved_toml
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 from hypha_ray.driver.launch import run_job
 from hypha_ray.driver.what_if import RunSizes
 from hypha_ray.simulation.calibration import Calibration, calibrate

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.wide_area.links import DEVICE, Link, Network, Site
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import prepare
 from hypha_ray.driver.credentials import make_token
 
 JOBS = Path(__file__).parents[3] / "jobs"

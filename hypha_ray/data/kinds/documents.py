@@ -18,14 +18,13 @@ from typing import Final
 
 import numpy as np
 
+from hypha_ray.data.encoders import DocumentEncoder, Tokens, load_encoder
+from hypha_ray.data.kinds.kind import Kind, Report, SliceWriter
 from hypha_ray.data.manifest import PreprocessorInfo
-from hypha_ray.data.preparation.encoders import DocumentEncoder, Tokens, load_encoder
-from hypha_ray.data.preparation.kinds.kind import Kind
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
-from hypha_ray.data.preparation.sources.documents import documents
+from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays
+from hypha_ray.data.sources.documents import documents
 from hypha_ray.errors import DataError
 
 SMALL = 0.025

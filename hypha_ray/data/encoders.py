@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hypha_ray.data.manifest import PreprocessorInfo, TokenRules
-from hypha_ray.data.preparation.options import PrepareOptions
+from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.provenance import readable
 from hypha_ray.errors import ConfigError, DataError, reason_of
 from hypha_ray.model.loading.hub import fetch

@@ -31,11 +31,11 @@ from typing import IO, Any, Final, TypeAlias
 
 import numpy as np
 
-from hypha_ray.data.preparation.options import GENERATED, GYM, PROBLEMS, PrepareOptions
-from hypha_ray.data.preparation.sources.chats import exchange, has_messages, messages_of
-from hypha_ray.data.preparation.sources.documents import counted_records, read
-from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table, useless_value, without_surrogates
+from hypha_ray.data.options import GENERATED, GYM, PROBLEMS, PrepareOptions
 from hypha_ray.data.provenance import Account
+from hypha_ray.data.sources.chats import exchange, has_messages, messages_of
+from hypha_ray.data.sources.documents import counted_records, read
+from hypha_ray.data.sources.tables import Column, Row, complete, no_table, useless_value, without_surrogates
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.rl.rewards.registered import last_number
 from hypha_ray.rl.rewards.response import from_json, to_json

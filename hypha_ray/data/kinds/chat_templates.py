@@ -32,9 +32,9 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
-from hypha_ray.data.preparation.kinds.scored_tokens import ScoredText
-from hypha_ray.data.preparation.sources.chats import Chat, Messages, count_calls, with_texts, without_calls
+from hypha_ray.data.kinds.scored_tokens import ScoredText
 from hypha_ray.data.provenance import Account, readable
+from hypha_ray.data.sources.chats import Chat, Messages, count_calls, with_texts, without_calls
 from hypha_ray.errors import DataError, reason_of
 from hypha_ray.texts import counted
 

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, TypeAlias
 
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.sources.documents import counted_records, read
-from hypha_ray.data.preparation.sources.tables import (
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.provenance import Account, readable
+from hypha_ray.data.sources.documents import counted_records, read
+from hypha_ray.data.sources.tables import (
     Column,
     Row,
     columns_fix,
@@ -31,7 +32,6 @@ from hypha_ray.data.preparation.sources.tables import (
     require_columns,
     without_surrogates,
 )
-from hypha_ray.data.provenance import Account, readable
 from hypha_ray.errors import DataError
 
 Messages: TypeAlias = list[dict[str, Any]]

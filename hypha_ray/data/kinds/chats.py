@@ -23,8 +23,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from hypha_ray.data.manifest import PreprocessorInfo, TokenRules
-from hypha_ray.data.preparation.encoders import (
+from hypha_ray.data.encoders import (
     begin_of,
     ends_among,
     padding_of,
@@ -34,19 +33,19 @@ from hypha_ray.data.preparation.encoders import (
     token_rules,
     tokenizer_of,
 )
-from hypha_ray.data.preparation.kinds.chat_templates import (
+from hypha_ray.data.kinds.chat_templates import (
     ChatTemplate,
     count_lost_thoughts,
     leave_out_ignored,
     note_date,
 )
-from hypha_ray.data.preparation.kinds.kind import Kind, no_samples
-from hypha_ray.data.preparation.kinds.scored_tokens import ScoredText, ScoredTokens, TextTokenizer
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
-from hypha_ray.data.preparation.sources.chats import Chat, chats
+from hypha_ray.data.kinds.kind import Kind, Report, Rows, SliceWriter, no_samples, split, write_split
+from hypha_ray.data.kinds.scored_tokens import ScoredText, ScoredTokens, TextTokenizer
+from hypha_ray.data.manifest import PreprocessorInfo, TokenRules
+from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.provenance import Account, counted
 from hypha_ray.data.slices import Arrays
+from hypha_ray.data.sources.chats import Chat, chats
 from hypha_ray.model.task import IGNORE_INDEX
 
 _AT_ONCE = 1024

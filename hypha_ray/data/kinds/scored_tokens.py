@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hypha_ray.data.preparation.encoders import Tokens
+from hypha_ray.data.encoders import Tokens
 
 
 @dataclass(frozen=True, slots=True)

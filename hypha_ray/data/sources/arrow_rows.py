@@ -7,7 +7,8 @@ Arrow gives all structs of a column the same fields. A field that a row's struct
 
 Fields of structs, and of tables in other forms, are made columns of their own if an option names them.
 
-Values of the type `arrow.json`, such as `Json` features of `datasets`, are JSON texts, which are read here.
+Values of the type `arrow.json`, such as `Json` features of `datasets`, are JSON texts, which are read here. Errors of
+that library become errors with a remedy.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-from hypha_ray.data.preparation.sources.files import COMPRESSIONS, kind_of
-from hypha_ray.data.preparation.sources.tables import (
+from hypha_ray.data.provenance import Account
+from hypha_ray.data.sources.files import COMPRESSIONS, kind_of
+from hypha_ray.data.sources.tables import (
     Column,
     Row,
     list_of,
@@ -30,8 +32,7 @@ from hypha_ray.data.preparation.sources.tables import (
     require_columns,
     require_unique,
 )
-from hypha_ray.data.provenance import Account
-from hypha_ray.errors import DataError
+from hypha_ray.errors import AuthenticationError, DataError, HubError, HyphaError
 
 Decoder: TypeAlias = Callable[[Any], Any]
 """Reads the JSON texts in a value."""
@@ -207,3 +208,45 @@ def _without_null_fields(value: Any) -> Any:
     if isinstance(value, list) and value and isinstance(value[0], Mapping | list):
         return list(map(_without_null_fields, value))
     return value
+
+
+def explain(error: Exception, name: str, hint: str) -> HyphaError:
+    """The error to raise in place of an error of reading a dataset, by that error and its causes.
+
+    Args:
+        error: error that the library raised.
+        name: name of a dataset on the hub, or a local folder.
+        hint: remedy if there is no such dataset.
+
+    """
+    from datasets.exceptions import DatasetNotFoundError
+    from huggingface_hub import constants, errors
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # Of httpx or httpx2, by its version.
+
+    not_found = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError)
+    missing = (DatasetNotFoundError, *not_found)
+    unreachable = (errors.LocalEntryNotFoundError, ConnectionError, TimeoutError, HTTPError)
+    chain = list(_chain(error))
+    text = " ".join(str(error).split())[:300]
+    if "gated" in text or any(_status(link) in (401, 403) for link in chain):
+        fix = "check the name; if it is private or gated, ask for access and set HF_TOKEN"
+        return AuthenticationError("HUB002", f"the hub refuses access to dataset {name!r}", text, fix=fix)
+    if any(isinstance(link, missing) for link in chain):
+        return DataError("HUB001", f"there is no dataset {name!r}", text, fix=hint)
+    if any(isinstance(link, unreachable) for link in chain):
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else text
+        problem = f"dataset {name!r} is neither a path nor in the cache, and can't be fetched: offline ({why})"
+        fix = f"check the network and HF_HUB_OFFLINE, or fill the cache {constants.HF_HOME}"
+        return HubError("HUB003", problem, fix=fix)
+    return DataError("HUB004", f"dataset {name!r} can't be read", text, fix="check --subset, --split and --revision")
+
+
+def _status(error: BaseException) -> int | None:
+    response = getattr(error, "response", None)
+    return getattr(response, "status_code", None)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -18,8 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from hypha_ray.data.manifest import Manifest, PreprocessorInfo
-from hypha_ray.data.preparation.encoders import (
+from hypha_ray.data.encoders import (
     FOLDER,
     Tokens,
     begin_of,
@@ -31,20 +30,20 @@ from hypha_ray.data.preparation.encoders import (
     token_rules,
     tokenizer_of,
 )
-from hypha_ray.data.preparation.kinds.chat_templates import (
+from hypha_ray.data.kinds.chat_templates import (
     ChatTemplate,
     ignored_values,
     leave_out_ignored,
     note_date,
 )
-from hypha_ray.data.preparation.kinds.kind import Kind, no_samples
-from hypha_ray.data.preparation.kinds.scored_tokens import TextTokenizer
-from hypha_ray.data.preparation.options import PROBLEMS, PrepareOptions
-from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
-from hypha_ray.data.preparation.sources.chats import Chat
-from hypha_ray.data.preparation.sources.prompts import ALPHABET, Messages, Prompt, prompts
+from hypha_ray.data.kinds.kind import Kind, Report, Rows, SliceWriter, no_samples, split, write_split
+from hypha_ray.data.kinds.scored_tokens import TextTokenizer
+from hypha_ray.data.manifest import Manifest, PreprocessorInfo
+from hypha_ray.data.options import PROBLEMS, PrepareOptions
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays, read_slice
+from hypha_ray.data.sources.chats import Chat
+from hypha_ray.data.sources.prompts import ALPHABET, Messages, Prompt, prompts
 from hypha_ray.errors import DataError, reason_of
 from hypha_ray.rl.rewards.response import pack_records, records_of
 

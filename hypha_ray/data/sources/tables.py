@@ -15,7 +15,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any, Final, Protocol, TypeAlias, TypeGuard, TypeVar
 
-from hypha_ray.data.preparation.sources.files import (
+from hypha_ray.data.provenance import Account, readable
+from hypha_ray.data.sources.files import (
     BY_PANDAS,
     PIECE_CHARACTERS,
     kind_of,
@@ -23,7 +24,6 @@ from hypha_ray.data.preparation.sources.files import (
     pieces,
     require_rows,
 )
-from hypha_ray.data.provenance import Account, readable
 from hypha_ray.errors import DataError
 
 JSON = frozenset({".jsonl", ".ndjson", ".json"})

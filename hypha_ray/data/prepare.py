@@ -25,15 +25,13 @@ from typing import Final
 
 from pydantic import JsonValue
 
-from hypha_ray.data.catalogue import UNFINISHED, modality_of
+from hypha_ray.data.catalogue import UNFINISHED, MissingError, UrlFolder, is_url, modality_of, name_of
+from hypha_ray.data.encoders import FOLDER, PLAIN, PREPROCESSOR, read_template
+from hypha_ray.data.kinds.kind import Kind, Report, SliceWriter, own_kind
 from hypha_ray.data.manifest import MANIFEST, Manifest
-from hypha_ray.data.preparation.encoders import FOLDER, PLAIN, PREPROCESSOR, read_template
-from hypha_ray.data.preparation.kinds.kind import Kind, own_kind
-from hypha_ray.data.preparation.options import GENERATED, PrepareOptions
-from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
-from hypha_ray.data.preparation.sources.documents import require_source
+from hypha_ray.data.options import GENERATED, PrepareOptions
 from hypha_ray.data.provenance import Account, MadeBy, readable
-from hypha_ray.data.url_folder import MissingError, UrlFolder, is_url, name_of
+from hypha_ray.data.sources.documents import require_source
 from hypha_ray.errors import ConfigError, DataError, TryAgainError
 from hypha_ray.files import files_hash
 from hypha_ray.model.loading.hub import local_folder

@@ -23,17 +23,17 @@ from typing import IO, Any, Final, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from hypha_ray.data.encoders import PREPROCESSOR, save_preprocessor
+from hypha_ray.data.kinds.kind import Kind, Report, Rows, SliceWriter, no_samples, split, write_split
+from hypha_ray.data.kinds.labelled_texts import classes_of, numbered
 from hypha_ray.data.manifest import PreprocessorInfo
-from hypha_ray.data.preparation.encoders import PREPROCESSOR, save_preprocessor
-from hypha_ray.data.preparation.kinds.kind import Kind, no_samples
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
-from hypha_ray.data.preparation.sources.documents import counted_records, digits, read
-from hypha_ray.data.preparation.sources.files import Medium, classified, medium_of
-from hypha_ray.data.preparation.sources.labelled import Label, classes_of, label_of, no_label, numbered
-from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table, useless_value
+from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays
+from hypha_ray.data.sources.documents import counted_records, digits, read
+from hypha_ray.data.sources.files import Medium, classified, medium_of
+from hypha_ray.data.sources.judged import Label, label_of, no_label
+from hypha_ray.data.sources.tables import Column, Row, complete, no_table, useless_value
 from hypha_ray.errors import ConfigError, DataError, reason_of
 from hypha_ray.model.loading.hub import fetch
 

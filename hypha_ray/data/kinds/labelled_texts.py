@@ -1,4 +1,4 @@
-"""From labelled texts to a prepared dataset for classification.
+"""From labelled texts to a prepared dataset for classification, with the classes' names by number.
 
     a label of each text        ``labels`` int32 [N]
     several labels of a text    ``labels`` uint8 [N, C], 1 for each class that the text has
@@ -19,15 +19,14 @@ A tokenizer of bytes or characters tells words of a text by the spaces between t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from hypha_ray.data.manifest import ClassInfo, PreprocessorInfo
-from hypha_ray.data.preparation.encoders import (
+from hypha_ray.data.encoders import (
     Tokens,
     padding_of,
     require_fast,
@@ -35,19 +34,12 @@ from hypha_ray.data.preparation.encoders import (
     token_rules,
     tokenizer_of,
 )
-from hypha_ray.data.preparation.kinds.kind import Kind, no_samples
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
-from hypha_ray.data.preparation.sources.labelled import (
-    Label,
-    LabelledText,
-    classes_of,
-    labelled_texts,
-    numbered,
-    require_different,
-)
+from hypha_ray.data.kinds.kind import Kind, Report, Rows, SliceWriter, no_samples, split, write_split
+from hypha_ray.data.manifest import ClassInfo, PreprocessorInfo
+from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.provenance import Account, counted
 from hypha_ray.data.slices import Arrays
+from hypha_ray.data.sources.judged import Label, LabelledText, labelled_texts
 from hypha_ray.errors import ConfigError, DataError, reason_of
 from hypha_ray.model.task import IGNORE_INDEX
 
@@ -320,3 +312,59 @@ def _ids(tokenizer: Any, text: str | list[str]) -> list[int]:
 
 
 KIND: Final = Kind(write_texts, "language", "text and label are")
+
+
+def classes_of(labels: Iterable[Label], class_names: Sequence[str], several: bool, source: str) -> ClassInfo:
+    """Classes of a source with their names by number.
+
+    Args:
+        labels: label of each sample.
+        class_names: names that the source has for its classes; empty without.
+        several: whether a sample may have several classes.
+        source: name of the source, for the error.
+
+    Raises:
+        DataError: all samples have the same label, so that there is nothing to learn.
+
+    """
+    combinations = set[frozenset[str]]()
+    names = set[str]()
+    for label in labels:
+        combination = frozenset([label] if isinstance(label, str) else label)
+        combinations.add(combination)
+        names |= combination
+    if len(combinations if several else names) < 2:
+        only = ", ".join(map(repr, sorted(names))) or "none"
+        raise _all_equal(source, only, "at least two classes", "add samples of other classes")
+    return ClassInfo(tuple(class_names) or _by_number(names), several)
+
+
+def require_different(numbers: Iterable[float], source: str) -> None:
+    """Check that numbers to predict aren't all the same.
+
+    Raises:
+        DataError: they are, so that there is nothing to learn.
+
+    """
+    different = set(numbers)
+    if len(different) < 2:
+        raise _all_equal(source, f"{different.pop():g}", "different numbers", "name another --label-column")
+
+
+def _all_equal(source: str, got: str, allowed: str, fix: str) -> DataError:
+    return DataError("DATA039", f"all labels in {source} are the same", got, allowed, fix)
+
+
+def _by_number(names: Iterable[str]) -> tuple[str, ...]:
+    """Names of classes by number: whole numbers by size, texts by alphabet."""
+    ordered = sorted(names)
+    if all(name.removeprefix("-").isdecimal() for name in ordered):
+        ordered.sort(key=int)
+    return tuple(ordered)
+
+
+def numbered(label: Label, numbers: Mapping[str, int]) -> npt.NDArray[np.generic]:
+    """The number of a class, int32 []; for several classes a mark for each class of the dataset, uint8 [C]."""
+    if isinstance(label, str):
+        return np.array(numbers[label], np.int32)
+    return np.array([name in label for name in numbers], np.uint8)

@@ -17,9 +17,11 @@ from typing import IO, Any, Generic, TypeVar
 import numpy as np
 
 from hypha_ray.data.manifest import MANIFEST
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.sources.arrow_rows import arrow_rows, with_fields, without_nulls
-from hypha_ray.data.preparation.sources.files import (
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.provenance import Account, readable
+from hypha_ray.data.slices import Arrays
+from hypha_ray.data.sources.arrow_rows import arrow_rows, with_fields, without_nulls
+from hypha_ray.data.sources.files import (
     ARROW,
     UNREADABLE,
     is_binary,
@@ -30,7 +32,7 @@ from hypha_ray.data.preparation.sources.files import (
     texts_among,
     walk,
 )
-from hypha_ray.data.preparation.sources.tables import (
+from hypha_ray.data.sources.tables import (
     CSV,
     JSON,
     Column,
@@ -41,8 +43,6 @@ from hypha_ray.data.preparation.sources.tables import (
     json_rows,
     without_surrogates,
 )
-from hypha_ray.data.provenance import Account, readable
-from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import ConfigError, DataError, HyphaError
 
 T = TypeVar("T")
@@ -361,7 +361,7 @@ def _explained(name: str) -> Iterator[None]:
     except (HyphaError, GeneratorExit):
         raise
     except Exception as error:
-        from hypha_ray.data.preparation.sources.hub_errors import explain
+        from hypha_ray.data.sources.arrow_rows import explain
 
         raise explain(error, name, _suggestion(Path(name), "stdlib", "digits")) from error
 

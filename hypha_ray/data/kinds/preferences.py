@@ -18,29 +18,30 @@ an answer by the model of --reference. Preferences are held in memory as a whole
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
+from hypha_ray.data.encoders import padding_of, require_fast, save_tokenizer, tokenizer_of
+from hypha_ray.data.kinds.chats import answer_rules, encoded_chats
+from hypha_ray.data.kinds.kind import Kind, Report, Rows, SliceWriter, no_samples, split, write_split
+from hypha_ray.data.kinds.scored_tokens import ScoredTokens
 from hypha_ray.data.manifest import PreprocessorInfo
-from hypha_ray.data.preparation.encoders import padding_of, require_fast, save_tokenizer, tokenizer_of
-from hypha_ray.data.preparation.kinds.chats import answer_rules, encoded_chats
-from hypha_ray.data.preparation.kinds.kind import Kind, no_samples
-from hypha_ray.data.preparation.kinds.scored_tokens import ScoredTokens
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
-from hypha_ray.data.preparation.sources.chats import Chat
-from hypha_ray.data.preparation.sources.preferences import PreferenceRow, preferences
+from hypha_ray.data.mixture import same_tokens
+from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.provenance import Account, counted
 from hypha_ray.data.slices import Arrays
-from hypha_ray.errors import DataError
+from hypha_ray.data.sources.chats import Chat
+from hypha_ray.data.sources.judged import PreferenceRow, preferences
+from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.task import IGNORE_INDEX
-
-if TYPE_CHECKING:
-    from hypha_ray.data.preparation.reference import ReferenceModel
 
 Load: TypeAlias = Callable[[Rows], Arrays]
 """Function that makes the tensors of rows."""
+_TOKENS_AT_ONCE = 1 << 14
+"""Most tokens that are computed at once, of two sequences at least."""
 
 
 class Sample(NamedTuple):
@@ -88,8 +89,6 @@ def write_preferences(
     preprocessor = save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
     loader: Load = load
     if options.reference is not None:
-        from hypha_ray.data.preparation.reference import ReferenceModel  # It loads torch.
-
         folder = writer.folder / str(preprocessor.folder)
         reference = ReferenceModel(options.reference, options.reference_revision, folder)
         sha256 = reference.hashes["reference_sha256"]
@@ -269,3 +268,76 @@ def _arrays(
 
 
 KIND: Final = Kind(write_preferences, "preferences", "those of the preferences are")
+
+
+class ReferenceModel:
+    """Language model whose log-probabilities are stored beside preferences.
+
+    Args:
+        name: Hugging Face name or local folder.
+        revision: its revision on the hub; None: the default branch.
+        tokenizer: folder of the tokenizer of the preferences.
+
+    Raises:
+        HyphaError: the model can't be had, is no causal language model, or has another tokenizer.
+
+    """
+
+    def __init__(self, name: str, revision: str | None, tokenizer: Path) -> None:
+        from hypha_ray.model.environment import device_of  # These load torch.
+        from hypha_ray.model.identity import folder_hash, snapshot_commit
+        from hypha_ray.model.loading.hub import fetch
+        from hypha_ray.model.saved_model import open_saved
+
+        folder = fetch(name, revision, token=None, weights=True)
+        if not same_tokens(folder, tokenizer):
+            raise _foreign_tokens(name, "another tokenizer", f"that of {name}")
+        self.hashes = {"reference_sha256": folder_hash(folder)}
+        """Hash of the model's files, and the commit of a repository of the hub, by their names in manifests."""
+        commit = snapshot_commit(folder)
+        if commit is not None:
+            self.hashes["reference_commit"] = commit
+        network, self._task = open_saved(folder)
+        if self._task.name != "causal-lm":
+            fix = "name a language model"
+            raise ConfigError("PREP015", f"--reference {name} can't score answers", self._task.name, "causal-lm", fix)
+        self._name = name
+        self._device = device_of("auto")
+        self._network = network.to(self._device).eval()
+
+    def logprobs(self, arrays: Arrays) -> npt.NDArray[np.float32]:
+        """Return the sums of the log-probabilities of answers, float32 [N, 2].
+
+        Args:
+            arrays: ``input_ids``, ``attention_mask`` and ``labels``, each [N, 2, L].
+
+        Raises:
+            DataError: DATA024, the sequences are too long for the model; DATA023, it lacks some of their tokens.
+
+        """
+        from hypha_ray.model.checks.positions import require_positions
+
+        ids = arrays["input_ids"]
+        require_positions(self._network, self._task, {"input_ids": ids.shape[1:]}, "the preferences")
+        rows = self._network.get_input_embeddings().weight.shape[0]
+        if int(ids.max()) >= rows:
+            raise _foreign_tokens(self._name, f"token {ids.max()}", f"0 … {rows - 1}")
+        size = max(1, _TOKENS_AT_ONCE // (2 * ids.shape[-1]))
+        parts = [self._part(arrays, slice(start, start + size)) for start in range(0, len(ids), size)]
+        return np.concatenate(parts)
+
+    def _part(self, arrays: Arrays, rows: slice) -> Any:
+        import torch
+
+        from hypha_ray.model.preferences.objective import score_sequences
+
+        inputs = {}
+        for name in ("input_ids", "attention_mask", "labels"):
+            inputs[name] = torch.from_numpy(np.asarray(arrays[name][rows], np.int64)).to(self._device)
+        with torch.inference_mode():
+            return score_sequences(self._task, self._network, inputs).logprobs.float().cpu().numpy()
+
+
+def _foreign_tokens(name: str, got: str, allowed: str) -> DataError:
+    problem = f"--reference {name} has other tokens than the preferences"
+    return DataError("DATA023", problem, got, allowed, f"prepare them with --tokenizer {name}")

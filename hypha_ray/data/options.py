@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from hypha_ray.config.value_types import is_malformed, malformed
-from hypha_ray.data.preparation.sources.files import medium_of
+from hypha_ray.data.sources.files import medium_of
 from hypha_ray.errors import ConfigError
 from hypha_ray.plugins import Plugin, is_built_in, require_known
 from hypha_ray.texts import redacted

@@ -13,8 +13,7 @@ from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 
-from hypha_ray.data.manifest import PreprocessorInfo
-from hypha_ray.data.preparation.encoders import (
+from hypha_ray.data.encoders import (
     Tokens,
     padding_of,
     require_end,
@@ -23,13 +22,13 @@ from hypha_ray.data.preparation.encoders import (
     token_rules,
     tokenizer_of,
 )
-from hypha_ray.data.preparation.kinds.kind import Kind, no_samples
-from hypha_ray.data.preparation.options import PrepareOptions
-from hypha_ray.data.preparation.slice_writer import Report, Rows, SliceWriter, split, write_split
-from hypha_ray.data.preparation.sources.documents import counted_records, read
-from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table, useless_value, without_surrogates
+from hypha_ray.data.kinds.kind import Kind, Report, Rows, SliceWriter, no_samples, split, write_split
+from hypha_ray.data.manifest import PreprocessorInfo
+from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.provenance import Account, counted, readable
 from hypha_ray.data.slices import Arrays
+from hypha_ray.data.sources.documents import counted_records, read
+from hypha_ray.data.sources.tables import Column, Row, complete, no_table, useless_value, without_surrogates
 from hypha_ray.model.task import IGNORE_INDEX
 
 _AT_ONCE = 1024

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from hypha_ray.data.encoders import FOLDER, load_tokenizer
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.preparation.encoders import FOLDER, load_tokenizer
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.model.checks.positions import token_counts
 from hypha_ray.model.task import IGNORE_INDEX

@@ -1,1 +1,0 @@
-"""Preparation of datasets: reading of sources, encoding, packing, and writing of slices."""
