@@ -19,7 +19,7 @@ from hypha_ray.config.entry_point import Phases, print_notes, run
 from hypha_ray.config.options import Sampling, parse_options, require_round, require_sampling
 from hypha_ray.driver.evaluation import find_model
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.heavy_imports import uncollected
+from hypha_ray.files import uncollected
 
 if TYPE_CHECKING:
     from hypha_ray.model.writer import Writer

@@ -1,4 +1,4 @@
-"""What a cluster offers to all runs: machines on its market, with terms and leases, and datasets that nodes serve."""
+"""Offers of a cluster to all runs: machines on its market, with terms and leases, and datasets that its nodes serve."""
 
 from __future__ import annotations
 

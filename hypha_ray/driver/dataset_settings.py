@@ -1,4 +1,4 @@
-"""What a dataset decides for a job: classes of its model, number of rounds, and whether preferences can be learnt."""
+"""Settings of a job by its dataset: classes of its model, number of rounds, and whether preferences can be learnt."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from hypha_ray import plugins
 from hypha_ray.config.rl import ENVIRONMENT, MODEL, RL
 from hypha_ray.driver.run_folders import find_run
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
-from hypha_ray.heavy_imports import uncollected
+from hypha_ray.files import uncollected
 from hypha_ray.model.identity import IDENTITY
 from hypha_ray.model.loading.hub import TASK, local_folder, read_config
 from hypha_ray.store.directory import RunDirectory

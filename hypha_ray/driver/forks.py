@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 from hypha_ray.driver.ray_worker import MOST_BYTES, TAKEN
 from hypha_ray.errors import HyphaError
-from hypha_ray.heavy_imports import uncollected
+from hypha_ray.files import uncollected
 
 READ_BY_LIBRARIES = ("HF_", "KMP_", "LD_", "MKL_", "NUMBA_", "OMP_", "PYTHONPATH", "TORCH_", "TRANSFORMERS_")
 """Beginnings of variables that libraries may read as they are loaded."""

@@ -38,7 +38,7 @@ from hypha_ray.driver.ray_cluster import connected, connecting
 from hypha_ray.driver.run_folders import name_run, no_run, with_run_name
 from hypha_ray.driver.run_provenance import record_devices, record_start, recorded_error
 from hypha_ray.driver.start import InterruptionReport, RayService, load_libraries
-from hypha_ray.heavy_imports import uncollected
+from hypha_ray.files import uncollected
 from hypha_ray.market.auction import possible_nodes
 from hypha_ray.market.buyer import workers_to_hire
 from hypha_ray.market.cluster import own_node, speeds_of

@@ -28,7 +28,7 @@ from hypha_ray.driver.ray_head import LATER
 from hypha_ray.driver.ray_worker import SOCKET
 from hypha_ray.driver.run_folders import check_places, name_run
 from hypha_ray.errors import HyphaError
-from hypha_ray.heavy_imports import uncollected
+from hypha_ray.files import uncollected
 from hypha_ray.store.directory import RunDirectory, runs
 from hypha_ray.texts import redacted
 

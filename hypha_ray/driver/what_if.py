@@ -20,7 +20,7 @@ from hypha_ray.config.schema import beside_largest
 from hypha_ray.data.manifest import MANIFEST, Manifest, read_manifest
 from hypha_ray.driver.run_folders import existing_run
 from hypha_ray.errors import ConfigError, HubError, HyphaError
-from hypha_ray.heavy_imports import uncollected
+from hypha_ray.files import uncollected
 from hypha_ray.simulation.advice_report import overlay_text, report_lines
 from hypha_ray.simulation.calibration import PROVENANCE, Calibration, calibrate
 from hypha_ray.simulation.exchange import ModelShape

@@ -18,7 +18,6 @@ from hypha_ray.config.load import settings_that_differ
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.figures import METRIC, OBJECTIVES
 from hypha_ray.history.account import RunFiles
-from hypha_ray.history.html_page import html_page, html_section, html_table
 from hypha_ray.history.overview import readable, text_of
 from hypha_ray.history.report_charts import (
     COLOURS,
@@ -29,6 +28,9 @@ from hypha_ray.history.report_charts import (
     ReportFigure,
     chart_grid,
     chart_scripts,
+    html_page,
+    html_section,
+    html_table,
     line_figure,
 )
 from hypha_ray.telemetry.plots import PALETTE, by_progress, marker_for, panels, place_panels, style

@@ -6,18 +6,18 @@ of the run's own records. Long curves and lists are thinned, and the page says s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from hypha_ray.errors import DataError, reason_of
 from hypha_ray.files import opener
 from hypha_ray.history.account import RunFiles, reason_of_state, training_of
-from hypha_ray.history.html_page import HostFilter, html_page, html_section, html_table
 from hypha_ray.history.overview import (
     State,
     committed_rounds,
@@ -32,22 +32,28 @@ from hypha_ray.history.report_charts import (
     MOST_POINTS,
     NO_SCRIPT,
     POINTS_OF_A_CURVE,
+    Line,
     ReportFigure,
     chart_grid,
     chart_scripts,
-    cost_lines,
     figures_of,
-    further_charts,
-    gradient_lines,
+    html_page,
+    html_section,
+    html_table,
     line_figure,
     lines_of,
-    loss_lines,
     node_rows,
-    objective_lines,
-    task_lines,
     traffic_figures,
 )
-from hypha_ray.history.report_tables import event_list, provenance_rows, rollout_list, setting_rows, shares_bar, tiles
+from hypha_ray.history.report_tables import (
+    HostFilter,
+    event_list,
+    provenance_rows,
+    rollout_list,
+    setting_rows,
+    shares_bar,
+    tiles,
+)
 from hypha_ray.history.report_timeline import batches_figure, shares_figure, timeline
 from hypha_ray.telemetry.series import (
     ALL_CHARTS,
@@ -58,8 +64,11 @@ from hypha_ray.telemetry.series import (
     POLICY,
     SPEED,
     WAITING,
+    Chart,
     Series,
     caption_of,
+    gradient_norms,
+    running_totals,
 )
 from hypha_ray.telemetry.sinks.files import SUMMARY, Record, read_json
 
@@ -67,6 +76,12 @@ REPORT = "report.html"
 """Name of the page in a run's directory."""
 LEAST_POINTS = 40
 """Fewest points of a long curve, about."""
+_NOT_CURVES = {
+    *("round", "rounds", "epoch", "time_s", "elapsed_s", "eta_s", "fleet_s", "cost", "loss"),
+    *("samples", "tokens", "scored", "possible_samples", "arrivals"),
+    *("samples_total", "tokens_total"),
+}
+"""Numbers of a round's record that say nothing as a curve, or are shown elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,3 +323,71 @@ def _charts(report: RunReport) -> ReportCharts:
 def _present(figures: Iterable[ReportFigure | None]) -> list[ReportFigure]:
     """Charts that the run has figures of."""
     return [figure for figure in figures if figure is not None]
+
+
+def objective_lines(series: Series) -> list[Line]:
+    """Return the curves of training and of evaluations by the run's objective."""
+    objective = series.objective
+    lines = []
+    if series.has(objective.trained):
+        trained = series.column(objective.trained)
+        lines.append(Line(f"{objective.trained}, training", series.numbers, trained))
+    if series.evaluations:
+        numbers = []
+        values = []
+        for record in series.evaluations:
+            numbers.append(record["round"] + 1)
+            values.append(float(record[objective.name]))
+        lines.append(Line(f"{objective.validated}, validation", numbers, values))
+    return lines
+
+
+def loss_lines(series: Series) -> list[Line]:
+    """Return the curve of the loss of a run that has another objective."""
+    if series.objective.trained == "loss" or not series.has("loss"):
+        return []
+    return [Line("loss", series.numbers, series.column("loss"))]
+
+
+def task_lines(series: Series) -> list[Line]:
+    """Return the curves of accuracy, metrics of the job, and shares of solved prompts."""
+    curves: dict[str, tuple[list[float], list[float]]] = {}
+    for number, figures in series.tasks.items():
+        for name, value in figures.items():
+            numbers, values = curves.setdefault(name, ([], []))
+            numbers.append(number + 1)
+            values.append(value)
+    return [Line(name, *curve) for name, curve in curves.items()]
+
+
+def gradient_lines(series: Series) -> list[Line]:
+    """Return the curves of the gradients' norms of the first workers."""
+    return [Line(label, *points) for label, points in gradient_norms(series).items()]
+
+
+def further_charts(series: Series) -> list[Chart]:
+    """Return charts of numbers that rounds have and no table of charts has, such as the reward of each function."""
+    charted = set(chain.from_iterable(chart.labels for chart in ALL_CHARTS))
+    shown_elsewhere = {*charted, *_NOT_CURVES, series.objective.trained}
+    names = _numbers_of(series, shown_elsewhere)
+    return [Chart(name, "", {name: name}) for name in names]
+
+
+def _numbers_of(series: Series, left_out: Collection[str]) -> list[str]:
+    """Names of the numbers of all rounds, without some."""
+    names: dict[str, None] = {}
+    for record in series.rounds:
+        for name, value in record.items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and name not in left_out:
+                names[name] = None
+    return list(names)
+
+
+def cost_lines(series: Series) -> list[Line]:
+    """Return the curves of the cost in each round, and so far."""
+    if not series.has("cost"):
+        return []
+    costs = series.column("cost")
+    totals = running_totals(costs)
+    return [Line("since the record before", series.numbers, costs), Line("so far", series.numbers, totals)]

@@ -1,7 +1,8 @@
-"""Charts of a run's page, as figures of plotly.js: plain tables with the numbers of the run's own records.
+"""HTML pages about runs, and their charts: figures of plotly.js with the numbers of the run's own records.
 
-Colours are names of variables of the page's style, such as ``--blue``, which differ between light and dark.
-Objective, gradients, traffic and cost take functions of their own; other curves are lines of the table of charts.
+A page is one file with its style inside, which asks no server for anything. Long curves and lists are thinned: ends and
+extremes are kept, and nothing is averaged. Colours are names of variables of the page's style, such as ``--blue``,
+which differ between light and dark.
 """
 
 from __future__ import annotations
@@ -10,27 +11,26 @@ import json
 import math
 import pkgutil
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from itertools import chain, cycle
+from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from hypha_ray.history.html_page import points_to_draw
 from hypha_ray.telemetry.series import (
-    ALL_CHARTS,
     TRAFFIC,
     Chart,
     Series,
     Unit,
     every_step_bytes,
-    gradient_norms,
     running_totals,
 )
 from hypha_ray.telemetry.sinks.table import duration, si
 from hypha_ray.texts import counted
 
+_STYLE = Path(__file__).with_name("page.css")
+T = TypeVar("T")
 Trace: TypeAlias = dict[str, Any]
 COLOURS = ("--blue", "--orange", "--green", "--red", "--purple", "--sky", "--yellow", "--grey")
 _SCRIPT = Path(__file__).with_name("report.js")
@@ -51,12 +51,91 @@ LARGEST_COUNT = 4
 """Largest number of an axis of counts that plotly would mark with fractions."""
 POINTS_OF_A_CURVE = 800
 """Most points of one curve, about."""
-_NOT_CURVES = {
-    *("round", "rounds", "epoch", "time_s", "elapsed_s", "eta_s", "fleet_s", "cost", "loss"),
-    *("samples", "tokens", "scored", "possible_samples", "arrivals"),
-    *("samples_total", "tokens_total"),
-}
-"""Numbers of a round's record that say nothing as a curve, or are shown elsewhere."""
+
+
+def html_page(title: str, body: Iterable[str], head: Iterable[str] = ()) -> str:
+    """Return a page with the style of all pages.
+
+    Args:
+        title: title of the page, as plain text.
+        body: lines of HTML.
+        head: further lines of HTML for the page's head.
+
+    """
+    lines = [
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="color-scheme" content="light dark">',
+        *head,
+        f"<title>{escape(title)}</title>",
+        f"<style>\n{_STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>",
+        *body,
+        "</body>\n</html>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def html_table(name: str, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Lines of a table of plain texts; the first cell of each row is its heading. Columns may have no titles.
+
+    Screen readers tell tables apart by their `name`.
+    """
+    yield f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}"><table>'
+    headings = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
+    if headings:
+        yield f"<thead><tr>{headings}</tr></thead>"
+    yield "<tbody>"
+    for heading, *texts in rows:
+        cells = "".join(f"<td>{escape(text)}</td>" for text in texts)
+        yield f'<tr><th scope="row">{escape(heading)}</th>{cells}</tr>'
+    yield "</tbody></table></div>"
+
+
+def html_section(name: str, title: str, content: Iterable[str]) -> str:
+    """Return a section with its heading; `name` is what links lead to."""
+    return "\n".join([f'<section id="{name}">\n<h2>{escape(title)}</h2>', *content, "</section>"])
+
+
+def points_to_draw(values: Sequence[float], most: int) -> list[int]:
+    """Return the places of the points of a curve that are drawn.
+
+    The curve is cut into pieces of equal length, and each keeps its least and its greatest value. A piece without any
+    keeps its first point, so that the gap is seen.
+
+    Args:
+        values: the curve; NaN: there is no value.
+        most: number of points that is about the most, at least 4.
+
+    Returns:
+        All places if there are no more than that; otherwise some of them, in order, with the first and the last one.
+
+    """
+    if len(values) <= most:
+        return list(range(len(values)))
+    drawn = {0, len(values) - 1}
+    for piece in cut(len(values), (most - 2) // 2):
+        present = [point for point in piece if not math.isnan(values[point])]
+        if present:
+            drawn.add(min(present, key=values.__getitem__))
+            drawn.add(max(present, key=values.__getitem__))
+        else:
+            drawn.add(piece[0])
+    return sorted(drawn)
+
+
+def spread(elements: Sequence[T], most: int) -> list[T]:
+    """Return evenly spread elements, with the first and the last one; all if there are no more than `most`."""
+    if len(elements) <= most:
+        return list(elements)
+    step = (len(elements) - 1) / (most - 1)
+    return [elements[round(number * step)] for number in range(most)]
+
+
+def cut(length: int, most: int) -> Iterator[range]:
+    """Cut the places of a list into pieces of equal length, as far as possible: at most so many, of one at least."""
+    pieces = min(length, max(1, most))
+    for piece in range(pieces):
+        yield range(piece * length // pieces, (piece + 1) * length // pieces)
 
 
 class NumberFormat(NamedTuple):
@@ -231,65 +310,6 @@ def _number_or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def objective_lines(series: Series) -> list[Line]:
-    """Return the curves of training and of evaluations by the run's objective."""
-    objective = series.objective
-    lines = []
-    if series.has(objective.trained):
-        trained = series.column(objective.trained)
-        lines.append(Line(f"{objective.trained}, training", series.numbers, trained))
-    if series.evaluations:
-        numbers = []
-        values = []
-        for record in series.evaluations:
-            numbers.append(record["round"] + 1)
-            values.append(float(record[objective.name]))
-        lines.append(Line(f"{objective.validated}, validation", numbers, values))
-    return lines
-
-
-def loss_lines(series: Series) -> list[Line]:
-    """Return the curve of the loss of a run that has another objective."""
-    if series.objective.trained == "loss" or not series.has("loss"):
-        return []
-    return [Line("loss", series.numbers, series.column("loss"))]
-
-
-def task_lines(series: Series) -> list[Line]:
-    """Return the curves of accuracy, metrics of the job, and shares of solved prompts."""
-    curves: dict[str, tuple[list[float], list[float]]] = {}
-    for number, figures in series.tasks.items():
-        for name, value in figures.items():
-            numbers, values = curves.setdefault(name, ([], []))
-            numbers.append(number + 1)
-            values.append(value)
-    return [Line(name, *curve) for name, curve in curves.items()]
-
-
-def gradient_lines(series: Series) -> list[Line]:
-    """Return the curves of the gradients' norms of the first workers."""
-    return [Line(label, *points) for label, points in gradient_norms(series).items()]
-
-
-def further_charts(series: Series) -> list[Chart]:
-    """Return charts of numbers that rounds have and no table of charts has, such as the reward of each function."""
-    charted = set(chain.from_iterable(chart.labels for chart in ALL_CHARTS))
-    shown_elsewhere = {*charted, *_NOT_CURVES, series.objective.trained}
-    names = _numbers_of(series, shown_elsewhere)
-    return [Chart(name, "", {name: name}) for name in names]
-
-
-def _numbers_of(series: Series, left_out: Collection[str]) -> list[str]:
-    """Names of the numbers of all rounds, without some."""
-    names: dict[str, None] = {}
-    for record in series.rounds:
-        for name, value in record.items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if is_number and name not in left_out:
-                names[name] = None
-    return list(names)
-
-
 def traffic_figures(series: Series, most_points: int) -> Iterator[ReportFigure]:
     """Draw the bytes of each direction, in each round and so far, and what encoding has cost."""
     each, encoding = TRAFFIC
@@ -329,15 +349,6 @@ def node_rows(series: Series, with_hosts: bool) -> list[tuple[str, str]]:
             name = node
         rows.append((name, f"{si(size_bytes)}B"))
     return rows
-
-
-def cost_lines(series: Series) -> list[Line]:
-    """Return the curves of the cost in each round, and so far."""
-    if not series.has("cost"):
-        return []
-    costs = series.column("cost")
-    totals = running_totals(costs)
-    return [Line("since the record before", series.numbers, costs), Line("so far", series.numbers, totals)]
 
 
 def chart_grid(charts: Sequence[ReportFigure], figures: list[ReportFigure]) -> Iterator[str]:

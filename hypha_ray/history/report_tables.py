@@ -1,11 +1,13 @@
 """Tables of a run's page: figures, the use of its time, settings that differ from defaults, provenance, and two lists.
 
-The lists, which may be long, are those of events by kind, and of responses with their rewards.
+The lists, which may be long, are those of events by kind, and of responses with their rewards. A page that leaves the
+house has no users, machines and addresses in its texts.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,12 +19,12 @@ from hypha_ray.config import Job
 from hypha_ray.config.keys import shown
 from hypha_ray.config.load import resolved, settings_that_differ
 from hypha_ray.history.comparison import shown_figures
-from hypha_ray.history.html_page import spread
+from hypha_ray.history.report_charts import spread
 from hypha_ray.history.report_timeline import USES, Hide
 from hypha_ray.telemetry.news import KINDS, line_about
 from hypha_ray.telemetry.sinks.files import ROLLOUTS, Record, read_jsonl, read_tail
 from hypha_ray.telemetry.sinks.table import ABSENT, si
-from hypha_ray.texts import counted
+from hypha_ray.texts import HIDDEN, counted
 
 EVENTS_OF_A_KIND = 120
 MOST_EVENTS = 1000
@@ -45,6 +47,15 @@ WHOLE_BYTES = 4 << 20
 """Size of a file of responses that is read as a whole; of a larger one the ends are, of half this size each."""
 _OF_A_RESPONSE = frozenset({"kind", "wall_time", "monotonic_s", "round", "prompt", "response"})
 """Fields of responses that are shown in places of their own."""
+_ADDRESS = re.compile(
+    r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\d)"
+    r"|(?<![\w:])(?=[0-9a-f:]*(?:::|[0-9a-f]{3}))(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}(?![\w:])",
+    re.IGNORECASE,
+)
+"""Addresses of IPv4 and IPv6."""
+_HOME = re.compile(r"(?<=/home/)[^/\s'\"]+|(?<=/Users/)[^/\s'\"]+")
+"""Name of a user in the path of a home folder."""
+_MACHINE = re.compile(r"[^\s()]+")
 
 
 def tiles(figures: Record) -> Iterator[str]:
@@ -350,3 +361,50 @@ def _cut(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     return f"{text[:most]} … {len(text) - most} more characters"
+
+
+class HostFilter:
+    """Replaces what tells a user or a machine by ``***``.
+
+    Args:
+        provenance: account of the run's starts.
+        events: events of the run.
+        is_on: whether anything is replaced.
+
+    """
+
+    def __init__(self, provenance: Record, events: Iterable[Record], is_on: bool = True) -> None:
+        self.is_on = is_on
+        names = {name for name in (*_names(provenance), *_nodes(events)) if name}
+        longest_first = sorted(names, key=lambda name: (-len(name), name))
+        self._names = re.compile("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in longest_first) or r"(?!)")
+
+    def __call__(self, text: object) -> str:
+        """Return a text without users, machines and addresses."""
+        if not self.is_on:
+            return str(text)
+        without_homes = _HOME.sub(HIDDEN, str(text))
+        without_names = self._names.sub(HIDDEN, without_homes)
+        return _ADDRESS.sub(HIDDEN, without_names)
+
+
+def _names(provenance: Record) -> Iterator[str]:
+    """Users, names and addresses of machines of all starts; of a full name its first part, too."""
+    for start in (provenance, *(provenance.get("earlier") or ())):
+        hosts: list[Any] = [start]
+        hosts += start.get("hosts") or ()
+        for host in hosts:
+            for field in ("user", "host", "address"):
+                name = str(host.get(field) or "")
+                yield name
+                if field == "host":
+                    yield name.partition(".")[0]
+
+
+def _nodes(events: Iterable[Record]) -> Iterator[str]:
+    """Names and addresses of the machines that events tell of."""
+    for event in events:
+        if event.get("kind") == "lease":
+            yield str(event.get("node") or "")
+        elif event.get("kind") == "machine_loss":
+            yield from _MACHINE.findall(str(event.get("machine") or ""))

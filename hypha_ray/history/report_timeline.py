@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple, TypeAlias
 
-from hypha_ray.history.html_page import cut, spread
-from hypha_ray.history.report_charts import ReportFigure, Trace, value_text
+from hypha_ray.history.report_charts import ReportFigure, Trace, cut, spread, value_text
 from hypha_ray.telemetry.series import Series
 from hypha_ray.telemetry.sinks.files import Record
 from hypha_ray.texts import counted

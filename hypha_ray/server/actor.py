@@ -21,7 +21,7 @@ from hypha_ray.config.schema import Job
 from hypha_ray.config.training import OuterOptimizer
 from hypha_ray.exchange_schedule import outer_steps_before
 from hypha_ray.failpoints import arm, failpoint
-from hypha_ray.heavy_imports import uncollected
+from hypha_ray.files import uncollected
 from hypha_ray.types import Flat, Layout, RoundProgress, Verdict
 from hypha_ray.types.rounds import attempt_of
 

@@ -20,7 +20,7 @@ from hypha_ray import traces
 from hypha_ray.children import ListedActor
 from hypha_ray.config import Job
 from hypha_ray.failpoints import arm
-from hypha_ray.heavy_imports import uncollected
+from hypha_ray.files import uncollected
 from hypha_ray.model.task import SpecialTokens
 from hypha_ray.types import Arrays, Flat, FragmentUpdate, Layout, Plan, Samples, Source
 from hypha_ray.worker.incarnation import BatchSource, Emit, Inbox, Incarnation, Item, Loop

@@ -9,7 +9,7 @@ from contextlib import suppress
 from importlib import import_module
 
 import hypha_ray
-from hypha_ray.heavy_imports import uncollected
+from hypha_ray.files import uncollected
 
 LIBRARIES = ("datasets", "grpc", "matplotlib.pyplot", "numba", "transformers.optimization")
 OF_RAY = (

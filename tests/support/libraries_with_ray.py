@@ -6,7 +6,7 @@ one, and nothing that is loaded here draws any.
 
 from importlib import import_module
 
-from hypha_ray.heavy_imports import uncollected
+from hypha_ray.files import uncollected
 from tests.support.libraries import load_own_modules
 
 with uncollected():

@@ -26,7 +26,7 @@ from hypha_ray.driver.run_folders import no_run
 from hypha_ray.errors import ConfigError
 from hypha_ray.exchange_schedule import SETTLING, outer_steps_before, settled_momentum
 from hypha_ray.families import ADVANTAGES, CODECS, ENVIRONMENTS, REWARDS
-from hypha_ray.heavy_imports import uncollected
+from hypha_ray.files import uncollected
 from hypha_ray.model.loading.hub import local_folder
 from hypha_ray.optim.schedules import check_schedule, inner_steps
 from hypha_ray.plugins import attempt, is_built_in, is_own, look_beside_the_job

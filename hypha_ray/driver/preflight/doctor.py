@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from hypha_ray.driver.credentials import HUB_TOKEN, OF_STORES
 from hypha_ray.driver.run_provenance import versions
 from hypha_ray.errors import AuthenticationError, ConfigError, HyphaError, TryAgainError
-from hypha_ray.heavy_imports import uncollected
+from hypha_ray.files import uncollected
 from hypha_ray.remote_errors import cause_of
 from hypha_ray.telemetry.sinks.table import si
 from hypha_ray.texts import redacted

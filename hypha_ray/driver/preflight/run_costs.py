@@ -1,4 +1,4 @@
-"""What a run takes: bytes that its workers and servers exchange, space on disks, and machines with their prices."""
+"""Costs of a run: bytes that its workers and servers exchange, space on disks, and machines with their prices."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from hypha_ray.driver.data_source import DataSource
 from hypha_ray.driver.dataset_settings import samples_in_epochs
 from hypha_ray.driver.earlier_runs import generator_facts, pace_of_earlier_run, pace_of_run, time_facts
 from hypha_ray.driver.preflight.run_costs import DiskSizes, Exchange, disk_sizes, exchange_of, free_bytes, round_samples
-from hypha_ray.heavy_imports import uncollected
+from hypha_ray.files import uncollected
 from hypha_ray.market.requirements import NodeResources
 from hypha_ray.scheduler.fleet.worker_state import batch_size, has_equal_batches
 from hypha_ray.scheduler.planning.round_sizes import MOST

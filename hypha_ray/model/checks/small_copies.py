@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hypha_ray.errors import ConfigError, HyphaError, reason_of
-from hypha_ray.heavy_imports import uncollected
+from hypha_ray.files import uncollected
 
 _LAYERS = frozenset(
     {

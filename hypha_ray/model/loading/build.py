@@ -21,7 +21,7 @@ from safetensors import safe_open
 
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import CheckpointError, ConfigError
-from hypha_ray.heavy_imports import uncollected
+from hypha_ray.files import uncollected
 from hypha_ray.model.checks.positions import max_positions
 from hypha_ray.model.loading.configuration import (
     OWN_CLASSES,

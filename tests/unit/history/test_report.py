@@ -13,8 +13,8 @@ import pytest
 
 from hypha_ray.errors import DataError
 from hypha_ray.fleet_time import TIME_KINDS
-from hypha_ray.history.html_page import cut, points_to_draw, spread
 from hypha_ray.history.report import notes_of_last_report, report_of, write_report
+from hypha_ray.history.report_charts import cut, points_to_draw, spread
 from hypha_ray.history.report_timeline import MARKS, USES, timeline
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.series import Series

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.heavy_imports import uncollected
+from hypha_ray.files import uncollected
 
 
 @pytest.fixture(autouse=True)
