@@ -1,6 +1,8 @@
-"""Calls of the compiled passes: copies that go past the caches, and DiLoCo's outer step in one pass over memory.
+"""Passes over large arrays that numba compiles, or torch computes if numba can't; results are the same to the bit.
 
-Numba is loaded only for large arrays: that takes a second and 50 MB.
+They are copies that go past the caches, and DiLoCo's outer step in one pass over memory. Numba is loaded only for large
+arrays: that takes a second and 50 MB. It keeps compiled code beside its source, so only the first process on a machine
+waits for it.
 """
 
 from __future__ import annotations

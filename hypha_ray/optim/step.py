@@ -3,7 +3,7 @@
 host      begin 1   begin 2   begin 3   read 1   begin 4   read 2 …
 device    ──── step 1 ────►──── step 2 ────►──── step 3 ────►
 
-It is the state of the optimizer, from which a successor goes on to the bit. The weights of a round come from the
+The state is that of the optimizer, from which a successor goes on to the bit. The weights of a round come from the
 server, positions in the schedules follow from the round, and random numbers from seed, round and worker. Keys are
 ``optimizer/parameter/name``, such as ``0/17/exp_avg``, both counted as torch does. numpy lacks bfloat16, whose bits
 travel as uint16.

@@ -4,7 +4,7 @@
                                                ▲                        │
                                                └── waiting for machines ◄┘  while fewer than are needed
 
-Workers come and go in every state, see `fleet/roster.py`; the states are classes, see `rounds/round_strategy.py`. The
+Workers come and go in every state, see `roster.py`; the states are classes, see `round_strategy.py`. The
 same core runs under Ray and in simulations. Times are monotonic seconds, passed in.
 """
 
@@ -23,19 +23,17 @@ from hypha_ray.config import Job
 from hypha_ray.errors import CapacityError
 from hypha_ray.fleet_time import FleetTime
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.asynchronous.async_planner import AsyncPlanner
-from hypha_ray.scheduler.asynchronous.strategy import AsyncRounds
-from hypha_ray.scheduler.barrier.round_planner import RoundPlanner
-from hypha_ray.scheduler.barrier.strategy import BarrierRounds
-from hypha_ray.scheduler.failures import another_model, fatal, hopeless, too_few
-from hypha_ray.scheduler.fleet.roster import Roster
-from hypha_ray.scheduler.fleet.trust import FATAL, WeightHashes
-from hypha_ray.scheduler.fleet.worker_state import WorkerState
+from hypha_ray.scheduler.async_planner import AsyncPlanner
+from hypha_ray.scheduler.async_strategy import AsyncRounds
+from hypha_ray.scheduler.barrier_planner import RoundPlanner
+from hypha_ray.scheduler.barrier_strategy import BarrierRounds
+from hypha_ray.scheduler.failures import FATAL, WeightHashes, another_model, fatal, hopeless, too_few
 from hypha_ray.scheduler.goal_planner import GoalPlanner
-from hypha_ray.scheduler.messages import Outbox
-from hypha_ray.scheduler.pace import StorePace, check_interval_s
-from hypha_ray.scheduler.planning.worker_plans import Sizes
-from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.messages import Outbox, ResumePoint
+from hypha_ray.scheduler.planner import StorePace, check_interval_s
+from hypha_ray.scheduler.roster import Roster
+from hypha_ray.scheduler.worker_plans import Sizes
+from hypha_ray.scheduler.worker_state import WorkerState
 from hypha_ray.types import SliceInfo
 
 log = logging.getLogger(__name__)
@@ -373,7 +371,7 @@ class SchedulerCore:
         """Limit the time that the run waits with fewer workers than it needs."""
         have = self._roster.assignable_count
         strategy = self._strategy
-        if not (strategy.unevaluated if strategy.final else have < self._needed):
+        if not (strategy.pending.share_is_lost if strategy.final else have < self._needed):
             self._stop_timer("idle")
         elif self._roster.eligible < self._needed:
             model_error = another_model(self._resume_point.next_round, self._roster.layouts, self._layout_sha256)

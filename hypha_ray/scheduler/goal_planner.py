@@ -13,10 +13,9 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.market.buyer import HOUR_S
 from hypha_ray.market.goal import Decision, Machine, Standing, decide
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.fleet.roster import Roster
-from hypha_ray.scheduler.messages import Outbox
-from hypha_ray.scheduler.resume_point import ResumePoint
-from hypha_ray.scheduler.rounds.round_strategy import RoundStrategy
+from hypha_ray.scheduler.messages import Outbox, ResumePoint
+from hypha_ray.scheduler.roster import Roster
+from hypha_ray.scheduler.round_strategy import RoundStrategy
 from hypha_ray.telemetry.sinks.table import duration
 
 FIRST_START_S = 60.0

@@ -14,10 +14,10 @@ from typing import Any, Self
 
 from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.barrier.round import LOST
+from hypha_ray.scheduler.barrier_round import LOST
 from hypha_ray.scheduler.core import SchedulerCore
-from hypha_ray.scheduler.planning.worker_plans import Sizes
-from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.messages import ResumePoint
+from hypha_ray.scheduler.worker_plans import Sizes
 from hypha_ray.simulation.exchange import WEIGHT_BYTES, PayloadSizes
 from hypha_ray.simulation.failures import HOUR_S, FailureSchedule
 from hypha_ray.simulation.fleet_worker import DeltaKey, FleetWorker, Payload, Traffic, delta_key

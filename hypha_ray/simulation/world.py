@@ -25,7 +25,7 @@ from hypha_ray.config import Job
 from hypha_ray.exchange_schedule import ReportSchedule
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import SchedulerCore
-from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.messages import ResumePoint
 from hypha_ray.simulation.worker import SimulatedWorker
 from hypha_ray.types import Commit, Contribution, Event, Saved, Source, Verdict
 

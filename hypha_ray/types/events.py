@@ -123,6 +123,11 @@ class Evaluated(RoundEvent):
     sums: Sums
     seconds: float
 
+    @property
+    def has_weight(self) -> bool:
+        """Whether there is a figure with a weight."""
+        return any(weight for _, weight in self.sums.values())
+
 
 @record(frozen=True, slots=True)
 class Report(RoundEvent):

@@ -7,15 +7,17 @@ first round is encoded on the host, because only after it the memory that a step
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from hypha_ray.codec import Encoder, Quality, difference_codec, sends_differences
-from hypha_ray.codec.feedback import DEVICE_BLOCK, DeviceFeedback, blocks, encodes_on_device
+from hypha_ray.codec.feedback import as_rows, blocks
+from hypha_ray.codec.formats import Bf16, Chunked, E3m0, Fp16, Int4, Int8
 from hypha_ray.config import Job
 from hypha_ray.model.environment import free_gpu_bytes
 from hypha_ray.model.layout import LiveGroup, live_tensors, source_of
@@ -29,10 +31,120 @@ log = logging.getLogger(__name__)
 
 _SPARE_BYTES = 1 << 30
 """Memory of a GPU that is left free beside θ and residuals."""
+ELEMENTWISE = (Bf16, Fp16, Int8, Int4, E3m0)
+"""Codecs whose payloads are the same on every device, because each element is rounded by itself.
+
+`huffman2`, `huffman3` and `topk` encode on the host: a GPU adds up a chunk, and breaks ties, in another order. So does
+`visible`, whose streams are made there.
+"""
+DEVICE_BLOCK = 1 << 22
+"""Number of elements that are encoded at a time: enough for a GPU, and few compared with a model."""
+
+
+class Elements(Protocol):
+    """Elements of a group on the device."""
+
+    size: int
+
+    def block(self, part: slice) -> torch.Tensor:
+        """Return a range of elements, 1-D, which must not be written to."""
+
+
+class DeviceFeedback:
+    """Encoder of one fragment's parameters on their device, so that payloads are copied to the host instead of weights.
+
+    Payloads are those of `Feedback` to the bit, except for the bits of NaNs.
+
+    Args:
+        codec: codec of a class in `ELEMENTWISE`.
+        decay: part of the encoding error that is made up for in the next round; 0: none of it.
+        allocate: function of size and dtype that allocates memory of the host, into which the device copies.
+        block: number of elements that are encoded at a time, a multiple of the codec's chunk.
+
+    """
+
+    def __init__(
+        self,
+        codec: Chunked,
+        decay: float,
+        allocate: Callable[[int, torch.dtype], torch.Tensor],
+        block: int = DEVICE_BLOCK,
+    ) -> None:
+        self._codec = codec
+        self._decay = decay
+        self._allocate = allocate
+        self._block = block
+        self._host_arrays: dict[str, torch.Tensor] = {}
+        """Arrays of the payload by name, which are overwritten in each round."""
+        self.residual: dict[str, torch.Tensor] = {}
+        """Encoding error so far, by group, on the device; empty before the first round, and without feedback."""
+
+    def encode(
+        self, values: Mapping[str, Elements], theta: Mapping[str, torch.Tensor], wait: Callable[[], None]
+    ) -> tuple[Flat, Quality]:
+        """Encode differences of trained groups to θ on their device; `wait` waits for all copies to the host.
+
+        Returns:
+            Arrays of these groups for the payload, which the next call overwrites, and their quality.
+
+        """
+        block_sums: list[torch.Tensor] = []
+        payload: dict[str, torch.Tensor] = {}
+        for group, elements in values.items():
+            arrays: dict[str, torch.Tensor] = {}
+            for key, form in self._codec.form({group: elements.size}).items():
+                payload[key] = self._host_array(key, form.size, form.dtype)
+                arrays[key.removeprefix(f"{group}/")] = payload[key]
+            out = as_rows(self._codec, arrays)
+            for part in blocks(elements.size, self._block):
+                block_sums.append(self._encode_block(group, elements, theta[group], part, out))
+        quality = Quality()
+        if block_sums:
+            sums = torch.stack(block_sums).sum(0)
+            quality = Quality(*sums.tolist())
+        wait()
+        if not math.isfinite(quality.difference):
+            self.residual.clear()  # A damaged result is rejected, and must not damage the next ones.
+        return {key: array.numpy() for key, array in payload.items()}, quality
+
+    def _host_array(self, key: str, size: int, dtype: str) -> torch.Tensor:
+        if key not in self._host_arrays:
+            self._host_arrays[key] = self._allocate(size, getattr(torch, dtype))
+        return self._host_arrays[key]
+
+    def _encode_block(
+        self, group: str, elements: Elements, theta: torch.Tensor, part: slice, out: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """Encode a block; return the sums of `Quality`, on the device."""
+        delta = elements.block(part) - theta[part]
+        target = delta.float()
+        residual = self._residual(group, elements.size, target.device)
+        if residual is not None:
+            target = torch.add(target, residual[part], alpha=self._decay)
+        decoded = self._codec.encode_block(target, out, part.start)
+        difference = target - decoded
+        if residual is not None:
+            residual[part] = difference
+        target = target.double()
+        decoded = decoded.double()
+        difference = difference.double()
+        return torch.stack([target.dot(target), decoded.dot(decoded), target.dot(decoded), difference.dot(difference)])
+
+    def _residual(self, group: str, size: int, device: torch.device) -> torch.Tensor | None:
+        if not self._decay:
+            return None
+        if group not in self.residual:
+            self.residual[group] = torch.zeros(size, device=device)
+        return self.residual[group]
+
+
+def encodes_on_device(codec: Chunked | None) -> bool:
+    """Whether a codec's payloads are the same on every device."""
+    return type(codec) in ELEMENTWISE
 
 
 class DeviceEncoding:
-    """Encoding of a worker's results on the device of its model, by one of `codec.feedback.ELEMENTWISE`.
+    """Encoding of a worker's results on the device of its model, by one of `ELEMENTWISE`.
 
     The encoders on the host, one for each fragment, are for payloads that aren't encoded on the device.
     """

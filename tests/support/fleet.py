@@ -9,10 +9,10 @@ from typing import Any, Self
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.barrier.round import LOST
+from hypha_ray.scheduler.barrier_round import LOST
 from hypha_ray.scheduler.core import SchedulerCore
-from hypha_ray.scheduler.planning.worker_plans import Sizes
-from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.messages import ResumePoint
+from hypha_ray.scheduler.worker_plans import Sizes
 from hypha_ray.simulation.world import World
 from hypha_ray.types import Contribution, Delta, Evaluated, Rejection, SliceInfo, Source, Verdict
 from tests.support.simulation_books import samples_in

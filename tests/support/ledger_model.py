@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from hypha_ray.errors import HyphaError
-from hypha_ray.scheduler.ledger.ledger import Ledger
+from hypha_ray.scheduler.ledger import Ledger
 from hypha_ray.types import SliceInfo, Span, window
 from tests.support.simulation_books import Sample, samples_in
 

@@ -9,7 +9,7 @@ from typing import Any
 from hypha_ray.config import Job
 from hypha_ray.exchange_schedule import version_due
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.pace import CHECK_S
+from hypha_ray.scheduler.planner import CHECK_S
 from hypha_ray.types import Delta, Event, Merged, Plan, Ready, SliceInfo, Source, Span, Verdict
 
 Sample = tuple[int, int, int]

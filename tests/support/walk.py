@@ -10,10 +10,10 @@ import random
 from typing import Self
 
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.barrier.round import LOST
+from hypha_ray.scheduler.barrier_round import LOST
 from hypha_ray.scheduler.core import SchedulerCore
-from hypha_ray.scheduler.planning.worker_plans import Sizes
-from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.messages import ResumePoint
+from hypha_ray.scheduler.worker_plans import Sizes
 from hypha_ray.simulation.worker import SimulatedWorker
 from hypha_ray.simulation.world import World
 from hypha_ray.types import Commit, Contribution, Delta, Event, Left, Ready, Rejection, Saved, Source, Verdict

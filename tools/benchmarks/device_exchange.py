@@ -15,11 +15,10 @@ import numpy as np
 import torch
 
 from hypha_ray.codec import encoder, payload_bytes
-from hypha_ray.codec.feedback import ELEMENTWISE
 from hypha_ray.model.layout import gather, layout_of, scatter
 from hypha_ray.optim.step import Step, WholeModel
 from hypha_ray.types import Flat, Layout, Samples
-from hypha_ray.worker.device_encoding import DeviceEncoding
+from hypha_ray.worker.device_encoding import ELEMENTWISE, DeviceEncoding
 
 MILLIONS = 100
 WIDTH = 1024

@@ -21,7 +21,7 @@ from hypha_ray.market.buyer import choices, trades, workers_to_hire
 from hypha_ray.market.leases import Offer
 from hypha_ray.market.requirements import NodeResources, generator_need, generators_with_room, group_need
 from hypha_ray.market.selection import UNKNOWN, Choice, Speeds, worths
-from hypha_ray.scheduler.fleet.worker_state import batch_size, has_equal_batches
+from hypha_ray.scheduler.worker_state import batch_size, has_equal_batches
 from hypha_ray.simulation.exchange import MOST_BITS
 from hypha_ray.telemetry.sinks.files import read_json
 from hypha_ray.types import Layout

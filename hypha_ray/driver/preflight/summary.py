@@ -23,8 +23,8 @@ from hypha_ray.driver.earlier_runs import generator_facts, pace_of_earlier_run, 
 from hypha_ray.driver.preflight.run_costs import DiskSizes, Exchange, disk_sizes, exchange_of, free_bytes, round_samples
 from hypha_ray.files import uncollected
 from hypha_ray.market.requirements import NodeResources
-from hypha_ray.scheduler.fleet.worker_state import batch_size, has_equal_batches
-from hypha_ray.scheduler.planning.round_sizes import MOST
+from hypha_ray.scheduler.round_sizes import MOST
+from hypha_ray.scheduler.worker_state import batch_size, has_equal_batches
 from hypha_ray.store.directory import RunDirectory, runs
 from hypha_ray.store.snapshots import SnapshotHeader, read_header, snapshot_path
 from hypha_ray.store.snapshots import rounds as snapshot_rounds

@@ -23,8 +23,7 @@ from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import SchedulerCore, search_less_often
-from hypha_ray.scheduler.planning.worker_plans import Sizes
-from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.messages import ResumePoint
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
 from hypha_ray.scheduler.runtime.market_client import CostBook, SpeedBook, Staffing
 from hypha_ray.scheduler.runtime.run_actors import RunActors
@@ -32,6 +31,7 @@ from hypha_ray.scheduler.runtime.slice_readers import SliceCache, reader_of
 from hypha_ray.scheduler.runtime.supervised_actor import GONE, NodeAttendance, keep_all
 from hypha_ray.scheduler.runtime.telemetry_client import RoundTraces, TelemetryClient
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
+from hypha_ray.scheduler.worker_plans import Sizes
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import (
     METRICS,

@@ -21,8 +21,7 @@ from hypha_ray.market.cluster import cluster_nodes, lease_entries, own_node, pos
 from hypha_ray.market.leases import Offer, answers, is_firm
 from hypha_ray.market.requirements import Need, NodeResources, worker_needs
 from hypha_ray.market.selection import Speeds, places, training_key
-from hypha_ray.scheduler.messages import Quote, Quotes
-from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.messages import Quote, Quotes, ResumePoint
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
 from hypha_ray.telemetry.sinks.files import EVENTS, read_jsonl

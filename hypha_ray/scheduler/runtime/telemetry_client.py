@@ -269,9 +269,9 @@ class _UncommittedResponses:
 
     def _forget_earlier(self, worker: int, incarnation: int) -> None:
         """Forget earlier incarnations of a worker."""
-        for other in list(self._by_source):
-            if other[0] == worker and other[1] < incarnation:
-                del self._by_source[other]
+        for source in list(self._by_source):
+            if source[0] == worker and source[1] < incarnation:
+                del self._by_source[source]
 
 
 class RoundTraces:

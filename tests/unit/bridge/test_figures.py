@@ -23,10 +23,10 @@ from hypha_ray.config.rl import RL
 from hypha_ray.errors import BridgeError
 from hypha_ray.model.loading.tokenizer import PackedTokenizer, pack
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.fleet.worker_state import BatchTime
-from hypha_ray.scheduler.ledger.epoch import LedgerError
-from hypha_ray.scheduler.ledger.ledger import Ledger
-from hypha_ray.scheduler.planning.planner import Pace, plan
+from hypha_ray.scheduler.epoch import LedgerError
+from hypha_ray.scheduler.ledger import Ledger
+from hypha_ray.scheduler.planner import Pace, plan
+from hypha_ray.scheduler.worker_state import BatchTime
 from hypha_ray.store.snapshots import chunks
 from hypha_ray.types import Entry, Evaluated, Layout, Merged, Plan, Report, Source, Span
 from hypha_ray.types.events import HandOver

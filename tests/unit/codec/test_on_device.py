@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from hypha_ray.codec.base import NAMES, difference_codec
-from hypha_ray.codec.feedback import ELEMENTWISE, DeviceFeedback, Feedback, encodes_on_device, tensors
+from hypha_ray.codec.feedback import Feedback, tensors
 from hypha_ray.types import Flat
+from hypha_ray.worker.device_encoding import ELEMENTWISE, DeviceFeedback, encodes_on_device
 
 SIZES = {"parameters/float32": 3 * 4096 + 77, "parameters/float64": 300}
 BLOCK = 4096

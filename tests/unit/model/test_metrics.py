@@ -20,7 +20,7 @@ from hypha_ray.model.metrics import metrics_named, scored_pairs
 from hypha_ray.model.task import IGNORE_INDEX
 from hypha_ray.model.tasks import find_task
 from hypha_ray.plugins import attempt
-from hypha_ray.scheduler.rounds.pending import Evaluation
+from hypha_ray.scheduler.round_strategy import Evaluation
 from hypha_ray.types import Evaluated, Source, Span, Sums, added
 from tests.unit.model.test_evaluation import GPT2, VIT, images, ready, text
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.pace import CorrectionPace
+from hypha_ray.scheduler.planner import CorrectionPace
 from hypha_ray.types import Event
 from tests.support.fleet import Fleet, job_of, rounds, slices_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from hypha_ray.errors import ConfigError
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.fleet.trust import LossBook
+from hypha_ray.scheduler.failures import LossBook
 from hypha_ray.types import Alive
 from tests.support.fleet import Fleet, done, fleet_of
 

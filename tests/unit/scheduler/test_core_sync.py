@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hypha_ray.scheduler.fleet.worker_state import batch_size
+from hypha_ray.scheduler.worker_state import batch_size
 from tests.support.fleet import FIRST_ONLY, done, fleet_of, job_of, used
 
 SYNC = {"strategy": "sync"}

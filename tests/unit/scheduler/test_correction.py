@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from hypha_ray.scheduler.fleet.worker_state import BatchTime, Progress, WorkerState
-from hypha_ray.scheduler.planning.correction import CorrectedAllocation, FleetProgress, cautious, correct, progress_of
-from hypha_ray.scheduler.planning.planner import Pace, plan
+from hypha_ray.scheduler.planner import Pace, plan
+from hypha_ray.scheduler.round_sizes import CorrectedAllocation, FleetProgress, cautious, correct, progress_of
+from hypha_ray.scheduler.worker_state import BatchTime, Progress, WorkerState
 from hypha_ray.types import Plan, Source, Span
 
 BATCH = 8

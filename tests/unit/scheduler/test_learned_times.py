@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hypha_ray.scheduler.fleet.worker_state import WorkerState
+from hypha_ray.scheduler.worker_state import WorkerState
 from hypha_ray.types import Delta, Report, Source, Span
 
 SOURCE = Source("test", 0, 0)

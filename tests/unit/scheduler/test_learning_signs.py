@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.rounds.metrics import LearningReports
+from hypha_ray.telemetry.round_records import LearningReports
 from hypha_ray.types import Delta, Sums
 from tests.support.fleet import Fleet, done, job_of, rounds, slices_of
 

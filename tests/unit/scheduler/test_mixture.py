@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.scheduler.ledger.mixture import Mixture
-from hypha_ray.scheduler.planning import worker_plans
-from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler import worker_plans
+from hypha_ray.scheduler.messages import ResumePoint
+from hypha_ray.scheduler.mixture import Mixture
 from hypha_ray.types import SLICES_PER_DATASET, SliceInfo, Span, dataset_of
 from tests.support.fleet import Faults, Fleet, done, job_of, past_of, rounds, used
 from tests.support.mutants_mixture import MUTANTS, mutant

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypha_ray.scheduler.rounds.metrics import peak_memory
+from hypha_ray.telemetry.round_records import peak_memory
 from hypha_ray.types import Delta, Source
 
 

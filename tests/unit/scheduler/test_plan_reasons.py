@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.fleet.worker_state import WorkerState
-from hypha_ray.scheduler.planning.worker_plans import BEAT, EQUAL, NOISE, NOT_NEEDED, REST, SPEED, UNKNOWN, ReasonBook
+from hypha_ray.scheduler.worker_plans import BEAT, EQUAL, NOISE, NOT_NEEDED, REST, SPEED, UNKNOWN, ReasonBook
+from hypha_ray.scheduler.worker_state import WorkerState
 from hypha_ray.types import Plan, Source, Span
 from tests.support.epochs import with_epochs
 from tests.support.fleet import Fleet, fleet_of, job_of, slices_of

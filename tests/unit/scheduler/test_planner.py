@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hypha_ray.scheduler.planning.planner import Allocation, Pace, PlannerInputError, plan
+from hypha_ray.scheduler.planner import Allocation, Pace, PlannerInputError, plan
 
 thorough = settings(deadline=None, derandomize=True, max_examples=100)
 quick = settings(thorough, max_examples=50)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hypha_ray.scheduler.fleet.roster import Roster
+from hypha_ray.scheduler.roster import Roster
 from hypha_ray.types import Source
 from hypha_ray.types.rounds import STARTS_PER_ATTEMPT
 from tests.support.fleet import job_of

@@ -10,7 +10,7 @@ from hypha_ray.config.load import load
 from hypha_ray.errors import ConfigError
 from hypha_ray.fleet_time import FleetTime
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.planning.round_sizes import MOST, RoundSizes, longest_round
+from hypha_ray.scheduler.round_sizes import MOST, RoundSizes, longest_round
 from tests.support.epochs import uses, with_epochs
 from tests.support.fleet import Faults, Fleet, job_of, past_of, slices_of
 

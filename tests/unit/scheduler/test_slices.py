@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hypha_ray.scheduler.ledger.ledger import Ledger, LedgerError
+from hypha_ray.scheduler.ledger import Ledger, LedgerError
 from hypha_ray.types import SliceInfo, Span, window
 from tests.support.ledger_model import SEED, WORKERS, slices_of
 from tests.support.simulation_books import samples_in

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from hypha_ray.scheduler.ledger.ledger import Ledger
+from hypha_ray.scheduler.ledger import Ledger
 from hypha_ray.types import window
 from tests.support.ledger_model import WORKERS, Books, Walker
 from tests.support.mutants_slices import MUTANTS, mutant

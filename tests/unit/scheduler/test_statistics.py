@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypha_ray.scheduler.fleet.worker_state import BatchTime, Decayed
-from hypha_ray.scheduler.planning.planner import Pace, plan
+from hypha_ray.scheduler.planner import Pace, plan
+from hypha_ray.scheduler.worker_state import BatchTime, Decayed
 
 thorough = settings(deadline=None, derandomize=True, max_examples=200)
 

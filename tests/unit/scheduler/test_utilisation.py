@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.scheduler.rounds.metrics import utilisation
+from hypha_ray.telemetry.round_records import utilisation
 from hypha_ray.types import Delta, Source
 
 H200, HALF_A100 = 989.4e12, 156e12

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.messages import ResumePoint
 from hypha_ray.simulation import fleet_world
 from hypha_ray.simulation.goal_days import Day, day_of, least_cost, lines_of_days, scenarios_of_days
 from hypha_ray.simulation.result import simulate

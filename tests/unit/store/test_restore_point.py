@@ -11,7 +11,7 @@ import pytest
 
 from hypha_ray.config.training import Checkpoint
 from hypha_ray.errors import CheckpointError
-from hypha_ray.scheduler.ledger.ledger import Ledger
+from hypha_ray.scheduler.ledger import Ledger
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.disk import sealed

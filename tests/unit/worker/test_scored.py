@@ -9,8 +9,9 @@ import torch
 from hypha_ray.config.schema import Sync
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
-from hypha_ray.scheduler.rounds.metrics import step_record, weight
+from hypha_ray.scheduler.worker_state import weight
 from hypha_ray.server.merge import mean
+from hypha_ray.telemetry.round_records import step_record
 from hypha_ray.types import Arrays, Delta, Plan, Report, Span
 from hypha_ray.worker.incarnation import epoch_order
 from tests.support.worker_bench import Bench, plan_of

@@ -13,8 +13,8 @@ from typing import Any
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import SchedulerCore, search_less_often
-from hypha_ray.scheduler.planning.worker_plans import Sizes
-from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.messages import ResumePoint
+from hypha_ray.scheduler.worker_plans import Sizes
 from hypha_ray.simulation.world import VirtualClock, WallClock, World
 from hypha_ray.types import SliceInfo, Source
 

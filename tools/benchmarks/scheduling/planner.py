@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.scheduling.planner_rivals import ROWS as RIVAL_ROWS
 from benchmarks.scheduling.planner_rivals import planner_rivals
-from hypha_ray.scheduler.planning.planner import Pace, plan
+from hypha_ray.scheduler.planner import Pace, plan
 
 ROWS = ("planner", *RIVAL_ROWS)
 

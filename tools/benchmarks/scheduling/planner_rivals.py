@@ -14,7 +14,7 @@ from statistics import mean
 from typing import Any, TypeAlias
 
 from benchmarks.scheduling.unsteady_fleet import MESSAGE_S, Conditions, Machine, UnsteadyFleet
-from hypha_ray.scheduler.planning.planner import Pace, plan
+from hypha_ray.scheduler.planner import Pace, plan
 
 SEEDS = 200
 """Fleets of a row."""

@@ -12,8 +12,8 @@ import numpy as np
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import SchedulerCore
-from hypha_ray.scheduler.planning.worker_plans import Sizes
-from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.messages import ResumePoint
+from hypha_ray.scheduler.worker_plans import Sizes
 from hypha_ray.simulation.worker import SimulatedWorker
 from hypha_ray.simulation.world import World
 from hypha_ray.types import Event, Plan, Report, SliceInfo, Source

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hypha_ray import texts
-from hypha_ray.config.schema import Rounds, Sync
+from hypha_ray.config.schema import Rounds
 from hypha_ray.figures import objective_of
-from hypha_ray.types import Contribution, Delta, Report, Verdict, added, means
+from hypha_ray.types import Delta, Report, Verdict, added, means
 
 MOST_TRUNCATED = 0.5
 """Share of responses that may be cut off before it is told."""
@@ -72,22 +72,6 @@ class RoundMetrics:
             "elapsed_s": elapsed_s,
             "eta_s": round_s * (rounds - number - 1),
         }
-
-
-def weight(sync: Sync, delta: Delta) -> int:
-    """Weight of a delta in the mean: its samples, or the scored positions behind a mean gradient."""
-    if sync.weighting == "uniform":
-        return 1
-    if sync.traits.sends_gradients:
-        return delta.scored
-    return delta.samples
-
-
-def counted(contribution: Contribution, delta: Delta) -> Contribution:
-    """The contribution with the samples of its delta, which may differ from its weight."""
-    if contribution.samples == delta.samples:
-        return contribution
-    return Contribution(contribution.worker, contribution.incarnation, delta.samples, contribution.norm)
 
 
 def total_tokens(counts: Iterable[int | None]) -> int | None:

@@ -9,13 +9,12 @@ from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.config.schema import rounds_for
-from hypha_ray.scheduler.fleet.worker_state import WorkerState, batch_seconds, has_equal_batches
-from hypha_ray.scheduler.ledger.ledger import Ledger
-from hypha_ray.scheduler.ledger.mixture import Mixture
-from hypha_ray.scheduler.messages import Assign, Command, Feed, Merge, RestoreInnerState
-from hypha_ray.scheduler.planning.planner import Allocation
-from hypha_ray.scheduler.planning.round_sizes import RoundSizes
-from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.ledger import Ledger
+from hypha_ray.scheduler.messages import Assign, Command, Feed, Merge, RestoreInnerState, ResumePoint
+from hypha_ray.scheduler.mixture import Mixture
+from hypha_ray.scheduler.planner import Allocation
+from hypha_ray.scheduler.round_sizes import RoundSizes
+from hypha_ray.scheduler.worker_state import WorkerState, batch_seconds, has_equal_batches
 from hypha_ray.types import Plan, SliceInfo, Span, WeightsVersion, window
 
 EQUAL = "equal"
@@ -63,10 +62,10 @@ class ReasonBook:
 
     def fields(self, workers: Iterable[int]) -> dict[str, Any]:
         """Fields of a `plan` event of these workers."""
-        known = [worker for worker in workers if worker in self.reasons]
+        explained = [worker for worker in workers if worker in self.reasons]
         return {
-            "reasons": {worker: self.reasons[worker] for worker in known},
-            "finish_s": {worker: self.finish_s[worker] for worker in known},
+            "reasons": {worker: self.reasons[worker] for worker in explained},
+            "finish_s": {worker: self.finish_s[worker] for worker in explained},
         }
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.asynchronous.async_planner import AsyncPlanner
-from hypha_ray.scheduler.asynchronous.async_round import (
+from hypha_ray.scheduler.async_planner import AsyncPlanner
+from hypha_ray.scheduler.async_round import (
     ArrivalQueue,
     AsyncRound,
     CommittedAsyncRound,
@@ -26,12 +26,11 @@ from hypha_ray.scheduler.asynchronous.async_round import (
     ReceivedDelta,
 )
 from hypha_ray.scheduler.failures import diverged
-from hypha_ray.scheduler.fleet.roster import Roster
-from hypha_ray.scheduler.fleet.worker_state import WorkerState, known_batch_s
-from hypha_ray.scheduler.messages import Outbox
-from hypha_ray.scheduler.resume_point import ResumePoint
-from hypha_ray.scheduler.rounds.metrics import CommitMetrics, step_record, weight
-from hypha_ray.scheduler.rounds.round_strategy import RoundStrategy, Training, Waiting, strike
+from hypha_ray.scheduler.messages import Outbox, ResumePoint
+from hypha_ray.scheduler.roster import Roster
+from hypha_ray.scheduler.round_strategy import RoundStrategy, Training, Waiting, strike
+from hypha_ray.scheduler.worker_state import WorkerState, known_batch_s, weight
+from hypha_ray.telemetry.round_records import CommitMetrics, step_record
 from hypha_ray.types import (
     Delta,
     Evaluated,
@@ -287,7 +286,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
 
     def _settle(self, now: float) -> None:
         """Write complete records; end the run after the last evaluation, or early."""
-        if self.unevaluated and not self.final and not self.queue.committed:
+        if self.pending.share_is_lost and not self.final and not self.queue.committed:
             self.pending.cancel_evaluation()  # No joining worker will have its weights.
         self.pending.settle_evaluation(now)
         if not self.pending.evaluating and self.next is None:

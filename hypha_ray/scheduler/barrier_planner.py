@@ -10,14 +10,20 @@ import numpy as np
 from hypha_ray.config import Job
 from hypha_ray.config.schema import rounds_for
 from hypha_ray.exchange_schedule import version_due
-from hypha_ray.scheduler.barrier.round import BarrierRound
-from hypha_ray.scheduler.fleet.worker_state import WorkerState, batch_size, has_equal_batches, paces_at_start
-from hypha_ray.scheduler.messages import Command
-from hypha_ray.scheduler.planning.correction import CORRECTION_GAIN, cautious, correct, progress_of
-from hypha_ray.scheduler.planning.planner import Allocation
-from hypha_ray.scheduler.planning.planner import plan as plan_batches
-from hypha_ray.scheduler.planning.round_sizes import RoundSamples, fitted, longest_round
-from hypha_ray.scheduler.planning.worker_plans import (
+from hypha_ray.scheduler.barrier_round import BarrierRound
+from hypha_ray.scheduler.messages import Command, ResumePoint
+from hypha_ray.scheduler.planner import Allocation
+from hypha_ray.scheduler.planner import plan as plan_batches
+from hypha_ray.scheduler.round_sizes import (
+    CORRECTION_GAIN,
+    RoundSamples,
+    cautious,
+    correct,
+    fitted,
+    longest_round,
+    progress_of,
+)
+from hypha_ray.scheduler.worker_plans import (
     EQUAL,
     ReasonBook,
     Sizes,
@@ -25,7 +31,7 @@ from hypha_ray.scheduler.planning.worker_plans import (
     WorkerPlans,
     reason_of,
 )
-from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.worker_state import WorkerState, batch_size, has_equal_batches, paces_at_start
 from hypha_ray.types import Plan, SliceInfo, Span, WeightsVersion, samples_of
 
 

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from hypha_ray.config import Job
 from hypha_ray.config.schema import Sync
 from hypha_ray.exchange_schedule import fragments_of_round
-from hypha_ray.scheduler.fleet.worker_state import WorkerState
 from hypha_ray.scheduler.messages import Reduce
-from hypha_ray.scheduler.rounds.metrics import CommitMetrics, RoundMetrics, counted, train_speeds, weight
+from hypha_ray.scheduler.worker_state import WorkerState, counted, weight
+from hypha_ray.telemetry.round_records import CommitMetrics, RoundMetrics, train_speeds
 from hypha_ray.types import Delta, Plan, Source, Span, Verdict, WeightsVersion
 
 LOST = "its payload was lost with its node"

@@ -18,7 +18,7 @@ from collections.abc import Set as AbstractSet
 from itertools import chain, count
 from typing import Any
 
-from hypha_ray.scheduler.ledger.epoch import Epoch, LedgerError, by_slice, without
+from hypha_ray.scheduler.epoch import Epoch, LedgerError, by_slice, without
 from hypha_ray.types import SliceInfo, Span, samples_of
 
 __all__ = ["Ledger", "LedgerError"]

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from hypha_ray.config import Job
 from hypha_ray.market.leases import Lease, LeaseBook
-from hypha_ray.scheduler.fleet.time_book import TimeBook
-from hypha_ray.scheduler.fleet.trust import LossBook
-from hypha_ray.scheduler.fleet.worker_state import Decayed, WorkerState, batch_size
+from hypha_ray.scheduler.failures import MAX_CRASHES, LossBook
+from hypha_ray.scheduler.worker_state import Decayed, WorkerState, batch_size
+from hypha_ray.telemetry.time_book import TimeBook
 from hypha_ray.types import Source
 from hypha_ray.types.rounds import STARTS_PER_ATTEMPT
 
@@ -26,8 +26,6 @@ FIRST_WAIT_S = 1.0
 """Seconds before a slot's next start after a second worker in a row that contributed nothing; then doubled."""
 LONGEST_WAIT_S = 60.0
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
-MAX_CRASHES = 5
-"""Workers in a row of every slot that may crash without a contribution."""
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from hypha_ray.config.schema import beside_largest, largest
-from hypha_ray.scheduler.ledger.epoch import LedgerError
-from hypha_ray.scheduler.ledger.ledger import Ledger
+from hypha_ray.scheduler.epoch import LedgerError
+from hypha_ray.scheduler.ledger import Ledger
 from hypha_ray.types import SliceInfo, Span, dataset_of, window
 
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hypha_ray.config import Job
-from hypha_ray.scheduler.fleet.worker_state import WorkerState
-from hypha_ray.scheduler.messages import Reduce
-from hypha_ray.scheduler.resume_point import ResumePoint
-from hypha_ray.scheduler.rounds.metrics import CommitMetrics, RoundMetrics, counted, train_speeds, weight
+from hypha_ray.scheduler.messages import Reduce, ResumePoint
+from hypha_ray.scheduler.worker_state import WorkerState, counted, weight
+from hypha_ray.telemetry.round_records import CommitMetrics, RoundMetrics, train_speeds
 from hypha_ray.types import Contribution, Delta, Rejection, RoundProgress, Span, Verdict, WeightsVersion
 
 MAX_STALE_ROUNDS = 10

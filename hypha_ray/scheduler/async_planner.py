@@ -10,20 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hypha_ray.config import Job
-from hypha_ray.scheduler.fleet.worker_state import (
-    UNKNOWN_BATCH_S,
-    WorkerState,
-    batch_seconds,
-    batch_size,
-    has_equal_batches,
-    paces_at_start,
-    typical_seconds,
-)
-from hypha_ray.scheduler.messages import Command
-from hypha_ray.scheduler.pace import CorrectionPace
-from hypha_ray.scheduler.planning.planner import Allocation
-from hypha_ray.scheduler.planning.planner import plan as plan_batches
-from hypha_ray.scheduler.planning.worker_plans import (
+from hypha_ray.scheduler.messages import Command, ResumePoint
+from hypha_ray.scheduler.planner import Allocation, CorrectionPace
+from hypha_ray.scheduler.planner import plan as plan_batches
+from hypha_ray.scheduler.worker_plans import (
     BEAT,
     EQUAL,
     UNKNOWN,
@@ -32,7 +22,15 @@ from hypha_ray.scheduler.planning.worker_plans import (
     ValidationSamples,
     WorkerPlans,
 )
-from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.worker_state import (
+    UNKNOWN_BATCH_S,
+    WorkerState,
+    batch_seconds,
+    batch_size,
+    has_equal_batches,
+    paces_at_start,
+    typical_seconds,
+)
 from hypha_ray.types import Plan, SliceInfo, Span, WeightsVersion
 
 RESIZE_GAIN = 0.1

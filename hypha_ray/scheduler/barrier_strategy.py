@@ -17,16 +17,15 @@ from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.barrier.round import BarrierRound, CommittedRound, QuorumPlanner, received_bytes
-from hypha_ray.scheduler.barrier.round_planner import RoundPlanner
+from hypha_ray.scheduler.barrier_planner import RoundPlanner
+from hypha_ray.scheduler.barrier_round import BarrierRound, CommittedRound, QuorumPlanner, received_bytes
 from hypha_ray.scheduler.failures import disowned, failure
-from hypha_ray.scheduler.fleet.roster import Roster
-from hypha_ray.scheduler.fleet.worker_state import WorkerState, known_batch_s
-from hypha_ray.scheduler.messages import Outbox
-from hypha_ray.scheduler.pace import CorrectionPace
-from hypha_ray.scheduler.resume_point import ResumePoint
-from hypha_ray.scheduler.rounds.metrics import CommitMetrics, step_record
-from hypha_ray.scheduler.rounds.round_strategy import Evaluating, Reducing, RoundStrategy, Training, Waiting, strike
+from hypha_ray.scheduler.messages import Outbox, ResumePoint
+from hypha_ray.scheduler.planner import CorrectionPace
+from hypha_ray.scheduler.roster import Roster
+from hypha_ray.scheduler.round_strategy import Evaluating, Reducing, RoundStrategy, Training, Waiting, strike
+from hypha_ray.scheduler.worker_state import WorkerState, known_batch_s
+from hypha_ray.telemetry.round_records import CommitMetrics, step_record
 from hypha_ray.types import Delta, Evaluated, Merged, Report, RoundEvent, Source, Span, Verdict, WeightsVersion
 
 

@@ -10,8 +10,9 @@ from statistics import median
 import numpy as np
 
 from hypha_ray.config import Job
-from hypha_ray.scheduler.planning.planner import SECONDS, Floats, Pace
-from hypha_ray.types import Delta, Plan, Report, Source, Span, WeightsVersion
+from hypha_ray.config.schema import Sync
+from hypha_ray.scheduler.planner import SECONDS, Floats, Pace
+from hypha_ray.types import Contribution, Delta, Plan, Report, Source, Span, WeightsVersion
 
 UNKNOWN_BATCH_S = 1.0
 """Seconds per batch assumed before any report; it is equal for all workers, so it only sets the scale."""
@@ -291,3 +292,19 @@ def paces_at_start(members: Sequence[WorkerState], evaluating: bool, equal: bool
         offset_s = 0.0 if equal else member.overhead[evaluating].mean or 0.0
         paces.append(Pace(worker, seconds[worker], member.batch_size, offset_s))
     return paces
+
+
+def weight(sync: Sync, delta: Delta) -> int:
+    """Weight of a delta in the mean: its samples, or the scored positions behind a mean gradient."""
+    if sync.weighting == "uniform":
+        return 1
+    if sync.traits.sends_gradients:
+        return delta.scored
+    return delta.samples
+
+
+def counted(contribution: Contribution, delta: Delta) -> Contribution:
+    """The contribution with the samples of its delta, which may differ from its weight."""
+    if contribution.samples == delta.samples:
+        return contribution
+    return Contribution(contribution.worker, contribution.incarnation, delta.samples, contribution.norm)

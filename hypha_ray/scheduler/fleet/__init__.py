@@ -1,1 +1,0 @@
-"""Fleet of workers: slots, leases, states, batch times and trust."""

@@ -1,1 +1,0 @@
-"""Ledger of samples: each is available, assigned, or used by a commit."""

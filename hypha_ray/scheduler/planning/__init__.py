@@ -1,1 +1,0 @@
-"""Planning: batches, samples and slices of each worker's next round."""

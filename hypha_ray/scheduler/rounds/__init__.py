@@ -1,1 +1,0 @@
-"""State of rounds and evaluations, and their records."""
