@@ -30,7 +30,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.resources import WorkerGroup
 from hypha_ray.errors import CapacityError, ConfigError, HyphaError
 from hypha_ray.model.environment import device_of
-from hypha_ray.model.identity import folder_hash
+from hypha_ray.model.sources import folder_hash
 from hypha_ray.model.task import SpecialTokens
 from hypha_ray.store.directory import home
 from hypha_ray.store.disk import make_folder, publish, write_file

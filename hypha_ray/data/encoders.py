@@ -18,7 +18,7 @@ from hypha_ray.data.manifest import PreprocessorInfo, TokenRules
 from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.provenance import readable
 from hypha_ray.errors import ConfigError, DataError, reason_of
-from hypha_ray.model.loading.hub import fetch
+from hypha_ray.model.sources import fetch
 
 _SPECIALS = ("<pad>", "</s>", "<unk>")
 _SPARE = 125

@@ -34,7 +34,7 @@ from hypha_ray.data.provenance import Account, MadeBy, readable
 from hypha_ray.data.sources.documents import require_source
 from hypha_ray.errors import ConfigError, DataError, TryAgainError
 from hypha_ray.files import files_hash
-from hypha_ray.model.loading.hub import local_folder
+from hypha_ray.model.sources import local_folder
 from hypha_ray.plugins import find, is_built_in, sources
 from hypha_ray.texts import redacted, redacted_tree
 from hypha_ray.types import SLICES_PER_PART

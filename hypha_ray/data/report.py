@@ -14,7 +14,7 @@ import numpy.typing as npt
 from hypha_ray.data.encoders import FOLDER, load_tokenizer
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.slices import Arrays, read_slice
-from hypha_ray.model.checks.positions import token_counts
+from hypha_ray.model.checks import token_counts
 from hypha_ray.model.task import IGNORE_INDEX
 
 _BARS = 8

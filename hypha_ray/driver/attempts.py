@@ -22,9 +22,9 @@ from hypha_ray.driver.earlier_runs import committed
 from hypha_ray.driver.ray_cluster import ControlService
 from hypha_ray.errors import ClusterError, DataError, HyphaError, LostError, OutbidError, QuarantinedError, first_line
 from hypha_ray.market.cluster import on_this_node, reclaim
-from hypha_ray.model.loading.tokenizer import pack, tokenizer_of
 from hypha_ray.model.task import IGNORE_INDEX, SpecialTokens
 from hypha_ray.model.tasks import find_task
+from hypha_ray.model.tokenizers import pack, tokenizer_of
 from hypha_ray.scheduler.runtime.actor import Scheduler
 from hypha_ray.scheduler.runtime.run_actors import OWNER, ActorOwner, outliving
 from hypha_ray.store.directory import RunDirectory
@@ -99,7 +99,7 @@ def specials_of(job: Job, source: DataSource) -> SpecialTokens | None:
         return pack(tokenizer_of(job_preprocessor(job, source)))
     if find_task(job.model.type).labels != "masked":
         return None
-    from hypha_ray.model.loading.preprocess import load_special_tokens
+    from hypha_ray.model.tokenizers import load_special_tokens
 
     return load_special_tokens(job.preprocessor, source.folder, job.model)
 

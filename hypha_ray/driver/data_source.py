@@ -30,9 +30,9 @@ from hypha_ray.data.storage import Place, files_at, preprocessor_files, write_fi
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.errors import ClusterError, ConfigError, DataError, HyphaError, first_line
 from hypha_ray.files import make_tree_private
-from hypha_ray.model.loading.hub import fetch, hub_token
-from hypha_ray.model.loading.tokenizer import apply_rules, end_token, saved_rules
+from hypha_ray.model.sources import fetch, hub_token
 from hypha_ray.model.tasks import find_task
+from hypha_ray.model.tokenizers import apply_rules, end_token, saved_rules
 from hypha_ray.scheduler.runtime.data_nodes import Replica, replicas_of
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.types import SLICES_PER_DATASET, Samples, SliceInfo, TokenRules, dataset_of
@@ -275,7 +275,7 @@ def preprocessor_for(preprocessor: Preprocessor, model: Model, source: DataSourc
         HyphaError: any error of `load_preprocessor`.
 
     """
-    from hypha_ray.model.loading.preprocess import load_preprocessor
+    from hypha_ray.model.tokenizers import load_preprocessor
 
     loaded = load_preprocessor(preprocessor, source.folder, model)
     tokenizer = getattr(loaded, "tokenizer", loaded)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig
 
-    from hypha_ray.model.preferences.objective import Reference
+    from hypha_ray.model.preferences.losses import Reference
     from hypha_ray.model.task import Task
 
 _NUMBER: Final = "a number for each sample"
@@ -360,7 +360,7 @@ def preference_task(
         HyphaError: the reference can't be loaded, or has changed since the run began.
 
     """
-    from hypha_ray.model.preferences.objective import with_preferences
+    from hypha_ray.model.preferences.losses import with_preferences
 
     if task.name != "causal-lm":
         fix = "evaluate a language model, or name another dataset"
@@ -401,9 +401,9 @@ def _of_run(job: Job | None, device: torch.device) -> Reference:
         CheckpointError: CKPT007, that model's files have changed since.
 
     """
-    from hypha_ray.model.identity import changes, identity_of, pinned
     from hypha_ray.model.lora import build_trained, has_adapter
-    from hypha_ray.model.preferences.objective import reference_model
+    from hypha_ray.model.preferences.losses import reference_model
+    from hypha_ray.model.sources import changes, identity_of, pinned
 
     assert job is not None
     job = pinned(job, job.begun_with)  # A branch of the hub may be at another commit than when the run began.
@@ -418,9 +418,9 @@ def _of_run(job: Job | None, device: torch.device) -> Reference:
 
 def _of_folder(name: str, device: torch.device) -> Reference:
     """Reference that a folder or a repository of the hub has."""
-    from hypha_ray.model.loading.hub import fetch
-    from hypha_ray.model.preferences.objective import reference_model
+    from hypha_ray.model.preferences.losses import reference_model
     from hypha_ray.model.saved_model import open_saved
+    from hypha_ray.model.sources import fetch
 
     network, _ = open_saved(fetch(name, None, None, weights=True))
     return reference_model(network.to(device))

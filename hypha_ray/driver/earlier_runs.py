@@ -33,7 +33,7 @@ from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.mixture import DATASET, RunDataset, described
 from hypha_ray.driver.data_source import DataSource
 from hypha_ray.errors import CheckpointError, HyphaError
-from hypha_ray.model.identity import IDENTITY, changed_error, changes, folder_hash, identity_of, is_replaceable, pinned
+from hypha_ray.model.sources import IDENTITY, changed_error, changes, folder_hash, identity_of, is_replaceable, pinned
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.directory import RunDirectory, runs
 from hypha_ray.store.restore_point import usable_rounds

@@ -25,8 +25,7 @@ from hypha_ray.config.rl import ENVIRONMENT, MODEL, RL
 from hypha_ray.driver.run_folders import find_run
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
 from hypha_ray.files import uncollected
-from hypha_ray.model.identity import IDENTITY
-from hypha_ray.model.loading.hub import TASK, local_folder, read_config
+from hypha_ray.model.sources import IDENTITY, TASK, local_folder, read_config
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import EVENTS, read_json
 
@@ -310,12 +309,11 @@ def score_samples(
     """Return model and task, and loss with what it amounts to."""
     with uncollected():
         from hypha_ray.driver.dataset_settings import by_number, preference_task, relabelled, require_fitting_labels
-        from hypha_ray.model.checks.loss_check import check_loss_of, check_metrics_of
-        from hypha_ray.model.checks.positions import require_positions
+        from hypha_ray.model.build import describe
+        from hypha_ray.model.checks import require_positions
         from hypha_ray.model.environment import device_of
-        from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
-        from hypha_ray.model.loading.build import describe
-        from hypha_ray.model.metrics import metrics_named
+        from hypha_ray.model.loss_check import check_loss_of, check_metrics_of
+        from hypha_ray.model.metrics import batches_of, evaluate, metrics_named, metrics_of
         from hypha_ray.model.saved_model import open_saved
         from hypha_ray.model.tasks import require_trainable
 
@@ -363,13 +361,12 @@ def score_answers(
     with uncollected():
         from hypha_ray.config.schema import Model, Preprocessor
         from hypha_ray.driver.data_source import preprocessor_for
-        from hypha_ray.model.checks.positions import require_positions
+        from hypha_ray.model.build import describe
+        from hypha_ray.model.checks import require_positions
         from hypha_ray.model.environment import device_of
-        from hypha_ray.model.evaluation import batches_of
-        from hypha_ray.model.loading.build import describe
-        from hypha_ray.model.loading.tokenizer import tokenizer_of
+        from hypha_ray.model.metrics import batches_of
         from hypha_ray.model.saved_model import open_saved
-        from hypha_ray.model.vocabulary import vocabulary_of
+        from hypha_ray.model.tokenizers import tokenizer_of, vocabulary_of
         from hypha_ray.rl.dataflow.model_worker import master_of
         from hypha_ray.rl.environments.rollouts import EnvironmentRollouts
         from hypha_ray.rl.island import validate

@@ -59,7 +59,7 @@ AT_THE_END = (
     "huggingface_hub.repocard_data",
     "hypha_ray.driver.saved_models",
     "hypha_ray.history.report",
-    "hypha_ray.model.loading.preprocess",
+    "hypha_ray.model.tokenizers",
     "hypha_ray.model.saved_model",
     "hypha_ray.store.mirror_courier",
 )

@@ -202,7 +202,7 @@ def arguments_of(folder: Path, provenance: Mapping[str, Any], words: Sequence[st
         ConfigError: a job file can't be read, or a flag is wrong.
 
     """
-    from hypha_ray.model.identity import IDENTITY
+    from hypha_ray.model.sources import IDENTITY
     from hypha_ray.telemetry.sinks.files import read_json
 
     here = Path.cwd()

@@ -28,7 +28,7 @@ from hypha_ray.data.mixture import DATASET, RunDataset, identities, mixed, whole
 from hypha_ray.data.storage import Place, files_at
 from hypha_ray.errors import ConfigError, HyphaError, reason_of
 from hypha_ray.history.overview import PROVENANCE, readable
-from hypha_ray.model.identity import IDENTITY, changes, identity_of
+from hypha_ray.model.sources import IDENTITY, changes, identity_of
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import EVENTS, read_json, read_jsonl
 from hypha_ray.texts import counted, redacted

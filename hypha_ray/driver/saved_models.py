@@ -21,7 +21,7 @@ from hypha_ray.data.manifest import Manifest
 from hypha_ray.errors import AuthenticationError, ConfigError, first_line
 from hypha_ray.figures import METRIC
 from hypha_ray.files import make_private
-from hypha_ray.model.loading.hub import BASE, TASK, base_of
+from hypha_ray.model.sources import BASE, TASK, base_of
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl
 from hypha_ray.texts import counted
@@ -289,10 +289,8 @@ def score_tasks(
     check_harness()
     manager = _known_tasks(tasks, further)
     from hypha_ray.model.environment import device_of
-    from hypha_ray.model.loading.preprocess import load_preprocessor
-    from hypha_ray.model.loading.tokenizer import tokenizer_of
     from hypha_ray.model.saved_model import open_saved
-    from hypha_ray.model.vocabulary import settle_generation
+    from hypha_ray.model.tokenizers import load_preprocessor, settle_generation, tokenizer_of
 
     network, task = open_saved(folder)
     if task.name != "causal-lm":
@@ -308,7 +306,7 @@ def _evaluate(
 ) -> dict[str, Any]:
     """Return the "results" of the harness: a table of figures for each task."""
     from hypha_ray.data.sources.arrow_rows import explain
-    from hypha_ray.model.loading.configuration import errors_as
+    from hypha_ray.model.configuration import errors_as
 
     names = " ".join(tasks)
     with errors_as(ConfigError, "EVL003", f"lm-eval can't run {names}"):
@@ -338,7 +336,7 @@ def _known_tasks(tasks: Sequence[str], further: Path | None) -> Any:
         ConfigError: EVL002 unknown task, EVL003 the list can't be made.
 
     """
-    from hypha_ray.model.loading.configuration import errors_as
+    from hypha_ray.model.configuration import errors_as
 
     with errors_as(ConfigError, "EVL003", f"lm-eval can't run {' '.join(tasks)}"):
         return _task_manager(tasks, further)

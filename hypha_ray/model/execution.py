@@ -25,13 +25,13 @@ from hypha_ray.config import Job
 from hypha_ray.config.automatic import DeviceFacts, ModelFacts, automatic, chosen_job, find_card, left_off
 from hypha_ray.config.resources import Worker, WorkerGroup
 from hypha_ray.errors import ConfigError, HyphaError
-from hypha_ray.model.checks.loss_check import check_fused_on_copy, head_of
+from hypha_ray.model.build import random_model, task_of
+from hypha_ray.model.configuration import errors_as
 from hypha_ray.model.environment import device_of
-from hypha_ray.model.loading.build import random_model, task_of
-from hypha_ray.model.loading.configuration import errors_as
 from hypha_ray.model.lora import exported, has_adapter, sketch_trained
+from hypha_ray.model.loss_check import check_fused_on_copy, head_of
 from hypha_ray.model.losses import Losses, token_cross_entropy
-from hypha_ray.model.preferences.objective import has_frozen_copy
+from hypha_ray.model.preferences.losses import has_frozen_copy
 from hypha_ray.model.tasks import find_task
 from hypha_ray.types import Samples
 

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from hypha_ray.errors import ConfigError
+from hypha_ray.model.environment import copy_in, to_device
 from hypha_ray.model.flat import Array, check, check_names, empty, pack, view, views
-from hypha_ray.model.staging import copy_in, to_device
 from hypha_ray.types import Entry, Flat, Layout
 from hypha_ray.types.data import dtype_of, is_trained
 

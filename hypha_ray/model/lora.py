@@ -21,12 +21,12 @@ from safetensors.torch import load_file, save_file
 from hypha_ray.config import Job
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import CheckpointError, ConfigError
-from hypha_ray.model.loading.build import build_model, seeded, skeleton
-from hypha_ray.model.loading.configuration import errors_as
-from hypha_ray.model.loading.hub import CONFIGURATION, base_of
-from hypha_ray.model.loading.weights import is_of_head, tensor_shapes
+from hypha_ray.model.build import build_model, seeded, skeleton
+from hypha_ray.model.configuration import errors_as
+from hypha_ray.model.sources import CONFIGURATION, base_of
 from hypha_ray.model.task import Task
 from hypha_ray.model.tasks import find_task
+from hypha_ray.model.weights import is_of_head, tensor_shapes
 
 if TYPE_CHECKING:
     from peft import LoraConfig

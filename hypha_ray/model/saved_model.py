@@ -24,12 +24,9 @@ from transformers.utils.logging import disable_progress_bar
 from hypha_ray.config.schema import Job, Model, Preprocessor
 from hypha_ray.errors import CheckpointError
 from hypha_ray.files import make_tree_private
+from hypha_ray.model.build import build_model, infer_task, reopened, task_of
 from hypha_ray.model.flat import Array
 from hypha_ray.model.layout import layout_of, load
-from hypha_ray.model.loading.build import build_model, infer_task, reopened, task_of
-from hypha_ray.model.loading.hub import BASE, TASK, base_of, fetch, hub_token, read_config
-from hypha_ray.model.loading.preprocess import load_special_tokens
-from hypha_ray.model.loading.weights import meta_tensors
 from hypha_ray.model.lora import (
     attach_adapter,
     build_trained,
@@ -39,9 +36,11 @@ from hypha_ray.model.lora import (
     needs_whole,
     save_adapter,
 )
+from hypha_ray.model.sources import BASE, TASK, base_of, fetch, hub_token, read_config
 from hypha_ray.model.task import Task
 from hypha_ray.model.tasks import TASKS, find_task
-from hypha_ray.model.vocabulary import settle_generation
+from hypha_ray.model.tokenizers import load_special_tokens, settle_generation
+from hypha_ray.model.weights import meta_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

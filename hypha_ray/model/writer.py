@@ -11,12 +11,10 @@ from transformers import TextStreamer
 
 from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.checks.positions import max_positions
+from hypha_ray.model.checks import max_positions
 from hypha_ray.model.environment import device_of
-from hypha_ray.model.loading.preprocess import load_preprocessor
-from hypha_ray.model.loading.tokenizer import prompt_ids, tokenizer_of
 from hypha_ray.model.saved_model import open_saved
-from hypha_ray.model.vocabulary import settle_generation
+from hypha_ray.model.tokenizers import load_preprocessor, prompt_ids, settle_generation, tokenizer_of
 
 DEFAULT_TEMPERATURE = 0.7
 """Divisor of logits for models that were saved without one."""

@@ -21,8 +21,8 @@ from hypha_ray.config import Job
 from hypha_ray.config.rl import RL
 from hypha_ray.failpoints import failpoint
 from hypha_ray.model.environment import compute_reproducibly, device_of, seed_all
-from hypha_ray.model.loading.tokenizer import pack
 from hypha_ray.model.lora import build_trained
+from hypha_ray.model.tokenizers import pack
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.step import Step, WholeModel

@@ -30,8 +30,7 @@ import torch
 
 from hypha_ray.config.rl import RL
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.loading.tokenizer import all_end_tokens
-from hypha_ray.model.vocabulary import EVERY_ROW, Vocabulary, vocabulary_of
+from hypha_ray.model.tokenizers import EVERY_ROW, Vocabulary, all_end_tokens, vocabulary_of
 from hypha_ray.plugins import create
 from hypha_ray.rl.algorithms.policy_losses import (
     AGGREGATIONS,

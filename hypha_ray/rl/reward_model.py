@@ -16,13 +16,12 @@ from torch.nn.utils.rnn import pad_sequence
 from hypha_ray.config.rl import MODEL, Reward, RewardModel
 from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.errors import ConfigError, reason_of
-from hypha_ray.model.checks.positions import max_positions
-from hypha_ray.model.checks.small_copies import check_on_copy
-from hypha_ray.model.loading.build import build_model, compare_weights, random_model, skeleton
-from hypha_ray.model.loading.configuration import DTYPES
-from hypha_ray.model.loading.hub import fetch, hub_token, read_config, remote_code_allowed
-from hypha_ray.model.loading.preprocess import load_preprocessor
+from hypha_ray.model.build import build_model, compare_weights, random_model, skeleton
+from hypha_ray.model.checks import check_on_copy, max_positions
+from hypha_ray.model.configuration import DTYPES
+from hypha_ray.model.sources import fetch, hub_token, read_config, remote_code_allowed
 from hypha_ray.model.tasks import find_task
+from hypha_ray.model.tokenizers import load_preprocessor
 from hypha_ray.rl.rewards.calls import Tasks, functions_of
 from hypha_ray.rl.rewards.response import Response
 

@@ -18,11 +18,11 @@ from hypha_ray.config.rl import MODEL
 from hypha_ray.failpoints import failpoint
 from hypha_ray.model.environment import compute_reproducibly, device_of
 from hypha_ray.model.flat import views
-from hypha_ray.model.identity import require_same
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.lora import ActorCritic, CriticModel, build_trained, exported
 from hypha_ray.model.saved_model import export
-from hypha_ray.model.vocabulary import vocabulary_of
+from hypha_ray.model.sources import require_same
+from hypha_ray.model.tokenizers import vocabulary_of
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.rl.algorithms.policy_losses import by_token, clipped_value_loss
 from hypha_ray.rl.dataflow.model_worker import Role, RoleOutcome, TrainedRole, facts_of

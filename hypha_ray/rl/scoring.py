@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from hypha_ray.config.rl import JUDGE, MODEL, RL, Reward
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.loading.tokenizer import all_end_tokens, is_templated
+from hypha_ray.model.tokenizers import all_end_tokens, is_templated
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.rewards.calls import functions_of, limit_of
 from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, JudgeCalls, Processes, Together

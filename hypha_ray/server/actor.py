@@ -234,7 +234,7 @@ class ParameterServer(ListedActor):
         """
         if self._has_checked:
             return
-        from hypha_ray.model.identity import changed_error, changes
+        from hypha_ray.model.sources import changed_error, changes
 
         changed = changes(source_hashes(self._job), self._job.begun_with)
         if changed:

@@ -66,7 +66,7 @@ class TrainWorker(ListedActor):
                 use_threads,
             )
             from hypha_ray.model.execution import resolved_job
-            from hypha_ray.model.identity import require_same
+            from hypha_ray.model.sources import require_same
             from hypha_ray.worker.loop import TrainingLoop
 
         group = job.group_of(source.worker)

@@ -16,9 +16,9 @@ from torch import Tensor
 from hypha_ray.config import Job
 from hypha_ray.config.automatic import OFF
 from hypha_ray.exchange_schedule import ReportSchedule
-from hypha_ray.model.checks.loss_check import head_of
 from hypha_ray.model.execution import CompiledByShape, Compute, compile_layers
 from hypha_ray.model.layout import blocks_of
+from hypha_ray.model.loss_check import head_of
 from hypha_ray.model.losses import Losses, compute_losses
 from hypha_ray.model.task import Task
 from hypha_ray.optim.optimizers import Inner

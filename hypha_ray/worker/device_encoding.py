@@ -19,9 +19,8 @@ from hypha_ray.codec import Encoder, Quality, difference_codec, sends_difference
 from hypha_ray.codec.feedback import as_rows, blocks
 from hypha_ray.codec.formats import Bf16, Chunked, E3m0, Fp16, Int4, Int8
 from hypha_ray.config import Job
-from hypha_ray.model.environment import free_gpu_bytes
+from hypha_ray.model.environment import copy_in, free_gpu_bytes, to_device
 from hypha_ray.model.layout import LiveGroup, live_tensors, source_of
-from hypha_ray.model.staging import copy_in, to_device
 from hypha_ray.optim.step import WholeModel
 from hypha_ray.types import Flat, Layout
 from hypha_ray.types.data import dtype_of, is_trained

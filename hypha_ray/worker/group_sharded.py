@@ -24,9 +24,9 @@ from torch import Tensor
 from hypha_ray.config import Job
 from hypha_ray.failpoints import failpoint
 from hypha_ray.model.environment import device_of
-from hypha_ray.model.evaluation import scored_in_evaluation
 from hypha_ray.model.flat import Array, Groups, check
 from hypha_ray.model.layout import layout_of
+from hypha_ray.model.metrics import scored_in_evaluation
 from hypha_ray.model.task import SpecialTokens
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.schedules import inner_steps

@@ -32,14 +32,14 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from hypha_ray.config.resources import Worker
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.kernels import copy
-from hypha_ray.model.checks.loss_check import choose_samples
-from hypha_ray.model.checks.small_copies import Build, check_on_copy
-from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
+from hypha_ray.model.checks import Build, check_on_copy
+from hypha_ray.model.environment import copy_in, to_device
 from hypha_ray.model.execution import set_execution
 from hypha_ray.model.flat import Array
 from hypha_ray.model.layout import array_of, blocks_of, empty, live_tensors, pinned, source_of, view
+from hypha_ray.model.loss_check import choose_samples
 from hypha_ray.model.losses import compute_losses
-from hypha_ray.model.staging import copy_in, to_device
+from hypha_ray.model.metrics import MASKING_SEED, tensors_of
 from hypha_ray.model.task import Batch, Task
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.step import put_state

@@ -15,17 +15,15 @@ import numpy.typing as npt
 import torch
 
 from hypha_ray.config import Job
-from hypha_ray.model.checks.loss_check import check_loss_on_copy
-from hypha_ray.model.checks.positions import token_counts
+from hypha_ray.model.build import random_model, task_of
+from hypha_ray.model.checks import token_counts
 from hypha_ray.model.environment import compute_reproducibly, device_of, seed_all
-from hypha_ray.model.evaluation import evaluate, tensors_of
 from hypha_ray.model.execution import KnownMasks, resolved_job, set_execution
-from hypha_ray.model.loading.build import random_model, task_of
-from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.lora import build_trained, has_adapter
+from hypha_ray.model.loss_check import check_loss_on_copy
 from hypha_ray.model.losses import Losses, require_mean
-from hypha_ray.model.metrics import metrics_named
-from hypha_ray.model.preferences.objective import (
+from hypha_ray.model.metrics import evaluate, metrics_named, tensors_of
+from hypha_ray.model.preferences.losses import (
     TRAINED_FIGURES,
     disable_dropout,
     named_sums,
@@ -34,6 +32,7 @@ from hypha_ray.model.preferences.objective import (
 )
 from hypha_ray.model.task import SpecialTokens
 from hypha_ray.model.tasks import find_task, require_trainable
+from hypha_ray.model.tokenizers import load_special_tokens
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.step import FinishedStep, PendingStep, ReadStep, Step, WholeModel, reading_from

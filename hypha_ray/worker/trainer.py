@@ -14,8 +14,8 @@ from hypha_ray.codec import Encoder
 from hypha_ray.config import Job
 from hypha_ray.kernels import load_ahead
 from hypha_ray.model.flat import Array, Groups
-from hypha_ray.model.loading.tokenizer import PackedTokenizer
 from hypha_ray.model.task import SpecialTokens
+from hypha_ray.model.tokenizers import PackedTokenizer
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.step import FinishedStep, PendingStep, Step
 from hypha_ray.types import Flat, Layout, Samples, Sums

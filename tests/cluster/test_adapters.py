@@ -20,8 +20,8 @@ from hypha_ray.data.slices import read_slice
 from hypha_ray.driver.attempts import records
 from hypha_ray.driver.data_source import in_folder
 from hypha_ray.errors import CheckpointError
+from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import layout_of
-from hypha_ray.model.loading.build import build_model
 from hypha_ray.model.lora import sketch_trained
 from hypha_ray.store.directory import RunDirectory
 from tests.support.jobs import MODEL, job_of, run_job

@@ -19,7 +19,7 @@ from ray.util.placement_group import placement_group_table
 from hypha_ray.data.catalogue import load as load_dataset
 from hypha_ray.failpoints import arm, hits
 from hypha_ray.market.cluster import lease_entries
-from hypha_ray.model.loading.tokenizer import pack
+from hypha_ray.model.tokenizers import pack
 from hypha_ray.rl.actor import GROUPS, ResponseGenerator
 from hypha_ray.rl.island import Island
 from hypha_ray.worker.incarnation import epoch_order

@@ -19,8 +19,7 @@ from hypha_ray.data.catalogue import load as load_dataset
 from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.prepare import prepare
 from hypha_ray.failpoints import hits
-from hypha_ray.model.loading.preprocess import load_preprocessor
-from hypha_ray.model.loading.tokenizer import tokenizer_of
+from hypha_ray.model.tokenizers import load_preprocessor, tokenizer_of
 from hypha_ray.rl.island import Island
 from hypha_ray.types import Samples, Span
 from hypha_ray.worker.incarnation import epoch_order

@@ -11,7 +11,7 @@ from hypha_ray.data.catalogue import load
 from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import read_slice
-from hypha_ray.model.evaluation import batches_of, evaluate
+from hypha_ray.model.metrics import batches_of, evaluate
 from hypha_ray.model.saved_model import open_saved
 from tests.cluster.test_bridged import awaiting, dialled
 from tests.support.jobs import Outcome, job_of, run_job

@@ -10,8 +10,8 @@ import pytest
 
 from hypha_ray.codec import codec
 from hypha_ray.exchange_schedule import fragments_of_round
+from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import layout_of
-from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Layout
 from tests.support.faults import events, survive
 from tests.support.jobs import job_of, run_job

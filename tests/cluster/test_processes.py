@@ -15,7 +15,7 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.config.schema import Model
-from hypha_ray.model.loading.build import build_model
+from hypha_ray.model.build import build_model
 from hypha_ray.types import Samples
 from hypha_ray.worker.trainer import Trainer, trainer_of
 from tests.support.descendants import processes_of

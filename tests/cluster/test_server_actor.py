@@ -16,8 +16,8 @@ from ray.exceptions import RayActorError
 from hypha_ray.config.schema import Job, Sync
 from hypha_ray.errors import ConfigError
 from hypha_ray.failpoints import hits
+from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
-from hypha_ray.model.loading.build import build_model
 from hypha_ray.server.actor import GROUPS, ParameterServer, StepRequest
 from hypha_ray.server.payloads import Received
 from hypha_ray.server.reduce import ReduceSpec, initial_momentum, reduce

@@ -14,8 +14,8 @@ from benchmarks.wide_area.links import Link, Network, missing, remove_leftovers
 from benchmarks.wide_area.nodes import SERVER_ON_HEAD, nodes
 
 from hypha_ray.config.load import resolved_toml
+from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import layout_of
-from hypha_ray.model.loading.build import build_model
 from tests.support.jobs import MODEL, job_of
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))

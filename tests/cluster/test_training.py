@@ -16,7 +16,7 @@ from ray.util import list_named_actors
 
 import hypha_ray
 from hypha_ray.market.cluster import lease_entries
-from hypha_ray.model.loading.build import build_model
+from hypha_ray.model.build import build_model
 from tests.support.jobs import MODEL, job_of, run_job
 from tests.support.plain import final_weights, furthest, joined_batches, train_plainly
 

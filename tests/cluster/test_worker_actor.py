@@ -18,8 +18,8 @@ from ray.exceptions import RayActorError
 
 from hypha_ray.config import Job
 from hypha_ray.failpoints import hits
+from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
-from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Alive, Delta, FragmentUpdate, Leaving, Left, Plan, Ready, Report, Source, Span
 from hypha_ray.worker.actor import TrainWorker
 

@@ -20,7 +20,7 @@ from hypha_ray.config.schema import Model
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.prepare import prepare
-from hypha_ray.model.loading.build import build_model
+from hypha_ray.model.build import build_model
 from hypha_ray.scheduler.epoch import Epoch
 from hypha_ray.telemetry.sinks.files import read_jsonl
 from tests.support.job_scripts import Done, Jobs

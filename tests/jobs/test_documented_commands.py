@@ -23,7 +23,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from hypha_ray.config.schema import Model
 from hypha_ray.data.encoders import byte_tokenizer
-from hypha_ray.model.loading.build import build_model
+from hypha_ray.model.build import build_model
 from tests.support.download_hub import serve_repositories
 from tests.support.forked_process import ROOT
 from tests.support.forked_workers import AT_START

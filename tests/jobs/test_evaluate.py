@@ -18,7 +18,7 @@ from hypha_ray.config.schema import Model
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import Manifest, PreprocessorInfo
 from hypha_ray.data.slices import Arrays, describe, write_slice
-from hypha_ray.model.loading.build import build_model
+from hypha_ray.model.build import build_model
 from tests.support.job_scripts import Done, Jobs
 from tests.support.prepared import table
 

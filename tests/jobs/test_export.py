@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
 from hypha_ray.config.training import Checkpoint
+from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
-from hypha_ray.model.loading.build import build_model
 from hypha_ray.scheduler.messages import Persist
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.directory import RunDirectory

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, BartConfig, BartForConditionalGen
 from hypha_ray.config.schema import Model
 from hypha_ray.data.encoders import byte_tokenizer
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.model.loading.build import build_model
+from hypha_ray.model.build import build_model
 from hypha_ray.model.writer import Writer
 from tests.support.job_scripts import Done, Jobs
 

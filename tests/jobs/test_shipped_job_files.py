@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from hypha_ray.config.schema import Model
 from hypha_ray.data.encoders import byte_tokenizer
-from hypha_ray.model.loading.build import build_model
+from hypha_ray.model.build import build_model
 from tests.support.forked_process import ROOT
 from tests.support.job_scripts import Jobs
 from tests.support.prepared import arrays_of, prepared, table

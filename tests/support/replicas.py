@@ -11,8 +11,8 @@ import numpy as np
 from hypha_ray.codec import Fp32
 from hypha_ray.config import Job
 from hypha_ray.exchange_schedule import fragments_of_round
+from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
-from hypha_ray.model.loading.build import build_model
 from hypha_ray.server.payloads import Received
 from hypha_ray.server.reduce import ReduceSpec, initial_momentum, reduce
 from hypha_ray.types import Flat, FragmentUpdate, Layout, Plan, Source, Span

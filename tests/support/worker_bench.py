@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from hypha_ray.config import Job
+from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
-from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Flat, FragmentUpdate, Plan, Source, Span
 from hypha_ray.types.events import HandOver
 from hypha_ray.worker.incarnation import BatchSource, Closed, Inbox, Retired

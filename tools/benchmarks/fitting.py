@@ -15,7 +15,7 @@ import numpy as np
 
 from hypha_ray.config import Job
 from hypha_ray.driver.preflight.memory import step_memory
-from hypha_ray.model.loading.build import task_of
+from hypha_ray.model.build import task_of
 from hypha_ray.model.lora import sketch_trained
 from hypha_ray.types import Samples
 

@@ -35,7 +35,7 @@ from hypha_ray.data.sources.files import Medium, classified, medium_of
 from hypha_ray.data.sources.judged import Label, label_of, no_label
 from hypha_ray.data.sources.tables import Column, Row, complete, no_table, useless_value
 from hypha_ray.errors import ConfigError, DataError, reason_of
-from hypha_ray.model.loading.hub import fetch
+from hypha_ray.model.sources import fetch
 
 _COMPRESSED = {b"fLaC": "FLAC", b"OggS": "Ogg", b"ID3": "MP3", b"\xff": "MP3"}
 """Formats by the first bytes of a file; all others are taken for WAV."""

@@ -285,9 +285,8 @@ class ReferenceModel:
 
     def __init__(self, name: str, revision: str | None, tokenizer: Path) -> None:
         from hypha_ray.model.environment import device_of  # These load torch.
-        from hypha_ray.model.identity import folder_hash, snapshot_commit
-        from hypha_ray.model.loading.hub import fetch
         from hypha_ray.model.saved_model import open_saved
+        from hypha_ray.model.sources import fetch, folder_hash, snapshot_commit
 
         folder = fetch(name, revision, token=None, weights=True)
         if not same_tokens(folder, tokenizer):
@@ -315,7 +314,7 @@ class ReferenceModel:
             DataError: DATA024, the sequences are too long for the model; DATA023, it lacks some of their tokens.
 
         """
-        from hypha_ray.model.checks.positions import require_positions
+        from hypha_ray.model.checks import require_positions
 
         ids = arrays["input_ids"]
         require_positions(self._network, self._task, {"input_ids": ids.shape[1:]}, "the preferences")
@@ -329,7 +328,7 @@ class ReferenceModel:
     def _part(self, arrays: Arrays, rows: slice) -> Any:
         import torch
 
-        from hypha_ray.model.preferences.objective import score_sequences
+        from hypha_ray.model.preferences.losses import score_sequences
 
         inputs = {}
         for name in ("input_ids", "attention_mask", "labels"):

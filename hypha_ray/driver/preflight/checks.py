@@ -27,7 +27,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.exchange_schedule import SETTLING, outer_steps_before, settled_momentum
 from hypha_ray.families import ADVANTAGES, CODECS, ENVIRONMENTS, REWARDS
 from hypha_ray.files import uncollected
-from hypha_ray.model.loading.hub import local_folder
+from hypha_ray.model.sources import local_folder
 from hypha_ray.optim.schedules import check_schedule, inner_steps
 from hypha_ray.plugins import attempt, is_built_in, is_own, look_beside_the_job
 from hypha_ray.store.directory import RunDirectory
@@ -74,7 +74,7 @@ def check_packages(job: Job) -> None:
     """
     check_built_in(job)
     if job.model.quantization is not None:
-        from hypha_ray.model.loading.build import check_quantization
+        from hypha_ray.model.build import check_quantization
 
         check_quantization()
     inner = job.inner_optimizer.name
@@ -330,7 +330,7 @@ def check_end(job: Job, dataset: Path) -> None:
             import hypha_ray.model.saved_model
             import hypha_ray.store.snapshots
             import hypha_ray.telemetry.plots  # noqa: F401
-            from hypha_ray.model.loading.preprocess import load_preprocessor
+            from hypha_ray.model.tokenizers import load_preprocessor
     except ImportError as error:
         problem = "a package is missing that saves the model or draws the plots"
         got = " ".join(str(error).split())
@@ -351,7 +351,7 @@ def case_of(job: Job, source: DataSource) -> Case:
         source.manifest.refuse_prompts()
     with uncollected():  # Loading torch takes seconds.
         from hypha_ray.driver.preflight.compatibility import Case
-        from hypha_ray.model.loading.build import check_factory, describe
+        from hypha_ray.model.build import check_factory, describe
         from hypha_ray.model.lora import ActorCritic, exported, sketch_trained
         from hypha_ray.model.tasks import find_task, require_trainable
 
@@ -382,7 +382,7 @@ def check_case(case: Case) -> list[str]:
         from hypha_ray.driver.preflight.compatibility import CHECKS, compare_tokens
         from hypha_ray.driver.preflight.notes import muon_notes, reference_notes, token_notes
         from hypha_ray.driver.preflight.trials import check_fused_loss, check_sharding
-        from hypha_ray.model.loading.build import compare_weights
+        from hypha_ray.model.build import compare_weights
         from hypha_ray.model.lora import has_adapter, needs_whole
 
     for check in CHECKS:

@@ -17,13 +17,13 @@ from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.driver.data_source import DataSource
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.model.checks.loss_check import reads
-from hypha_ray.model.checks.positions import require_positions
+from hypha_ray.model.build import Facts, task_of
+from hypha_ray.model.checks import require_positions
 from hypha_ray.model.execution import check_execution
 from hypha_ray.model.layout import layout_of
-from hypha_ray.model.loading.build import Facts, task_of
-from hypha_ray.model.loading.hub import base_of, fetch, hub_token
 from hypha_ray.model.lora import has_adapter
+from hypha_ray.model.loss_check import reads
+from hypha_ray.model.sources import base_of, fetch, hub_token
 from hypha_ray.model.task import IGNORE_INDEX, Task
 
 if TYPE_CHECKING:

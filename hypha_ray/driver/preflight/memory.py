@@ -23,13 +23,13 @@ from hypha_ray.config.resources import WorkerGroup
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.driver.preflight.trials import scored_samples
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.checks.loss_check import head_of
-from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.execution import set_execution
 from hypha_ray.model.layout import blocks_of
 from hypha_ray.model.lora import has_adapter, sketch_trained
+from hypha_ray.model.loss_check import head_of
 from hypha_ray.model.losses import compute_losses
-from hypha_ray.model.preferences.objective import has_frozen_copy
+from hypha_ray.model.metrics import MASKING_SEED, tensors_of
+from hypha_ray.model.preferences.losses import has_frozen_copy
 from hypha_ray.model.task import Task
 from hypha_ray.optim.optimizers import EIGHT_BITS, build_optimizer, eight_bits_bytes
 from hypha_ray.types import Samples

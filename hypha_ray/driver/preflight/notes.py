@@ -29,9 +29,8 @@ from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.market.requirements import OWN_LABEL, RAY_LABEL, NodeResources
 from hypha_ray.members.muon import MATRICES, shares
 from hypha_ray.model.execution import model_facts
-from hypha_ray.model.identity import commit_of, folder_hash
-from hypha_ray.model.loading.hub import hub_token
-from hypha_ray.model.vocabulary import vocabulary_of
+from hypha_ray.model.sources import commit_of, folder_hash, hub_token
+from hypha_ray.model.tokenizers import vocabulary_of
 
 _WRITE = ("causal-lm", "seq2seq-lm")
 """Tasks whose models write text."""

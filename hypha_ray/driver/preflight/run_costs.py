@@ -295,8 +295,8 @@ def _model_bytes(case: Case, layout: Layout, dtype: str | None) -> int:
 
 def _saved_dtype(job: Job) -> tuple[str | None, bool]:
     """Dtype of the saved model, and whether it is known; None: that of the parameters. The hub isn't asked."""
-    from hypha_ray.model.loading.hub import local_folder
     from hypha_ray.model.saved_model import original_dtype
+    from hypha_ray.model.sources import local_folder
 
     repository = job.model.repository
     if job.checkpoint.export_dtype is not None:

@@ -363,7 +363,7 @@ def tokens_of(source: DataSource) -> tuple[int, bool] | None:
     size = manifest.samples("train") * manifest.sample_bytes
     if source.places != (Place(str(source.folder)),) or size > MOST_READ_BYTES:
         return positions, True
-    from hypha_ray.model.checks.positions import token_counts
+    from hypha_ray.model.checks import token_counts
 
     tokens = 0
     for info in manifest.of("train"):

@@ -17,25 +17,21 @@ from hypha_ray.config.rl import RL
 from hypha_ray.driver.data_source import job_preprocessor, samples_at
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.model.checks.loss_check import (
+from hypha_ray.model.build import random_model, task_of
+from hypha_ray.model.checks import check_on_copy, max_positions, require_positions
+from hypha_ray.model.lora import CriticModel
+from hypha_ray.model.loss_check import (
     check_fused_on_copy,
     check_loss_on_copy,
     check_metrics_of,
     head_of,
     no_copy_error,
 )
-from hypha_ray.model.checks.positions import max_positions, require_positions
-from hypha_ray.model.checks.small_copies import check_on_copy
-from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
-from hypha_ray.model.loading.build import random_model, task_of
-from hypha_ray.model.loading.preprocess import load_special_tokens
-from hypha_ray.model.loading.tokenizer import tokenizer_of
-from hypha_ray.model.lora import CriticModel
 from hypha_ray.model.losses import require_mean
-from hypha_ray.model.metrics import metrics_named
-from hypha_ray.model.preferences.objective import with_preferences
+from hypha_ray.model.metrics import MASKING_SEED, metrics_named, tensors_of
+from hypha_ray.model.preferences.losses import with_preferences
 from hypha_ray.model.task import Task, missing_mask_token
-from hypha_ray.model.vocabulary import vocabulary_of
+from hypha_ray.model.tokenizers import load_special_tokens, tokenizer_of, vocabulary_of
 from hypha_ray.rl.engines.continuous import ContinuousEngine
 from hypha_ray.rl.engines.native import Completion, Responses, Sampling, draw, generate, responses_of, training_sampling
 from hypha_ray.rl.environments.rollouts import EnvironmentRollouts, Integers, Trajectory

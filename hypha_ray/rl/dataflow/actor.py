@@ -19,7 +19,7 @@ from hypha_ray.config import Job
 from hypha_ray.errors import ClusterError, ConfigError, HyphaError
 from hypha_ray.failpoints import arm
 from hypha_ray.model.layout import array_of
-from hypha_ray.model.loading.tokenizer import PackedTokenizer
+from hypha_ray.model.tokenizers import PackedTokenizer
 from hypha_ray.rl.dataflow.model_worker import Answer, ModelWorker
 from hypha_ray.rl.dataflow.requests import ModelRequest, Reallocate, Reply, Shard, Transfer, WorkerLostError
 

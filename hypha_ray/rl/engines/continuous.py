@@ -20,7 +20,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.environment import free_gpu_bytes
-from hypha_ray.model.loading.weights import silenced
+from hypha_ray.model.weights import silenced
 from hypha_ray.rl.engines.native import Completion, Responses, Sampling, draw, generate, responses_of, token_lists
 from hypha_ray.texts import counted
 

@@ -18,7 +18,7 @@ from transformers import TopKLogitsWarper, TopPLogitsWarper
 from transformers.cache_utils import DynamicLayer
 
 from hypha_ray.config.rl import RL
-from hypha_ray.model.vocabulary import EVERY_ROW, Vocabulary
+from hypha_ray.model.tokenizers import EVERY_ROW, Vocabulary
 from hypha_ray.texts import counted
 
 _LONG = 32

@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from hypha_ray.config.rl import RL
 from hypha_ray.errors import ConfigError, reason_of
-from hypha_ray.model.checks.positions import max_positions
-from hypha_ray.model.loading.tokenizer import is_templated, rules_of
+from hypha_ray.model.checks import max_positions
+from hypha_ray.model.tokenizers import is_templated, rules_of
 from hypha_ray.rl.engines.native import Responses, Sampling
 from hypha_ray.rl.environments.environment import Message, total_of
 from hypha_ray.rl.environments.pool import EnvironmentPool, Episode

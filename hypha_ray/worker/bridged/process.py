@@ -24,9 +24,9 @@ from hypha_ray.bridge.paths import PREFIX, Scratch, WorkDirectory, handed_on, sw
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.files import opener
-from hypha_ray.model.identity import require_same
-from hypha_ray.model.loading.tokenizer import PackedTokenizer
+from hypha_ray.model.sources import require_same
 from hypha_ray.model.task import SpecialTokens
+from hypha_ray.model.tokenizers import PackedTokenizer
 from hypha_ray.texts import redacted_tree
 from hypha_ray.worker.bridged.round_report import rl_definition
 

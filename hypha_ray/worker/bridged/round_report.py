@@ -15,7 +15,7 @@ from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.conversation import LARGEST
 from hypha_ray.config.rl import MODEL, RL
 from hypha_ray.errors import BridgeError
-from hypha_ray.model.loading.tokenizer import PackedTokenizer
+from hypha_ray.model.tokenizers import PackedTokenizer
 from hypha_ray.texts import redacted_tree
 from hypha_ray.types import Arrays, Flat, Plan
 

@@ -21,7 +21,7 @@ from hypha_ray.codec import encoders
 from hypha_ray.config import Job
 from hypha_ray.config.rl import RL
 from hypha_ray.errors import BridgeError
-from hypha_ray.model.loading.tokenizer import PackedTokenizer, pack
+from hypha_ray.model.tokenizers import PackedTokenizer, pack
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.epoch import LedgerError
 from hypha_ray.scheduler.ledger import Ledger

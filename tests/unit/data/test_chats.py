@@ -18,7 +18,7 @@ from hypha_ray.data.encoders import byte_tokenizer
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.report import lengths_of, marked, sample_of
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.model.loading.configuration import resolve_task
+from hypha_ray.model.configuration import resolve_task
 from hypha_ray.model.losses import compute_losses
 from hypha_ray.model.tasks import find_task
 from tests.support.prepared import arrays_of, omissions, prepared, table

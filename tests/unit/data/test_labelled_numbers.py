@@ -22,10 +22,10 @@ from hypha_ray.config import Job
 from hypha_ray.data.manifest import ClassInfo, Manifest
 from hypha_ray.driver.dataset_settings import with_classes
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.model.evaluation import tensors_of
-from hypha_ray.model.loading.build import build_model, task_of
-from hypha_ray.model.loading.configuration import resolve_task
+from hypha_ray.model.build import build_model, task_of
+from hypha_ray.model.configuration import resolve_task
 from hypha_ray.model.losses import compute_losses
+from hypha_ray.model.metrics import tensors_of
 from hypha_ray.model.tasks import find_task
 from hypha_ray.types import Samples
 from tests.support.prepared import arrays_of, omissions, prepared, table

@@ -20,9 +20,9 @@ from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.report import lengths_of, marked, sample_of
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.checks.loss_check import check_loss_of
-from hypha_ray.model.loading.build import build_model
-from hypha_ray.model.loading.configuration import resolve_task
+from hypha_ray.model.build import build_model
+from hypha_ray.model.configuration import resolve_task
+from hypha_ray.model.loss_check import check_loss_of
 from hypha_ray.model.losses import compute_losses
 from hypha_ray.model.tasks import find_task
 from hypha_ray.types import Samples

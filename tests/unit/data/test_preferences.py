@@ -24,9 +24,9 @@ from hypha_ray.driver.dataset_settings import preference_task, require_preferenc
 from hypha_ray.driver.evaluation import ModelSource
 from hypha_ray.driver.preflight.notes import reference_notes
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
-from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
-from hypha_ray.model.identity import folder_hash
+from hypha_ray.model.metrics import batches_of, evaluate, metrics_of
 from hypha_ray.model.saved_model import open_saved
+from hypha_ray.model.sources import folder_hash
 from tests.support.prepared import arrays_of, omissions, prepared, table
 from tests.unit.data.test_chats import CHATML, tokenizer_with
 

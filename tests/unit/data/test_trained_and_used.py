@@ -14,7 +14,7 @@ from hypha_ray.driver.data_source import DataSource, in_folder, preprocessor_for
 from hypha_ray.model.layout import gather, layout_of, views
 from hypha_ray.model.lora import build_trained
 from hypha_ray.model.saved_model import export
-from hypha_ray.model.vocabulary import vocabulary_of
+from hypha_ray.model.tokenizers import vocabulary_of
 from hypha_ray.model.writer import Writer
 from hypha_ray.rl.policy import end_tokens
 from tests.support.prepared import prepared, table

@@ -16,8 +16,8 @@ from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.earlier_runs import is_done, standing
 from hypha_ray.driver.launch import finish
 from hypha_ray.driver.saved_models import card
+from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
-from hypha_ray.model.loading.build import build_model
 from hypha_ray.scheduler.messages import Persist
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.directory import RunDirectory

@@ -16,7 +16,7 @@ from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.driver.dataset_settings import by_number, relabelled, require_fitting_labels, with_classes
 from hypha_ray.errors import DataError
-from hypha_ray.model.loading.build import build_model, task_of
+from hypha_ray.model.build import build_model, task_of
 from hypha_ray.model.losses import compute_losses
 from hypha_ray.model.tasks import find_task
 from tests.support.prepared import arrays_of, prepared, table

@@ -12,7 +12,7 @@ import pytest
 from hypha_ray.config.load import from_tables, load
 from hypha_ray.driver.what_if import advise, shape_of_model
 from hypha_ray.errors import ConfigError, HyphaError
-from hypha_ray.model.loading.build import build_model
+from hypha_ray.model.build import build_model
 from hypha_ray.simulation.result import HEADLINE
 from tests.support.prose import ROOT
 from tests.support.recorded_run import write_run

@@ -17,8 +17,8 @@ from hypha_ray.config.training import InnerOptimizer
 from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.preflight.compatibility import CHECKS, Case
 from hypha_ray.errors import HyphaError
-from hypha_ray.model.checks.positions import max_positions
-from hypha_ray.model.loading.build import build_model, describe, skeleton
+from hypha_ray.model.build import build_model, describe, skeleton
+from hypha_ray.model.checks import max_positions
 from hypha_ray.model.tasks import find_task
 from tests.support.small_models import RESNET
 from tests.support.truth_cases import ACCEPTED

@@ -16,7 +16,7 @@ import torch
 
 from hypha_ray.config.schema import Job, Model
 from hypha_ray.driver.preflight.memory import StepSizes, step_memory
-from hypha_ray.model.loading.build import build_model, skeleton, task_of
+from hypha_ray.model.build import build_model, skeleton, task_of
 from hypha_ray.types import Samples
 
 ROOT = Path(__file__).parents[3]

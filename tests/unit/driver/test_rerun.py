@@ -29,7 +29,7 @@ from hypha_ray.driver.run_provenance import (
     versions,
 )
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.model.identity import identity_of
+from hypha_ray.model.sources import identity_of
 from hypha_ray.store.directory import RunDirectory
 from jobs.rerun import Rerun
 from tests.support.plugins import Written, written

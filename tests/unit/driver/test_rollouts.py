@@ -18,7 +18,7 @@ from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.evaluation import EvaluationRequest, ModelSource, evaluate_on_dataset
 from hypha_ray.driver.preflight.checks import case_of, check_case, check_rewards
 from hypha_ray.errors import HyphaError
-from hypha_ray.model.evaluation import batches_of
+from hypha_ray.model.metrics import batches_of
 from hypha_ray.rl.island import Island
 from hypha_ray.types import TokenRules
 from hypha_ray.types.events import means

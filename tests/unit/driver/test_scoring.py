@@ -18,10 +18,10 @@ from hypha_ray.driver.attempts import specials_of
 from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.preflight.checks import case_of, check_case
 from hypha_ray.errors import HyphaError
-from hypha_ray.model.checks.loss_check import check_loss_of
-from hypha_ray.model.checks.small_copies import small_copies
-from hypha_ray.model.evaluation import batches_of, evaluate
-from hypha_ray.model.loading.build import build_model, task_of
+from hypha_ray.model.build import build_model, task_of
+from hypha_ray.model.checks import small_copies
+from hypha_ray.model.loss_check import check_loss_of
+from hypha_ray.model.metrics import batches_of, evaluate
 from hypha_ray.model.saved_model import open_saved
 from hypha_ray.model.task import IGNORE_INDEX
 from hypha_ray.types import Arrays, Samples

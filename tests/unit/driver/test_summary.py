@@ -38,8 +38,8 @@ from hypha_ray.driver.preflight.summary import (
     tokens_of,
 )
 from hypha_ray.exchange_schedule import fragments_of_round
+from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of, views
-from hypha_ray.model.loading.build import build_model
 from hypha_ray.model.lora import build_trained
 from hypha_ray.model.saved_model import export
 from hypha_ray.store.directory import RunDirectory

@@ -20,7 +20,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import CapacityError, ConfigError
 from hypha_ray.members.batch_trial import _out_of_memory_code
-from hypha_ray.model.loading.build import build_model
+from hypha_ray.model.build import build_model
 from hypha_ray.types import Samples
 from hypha_ray.worker.incarnation import Closed
 from tests.support.worker_bench import CONFIG

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import AuthenticationError, CapacityError, CheckpointError, ConfigError, HyphaError
+from hypha_ray.model.build import build_model, facts, infer_task, skeleton, task_of
 from hypha_ray.model.layout import layout_of
-from hypha_ray.model.loading.build import build_model, facts, infer_task, skeleton, task_of
 from hypha_ray.model.task import Masking
 
 GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 32}

@@ -7,8 +7,8 @@ import torch
 
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
-from hypha_ray.model.loading.build import build_model, task_of
+from hypha_ray.model.build import build_model, task_of
+from hypha_ray.model.metrics import batches_of, evaluate, metrics_of
 from hypha_ray.model.task import IGNORE_INDEX, Task
 from hypha_ray.model.tasks import find_task
 

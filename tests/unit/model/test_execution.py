@@ -11,8 +11,8 @@ import torch
 
 from hypha_ray.config.schema import Job, Model
 from hypha_ray.errors import ConfigError
+from hypha_ray.model.build import build_model, skeleton
 from hypha_ray.model.execution import check_execution
-from hypha_ray.model.loading.build import build_model, skeleton
 from hypha_ray.types import Samples
 from hypha_ray.worker.supervised import SupervisedTrainer
 from tests.support.jobs import MODEL

@@ -20,10 +20,10 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 from hypha_ray.config.schema import Job, Model, Preprocessor
 from hypha_ray.config.training import Checkpoint
 from hypha_ray.errors import CheckpointError, ConfigError
+from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of, views
-from hypha_ray.model.loading.build import build_model
-from hypha_ray.model.loading.preprocess import load_preprocessor
 from hypha_ray.model.saved_model import export, open_saved
+from hypha_ray.model.tokenizers import load_preprocessor
 from tests.support.small_models import RESNET
 
 GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 384}

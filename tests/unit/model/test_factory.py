@@ -14,8 +14,8 @@ from hypha_ray.config.checks import require_complete
 from hypha_ray.config.load import load
 from hypha_ray.config.schema import Job, Model
 from hypha_ray.errors import ConfigError
+from hypha_ray.model.build import build_model, check_factory, random_model, skeleton, task_of
 from hypha_ray.model.flat import views
-from hypha_ray.model.loading.build import build_model, check_factory, random_model, skeleton, task_of
 from hypha_ray.model.lora import build_trained
 from hypha_ray.model.saved_model import export
 from hypha_ray.model.tasks import find_task

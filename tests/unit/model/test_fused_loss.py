@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 from hypha_ray.config.schema import Job, Model
 from hypha_ray.errors import ConfigError
 from hypha_ray.model import losses
-from hypha_ray.model.checks.loss_check import check_fused_on_copy, head_of
-from hypha_ray.model.loading.build import build_model, random_model, skeleton, task_of
+from hypha_ray.model.build import build_model, random_model, skeleton, task_of
+from hypha_ray.model.loss_check import check_fused_on_copy, head_of
 from hypha_ray.types import Samples
 from hypha_ray.worker.supervised import SupervisedTrainer
 

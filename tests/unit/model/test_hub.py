@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save
 
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import AuthenticationError, CheckpointError, ConfigError, HubError
-from hypha_ray.model.loading.build import build_model, compare_weights, facts
-from hypha_ray.model.loading.hub import fetch
+from hypha_ray.model.build import build_model, compare_weights, facts
+from hypha_ray.model.sources import fetch
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 32}

@@ -13,8 +13,8 @@ import safetensors.numpy
 
 from hypha_ray.config import Job
 from hypha_ray.errors import CheckpointError
-from hypha_ray.model import identity
-from hypha_ray.model.identity import changes, folder_hash, identity_of, pinned, require_same
+from hypha_ray.model import sources
+from hypha_ray.model.sources import changes, folder_hash, identity_of, pinned, require_same
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_other_weights_of_the_same_shape_are_another_model(model: Path) -> None:
 
 
 def test_large_file_is_known_by_samples_of_its_content(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "_WHOLE_BYTES", 1 << 20)
+    monkeypatch.setattr(sources, "_WHOLE_BYTES", 1 << 20)
     weights = np.random.default_rng(0).normal(size=5_000_000).astype(np.float32)
     hashes = set()
     for step in range(3):

@@ -15,8 +15,8 @@ from huggingface_hub import constants
 from hypha_ray.config.schema import Job, Lora, Model
 from hypha_ray.config.training import Checkpoint
 from hypha_ray.errors import CheckpointError, ConfigError, HyphaError
+from hypha_ray.model.build import build_model, compare_weights
 from hypha_ray.model.layout import gather, layout_of, views
-from hypha_ray.model.loading.build import build_model, compare_weights
 from hypha_ray.model.lora import build_trained, needs_whole, sketch_trained, without_adapter
 from hypha_ray.model.saved_model import export, open_saved
 from hypha_ray.optim.optimizers import build_optimizer

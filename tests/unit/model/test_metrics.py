@@ -15,8 +15,7 @@ from sklearn.metrics import f1_score, top_k_accuracy_score
 from hypha_ray.config.load import load
 from hypha_ray.errors import ConfigError
 from hypha_ray.figures import LOSS, figures_of, metric_figure, shown_beside, task_figures
-from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
-from hypha_ray.model.metrics import metrics_named, scored_pairs
+from hypha_ray.model.metrics import batches_of, evaluate, metrics_named, metrics_of, scored_pairs
 from hypha_ray.model.task import IGNORE_INDEX
 from hypha_ray.model.tasks import find_task
 from hypha_ray.plugins import attempt

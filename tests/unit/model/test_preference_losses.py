@@ -14,9 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from hypha_ray.config.schema import Job
 from hypha_ray.config.training import Preference
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.evaluation import evaluate, metrics_of
 from hypha_ray.model.losses import compute_losses
-from hypha_ray.model.preferences.objective import reference_model, with_preferences
+from hypha_ray.model.metrics import evaluate, metrics_of
+from hypha_ray.model.preferences.losses import reference_model, with_preferences
 from hypha_ray.model.task import Task
 from hypha_ray.model.tasks import find_task
 from hypha_ray.plugins import attempt

@@ -16,8 +16,8 @@ import transformers
 from hypha_ray.config.schema import Job, Model
 from hypha_ray.driver.preflight.checks import check_job
 from hypha_ray.errors import CheckpointError, ConfigError
+from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of, views
-from hypha_ray.model.loading.build import build_model
 from hypha_ray.model.lora import build_trained, sketch_trained
 from hypha_ray.model.saved_model import export
 from hypha_ray.types import Samples

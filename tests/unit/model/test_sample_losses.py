@@ -11,11 +11,11 @@ import torch
 
 from hypha_ray.config.load import load
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.checks.loss_check import check_loss_of
-from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
+from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
-from hypha_ray.model.loading.build import build_model
+from hypha_ray.model.loss_check import check_loss_of
 from hypha_ray.model.losses import compute_losses, with_own_loss
+from hypha_ray.model.metrics import batches_of, evaluate, metrics_of
 from hypha_ray.types import Delta, Samples
 from hypha_ray.worker.incarnation import epoch_order
 from tests.support.worker_bench import CONFIG, Bench, plan_of

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypha_ray.model.staging import Staging, to_device
+from hypha_ray.model.environment import Staging, to_device
 
 CHUNK = 1024
 

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from hypha_ray.config.schema import Job, Model
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.layout import gather, layout_of, views
-from hypha_ray.model.loading.tokenizer import apply_rules, pack, prompt_ids, rules_of, saved_rules
 from hypha_ray.model.lora import build_trained
 from hypha_ray.model.saved_model import ADAPTER, export
+from hypha_ray.model.tokenizers import apply_rules, pack, prompt_ids, rules_of, saved_rules
 from hypha_ray.model.writer import Writer
 from hypha_ray.rl.policy import end_tokens
 from hypha_ray.types import TokenRules

@@ -19,10 +19,10 @@ from hypha_ray.data.slices import describe, write_slice
 from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.preflight.checks import case_of, check_case
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.model.checks.loss_check import check_loss_on_copy
-from hypha_ray.model.evaluation import batches_of, evaluate, tensors_of
+from hypha_ray.model.build import build_model, skeleton, task_of
 from hypha_ray.model.layout import gather, layout_of, views
-from hypha_ray.model.loading.build import build_model, skeleton, task_of
+from hypha_ray.model.loss_check import check_loss_on_copy
+from hypha_ray.model.metrics import batches_of, evaluate, tensors_of
 from hypha_ray.model.saved_model import export, open_saved
 from hypha_ray.model.tasks import TASKS, UNTRAINABLE
 from hypha_ray.types import Samples, added

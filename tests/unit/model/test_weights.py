@@ -14,7 +14,7 @@ from transformers import BertForPreTraining, GPT2Config, GPT2LMHeadModel, GPT2Mo
 
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import CheckpointError, ConfigError
-from hypha_ray.model.loading.build import build_model, compare_weights
+from hypha_ray.model.build import build_model, compare_weights
 from hypha_ray.model.saved_model import open_saved
 
 Tensors = dict[str, torch.Tensor]

@@ -18,9 +18,8 @@ from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import describe, write_slice
 from hypha_ray.driver.evaluation import EvaluationRequest, ModelSource, evaluate_on_dataset
 from hypha_ray.driver.preflight.checks import check_plugins
-from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
-from hypha_ray.model.loading.build import build_model, check_factory, skeleton, task_of
-from hypha_ray.model.metrics import metrics_named
+from hypha_ray.model.build import build_model, check_factory, skeleton, task_of
+from hypha_ray.model.metrics import batches_of, evaluate, metrics_named, metrics_of
 from hypha_ray.model.saved_model import export
 from hypha_ray.rl.island import Island
 from hypha_ray.types import Delta, Samples

@@ -13,7 +13,7 @@ from hypha_ray.config.keys import keys
 from hypha_ray.config.load import load, resolved_toml
 from hypha_ray.driver.preflight.checks import check_plugins
 from hypha_ray.errors import CheckpointError, ConfigError
-from hypha_ray.model.identity import changes, identity_of, is_replaceable, require_same
+from hypha_ray.model.sources import changes, identity_of, is_replaceable, require_same
 from hypha_ray.telemetry.sinks.base import build
 from tests.support.plugins import Written
 

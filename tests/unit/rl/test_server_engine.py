@@ -21,7 +21,7 @@ import torch
 from hypha_ray.config.load import load
 from hypha_ray.config.rl import GenerationServer
 from hypha_ray.errors import ClusterError, ConfigError, HyphaError
-from hypha_ray.model.vocabulary import Vocabulary
+from hypha_ray.model.tokenizers import Vocabulary
 from hypha_ray.rl.engines.native import Completion, Responses, Sampling, responses_of
 from hypha_ray.rl.engines.server import ServerEngine
 from hypha_ray.rl.engines.server_programs import CommandServer

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hypha_ray.driver.preflight.trials import check_generation
-from hypha_ray.model.vocabulary import Vocabulary, vocabulary_of
+from hypha_ray.model.tokenizers import Vocabulary, vocabulary_of
 from hypha_ray.rl.engines.continuous import ContinuousEngine
 from hypha_ray.rl.engines.native import Responses, Sampling, choose, draw
 from hypha_ray.rl.policy import Policy, end_tokens, sample_of

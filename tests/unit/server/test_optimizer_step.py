@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hypha_ray.config import Job
+from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of, scatter, view
-from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.server.optimizer_step import ModelOptimizerStep
 from hypha_ray.server.payloads import Received

@@ -13,6 +13,7 @@ import torch
 
 from hypha_ray.config.automatic import OFF, DeviceFacts, chosen_job, settings_of
 from hypha_ray.config.schema import Job
+from hypha_ray.model.build import skeleton, task_of
 from hypha_ray.model.execution import (
     ADMITTED_AFTER,
     CompiledByShape,
@@ -23,7 +24,6 @@ from hypha_ray.model.execution import (
     token_operations,
 )
 from hypha_ray.model.layout import blocks_of
-from hypha_ray.model.loading.build import skeleton, task_of
 from hypha_ray.model.losses import Losses
 from hypha_ray.types import Samples
 from hypha_ray.worker.batches import Computation

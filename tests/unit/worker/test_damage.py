@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hypha_ray.errors import ConfigError
+from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
-from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Damaged, Delta, FragmentUpdate, Plan, Span
 from hypha_ray.worker.incarnation import epoch_order
 from tests.support.worker_bench import Bench, plan_of

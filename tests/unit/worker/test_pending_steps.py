@@ -11,8 +11,8 @@ from transformers import masking_utils
 
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
+from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
-from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.types import Damaged, Delta, Report
 from hypha_ray.worker.incarnation import epoch_order

@@ -19,9 +19,9 @@ from hypha_ray.driver.dataset_settings import preference_task
 from hypha_ray.driver.evaluation import ModelSource
 from hypha_ray.driver.preflight.memory import step_memory
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.evaluation import evaluate, metrics_of
-from hypha_ray.model.loading.build import task_of
-from hypha_ray.model.preferences.objective import reference_model, with_preferences
+from hypha_ray.model.build import task_of
+from hypha_ray.model.metrics import evaluate, metrics_of
+from hypha_ray.model.preferences.losses import reference_model, with_preferences
 from hypha_ray.model.saved_model import open_saved
 from hypha_ray.types import Samples
 from hypha_ray.types.events import means

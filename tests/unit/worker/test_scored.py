@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hypha_ray.config.schema import Sync
+from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
-from hypha_ray.model.loading.build import build_model
 from hypha_ray.scheduler.worker_state import weight
 from hypha_ray.server.merge import mean
 from hypha_ray.telemetry.round_records import step_record

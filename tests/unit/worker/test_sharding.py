@@ -13,8 +13,8 @@ import pytest
 
 from hypha_ray.config import Job
 from hypha_ray.errors import CheckpointError, ConfigError
+from hypha_ray.model.build import random_model, skeleton, task_of
 from hypha_ray.model.layout import layout_of, views
-from hypha_ray.model.loading.build import random_model, skeleton, task_of
 from hypha_ray.model.tasks import find_task
 from hypha_ray.types import Samples
 from hypha_ray.worker.group_shards import check_sharding_on_copy

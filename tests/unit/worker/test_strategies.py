@@ -10,8 +10,8 @@ import torch
 
 from hypha_ray.codec import codec, encoded, encoder, payload_bytes
 from hypha_ray.codec.feedback import blocks, tensors
+from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
-from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Delta, FragmentUpdate, Report
 from hypha_ray.worker.incarnation import epoch_order
 from hypha_ray.worker.supervised import SupervisedTrainer

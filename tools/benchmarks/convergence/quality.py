@@ -34,8 +34,8 @@ from hypha_ray.data.slices import read_slice
 from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.launch import finish, records
 from hypha_ray.driver.ray_cluster import connected
-from hypha_ray.model.evaluation import evaluate
-from hypha_ray.model.loading.build import task_of
+from hypha_ray.model.build import task_of
+from hypha_ray.model.metrics import evaluate
 from hypha_ray.store.directory import RunDirectory
 
 WORKERS = 4

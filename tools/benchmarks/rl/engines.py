@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.rl.task import batches, sorting, tiny_job
 from hypha_ray.model.lora import build_trained
-from hypha_ray.model.vocabulary import vocabulary_of
+from hypha_ray.model.tokenizers import vocabulary_of
 from hypha_ray.rl.engines.continuous import ContinuousEngine
 from hypha_ray.rl.engines.native import Sampling, draw
 from hypha_ray.rl.island import Island

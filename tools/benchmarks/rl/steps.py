@@ -16,7 +16,7 @@ from benchmarks.rl.task import batches, sorting, tiny_job
 from hypha_ray.config import Job
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.model.lora import build_trained
-from hypha_ray.model.vocabulary import vocabulary_of
+from hypha_ray.model.tokenizers import vocabulary_of
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.plugins import find

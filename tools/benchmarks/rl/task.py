@@ -16,7 +16,7 @@ from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import read_slice
 from hypha_ray.driver.data_source import in_folder, job_preprocessor
-from hypha_ray.model.loading.tokenizer import tokenizer_of
+from hypha_ray.model.tokenizers import tokenizer_of
 from hypha_ray.types import Samples
 
 TINY = Path(__file__).parents[3] / "jobs" / "configs" / "grpo-tiny.toml"

@@ -24,10 +24,10 @@ from ray.train.torch import TorchConfig, TorchTrainer, prepare_model
 from hypha_ray.config.load import load
 from hypha_ray.data.catalogue import load as load_manifest
 from hypha_ray.data.slices import read_slice
-from hypha_ray.model.evaluation import evaluate
-from hypha_ray.model.loading.build import task_of
+from hypha_ray.model.build import task_of
 from hypha_ray.model.lora import build_trained
 from hypha_ray.model.losses import loss_of
+from hypha_ray.model.metrics import evaluate
 from hypha_ray.optim.optimizers import build_optimizer
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from benchmarks.wide_area.links import Link, missing
 from benchmarks.wide_area.nodes import JOBS, SERVER_ON_HEAD, Cluster, flags, linked
 from hypha_ray.config.load import load, resolved_toml
+from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import layout_of
-from hypha_ray.model.loading.build import build_model
 
 LINK = Link(mbit_s=100, delay_s=0.005)
 """Link of every site, the head's too. From site to site it is twice as far."""

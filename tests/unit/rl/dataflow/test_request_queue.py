@@ -9,7 +9,7 @@ from itertools import combinations
 
 import pytest
 
-from hypha_ray.model.loading.tokenizer import pack
+from hypha_ray.model.tokenizers import pack
 from hypha_ray.rl.dataflow.actor import Actors
 from hypha_ray.rl.dataflow.model_worker import ModelWorker, Role
 from hypha_ray.rl.dataflow.requests import Hook, ModelRequest, Name, Reallocate, Reply, RequestQueue, Transfer

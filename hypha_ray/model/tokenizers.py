@@ -1,9 +1,11 @@
-"""Tokenizers on their way to workers, and the decisions about tokens that travel in their configuration.
+"""Tokenizers and image processors: lookup, loading, their way to workers, decisions about tokens, and vocabularies.
 
 manifest ──► tokenizer of the job ─┬─► workers and islands, servers that generate, trainers outside of Ray
                                    └─► saved model ──► generate, lm-eval, and later jobs that begin with it
 
-The machines of workers may have neither a tokenizer's files nor the dataset's.
+Decisions about tokens travel in a tokenizer's configuration. The machines of workers may have neither its files nor the
+dataset's. A vocabulary has the ids that stand for tokens. A model may have further rows, as weights are padded; its
+policy never chooses those.
 """
 
 from __future__ import annotations
@@ -13,18 +15,104 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from hypha_ray.config.schema import Model
-from hypha_ray.errors import ConfigError
-from hypha_ray.model.loading.hub import fetch, hub_token
+import numpy as np
+
+from hypha_ray.config.schema import Model, Preprocessor
+from hypha_ray.errors import CheckpointError, ConfigError, reason_of
+from hypha_ray.model.sources import base_of, fetch, hub_token, remote_code_allowed
 from hypha_ray.model.task import SpecialTokens
 from hypha_ray.types import TokenRules
 
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+_FILES = ("processor_config.json", "tokenizer_config.json", "tokenizer.json", "preprocessor_config.json")
 RULES: Final = "token_rules"
 """Key of ``tokenizer_config.json``; transformers keeps keys that it doesn't know."""
 _TEXTS = ("a", "A", "0", "1", "=", " ")
 """Texts of which at least one has tokens, to find the special tokens that a tokenizer puts around a text."""
+_NEVER = float(np.finfo(np.float32).min) / 2
+"""Logit of an id in a gap: its probability is 0, and so is its part of an entropy, which -∞ would make NaN."""
+
+
+def load_preprocessor(preprocessor: Preprocessor, dataset: Path | None, model: Model) -> Any | None:
+    """Load a job's tokenizer or image processor.
+
+    It comes from `preprocessor.repository`, otherwise from the dataset, otherwise from the model's repository. For an
+    adapter without one it comes from the base model.
+
+    Args:
+        preprocessor: table of the job file.
+        dataset: folder of the prepared dataset, which is searched with its subfolders; None: not on this machine.
+        model: table of the job file.
+
+    Returns:
+        Object with `save_pretrained`; None if there is no preprocessor.
+
+    Raises:
+        CheckpointError: files in `preprocessor.repository` are missing, or any files are damaged.
+        HyphaError: a hub refuses or can't be reached.
+
+    """
+    token = hub_token(model)
+    trusted = remote_code_allowed(model.trust_remote_code)
+    if preprocessor.repository:
+        return _load(fetch(preprocessor.repository, preprocessor.revision, token, code=trusted), trusted)
+    if dataset is not None:
+        for folder in _folders(dataset):
+            if _has_preprocessor(folder):
+                return _load(folder, trusted=False)
+    if not model.repository:
+        return None
+    base, _ = base_of(model)
+    for table in (model, base):
+        folder = fetch(str(table.repository), table.revision, token, code=trusted)
+        if _has_preprocessor(folder):
+            return _load(folder, trusted)
+    return None
+
+
+def load_special_tokens(preprocessor: Preprocessor, dataset: Path | None, model: Model) -> SpecialTokens | None:
+    """Return the special tokens of a job's tokenizer; None if it has none.
+
+    Raises:
+        HyphaError: any error of `load_preprocessor`.
+
+    """
+    loaded = load_preprocessor(preprocessor, dataset, model)
+    tokenizer: Any = getattr(loaded, "tokenizer", loaded)
+    if not hasattr(tokenizer, "all_special_ids"):
+        return None
+    return SpecialTokens(getattr(tokenizer, "mask_token_id", None), tuple(tokenizer.all_special_ids))
+
+
+def _folders(dataset: Path) -> list[Path]:
+    """Return a dataset's folder and its subfolders; none on a machine without the dataset."""
+    if not dataset.is_dir():
+        return []
+    subfolders = sorted(child for child in dataset.iterdir() if child.is_dir())
+    return [dataset, *subfolders]
+
+
+def _has_preprocessor(folder: Path) -> bool:
+    return any((folder / file).is_file() for file in _FILES)
+
+
+def _load(folder: Path, trusted: bool) -> Any:
+    from transformers import AutoProcessor
+
+    try:
+        return AutoProcessor.from_pretrained(folder, trust_remote_code=trusted)
+    except Exception as error:  # Tokenizers raise anything from KeyError to exceptions of their Rust code.
+        raise CheckpointError(
+            "MODEL011",
+            f"tokenizer or image processor in {folder} can't be loaded",
+            reason_of(error),
+            fix="name one in preprocessor.repository",
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,3 +284,79 @@ def _parse_rules(table: Any) -> TokenRules | None:
     begin = tuple(int(token) for token in table.get("begin", ()))
     ends = tuple(int(token) for token in table.get("ends", ()))
     return TokenRules(begin, ends, table.get("vocab_size"), table.get("template_sha256"))
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Ids of a tokenizer."""
+
+    size: int | None = None
+    """One more than the largest id; None: each row of a model is a token."""
+    gaps: tuple[int, ...] = ()
+    """Smaller ids that stand for nothing."""
+
+    def __contains__(self, token: int) -> bool:
+        return token >= 0 and (self.size is None or token < self.size) and token not in self.gaps
+
+    def known(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return logits, [..., rows], of the tokens alone: [..., size], with those of the gaps at no probability."""
+        logits = logits[..., : self.size]
+        if not self.gaps:
+            return logits
+        import torch
+
+        return logits.index_fill(-1, torch.tensor(self.gaps, device=logits.device), _NEVER)
+
+    def unknown(self, rows: int) -> list[int]:
+        """Return the ids of a model with that many rows that stand for nothing."""
+        if self.size is None:
+            return list(self.gaps)
+        return [*self.gaps, *range(self.size, rows)]
+
+
+EVERY_ROW: Final = Vocabulary()
+"""Vocabulary in which each row of a model is a token."""
+
+
+def vocabulary_of(tokenizer: Any) -> Vocabulary:
+    """Return the vocabulary of a tokenizer; all rows of a model count if the tokenizer doesn't list its tokens."""
+    get_vocab = getattr(tokenizer, "get_vocab", None)
+    if get_vocab is None:
+        return EVERY_ROW
+    ids = set(get_vocab().values())
+    if not ids:
+        return EVERY_ROW
+    size = max(ids) + 1
+    if len(ids) >= size:
+        return Vocabulary(size)
+    gaps = set(range(size)) - ids
+    return Vocabulary(size, tuple(sorted(gaps)))
+
+
+def settle_generation(network: PreTrainedModel, preprocessor: Any | None) -> list[int]:
+    """Let a model's generation end where answers end, and leave out ids that stand for no token.
+
+    Args:
+        network: the model, whose settings of generation are changed.
+        preprocessor: its tokenizer, or a processor that has one; without any nothing changes.
+
+    Returns:
+        Ids of the tokens that end an answer.
+
+    """
+    tokenizer = getattr(preprocessor, "tokenizer", preprocessor)
+    settings = getattr(network, "generation_config", None)
+    if settings is None or not network.can_generate() or not hasattr(tokenizer, "get_vocab"):
+        return []
+    rows = network.config.get_text_config().vocab_size
+    ends = [end for end in all_end_tokens(network, tokenizer) if end < rows]
+    if len(ends) > 1:
+        settings.eos_token_id = ends
+    else:
+        settings.eos_token_id = ends[0] if ends else None
+    suppressed = set(settings.suppress_tokens or ())
+    if max(suppressed, default=None) == rows - 1:
+        suppressed = set()  # They were written by an earlier export, whose tokenizer may have had fewer tokens.
+    suppressed.update(vocabulary_of(tokenizer).unknown(rows))
+    settings.suppress_tokens = sorted(suppressed) or None
+    return ends

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 from hypha_ray.config.keys import BESIDE_REPOSITORY, LABELS, TOKENS
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import AuthenticationError, CapacityError, CheckpointError, ConfigError, HyphaError, reason_of
-from hypha_ray.model.loading.hub import (
+from hypha_ray.model.sources import (
     REMOTE_CODE_VARIABLE,
     base_of,
     fetch,
@@ -33,9 +33,9 @@ from hypha_ray.model.loading.hub import (
     read_config,
     remote_code_allowed,
 )
-from hypha_ray.model.loading.weights import refuse_adapter
 from hypha_ray.model.task import Task, masking_of
 from hypha_ray.model.tasks import TASKS, UNTRAINABLE
+from hypha_ray.model.weights import refuse_adapter
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -22,8 +22,8 @@ from safetensors import safe_open
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.files import uncollected
-from hypha_ray.model.checks.positions import max_positions
-from hypha_ray.model.loading.configuration import (
+from hypha_ray.model.checks import max_positions
+from hypha_ray.model.configuration import (
     OWN_CLASSES,
     auto_class,
     configuration_of,
@@ -31,8 +31,11 @@ from hypha_ray.model.loading.configuration import (
     resolve_task,
     sets_labels,
 )
-from hypha_ray.model.loading.hub import base_of, read_config, remote_code_allowed
-from hypha_ray.model.loading.weights import (
+from hypha_ray.model.losses import with_own_loss
+from hypha_ray.model.sources import base_of, read_config, remote_code_allowed
+from hypha_ray.model.task import Task
+from hypha_ray.model.tasks import TASKS, find_task
+from hypha_ray.model.weights import (
     LoadingReport,
     is_whole,
     meta_tensors,
@@ -42,9 +45,6 @@ from hypha_ray.model.loading.weights import (
     tensor_shapes,
     weight_files,
 )
-from hypha_ray.model.losses import with_own_loss
-from hypha_ray.model.task import Task
-from hypha_ray.model.tasks import TASKS, find_task
 from hypha_ray.plugins import find
 
 if TYPE_CHECKING:

@@ -19,10 +19,9 @@ from typing import Any, Final
 import torch
 
 from hypha_ray.errors import ConfigError, HyphaError, reason_of
-from hypha_ray.model.checks.small_copies import Build, check_on_copy, unusable_error
-from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
+from hypha_ray.model.checks import Build, check_on_copy, unusable_error
 from hypha_ray.model.losses import Losses, bypassed_head, compute_losses, forward, loss_of, token_cross_entropy
-from hypha_ray.model.metrics import Metrics, check_metrics
+from hypha_ray.model.metrics import MASKING_SEED, Metrics, check_metrics, tensors_of
 from hypha_ray.model.task import IGNORE_INDEX, Task
 from hypha_ray.texts import counted
 from hypha_ray.types import Samples

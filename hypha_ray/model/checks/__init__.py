@@ -1,1 +1,0 @@
-"""Checks of a model's loss before it is trained or scored."""

@@ -1,1 +1,0 @@
-"""Loading of models: hub, configuration, build, weights, and preprocessor."""
