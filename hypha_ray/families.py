@@ -74,7 +74,7 @@ CODECS = Family(
         "topk": "hypha_ray.members.topk:TopK",
         "visible": "hypha_ray.members.visible:Visible",
     },
-    "a class derived from hypha_ray.codec.formats.Chunked",
+    "a class derived from hypha_ray.codec.formats.chunked.Chunked",
     methods={"compress": 1, "expand": 1, "form": 1, "decode": 3, "allocate": 1, "encode_block": 3, "pack": 1},
     attributes=("chunk", "arrays"),
     trial="hypha_ray.members.trials:try_codec",

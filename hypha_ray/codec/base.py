@@ -19,7 +19,7 @@ from hypha_ray.types.data import dtype_of, is_trained
 if TYPE_CHECKING:
     import torch
 
-    from hypha_ray.codec.formats import Chunked
+    from hypha_ray.codec.formats.chunked import Chunked
 
 NAMES: tuple[str, ...] = tuple(CODECS.members)
 CodecOptions: TypeAlias = Mapping[str, Any] | None

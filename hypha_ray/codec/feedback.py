@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hypha_ray.codec.base import Quality
-from hypha_ray.codec.formats import Chunked
+from hypha_ray.codec.formats.chunked import Chunked
 from hypha_ray.types import Flat
 from hypha_ray.types.data import is_trained
 

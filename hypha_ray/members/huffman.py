@@ -13,7 +13,8 @@ import torch
 
 from hypha_ray.codec.base import Form
 from hypha_ray.codec.feedback import BLOCK, blocks
-from hypha_ray.codec.formats import NAN_BITS, FourBits, Parts, bf16_of_bits, bits_of_bf16, multiples, pack4, pairs
+from hypha_ray.codec.formats import NAN_BITS, FourBits, bf16_of_bits, bits_of_bf16, multiples, pack4, pairs
+from hypha_ray.codec.formats.chunked import Parts
 from hypha_ray.members.streams import deflate, inflate, joined, stream_of_block
 from hypha_ray.types import Flat
 from hypha_ray.types.data import is_trained

@@ -6,7 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from hypha_ray.codec.formats import Chunked, Parts, bf16_of_bits, bits_of_bf16
+from hypha_ray.codec.formats import bf16_of_bits, bits_of_bf16
+from hypha_ray.codec.formats.chunked import Chunked, Parts
 
 _CHUNK = 4096
 _K = 128

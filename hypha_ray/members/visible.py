@@ -28,7 +28,8 @@ import torch
 
 from hypha_ray.codec.base import Form
 from hypha_ray.codec.feedback import BLOCK, blocks
-from hypha_ray.codec.formats import Bf16, Chunked, Parts
+from hypha_ray.codec.formats import Bf16
+from hypha_ray.codec.formats.chunked import Chunked, Parts
 from hypha_ray.members.streams import (
     SENT,
     Bands,

@@ -1,4 +1,4 @@
-"""What torch lacks: a loss scale that the host never waits for, stochastic rounding, and steps on whole groups."""
+"""Additions to torch: a loss scale that the host never waits for, stochastic rounding, and steps on whole groups."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ from hypha_ray.config import Job
 from hypha_ray.errors import CapacityError
 from hypha_ray.fleet_time import FleetTime
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.async_planner import AsyncPlanner
-from hypha_ray.scheduler.async_strategy import AsyncRounds
-from hypha_ray.scheduler.barrier_planner import RoundPlanner
-from hypha_ray.scheduler.barrier_strategy import BarrierRounds
+from hypha_ray.scheduler.asynchronous.async_planner import AsyncPlanner
+from hypha_ray.scheduler.asynchronous.strategy import AsyncRounds
+from hypha_ray.scheduler.barrier.round_planner import RoundPlanner
+from hypha_ray.scheduler.barrier.strategy import BarrierRounds
 from hypha_ray.scheduler.failures import FATAL, WeightHashes, another_model, fatal, hopeless, too_few
 from hypha_ray.scheduler.goal_planner import GoalPlanner
 from hypha_ray.scheduler.messages import Outbox, ResumePoint

@@ -18,7 +18,7 @@ import torch
 
 from hypha_ray.codec import Form, payload_bytes
 from hypha_ray.codec.feedback import publish, tensors
-from hypha_ray.codec.formats import Chunked
+from hypha_ray.codec.formats.chunked import Chunked
 from hypha_ray.config.schema import Job
 from hypha_ray.kernels import SMALL
 from hypha_ray.store.restore_point import saved_layout

@@ -73,6 +73,11 @@ class _SlotTime:
     cycles: list[_Cycle] = field(default_factory=list)
     """Undecided deltas' times, oldest first."""
 
+    @property
+    def use_without_work(self) -> str:
+        """Use of the time before a worker has started: its machine's start, or the loss of one."""
+        return "start" if self.has_machine else "loss"
+
 
 class TimeBook:
     """Account of the fleet's time.
@@ -242,7 +247,7 @@ class TimeBook:
         for absent in self._not_started:
             slot = self._slots[absent]
             if slot.counted and (slot.has_machine or not slot.hired):  # Otherwise a machine is being looked for.
-                self._spend(slot, now, "start" if slot.has_machine else "loss")
+                self._spend(slot, now, slot.use_without_work)
         time = FleetTime()
         worker_times: list[tuple[int, FleetTime]] = []
         for round in sorted(self._rounds):
@@ -273,7 +278,7 @@ class TimeBook:
             if slot.started:
                 self._spend_end(slot, now, number in training and not slot.waits)
             elif slot.counted:
-                self._spend(slot, now, "start" if slot.has_machine else "loss")
+                self._spend(slot, now, slot.use_without_work)
             for cycle in slot.cycles:
                 cycle.spent.lose_training()
                 time.add(cycle.spent)

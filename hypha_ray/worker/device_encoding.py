@@ -17,7 +17,8 @@ import torch
 
 from hypha_ray.codec import Encoder, Quality, difference_codec, sends_differences
 from hypha_ray.codec.feedback import as_rows, blocks
-from hypha_ray.codec.formats import Bf16, Chunked, E3m0, Fp16, Int4, Int8
+from hypha_ray.codec.formats import Bf16, E3m0, Fp16, Int4, Int8
+from hypha_ray.codec.formats.chunked import Chunked
 from hypha_ray.config import Job
 from hypha_ray.model.environment import copy_in, free_gpu_bytes, to_device
 from hypha_ray.model.layout import LiveGroup, live_tensors, source_of

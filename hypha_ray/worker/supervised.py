@@ -43,7 +43,7 @@ from hypha_ray.worker.batches import Computation, InputCopies, Reduction, Single
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from hypha_ray.worker.group_shards import Shards
+    from hypha_ray.worker.group.shards import Shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class SupervisedTrainer(WholeModel):
         job: the job file.
         specials: special tokens, of which a masked language model has to know; None: those of a tokenizer that the job
             names, if it does.
-        mesh: processes that the model is sharded over, from `worker.group_shards`; None: it is whole.
+        mesh: processes that the model is sharded over, from `worker.group.shards`; None: it is whole.
 
     """
 
@@ -432,7 +432,7 @@ def _add_gradients(parameters: Sequence[torch.Tensor], gradients: Sequence[torch
 
 
 def _shard(model: torch.nn.Module, mesh: DeviceMesh) -> Shards:
-    from hypha_ray.worker.group_shards import Shards  # Most workers need none of it.
+    from hypha_ray.worker.group.shards import Shards  # Most workers need none of it.
 
     return Shards(model, mesh)
 

@@ -100,7 +100,7 @@ def trainer_of(job: Job, worker: int, specials: SpecialTokens | None = None, pro
     if job.rl.algorithm is None:
         if processes == 1:
             return SupervisedTrainer(job, specials)
-        from hypha_ray.worker.group_actor import group_trainer  # Ray has no part in a worker of one process.
+        from hypha_ray.worker.group.actor import group_trainer  # Ray has no part in a worker of one process.
 
         return group_trainer(job, specials, worker)
     from hypha_ray.rl.island import Island

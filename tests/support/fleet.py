@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.barrier_round import LOST
+from hypha_ray.scheduler.barrier.round import LOST
 from hypha_ray.scheduler.core import SchedulerCore
 from hypha_ray.scheduler.messages import ResumePoint
 from hypha_ray.scheduler.worker_plans import Sizes

@@ -15,14 +15,14 @@ import torch
 from hypha_ray.config import Job
 from hypha_ray.failpoints import arm
 from hypha_ray.model.task import SpecialTokens
-from hypha_ray.worker.group_actor import Member
-from hypha_ray.worker.group_sharded import Follower, ShardedTrainer
-from hypha_ray.worker.group_shards import is_broken
+from hypha_ray.worker.group.actor import Member
+from hypha_ray.worker.group.sharded import Follower, ShardedTrainer
+from hypha_ray.worker.group.shards import is_broken
 from hypha_ray.worker.incarnation import ProcessLostError
 
 REPLY_S = 60.0
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["hypha_ray.worker.group_sharded", "transformers.models.bert.modeling_bert"])
+FORKS.set_forkserver_preload(["hypha_ray.worker.group.sharded", "transformers.models.bert.modeling_bert"])
 
 
 class Forks:

@@ -37,12 +37,12 @@ PATHS = (
             "round_sizes",
             "worker_plans",
             "round_strategy",
-            "barrier_round",
-            "barrier_planner",
-            "barrier_strategy",
-            "async_round",
-            "async_planner",
-            "async_strategy",
+            "barrier.round",
+            "barrier.round_planner",
+            "barrier.strategy",
+            "asynchronous.async_round",
+            "asynchronous.async_planner",
+            "asynchronous.strategy",
             "core",
         )
     ),
@@ -61,7 +61,7 @@ MUTANTS: dict[str, Defect] = {
         "scheduler.roster", "Roster.silent", attribute("stall_s", "1000000000.0", 1)
     ),
     "who merges or evaluates may do so for ever": Defect(
-        "scheduler.barrier_strategy", "BarrierRounds.busy", call("busy", "set()", 2)
+        "scheduler.barrier.strategy", "BarrierRounds.busy", call("busy", "set()", 2)
     ),
     "the scheduler's own absence counts": Defect(
         "scheduler.core", "SchedulerCore._forgive_own_absence", drop("defer", 1)
@@ -99,34 +99,34 @@ MUTANTS: dict[str, Defect] = {
     ),
     # ── rounds
     "a delta is taken twice": Defect(
-        "scheduler.barrier_strategy", "BarrierRounds._record_delta", operation("or", "{0} or {2}")
+        "scheduler.barrier.strategy", "BarrierRounds._record_delta", operation("or", "{0} or {2}")
     ),
     "deltas of another round are taken": Defect(
-        "scheduler.barrier_strategy", "BarrierRounds.accepts", operation("and", "{0}", 3)
+        "scheduler.barrier.strategy", "BarrierRounds.accepts", operation("and", "{0}", 3)
     ),
     "a round is closed with what is there": Defect(
-        "scheduler.barrier_round", "BarrierRound.complete", returned("{1} > 0")
+        "scheduler.barrier.round", "BarrierRound.complete", returned("{1} > 0")
     ),
-    "a lost worker is waited for": Defect("scheduler.barrier_strategy", "BarrierRounds.forget", drop("discard")),
+    "a lost worker is waited for": Defect("scheduler.barrier.strategy", "BarrierRounds.forget", drop("discard")),
     "a lost worker's samples aren't released": Defect(
-        "scheduler.barrier_strategy", "BarrierRounds.forget", drop("release")
+        "scheduler.barrier.strategy", "BarrierRounds.forget", drop("release")
     ),
     "an idle worker isn't given a lost one's work": Defect(
-        "scheduler.barrier_strategy", "BarrierRounds.forget", drop("correct_plans")
+        "scheduler.barrier.strategy", "BarrierRounds.forget", drop("correct_plans")
     ),
-    "a joiner isn't given work": Defect("scheduler.barrier_strategy", "BarrierRounds.join", drop("correct_plans")),
+    "a joiner isn't given work": Defect("scheduler.barrier.strategy", "BarrierRounds.join", drop("correct_plans")),
     "a joiner isn't let in": Defect("scheduler.core", "SchedulerCore._admit", drop("join")),
     "what is left over isn't released": Defect("scheduler.worker_plans", "WorkerPlans.commit", drop("release")),
-    "a grace time never ends": Defect("scheduler.barrier_strategy", "BarrierRounds._record_delta", drop("grace_until")),
-    "deltas are weighed alike": Defect("scheduler.barrier_round", "BarrierRound.reduction", call("weight", "1")),
+    "a grace time never ends": Defect("scheduler.barrier.strategy", "BarrierRounds._record_delta", drop("grace_until")),
+    "deltas are weighed alike": Defect("scheduler.barrier.round", "BarrierRound.reduction", call("weight", "1")),
     "weights are sent as differences to whoever": Defect(
         "scheduler.worker_plans", "WorkerPlans.send_weights", operation("or", "False")
     ),
     "the verdict is taken twice": Defect(
-        "scheduler.barrier_strategy", "BarrierRounds.reduced", call("popleft", "self.in_flight[0]")
+        "scheduler.barrier.strategy", "BarrierRounds.reduced", call("popleft", "self.in_flight[0]")
     ),
     "rejected samples count as used": Defect(
-        "scheduler.barrier_strategy", "BarrierRounds._commit", attribute("accepted", "(*{}, *{0}.rejected)")
+        "scheduler.barrier.strategy", "BarrierRounds._commit", attribute("accepted", "(*{}, *{0}.rejected)")
     ),
     "totals begin anew": Defect("scheduler.round_strategy", "RoundStrategy.__init__", call("get", "{1}")),
     "the state is written down before the strikes": Defect(
@@ -152,110 +152,126 @@ MUTANTS: dict[str, Defect] = {
     ),
     # ── several exchanges under way
     "two rounds are reduced at a time": Defect(
-        "scheduler.barrier_strategy", "BarrierRounds.close", operation("==", "True")
+        "scheduler.barrier.strategy", "BarrierRounds.close", operation("==", "True")
     ),
     "the next round in flight isn't reduced": Defect(
-        "scheduler.barrier_strategy", "BarrierRounds.reduced", drop("put")
+        "scheduler.barrier.strategy", "BarrierRounds.reduced", drop("put")
     ),
     "rounds begin without the weights that are due": Defect(
-        "scheduler.barrier_strategy", "BarrierRounds._advance", operation("<=", "True")
+        "scheduler.barrier.strategy", "BarrierRounds._advance", operation("<=", "True")
     ),
     "what is in flight is given out again": Defect(
-        "scheduler.barrier_strategy",
+        "scheduler.barrier.strategy",
         "BarrierRounds._spans_of_later_rounds",
         expression(ast.DictComp, "dict.fromkeys({3}, ())", 1),
     ),
     "a plan's samples are given out again": Defect(
-        "scheduler.barrier_strategy", "BarrierRounds._spans_of_later_rounds", drop("later_spans", 1)
+        "scheduler.barrier.strategy", "BarrierRounds._spans_of_later_rounds", drop("later_spans", 1)
     ),
     "a lost worker's deltas in flight are given out again": Defect(
-        "scheduler.barrier_strategy", "BarrierRounds.forget", call("release", "self.plans.ledger.release({0})")
+        "scheduler.barrier.strategy", "BarrierRounds.forget", call("release", "self.plans.ledger.release({0})")
     ),
     "a verdict is taken out of turn": Defect(
-        "scheduler.barrier_strategy", "BarrierRounds.reduced", operation("or", "{0}")
+        "scheduler.barrier.strategy", "BarrierRounds.reduced", operation("or", "{0}")
     ),
     # ── replay
-    "an orphan plan is forgotten": Defect("scheduler.barrier_strategy", "BarrierRounds.forget", drop("replay_plans")),
+    "an orphan plan is forgotten": Defect("scheduler.barrier.strategy", "BarrierRounds.forget", drop("replay_plans")),
     "a successor trains without the inner state": Defect(
-        "scheduler.barrier_strategy", "BarrierRounds._inherit", attribute("untrained", "False")
+        "scheduler.barrier.strategy", "BarrierRounds._inherit", attribute("untrained", "False")
     ),
     "the inner state isn't sent": Defect("scheduler.worker_plans", "WorkerPlans.start", condition("False")),
     "a blank plan uses up the inner state": Defect(
         "scheduler.worker_plans", "WorkerPlans.start", value("untrained", "False")
     ),
     "inner states are forgotten by the next scheduler": Defect(
-        "scheduler.barrier_strategy", "BarrierRounds.__init__", call("set", "set[int]()")
+        "scheduler.barrier.strategy", "BarrierRounds.__init__", call("set", "set[int]()")
     ),
     "replay begins with fewer workers": Defect("scheduler.core", "SchedulerCore.__init__", operation("==", "False")),
     # ── what is counted
     "a lost worker's reports stay in the sum": Defect(
-        "scheduler.barrier_strategy", "BarrierRounds.forget", drop("reported_samples")
+        "scheduler.barrier.strategy", "BarrierRounds.forget", drop("reported_samples")
     ),
     "reports of the round before stay in the sum": Defect(
-        "scheduler.barrier_strategy", "BarrierRounds.begin", drop("reported_samples")
+        "scheduler.barrier.strategy", "BarrierRounds.begin", drop("reported_samples")
     ),
     "who leaves is still counted": Defect("scheduler.roster", "Roster.leave", drop("_count_assignable")),
     "exclusions aren't counted": Defect("scheduler.roster", "Roster.exclude", drop("add")),
     "a vacated slot isn't looked at": Defect("scheduler.roster", "Roster.release", drop("add")),
     "break-downs are never forgotten": Defect("scheduler.roster", "Roster.broke_down", drop("add", 1)),
     "a worker whose delta was reduced is overlooked": Defect(
-        "scheduler.async_strategy", "AsyncRounds.reduced", drop("_unplanned")
+        "scheduler.asynchronous.strategy", "AsyncRounds.reduced", drop("_unplanned")
     ),
-    "a joiner is overlooked": Defect("scheduler.async_strategy", "AsyncRounds.join", drop("add")),
+    "a joiner is overlooked": Defect("scheduler.asynchronous.strategy", "AsyncRounds.join", drop("add")),
     "deltas that come aren't looked at for their age": Defect(
-        "scheduler.async_round", "ArrivalQueue.receive", drop("add")
+        "scheduler.asynchronous.async_round", "ArrivalQueue.receive", drop("add")
     ),
     # ── without a barrier
     "turns are given while weights are made": Defect(
-        "scheduler.async_strategy", "AsyncRounds._advance", operation("or", "{0}", 1)
+        "scheduler.asynchronous.strategy", "AsyncRounds._advance", operation("or", "{0}", 1)
     ),
     "deltas of another turn are taken": Defect(
-        "scheduler.async_strategy", "AsyncRounds.accepts", operation("==", "True")
+        "scheduler.asynchronous.strategy", "AsyncRounds.accepts", operation("==", "True")
     ),
-    "a delta waits for ever": Defect("scheduler.async_strategy", "AsyncRounds._advance", call("grace_s", "1000000.0")),
-    "the grace time is over for nobody": Defect("scheduler.async_strategy", "AsyncRounds.close", drop("_reduce")),
-    "a lost worker's turn isn't over": Defect("scheduler.async_strategy", "AsyncRounds.forget", drop("pop", 1)),
+    "a delta waits for ever": Defect(
+        "scheduler.asynchronous.strategy", "AsyncRounds._advance", call("grace_s", "1000000.0")
+    ),
+    "the grace time is over for nobody": Defect(
+        "scheduler.asynchronous.strategy", "AsyncRounds.close", drop("_reduce")
+    ),
+    "a lost worker's turn isn't over": Defect("scheduler.asynchronous.strategy", "AsyncRounds.forget", drop("pop", 1)),
     "a lost worker's delta is given out again": Defect(
-        "scheduler.async_strategy", "AsyncRounds.forget", operation("not", "True")
+        "scheduler.asynchronous.strategy", "AsyncRounds.forget", operation("not", "True")
     ),
-    "a lost worker's turn stays given out": Defect("scheduler.async_strategy", "AsyncRounds.forget", drop("release")),
+    "a lost worker's turn stays given out": Defect(
+        "scheduler.asynchronous.strategy", "AsyncRounds.forget", drop("release")
+    ),
     "a rejected delta's samples stay given out": Defect(
-        "scheduler.async_strategy", "AsyncRounds._reject", drop("release")
+        "scheduler.asynchronous.strategy", "AsyncRounds._reject", drop("release")
     ),
-    "a disowned delta is merged": Defect("scheduler.async_strategy", "AsyncRounds.discard_delta", drop("discard")),
+    "a disowned delta is merged": Defect(
+        "scheduler.asynchronous.strategy", "AsyncRounds.discard_delta", drop("discard")
+    ),
     "a number trains while its delta is on its way": Defect(
-        "scheduler.async_strategy", "AsyncRounds._is_idle", operation("or", "{0}")
+        "scheduler.asynchronous.strategy", "AsyncRounds._is_idle", operation("or", "{0}")
     ),
-    "a round is a delta short": Defect("scheduler.async_round", "AsyncRound.whole", attribute("size", "{} - 1")),
+    "a round is a delta short": Defect(
+        "scheduler.asynchronous.async_round", "AsyncRound.whole", attribute("size", "{} - 1")
+    ),
     "what a lost worker should evaluate is waited for": Defect(
-        "scheduler.async_strategy", "AsyncRounds._settle", drop("cancel_evaluation")
+        "scheduler.asynchronous.strategy", "AsyncRounds._settle", drop("cancel_evaluation")
     ),
     "norms of merged deltas are forgotten": Defect(
-        "scheduler.async_round", "ArrivalQueue.take_verdict", drop("extend")
+        "scheduler.asynchronous.async_round", "ArrivalQueue.take_verdict", drop("extend")
     ),
-    "stale deltas are merged": Defect("scheduler.async_round", "ArrivalQueue.drop_stale", operation(">", "False")),
+    "stale deltas are merged": Defect(
+        "scheduler.asynchronous.async_round", "ArrivalQueue.drop_stale", operation(">", "False")
+    ),
     "a step has the number of the one before": Defect(
-        "scheduler.async_round",
+        "scheduler.asynchronous.async_round",
         "ArrivalQueue.take_verdict",
         statement("merged", "{}\nself.version = WeightsVersion(self.version - (not {1.0}))"),
     ),
     "a verdict on other deltas is taken": Defect(
-        "scheduler.async_round", "ArrivalQueue.is_awaited", operation("==", "True")
+        "scheduler.asynchronous.async_round", "ArrivalQueue.is_awaited", operation("==", "True")
     ),
     "a joiner is to evaluate weights that it doesn't get": Defect(
-        "scheduler.async_strategy",
+        "scheduler.asynchronous.strategy",
         "AsyncRounds.join",
         call("commit_before", "{0.0.0}.current and {0.0.0}.current.number - 1"),
     ),
-    "steps begin anew": Defect("scheduler.async_round", "ArrivalQueue.__init__", call("int", "0", 1)),
+    "steps begin anew": Defect("scheduler.asynchronous.async_round", "ArrivalQueue.__init__", call("int", "0", 1)),
     "merged deltas aren't counted": Defect(
-        "scheduler.async_round", "ArrivalQueue.take_verdict", call("len", "bool({0})")
+        "scheduler.asynchronous.async_round", "ArrivalQueue.take_verdict", call("len", "bool({0})")
     ),
-    "the rest of a turn isn't taken back": Defect("scheduler.async_planner", "AsyncPlanner.settle", drop("release")),
+    "the rest of a turn isn't taken back": Defect(
+        "scheduler.asynchronous.async_planner", "AsyncPlanner.settle", drop("release")
+    ),
     "a resized turn drops what is done": Defect(
-        "scheduler.async_planner", "AsyncPlanner.resize", operation("+", "{1}", 2)
+        "scheduler.asynchronous.async_planner", "AsyncPlanner.resize", operation("+", "{1}", 2)
     ),
-    "turns end when they will": Defect("scheduler.async_planner", "AsyncPlanner._next_beat", condition("True", 2)),
+    "turns end when they will": Defect(
+        "scheduler.asynchronous.async_planner", "AsyncPlanner._next_beat", condition("True", 2)
+    ),
 }
 
 

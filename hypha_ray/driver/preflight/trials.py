@@ -187,7 +187,7 @@ def check_sharding(case: Case) -> None:
     job = case.job
     if job.worker.sharding == "none" or all(job.processes_in(group) == 1 for group in job.worker_groups):
         return
-    from hypha_ray.worker.group_shards import check_sharding_on_copy, sharding_error  # Few jobs need it.
+    from hypha_ray.worker.group.shards import check_sharding_on_copy, sharding_error  # Few jobs need it.
 
     task, samples = scored_samples(case)
     build = partial(random_model, job.model, case.task)

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from hypha_ray.config import Job
 from hypha_ray.exchange_schedule import fragments_of_round
-from hypha_ray.scheduler.barrier_round import LOST
+from hypha_ray.scheduler.barrier.round import LOST
 from hypha_ray.scheduler.messages import Initialised, Persist, Reduce
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.supervised_actor import GONE

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.__main__ import SCRIPTS, candidates, completion_script
 from hypha_ray.config.entry_point import explanations
 from hypha_ray.config.keys import keys
 from hypha_ray.errors import ConfigError
 from hypha_ray.files import jobs_folder, shipped_configs
+from hypha_ray.history.completion import SCRIPTS, candidates, completion_script
 from tests.support.run_folders import make_run
 
 JOBS = {file.stem: file for file in jobs_folder().glob("*.py")}

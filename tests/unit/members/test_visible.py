@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hypha_ray.codec import codec, difference_codec, downward_codec, encoder, payload_bytes
 from hypha_ray.codec.feedback import BLOCK, Feedback, advance, blocks, publish, tensors
-from hypha_ray.codec.formats import Chunked
+from hypha_ray.codec.formats.chunked import Chunked
 from hypha_ray.members.streams import SENT, patch_stream, read_patch
 from hypha_ray.server.payloads import misfit
 from hypha_ray.types import Flat

@@ -151,7 +151,7 @@ def test_schedule_sets_the_rates_of_the_steps() -> None:
 @pytest.mark.parametrize(
     ("key", "module", "text"),
     [
-        ("sync.codec", "from hypha_ray.codec.formats import Chunked as X", r"PLG002.*without chunk"),
+        ("sync.codec", "from hypha_ray.codec.formats.chunked import Chunked as X", r"PLG002.*without chunk"),
         ("sync.codec", "class X: pass", r"PLG002.*without the method compress"),
         ("outer_optimizer.name", "class X:\n    slots = ()\n    def step(self, a): pass", r"PLG002.*with 5 arguments"),
         (

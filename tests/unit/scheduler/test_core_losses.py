@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.scheduler.barrier_round import LOST
+from hypha_ray.scheduler.barrier.round import LOST
 from hypha_ray.types import Delta
 from tests.support.fleet import Faults, Fleet, done, fleet_of, past_of, slices_of, used
 

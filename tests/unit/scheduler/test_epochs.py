@@ -10,7 +10,7 @@ import pytest
 
 from hypha_ray.config.schema import beside_largest, rounds_for
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.barrier_round import LOST
+from hypha_ray.scheduler.barrier.round import LOST
 from hypha_ray.scheduler.round_sizes import RoundSamples, fitted
 from hypha_ray.types import SLICES_PER_DATASET, Delta, SliceInfo
 from tests.support.epochs import EpochWalk, train_samples, uses, with_epochs

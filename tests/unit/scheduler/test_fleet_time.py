@@ -14,7 +14,7 @@ import pytest
 
 from hypha_ray.fleet_time import TIME_KINDS, FleetTime, goodput
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.barrier_round import LOST
+from hypha_ray.scheduler.barrier.round import LOST
 from hypha_ray.types import Delta, Source, Verdict
 from tests.support.fleet import FIRST_ONLY, Faults, Fleet, done, fleet_of, job_of, past_of, rounds, slices_of
 from tests.support.golden import SYNCS, _strike

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hypha_ray.config.schema import Sync
-from hypha_ray.scheduler.barrier_round import BarrierRound, QuorumPlanner, RoundQuorum
+from hypha_ray.scheduler.barrier.round import BarrierRound, QuorumPlanner, RoundQuorum
 from hypha_ray.types import Delta, Source, Span, WeightsVersion
 from tests.support.fleet import Fleet, fleet_of, job_of, rounds, slices_of
 

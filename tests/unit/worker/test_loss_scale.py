@@ -16,7 +16,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.optim import torch_extras as module
 from hypha_ray.optim.torch_extras import LossScale
 from hypha_ray.types import Damaged, Delta, FragmentUpdate, Plan, Samples, Span
-from hypha_ray.worker.group_actor import GroupTrainer
+from hypha_ray.worker.group.actor import GroupTrainer
 from hypha_ray.worker.supervised import SupervisedTrainer
 from hypha_ray.worker.trainer import export_inner_state, import_inner_state
 from tests.support.followers import Forks

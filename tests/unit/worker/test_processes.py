@@ -13,8 +13,8 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.types import Samples
-from hypha_ray.worker.group_actor import GroupTrainer
-from hypha_ray.worker.group_collectives import Collectives, find_store, open_store
+from hypha_ray.worker.group.actor import GroupTrainer
+from hypha_ray.worker.group.collectives import Collectives, find_store, open_store
 from hypha_ray.worker.incarnation import ProcessLostError
 from hypha_ray.worker.supervised import SupervisedTrainer
 from tests.support.followers import Forks

@@ -17,7 +17,7 @@ from hypha_ray.model.build import random_model, skeleton, task_of
 from hypha_ray.model.layout import layout_of, views
 from hypha_ray.model.tasks import find_task
 from hypha_ray.types import Samples
-from hypha_ray.worker.group_shards import check_sharding_on_copy
+from hypha_ray.worker.group.shards import check_sharding_on_copy
 from hypha_ray.worker.incarnation import ProcessLostError
 from hypha_ray.worker.supervised import SupervisedTrainer
 from tests.support.followers import Forks, sharded

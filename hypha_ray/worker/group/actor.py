@@ -31,12 +31,12 @@ from hypha_ray.model.layout import layout_of
 from hypha_ray.model.task import SpecialTokens
 from hypha_ray.optim.step import PendingStep, Step
 from hypha_ray.types import Samples, Sums, added
-from hypha_ray.worker.group_collectives import Collectives, find_store, open_store, require_equal, split_batch
+from hypha_ray.worker.group.collectives import Collectives, find_store, open_store, require_equal, split_batch
 from hypha_ray.worker.incarnation import ProcessLostError
 from hypha_ray.worker.supervised import SupervisedTrainer
 
 if TYPE_CHECKING:
-    from hypha_ray.worker.group_sharded import Team
+    from hypha_ray.worker.group.sharded import Team
 
 
 ERROR_WAIT_S = 10.0
@@ -137,7 +137,7 @@ class ShardedMember(ListedActor):
     def begin(self) -> None:
         """Load libraries."""
         from hypha_ray.model.environment import use_gpus, use_threads
-        from hypha_ray.worker.group_sharded import Follower
+        from hypha_ray.worker.group.sharded import Follower
 
         use_threads(own_cores())
         use_gpus(own_gpus())
@@ -158,7 +158,7 @@ class ShardedMember(ListedActor):
             ProcessLostError: another process has died or is silent.
 
         """
-        from hypha_ray.worker.group_shards import is_broken
+        from hypha_ray.worker.group.shards import is_broken
 
         try:
             return self._follower.perform(calls)
@@ -413,6 +413,6 @@ def group_trainer(job: Job, specials: SpecialTokens | None, worker: int) -> Supe
     """
     if job.worker.sharding == "none":
         return GroupTrainer(job, specials, Members(job, specials, worker))
-    from hypha_ray.worker.group_sharded import ShardedTrainer
+    from hypha_ray.worker.group.sharded import ShardedTrainer
 
     return ShardedTrainer(job, specials, Members(job, specials, worker, ShardedMember))

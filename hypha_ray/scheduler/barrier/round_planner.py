@@ -10,7 +10,7 @@ import numpy as np
 from hypha_ray.config import Job
 from hypha_ray.config.schema import rounds_for
 from hypha_ray.exchange_schedule import version_due
-from hypha_ray.scheduler.barrier_round import BarrierRound
+from hypha_ray.scheduler.barrier.round import BarrierRound
 from hypha_ray.scheduler.messages import Command, ResumePoint
 from hypha_ray.scheduler.planner import Allocation
 from hypha_ray.scheduler.planner import plan as plan_batches

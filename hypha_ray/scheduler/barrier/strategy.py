@@ -17,8 +17,8 @@ from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.barrier_planner import RoundPlanner
-from hypha_ray.scheduler.barrier_round import BarrierRound, CommittedRound, QuorumPlanner, received_bytes
+from hypha_ray.scheduler.barrier.round import BarrierRound, CommittedRound, QuorumPlanner, received_bytes
+from hypha_ray.scheduler.barrier.round_planner import RoundPlanner
 from hypha_ray.scheduler.failures import disowned, failure
 from hypha_ray.scheduler.messages import Outbox, ResumePoint
 from hypha_ray.scheduler.planner import CorrectionPace

@@ -32,8 +32,8 @@ from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.step import Step
 from hypha_ray.types import Flat, Layout, Samples, Sums, added
-from hypha_ray.worker.group_collectives import Collectives, find_store, open_store, require_equal, split_batch
-from hypha_ray.worker.group_shards import Shards, SharedState, SumsOverShards, connect, disconnect, is_broken
+from hypha_ray.worker.group.collectives import Collectives, find_store, open_store, require_equal, split_batch
+from hypha_ray.worker.group.shards import Shards, SharedState, SumsOverShards, connect, disconnect, is_broken
 from hypha_ray.worker.incarnation import ProcessLostError
 from hypha_ray.worker.supervised import Backup, SupervisedTrainer, micro_batches
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.async_planner import AsyncPlanner
-from hypha_ray.scheduler.async_round import (
+from hypha_ray.scheduler.asynchronous.async_planner import AsyncPlanner
+from hypha_ray.scheduler.asynchronous.async_round import (
     ArrivalQueue,
     AsyncRound,
     CommittedAsyncRound,

@@ -45,7 +45,7 @@ from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.step import put_state
 from hypha_ray.types import Flat, Layout, Samples
 from hypha_ray.types.data import dtype_of, is_trained
-from hypha_ray.worker.group_collectives import Collectives, loopback_gloo
+from hypha_ray.worker.group.collectives import Collectives, loopback_gloo
 from hypha_ray.worker.incarnation import ProcessLostError
 
 _LOOPBACK = "loopback"
