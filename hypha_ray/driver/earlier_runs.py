@@ -34,11 +34,11 @@ from hypha_ray.data.mixture import DATASET, RunDataset, described
 from hypha_ray.driver.data_source import DataSource
 from hypha_ray.errors import CheckpointError, HyphaError
 from hypha_ray.model.sources import IDENTITY, changed_error, changes, folder_hash, identity_of, is_replaceable, pinned
+from hypha_ray.scheduler.failures import EvaluationPatience
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.directory import RunDirectory, runs
 from hypha_ray.store.restore_point import usable_rounds
 from hypha_ray.store.snapshots import newest_good
-from hypha_ray.telemetry.round_records import EvaluationPatience
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, SUMMARY, Record, by_round, read_json, read_jsonl
 from hypha_ray.telemetry.sinks.table import duration
 from hypha_ray.texts import counted, rounds_text

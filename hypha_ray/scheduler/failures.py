@@ -1,10 +1,13 @@
-"""Evidence against work and workers, and errors that end a run because of its fleet or of diverged training."""
+"""Ends of a run before its last round: evidence against work and workers, errors of its fleet, and lost patience."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
+from hypha_ray.config.schema import Rounds
 from hypha_ray.errors import CapacityError, CheckpointError, ClusterError, ConfigError, HyphaError, LostError
+from hypha_ray.figures import objective_of
 from hypha_ray.texts import counted
 from hypha_ray.types import Source, Verdict
 
@@ -144,3 +147,44 @@ def too_few(have: int, need: int, predicate: str) -> CapacityError:
     """Error of a run with too few workers; the predicate says what is true of the workers that it has."""
     problem = f"{counted(have, 'worker')} of at least {need} {predicate}"
     return CapacityError("CAP002", problem, fix="look into the logs, then resubmit")
+
+
+class EvaluationPatience:
+    """Best evaluation of a run so far, and the rounds since then; `evaluations` are those of earlier attempts."""
+
+    def __init__(self, rounds: Rounds, evaluations: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._limit = rounds.patience
+        self._min_delta = rounds.min_delta
+        self._best: tuple[int, float] | None = None
+        """Round and objective of the best evaluation; None before the first with a finite objective."""
+        self._name = "val_loss"
+        self._newest = -1
+        for record in evaluations:
+            self.take(record)
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Add an evaluation; one whose objective isn't finite is no better than any other."""
+        objective = objective_of([record])
+        self._newest = record["round"]
+        value = record.get(objective.name)
+        if value is None:
+            return
+        self._name = objective.name
+        if self._best is None or self._is_better(value, self._best[1], upward=objective.best is max):
+            self._best = self._newest, value
+
+    def _is_better(self, value: float, best: float, upward: bool) -> bool:
+        gain = value - best if upward else best - value
+        return gain > 0 and gain >= self._min_delta
+
+    @property
+    def exhausted(self) -> str | None:
+        """Reason to end the run, in words; None as long as it is to go on. Rounds are counted from one in it."""
+        best_round, best = self._best or (-1, None)
+        rounds = self._newest - best_round
+        if self._limit is None or rounds < self._limit:
+            return None
+        if best is None:
+            return f"no finite {self._name} in {counted(rounds, 'round')}"
+        more_rounds = counted(rounds, "more round")
+        return f"no better {self._name} than {best:.4g} after round {best_round + 1}, in {more_rounds}"

@@ -19,11 +19,12 @@ from hypha_ray.figures import METRIC, Figure, figures_of, metric_figure
 from hypha_ray.model.tasks import find_task
 from hypha_ray.plugins import create
 from hypha_ray.scheduler import messages as c
+from hypha_ray.scheduler.failures import EvaluationPatience
 from hypha_ray.scheduler.messages import Outbox, ResumePoint, RunTotals
 from hypha_ray.scheduler.roster import Roster
 from hypha_ray.scheduler.worker_plans import WorkerPlans
 from hypha_ray.scheduler.worker_state import WorkerState
-from hypha_ray.telemetry.round_records import EvaluationPatience, LearningReports
+from hypha_ray.telemetry.round_records import LearningReports
 from hypha_ray.telemetry.time_book import TimeBook
 from hypha_ray.types import Delta, Evaluated, Merged, Source, Span, Sums, Verdict, WeightsVersion, added, by_responder
 

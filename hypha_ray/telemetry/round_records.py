@@ -6,9 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypha_ray import texts
-from hypha_ray.config.schema import Rounds
-from hypha_ray.figures import objective_of
 from hypha_ray.types import Delta, Report, Verdict, added, means
 
 MOST_TRUNCATED = 0.5
@@ -213,47 +210,6 @@ def step_record(report: Report, round_samples: int, round_target: int) -> dict[s
         "round_samples": round_samples,
         "round_target": round_target,
     }
-
-
-class EvaluationPatience:
-    """Best evaluation of a run so far, and the rounds since then; `evaluations` are those of earlier attempts."""
-
-    def __init__(self, rounds: Rounds, evaluations: Iterable[Mapping[str, Any]] = ()) -> None:
-        self._limit = rounds.patience
-        self._min_delta = rounds.min_delta
-        self._best: tuple[int, float] | None = None
-        """Round and objective of the best evaluation; None before the first with a finite objective."""
-        self._name = "val_loss"
-        self._newest = -1
-        for record in evaluations:
-            self.take(record)
-
-    def take(self, record: Mapping[str, Any]) -> None:
-        """Add an evaluation; one whose objective isn't finite is no better than any other."""
-        objective = objective_of([record])
-        self._newest = record["round"]
-        value = record.get(objective.name)
-        if value is None:
-            return
-        self._name = objective.name
-        if self._best is None or self._is_better(value, self._best[1], upward=objective.best is max):
-            self._best = self._newest, value
-
-    def _is_better(self, value: float, best: float, upward: bool) -> bool:
-        gain = value - best if upward else best - value
-        return gain > 0 and gain >= self._min_delta
-
-    @property
-    def exhausted(self) -> str | None:
-        """Reason to end the run, in words; None as long as it is to go on. Rounds are counted from one in it."""
-        best_round, best = self._best or (-1, None)
-        rounds = self._newest - best_round
-        if self._limit is None or rounds < self._limit:
-            return None
-        if best is None:
-            return f"no finite {self._name} in {texts.counted(rounds, 'round')}"
-        more_rounds = texts.counted(rounds, "more round")
-        return f"no better {self._name} than {best:.4g} after round {best_round + 1}, in {more_rounds}"
 
 
 class LearningReports:

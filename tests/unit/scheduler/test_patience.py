@@ -9,7 +9,7 @@ import pytest
 
 from hypha_ray.config.schema import Rounds
 from hypha_ray.scheduler import messages as c
-from hypha_ray.telemetry.round_records import EvaluationPatience
+from hypha_ray.scheduler.failures import EvaluationPatience
 from tests.support.fleet import Faults, Fleet, done, fleet_of, past_of
 
 NAN = math.nan
