@@ -22,7 +22,7 @@ from hypha_ray.config.training import (
     find_metric,
     nearest_metric,
 )
-from hypha_ray.config.value_types import is_malformed
+from hypha_ray.config.value_types import MACHINES_AT_MOST, is_malformed
 from hypha_ray.errors import ConfigError
 from hypha_ray.families import FAMILIES
 from hypha_ray.files import files_hash
@@ -124,6 +124,9 @@ def _agree(job: Job, settings: Sequence[Setting]) -> None:
         of_groups = [setting for setting in settings if setting.path[0] == "workers"]
         problem = f"{without_groups[-1].key_location} and {of_groups[0].key_location} exclude each other"
         raise ConfigError("CFG011", problem, fix="give number, needs and commands of workers in [[workers]] alone")
+    if job.num_workers > MACHINES_AT_MOST:
+        problem = f"{_location(settings, 'workers')} has too many workers"
+        raise ConfigError("CFG003", problem, str(job.num_workers), f"up to {MACHINES_AT_MOST}", "lower the counts")
     for first, second, fix in conflicts(job):
         problem = f"{_location(settings, first)} and {_location(settings, second)} exclude each other"
         raise ConfigError("CFG011", problem, fix=fix)

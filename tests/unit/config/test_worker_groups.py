@@ -119,6 +119,7 @@ def test_differences_name_the_key_of_a_group(write: Write) -> None:
 
 
 IN_FILES = [
+    ("[[workers]]\ncount = 100_000\n[[workers]]", "CFG003", "has too many workers — got 100001, allowed up to 100000"),
     ("[[workers]]\n[[workers]]\ncuont = 2", "CFG001", "job.toml:3: unknown key workers.1.cuont. Fix: did you mean `wo"),
     ("[[worker]]\ncount = 2", "CFG002", "job.toml:1: worker has the wrong type"),
     ("[[workres]]", "CFG001", "did you mean `workers`?"),

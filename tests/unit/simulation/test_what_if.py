@@ -162,6 +162,8 @@ def test_predict_noisy_run_says_how_far_its_figures_may_be_off(tmp_path: Path) -
         ("worker.compile=true", "SIM003", "only a run with it can tell"),
         ("preference.reference=none", "SIM003", "only a run with it can tell"),
         ("sync.merge=median", "SIM003", "only a run with it can tell"),
+        ("sync.clip=2.0", "SIM003", "only a run with it can tell"),
+        ("sync.norm_gate=5.0", "SIM003", "changes nothing that is simulated"),
         ("preference.beta=0.2", "SIM003", "changes nothing that is simulated"),
         ("inner_optimizer.learning_rate=0.1", "SIM003", "changes nothing that is simulated"),
         ("telemetry.sinks=console", "SIM003", "changes nothing that is simulated"),
