@@ -348,8 +348,22 @@ def _of_torch(parameters: Parameters, config: InnerOptimizer, fuses: bool) -> to
     on_gpus = all(parameter.is_cuda for parameter in parameters)
     if fuses and optimizer_type in _FUSED and on_gpus and _may_fuse(parameters):
         options["fused"] = True
-    optimizer: torch.optim.Optimizer = optimizer_type(parameters, **options)
+    groups: Any = parameters
+    if optimizer_type is torch.optim.Adafactor:
+        groups = _groups_of_one_dtype(parameters)
+    optimizer: torch.optim.Optimizer = optimizer_type(groups, **options)
     return optimizer
+
+
+def _groups_of_one_dtype(parameters: Parameters) -> list[dict[str, Any]]:
+    """Return groups of parameters of one dtype each.
+
+    Adafactor's first epsilon depends on the dtype. Torch 2.13 takes it from the first parameter of a group for all.
+    """
+    groups: dict[torch.dtype, Parameters] = {}
+    for parameter in parameters:
+        groups.setdefault(parameter.dtype, []).append(parameter)
+    return [{"params": members} for members in groups.values()]
 
 
 def _adamw_8bit(parameters: Iterable[torch.nn.Parameter], config: InnerOptimizer) -> torch.optim.Optimizer:

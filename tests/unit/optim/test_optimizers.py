@@ -197,6 +197,22 @@ def test_settings_reach_any_optimizer_that_takes_them() -> None:
     assert found == (0.02, (0.8, 0.88), 1e-4, 0.3)
 
 
+@pytest.mark.parametrize("order", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+def test_adafactors_epsilon_is_that_of_each_weights_own_dtype(order: tuple[torch.dtype, ...]) -> None:
+    """Torch 2.13 takes it from a group's first weight: 8e-3 of bfloat16 for gradients of float32 that are smaller."""
+
+    def stepped(*dtypes: torch.dtype) -> list[torch.Tensor]:
+        weights = torch.nn.ParameterList(torch.ones(4, 3, dtype=dtype) for dtype in dtypes)
+        for weight in weights:
+            weight.grad = torch.linspace(-1e-4, 1e-4, 12).reshape(4, 3).to(weight.dtype)
+        build_optimizer(weights, InnerOptimizer(name="adafactor", learning_rate=0.1, clip_norm=None)).step()
+        return [weight.detach() for weight in weights]
+
+    together = stepped(*order)
+    alone = [stepped(dtype)[0] for dtype in order]
+    assert all(map(torch.equal, together, alone))
+
+
 @pytest.mark.parametrize("name", ["adamv", "Optimizer", "LBFGS", "SparseAdam", "lr_scheduler"])
 def test_name_of_no_optimizer_is_refused_with_those_there_are(name: str) -> None:
     with pytest.raises(ConfigError, match=f"OPT006.*no such optimizer — got {name}, allowed adadelta, adafactor, "):
