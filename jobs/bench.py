@@ -104,7 +104,7 @@ def _chosen(arguments: Arguments) -> dict[tuple[str, ...], Callable[[], Rows]]:
     """Groups that have a row to be measured.
 
     Raises:
-        ConfigError: CFG001, there is no row of a given name.
+        ConfigError: CFG001, there is no row of a given name; CFG011, no row is measured beside another checkout.
 
     """
     measures = groups(arguments.device, arguments.beside)
@@ -115,7 +115,12 @@ def _chosen(arguments: Arguments) -> dict[tuple[str, ...], Callable[[], Rows]]:
         remedy = choice_remedy(unknown[0], " | ".join(names))
         raise ConfigError("CFG001", f"no row {unknown[0]!r}", allowed=allowed, fix=remedy)
     only = set(arguments.only or names)
-    return {group: measure for group, measure in measures.items() if only & set(group)}
+    chosen = {group: measure for group, measure in measures.items() if only & set(group)}
+    if arguments.beside is not None and all("start" not in group for group in chosen):
+        raise ConfigError(
+            "CFG011", "--beside is for the rows of start alone", fix="leave it out, or add start to --only"
+        )
+    return chosen
 
 
 def _show(rows: Rows) -> None:

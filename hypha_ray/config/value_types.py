@@ -143,3 +143,12 @@ class Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
     required: ClassVar[tuple[str, ...]] = ()
     """Keys that the table can't do without, although the schema has no value for them; a later check asks for them."""
+
+
+def table_of(table: type[Table], name: str) -> type[Table] | None:
+    """Kind of the table, or of those in the list, that a key holds; None if the key holds a value."""
+    annotation = table.model_fields[name].annotation
+    for kind in (annotation, *getattr(annotation, "__args__", ())):
+        if isinstance(kind, type) and issubclass(kind, Table):
+            return kind
+    return None

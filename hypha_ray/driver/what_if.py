@@ -34,7 +34,15 @@ from hypha_ray.simulation.options import (
     split_arguments,
 )
 from hypha_ray.simulation.predictions import as_json, lines, predict
-from hypha_ray.simulation.proposal import Proposal, check_advisable, limits_of, proposals, with_proposals
+from hypha_ray.simulation.proposal import (
+    Proposal,
+    check_advisable,
+    global_batch,
+    limits_of,
+    long_samples,
+    proposals,
+    with_proposals,
+)
 from hypha_ray.simulation.result import write_rows
 from hypha_ray.simulation.run_scenario import FLOAT32_BYTES, DataSize
 from hypha_ray.telemetry.sinks.files import read_json
@@ -187,9 +195,9 @@ def advise(arguments: Sequence[str], doc: str | None) -> None:
     require_writable("--json", options.json)
     require_writable("--out", options.out)
     loaded = load(of_job)
-    job = loaded.job
     print_notes(loaded.notes)
-    check_advisable(job)
+    check_advisable(loaded.job)
+    job, samples = _with_length(loaded.job)
     if options.from_ is not None:
         options = replace(options, batch_s=_batch_times_of(options.from_, job))
         print_notes([f"the times of a batch are those of run {options.from_}"])
@@ -200,7 +208,7 @@ def advise(arguments: Sequence[str], doc: str | None) -> None:
     phases = Phases()
     phases.begin("counting the model's parameters")
     circumstances = circumstances_of(options, job, _model_shape(options, job))
-    limits = limits_of(job)
+    limits = replace(limits_of(job), total_steps=max(1, samples // global_batch(job)))
     choice = choose(circumstances, limits, options.overhead)
     proposed = proposals(job, circumstances, choice)
     advised = _verified(of_job, proposed)
@@ -220,6 +228,26 @@ def advise(arguments: Sequence[str], doc: str | None) -> None:
     write_result("--out", options.out, overlay_text(proposed, report))
     print(*report, sep="\n")
     print(f"\nproposed settings: {options.out}")
+
+
+def _with_length(job: Job) -> tuple[Job, int]:
+    """The job with the number of rounds that its epochs take on its dataset, and the samples of its long rounds.
+
+    Raises:
+        HyphaError: the job has epochs, and its dataset isn't given or can't be read.
+
+    """
+    if job.rounds.epochs is None:
+        return job, long_samples(job)
+    if not job.dataset.given:
+        fix = "give dataset.path, or rounds.update_rounds in place of epochs"
+        raise ConfigError("CFG012", "rounds.epochs needs the size of the dataset", fix=fix)
+    from hypha_ray.driver.data_source import opened
+    from hypha_ray.driver.dataset_settings import samples_in_epochs, with_rounds
+
+    with opened(job.dataset) as source:
+        job = with_rounds(job, source.manifest, None)
+        return job, samples_in_epochs(job, source.manifest) - job.rounds.warmup_rounds * job.samples(0)
 
 
 def _batch_times_of(run: str, job: Job) -> list[float]:

@@ -17,13 +17,12 @@ import csv
 import json
 import math
 import random
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from hypha_ray.config.keys import shown
 from hypha_ray.errors import ConfigError
@@ -37,11 +36,13 @@ EVENTS: Final = ("join", "leave", "kill", "hang", "preempt", "partition")
 EXAMPLE: Final = '{"at_s": 0, "machine": 0, "event": "join"}'
 FIELDS: Final = ("at_s", "machine", "event")
 HOUR_S = 3600.0
+LATEST_S = 1e12
 DAY_S = 24 * HOUR_S
 PREEMPTED = "preempted"
 NIGHT = "night"
 TRACE = "trace"
 """Reasons of absences."""
+S = TypeVar("S", bound=Scenario)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,19 @@ def read_trace(path: Path, count: int) -> list[TraceEvent]:
     return sorted(events, key=lambda event: event.at_s)
 
 
+def with_traces(scenario: S, folder: Path) -> S:
+    """Read traces for mistakes, and name their files as seen from the working directory."""
+    groups = []
+    for group in scenario.machines:
+        if group.available is None:
+            groups.append(group)
+            continue
+        path = folder / Path(group.available).expanduser()
+        read_trace(path, group.count)
+        groups.append(group.model_copy(update={"available": str(path)}))
+    return scenario.model_copy(update={"machines": tuple(groups)})
+
+
 def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Rows below the line of names, with their lines; numbers are read as such."""
     reader = csv.reader(text.splitlines())
@@ -95,9 +109,11 @@ def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _filled_rows(reader: _CsvReader, path: Path) -> Iterator[list[str]]:
-    """Rows that aren't empty."""
+    """Rows that aren't empty, nor blank."""
     try:
-        yield from filter(None, reader)
+        for row in reader:
+            if row != [] and "".join(row).strip() != "":
+                yield row
     except csv.Error as error:
         problem = f"{path}:{reader.line_num} is no line of CSV"
         raise ConfigError("CFG005", problem, str(error), fix=f"write {','.join(FIELDS)}") from None
@@ -134,10 +150,9 @@ def _event(fields: dict[str, Any], location: str, count: int) -> TraceEvent:
     at_s = fields["at_s"]
     machine = fields["machine"]
     kind = fields["event"]
-    if not isinstance(at_s, int | float) or isinstance(at_s, bool) or not 0 <= at_s <= sys.float_info.max:
-        raise ConfigError(
-            "CFG003", f"{location}: at_s is out of range", shown(at_s), "seconds, 0 or more", "write such a number"
-        )
+    if not isinstance(at_s, int | float) or isinstance(at_s, bool) or not 0 <= at_s <= LATEST_S:
+        allowed = f"seconds from 0 to {LATEST_S:g}"
+        raise ConfigError("CFG003", f"{location}: at_s is out of range", shown(at_s), allowed, "write such a number")
     if not isinstance(machine, int) or isinstance(machine, bool) or not 0 <= machine < count:
         allowed = f"0 … {count - 1}, machines of the group"
         raise ConfigError(

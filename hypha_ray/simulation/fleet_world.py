@@ -438,8 +438,5 @@ def _deltas_of(command: c.Reduce) -> list[DeltaKey]:
 
 def _slices(scenario: Scenario) -> list[SliceInfo]:
     """Slices of the dataset: by default with enough samples for the run, and a slice for each worker in flight."""
-    model = scenario.model
-    job = scenario.job
-    trained = sum(job.samples(number) for number in range(job.rounds.update_rounds))
-    sizes = model.slice_sizes(trained + job.num_workers * model.slice_samples)
+    sizes = scenario.model.slice_sizes(scenario.needed_samples)
     return [SliceInfo(index, "", "", size) for index, size in enumerate(sizes)]

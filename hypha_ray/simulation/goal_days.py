@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from hypha_ray.config.resources import Goal
+from hypha_ray.config.schema import samples_of_rounds
 from hypha_ray.errors import ConfigError
 from hypha_ray.simulation.failures import HOUR_S, FailureSchedule
 from hypha_ray.simulation.result import SimulationResult
@@ -66,7 +68,7 @@ def scenarios_of_days(scenario: Scenario, days: int) -> list[Scenario]:
 
 
 def firm_scenario(scenario: Scenario) -> Scenario:
-    """The scenario on its machines on demand alone.
+    """The scenario on its machines on demand alone, all of which work from the beginning, as if there were no goal.
 
     Raises:
         ConfigError: CFG012, there are too few of them for all workers.
@@ -76,7 +78,8 @@ def firm_scenario(scenario: Scenario) -> Scenario:
     if sum(group.count for group in groups) < scenario.workers:
         problem = "too few machines are on demand: without failures, diurnal and available"
         raise ConfigError("CFG012", problem, fix=f"describe {scenario.workers} or more in [[machines]]")
-    return scenario.model_copy(update={"machines": groups})
+    job = scenario.job.model_copy(update={"goal": Goal()})
+    return scenario.model_copy(update={"machines": groups, "job": job})
 
 
 def efficiency_of(scenario: Scenario, result: SimulationResult) -> float:
@@ -114,16 +117,18 @@ def lines_of_days(days: Sequence[Day]) -> list[str]:
 
 
 def _beside(cost: float, bound: float) -> str:
-    """A bound with the ratio of the cost to it, unless no policy keeps all deadlines."""
+    """A bound with the ratio of the cost to it, unless no policy keeps all deadlines, or machines have no price."""
     if math.isinf(bound):
         return "none, since no policy can keep all deadlines"
+    if not bound:
+        return "0.00"
     return f"{bound:.2f}; ratio: {cost / bound:.3f}"
 
 
 def least_cost(scenario: Scenario, until_s: float, efficiency: float = 1.0) -> float:
     """Least cost of all samples by a time, at a part of the machines' speeds; infinite if they can't be done."""
     job = scenario.job_of_run
-    samples = sum(job.samples(number) for number in range(job.rounds.update_rounds)) / efficiency
+    samples = samples_of_rounds(job) / efficiency
     pieces: list[tuple[float, float]] = []
     """Price of a sample, and samples, of each machine between two changes of the market."""
     for seconds, machines in _market(scenario, until_s):

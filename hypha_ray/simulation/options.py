@@ -1,4 +1,4 @@
-"""Options of ``simulate``: settings that a run is imagined with, limits of time and money, and those of ``--advise``.
+"""Options of ``simulate``: settings that a run is imagined with, fleets of another size, and those of ``--advise``.
 
 Settings of machines, links and head are keys of a scenario, such as ``machines.up_mbps=50``. A key without a number
 is meant for all machines or sites; ``machines.0.up_mbps`` is for the first group.
@@ -17,12 +17,12 @@ from typing import Any, Final, TypeVar
 from pydantic import ValidationError
 
 from hypha_ray.config import Job
-from hypha_ray.config.keys import shown, tables
+from hypha_ray.config.keys import choice_remedy, key_of, shown, tables
 from hypha_ray.config.options import parse_options
-from hypha_ray.config.value_types import Table, seconds_of
+from hypha_ray.config.value_types import MACHINES_AT_MOST, Table, seconds_of, table_of
 from hypha_ray.errors import ConfigError
 from hypha_ray.simulation.exchange import Circumstances, ModelShape, parse_latency, parse_link
-from hypha_ray.simulation.scenario import Scenario
+from hypha_ray.simulation.scenario import Scenario, with_samples
 
 SCENARIO_TABLES: Final = ("machines", "sites", "head")
 """Tables of a scenario that a trial may set; no table of a job file has these names."""
@@ -129,6 +129,57 @@ def with_scenario_keys(scenario: S, settings: Sequence[tuple[str, str]]) -> S:
     return scenario
 
 
+def with_workers(scenario: Scenario, workers: int) -> Scenario:
+    """Scale a scenario to another number of machines; groups keep their shares, by largest remainders.
+
+    `resources.num_workers`, `min_workers` and `sync.quorum` scale alike. So do samples, by `samples_per_worker`.
+
+    Raises:
+        ConfigError: CFG003, there are more groups than workers, or too many workers.
+
+    """
+    if workers < len(scenario.machines):
+        allowed = f"{len(scenario.machines)} or more, one for each group of machines"
+        raise ConfigError("CFG003", "workers is out of range", str(workers), allowed, "ask for more workers")
+    if workers > MACHINES_AT_MOST:
+        allowed = f"up to {MACHINES_AT_MOST}"
+        raise ConfigError("CFG003", "workers is out of range", str(workers), allowed, "ask for fewer workers")
+    factor = workers / scenario.machine_count
+    counts = scaled([group.count for group in scenario.machines], workers)
+    groups = []
+    for group, count in zip(scenario.machines, counts, strict=True):
+        groups.append(group.model_copy(update={"count": count}))
+    resources = scenario.job.resources
+    sizes = {"num_workers": resized(resources.num_workers, factor, workers)}
+    if "min_workers" in resources.model_fields_set:
+        sizes["min_workers"] = resized(resources.min_workers, factor, sizes["num_workers"])
+    job = scenario.job.model_copy(update={"resources": resources.model_copy(update=sizes)})
+    if isinstance(job.sync.quorum, int):
+        quorum = resized(job.sync.quorum, factor, sizes["num_workers"])
+        job = job.model_copy(update={"sync": job.sync.model_copy(update={"quorum": quorum})})
+    job = with_samples(job, scenario.samples_per_worker)
+    varied = {**scenario.varied, "workers": workers}
+    return scenario.model_copy(update={"machines": tuple(groups), "job": job, "varied": varied})
+
+
+def resized(number: int, factor: float, most: int) -> int:
+    """A number times a factor, rounded, from 1 up to the most."""
+    return min(most, max(1, round(factor * number)))
+
+
+def scaled(counts: list[int], total: int) -> list[int]:
+    """Counts in the same proportions with another total, each at least 1."""
+    shares = [total * count / sum(counts) for count in counts]
+    scaled = [max(1, int(share)) for share in shares]
+    by_remainder = sorted(range(len(counts)), key=lambda index: int(shares[index]) - shares[index])
+    for index in by_remainder:
+        if sum(scaled) < total:
+            scaled[index] += 1
+    while sum(scaled) > total:
+        scaled[scaled.index(max(scaled))] -= 1
+    return scaled
+
+
 def _parsed(text: str) -> Any:
     """A value of TOML; any other text is itself."""
     try:
@@ -156,27 +207,29 @@ def _with(table: Table, key: str, path: Sequence[str], value: Any) -> Table:
     """
     content = table.model_dump(exclude_none=True)
     parent = content
-    kind = table
+    kind = type(table)
     for name in path[:-1]:
         _require_key(kind, key, name)
-        kind = getattr(kind, name)
-        if not isinstance(kind, Table):
+        inner = table_of(kind, name)
+        if inner is None:
             raise ConfigError("CFG001", f"unknown key {key}", fix=f"{name} has no keys of its own")
-        parent = parent[name]
+        kind = inner
+        parent = parent.setdefault(name, {})
     if not path:
         raise ConfigError("CFG001", f"{key} is a table", allowed=_keys_of(kind), fix="name one of its keys")
     _require_key(kind, key, path[-1])
-    if isinstance(getattr(kind, path[-1]), Table):
-        raise ConfigError("CFG001", f"{key} is a table", allowed=_keys_of(getattr(kind, path[-1])), fix="name a key")
+    inner = table_of(kind, path[-1])
+    if inner is not None:
+        raise ConfigError("CFG001", f"{key} is a table", allowed=_keys_of(inner), fix="name a key")
     parent[path[-1]] = value
     try:
         return type(table).model_validate(content)
     except ValidationError as error:
-        raise _explained(error, key, value) from None
+        raise _explained(error, type(table), key, path) from None
 
 
-def _require_key(table: Table, key: str, name: str) -> None:
-    names = type(table).model_fields
+def _require_key(table: type[Table], key: str, name: str) -> None:
+    names = table.model_fields
     if name in names:
         return
     matches = get_close_matches(name, names, n=1)
@@ -185,15 +238,26 @@ def _require_key(table: Table, key: str, name: str) -> None:
     raise ConfigError("CFG001", f"unknown key {key}", shown(name), _keys_of(table), "name one of these")
 
 
-def _keys_of(table: Table) -> str:
-    return ", ".join(type(table).model_fields)
+def _keys_of(table: type[Table]) -> str:
+    return ", ".join(table.model_fields)
 
 
-def _explained(error: ValidationError, key: str, value: Any) -> ConfigError:
+def _explained(error: ValidationError, table: type[Table], key: str, path: Sequence[str]) -> ConfigError:
+    """The first error that pydantic reports of a table in which a key at a path was set."""
     first = error.errors(include_url=False)[0]
+    for name in path[:-1]:
+        table = table_of(table, name) or table
+    if first["type"] == "missing":
+        name = str(first["loc"][-1])
+        missing = key.removesuffix(path[-1]) + name
+        meaning = table.model_fields[name].description
+        return ConfigError("CFG012", f"{key} needs {missing}", fix=f"give the {meaning}")
+    got = shown(first["input"])
+    allowed = key_of((path[-1],), table.model_fields[path[-1]]).kind
+    fix = choice_remedy(first["input"], allowed)
     if first["type"].endswith("_type"):
-        return ConfigError("CFG002", f"{key} has the wrong type", shown(value), fix=first["msg"])
-    return ConfigError("CFG003", f"{key} is out of range", shown(value), fix=first["msg"])
+        return ConfigError("CFG002", f"{key} has the wrong type", got, allowed, fix)
+    return ConfigError("CFG003", f"{key} is out of range", got, allowed, fix)
 
 
 @dataclass(frozen=True)

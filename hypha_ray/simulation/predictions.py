@@ -184,8 +184,7 @@ def _scenarios(
         for seed in range(SEEDS):
             scenario = scenario_of(fit, job, sizes, seed)
             scenario = with_scenario_keys(scenario, trial.scenario)
-            check_scenario(scenario, folder, ".".join)
-            of_seeds.append(scenario)
+            of_seeds.append(check_scenario(scenario, Path(), ".".join))
         yield trial.text, of_seeds, scenario_notes(fit, job, sizes)
 
 
@@ -231,7 +230,7 @@ def _totals(fit: Calibration, result: SimulationResult) -> tuple[Compared, ...]:
             actual += getattr(actual_round, figure)
         count = len(pairs) if figure == "idle_fraction" else 1
         rows.append(Compared(figure, predicted / count, actual / count))
-    if fit.cost is not None and len(fit.rounds) == fit.job.rounds.update_rounds:
+    if fit.cost is not None and len(fit.rounds) == result.rounds:
         rows.append(Compared("cost", result.cost, fit.cost))
     return tuple(rows)
 

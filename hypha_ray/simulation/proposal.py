@@ -167,7 +167,8 @@ def limits_of(job: Job) -> Limits:
     sync = job.sync
     replay = job.run.mode == "replay"
     external = any(group.bridged for group in job.worker_groups)
-    overlaps = sync.traits.own_weights and not replay and not external
+    grows = job.rounds.max_exchange_share is not None
+    overlaps = sync.traits.own_weights and not (replay or external or grows)
     return Limits(total_steps(job), overlaps, sync.traits.has_barrier)
 
 
@@ -233,8 +234,9 @@ def _of_rounds(job: Job, circumstances: Circumstances, choice: ExchangeChoice) -
     cited = _texts(_of_steps(settings.steps), circumstances)
     yield Proposal("rounds.samples_between_updates", round_samples(job, settings), reason, cited)
     rounds = update_rounds(job, settings)
-    samples = long_samples(job)
-    yield Proposal("rounds.update_rounds", rounds, f"as many samples as the job has in its long rounds, {samples}")
+    if job.rounds.epochs is None:
+        samples = long_samples(job)
+        yield Proposal("rounds.update_rounds", rounds, f"as many samples as the job has in its long rounds, {samples}")
     factor = job.rounds.samples_between_updates / round_samples(job, settings)
     for table, name in (("rounds", "evaluate_every"), ("checkpoint", "every_rounds"), ("rounds", "patience")):
         interval = getattr(getattr(job, table), name)

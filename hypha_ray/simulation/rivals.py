@@ -20,6 +20,7 @@ from hypha_ray.simulation.result import SimulationResult
 from hypha_ray.simulation.scenario import Machine, Scenario, machines_of
 from hypha_ray.simulation.world import VirtualClock
 from hypha_ray.telemetry.sinks.table import duration
+from hypha_ray.texts import counted
 
 CUT = "cut"
 """Reason of the absence of a machine whose link is cut."""
@@ -389,11 +390,13 @@ def comparison_lines(comparison: RivalComparison) -> Iterator[str]:
     columns = {restart_s: comparison.rivals(restart_s) for restart_s in restarts_s}
     heads = "".join(f"{duration(restart_s):>9}" for restart_s in restarts_s)
     yield f"{'goodput, by the time of a restart':<38}{heads}"
-    ours = f"{comparison.result.goodput:>9.3f}" * len(restarts_s)
-    yield f"{OURS:<38}{ours}"
+    result = comparison.result
+    yield f"{OURS:<38}{f'{result.goodput:>9.3f}' * len(restarts_s)}"
     for name in columns[costs.restart_s]:
         cells = "".join(f"{column[name]:>9.3f}" for column in columns.values())
         yield f"{name:<38}{cells}"
+    if result.failure is not None:
+        yield f"{OURS}: ended after {counted(result.rounds, 'round')}: {result.failure}"
     yield f"models write a checkpoint in {costs.checkpoint_s:g} s and load it in {costs.reload_s:g} s"
     for assumption in ASSUMPTIONS:
         yield f"assumed of {assumption}"

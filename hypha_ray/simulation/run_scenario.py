@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from statistics import median, pstdev
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 from pydantic import Field
@@ -115,6 +115,8 @@ class RecordedTimes(Table):
 
 class RecordedScenario(Scenario):
     """Scenario of a recorded run."""
+
+    groups_workers: ClassVar[bool] = True
 
     recorded: RecordedTimes = Field(RecordedTimes(), description="times of the run's records")
 

@@ -13,14 +13,14 @@ import heapq
 import math
 import random
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved
-from hypha_ray.config.schema import rounds_for
-from hypha_ray.config.value_types import Count, FleetSize, NotNegative, Positive, Table
+from hypha_ray.config.schema import rounds_for, samples_of_rounds
+from hypha_ray.config.value_types import Count, FleetSize, Table
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
@@ -30,7 +30,14 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-WholeCount = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
+WholeCount = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10**15)]
+Amount = Annotated[float, Field(ge=0, le=10**12)]
+"""Time, price or weight; limits keep sums and products finite."""
+Duration = Annotated[float, Field(gt=0, le=10**12)]
+Rate = Annotated[float, Field(gt=0, le=10**12)]
+Throughput = Annotated[float, Field(ge=1e-6, le=10**12)]
+Spread = Annotated[float, Field(ge=0, le=10)]
+"""Standard deviation of a logarithm."""
 
 
 class ModelSize(Table):
@@ -41,46 +48,52 @@ class ModelSize(Table):
     slice_samples: WholeCount = Field(1024, description="samples of a slice")
     samples: WholeCount | None = Field(None, description="samples of the dataset; default: no sample is used twice")
 
-    def slice_sizes(self, least: int) -> list[int]:
-        """Samples of each slice: of `samples`, of which the last slice has the rest, or of whole ones for the least."""
+    def slice_count(self, least: int) -> int:
+        """Number of slices: for `samples`, or for the least samples that are needed."""
         if self.samples is None:
-            return [self.slice_samples] * max(1, least // self.slice_samples)
-        whole, rest = divmod(self.samples, self.slice_samples)
-        return [self.slice_samples] * whole + [rest] * bool(rest)
+            return max(1, least // self.slice_samples)
+        return -(-self.samples // self.slice_samples)
+
+    def slice_sizes(self, least: int) -> list[int]:
+        """Samples of each slice: all have `slice_samples`, but the last one of `samples`, which has the rest."""
+        sizes = [self.slice_samples] * self.slice_count(least)
+        if self.samples is not None:
+            sizes[-1] = self.samples - sum(sizes[:-1])
+        return sizes
 
 
 class BatchTimes(Table):
     """Times of a batch of `rounds.max_batch_size` samples on the machines of a group."""
 
-    median: Positive = Field(description="seconds of a batch on the median machine")
-    spread: NotNegative = Field(0.0, description="differences between machines: standard deviation of the logarithm")
-    jitter: NotNegative = Field(0.0, description="differences between batches: standard deviation of the logarithm")
+    median: Duration = Field(description="seconds of a batch on the median machine")
+    spread: Spread = Field(0.0, description="differences between machines: standard deviation of the logarithm")
+    jitter: Spread = Field(0.0, description="differences between batches: standard deviation of the logarithm")
     drift: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="part by which a machine's speed swings")
-    drift_period_s: Positive = Field(1800.0, description="seconds of a swing")
+    drift_period_s: Duration = Field(1800.0, description="seconds of a swing")
 
 
 class Stragglers(Table):
     """Machines that are slow for a while."""
 
     share: Share = Field(0.0, description="part of the time that a machine is slow")
-    factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(1.0, description="how much longer batches take")
-    for_s: Positive = Field(60.0, description="seconds that a machine stays slow")
+    factor: Annotated[float, Field(ge=1, le=10**6)] = Field(1.0, description="how much longer batches take")
+    for_s: Duration = Field(60.0, description="seconds that a machine stays slow")
 
 
 class StartTimes(Table):
     """Times from a lease to a worker that is ready, without the transfer of weights."""
 
-    median: Positive = Field(10.0, description="seconds of the median start")
-    spread: NotNegative = Field(0.0, description="differences between starts: standard deviation of the logarithm")
+    median: Duration = Field(10.0, description="seconds of the median start")
+    spread: Spread = Field(0.0, description="differences between starts: standard deviation of the logarithm")
 
 
 class FailureKinds(Table):
     """Weights of the kinds of failures."""
 
-    kill: NotNegative = Field(0.0, description="weight of: the worker's process dies, the machine stays")
-    hang: NotNegative = Field(0.0, description="weight of: the worker falls silent, until its lease ends")
-    preempt: NotNegative = Field(0.0, description="weight of: the machine is taken away, after a notice")
-    partition: NotNegative = Field(0.0, description="weight of: the machine's link is cut for a while")
+    kill: Amount = Field(0.0, description="weight of: the worker's process dies, the machine stays")
+    hang: Amount = Field(0.0, description="weight of: the worker falls silent, until its lease ends")
+    preempt: Amount = Field(0.0, description="weight of: the machine is taken away, after a notice")
+    partition: Amount = Field(0.0, description="weight of: the machine's link is cut for a while")
 
     @property
     def weights(self) -> dict[str, float]:
@@ -91,18 +104,18 @@ class FailureKinds(Table):
 class Failures(Table):
     """Failures of machines: independent, at random times."""
 
-    every_h: Positive | None = Field(None, description="mean hours between two failures of a machine; default: never")
+    every_h: Duration | None = Field(None, description="mean hours between two failures of a machine; default: never")
     kinds: FailureKinds = Field(FailureKinds(kill=1.0), description="kinds of failures")
-    notice_s: NotNegative = Field(30.0, description="seconds between the notice of a preemption and the machine's end")
-    away_s: Positive = Field(600.0, description="mean seconds until a preempted machine is back")
-    cut_s: Positive = Field(60.0, description="mean seconds of a partition")
+    notice_s: Amount = Field(30.0, description="seconds between the notice of a preemption and the machine's end")
+    away_s: Duration = Field(600.0, description="mean seconds until a preempted machine is back")
+    cut_s: Duration = Field(60.0, description="mean seconds of a partition")
 
 
 class Diurnal(Table):
     """Day and night of a spot market: the part of the machines that can be had follows a cosine over 24 hours."""
 
     least: Share = Field(description="part of the machines that can be had at the worst hour")
-    peak_hour: NotNegative = Field(0.0, description="hour after the beginning at which all machines can be had")
+    peak_hour: Amount = Field(0.0, description="hour after the beginning at which all machines can be had")
 
 
 class MachineGroup(Table):
@@ -113,12 +126,12 @@ class MachineGroup(Table):
     batch_s: BatchTimes = Field(description="times of a batch")
     stragglers: Stragglers = Field(Stragglers(), description="machines that are slow for a while")
     start_s: StartTimes = Field(StartTimes(), description="times of a start")
-    up_mbps: Positive | None = Field(None, description="rate to the head; default: no limit of its own")
-    down_mbps: Positive | None = Field(None, description="rate from the head; default: no limit of its own")
+    up_mbps: Rate | None = Field(None, description="rate to the head; default: no limit of its own")
+    down_mbps: Rate | None = Field(None, description="rate from the head; default: no limit of its own")
     failures: Failures = Field(Failures(), description="failures")
     available: str | None = Field(None, description="trace of joins and leaves, JSONL or CSV: at_s, machine, event")
     diurnal: Diurnal | None = Field(None, description="day and night of a spot market; default: always available")
-    price: NotNegative = Field(0.0, description="price of a machine's hour")
+    price: Amount = Field(0.0, description="price of a machine's hour")
 
     @property
     def is_firm(self) -> bool:
@@ -131,27 +144,29 @@ class Site(Table):
     """A place whose machines share a link to all other places."""
 
     name: str = Field(description="name that machines and the head refer to")
-    up_gbps: Positive | None = Field(None, description="rate of all its machines to other sites; default: no limit")
-    down_gbps: Positive | None = Field(None, description="rate from other sites; default: no limit")
-    latency_ms: NotNegative = Field(0.0, description="milliseconds of a message between its machines and the head")
+    up_gbps: Rate | None = Field(None, description="rate of all its machines to other sites; default: no limit")
+    down_gbps: Rate | None = Field(None, description="rate from other sites; default: no limit")
+    latency_ms: Amount = Field(0.0, description="milliseconds of a message between its machines and the head")
 
 
 class Head(Table):
     """The machine of scheduler, parameter servers, data and store."""
 
     site: str | None = Field(None, description="name of its site; default: a place of its own")
-    up_gbps: Positive | None = Field(None, description="rate of what it sends; default: no limit")
-    down_gbps: Positive | None = Field(None, description="rate of what it receives; default: no limit")
-    reduce_gb_s: Positive | None = Field(
+    up_gbps: Rate | None = Field(None, description="rate of what it sends; default: no limit")
+    down_gbps: Rate | None = Field(None, description="rate of what it receives; default: no limit")
+    reduce_gb_s: Throughput | None = Field(
         None, description="GB of deltas, decoded to 4 bytes a parameter, that a parameter server merges in a second"
     )
-    commit_mb_s: Positive | None = Field(None, description="MB of a snapshot written in a second; default: no time")
+    commit_mb_s: Throughput | None = Field(None, description="MB of a snapshot written in a second; default: no time")
 
 
 class Scenario(Table):
     """One simulated run. Equal scenarios give equal results."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
+    groups_workers: ClassVar[bool] = False
+    """Whether the job may describe its workers in groups; otherwise the machines alone do."""
 
     name: str = Field(description="name of the scenario")
     seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of speeds, times and failures")
@@ -182,6 +197,11 @@ class Scenario(Table):
         return job.lasting(rounds_for(job, epochs * self.model.samples))
 
     @property
+    def needed_samples(self) -> int:
+        """Samples of all rounds, and those of a slice of each worker in flight."""
+        return samples_of_rounds(self.job_of_run) + self.workers * self.model.slice_samples
+
+    @property
     def machine_count(self) -> int:
         """Number of machines of all groups."""
         return sum(group.count for group in self.machines)
@@ -191,7 +211,10 @@ class Scenario(Table):
         tables = self.model_dump(mode="json", exclude={"job"}, exclude_none=True)
         set_by_scenario = self.job.model_dump(mode="json", exclude_unset=True)
         job = resolved(self.job)
-        keys = {name: {key: job.get(name, {}).get(key) for key in table} for name, table in set_by_scenario.items()}
+        keys: dict[str, Any] = {}
+        for name, table in set_by_scenario.items():
+            written = job.get(name, {})
+            keys[name] = {key: written.get(key) for key in table} if isinstance(table, dict) else written
         return {**tables, "workers": self.workers, "rounds": self.job_of_run.rounds.update_rounds, "job": keys}
 
 
@@ -414,27 +437,9 @@ def machines_of(scenario: Scenario) -> list[Machine]:
     return machines
 
 
-def resized(number: int, factor: float, most: int) -> int:
-    """A number times a factor, rounded, from 1 up to the most."""
-    return min(most, max(1, round(factor * number)))
-
-
 def with_samples(job: Job, samples_per_worker: int | None) -> Job:
     """A job with these samples of a round for each worker; None: its own."""
     if samples_per_worker is None:
         return job
     samples = {"samples_between_updates": samples_per_worker * job.num_workers}
     return job.model_copy(update={"rounds": job.rounds.model_copy(update=samples)})
-
-
-def scaled(counts: list[int], total: int) -> list[int]:
-    """Counts in the same proportions with another total, each at least 1."""
-    shares = [total * count / sum(counts) for count in counts]
-    scaled = [max(1, int(share)) for share in shares]
-    by_remainder = sorted(range(len(counts)), key=lambda index: int(shares[index]) - shares[index])
-    for index in by_remainder:
-        if sum(scaled) < total:
-            scaled[index] += 1
-    while sum(scaled) > total:
-        scaled[scaled.index(max(scaled))] -= 1
-    return scaled

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
@@ -23,16 +23,20 @@ from hypha_ray.config import Job
 from hypha_ray.config.document import Document, read
 from hypha_ray.config.keys import KeyPath, choice_remedy, dotted, key_of, shown
 from hypha_ray.config.load import from_read_document
-from hypha_ray.config.value_types import MACHINES_AT_MOST, Table
+from hypha_ray.config.value_types import MACHINES_AT_MOST, Table, table_of
 from hypha_ray.errors import ConfigError
 from hypha_ray.simulation.exchange import BYTES_PER_CHUNK, MEAN_BITS, MOST_BITS
-from hypha_ray.simulation.failures import read_trace
-from hypha_ray.simulation.scenario import MachineGroup, Scenario, resized, scaled, with_samples
+from hypha_ray.simulation.failures import with_traces
+from hypha_ray.simulation.options import with_workers
+from hypha_ray.simulation.scenario import MachineGroup, Scenario, with_samples
 
 FOLDER: Final = Path(__file__).with_name("scenarios")
 """Folder of the scenarios that ship with the package."""
 SHORTCUTS: Final[Mapping[str, KeyPath]] = {"rounds": ("job", "rounds", "update_rounds"), "seed": ("seed",)}
 """Keys of overrides with a short name; `workers` is one more, which scales all groups of machines."""
+SLICES_AT_MOST: Final = 2_000_000
+"""Most slices of a dataset, whose account takes a gigabyte."""
+S = TypeVar("S", bound=Scenario)
 Locate = Callable[[KeyPath], str]
 """Gives a key with its file and line."""
 
@@ -60,11 +64,22 @@ def read_scenarios(path_or_name: str, overrides: Mapping[str, Any] | None = None
     overridden = {SHORTCUTS.get(name, tuple(name.split("."))): value for name, value in overrides.items()}
     scenarios: list[Scenario] = []
     for point in _sweep_points(document):
-        scenario = _build(_Settings(document, point, overridden))
+        settings = _Settings(document, point, overridden)
+        scenario = _build(settings)
         if workers is not None:
             scenario = with_workers(scenario, workers)
+        _require_room(scenario, settings.key_location)
         scenarios.append(scenario)
     return scenarios
+
+
+def _require_room(scenario: Scenario, locate: Locate) -> None:
+    """Refuse more slices than memory has room for."""
+    slices = scenario.model.slice_count(scenario.needed_samples)
+    if slices > SLICES_AT_MOST:
+        problem = f"{locate(('model', 'slice_samples'))} makes too many slices"
+        fix = "have larger slices, or give model.samples"
+        raise ConfigError("CFG003", problem, str(slices), f"up to {SLICES_AT_MOST}", fix)
 
 
 def _file(path_or_name: str) -> Path:
@@ -290,12 +305,10 @@ def _table_at(path: KeyPath) -> type[Table]:
     for name in path:
         if name.isdecimal():
             continue
-        annotation = table.model_fields[name].annotation
-        candidates = [annotation, *getattr(annotation, "__args__", ())]
-        tables = [kind for kind in candidates if isinstance(kind, type) and issubclass(kind, Table)]
-        if not tables:
+        inner = table_of(table, name)
+        if inner is None:
             return table
-        table = tables[0]
+        table = inner
     return table
 
 
@@ -310,7 +323,7 @@ def _kind_of(table: type[Table], name: str) -> str:
         return "table"
 
 
-def check_scenario(scenario: Scenario, folder: Path, locate: Locate) -> Scenario:
+def check_scenario(scenario: S, folder: Path, locate: Locate) -> S:
     """Check a scenario, and give its job the number of workers and samples.
 
     Args:
@@ -323,52 +336,22 @@ def check_scenario(scenario: Scenario, folder: Path, locate: Locate) -> Scenario
             missing.
 
     """
-    _refuse_what_is_not_simulated(scenario.job, locate)
+    _refuse_what_is_not_simulated(scenario, locate)
     _check_sites(scenario, locate)
     if scenario.job.rounds.epochs is not None and scenario.model.samples is None:
         problem = f"{locate(('job', 'rounds', 'epochs'))} needs the size of the dataset"
         raise ConfigError("CFG012", problem, fix="give model.samples")
     for number, group in enumerate(scenario.machines):
         _check_group(group, ("machines", str(number)), locate)
-    return _with_files(_with_job_of_fleet(scenario, locate), folder)
+    return with_traces(_with_job_of_fleet(scenario, locate), folder)
 
 
-def with_workers(scenario: Scenario, workers: int) -> Scenario:
-    """Scale a scenario to another number of machines; groups keep their shares, by largest remainders.
-
-    `resources.num_workers`, `min_workers` and `sync.quorum` scale alike. So do samples, by `samples_per_worker`.
-
-    Raises:
-        ConfigError: CFG003, there are more groups than workers, or too many workers.
-
-    """
-    if workers < len(scenario.machines):
-        allowed = f"{len(scenario.machines)} or more, one for each group of machines"
-        raise ConfigError("CFG003", "workers is out of range", str(workers), allowed, "ask for more workers")
-    if workers > MACHINES_AT_MOST:
-        allowed = f"up to {MACHINES_AT_MOST}"
-        raise ConfigError("CFG003", "workers is out of range", str(workers), allowed, "ask for fewer workers")
-    factor = workers / scenario.machine_count
-    counts = scaled([group.count for group in scenario.machines], workers)
-    groups = []
-    for group, count in zip(scenario.machines, counts, strict=True):
-        groups.append(group.model_copy(update={"count": count}))
-    resources = scenario.job.resources
-    sizes = {"num_workers": resized(resources.num_workers, factor, workers)}
-    if "min_workers" in resources.model_fields_set:
-        sizes["min_workers"] = resized(resources.min_workers, factor, sizes["num_workers"])
-    job = scenario.job.model_copy(update={"resources": resources.model_copy(update=sizes)})
-    if isinstance(job.sync.quorum, int):
-        quorum = resized(job.sync.quorum, factor, sizes["num_workers"])
-        job = job.model_copy(update={"sync": job.sync.model_copy(update={"quorum": quorum})})
-    job = with_samples(job, scenario.samples_per_worker)
-    varied = {**scenario.varied, "workers": workers}
-    return scenario.model_copy(update={"machines": tuple(groups), "job": job, "varied": varied})
-
-
-def _refuse_what_is_not_simulated(job: Job, locate: Locate) -> None:
+def _refuse_what_is_not_simulated(scenario: Scenario, locate: Locate) -> None:
+    job = scenario.job
+    has_bridged_group = any(group.bridged for group in job.workers)
     refusals: list[tuple[bool, KeyPath, str]] = [
-        (bool(job.workers), ("workers",), "give [[machines]] instead"),
+        (bool(job.workers) and not scenario.groups_workers, ("workers",), "give [[machines]] instead"),
+        (has_bridged_group, ("workers",), "leave external trainers out: their times aren't known"),
         (bool(job.bridge.commands), ("bridge", "commands"), "leave it out"),
         (job.rl.algorithm is not None, ("rl", "algorithm"), "leave [job.rl] out: rollouts aren't simulated"),
         (job.run.mode == "replay", ("run", "mode"), 'use "elastic": inner states aren\'t simulated'),
@@ -413,7 +396,7 @@ def _check_group(group: MachineGroup, path: KeyPath, locate: Locate) -> None:
         raise ConfigError("CFG003", problem, "no kind", "a weight above 0", "give one, or leave every_h out")
 
 
-def _with_job_of_fleet(scenario: Scenario, locate: Locate) -> Scenario:
+def _with_job_of_fleet(scenario: S, locate: Locate) -> S:
     """Give the job its samples of a round, if they are given for each worker."""
     job = scenario.job
     machines = scenario.machine_count
@@ -429,16 +412,3 @@ def _with_job_of_fleet(scenario: Scenario, locate: Locate) -> Scenario:
         second = locate(("job", "rounds", "samples_between_updates"))
         raise ConfigError("CFG011", f"{first} and {second} exclude each other", fix="keep one of them")
     return scenario.model_copy(update={"job": with_samples(job, scenario.samples_per_worker)})
-
-
-def _with_files(scenario: Scenario, folder: Path) -> Scenario:
-    """Read traces for mistakes, and name their files as seen from the working directory."""
-    groups = []
-    for group in scenario.machines:
-        if group.available is None:
-            groups.append(group)
-            continue
-        path = folder / Path(group.available).expanduser()
-        read_trace(path, group.count)
-        groups.append(group.model_copy(update={"available": str(path)}))
-    return scenario.model_copy(update={"machines": tuple(groups)})

@@ -16,7 +16,7 @@ from hypha_ray.codec import Codec, codec, encoder, payload_bytes
 from hypha_ray.codec.base import upward_codec
 from hypha_ray.config import Job
 from hypha_ray.config.schema import Sync
-from hypha_ray.exchange_schedule import fragments_of_round
+from hypha_ray.exchange_schedule import fragments_of_round, outer_steps_before
 from hypha_ray.market.buyer import choices, trades, workers_to_hire
 from hypha_ray.market.leases import Offer
 from hypha_ray.market.requirements import NodeResources, generator_need, generators_with_room, group_need
@@ -123,9 +123,12 @@ def _senders(job: Job, deltas: int) -> tuple[int, bool]:
 def _rounds_by_fragments(job: Job) -> Counter[tuple[int, ...]]:
     """Number of rounds by the fragments that they exchange."""
     rounds = job.rounds.update_rounds
-    if not job.sync.staggered:
-        return Counter({fragments_of_round(job, 0): rounds})
-    return Counter(fragments_of_round(job, round) for round in range(rounds))
+    counts = Counter[tuple[int, ...]]()
+    if job.sync.staggered:
+        for fragment in range(job.sync.fragments):
+            counts[fragment,] = outer_steps_before(job, rounds - 1, fragment)
+    counts[fragments_of_round(job, rounds - 1)] = rounds - counts.total()
+    return +counts
 
 
 def _result_bytes(sync: Sync, layout: Layout, fragment: int) -> tuple[int, bool]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypha_ray.config import Job
+from hypha_ray.config.schema import samples_of_rounds
 from hypha_ray.config.training import Dataset
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.storage import Place
@@ -299,7 +300,7 @@ def rounds_text(job: Job, manifest: Manifest | None = None, done: int = 0) -> st
     text = f"{rounds:,} of {samples:,} {_noun(job)}"
     if job.rl.algorithm is not None and job.rl.group_size > 1:
         text += f" with {job.rl.group_size} responses each"
-    if job.rounds.epochs is not None and rounds > 1:
+    if job.rounds.epochs is not None and rounds > 1 and not _has_equal_rounds(job, manifest):
         text += ", the last one with the rest"
     if job.rounds.max_exchange_share is not None:
         limit = f"{100 * job.rounds.max_exchange_share:g} %"
@@ -314,6 +315,11 @@ def rounds_text(job: Job, manifest: Manifest | None = None, done: int = 0) -> st
     if done:
         text += f"; {done:,} are done"
     return text
+
+
+def _has_equal_rounds(job: Job, manifest: Manifest | None) -> bool:
+    """Whether the last round of a job with epochs is as long as the others."""
+    return manifest is not None and samples_in_epochs(job, manifest) == samples_of_rounds(job)
 
 
 def run_samples(job: Job, manifest: Manifest) -> int:

@@ -7,7 +7,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from hypha_ray.config.load import from_tables, load
 from hypha_ray.driver.what_if import advise, shape_of_model
@@ -115,6 +117,29 @@ def test_size_may_be_given_in_place_of_a_model(capsys: pytest.CaptureFixture[str
     assert tables["sync"]["fragments"] == 8
     assert tables["sync"]["partition"] == "contiguous"
     assert tables["worker"]["stall_s"] > 2 * 1760  # 4.4 GB at 20 Mbit/s
+
+
+@pytest.mark.parametrize("of_job", [[], ["--rounds.max_exchange_share", "0.2"]], ids=["equal rounds", "growing rounds"])
+def test_advice_for_a_job_with_epochs_keeps_them(
+    of_job: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    save_file({"input_ids": np.zeros((196, 8), np.int64)}, data / "slice-00000.safetensors")
+    epochs = ["@", TINY, "--rounds.epochs", "50", "--dataset.path", str(data), *of_job]
+    advise(["--advise", *epochs, "--link", "100kbit", "--batch-s", "0.1"], None)
+    overlay = tmp_path / "overlay.toml"
+    overlay.write_text(capsys.readouterr().out)
+    steps = 50 * 196 // (2 * 8)
+    assert f"# the run has {steps} inner steps a worker; H is held to a tenth of them" in overlay.read_text()
+    rounds = load([*epochs, "@", str(overlay)]).job.rounds
+    assert rounds.epochs == 50 and "update_rounds" not in rounds.model_fields_set
+    assert rounds.samples_between_updates == 2 * 8 * (steps // 10)
+
+
+def test_advice_for_a_job_with_epochs_of_no_dataset_asks_for_it() -> None:
+    with pytest.raises(ConfigError, match=r"CFG012.*rounds\.epochs needs the size of the dataset.*dataset\.path"):
+        advise(["--advise", "@", TINY, "--rounds.epochs", "3", "--link", "1gbit"], None)
 
 
 def test_advice_takes_times_of_a_batch_from_a_run_of_such_batches(

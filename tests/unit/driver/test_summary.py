@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import namedtuple
+from collections import Counter, namedtuple
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -315,6 +315,25 @@ def test_traffic_of_fragments_in_turn_is_told_as_a_range(tmp_path: Path) -> None
     least, most = sorted([2 * layout.bytes(0), 2 * layout.bytes(1)])[0], 2 * layout.bytes()
     assert f"{size_text(least)} to {size_text(most)} down a round" in text
     assert text.endswith("in all (2 workers, int8 up, fp32 down)")
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 5, 20])
+def test_traffic_of_a_billion_rounds_is_counted_without_each_of_them(tmp_path: Path, warmup: int) -> None:
+    rounds = {"update_rounds": 20, "warmup_rounds": warmup}
+    job = small_job(tmp_path, sync={"fragments": 3}, rounds=rounds)
+    layout = layout_of(build_model(job.model, 0), 3)
+    sizes = [2 * sum(map(layout.bytes, fragments_of_round(job, number))) for number in range(20)]
+    assert exchange_of(job, layout).down == Counter(sizes)
+    assert exchange_of(job.lasting(10**9), layout).down.total() == 10**9
+
+
+@pytest.mark.parametrize(("samples", "is_even"), [(25, False), (20, True)])
+def test_last_round_of_epochs_is_told_apart_only_if_it_is_shorter(tmp_path: Path, samples: int, is_even: bool) -> None:
+    source = texts(tmp_path)
+    assert source.manifest.samples("train") == 40
+    rounds = {"epochs": 3, "samples_between_updates": samples, "max_batch_size": 4}
+    job = with_rounds(small_job(tmp_path, rounds=rounds), source.manifest, None)
+    assert ("the last one with the rest" in rounds_text(job, source.manifest)) != is_even
 
 
 def test_rounds_that_grow_are_told_as_limits(tmp_path: Path) -> None:

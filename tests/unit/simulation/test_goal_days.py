@@ -10,7 +10,15 @@ import pytest
 from hypha_ray.errors import ConfigError
 from hypha_ray.scheduler.messages import ResumePoint
 from hypha_ray.simulation import fleet_world
-from hypha_ray.simulation.goal_days import Day, day_of, least_cost, lines_of_days, scenarios_of_days
+from hypha_ray.simulation.goal_days import (
+    Day,
+    day_of,
+    efficiency_of,
+    firm_scenario,
+    least_cost,
+    lines_of_days,
+    scenarios_of_days,
+)
 from hypha_ray.simulation.result import simulate
 from hypha_ray.simulation.scenario import Scenario
 from hypha_ray.simulation.scenario_file import read_scenarios
@@ -87,6 +95,23 @@ def test_deadline_of_a_resumed_run_counts_from_its_first_start(tmp_path: Path, m
     resumed = simulate(day)
     assert 1200 + resumed.time_s <= 5400 < 1200 + fresh.time_s
     assert resumed.cost > fresh.cost
+
+
+def test_waits_are_measured_on_machines_that_all_work_all_the_time(tmp_path: Path) -> None:
+    """Four machines without links or starts waste nothing, whichever of them a goal would hire."""
+    text = TEXT.format(by="1d", at_most="").replace('available = "spot.csv"', "")
+    file = tmp_path / "scenario.toml"
+    file.write_text(text.replace("batch_s = { median = 10 }\nprice = 0.25", "batch_s = { median = 40 }\nprice = 0.25"))
+    (day,) = read_scenarios(str(file))
+    slow_and_cheap = firm_scenario(day)
+    assert efficiency_of(slow_and_cheap, simulate(slow_and_cheap)) == pytest.approx(1.0, abs=0.02)
+    dear = day.model_copy(update={"machines": day.machines[::-1]})
+    assert efficiency_of(firm_scenario(dear), simulate(firm_scenario(dear))) == pytest.approx(1.0, abs=0.02)
+
+
+def test_days_of_machines_without_a_price_have_no_ratio() -> None:
+    day = Day(0, 80_000.0, 0.0, 0.0, 0.0, is_missed=False)
+    assert lines_of_days([day])[1] == "mean cost: 0.00; least cost that knows each day's market: 0.00"
 
 
 def test_run_ends_at_the_last_round_that_its_budget_pays(tmp_path: Path) -> None:

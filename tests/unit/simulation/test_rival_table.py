@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,13 @@ def test_table_has_a_row_of_each_model_and_the_assumptions(comparison: RivalComp
     assert cells == sorted(cells, reverse=True)
     assert cells[2] == pytest.approx(comparison.rivals(180.0)["DDP, checkpoints at Daly's interval"], abs=5e-4)
     assert sum(line.startswith("assumed of ") for line in lines) == 5
+
+
+def test_table_says_that_a_run_came_to_an_early_end() -> None:
+    (scenario,) = read_scenarios("laptop", {"rounds": 2})
+    result = replace(simulate(scenario), rounds=1, failure="there are too few workers")
+    lines = list(comparison_lines(compare(scenario, result, RivalCosts())))
+    assert "hypha_ray, simulated: ended after 1 round: there are too few workers" in lines
 
 
 @pytest.mark.slow

@@ -45,6 +45,7 @@ def test_json_lines_and_csv_say_the_same(tmp_path: Path) -> None:
         ("at_s,machine,event\n1,0,kill,4\n", 2, "got 4, allowed 3"),
         ("at_s,machine,event\n1,0\n", 2, "got 2, allowed 3"),
         ("at_s,at_s,machine,event\n1,2,0,kill\n", 1, "at_s stands there twice"),
+        ("at_s,machine,event\n1e300,0,kill\n", 2, "at_s is out of range"),
         (f"at_s,machine,event\n{'9' * 400},0,kill\n", 2, "at_s is out of range"),
         (f"at_s,machine,event\n{'9' * 200_000},0,kill\n", 2, "is no line of CSV"),
         ("\n\nat_s,machine,event\n\n1,0,kil\n", 5, "did you mean kill?"),
@@ -60,6 +61,11 @@ def test_mistake_in_a_trace_is_named_with_its_line(tmp_path: Path, text: str, li
 
 def test_trace_of_a_spreadsheet_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     csv = written(tmp_path, "t.csv", "\ufeffat_s,machine,event\n7,1,leave\n0,1,join\n2.5,0,kill\n")
+    assert read_trace(csv, 2) == ROWS
+
+
+def test_blank_lines_of_a_table_are_no_rows(tmp_path: Path) -> None:
+    csv = written(tmp_path, "t.csv", " \nevent, machine ,at_s\n\nleave,1,7\n   \n join , 1 , 0 \n,,\nkill,0,2.5\n\t\n")
     assert read_trace(csv, 2) == ROWS
 
 

@@ -97,6 +97,28 @@ def test_predict_slow_link_adds_the_time_of_each_payload(run: Path) -> None:
     assert prediction.result.time_s == pytest.approx(RUN_S + ROUNDS * 1.0)
 
 
+def test_predict_machine_that_its_trace_takes_away(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("spot.csv").write_text(f"at_s,machine,event\n{START_S + 1.5},0,leave\n")
+    result = tried(run, "machines.1.available=spot.csv,resources.min_workers=1").result
+    assert result.events["loss"] == 1
+    # The first worker alone trains on all samples from then on: 30 batches of 0.1 s in a round.
+    assert result.round_s[-1] == pytest.approx(30 * 0.1 + OVERHEAD_S + REDUCE_S + EVALUATE_S, rel=0.3)
+
+
+def test_predict_day_and_night_of_a_run_that_had_none(run: Path) -> None:
+    always = tried(run, "machines.diurnal.least=1.0")
+    assert always.result.time_s == pytest.approx(RUN_S)
+    assert [group["diurnal"]["least"] for group in always.result.settings["machines"]] == [1.0, 1.0]
+
+
+def test_predict_run_whose_workers_are_described_in_groups(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "groups", workers=[{"count": 1}, {"count": 1, "cpu": 2.0}])
+    what_if = predicted(run, "sync.codec=int8")
+    assert what_if.recorded.result.time_s == pytest.approx(RUN_S)
+    assert [group["cpu"] for group in what_if.trials[0].result.settings["job"]["workers"]] == [1.0, 2.0]
+
+
 def test_predict_fewer_evaluations_save_their_time(run: Path) -> None:
     prediction = tried(run, "rounds.evaluate_every=0")
     assert prediction.result.time_s == pytest.approx(RUN_S - (ROUNDS - 1) * EVALUATE_S)
@@ -155,6 +177,10 @@ def test_predict_noisy_run_says_how_far_its_figures_may_be_off(tmp_path: Path) -
         ("machines.up_mbits=5", "CFG001", "did you mean up_mbps"),
         ("machines.7.price=5", "CFG003", "0 … 1"),
         ("machines.price=much", "CFG002", "machines.price has the wrong type"),
+        ("machines.price=1e308", "CFG003", r"allowed number ≥ 0 and ≤ 1000000000000"),
+        ("machines.diurnal.peak_hour=3", "CFG012", r"machines\.diurnal\.peak_hour needs machines\.diurnal\.least"),
+        ("machines.diurnal=3", "CFG001", "machines.diurnal is a table"),
+        ("machines.site.name=run", "CFG001", "site has no keys of its own"),
         ("head=5", "CFG001", "head is a table"),
         ("machines.failures.every_h=-1", "CFG003", "machines.failures.every_h is out of range"),
         ("sync.codec=int5", "CFG003", "int4"),
