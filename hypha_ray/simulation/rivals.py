@@ -199,10 +199,11 @@ def elastic_goodput(
         saved_s, unsaved_s = saved_training(elapsed_s, interval_s, costs.checkpoint_s)
         useful_s += len(group) * (saved_s if end_s < horizon_s else saved_s + unsaved_s)
         group = down.up(end_s)
-        training_since = end_s + costs.recovery_s
+        restarts_at = end_s
         if not group:
-            training_since = down.next_up(end_s) + costs.recovery_s
-            group = down.up(training_since - costs.recovery_s)
+            restarts_at = down.next_up(end_s)
+            group = down.up(restarts_at)
+        training_since = restarts_at + costs.recovery_s
     return useful_s / (machines * horizon_s)
 
 

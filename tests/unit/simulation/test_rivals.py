@@ -158,6 +158,13 @@ def test_failure_of_a_machine_that_is_down_does_not_stop_an_elastic_group() -> N
     )
 
 
+def test_elastic_group_that_waits_for_its_only_machine_goes_on_with_it() -> None:
+    for tenths in range(1, 200):
+        down_s = tenths / 10
+        goodput = elastic_goodput([MachineFailure(100.0, 0, down_s)], 1, 1000.0, COSTS, float("inf"))
+        assert goodput == pytest.approx((1000 - 100 - down_s - 80) / 1000)
+
+
 def test_one_failure_of_torchft_by_hand() -> None:
     # All pause for 5 s and lose half a step of 2 s; the machine is back after 40 s and recovers in 80 s, then all pause
     # for 5 s once more.
