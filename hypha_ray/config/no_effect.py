@@ -1,20 +1,93 @@
-"""Keys that have no effect because of other settings: harmless, but probably a mistake."""
+"""Keys that have no effect because of other settings: harmless, but probably a mistake.
+
+Keys that change nothing in a simulation, or whose effect no record of a run tells, are refused there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hypha_ray.config.keys import EACH, KeyPath, arrays, keys, schema_path, shown
 from hypha_ray.config.rl import JUDGE, MODEL, RL
 from hypha_ray.config.schema import Job
 from hypha_ray.config.training import OF_LENGTH, SMOOTHED, WITHOUT_FILES, Preference
+from hypha_ray.errors import ConfigError
 from hypha_ray.plugins import is_built_in
 
 _OF_TRAINERS = (
     "rounds.accumulation worker.device worker.processes worker.sharding worker.autocast worker.compile worker.attention"
     " worker.gradient_checkpointing worker.fused_loss worker.probe_batch_size"
 )
+UNTOLD: tuple[tuple[str, ...], ...] = (
+    ("model",),
+    ("preprocessor",),
+    ("dataset",),
+    ("rl",),
+    ("bridge",),
+    ("inner_optimizer", "name"),
+    ("inner_optimizer", "name_options"),
+    ("inner_optimizer", "stochastic_rounding"),
+    ("outer_optimizer", "name"),
+    ("outer_optimizer", "name_options"),
+    ("preference", "loss"),
+    ("preference", "loss_options"),
+    ("preference", "reference"),
+    ("sync", "clip"),
+    ("sync", "merge"),
+    ("sync", "merge_options"),
+    ("resources", "gpu_type"),
+    ("resources", "min_gpus"),
+    ("resources", "parameter_server"),
+    ("resources", "worker"),
+    ("worker", "device"),
+    ("worker", "processes"),
+    ("worker", "sharding"),
+    ("worker", "autocast"),
+    ("worker", "compile"),
+    ("worker", "attention"),
+    ("worker", "gradient_checkpointing"),
+    ("worker", "fused_loss"),
+    ("rounds", "accumulation"),
+    ("rounds", "min_delta"),
+    ("rounds", "patience"),
+)
+"""Tables and keys that change the time of a batch or of a merge in a way that no record of another setting tells."""
+WITHOUT_EFFECT: tuple[tuple[str, ...], ...] = (
+    ("telemetry",),
+    ("inner_optimizer",),
+    ("outer_optimizer",),
+    ("preference",),
+    ("checkpoint", "best"),
+    ("checkpoint", "export_dtype"),
+    ("checkpoint", "failures"),
+    ("checkpoint", "keep"),
+    ("checkpoint", "push"),
+    ("resources", "generator"),
+    ("resources", "max_price_per_hour"),
+    ("resources", "min_memory_mb"),
+    ("resources", "parameter_server_price"),
+    ("resources", "strategy"),
+    ("resources", "worker_price"),
+    ("sync", "codec_options"),
+    ("sync", "delayed_nesterov"),
+    ("sync", "downward_codec_options"),
+    ("sync", "error_feedback"),
+    ("sync", "mixing"),
+    ("sync", "norm_gate"),
+    ("sync", "strikes"),
+    ("sync", "trim"),
+    ("sync", "weighting"),
+    ("sync", "weighting_options"),
+    ("run", "name"),
+    ("run", "dir"),
+    ("run", "notes"),
+    ("run", "seed"),
+    ("run", "tags"),
+)
+"""Tables and keys that change nothing that is simulated, the keys of `UNTOLD` aside."""
+SNAPSHOTS: tuple[tuple[str, ...], ...] = (("checkpoint", "every_rounds"), ("checkpoint", "mirror"))
+"""Keys that change when snapshots are written; a scenario says how long one takes, and the records of a run don't."""
 
 
 def keys_without_effect(job: Job) -> dict[KeyPath, str]:
@@ -201,3 +274,31 @@ def _shown(job: Job, name: str) -> str:
         return f"the [[{name}]] of the job"
     value = _value(job, tuple(name.split(".")))
     return f"no {name}" if value is None else f"{name} = {shown(value)}"
+
+
+def require_told(keys: Sequence[tuple[str, str]], job: Job) -> None:
+    """Refuse settings whose effect on times isn't in the records, and those without an effect.
+
+    Args:
+        keys: dotted keys and texts of their values.
+        job: the job with these settings.
+
+    Raises:
+        ConfigError: SIM003.
+
+    """
+    idle_keys = keys_without_effect(job)
+    for key, value in keys:
+        path = tuple(key.replace("-", "_").split("."))
+        if is_below(path, (*UNTOLD, *SNAPSHOTS)):
+            problem = f"{key} changes times that only a run with it can tell"
+            raise ConfigError("SIM003", problem, value, fix="leave it out, and start from a run that has it")
+        if is_below(path, WITHOUT_EFFECT):
+            raise ConfigError("SIM003", f"{key} changes nothing that is simulated", value, fix="leave it out")
+        if path in idle_keys:
+            raise ConfigError("SIM003", f"{key} changes nothing {idle_keys[path]}", value, fix="leave it out")
+
+
+def is_below(path: Sequence[str], tables: Sequence[tuple[str, ...]]) -> bool:
+    """Whether a path is one of these tables or keys, or leads into one."""
+    return any(tuple(path[: len(table)]) == table for table in tables)

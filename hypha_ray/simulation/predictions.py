@@ -17,13 +17,13 @@ from typing import Any, Final
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import CONFIG, load
+from hypha_ray.config.no_effect import require_told
 from hypha_ray.simulation.calibration import ActualRound, Calibration
 from hypha_ray.simulation.options import Trial, with_scenario_keys
 from hypha_ray.simulation.result import DIGITS, HEADLINE, SimulationResult
 from hypha_ray.simulation.run_scenario import (
     DataSize,
     RecordedScenario,
-    require_told,
     scenario_notes,
     scenario_of,
     simulate_recorded,
@@ -178,7 +178,7 @@ def _scenarios(
         job = fit.job
         if trial.job:
             job = load([f"@{folder / CONFIG}", *trial.flags], option="--try").job
-        require_told(trial.job)
+        require_told(trial.job, job)
         sizes = sizes_of(job)
         of_seeds: list[RecordedScenario] = []
         for seed in range(SEEDS):

@@ -48,52 +48,6 @@ SITE = "run"
 SHORTEST_S = 1e-6
 """Seconds that stand for no time in a scenario, whose times are above 0."""
 FLOAT32_BYTES = 4
-UNTOLD: tuple[tuple[str, ...], ...] = (
-    ("model",),
-    ("preprocessor",),
-    ("dataset",),
-    ("rl",),
-    ("bridge",),
-    ("inner_optimizer", "name"),
-    ("inner_optimizer", "name_options"),
-    ("inner_optimizer", "stochastic_rounding"),
-    ("outer_optimizer", "name"),
-    ("outer_optimizer", "name_options"),
-    ("preference", "loss"),
-    ("preference", "loss_options"),
-    ("preference", "reference"),
-    ("sync", "clip"),
-    ("sync", "merge"),
-    ("sync", "merge_options"),
-    ("worker", "device"),
-    ("worker", "processes"),
-    ("worker", "sharding"),
-    ("worker", "autocast"),
-    ("worker", "compile"),
-    ("worker", "attention"),
-    ("worker", "gradient_checkpointing"),
-    ("worker", "fused_loss"),
-    ("rounds", "accumulation"),
-)
-"""Tables and keys that change the time of a batch or of a merge in a way that no record of another setting tells."""
-WITHOUT_EFFECT: tuple[tuple[str, ...], ...] = (
-    ("telemetry",),
-    ("inner_optimizer",),
-    ("outer_optimizer",),
-    ("preference",),
-    ("checkpoint", "best"),
-    ("checkpoint", "export_dtype"),
-    ("checkpoint", "keep"),
-    ("checkpoint", "push"),
-    ("sync", "norm_gate"),
-    ("sync", "strikes"),
-    ("sync", "trim"),
-    ("run", "name"),
-    ("run", "dir"),
-    ("run", "notes"),
-    ("run", "tags"),
-)
-"""Tables and keys that change nothing that is simulated, the keys of `UNTOLD` aside."""
 
 
 class RecordedTimes(Table):
@@ -277,13 +231,18 @@ def scenario_of(fit: Calibration, job: Job, sizes: DataSize, seed: int) -> Recor
     return RecordedScenario(
         name=fit.name,
         seed=seed,
-        job=job,
+        job=_with_all_rounds(job),
         model=_model_size(fit, sizes),
         machines=tuple(_machine(fit, job, number) for number in range(job.num_workers)),
         sites=(Site(name=SITE),),
         head=Head(site=SITE),
         recorded=recorded,
     )
+
+
+def _with_all_rounds(job: Job) -> Job:
+    """The job without patience: no loss is simulated that could become better."""
+    return job.model_copy(update={"rounds": job.rounds.model_copy(update={"patience": None})})
 
 
 def scenario_notes(fit: Calibration, job: Job, sizes: DataSize) -> list[str]:
@@ -299,6 +258,8 @@ def scenario_notes(fit: Calibration, job: Job, sizes: DataSize) -> list[str]:
         )
     if job.rounds.max_batch_size != fit.job.rounds.max_batch_size:
         notes.append("batches of another size are taken to be as long as their samples are many")
+    if job.rounds.patience is not None:
+        notes.append("all rounds are simulated: whether rounds.patience ends a run before, no time tells")
     if not job.sync.traits.has_barrier:
         notes.append("the run had a barrier: times without one are the simulation's alone")
     if unknown := unknown_failpoints(job.testing.failpoints):
@@ -422,19 +383,3 @@ def _failures(fit: Calibration) -> Failures:
         return Failures()
     kinds = FailureKinds.model_validate(dict(fit.losses), strict=False)
     return Failures(every_h=fit.worker_hours / number, kinds=kinds)
-
-
-def require_told(keys: Sequence[tuple[str, str]]) -> None:
-    """Refuse settings whose effect on the time of a batch isn't in the records, and those without an effect.
-
-    Raises:
-        ConfigError: SIM003.
-
-    """
-    for key, value in keys:
-        path = tuple(key.replace("-", "_").split("."))
-        if any(path[:length] in UNTOLD for length in (1, 2)):
-            problem = f"{key} changes times that only a run with it can tell"
-            raise ConfigError("SIM003", problem, value, fix="leave it out, and start from a run that has it")
-        if any(path[:length] in WITHOUT_EFFECT for length in (1, 2)):
-            raise ConfigError("SIM003", f"{key} changes nothing that is simulated", value, fix="leave it out")

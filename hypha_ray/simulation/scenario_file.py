@@ -23,6 +23,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.document import Document, read
 from hypha_ray.config.keys import KeyPath, choice_remedy, dotted, key_of, shown
 from hypha_ray.config.load import from_read_document
+from hypha_ray.config.no_effect import UNTOLD, WITHOUT_EFFECT, is_below
 from hypha_ray.config.value_types import MACHINES_AT_MOST, Table, table_of
 from hypha_ray.errors import ConfigError
 from hypha_ray.simulation.exchange import BYTES_PER_CHUNK, MEAN_BITS, MOST_BITS
@@ -98,7 +99,7 @@ def _sweep_points(document: Document) -> Iterator[dict[KeyPath, Any]]:
     """Every combination of the values of a sweep, by path; one that is empty without a sweep.
 
     Raises:
-        ConfigError: CFG002, a value isn't a list; CFG003, a list is empty.
+        ConfigError: CFG002, a value isn't a list; CFG003, a list is empty; SIM003, a key has no effect.
 
     """
     sweep = document.table.get("sweep", {})
@@ -116,7 +117,12 @@ def _sweep_points(document: Document) -> Iterator[dict[KeyPath, Any]]:
             raise ConfigError(
                 "CFG003", problem, "an empty list", "at least one value", "give one, or leave the key out"
             )
-        lists[_swept_keys(".".join(written))] = values
+        keys = _swept_keys(".".join(written))
+        for key in keys:
+            if key[:1] == ("job",) and is_below(key[1:], (*UNTOLD, *WITHOUT_EFFECT)):
+                problem = f"{location}: {dotted(key)} of the sweep changes nothing that is simulated"
+                raise ConfigError("SIM003", problem, fix="leave it out")
+        lists[keys] = values
     for values in itertools.product(*lists.values()):
         point: dict[KeyPath, Any] = {}
         for keys, value in zip(lists, values, strict=True):

@@ -145,6 +145,13 @@ def test_key_of_a_sweep_in_a_table_that_is_not_there_is_named_with_its_line(tmp_
         read_text(tmp_path, text)
 
 
+@pytest.mark.parametrize("key", ["job.worker.compile", "job.inner_optimizer.learning_rate", "job.run.seed"])
+def test_sweep_over_what_changes_nothing_is_refused(tmp_path: Path, key: str) -> None:
+    text = EXACT + f'[sweep]\n"{key}" = [1, 2]\n'
+    with pytest.raises(ConfigError, match=rf"SIM003.*:{line_of(text, key)}: {key} of the sweep changes nothing"):
+        read_text(tmp_path, text)
+
+
 def test_mistake_behind_a_comma_of_a_sweep_is_named_with_its_line(tmp_path: Path) -> None:
     text = EXACT + '[sweep]\nseed = [1]\n"machines.0.up_mbps, machines.0.down_mbs" = [10]\n'
     with pytest.raises(ConfigError) as raised:

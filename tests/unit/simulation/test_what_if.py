@@ -112,6 +112,14 @@ def test_predict_day_and_night_of_a_run_that_had_none(run: Path) -> None:
     assert [group["diurnal"]["least"] for group in always.result.settings["machines"]] == [1.0, 1.0]
 
 
+def test_predict_run_with_patience_is_simulated_to_its_last_round(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "patient", rounds={"patience": 1})
+    recorded = predicted(run).recorded
+    assert recorded.result.rounds == ROUNDS
+    assert recorded.result.time_s == pytest.approx(RUN_S)
+    assert any("rounds.patience" in note for note in recorded.notes)
+
+
 def test_predict_run_whose_workers_are_described_in_groups(tmp_path: Path) -> None:
     run = write_run(tmp_path / "groups", workers=[{"count": 1}, {"count": 1, "cpu": 2.0}])
     what_if = predicted(run, "sync.codec=int8")
@@ -189,6 +197,13 @@ def test_predict_noisy_run_says_how_far_its_figures_may_be_off(tmp_path: Path) -
         ("preference.reference=none", "SIM003", "only a run with it can tell"),
         ("sync.merge=median", "SIM003", "only a run with it can tell"),
         ("sync.clip=2.0", "SIM003", "only a run with it can tell"),
+        ("rounds.patience=1", "SIM003", "only a run with it can tell"),
+        ("checkpoint.every_rounds=2", "SIM003", "only a run with it can tell"),
+        ("resources.worker.cpu=2", "SIM003", "only a run with it can tell"),
+        ("run.seed=3", "SIM003", "changes nothing that is simulated"),
+        ("sync.mixing=0.4", "SIM003", "changes nothing that is simulated"),
+        ("sync.grace_s=60", "SIM003", r"sync\.grace_s changes nothing beside no sync\.quorum"),
+        ("sync.period=3", "SIM003", r"changes nothing beside sync\.strategy = 'diloco'"),
         ("sync.norm_gate=5.0", "SIM003", "changes nothing that is simulated"),
         ("preference.beta=0.2", "SIM003", "changes nothing that is simulated"),
         ("inner_optimizer.learning_rate=0.1", "SIM003", "changes nothing that is simulated"),
