@@ -23,6 +23,13 @@ from hypha_ray.config.schema import rounds_for, samples_of_rounds
 from hypha_ray.config.value_types import Count, FleetSize, Table
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, le=10**12)]
+"""Time, price or weight; limits keep sums and products finite."""
+Duration = Annotated[float, Field(gt=0, le=10**12)]
+Rate = Annotated[float, Field(gt=0, le=10**12)]
+Throughput = Annotated[float, Field(ge=1e-6, le=10**12)]
+Spread = Annotated[float, Field(ge=0, le=10)]
+"""Standard deviation of a logarithm."""
 
 
 def _whole(value: Any) -> Any:
@@ -31,13 +38,6 @@ def _whole(value: Any) -> Any:
 
 
 WholeCount = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10**15)]
-Amount = Annotated[float, Field(ge=0, le=10**12)]
-"""Time, price or weight; limits keep sums and products finite."""
-Duration = Annotated[float, Field(gt=0, le=10**12)]
-Rate = Annotated[float, Field(gt=0, le=10**12)]
-Throughput = Annotated[float, Field(ge=1e-6, le=10**12)]
-Spread = Annotated[float, Field(ge=0, le=10)]
-"""Standard deviation of a logarithm."""
 
 
 class ModelSize(Table):
