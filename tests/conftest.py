@@ -77,10 +77,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Byte-level language data from the standard library's source: 1 500 training samples of 32 tokens in 15 slices."""
-    from hypha_ray.data.options import PrepareOptions
-    from hypha_ray.data.prepare import prepare
+    from tests.support.prepared import prepared
 
     out = tmp_path_factory.mktemp("data") / "corpus"
-    options = PrepareOptions("stdlib", out, seq_len=32, samples_per_slice=100, validation_samples=64, max_samples=1500)
-    prepare(options, lambda what, count: None)
+    prepared("stdlib", out, seq_len=32, samples_per_slice=100, validation_samples=64, max_samples=1500)
     return out

@@ -1,9 +1,12 @@
-"""Curves that trackers have of a run's records."""
+"""Runs written by trackers, and the curves that they have of a run's records."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
+
+from hypha_ray.telemetry.sinks.base import build
 
 
 def expected_curves(records: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
@@ -27,3 +30,14 @@ def expected_curves(records: list[dict[str, Any]]) -> dict[str, list[tuple[int, 
         for name, value in numbers.items():
             curves[f"{group}/{name}"].append((step, value))
     return curves
+
+
+def track(directory: Path, records: list[dict[str, Any]], sink: str, config: dict[str, Any]) -> None:
+    """Write the records of a run and a summary by one sink, which loses none."""
+    sinks = build(directory, "fleet", [sink], patience_s=240.0)
+    sinks.start(config)
+    for record in records:
+        sinks.record(record)
+    sinks.summary({"rounds": 2, "loss": 2.5})
+    sinks.close()
+    assert sinks.losses()[sink] == {"failed": 0, "dropped": 0}

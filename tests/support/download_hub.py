@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.support.http_servers import LocalServer, QuietHandler
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 """The only commit of each repository."""
@@ -20,7 +21,7 @@ _API = re.compile(r"/api/(models|datasets)/(.+?)(?:/(revision|tree|paths-info)/(
 _FILE = re.compile(r"/(datasets/)?(.+?)/resolve/[^/]+/(.+)")
 
 
-class _Hub(SimpleHTTPRequestHandler):
+class _Hub(QuietHandler, SimpleHTTPRequestHandler):
     """Answers from the folders models/NAME and datasets/NAME of its directory."""
 
     protocol_version = "HTTP/1.1"
@@ -32,13 +33,13 @@ class _Hub(SimpleHTTPRequestHandler):
         elif found := _FILE.fullmatch(path):
             self._send_file(Path(self.directory, "datasets" if found[1] else "models", found[2], found[3]))
         else:
-            self._answer(404, b"{}")
+            self.answer(404, b"{}")
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def do_POST(self) -> None:
-        asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        asked = self.body().decode()
         found = _API.fullmatch(unquote(urlsplit(self.path).path))
         assert found is not None, self.path
         kind, name = found[1], found[2]
@@ -51,7 +52,7 @@ class _Hub(SimpleHTTPRequestHandler):
         deep = "recursive=true" in self.path.lower() or what != "tree"
         places = sorted((folder / below).rglob("*") if deep else (folder / below).iterdir()) if folder.is_dir() else []
         if not places:
-            self._answer(404, b"{}", **{"X-Error-Code": "RepoNotFound"})
+            self.answer(404, b"{}", **{"X-Error-Code": "RepoNotFound"})
         elif what == "tree":
             self._answer_json([self._entry(place, kind, name) for place in places])
         else:
@@ -66,30 +67,19 @@ class _Hub(SimpleHTTPRequestHandler):
 
     def _send_file(self, place: Path) -> None:
         if not place.is_file():
-            self._answer(404, b"{}", **{"X-Error-Code": "EntryNotFound"})
+            self.answer(404, b"{}", **{"X-Error-Code": "EntryNotFound"})
             return
         content = place.read_bytes()
         headers = {"ETag": f'"{_digest(place)}"', "X-Repo-Commit": SHA, "Accept-Ranges": "bytes"}
         if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             first, last = int(asked[1]), min(int(asked[2] or len(content)), len(content) - 1)
             headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
-            self._answer(206, content[first : last + 1], **headers)
+            self.answer(206, content[first : last + 1], **headers)
         else:
-            self._answer(200, content, **headers)
+            self.answer(200, content, **headers)
 
     def _answer_json(self, content: Any) -> None:
-        self._answer(200, json.dumps(content).encode(), **{"Content-Type": "application/json"})
-
-    def _answer(self, status: int, body: bytes, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Stay silent."""
+        self.answer(200, json.dumps(content).encode(), **{"Content-Type": "application/json"})
 
 
 def _digest(place: Path) -> str:
@@ -99,10 +89,5 @@ def _digest(place: Path) -> str:
 @contextmanager
 def serve_repositories(folder: Path) -> Iterator[str]:
     """Serve the folders models/NAME and datasets/NAME below `folder`; the value for HF_ENDPOINT."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Hub, directory=str(folder))) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with LocalServer(partial(_Hub, directory=str(folder))) as server:
+        yield server.url

@@ -18,7 +18,7 @@ NICENESS = 5
 TIMED = ("jobs", "cluster", "unit/bridge", "unit/rl", "unit/worker")
 """Rooms whose tests look at a clock, or start Ray."""
 COMPUTING = (
-    *(f"jobs/test_{what}.py" for what in ("command_lines", "early_refusals", "looking", "plot", "prepare")),
+    *(f"jobs/test_{what}.py" for what in ("command_lines", "early_refusals", "looking", "prepare")),
     *(
         f"unit/rl/test_{what}.py"
         for what in ("continuous_engine", "learner", "reward_model", "rewards", "server_engine")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.support.http_servers import LocalServer, QuietHandler
 
 TOKEN = "hf_right"
 
@@ -44,7 +44,7 @@ class Hub:
 
 @contextmanager
 def hub_of() -> Iterator[Hub]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
@@ -55,64 +55,47 @@ def hub_of() -> Iterator[Hub]:
 
         def do_PUT(self) -> None:
             hub.objects[self.path.rpartition("/")[2]] = self.body()
-            self.answer(200, {})
-
-        def body(self) -> bytes:
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.reply(200, {})
 
         def dispatch(self, body: bytes) -> None:
             if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-                self.answer(401, {"error": "Invalid credentials"})
+                self.reply(401, {"error": "Invalid credentials"})
             elif self.path == "/api/whoami-v2":
-                self.answer(200, {"name": "owner"})
+                self.reply(200, {"name": "owner"})
             elif self.path == "/api/repos/create":
                 self.create(json.loads(body))
             elif self.path == "/api/validate-yaml":
-                self.answer(200, {"errors": [], "warnings": []})
+                self.reply(200, {"errors": [], "warnings": []})
             elif found := re.fullmatch(r"/api/models/(owner/\w+)/preupload/main", self.path):
                 large = (".safetensors",)
                 files = [one["path"] for one in json.loads(body)["files"]]
                 modes = [{"path": path, "uploadMode": "lfs" if path.endswith(large) else "regular"} for path in files]
-                self.answer(200, {"files": [mode | {"shouldIgnore": False} for mode in modes]})
+                self.reply(200, {"files": [mode | {"shouldIgnore": False} for mode in modes]})
             elif re.fullmatch(r"/owner/\w+\.git/info/lfs/objects/batch", self.path):
-                self.answer(200, self.batch(json.loads(body)))
+                self.reply(200, self.batch(json.loads(body)))
             elif hub.broken:
-                self.answer(500, {"error": "broken"})
+                self.reply(500, {"error": "broken"})
             elif found := re.fullmatch(r"/api/models/(owner/\w+)/commit/main", self.path):
                 hub.commit(found[1], [json.loads(line) for line in body.splitlines()])
-                self.answer(
-                    200, {"success": True, "commitOid": "0" * 40, "commitUrl": f"{hub.url}/{found[1]}/commit/0"}
-                )
+                self.reply(200, {"success": True, "commitOid": "0" * 40, "commitUrl": f"{hub.url}/{found[1]}/commit/0"})
             else:
-                self.answer(404, {"error": "unknown"})
+                self.reply(404, {"error": "unknown"})
 
         def create(self, wanted: dict[str, Any]) -> None:
             name = f"{wanted.get('organization') or 'owner'}/{wanted['name']}"
             there = name in hub.repositories
             hub.repositories.setdefault(name, {})
             hub.private.setdefault(name, bool(wanted.get("private") or wanted.get("visibility") == "private"))
-            self.answer(409 if there else 200, {"url": f"{hub.url}/{name}"})
+            self.reply(409 if there else 200, {"url": f"{hub.url}/{name}"})
 
         def batch(self, wanted: dict[str, Any]) -> dict[str, Any]:
             actions = {one["oid"]: {"upload": {"href": f"{hub.url}/lfs/{one['oid']}"}} for one in wanted["objects"]}
             objects = [one | {"actions": actions[one["oid"]]} for one in wanted["objects"]]
             return {"transfer": "basic", "objects": objects}
 
-        def answer(self, status: int, content: dict[str, Any]) -> None:
-            text = json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
+        def reply(self, status: int, content: dict[str, Any]) -> None:
+            self.answer(status, json.dumps(content).encode(), **{"Content-Type": "application/json"})
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Stay silent."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        hub = Hub(f"http://127.0.0.1:{server.server_port}")
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
+    with LocalServer(Handler) as server:
+        hub = Hub(server.url)
         yield hub
-        server.shutdown()
-        thread.join()

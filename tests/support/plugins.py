@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,20 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Written
     yield write
     for name in names:
         sys.modules.pop(name, None)
+
+
+def modules_beside(**texts: str) -> Any:
+    """Make a fixture for all tests of a file: modules of a user beside the job, loaded anew by each test."""
+
+    @pytest.fixture(autouse=True)
+    def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, text in texts.items():
+            (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return beside
 
 
 def write_examples(folder: Path) -> list[str]:

@@ -15,6 +15,12 @@ from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import Arrays, read_slice
 
+CHATML = (
+    "{% for m in messages %}<extra_id_0>{{ m.role }}\n{{ m.content }}<extra_id_1>\n{% endfor %}"
+    "{% if add_generation_prompt %}<extra_id_0>assistant\n{% endif %}"
+)
+"""A template of chats for the tokenizer of bytes."""
+
 
 def prepared(source: Path | str, out: Path, **options: Any) -> Manifest:
     return prepare(PrepareOptions(str(source), out, **options), lambda what, number: None)
@@ -27,10 +33,10 @@ def table(path: Path, *rows: Mapping[str, Any]) -> Path:
 
 
 def arrays_of(out: Path, split: str = "train") -> Arrays:
-    """All samples of a split."""
+    """All samples of a split; no arrays if it has none."""
     manifest = load(out)
     parts = [read_slice(out, info, manifest) for info in manifest.of(split)]
-    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]} if parts else {}
 
 
 def omissions(manifest: Manifest) -> dict[str, int]:

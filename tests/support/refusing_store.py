@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 import s3fs
+
+from tests.support.http_servers import LocalServer, QuietHandler
 
 ANSWERS = {
     "expired as 400": (400, "ExpiredToken", "The provided token has expired."),
@@ -40,12 +40,9 @@ class Store:
     asked: list[str] = field(default_factory=list)
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
     store: Store
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Stay silent."""
 
     def do_GET(self) -> None:
         if self._is_refused():
@@ -65,10 +62,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_PUT(self) -> None:
-        data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        data = self.body()
         if not self._is_refused():
             self.store.files[urllib.parse.unquote(urllib.parse.urlsplit(self.path).path).strip("/")] = data
-            self._answer(200, b"", {"ETag": '"x"'})
+            self._answer(200, b"", ETag='"x"')
 
     def do_DELETE(self) -> None:
         self.store.files.pop(self.path.strip("/"), None)
@@ -98,14 +95,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _refuse(self, status: int, code: str, message: str) -> None:
         self._answer(status, f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode())
 
-    def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        told = {"Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT", "Content-Length": str(len(body)), **(headers or {})}
-        self.send_response(status)
-        for name, value in told.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":  # Its answer has no body, so that the code of an error is lost.
-            self.wfile.write(body)
+    def _answer(self, status: int, body: bytes, **headers: str) -> None:
+        """Answer; as HEAD gets no body, the code of an error is lost then."""
+        self.answer(status, body, **{"Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT", **headers})
 
 
 @contextmanager
@@ -113,12 +105,10 @@ def refusing_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """A store that this process finds by its environment."""
     store = Store()
     handler = type("Handler", (_Handler,), {"store": store})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with LocalServer(handler) as server:
         store.port = server.server_port
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
         environment = {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{store.port}",
+            "AWS_ENDPOINT_URL": server.url,
             "AWS_ACCESS_KEY_ID": "testing",
             "AWS_SECRET_ACCESS_KEY": "testing",
             "AWS_DEFAULT_REGION": "us-east-1",
@@ -130,5 +120,3 @@ def refusing_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
             yield store
         finally:
             s3fs.S3FileSystem.clear_instance_cache()
-            server.shutdown()
-            thread.join()

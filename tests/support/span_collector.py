@@ -6,9 +6,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.support.http_servers import LocalServer, QuietHandler
 
 
 @dataclass(frozen=True)
@@ -63,26 +64,17 @@ def values_of(attributes: object) -> dict[str, int | str]:
 def span_collector() -> Iterator[SpanCollector]:
     """A collector on a port of this machine. Requests for other signals are answered and forgotten."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
+            body = self.body()
             if self.path == "/v1/traces":
                 collector.requests.append((self.path, ExportTraceServiceRequest.FromString(body)))
             collector.answers.wait()
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self.answer(200)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        collector = SpanCollector(f"http://127.0.0.1:{server.server_port}")
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with LocalServer(Handler) as server:
+        collector = SpanCollector(server.url)
         try:
             yield collector
         finally:
             collector.answers.set()
-            server.shutdown()
-            thread.join()

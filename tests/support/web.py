@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
-import http.server
-import threading
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import fsspec
 import pytest
 import s3fs
 from moto.server import ThreadedMotoServer
+
+from tests.support.http_servers import LocalServer, QuietHandler
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Web:
 def web_of(folder: Path) -> Iterator[Web]:
     """Serve a folder by HTTP, with listings, as `python -m http.server` does."""
 
-    class Handler(http.server.SimpleHTTPRequestHandler):
+    class Handler(QuietHandler, SimpleHTTPRequestHandler):
         def do_GET(self) -> None:
             name = self.path.strip("/").partition("?")[0]
             statuses = web.statuses.get(name)
@@ -42,17 +43,10 @@ def web_of(folder: Path) -> Iterator[Web]:
             web.fetched[name] += 1
             super().do_GET()
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Stay silent."""
-
     handler = functools.partial(Handler, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        web = Web(f"http://127.0.0.1:{server.server_port}")
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
+    with LocalServer(handler) as server:
+        web = Web(server.url)
         yield web
-        server.shutdown()
-        thread.join()
 
 
 @contextmanager

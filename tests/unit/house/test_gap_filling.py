@@ -15,7 +15,7 @@ from tests.support.gap_filling import FILLER, NICENESS
 
 ROOT = Path(__file__).parents[3]
 COMPUTING = [f"tests/unit/{room}/test_sums.py" for room in ("codec", "model", "optim", "scheduler")]
-COMPUTING += ["tests/jobs/test_plot.py", "tests/unit/rl/test_rewards.py"]
+COMPUTING += ["tests/jobs/test_looking.py", "tests/unit/rl/test_rewards.py"]
 TIMED = [f"tests/{room}/test_waits.py" for room in ("cluster", "jobs", "unit/bridge", "unit/rl", "unit/worker")]
 SUMS = f"""
 import os
