@@ -18,12 +18,11 @@ from safetensors.numpy import load_file, save_file
 
 from hypha_ray.config.schema import Model
 from hypha_ray.data.catalogue import load
-from hypha_ray.data.options import PrepareOptions
-from hypha_ray.data.prepare import prepare
 from hypha_ray.model.build import build_model
 from hypha_ray.scheduler.epoch import Epoch
 from hypha_ray.telemetry.sinks.files import read_jsonl
 from tests.support.job_scripts import Done, Jobs
+from tests.support.prepared import prepared
 
 RAY_LOG = re.compile(r"\[[\d: ,-]+ [WE] \d+ \d+\] \w+\.(cc|h):\d+: ")
 """How lines begin that Ray's core writes to standard error by itself."""
@@ -58,90 +57,27 @@ def last_slice(dataset: Path) -> Path:
     return dataset / files[order[-1][0]].file
 
 
-# ── the job file and the command line ─────────────────────────────────────────────────────────────────────────────
-
-
-def test_unknown_key_in_a_file_names_line_and_nearest_key(run_job: Jobs, tmp_path: Path) -> None:
-    file = tmp_path / "job.toml"
-    file.write_text('[rounds]\nupdate_rounds = 3\n[inner_optimizer]\nlearning_rte = 0.1\nschedule = "constant"\n')
-    error = refused(run_job("@", file), run_job.home, 2)
-    assert error.startswith("error[CFG001]: ")
-    assert f"{file}:4" in error and "`inner_optimizer.learning_rate`" in error
-
-
-@pytest.mark.parametrize(
-    ("flag", "value", "code", "words"),
-    [
-        ("--rounds.update_round", "3", "CFG001", "did you mean `rounds.update_rounds`"),
-        ("--inner_optimizer.learning_rate", "fast", "CFG002", "got 'fast', allowed number > 0"),
-        ("--resources.num_workers", "0", "CFG003", "got 0, allowed integer ≥ 1"),
-        ("--resources.min_workers", "3", "CFG003", "got 3, allowed up to 2"),
-        ("--model.repository", "owner/name", "CFG011", "exclude each other"),
-    ],
-)
-def test_wrong_flag_is_refused(
-    run_job: Jobs, small_job: Path, corpus: Path, flag: str, value: str, code: str, words: str
-) -> None:
-    error = refused(run_job("@", small_job, "--dataset.path", corpus, flag, value), run_job.home, 2)
-    assert error.startswith(f"error[{code}]: ") and flag.removeprefix("--") in error and words in error
-
-
-def test_job_without_a_model_or_without_a_dataset_says_which_key_to_give(run_job: Jobs, small_job: Path) -> None:
-    assert "give dataset.path" in refused(run_job("@", small_job), run_job.home, 2)
-    assert "give model.repository" in refused(run_job(), run_job.home, 2)
+# ── the job file and the command line: without a library in test_early_refusals.py ───────────────────────────────
 
 
 def test_dataset_of_prompts_is_refused_by_jobs_that_need_a_loss(run_job: Jobs, small_job: Path, tmp_path: Path) -> None:
-    prepare(PrepareOptions("problems:sort2", tmp_path / "sort2", max_documents=200), lambda what, number: None)
+    prepared("problems:sort2", tmp_path / "sort2", max_documents=200)
     error = refused(run_job("@", small_job, "--dataset.path", tmp_path / "sort2"), run_job.home, 3)
     assert error.startswith("error[DATA035]: dataset 'sort2' has prompts, which have no loss — got prompts")
 
 
-def test_name_of_a_run_by_another_job_is_refused_before_a_cluster_is_looked_for(
-    run_job: Jobs, small_job: Path, corpus: Path
-) -> None:
-    before = run_job.home / "taken" / "config.toml"
-    before.parent.mkdir(parents=True)
-    before.write_text("[run]\n")
-    words = ("@", small_job, "--dataset.path", corpus, "--run.name", "taken")
-    done = run_job(*words, env={"RAY_ADDRESS": "127.0.0.1:1"})
-    error = error_of(done)
-    assert error.startswith(f"error[RUN001]: run.name: there is a run 'taken' in {run_job.home}, by another job: ")
-    assert "model.config.model_type is 'llama' here and not set in the run" in error and "--resume" in error
-    assert (done.returncode, done.stdout) == (2, "")
-    assert {path.name for path in run_job.home.rglob("*") if path.is_file()} == {"config.toml"}
-    assert before.read_text() == "[run]\n"
-
-
 @pytest.mark.parametrize("flags", [(), ("--dry-run",)])
-@pytest.mark.parametrize(
-    ("key", "value", "code", "words"),
-    [
-        ("--sync.fragments", "1000", "MODEL009", "got 1000, allowed 1 to "),
-        ("--inner_optimizer.warmup_steps", "5", "OPT001", "'constant' has no warm-up"),
-    ],
-)
-def test_setting_that_only_the_model_or_the_schedule_forbids_is_refused_before_a_cluster_is_looked_for(
-    run_job: Jobs, small_job: Path, corpus: Path, key: str, value: str, code: str, words: str, flags: tuple[str, ...]
+def test_setting_that_only_the_model_forbids_is_refused_before_a_cluster_is_looked_for(
+    run_job: Jobs, small_job: Path, corpus: Path, flags: tuple[str, ...]
 ) -> None:
-    arguments = ("@", small_job, "--dataset.path", corpus, key, value, *flags)
+    arguments = ("@", small_job, "--dataset.path", corpus, "--sync.fragments", "1000", *flags)
     done = run_job(*arguments, env={"RAY_ADDRESS": "127.0.0.1:1"})
     error = error_of(done)
-    assert done.returncode == 2 and error.startswith(f"error[{code}]: ") and words in error
+    assert done.returncode == 2 and error.startswith("error[MODEL009]: ") and "got 1000, allowed 1 to " in error
     assert not run_job.home.exists()
 
 
 # ── data ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
-def test_missing_dataset_is_refused_with_the_nearest_name(
-    run_job: Jobs, small_job: Path, corpus: Path, flags: tuple[str, ...]
-) -> None:
-    done = run_job("@", small_job, "--dataset.path", f"{corpus}x", *flags)
-    error = error_of(done)
-    assert done.returncode == 3 and not run_job.home.exists()
-    assert error == f"error[DATA001]: there is no dataset at {corpus}x. Fix: did you mean 'corpus'?"
 
 
 def test_tokens_beyond_the_vocabulary_are_refused(run_job: Jobs, small_job: Path, corpus: Path) -> None:
@@ -154,7 +90,7 @@ def test_tokens_beyond_the_vocabulary_are_refused(run_job: Jobs, small_job: Path
 
 
 def test_images_with_other_channels_than_the_model_are_refused(run_job: Jobs, tmp_path: Path) -> None:
-    prepare(PrepareOptions("digits", tmp_path / "digits"), lambda what, count: None)
+    prepared("digits", tmp_path / "digits")
     arguments = ("--dataset.path", tmp_path / "digits", "--model.config.num_channels", "3")
     error = refused(run_job("@", "jobs/configs/digits.toml", *arguments), run_job.home, 3)
     assert "error[DATA025]: the images of dataset 'digits' don't fit the model — got 1 channels, allowed 3" in error
@@ -251,38 +187,11 @@ def test_more_than_any_node_has_says_which_node_lacks_how_much(run_job: Jobs, sm
     assert found is not None and found[1] == get_node_ip_address() and found[2] == found[3] != "100000"
 
 
-@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        (
-            "--resources.worker.gpu=8 --worker.processes=2",
-            "error[CFG003]: resources.worker.gpu: a process of a worker uses one GPU, and worker.processes is 2",
-        ),
-        (
-            "--resources.min_gpus=2 --worker.processes=1",
-            "error[CFG003]: resources.min_gpus: a process of a worker uses one GPU, and worker.processes is 1 — got 2",
-        ),
-        (
-            "--resources.worker.gpu=2 --rounds.max_batch_size=1",
-            "error[CFG003]: rounds.max_batch_size: the 2 processes of a worker share each batch — got 1, allowed 2 or",
-        ),
-        ("--worker.device=cuda", 'error[CFG011]: worker.device = "cuda" and resources.worker.gpu = 0 exclude each'),
-    ],
-)
-def test_gpus_that_a_worker_would_not_use_or_see_are_refused(
-    run_job: Jobs, small_job: Path, corpus: Path, wrong: str, words: str, flags: tuple[str, ...]
-) -> None:
-    done = run_job("@", small_job, "--dataset.path", corpus, *wrong.split(), *flags)
-    assert done.returncode == 2 and error_of(done).startswith(words)
-    assert not run_job.home.exists()
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "name.invalid"])
-def test_address_that_answers_nobody_is_no_cluster(run_job: Jobs, small_job: Path, corpus: Path, host: str) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1:PORT", "name.invalid:PORT", "nowhere"])
+def test_address_that_answers_nobody_is_no_cluster(run_job: Jobs, small_job: Path, corpus: Path, address: str) -> None:
     with socket.socket() as unheard:  # bound, so that nobody else takes the port, but nobody listens
         unheard.bind(("127.0.0.1", 0))
-        address = f"{host}:{unheard.getsockname()[1]}"
+        address = address.replace("PORT", str(unheard.getsockname()[1]))
         done = run_job("@", small_job, "--dataset.path", corpus, env={"RAY_ADDRESS": address})
     error = refused(done, run_job.home, 75)
     assert error.startswith(f"error[NET002]: no Ray cluster at '{address}'") and "unset RAY_ADDRESS" in error
@@ -294,11 +203,6 @@ def test_wrong_token_is_refused_and_not_shown(run_job: Jobs, small_job: Path, co
     error = refused(done, run_job.home, 4)
     assert error.startswith(f"error[AUTH001]: Ray at '{head}' did not let us in") and "RAY_AUTH_TOKEN" in error
     assert environment["RAY_AUTH_TOKEN"] not in done.stderr
-
-
-def test_address_that_is_none_is_no_cluster(run_job: Jobs, small_job: Path, corpus: Path) -> None:
-    done = run_job("@", small_job, "--dataset.path", corpus, env={"RAY_ADDRESS": "nowhere"})
-    assert "no Ray cluster at 'nowhere'" in refused(done, run_job.home, 75)
 
 
 # ── weights that aren't the model's ───────────────────────────────────────────────────────────────────────────────

@@ -61,18 +61,3 @@ def test_campaign_accounts_for_every_commit_and_sample_that_is_in_the_log(
     assert got["problems"] == []
     assert f"commits    {len(log)} of {len(log)} rounds; lost 0; rounds discarded 0" in page
     assert page.splitlines()[-1] == f"run and logs: {out}"
-
-
-def test_campaign_of_an_unknown_role_is_refused_before_anything_starts(run_job: Jobs, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    words = ("--mean-rounds-between-kills", "4", "--rounds", "5", "--roles", "worker,boss", "--out", out)
-    done = run_job(*words, script="chaos")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error[CHAOS001]: --roles: no role 'boss'") and not out.exists()
-
-
-def test_campaign_into_a_folder_that_is_not_empty_is_refused(run_job: Jobs, tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("kept")
-    done = run_job("--mean-rounds-between-kills", "4", "--rounds", "5", "--out", tmp_path, script="chaos")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error[CHAOS002]: --out:") and (tmp_path / "mine").read_text() == "kept"

@@ -49,18 +49,6 @@ def test_dataset_is_served_listed_trained_on_evaluated_and_withdrawn(
     assert gone.returncode == 3 and "error[DATA001]" in gone.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "text"),
-    [
-        ([], 2, "error[CFG012]: one thing has to be done"),
-        (["--list", "--check", "x"], 2, "error[CFG012]: one thing has to be done"),
-    ],
-)
-def test_refusals(run_job: Jobs, words: list[str], code: int, text: str) -> None:
-    done = run_job(*words, script="data")
-    assert (done.returncode, done.stderr.startswith(text)) == (code, True), done.stderr
-
-
 def test_dataset_in_s3_trains_goes_on_and_exports_with_its_tokenizer(
     run_job: Jobs, corpus: Path, small_job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,7 @@ from tests.support.forked_workers import AT_START
 from tests.support.head_node import head_node
 from tests.support.job_scripts import Done, jobs_in
 from tests.support.light_commands import Ended, LightCommands, light_commands
-from tests.support.prepared import table
+from tests.support.prepared import CHATML, table
 
 pytestmark = pytest.mark.timeout(900)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -43,7 +43,7 @@ ELSEWHERE = {
     r"ray start .*": "tests/jobs/conftest.py, tests/cluster/test_market.py and test_nodes.py",
     r"python jobs/diloco\.py @ job\.toml( --dry-run)?": "README.md, whose file asks for GPUs; see docs/quickstart.md",
     r"python jobs/diloco\.py (\[@ FILE|@ base\.toml).*": "the grammar of a command line: tests/unit/config",
-    r"python jobs/worker\.py --connect .*": "tests/jobs/test_worker.py",
+    r"python jobs/worker\.py --connect .*": "tests/jobs/test_early_refusals.py",
     r"python jobs/chaos\.py .*": "tests/jobs/test_chaos.py, with fewer rounds",
     r"python jobs/bench\.py .*": "tests/unit/jobs",
     r"python jobs/simulate\.py --scenario deadline --days .*": "tests/unit/simulation/test_goal_days.py",
@@ -55,11 +55,11 @@ ELSEWHERE = {
     r"python jobs/(compare|configs|explain|report|runs|show)\.py.*": "tests/jobs/test_looking.py",
     r"python jobs/doctor\.py.*": "tests/cluster/test_nodes.py, tests/unit/driver/test_doctor.py",
     r"python jobs/rerun\.py .*": "tests/jobs/test_plugins.py, and refusals in tests/unit/driver/test_rerun.py",
-    r"python jobs/simulate\.py --from .*": "tests/jobs/test_simulate_from.py, from a recorded run",
+    r"python jobs/simulate\.py --from .*": "tests/jobs/test_looking.py, from a recorded run",
     r"source <\(hypha-ray --completion bash\)|hypha-ray --completion .*": "tests/unit/history/test_completion.py",
     r"python -m venv ~/mlflow": "beside a checkout, by hand: MLflow's pages need packages that CI doesn't install",
     r"python jobs/prepare\.py .*--nodes 4.*": "tests/jobs/test_data.py",
-    r"python jobs/\w+\.py .*(s3://|https://host).*": "tests/jobs/test_data.py and tests/unit/data/test_upload.py",
+    r"python jobs/\w+\.py .*(s3://|https://host).*": "tests/jobs/test_data.py and tests/unit/data/test_urls.py",
 }
 """Commands that aren't run here, and where they are."""
 ALWAYS_ELSEWHERE = [pattern for pattern in ELSEWHERE if "job\\.toml( " not in pattern]
@@ -69,10 +69,6 @@ FEWER = {
     "job.toml --dataset.name texts": "3",
 }
 """Rounds of trainings that take long, by a part of their command. Whether they learn is seen by tests of their kind."""
-CHATML = (
-    "{% for m in messages %}<extra_id_0>{{ m.role }}\n{{ m.content }}<extra_id_1>\n{% endfor %}"
-    "{% if add_generation_prompt %}<extra_id_0>assistant\n{% endif %}"
-)
 LLAMA = {
     "model_type": "llama",
     "vocab_size": 384,

@@ -26,7 +26,7 @@ from hypha_ray.config.schema import Model
 from hypha_ray.data.encoders import byte_tokenizer
 from hypha_ray.model.build import build_model
 from tests.support.job_scripts import Done, Jobs
-from tests.support.prepared import arrays_of
+from tests.support.prepared import CHATML, arrays_of
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
 BERT = {"model_type": "bert", "vocab_size": 384, "max_position_embeddings": 64, **SMALL}
@@ -58,10 +58,6 @@ T5 = {
 }
 LLAMA = {"model_type": "llama", "vocab_size": 384, "max_position_embeddings": 256, "pad_token_id": 0, **SMALL}
 ROLES = ("user", "assistant") * 2
-CHATML = (
-    "{% for m in messages %}<extra_id_0>{{ m.role }}\n{{ m.content }}<extra_id_1>\n{% endfor %}"
-    "{% if add_generation_prompt %}<extra_id_0>assistant\n{% endif %}"
-)
 
 
 SOON = (

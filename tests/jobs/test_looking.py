@@ -1,18 +1,37 @@
-"""Commands that look at runs, as a user runs them: they need neither torch nor Ray."""
+"""Commands that look at runs or draw and simulate from them, as a user runs them: they need neither torch nor Ray."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
+from hypha_ray.simulation.result import HEADLINE
+from tests.support.job_scripts import said
 from tests.support.light_commands import ROOT, Ended, light_commands
+from tests.support.recorded_run import write_run
 from tests.support.run_folders import evaluation, make_run, round_record
 
 HEAVY = {"torch", "transformers", "ray", "datasets"}
+FIELDS = {
+    "settings",
+    "rounds",
+    "time_s",
+    "bytes_up",
+    "bytes_down",
+    "utilisation",
+    "idle_fraction",
+    "goodput",
+    "cost",
+    "events",
+}
+"""Fields of a simulated run."""
 
 
 class Look(Protocol):
@@ -166,3 +185,86 @@ def test_report_refuses_an_unknown_run_and_a_file_that_is_no_page(job: Look, tmp
     ):
         done = job("report", *arguments, home=tmp_path)
         assert done.returncode == code and done.stderr.startswith(error), done.stderr
+
+
+def test_plot_of_a_run_prints_the_files_it_drew(job: Look, tmp_path: Path) -> None:
+    record = {"kind": "round", "round": 0, "time_s": 1.0, "loss": 2.0, "samples_total": 10, "batches": {"0": 3}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    done = job("plot", "--run", str(tmp_path), home=tmp_path)
+    assert (done.returncode, said(done.stderr)) == (0, "")
+    paths = [Path(line) for line in done.stdout.splitlines()]
+    assert [path.name for path in paths] == ["loss.png", "batches.png", "finish.png", "bytes.png", "utilisation.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_plot_takes_a_run_by_its_name_with_or_without_the_flag(job: Look, tmp_path: Path) -> None:
+    record = {"kind": "round", "round": 0, "time_s": 1.0, "loss": 2.0, "samples_total": 10, "batches": {"0": 3}}
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    (tmp_path / "first" / "config.toml").write_text("")
+    elsewhere = tmp_path / "elsewhere"
+    for arguments, home in (
+        (["first"], tmp_path),
+        (["--run", "first"], tmp_path),
+        (["first", "--dir", str(tmp_path)], elsewhere),
+    ):
+        done = job("plot", *arguments, home=home)
+        assert (done.returncode, said(done.stderr)) == (0, "")
+        assert done.stdout.splitlines()[0] == str(tmp_path / "first" / "plots" / "loss.png")
+    done = job("plot", "frist", home=tmp_path)
+    assert done.returncode == 5 and "did you mean 'first'?" in said(done.stderr)
+
+
+def test_plot_of_an_empty_folder_is_one_line_and_exit_three(job: Look, tmp_path: Path) -> None:
+    done = job("plot", "--run", str(tmp_path), home=tmp_path)
+    assert (done.returncode, done.stdout) == (3, "")
+    (line,) = said(done.stderr).splitlines()
+    assert line.startswith(f"error[DATA044]: {tmp_path}/metrics.jsonl does not exist")
+
+
+def test_simulate_from_a_run_prints_the_best_of_all_tries_and_writes_them(job: Look, tmp_path: Path) -> None:
+    write_run(tmp_path / "steady")
+    tries = ["--try", "sync.codec=int4", "--try", "sync.delay_steps=2,rounds.samples_between_updates=60"]
+    words = ("--from", "steady", *tries, "--deadline", "6h", "--json", str(tmp_path / "rows.json"))
+    done = job("simulate", *words, home=tmp_path)
+    assert (done.returncode, said(done.stderr)) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "simulated: times, bytes and costs; no loss curve"
+    assert any(line.startswith("best: sync.delay_steps=2,rounds.samples_between_updates=60") for line in lines)
+    rows = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
+    assert [row["try"] for row in rows] == ["as recorded", tries[1], tries[3]]
+    assert rows[1]["bytes_up"] < rows[0]["bytes_up"] / 7
+
+
+def test_table_has_a_row_for_each_point_of_a_sweep_and_plots_are_drawn(job: Look, tmp_path: Path) -> None:
+    completed = job("simulate", "rack", "--workers=2", "--rounds=2", "--plot", str(tmp_path / "plots"), home=tmp_path)
+    assert completed.returncode == 0, completed.stderr
+    first, _, *rows = completed.stdout.splitlines()
+    assert first == HEADLINE
+    assert "codec=fp32" in rows[0]
+    assert "codec=int4" in rows[1]
+    plots = sorted((tmp_path / "plots").glob("*.png"))
+    assert [plot.stem for plot in plots] == ["bytes", "rounds", "use"]
+    assert all(plot.read_bytes().startswith(b"\x89PNG") for plot in plots)
+    assert all(str(plot) in rows for plot in plots)
+
+
+@pytest.mark.slow
+def test_equal_seeds_give_equal_bytes_whatever_the_hashes(tmp_path: Path) -> None:
+    arguments = ("--scenario", "home-1000", "--workers", "40", "--rounds", "4", "--json")
+    written: list[bytes] = []
+    for number, (seed, hash_seed) in enumerate([("1", "0"), ("1", "4711"), ("2", "0")]):
+        file = tmp_path / f"{number}.json"
+        command = [sys.executable, "jobs/simulate.py", *arguments, str(file), "--seed", seed]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
+        assert completed.returncode == 0, completed.stderr
+        assert completed.stdout.splitlines()[0] == HEADLINE
+        written.append(file.read_bytes())
+    assert written[0] == written[1]
+    assert written[0] != written[2]
+    (result,) = json.loads(written[0])
+    assert result.keys() >= FIELDS
+    assert result["settings"]["workers"] == 40
+    assert result["settings"]["seed"] == 1
+    assert result["rounds"] == 4

@@ -6,9 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from hypha_ray.data.catalogue import load
 from hypha_ray.data.slices import read_slice
 from hypha_ray.rl.rewards.response import unpack_records
 from tests.support.forked_process import run_script
+from tests.support.http_servers import LocalServer, QuietHandler
 from tests.support.job_scripts import said
 
 SCRIPT = Path(__file__).parents[2] / "jobs" / "prepare.py"
@@ -34,36 +33,23 @@ def run(*arguments: str, **hub: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout, said(done.stderr))
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(QuietHandler):
     """A hub that has nothing for us."""
 
     def do_HEAD(self) -> None:
         for name, (status, code) in {"owner/gated": (403, "GatedRepo"), "owner/private": (401, "")}.items():
             if name in self.path:
-                return self.refuse(status, code)
-        return self.refuse(404, "RepoNotFound")
+                return self.answer(status, **{"X-Error-Code": code})
+        return self.answer(404, **{"X-Error-Code": "RepoNotFound"})
 
     def do_GET(self) -> None:
         self.do_HEAD()
 
-    def refuse(self, status: int, code: str) -> None:
-        self.send_response(status)
-        self.send_header("X-Error-Code", code)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *arguments: object) -> None:
-        """Nothing on the test's output."""
-
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with LocalServer(Hub) as server:
+        yield server.url
 
 
 def test_prepare_of_the_standard_library_says_what_it_made(tmp_path: Path) -> None:
@@ -146,18 +132,11 @@ def test_prepare_into_a_dataset_wants_overwrite(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "words"),
     [
-        (["--source", "digits"], 2, "--out"),
-        (["--out", "d"], 2, "--source"),
-        (["--source", "digits", "--out", "d", "--seqlen", "4"], 2, "--seq-len"),
-        (["--source", "digits", "--out", "d", "--seq-len", "many"], 2, "many"),
-        (["--source", "digits", "--out", "d", "--seq-len", "1"], 2, "error[PREP001]: --seq-len"),
-        (["--source", "missing.txt", "--out", "d"], 3, "error[DATA030]: there is no file or folder missing.txt"),
         (["--source", "owner/any", "--out", "d"], 75, "error[HUB003]: dataset 'owner/any'"),
         (["--source", "stdlib", "--out", "d", "--tokenizer", "owner/any"], 75, "error[HUB003]"),
         (["--source", "digits", "--out", "/dev/null/d"], 3, "error[DATA009]"),
         (["--source", "problems:sorted", "--out", "d"], 3, "copy, reverse, sort, max, sums, remainders"),
         (["--source", "problems:sort2", "--out", "d", "--chat"], 3, "error[DATA034]: tokenizer 'byte' has no chat"),
-        (["--source", "stdlib", "--out", "d", "--chat"], 2, "error[PREP007]: --chat has no effect on --source stdlib"),
     ],
 )
 def test_prepare_with_an_error_prints_it_without_a_traceback(
@@ -170,8 +149,7 @@ def test_prepare_with_an_error_prints_it_without_a_traceback(
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
-    if "error[" in words:
-        assert len(done.stderr.splitlines()) == 1
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,8 @@ from hypha_ray.data.encoders import byte_tokenizer
 from hypha_ray.model.build import build_model
 from tests.support.forked_process import ROOT
 from tests.support.job_scripts import Jobs
-from tests.support.prepared import arrays_of, prepared, table
+from tests.support.prepared import CHATML, arrays_of, prepared, table
 
-CHATML = (
-    "{% for m in messages %}<extra_id_0>{{ m.role }}\n{{ m.content }}<extra_id_1>\n{% endfor %}"
-    "{% if add_generation_prompt %}<extra_id_0>assistant\n{% endif %}"
-)
 SMALL = {
     "vocab_size": 384,
     "hidden_size": 32,
