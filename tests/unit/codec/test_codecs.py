@@ -1,8 +1,9 @@
-"""Codecs that leave something out: how much, in how many bytes, and that it is made up for."""
+"""Codecs: bytes of each, what is left out and made up for, and encoding on a device as on the host."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypha_ray.codec import NAMES, codec, difference_codec, encoded, encoder, payload_bytes
-from hypha_ray.codec.feedback import BLOCK, advance, blocks, publish, tensors
+from hypha_ray.codec import NAMES, Form, codec, difference_codec, encoded, encoder, payload_bytes
+from hypha_ray.codec.feedback import BLOCK, Feedback, advance, blocks, publish, tensors
+from hypha_ray.errors import ConfigError
 from hypha_ray.server.payloads import misfit
 from hypha_ray.types import Flat
+from hypha_ray.worker.device_encoding import ELEMENTWISE, DeviceFeedback, encodes_on_device
 
 GROUP, MEAN = "parameters/float32", "buffers/float32"
 LOSSY = [name for name in NAMES if name != "fp32"]
@@ -24,9 +27,11 @@ ERRORS = {"bf16": 0.003, "fp16": 0.001, "int8": 0.01, "int4": 0.15, "e3m0": 0.2,
 ERRORS |= {"huffman3": 0.21, "huffman2": 0.41, "visible": 0.003}
 """Relative errors that Gaussian values stay below."""
 SIZE = BLOCK + 12_345
+GROUP_SIZES = {"parameters/float32": 3 * 4096 + 77, "parameters/float64": 300}
+DEVICE_BLOCK = 4096
 
 
-@pytest.fixture(autouse=True, params=LOSSY)
+@pytest.fixture(params=LOSSY)
 def name(request: pytest.FixtureRequest) -> Iterator[str]:
     torch.set_num_threads(1)
     yield request.param
@@ -39,6 +44,48 @@ def values(seed: int, size: int = SIZE, scale: float = 1e-2) -> np.ndarray:
 def decoded(name: str, payload: Flat, size: int, group: str = GROUP) -> np.ndarray:
     views = tensors(payload)
     return np.concatenate([codec(name).decode(views, group, part).numpy() for part in blocks(size)])
+
+
+def few_weights() -> dict[str, np.ndarray]:
+    return {GROUP: np.array([1.5, -0.0, 1e-45, 3e38], np.float32), "buffers/int64": np.array([7], np.int64)}
+
+
+def test_fp32_encode_decode_keeps_every_bit() -> None:
+    fp32 = codec("fp32")
+    payload = tensors(encoder("fp32", 1.0).encode(few_weights(), None)[0])
+    decoded = [fp32.decode(payload, GROUP, slice(start, start + 2)).numpy() for start in (0, 2)]
+    assert np.concatenate(decoded).tobytes() == few_weights()[GROUP].tobytes()
+    assert fp32.yields == "weights"
+
+
+def test_fp32_encode_copies_nothing() -> None:
+    flat = few_weights()
+    payload, _ = encoder("fp32", 1.0).encode(flat, None)
+    assert all(np.shares_memory(array, flat[group]) for group, array in payload.items())
+
+
+def test_fp32_form_describes_its_own_payload() -> None:
+    flat = few_weights()
+    form = codec("fp32").form({group: array.size for group, array in flat.items()})
+    assert form == {GROUP: Form("float32", 4), "buffers/int64": Form("int64", 1)}
+
+
+def test_payload_bytes_counts_all_groups() -> None:
+    assert payload_bytes(few_weights()) == 4 * 4 + 8
+
+
+def test_codec_unknown_name_says_which_there_are() -> None:
+    with pytest.raises(ConfigError, match="'fp23', allowed fp32, bf16, "):
+        codec("fp23")
+
+
+def test_tensors_of_read_only_array_shares_memory_without_a_warning() -> None:
+    array = np.arange(3, dtype=np.float32)
+    view = array.view()
+    view.flags.writeable = False
+    tensor = tensors({GROUP: view})[GROUP]
+    array[0] = 5
+    assert tensor.tolist() == [5, 1, 2]
 
 
 def test_error_of_gaussian_values_is_small_and_told(name: str) -> None:
@@ -196,3 +243,78 @@ def test_values_whose_squares_overflow_are_told_of_and_made_up_for(name: str) ->
     error = np.linalg.norm(found.astype(np.float64) - huge) / np.linalg.norm(huge.astype(np.float64))
     assert quality.error == pytest.approx(error, rel=1e-3) and 0 < quality.error < ERRORS[name]
     assert np.abs(found + sender.residual[GROUP] - huge).max() <= 1e-6 * np.abs(huge).max()
+
+
+@dataclass
+class Whole:
+    """A group's elements that lie in one tensor."""
+
+    values: torch.Tensor
+
+    @property
+    def size(self) -> int:
+        return len(self.values)
+
+    def block(self, part: slice) -> torch.Tensor:
+        return self.values[part]
+
+
+def weights(seed: int) -> Flat:
+    """Weights of both groups, with zeros, subnormal numbers and outliers among them."""
+    generator = np.random.default_rng(seed)
+    flat: Flat = {}
+    for group, size in GROUP_SIZES.items():
+        values = generator.normal(0, 0.02, size) * 10.0 ** generator.integers(-6, 3, size)
+        values[:300] = 0
+        values[300:310] *= 1e-38
+        flat[group] = values.astype(group.rsplit("/", maxsplit=1)[-1])
+    return flat
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.9, 1.0])
+@pytest.mark.parametrize("codec", ELEMENTWISE, ids=lambda kind: kind.name)
+def test_payloads_of_several_rounds_are_those_of_the_host(codec: type, decay: float) -> None:
+    host, rooms = Feedback(codec(), decay), []
+
+    def room(size: int, dtype: torch.dtype) -> torch.Tensor:
+        rooms.append(torch.empty(size, dtype=dtype))
+        return rooms[-1]
+
+    device, waits = DeviceFeedback(codec(), decay, room, DEVICE_BLOCK), []
+    theta = weights(0)
+    for number in range(1, 4):
+        values = weights(number)
+        expected, quality = host.encode({group: array.copy() for group, array in values.items()}, theta)
+        elements = {group: Whole(tensor) for group, tensor in tensors(values).items()}
+        payload, own = device.encode(elements, tensors(theta), lambda: waits.append(1))
+
+        assert payload.keys() == expected.keys()
+        for name, array in expected.items():
+            assert payload[name].dtype == array.dtype and payload[name].tobytes() == array.tobytes(), name
+        assert own.error == pytest.approx(quality.error, rel=1e-4)
+        assert own.cosine == pytest.approx(quality.cosine, rel=1e-4)
+        assert device.residual.keys() == host.residual.keys()
+        for group, array in host.residual.items():
+            assert torch.equal(device.residual[group], torch.from_numpy(array))
+    assert len(waits) == 3
+    assert len(rooms) == len(expected)
+
+
+@pytest.mark.parametrize("codec", ELEMENTWISE, ids=lambda kind: kind.name)
+def test_a_damaged_result_is_none_that_later_ones_make_up_for(codec: type) -> None:
+    device = DeviceFeedback(codec(), 1.0, lambda size, dtype: torch.empty(size, dtype=dtype))
+    theta = {"parameters/float32": torch.zeros(5000)}
+    values = torch.randn(5000)
+    device.encode({"parameters/float32": Whole(values)}, theta, lambda: None)
+    assert device.residual
+    values[4000] = torch.inf
+
+    _, quality = device.encode({"parameters/float32": Whole(values)}, theta, lambda: None)
+
+    assert not np.isfinite(quality.difference)
+    assert not device.residual
+
+
+def test_codecs_with_sums_over_a_chunk_stay_on_the_host() -> None:
+    on_host = {name for name in NAMES if not encodes_on_device(difference_codec(name))}
+    assert on_host == {"fp32", "huffman2", "huffman3", "topk", "visible"}

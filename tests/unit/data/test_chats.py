@@ -21,12 +21,8 @@ from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.configuration import resolve_task
 from hypha_ray.model.losses import compute_losses
 from hypha_ray.model.tasks import find_task
-from tests.support.prepared import arrays_of, omissions, prepared, table
+from tests.support.prepared import CHATML, arrays_of, omissions, prepared, table
 
-CHATML = (
-    "{% for m in messages %}<extra_id_0>{{ m.role }}\n{{ m.content }}<extra_id_1>\n{% endfor %}"
-    "{% if add_generation_prompt %}<extra_id_0>assistant\n{% endif %}"
-)
 """The form of ChatML, with one token for each mark."""
 MARKED = (
     "{% for m in messages %}<extra_id_0>{{ m.role }}\n{% if m.role == 'assistant' %}"

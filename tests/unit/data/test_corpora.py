@@ -52,11 +52,6 @@ def test_stdlib_gives_each_module_of_this_interpreter_in_the_same_order() -> Non
     assert sum(map(len, found)) > 5_000_000
 
 
-def test_text_file_is_one_document(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one\n\ntwo ü\n", encoding="utf-8")
-    assert read(tmp_path / "a.txt") == ["one\n\ntwo ü\n"]
-
-
 def test_long_text_file_is_cut_at_line_ends_and_nothing_is_lost(tmp_path: Path) -> None:
     text = "".join(f"line {number} of a long story\n" for number in range(10_000))
     (tmp_path / "a.txt").write_text(text)
@@ -64,11 +59,6 @@ def test_long_text_file_is_cut_at_line_ends_and_nothing_is_lost(tmp_path: Path) 
     assert len(found) > 3
     assert "".join(found) == text
     assert all(piece.endswith("\n") and len(piece) < PIECE_CHARACTERS + 100 for piece in found)
-
-
-def test_text_file_with_a_byte_order_mark_is_read_without_it(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone")
-    assert read(tmp_path / "a.txt") == ["one"]
 
 
 @pytest.mark.parametrize(
@@ -85,16 +75,6 @@ def test_compressed_files_are_read(tmp_path: Path, suffix: str, compress: Callab
 def test_json_lines_give_the_named_column(tmp_path: Path) -> None:
     assert read(json_lines(tmp_path / "a.jsonl", TEXTS)) == TEXTS
     assert read(json_lines(tmp_path / "b.jsonl", TEXTS, "body"), text_column="body") == TEXTS
-
-
-def test_json_lines_without_text_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n\n{"text": ""}\n{"text": null}\n{"text": "two"}')
-    assert read(tmp_path / "a.jsonl") == ["one", "two"]
-
-
-def test_json_lines_with_half_a_surrogate_pair_give_text(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "a\\ud83db"}')
-    assert read(tmp_path / "a.jsonl") == ["a?b"]
 
 
 def test_parquet_file_gives_the_named_column(tmp_path: Path) -> None:
@@ -170,7 +150,14 @@ DAMAGED: list[tuple[str, str, bytes, str]] = [
     ("no xz", "a.txt.xz", b"one", r"DATA031.*can't be read"),
     ("no bz2", "a.txt.bz2", b"one", r"DATA031.*can't be read"),
     ("no Parquet", "a.parquet", b"one", r"DATA031.*isn't a Parquet file"),
-]
+    ("two texts", "a.csv", b"title,body,n\na,b,1\n",
+     r"DATA032.*a\.csv has no column 'text' — got body, n, title.*--text-column"),
+    ("table without text", "a.csv", b"a,b\n1,2\n", r"DATA032.*no column 'text'"),
+    ("open quote", "a.csv", b'text,n\none,1\n"two,2\nthree,3\n', r"DATA031.*line \d: not CSV"),
+    ("text behind a quote", "a.csv", b'text,n\n"one" two,1\n', r"DATA031.*line 2: not CSV"),
+    ("column twice", "a.csv", b"text,text\na,b\n", r"DATA032.*two columns of the same name"),
+    ("latin-1 table", "a.csv", "text\né\n".encode("latin-1"), r"DATA031.*isn't UTF-8"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "data", "words"), [case[1:] for case in DAMAGED], ids=[case[0] for case in DAMAGED])
@@ -212,9 +199,20 @@ def test_digits_are_images_from_zero_to_one_with_their_labels() -> None:
     assert (labels.dtype, sorted(set(labels.tolist()))) == (np.int64, list(range(10)))
 
 
-# ── CSV and TSV ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── files of texts ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-ROWS_OF_CSV: list[tuple[str, str, bytes, list[str]]] = [
+FILES: list[tuple[str, str, bytes, list[str]]] = [
+    ("text", "a.txt", "one\n\ntwo ü\n".encode(), ["one\n\ntwo ü\n"]),
+    ("text with a byte order mark", "a.txt", b"\xef\xbb\xbfone", ["one"]),
+    ("JSON lines", "a.json", b'{"text": "one"}\n{"text": "two"}\n', ["one", "two"]),
+    ("JSON lines without text", "a.jsonl", b'{"text": "one"}\n\n{"text": ""}\n{"text": null}', ["one"]),
+    ("half a surrogate pair", "a.jsonl", b'{"text": "a\\ud83db"}', ["a?b"]),
+    ("JSON list", "a.json", b'\n[{"text": "one"}, {"text": "two"}]', ["one", "two"]),
+    ("JSON list over lines", "a.json", b'[\n  {"text": "one"},\n  {"text": "two"}\n]\n', ["one", "two"]),
+    ("compressed JSON list over lines", "a.json.gz", gzip.compress(b'[\n  {"text": "one"}\n]\n'), ["one"]),
+    ("JSON object over lines", "a.json", b'{\n "text": "one"\n}\n', ["one"]),
+    ("compressed JSON lines", "a.json.gz", gzip.compress(b'{"text": "one"}\n{"text": "two"}\n'), ["one", "two"]),
+    ("compressed JSON list", "a.json.gz", gzip.compress(b'\n[{"text": "one"}, {"text": "two"}]'), ["one", "two"]),
     ("plain", "a.csv", b"label,text\n1,one\n0,two\n", ["one", "two"]),
     ("upper case", "A.CSV", b"label,text\n1,one\n", ["one"]),
     ("quoted", "a.csv", b'text,n\n"one, ""two""",1\n"a\nb\n",2\n', ['one, "two"', "a\nb\n"]),
@@ -232,34 +230,11 @@ ROWS_OF_CSV: list[tuple[str, str, bytes, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "expected"), [case[1:] for case in ROWS_OF_CSV], ids=[case[0] for case in ROWS_OF_CSV]
-)
-def test_csv_is_read_as_a_table(tmp_path: Path, name: str, data: bytes, expected: list[str]) -> None:
+@pytest.mark.parametrize(("name", "data", "expected"), [case[1:] for case in FILES], ids=[case[0] for case in FILES])
+def test_file_is_read_alone_and_in_its_folder(tmp_path: Path, name: str, data: bytes, expected: list[str]) -> None:
     (tmp_path / name).write_bytes(data)
     assert read(tmp_path / name) == expected
     assert read(tmp_path) == expected
-
-
-BAD_CSV: list[tuple[str, bytes, str]] = [
-    (
-        "two texts",
-        b"title,body,n\na,b,1\n",
-        r"DATA032.*a\.csv has no column 'text' — got body, n, title.*--text-column",
-    ),
-    ("no text", b"a,b\n1,2\n", r"DATA032.*no column 'text'"),
-    ("open quote", b'text,n\none,1\n"two,2\nthree,3\n', r"DATA031.*line \d: not CSV"),
-    ("text behind a quote", b'text,n\n"one" two,1\n', r"DATA031.*line 2: not CSV"),
-    ("twice", b"text,text\na,b\n", r"DATA032.*two columns of the same name"),
-    ("latin-1", "text\né\n".encode("latin-1"), r"DATA031.*isn't UTF-8"),
-]
-
-
-@pytest.mark.parametrize(("data", "words"), [case[1:] for case in BAD_CSV], ids=[case[0] for case in BAD_CSV])
-def test_csv_that_is_not_clear_is_refused(tmp_path: Path, data: bytes, words: str) -> None:
-    (tmp_path / "a.csv").write_bytes(data)
-    with pytest.raises(DataError, match=words):
-        read(tmp_path / "a.csv")
 
 
 def test_csv_gives_the_column_asked_for(tmp_path: Path) -> None:
@@ -267,28 +242,6 @@ def test_csv_gives_the_column_asked_for(tmp_path: Path) -> None:
     assert read(tmp_path / "a.csv", text_column="body") == ["b"]
     with pytest.raises(DataError, match=r"DATA032.*'bdy'"):
         read(tmp_path / "a.csv", text_column="bdy")
-
-
-# ── JSON ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"text": "one"}\n{"text": "two"}\n',
-        '\n[{"text": "one"}, {"text": "two"}]',
-        '[\n  {"text": "one"},\n  {"text": "two"}\n]\n',
-    ],
-)
-def test_json_file_may_be_lines_or_a_list(tmp_path: Path, text: str) -> None:
-    (tmp_path / "a.json").write_text(text)
-    (tmp_path / "b.json.gz").write_bytes(gzip.compress(text.encode()))
-    assert read(tmp_path / "a.json") == read(tmp_path / "b.json.gz") == ["one", "two"]
-
-
-def test_json_file_may_be_one_object_over_several_lines(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('{\n "text": "one"\n}\n')
-    assert read(tmp_path / "a.json") == ["one"]
 
 
 # ── what is left out ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -24,6 +24,7 @@ from hypha_ray.data.storage import DiskCache, UrlFiles
 from hypha_ray.errors import HyphaError
 from hypha_ray.remote_errors import retry_after_s
 from hypha_ray.remote_files import RedirectError, is_loopback, proxy_for
+from tests.support.http_servers import LocalServer, QuietHandler
 
 Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
 
@@ -43,22 +44,14 @@ class Server:
 
 @contextmanager
 def serving(answer: Answer) -> Iterator[Server]:
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             server.seen.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
             answer(self)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Stay silent."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
-        made.daemon_threads = True
-        server = Server(f"http://127.0.0.1:{made.server_port}")
-        thread = threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
+    with LocalServer(Handler) as made:
+        server = Server(made.url)
         yield server
-        made.shutdown()
-        thread.join()
 
 
 def body(data: bytes, status: int = 200, **headers: str) -> Answer:

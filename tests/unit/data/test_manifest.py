@@ -1,4 +1,4 @@
-"""Manifests, the catalogue, and folders of bare files."""
+"""Manifests, the commands and names in them, the catalogue, and folders of bare files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,19 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+import hypha_ray
 from hypha_ray.config.training import Dataset
-from hypha_ray.data.catalogue import find, load, locate
+from hypha_ray.data.catalogue import find, load, locate, name_of
 from hypha_ray.data.manifest import MOST_BYTES, PreprocessorInfo, TensorInfo, parse_manifest
+from hypha_ray.data.options import PrepareOptions
+from hypha_ray.data.prepare import made_by, prepare
+from hypha_ray.data.provenance import MadeBy
 from hypha_ray.data.slices import read_slice
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.types import SliceInfo
+from tests.support.prepared import prepared, table
+
+DATE = "2026-01-31T12:00:00+00:00"
 
 
 def fill(folder: Path, *names: str, high: int = 50, seq_len: int = 4) -> Path:
@@ -44,7 +51,7 @@ def full_disk() -> Iterator[None]:
 
 
 @pytest.fixture
-def prepared(tmp_path: Path) -> Path:
+def dataset(tmp_path: Path) -> Path:
     folder = fill(tmp_path / "stories", "slice-00000.safetensors", "slice-00001.safetensors")
     load(folder)
     return folder
@@ -61,32 +68,32 @@ def edited(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_manifest_saved_and_loaded_is_the_same(prepared: Path) -> None:
-    manifest = load(prepared).model_copy(update={"preprocessor": PreprocessorInfo("byte", None, "tokenizer", 384)})
-    manifest.save(prepared)
-    assert load(prepared) == manifest
+def test_manifest_saved_and_loaded_is_the_same(dataset: Path) -> None:
+    manifest = load(dataset).model_copy(update={"preprocessor": PreprocessorInfo("byte", None, "tokenizer", 384)})
+    manifest.save(dataset)
+    assert load(dataset) == manifest
     assert pickle.loads(pickle.dumps(manifest)) == manifest
 
 
-def test_manifest_file_has_what_other_programs_rely_on(prepared: Path) -> None:
-    manifest = json.loads((prepared / "manifest.json").read_text())
+def test_manifest_file_has_what_other_programs_rely_on(dataset: Path) -> None:
+    manifest = json.loads((dataset / "manifest.json").read_text())
     assert (manifest["format_version"], manifest["name"], manifest["modality"]) == (1, "stories", "language")
     assert [entry["file"] for entry in manifest["slices"]] == ["slice-00000.safetensors", "slice-00001.safetensors"]
     assert [entry["samples"] for entry in manifest["slices"]] == [1, 2]
     assert {entry["split"] for entry in manifest["slices"]} == {"train"}
 
 
-def test_manifest_with_keys_of_later_releases_is_read(prepared: Path) -> None:
-    before = load(prepared)
-    assert load(edited(prepared, licence="CC0", slice_rows=7)) == before
+def test_manifest_with_keys_of_later_releases_is_read(dataset: Path) -> None:
+    before = load(dataset)
+    assert load(edited(dataset, licence="CC0", slice_rows=7)) == before
 
 
-def test_manifest_that_cannot_be_written_leaves_the_old_one(prepared: Path) -> None:
-    before = load(prepared)
+def test_manifest_that_cannot_be_written_leaves_the_old_one(dataset: Path) -> None:
+    before = load(dataset)
     with full_disk(), pytest.raises(OSError, match="too large"):
-        before.model_copy(update={"name": "other"}).save(prepared)
-    assert load(prepared) == before
-    assert len(list(prepared.iterdir())) == 3
+        before.model_copy(update={"name": "other"}).save(dataset)
+    assert load(dataset) == before
+    assert len(list(dataset.iterdir())) == 3
 
 
 MALFORMED: list[tuple[str, dict[str, Any], str]] = [
@@ -108,9 +115,9 @@ MALFORMED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "words"), [case[1:] for case in MALFORMED], ids=[case[0] for case in MALFORMED])
-def test_manifest_with_nonsense_is_refused(prepared: Path, changes: dict[str, Any], words: str) -> None:
+def test_manifest_with_nonsense_is_refused(dataset: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=rf"DATA003.*manifest\.json.*{words}"):
-        load(edited(prepared, **changes))
+        load(edited(dataset, **changes))
 
 
 TENSOR = {"name": "input_ids", "dtype": "int32", "shape": [8], "minimum": 0, "maximum": 3}
@@ -135,32 +142,32 @@ OUT_OF_BOUNDS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "words"), OUT_OF_BOUNDS, ids=[words for _, words in OUT_OF_BOUNDS])
 def test_manifest_with_numbers_that_no_dataset_has_is_refused(
-    prepared: Path, changes: dict[str, Any], words: str
+    dataset: Path, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(DataError) as caught:
-        load(edited(prepared, **changes))
+        load(edited(dataset, **changes))
     assert caught.value.code == "DATA003" and words in caught.value.got and len(caught.value.got) < 300
 
 
-def test_manifest_larger_than_its_limit_is_refused_without_being_read(prepared: Path) -> None:
-    with (prepared / "manifest.json").open("r+b") as file:
+def test_manifest_larger_than_its_limit_is_refused_without_being_read(dataset: Path) -> None:
+    with (dataset / "manifest.json").open("r+b") as file:
         file.truncate(MOST_BYTES + 1)
     with pytest.raises(DataError, match="is too large — got 67,108,865 bytes, allowed 67,108,864 bytes"):
-        load(prepared)
+        load(dataset)
     with pytest.raises(DataError, match="is too large"):
         parse_manifest(b" " * (MOST_BYTES + 1), "the manifest of a data node")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, "\xff\xfe", '"manifest"'])
-def test_manifest_that_is_no_object_is_refused(prepared: Path, text: str) -> None:
-    (prepared / "manifest.json").write_bytes(text.encode("latin-1"))
+def test_manifest_that_is_no_object_is_refused(dataset: Path, text: str) -> None:
+    (dataset / "manifest.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(DataError, match="DATA003"):
-        load(prepared)
+        load(dataset)
 
 
-def test_manifest_of_a_later_format_names_both_versions(prepared: Path) -> None:
+def test_manifest_of_a_later_format_names_both_versions(dataset: Path) -> None:
     with pytest.raises(DataError, match=r"DATA004.*got 2, allowed 1.*update"):
-        load(edited(prepared, format_version=2))
+        load(edited(dataset, format_version=2))
 
 
 def test_manifest_sums_by_split(tmp_path: Path) -> None:
@@ -171,8 +178,8 @@ def test_manifest_sums_by_split(tmp_path: Path) -> None:
     assert {tensor.name: tensor.maximum for tensor in manifest.tensors}["input_ids"] == 53
 
 
-def test_require_refuses_a_vocabulary_that_ends_at_the_largest_id(prepared: Path) -> None:
-    manifest = load(prepared)
+def test_require_refuses_a_vocabulary_that_ends_at_the_largest_id(dataset: Path) -> None:
+    manifest = load(dataset)
     manifest.require(vocab_size=53, classes=1)
     manifest.require()
     with pytest.raises(DataError, match=r"vocabulary.*up to 52, allowed 0 … 51.*at least 53"):
@@ -259,7 +266,7 @@ def test_folder_that_was_left_unfinished_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_folder_that_is_missing_suggests_its_nearest_sibling(tmp_path: Path, prepared: Path) -> None:
+def test_folder_that_is_missing_suggests_its_nearest_sibling(tmp_path: Path, dataset: Path) -> None:
     fill(tmp_path / "digits", "a.safetensors")
     (tmp_path / "storie").mkdir()
     with pytest.raises(DataError, match=r"DATA001.*storys.*did you mean 'stories'"):
@@ -270,9 +277,9 @@ def test_folder_that_is_missing_suggests_its_nearest_sibling(tmp_path: Path, pre
         load(tmp_path / "nowhere" / "xyz")
 
 
-def test_file_in_place_of_a_folder_is_refused(prepared: Path) -> None:
+def test_file_in_place_of_a_folder_is_refused(dataset: Path) -> None:
     with pytest.raises(DataError, match=r"is a file"):
-        load(prepared / "manifest.json")
+        load(dataset / "manifest.json")
 
 
 def test_find_by_name_looks_below_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,5 +308,55 @@ def test_locate_without_one_way_is_refused(table: dict[str, str], found: str) ->
         locate(Dataset.model_construct(**{"path": None, "name": None, **table}))
 
 
-def test_slice_info_of_the_manifest_is_the_shared_record(prepared: Path) -> None:
-    assert all(isinstance(info, SliceInfo) for info in load(prepared).slices)
+def test_slice_info_of_the_manifest_is_the_shared_record(dataset: Path) -> None:
+    assert all(isinstance(info, SliceInfo) for info in load(dataset).slices)
+
+
+def test_manifest_has_source_options_version_and_date(tmp_path: Path) -> None:
+    source = table(tmp_path / "rows.jsonl", *({"q": f"{n}=", "a": n, "more": n} for n in range(9)))
+    options: dict[str, Any] = {
+        "prompt_column": "q",
+        "answer_column": "a",
+        "keep_columns": ["more"],
+        "seed": 3,
+    }
+    out = str(tmp_path / "out")
+    prepare(PrepareOptions(str(source), out, seq_len=256, overwrite=True, **options), lambda what, number: None, DATE)
+    assert load(tmp_path / "out").made_by == MadeBy(str(source), options, hypha_ray.__version__, DATE)
+
+
+def test_record_has_no_secrets_of_urls_and_no_place_of_the_dataset() -> None:
+    source = "https://me:s3cret@example.com/a.csv?token=abcdef"
+    template = Path("a.jinja")
+    out = "s3://key:s3cret@bucket/out"
+    options = PrepareOptions(source, out, chat=True, chat_template=template, tokenizer="https://x:s3cret@example.com/t")
+    record = made_by(options, DATE)
+    assert "s3cret" not in repr(record) and "abcdef" not in repr(record)
+    assert record.options["chat_template"] == "a.jinja" and "out" not in record.options
+
+
+def test_identity_of_a_dataset_doesnt_depend_on_the_command_and_its_date(tmp_path: Path) -> None:
+    first = prepared("digits", tmp_path / "first", max_samples=40)
+    again = prepared("digits", tmp_path / "again", max_samples=40)
+    assert first.made_by is not None
+    assert first.model_copy(update={"made_by": None}).identity == first.identity == again.identity
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("/data/sort2/", "sort2"),
+        ("s3://bucket/sets/sort2", "sort2"),
+        ("https://host/sets/sort2?token=s3cret", "sort2"),
+        ("https://host/sets/sort2/?X-Amz-Signature=a/b", "sort2"),
+        ("/data/what?", "what?"),
+    ],
+)
+def test_dataset_is_named_after_its_folder_and_never_after_a_secret(place: str, name: str) -> None:
+    assert name_of(place) == name
+
+
+def test_dataset_prepared_at_a_url_with_a_secret_has_none_in_its_manifest(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("word " * 400)
+    manifest = prepared(str(tmp_path / "text.txt"), "memory://sets/words?sig=s3cret", seq_len=8, validation_samples=4)
+    assert manifest.name == "words" and "s3cret" not in str(manifest)

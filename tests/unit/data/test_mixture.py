@@ -1,4 +1,4 @@
-"""Manifests of mixtures: slices that can be told apart, and datasets that don't go together."""
+"""Manifests of mixtures: slices that can be told apart, one set of rules, and datasets that don't go together."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from transformers import AutoTokenizer
 
 from hypha_ray.config.training import Dataset, DatasetShare
 from hypha_ray.data.manifest import ClassInfo, Manifest, PreprocessorInfo, TensorInfo
-from hypha_ray.data.mixture import mixed, same_tokens, whole
-from hypha_ray.data.options import PrepareOptions
-from hypha_ray.data.prepare import prepare
+from hypha_ray.data.mixture import joined_rules, mixed, same_tokens, whole
 from hypha_ray.driver.data_source import opened
 from hypha_ray.errors import DataError
 from hypha_ray.rl.rewards.response import unpack_records
-from hypha_ray.types import SLICES_PER_DATASET, SLICES_PER_PART, SliceInfo, Span
+from hypha_ray.types import SLICES_PER_DATASET, SLICES_PER_PART, SliceInfo, Span, TokenRules
 from hypha_ray.worker.incarnation import BatchSource
+from tests.support.prepared import prepared
 
 TENSORS = (TensorInfo("input_ids", "int32", (8,), 0, 9),)
 TOKENIZER = PreprocessorInfo("gpt2", folder="tokenizer", vocab_size=10)
+TEMPLATE = "a" * 64
 
 
 def manifest(name: str = "texts", **fields: Any) -> Manifest:
@@ -84,8 +84,7 @@ def test_parts_that_differ_are_refused() -> None:
 
 def test_prompts_of_datasets_that_differ_in_length_are_padded_on_their_side(tmp_path: Path) -> None:
     for name, problems in (("short", "sort2"), ("long", "copy5")):
-        options = PrepareOptions(f"problems:{problems}", str(tmp_path / name), tokenizer="characters", max_documents=40)
-        prepare(options, lambda what, count: None)
+        prepared(f"problems:{problems}", str(tmp_path / name), tokenizer="characters", max_documents=40)
     shares = [DatasetShare(path=str(tmp_path / name)) for name in ("short", "long")]
     with opened(Dataset(mix=shares)) as source:
         batches, held = BatchSource(seed=0), source.manifest.of("train")
@@ -107,8 +106,7 @@ def test_prompts_of_datasets_that_differ_in_length_are_padded_on_their_side(tmp_
 def test_tokenizers_of_one_name_and_size_with_other_tokens_are_refused(tmp_path: Path) -> None:
     for name, text in (("first", "abc" * 20), ("second", "abd" * 20), ("third", "cab" * 20)):
         (tmp_path / f"{name}.txt").write_text(text)
-        options = PrepareOptions(str(tmp_path / f"{name}.txt"), str(tmp_path / name), tokenizer="characters", seq_len=4)
-        prepare(options, lambda what, count: None)
+        prepared(str(tmp_path / f"{name}.txt"), str(tmp_path / name), tokenizer="characters", seq_len=4)
     first, second, third = (DatasetShare(path=str(tmp_path / name)) for name in ("first", "second", "third"))
 
     with opened(Dataset(mix=[first, third, first])) as source:
@@ -130,3 +128,25 @@ def test_tokens_differ_if_a_number_is_another_one_unless_it_is_special(tmp_path:
         (tmp_path / name / "tokenizer.json").write_text(json.dumps(file))
     alike = [same_tokens(tmp_path / "bpe", tmp_path / name) for name in (*files, "none")]
     assert alike == [True, True, True, False, True]
+
+
+def test_mixed_datasets_end_at_the_ends_of_each() -> None:
+    texts, chats = TokenRules((1,), (2,), 10), TokenRules((1,), (7, 2), 12, TEMPLATE)
+
+    assert joined_rules([("texts", texts), ("chats", chats)]) == TokenRules((1,), (2, 7), 12, TEMPLATE)
+
+
+def test_mixed_datasets_of_an_earlier_release_alone_have_no_rules() -> None:
+    assert joined_rules([("one", None), ("other", None)]) is None
+
+
+@pytest.mark.parametrize("other", [TokenRules((3,), (2,)), TokenRules((), (2,)), None])
+def test_mixed_datasets_whose_texts_begin_differently_are_refused_with_a_remedy(other: TokenRules | None) -> None:
+    with pytest.raises(DataError, match=r"DATA062.*'texts' and 'old'.*begin with different tokens.*prepare both again"):
+        joined_rules([("texts", TokenRules((1,), (2,))), ("old", other)])
+
+
+def test_mixed_chats_begin_as_their_template_writes() -> None:
+    chats = TokenRules((), (7,), 12, TEMPLATE)
+
+    assert joined_rules([("chats", chats), ("texts", TokenRules((1,), (2,)))]) == TokenRules((1,), (7, 2), 12, TEMPLATE)

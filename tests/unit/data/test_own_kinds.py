@@ -12,9 +12,9 @@ import pytest
 
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.options import PrepareOptions
-from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import read_slice
 from hypha_ray.errors import ConfigError
+from tests.support.prepared import prepared
 
 MODULE = """
 import numpy as np
@@ -64,8 +64,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def made(source: str, name: str, **options: Any) -> tuple[Manifest, dict[str, dict[str, np.ndarray]]]:
     """The manifest, and the tensors of both splits."""
-    given = PrepareOptions(source=source, out="made", kind=f"own_kinds:{name}", samples_per_slice=8, **options)
-    manifest = prepare(given, lambda what, number: None)
+    manifest = prepared(source=source, out="made", kind=f"own_kinds:{name}", samples_per_slice=8, **options)
     splits = {}
     for split in ("train", "validation"):
         parts = [read_slice(Path("made"), info, manifest) for info in manifest.of(split)]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from hypha_ray.data.catalogue import UrlFolder, load
 from hypha_ray.data.storage import DiskCache, UrlFiles
 from hypha_ray.errors import ExpiredError, HyphaError
 from hypha_ray.store.mirror import Mirror, fetch
+from tests.support.http_servers import LocalServer, QuietHandler
 from tests.support.refusing_store import Store, refusing_store
 
 REASONS = [
@@ -142,22 +141,15 @@ def test_mirror_over_http_is_tried_again_only_where_that_can_help(
 def answering(status: int) -> Iterator[str]:
     """The URL of a server that answers every request with a status, and nothing else."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
-            """Stay silent."""
-
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self.answer(status)
 
         def do_HEAD(self) -> None:
             self.do_GET()
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with LocalServer(Handler) as server:
+        yield server.url
 
 
 def test_missing_dataset_is_still_called_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from hypha_ray.data.encoders import byte_tokenizer
 from hypha_ray.data.kinds.chat_templates import ChatTemplate, find_answers
 from hypha_ray.data.sources.chats import Chat
 from hypha_ray.errors import DataError
-from tests.support.prepared import omissions, table
-from tests.unit.data.test_chats import CHATML, parts_of, run, said, tokenizer_with
+from tests.support.prepared import CHATML, omissions, table
+from tests.unit.data.test_chats import parts_of, run, said, tokenizer_with
 
 CALLS = (
     "{{% for t in tools or [] %}}{{{{ t | tojson }}}};{{% endfor %}}"

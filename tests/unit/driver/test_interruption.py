@@ -1,4 +1,6 @@
-"""The report of an interrupted job: how far it is, where it is, and the command that goes on."""
+"""The report of an interrupted job: how far it is, where it is, and the command, as typed, that goes on."""
+
+from __future__ import annotations
 
 import os
 import shlex
@@ -12,7 +14,7 @@ import pytest
 
 from hypha_ray.config import Job
 from hypha_ray.config.training import Checkpoint
-from hypha_ray.driver.start import TERMINATED, InterruptionReport
+from hypha_ray.driver.start import TERMINATED, InterruptionReport, own_command
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.directory import RunDirectory
 from tests.support.store_bench import ask
@@ -20,6 +22,8 @@ from tests.support.store_bench import ask
 COMMAND = ["python", "jobs/diloco.py", "@", "my job.toml", "--run.name", "a"]
 ROOT = Path(__file__).parents[3]
 PASTED = "python jobs/diloco.py @ 'my job.toml' --run.name a"
+SECRET = ["--dataset.path", "https://me:s3cret@host/d?token=abc"]
+HIDDEN = ["--dataset.path", "https://me:***@host/d?token=***"]
 
 
 def run_of(parent: Path, rounds: int, **checkpoint: int) -> RunDirectory:
@@ -111,3 +115,27 @@ def test_command_interrupted_while_it_loads_says_where_the_run_will_be(
     last = errors.splitlines()[-1]
     told, _, again = last.partition("; go on with: ")
     assert told == "stopped before the first commit: nothing is committed yet" and shlex.split(again) == command
+
+
+@pytest.mark.parametrize(
+    ("words", "script", "arguments", "expected"),
+    [
+        (
+            ["python", "jobs/diloco.py"],
+            "jobs/diloco.py",
+            ["@", "job.toml"],
+            ["python", "jobs/diloco.py", "@", "job.toml"],
+        ),
+        (["python3", "-u", "mine.py"], "mine.py", ["--lr", "3"], ["python3", "mine.py", "--lr", "3"]),
+        (["python", "/env/bin/hypha-ray", "grpo"], "/lib/jobs/grpo.py", ["@", "x"], ["hypha-ray", "grpo", "@", "x"]),
+        (["python", "-m", "hypha_ray"], "/lib/jobs/grpo.py", ["x"], ["python", "-m", "hypha_ray", "grpo", "x"]),
+        (["python", "jobs/diloco.py"], "jobs/diloco.py", SECRET, ["python", "jobs/diloco.py", *HIDDEN]),
+    ],
+    ids=["script", "options of Python", "installed", "module", "secrets"],
+)
+def test_command_is_what_a_user_typed_without_secrets(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], script: str, arguments: list[str], expected: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    monkeypatch.setattr(sys, "orig_argv", [*words, *arguments])
+    assert own_command() == expected

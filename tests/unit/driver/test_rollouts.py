@@ -12,8 +12,6 @@ from transformers import AutoTokenizer
 
 from hypha_ray.config.load import load, resolved_toml
 from hypha_ray.data.catalogue import load as load_dataset
-from hypha_ray.data.options import PrepareOptions
-from hypha_ray.data.prepare import prepare
 from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.evaluation import EvaluationRequest, ModelSource, evaluate_on_dataset
 from hypha_ray.driver.preflight.checks import case_of, check_case, check_rewards
@@ -22,6 +20,8 @@ from hypha_ray.model.metrics import batches_of
 from hypha_ray.rl.island import Island
 from hypha_ray.types import TokenRules
 from hypha_ray.types.events import means
+from tests.support.plugins import modules_beside
+from tests.support.prepared import prepared
 from tests.support.rl import settings
 
 OPT = ["--model.config.model_type=opt", "--model.config.ffn_dim=64", "--model.config.word_embed_proj_dim=32"]
@@ -38,19 +38,11 @@ number = 3
 def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A hundred prompts of three characters."""
     folder = tmp_path_factory.mktemp("data") / "sort2"
-    prepare(
-        PrepareOptions("problems:sort2", folder, tokenizer="characters", max_documents=100), lambda what, count: None
-    )
+    prepared("problems:sort2", folder, tokenizer="characters", max_documents=100)
     return folder
 
 
-@pytest.fixture(autouse=True)
-def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reward functions of a user, beside the job."""
-    (tmp_path / "rewards_of_mine.py").write_text(REWARDS, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "rewards_of_mine", raising=False)
+beside = modules_beside(rewards_of_mine=REWARDS)
 
 
 def check(dataset: Path, *flags: str, **config: object) -> list[str]:

@@ -1,23 +1,33 @@
-"""Figures that benchmarks make of a run's records."""
+"""Figures of benchmarks: of a run's records, of starts and predictions, of tiny models, and beside simpler planners."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from benchmarks import codecs, data_faults, device_exchange, exchange, sinks, slice_path, start
+from bench import groups
+from benchmarks import codecs, data_faults, device_exchange, exchange, fitting, sinks, slice_path, start
 from benchmarks.convergence import asynchrony, exchange_options, quality
-from benchmarks.gpu.rows import PARTS
+from benchmarks.gpu import settings
+from benchmarks.gpu.generation import generation
+from benchmarks.gpu.loops import VALIDATION, plain, train
+from benchmarks.gpu.rows import PARTS, is_there, measure_on
+from benchmarks.gpu.size import TINY, texts
+from benchmarks.gpu.trainer import trainer
 from benchmarks.places import GPU, GPU_ROWS, PLACES, QUALITY, QUALITY_ROWS
 from benchmarks.plots import draw
 from benchmarks.rl import ahead, engines, steps
 from benchmarks.scheduling import core, planner, prediction
+from benchmarks.scheduling.planner_rivals import FixedSteps, Projection, Start, clairvoyant
+from benchmarks.scheduling.prediction import TRIALS, Outcome, rows_of
+from benchmarks.scheduling.unsteady_fleet import MESSAGE_S, Conditions, Machine, UnsteadyFleet
 from benchmarks.start import run_command
 from benchmarks.wide_area import overlap
 from benchmarks.wide_area.overlap import BATCH_S, WORKERS, exchange_s, utilisation
@@ -25,9 +35,32 @@ from benchmarks.wide_area.peak import most
 from benchmarks.wide_area.time_to_loss import seconds_to
 
 from hypha_ray.codec import NAMES
+from hypha_ray.config.automatic import OFF
 from hypha_ray.errors import ConfigError
+from hypha_ray.simulation.calibration import calibrate
+from hypha_ray.simulation.options import parse_trial, parse_trials
+from hypha_ray.simulation.predictions import predict
+from hypha_ray.simulation.run_scenario import DataSize
+from tests.support.recorded_run import write_run
 
 ROOT = Path(__file__).parents[3]
+LINES = [
+    (13.0, "run: /runs/a\n"),
+    (20.0, "done: 2 rounds\n"),
+    (10.5, "[0.5s] loading libraries\n"),
+    (22.5, "run: /runs/a\n"),
+]
+EVENTS = [
+    {"kind": "join", "monotonic_s": 17.0},
+    {"kind": "attempt", "monotonic_s": 12.0},
+    {"kind": "join", "monotonic_s": 16.0},
+]
+SIZE = replace(TINY, warm=1, steps=3, turns=1)
+DOCS = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8").splitlines()
+
+
+WEIGHTS = 50_257 * 768 + 1024 * 768 + 2 * (12 * 768**2 + 13 * 768) + 2 * 768
+"""Weights of GPT-2 with two of its layers: both tables, the layers, and the last norm."""
 
 
 def rounds(train_s: float, wait_s: float, count: int) -> list[dict[str, Any]]:
@@ -162,3 +195,152 @@ def test_unknown_row_is_refused_before_any_library_is_loaded(tmp_path: Path) -> 
     assert ended.returncode == 2
     assert ended.stderr.startswith("error[CFG001]: no row 'plannr'")
     assert ended.stderr.strip().endswith("Fix: write planner")
+
+
+def test_start_is_timed_to_the_first_line_and_worker_and_the_end_from_done_to_the_last_line() -> None:
+    assert start.times_of(10.0, LINES, EVENTS) == pytest.approx((0.5, 6.0, 2.5))
+
+
+def test_rows_are_seconds_alone_and_ratios_beside_another_checkout() -> None:
+    alone, ratios = start.rows([0.5, 6.0, 2.0], None), start.rows([0.5, 6.0, 2.0], [1.0, 12.0, 2.0])
+    assert [alone[name]["value"] for name in start.ROWS] == [0.5, 6.0, 2.0]
+    assert [ratios[name]["value"] for name in start.ROWS] == [0.5, 0.5, 1.0]
+    assert ratios["start_first_worker"]["beside_s"] == 12.0
+
+
+def test_rows_of_outcomes_have_the_median_error_of_each_figure(tmp_path: Path) -> None:
+    base = write_run(tmp_path / "base")
+    trials = parse_trials(["rounds.samples_between_updates=60", "rounds.evaluate_every=1", "sync.codec=int8"])
+    shorter, same, coded = predict(calibrate(base), base, trials, lambda job: DataSize()).trials
+    short_run = calibrate(write_run(tmp_path / "short", batches=(10, 5)))
+    base_run = calibrate(base)
+    outcomes = {
+        "shorter": Outcome(shorter, short_run),
+        "same": Outcome(same, base_run),
+        "coded": Outcome(coded, base_run),
+    }
+    # Four rounds of 1.45 s, three evaluations before rounds and one after the last, and its merge. The first simulated
+    # round knows no speeds: its 7 batches of 0.2 s take 0.4 s longer.
+    recorded_s = 4 * 1.45 + 4 * 0.5 + 0.1
+    assert outcomes["shorter"].error("time_s") == pytest.approx(0.4 / recorded_s)
+    # The record of 4000 bytes is that of fp32; int8 has 260 bytes for each 256 parameters.
+    assert outcomes["coded"].error("bytes_up") == pytest.approx(1 - 1040 / 4000)
+    rows = rows_of(outcomes)
+    assert tuple(rows) == prediction.ROWS
+    assert [rows[row]["value"] for row in prediction.ROWS] == pytest.approx([0.0, 0.0, 0.0], abs=1e-6)
+    assert rows["prediction"]["shorter"] == "5.1%"
+
+
+def test_predicted_runs_of_the_benchmark_have_settings_that_parse() -> None:
+    for text in TRIALS.values():
+        assert parse_trial(text).job
+
+
+def test_without_a_gpu_one_line_says_so_and_nothing_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    is_there.cache_clear()
+    assert [measure_on("cuda", name) for name in PARTS] == [{}] * len(PARTS)
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_rows_are_named_and_the_name_gpu_stands_for_all() -> None:
+    of_gpu = [names for names in groups("cpu") if "gpu" in names]
+    assert all(names[0] == "gpu" for names in of_gpu)
+    assert {name for _, name in of_gpu} == set(PARTS)
+
+
+@pytest.mark.slow
+def test_training_of_the_benchmark_is_that_of_a_worker_and_has_its_loss() -> None:
+    """The same samples in the same order give the same loss, however they are computed."""
+    ids = texts(SIZE, SIZE.steps + VALIDATION)
+    found = {name: train(SIZE, SIZE.job(OFF | given), ids) for name, given in
+             {"plain": {}, "fused": {"fused_loss": True}, "mixed": {"autocast": "bf16"}}.items()}  # fmt: skip
+    assert found["fused"].loss == pytest.approx(found["plain"].loss, rel=1e-5)
+    assert found["mixed"].loss == pytest.approx(found["plain"].loss, rel=1e-2)
+    assert found["mixed"].loss != found["plain"].loss
+    assert all(one.step_s > 0 and one.mfu is None and one.peak_gib is None for one in found.values())
+    assert plain(SIZE, SIZE.job(OFF), ids) > 0
+
+
+def test_settings_that_exclude_each_other_are_no_rows() -> None:
+    tried = list(settings.combinations(replace(SIZE, device="cuda")))
+    assert len(tried) == 2 * 2 * 4 and not any(one["compile"] and one["fused_loss"] for one in tried)
+
+
+@pytest.mark.slow
+def test_trainer_of_transformers_and_generation_are_measured() -> None:
+    assert trainer(SIZE)["gpu_trainer"]["value"] > 0
+    row = generation(SIZE)["gpu_generation"]
+    assert row["value"] > 0 and row["prompts"] == 8
+
+
+class Steady(Machine):
+    """A machine whose batches all take the same time."""
+
+    def __init__(self, batch_s: float) -> None:
+        self._batch_s = batch_s
+
+    def seconds(self, batch: int, at: float) -> float:
+        """Time of any batch."""
+        return self._batch_s
+
+
+def start_of(*batch_s: float, target: int) -> Start:
+    """A round's start with steady machines."""
+    return Start([Steady(seconds) for seconds in batch_s], 5.0, (0,) * len(batch_s), target)
+
+
+def test_clairvoyant_takes_batches_in_the_order_of_their_ends() -> None:
+    assert clairvoyant(start_of(1.0, 3.0, target=4)) == pytest.approx(3.0 + 2 * MESSAGE_S)
+    assert clairvoyant(start_of(1.0, 3.0, target=5)) == pytest.approx(4.0 + 2 * MESSAGE_S)
+
+
+def test_fixed_steps_wait_for_the_slowest() -> None:
+    assert FixedSteps()(start_of(1.0, 3.0, target=4)) == pytest.approx(6.0 + 2 * MESSAGE_S)
+
+
+def test_projection_of_steady_machines_is_as_good_as_clairvoyance() -> None:
+    rule = Projection()
+    start = start_of(1.0, 3.0, target=8)
+    rule(start)
+    assert rule(start) == pytest.approx(clairvoyant(start))
+
+
+@pytest.mark.parametrize("conditions", [Conditions(), Conditions(noise=0.3, drift=0.2, stragglers=0.05)])
+def test_no_round_of_the_scheduler_is_shorter_than_the_clairvoyants(conditions: Conditions) -> None:
+    machines = [Machine(3, number, conditions) for number in range(4)]
+    fleet = UnsteadyFleet(machines, batches=10, rounds=4).run()
+    assert len(fleet.finished_rounds) == 4
+    for timing in fleet.finished_rounds:
+        start = Start(machines, timing.began_at + MESSAGE_S, timing.done, 40)
+        assert timing.ended_at - timing.began_at >= clairvoyant(start) - 1e-9
+
+
+def test_scheduler_is_within_a_hundredth_of_the_clairvoyant_with_exact_times() -> None:
+    machines = [Machine(5, number, Conditions()) for number in range(8)]
+    fleet = UnsteadyFleet(machines, batches=20, rounds=4).run()
+    for timing in fleet.finished_rounds[2:]:
+        start = Start(machines, timing.began_at + MESSAGE_S, timing.done, 160)
+        assert timing.ended_at - timing.began_at <= 1.01 * clairvoyant(start)
+
+
+@pytest.mark.slow
+def test_table_of_the_docs_has_the_models_of_the_command_and_the_first_of_them_is_computed_alike() -> None:
+    """Its fastest settings fit into every GPU, so the others need not be computed."""
+    first = DOCS.index(next(fitting.table()))
+    rows = DOCS[first + 2 : first + 2 + len(fitting.SIZES)]
+    smallest = fitting.SIZES[0]
+    assert [row.split(" | ")[0] for row in rows] == [f"| {size.name}" for size in fitting.SIZES]
+    fastest = next(iter(fitting.SETTINGS))
+    needed = {fastest: fitting.needed_bytes(smallest.config, fitting.SETTINGS[fastest])}
+    assert rows[0] == fitting.row(smallest, needed) == f"| {' | '.join([smallest.name, *[fastest] * 4])} |"
+
+
+@pytest.mark.slow
+def test_needed_memory_grows_with_what_is_trained_and_shrinks_by_checkpointing() -> None:
+    shallow = fitting.SIZES[0]._replace(config={**fitting.SIZES[0].config, "n_layer": 2})
+    needed = fitting.needs_of(shallow)
+    whole, again, narrow, _, adapter, lean, half, least = (needed[name] or 0 for name in fitting.SETTINGS)
+    assert whole > again > lean > WEIGHTS * 4 and least > WEIGHTS * 2
+    assert whole > narrow and whole > adapter > lean and adapter > half > least

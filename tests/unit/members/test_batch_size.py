@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -28,6 +31,8 @@ from tests.support.worker_bench import CONFIG
 SAMPLES = Samples(
     {"input_ids": np.full((2, 16), 7), "attention_mask": np.ones((2, 16), np.int64)}, np.zeros((2, 3), int)
 )
+WEIGHTS_BYTES = 115e6
+"""Size of the model's weights, nearly all of them in a table of tokens."""
 
 
 def search(bounds: Bounds, most: int, threshold: int) -> tuple[Bounds, int]:
@@ -167,3 +172,19 @@ def test_bounds_of_a_model_are_not_those_of_another_one_in_its_folder(
         assert largest_batch(own, 0, None, SAMPLES, lambda: None) == 1
         sizes.append(len(kept()))
     assert sizes == [1, 2, 2]
+
+
+@pytest.mark.slow
+def test_copies_of_the_weights_that_a_worker_keeps_count() -> None:
+    """The trial takes four times the weights, building the model included; three copies are kept besides."""
+    model = {**CONFIG, "vocab_size": 50_000, "n_embd": 512, "n_positions": 4}
+    optimizer = {"name": "sgd", "learning_rate": 0.1, "momentum": 0.0, "clip_norm": None}
+    job = Job.model_validate({"model": {"config": model}, "inner_optimizer": optimizer, "worker": {"device": "cpu"}})
+    ids = np.full((1, 4), 7)
+    samples = Samples({"input_ids": ids, "attention_mask": np.ones_like(ids)}, np.zeros((1, 3), int))
+    trials = [Trial(job, None, samples, 1, copies * WEIGHTS_BYTES, 1.0, 1) for copies in (5.5, 9.0)]
+    command = [sys.executable, "-m", "hypha_ray.members.batch_trial"]
+    told = b"".join(map(pickle.dumps, trials))
+    lines = subprocess.run(command, input=told, stdout=subprocess.PIPE, check=True).stdout.splitlines()
+    assert [int(line) for line in lines[1::2]] == [TOO_LARGE, 0]
+    assert len({int(line) for line in lines[::2]}) == 2, "each has a process of its own"

@@ -14,17 +14,9 @@ from hypha_ray.errors import AuthenticationError, CapacityError, CheckpointError
 from hypha_ray.model.build import build_model, facts, infer_task, skeleton, task_of
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.task import Masking
+from tests.support.small_models import BERT, VIT
 
 GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 32}
-BERT = {
-    "model_type": "bert",
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "hidden_size": 8,
-    "intermediate_size": 8,
-    "vocab_size": 32,
-    "max_position_embeddings": 16,
-}
 T5 = {
     "model_type": "t5",
     "decoder_start_token_id": 0,
@@ -45,17 +37,6 @@ BART = {
     "decoder_attention_heads": 2,
     "encoder_ffn_dim": 8,
     "decoder_ffn_dim": 8,
-}
-VIT = {
-    "model_type": "vit",
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "hidden_size": 8,
-    "intermediate_size": 8,
-    "image_size": 8,
-    "patch_size": 4,
-    "num_channels": 1,
-    "num_labels": 10,
 }
 
 

@@ -11,29 +11,11 @@ from hypha_ray.model.build import build_model, task_of
 from hypha_ray.model.metrics import batches_of, evaluate, metrics_of
 from hypha_ray.model.task import IGNORE_INDEX, Task
 from hypha_ray.model.tasks import find_task
+from tests.support import small_models
+from tests.support.small_models import VIT
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 24, "vocab_size": 40}
-BERT = {
-    "model_type": "bert",
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "hidden_size": 8,
-    "intermediate_size": 8,
-    "vocab_size": 40,
-    "max_position_embeddings": 24,
-    "mask_token_id": 39,
-}
-VIT = {
-    "model_type": "vit",
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "hidden_size": 8,
-    "intermediate_size": 8,
-    "image_size": 8,
-    "patch_size": 4,
-    "num_channels": 1,
-    "num_labels": 10,
-}
+BERT = small_models.BERT | {"vocab_size": 40, "max_position_embeddings": 24, "mask_token_id": 39}
 
 
 def ready(config: dict[str, Any], task: str, seed: int = 0) -> tuple[torch.nn.Module, Task]:

@@ -20,6 +20,7 @@ from hypha_ray.model.lora import build_trained
 from hypha_ray.model.saved_model import export
 from hypha_ray.model.tasks import find_task
 from hypha_ray.types import Delta
+from tests.support.plugins import modules_beside
 from tests.support.worker_bench import Bench, plan_of
 
 MODULE = """
@@ -68,12 +69,7 @@ def plain(options):
 def raises(options):
     raise KeyError("lost")
 """
-
-
-@pytest.fixture(autouse=True)
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_models.py").write_text(MODULE, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
+beside = modules_beside(own_models=MODULE)
 
 
 def model(name: str = "mixer", **options: int) -> Model:

@@ -1,3 +1,8 @@
+"""Layouts: weights as flat arrays by groups and fragments, and tensors as arrays and back."""
+
+from __future__ import annotations
+
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClas
 
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.model import layout as lay
-from hypha_ray.model.layout import empty, gather, layout_of, load, pack, scatter, views
+from hypha_ray.model.layout import array_of, empty, gather, layout_of, load, pack, scatter, tensor_of, views
 from hypha_ray.types import Entry, Layout
 from tests.support.small_models import RESNET
 
@@ -24,6 +29,7 @@ LLAMA = {
     "num_key_value_heads": 1,
     "vocab_size": 32,
 }
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
 
 
 def causal_lm(seed: int = 0, **settings: Any) -> torch.nn.Module:
@@ -360,3 +366,26 @@ def test_layout_offsets_follow_each_other_within_a_group() -> None:
             ]
             assert sum(entry.size for entry in entries) == size
             assert lay.empty(layout, fragment)[group].shape == (size,)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 5)])
+def test_values_of_every_dtype_come_back_from_memory_that_may_only_be_read(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    tensor = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
+    sent = np.frombuffer(array_of(tensor).tobytes(), array_of(tensor).dtype).reshape(shape)
+    assert not sent.flags.writeable
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = tensor_of(sent)
+    assert found.dtype == dtype
+    assert torch.equal(found, tensor)
+
+
+def test_an_array_of_a_tensor_on_the_cpu_is_no_copy() -> None:
+    tensor = torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
+    array = array_of(tensor)
+    with torch.no_grad():
+        tensor.fill_(1)
+    assert torch.equal(tensor_of(array), torch.ones(4, dtype=torch.bfloat16))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +20,9 @@ from hypha_ray.model.tasks import find_task
 from hypha_ray.plugins import attempt
 from hypha_ray.scheduler.round_strategy import Evaluation
 from hypha_ray.types import Evaluated, Source, Span, Sums, added
-from tests.unit.model.test_evaluation import GPT2, VIT, images, ready, text
+from tests.support.plugins import modules_beside
+from tests.support.small_models import VIT
+from tests.unit.model.test_evaluation import GPT2, images, ready, text
 
 MODULE = """
 import torch
@@ -58,12 +59,7 @@ class Divides(Scored):
     def figure(self, sums):
         return 1 / 0
 """
-
-
-@pytest.fixture(autouse=True)
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_metrics.py").write_text(MODULE, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
+beside = modules_beside(own_metrics=MODULE)
 
 
 def sums_of(arrays: Mapping[str, np.ndarray], *names: str, size: int) -> Sums:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,10 @@ from hypha_ray.model.losses import compute_losses, with_own_loss
 from hypha_ray.model.metrics import batches_of, evaluate, metrics_of
 from hypha_ray.types import Delta, Samples
 from hypha_ray.worker.incarnation import epoch_order
+from tests.support.plugins import modules_beside
+from tests.support.small_models import VIT
 from tests.support.worker_bench import CONFIG, Bench, plan_of
-from tests.unit.model.test_evaluation import VIT, images, ready
+from tests.unit.model.test_evaluation import images, ready
 
 MODULE = """
 import torch
@@ -62,12 +63,7 @@ def beside(output, inputs):
 LENGTHS = np.random.default_rng(1).choice([2, 3, 4, 16], 64)
 GROUP = "parameters/float32"
 LOSS = {"loss": "own_sample_losses:Smoothed", "loss_options": {"share": 0.25}}
-
-
-@pytest.fixture(autouse=True)
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_sample_losses.py").write_text(MODULE, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
+beside = modules_beside(own_sample_losses=MODULE)
 
 
 def bench_of(**tables: dict[str, Any]) -> Bench:

@@ -1,7 +1,8 @@
-"""Weights of bfloat16 that are rounded at random: right on average, and repeatable."""
+"""Extras of torch: AdamW for one of several workers, and weights of bfloat16 that are rounded at random."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -13,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from hypha_ray.config.training import InnerOptimizer
 from hypha_ray.optim.optimizers import build_optimizer
-from hypha_ray.optim.torch_extras import rounded
+from hypha_ray.optim.torch_extras import FleetAdamW, rounded
 from hypha_ray.types import FragmentUpdate
 from tests.support.worker_bench import CONFIG, Bench, plan_of
 from tests.unit.optim.test_optimizers import network
@@ -163,3 +164,39 @@ def test_replay_goes_on_to_the_bit_from_averages_that_were_rounded_at_random() -
         assert {name: array.tobytes() for name, array in found.items()} == {
             name: array.tobytes() for name, array in expected.items()
         }
+
+
+def noise_left(decay: float, steps: int) -> float:
+    """Variance of a corrected running average of so many independent values of variance 1: its weights' squares."""
+    weights = [(1 - decay) * decay ** (steps - n) / (1 - decay**steps) for n in range(1, steps + 1)]
+    assert math.isclose(sum(weights), 1.0)
+    return sum(weight**2 for weight in weights)
+
+
+def by_hand(start: float, gradients: list[float], workers: int, rate: float, betas: tuple[float, float]) -> list[float]:
+    """The weight after each step, by the class's description."""
+    weight, mean, square, found = start, 0.0, 0.0, []
+    for n, gradient in enumerate(gradients, 1):
+        mean = betas[0] * mean + (1 - betas[0]) * gradient
+        square = betas[1] * square + (1 - betas[1]) * gradient**2
+        m, v = mean / (1 - betas[0] ** n), square / (1 - betas[1] ** n)
+        noise = 0.0 if n == 1 else (v - m**2) / (1 - noise_left(betas[0], n))  # One value has no noise.
+        lessened = max(v - (1 - 1 / workers) * noise, v / workers)
+        weight -= rate * m / (math.sqrt(lessened) + 1e-8)
+        found.append(weight)
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+@pytest.mark.parametrize("betas", [(0.9, 0.95), (0.5, 0.999), (0.95, 0.99)])
+def test_every_step_from_the_first_on_is_as_long_as_described(workers: int, betas: tuple[float, float]) -> None:
+    for seed in range(5):
+        gradients = (0.3 + np.random.default_rng(seed).standard_normal(12)).tolist()
+        parameter = torch.nn.Parameter(torch.tensor([1.5], dtype=torch.float64))
+        optimizer = FleetAdamW([parameter], lr=0.1, betas=betas, workers=workers)
+        found = []
+        for gradient in gradients:
+            parameter.grad = torch.tensor([gradient], dtype=torch.float64)
+            optimizer.step()
+            found.append(parameter.item())
+        assert found == pytest.approx(by_hand(1.5, gradients, workers, 0.1, betas), rel=1e-9)

@@ -13,8 +13,6 @@ import torch
 from hypha_ray.config.load import load
 from hypha_ray.config.schema import Job, Model
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.options import PrepareOptions
-from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import describe, write_slice
 from hypha_ray.driver.evaluation import EvaluationRequest, ModelSource, evaluate_on_dataset
 from hypha_ray.driver.preflight.checks import check_plugins
@@ -24,6 +22,8 @@ from hypha_ray.model.saved_model import export
 from hypha_ray.rl.island import Island
 from hypha_ray.types import Delta, Samples
 from hypha_ray.worker.supervised import SupervisedTrainer
+from tests.support.plugins import modules_beside
+from tests.support.prepared import prepared
 from tests.support.rl import BATCH, tokenizer
 from tests.support.rl import job as rl_job
 from tests.support.worker_bench import CONFIG, Bench, plan_of
@@ -31,14 +31,7 @@ from tests.support.worker_bench import CONFIG, Bench, plan_of
 PAGE = Path(__file__).parents[3] / "docs" / "plugins-training.md"
 EXAMPLES = dict(re.findall(r"```python\n# (\w+)\.py.*?\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
 """Modules of the page by name."""
-
-
-@pytest.fixture(autouse=True)
-def beside_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in EXAMPLES.items():
-        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+beside = modules_beside(**EXAMPLES)
 
 
 def test_policy_is_trained_on_the_documented_loss_and_advantages() -> None:
@@ -95,8 +88,7 @@ def test_documented_model_is_trained_on_the_documented_loss_and_has_the_document
 def test_documented_kind_makes_a_dataset_of_the_rows(tmp_path: Path) -> None:
     rows = [{"values": [number, number + 1, number + 2, number + 3]} for number in range(20)]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    options = PrepareOptions(source="rows.jsonl", out="windows", kind="windows:windows")
-    manifest = prepare(options, lambda what, number: None)
+    manifest = prepared(source="rows.jsonl", out="windows", kind="windows:windows")
     assert manifest.shapes == {"past_values": (2,), "future_values": (2,)}
     assert manifest.samples("train") + manifest.samples("validation") == 20
 

@@ -11,7 +11,6 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, Processes, Toget
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.rl.scoring import evaluators_of
 from hypha_ray.types.events import WorkState, current_work
+from tests.support.plugins import modules_beside
 
 MODULE = """
 import os, signal, sys
@@ -69,16 +69,7 @@ sys.path.insert(0, ".")
 Processes(["tricky_rewards:stay"], 1, 600.0).rewards([Response("?", sys.argv[1], (), True, {"answer": "1"}, 8)])
 """
 """A worker whose reward function is busy for long."""
-
-
-@pytest.fixture(autouse=True)
-def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Functions of a user, beside the job."""
-    (tmp_path / "tricky_rewards.py").write_text(MODULE, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "tricky_rewards", raising=False)
-    yield
+beside = modules_beside(tricky_rewards=MODULE)
 
 
 def responses(*texts: str) -> list[Response]:

@@ -31,6 +31,7 @@ from hypha_ray.rl.http import (
     is_this_machine,
     retry_after_s,
 )
+from tests.support.http_servers import LocalServer, QuietHandler
 
 KEY = {"Authorization": "Bearer sk-secret"}
 Answer = Callable[[http.server.BaseHTTPRequestHandler], None]
@@ -49,26 +50,20 @@ def serving(answer: Answer, tls: ssl.SSLContext | None = None) -> Iterator[Site]
     """Serve by a function of the request."""
     site = Site()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.body()
             site.seen.append((self.command, self.path, self.headers["Authorization"]))
             answer(self)
 
-        do_POST = do_CONNECT = do_GET  # noqa: N815
+        do_POST = do_CONNECT = do_GET
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Stay silent."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        if tls is not None:
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
-        site.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
+    server = LocalServer(Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    site.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
+    with server:
         yield site
-        server.shutdown()
-        thread.join()
 
 
 def says(value: Any, status: int = 200, **headers: str) -> Answer:

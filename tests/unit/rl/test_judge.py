@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import logging
 import math
@@ -24,6 +23,7 @@ from hypha_ray.rl.rewards import evaluators
 from hypha_ray.rl.rewards.evaluators import JudgeCalls
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.rl.scoring import Scored, Scorer
+from tests.support.http_servers import LocalServer, QuietHandler
 from tests.support.rl import CHARACTERS, END, prompts, tokenizer
 
 KEY = "sk-very-secret-73519"
@@ -49,9 +49,9 @@ class Bench:
 def bench() -> Iterator[Bench]:
     found = Bench()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked = json.loads(self.body())
             found.asked.append({**asked, "path": self.path})
             found.keys.add(self.headers["Authorization"])
             if found.together is not None:
@@ -69,16 +69,9 @@ def bench() -> Iterator[Bench]:
             self.end_headers()
             self.wfile.write(body.encode() if said != "garbage" else b"<html>")
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Stay silent."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        found.url = f"http://127.0.0.1:{server.server_port}/v1"
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
+    with LocalServer(Handler) as server:
+        found.url = f"{server.url}/v1"
         yield found
-        server.shutdown()
-        thread.join()
 
 
 def judged(bench: Bench, *texts: str, **settings: Any) -> list[float]:

@@ -1,28 +1,33 @@
-"""Generation by the trained model, against plain transformers."""
+"""Generation by the trained model, against plain transformers, and engines with other log-probabilities."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from pydantic import ValidationError
 from transformers import MistralConfig, MistralForCausalLM
 
 from hypha_ray.config.rl import LOWEST_TEMPERATURE, RL
+from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines import native
 from hypha_ray.rl.engines.native import ReservedLayer, Responses, Sampling, choose, draw, draws_on_host, generate
 from hypha_ray.rl.policy import Policy, packed_responses, responses_of, sample_of
+from hypha_ray.rl.policy_roles import Generator
 from hypha_ray.types import Samples
-from tests.support.rl import END, PAD, policy_model, prompts, settings
+from tests.support.rl import BATCH, END, PAD, job, policy_model, prompts, settings
 
 TEXTS = ["12=", "3456=", "7=", "98=", "5=", "012="]
-BATCH = prompts(TEXTS, [""] * len(TEXTS))
+UNEVEN = prompts(TEXTS, [""] * len(TEXTS))
 
 
 def _generated(rows: list[int], sampling: Sampling, model: Any) -> Responses:
-    part = BATCH.part(np.array(rows))
+    part = UNEVEN.part(np.array(rows))
     ids, mask = (torch.from_numpy(part.arrays[name]) for name in ("input_ids", "attention_mask"))
     return generate(model, ids, mask, draw(3, part.keys, sampling), sampling, {END})
 
@@ -92,7 +97,7 @@ def test_an_end_token_in_a_prompt_ends_no_response_and_is_no_part_of_it(prompt: 
     model, sampling, texts = policy_model(), Sampling(1, 8, temperature=0.0), (prompt, [8, 9, 12])
     ids = torch.tensor([[PAD] * (6 - len(text)) + text for text in texts])
     mask = torch.tensor([[0] * (6 - len(text)) + [1] * len(text) for text in texts])
-    part = BATCH.part(np.arange(2))
+    part = UNEVEN.part(np.arange(2))
     responses = generate(model, ids, mask, draw(3, part.keys, sampling), sampling, {END})
     arrays = part.arrays | {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
     sample = sample_of(Samples(arrays, part.keys))
@@ -167,3 +172,47 @@ def test_memory_reserved_for_long_responses_changes_no_bit(window: int | None, m
     assert reserved.mask.shape[1] > 20
     for name in ("ids", "logprobs", "mask"):
         assert torch.equal(getattr(reserved, name), getattr(grown, name))
+
+
+class Off:
+    """Engine that adds something to the policy's own log-probabilities."""
+
+    name, remedy = "an engine", "mend it"
+
+    def __init__(self, policy: Policy, added: float) -> None:
+        self._policy, self._added = policy, added
+
+    def generate(
+        self,
+        model: Any,
+        ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        keys: npt.NDArray[Any],
+        sampling: Sampling,
+        ends: Collection[int],
+    ) -> Responses:
+        """Respond with the policy's own responses."""
+        own = self._policy.sample(ids, attention_mask, draw(0, keys, sampling), sampling, ends)
+        return replace(own, logprobs=own.logprobs + self._added)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def generator(added: float) -> Generator:
+    policy = Policy(policy_model(), 1.0, None)
+    return Generator(job().rl, 0, policy, {END}, Off(policy, added))
+
+
+def test_engine_with_log_probabilities_that_are_no_numbers_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"RL021.*an engine.*log-probability nan.*mend it"):
+        generator(torch.nan).generate(sample_of(BATCH), {})
+
+
+@pytest.mark.parametrize(("added", "fits"), [(-0.09, True), (-0.11, False)])
+def test_engine_is_refused_by_the_mean_distance_of_its_log_probabilities(added: float, fits: bool) -> None:
+    if fits:
+        generator(added).generate(sample_of(BATCH), {})
+        return
+    with pytest.raises(ConfigError, match="RL024"):
+        generator(added).generate(sample_of(BATCH), {})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.rewards.response import TrainerState, pack_records
 from hypha_ray.rl.scoring import Scored, Scorer, rollout_records
+from tests.support.plugins import modules_beside
 from tests.support.rl import CHARACTERS, END, PAD, prompts, tokenizer
 
 MODULE = """
@@ -54,16 +53,7 @@ def each(completions, **columns):
 """
 TEXTS = ["1", "12", "123", "1234"]
 """Responses: two to each of two prompts, all of them ended but the last one."""
-
-
-@pytest.fixture(autouse=True)
-def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Functions of a user, beside the job."""
-    (tmp_path / "own_rewards.py").write_text(MODULE, encoding="utf-8")
-    (tmp_path / "script_that_ends.py").write_text("raise SystemExit(3)", encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "own_rewards", raising=False)
+beside = modules_beside(own_rewards=MODULE, script_that_ends="raise SystemExit(3)")
 
 
 def try_functions(*functions: str, **more: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypha_ray.telemetry.sinks.base import Tally, build
 from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl, rewind
 from hypha_ray.telemetry.sinks.inputs import SinkPlace
 from hypha_ray.telemetry.sinks.mlflow import MLflow
-from tests.support.curves import expected_curves
+from tests.support.curves import expected_curves, track
 from tests.support.fleet import fleet_records
 
 pytestmark = [
@@ -23,6 +24,7 @@ pytestmark = [
 ]
 
 CONFIG = {"rounds": {"update_rounds": 2, "patience": None}, "dataset": {"path": "sftp://me:s3cr3t@host/data"}}
+write = partial(track, sink="mlflow", config=CONFIG)
 
 
 @pytest.fixture(autouse=True)
@@ -31,16 +33,6 @@ def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TRACKING_URI", "EXPERIMENT_NAME", "DISABLE_TELEMETRY"):
         monkeypatch.setenv(f"MLFLOW_{name}", "")
         monkeypatch.delenv(f"MLFLOW_{name}")
-
-
-def write(directory: Path, records: list[dict[str, Any]]) -> None:
-    sinks = build(directory, "fleet", ["mlflow"], patience_s=240.0)
-    sinks.start(CONFIG)
-    for record in records:
-        sinks.record(record)
-    sinks.summary({"rounds": 2, "loss": 2.5})
-    sinks.close()
-    assert sinks.losses()["mlflow"] == {"failed": 0, "dropped": 0}
 
 
 def client_of(uri: str) -> Any:

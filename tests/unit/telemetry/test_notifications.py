@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from hypha_ray.config.training import Alert
 from hypha_ray.telemetry.sinks import notifications as module
 from hypha_ray.telemetry.sinks.base import Composite, Files, build
 from hypha_ray.telemetry.sinks.files import EVENTS, read_jsonl
+from tests.support.http_servers import LocalServer, QuietHandler
 
 SECRET = "T0KEN-s3cr3t"
 EVENT: dict[str, Any] = {
@@ -39,7 +39,7 @@ EVENT: dict[str, Any] = {
 class Hook:
     """A web server that keeps the requests it gets, and answers with the given statuses, 200 after the last of them."""
 
-    def __init__(self, server: ThreadingHTTPServer) -> None:
+    def __init__(self, server: LocalServer) -> None:
         self.host = f"127.0.0.1:{server.server_port}"
         self.url = f"http://{self.host}/hooks/{SECRET}?key={SECRET}"
         self.statuses: list[int] = []
@@ -50,30 +50,19 @@ class Hook:
 
 @pytest.fixture
 def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hook]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = json.loads(self.body())
             hook.requests.append((self.path, self.headers["Content-Type"], body))
             hook.answers.wait(60)
-            self.send_response(hook.statuses.pop(0) if hook.statuses else 200)
-            self.send_header("Location", "/elsewhere")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
+            self.answer(hook.statuses.pop(0) if hook.statuses else 200, Location="/elsewhere")
 
     monkeypatch.setattr(module, "PAUSES_S", (0.01, 0.02))
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
+    with LocalServer(Handler) as server:
         hook = Hook(server)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
         monkeypatch.setenv("TEAM_HOOK", hook.url)
         yield hook
         hook.answers.set()
-        server.shutdown()
-        thread.join()
 
 
 def alert(**fields: Any) -> Alert:

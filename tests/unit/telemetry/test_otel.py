@@ -1,10 +1,8 @@
 """OpenTelemetry: what a collector at the other end of a socket receives."""
 
 import json
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from hypha_ray.telemetry.sinks.files import read_jsonl
 from hypha_ray.telemetry.sinks.inputs import METRICS as GAUGES
 from hypha_ray.telemetry.sinks.otel import Exporter
 from tests.support.fleet import fleet_records
+from tests.support.http_servers import LocalServer, QuietHandler
 
 ROUND = {"kind": "round", "round": 7, "loss": 2.5, "bytes_up": 4096, "workers": 2, "batches": {"0": 6, "1": 4}}
 
@@ -25,8 +24,8 @@ ROUND = {"kind": "round", "round": 7, "loss": 2.5, "bytes_up": 4096, "workers": 
 class Collector:
     """A collector that keeps the requests it gets."""
 
-    def __init__(self, server: ThreadingHTTPServer, requests: list[tuple[str, ExportMetricsServiceRequest]]) -> None:
-        self.url = f"http://127.0.0.1:{server.server_port}"
+    def __init__(self, url: str, requests: list[tuple[str, ExportMetricsServiceRequest]]) -> None:
+        self.url = url
         self.requests = requests
         self.refusals = 0
         """Number of requests that are refused from here on."""
@@ -57,29 +56,20 @@ def label_of(pairs: object) -> str | None:
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     requests: list[tuple[str, ExportMetricsServiceRequest]] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
+            body = self.body()
             refused = collector.refusals > 0
             if refused:
                 collector.refusals -= 1
             else:
                 requests.append((self.path, ExportMetricsServiceRequest.FromString(body)))
-            self.send_response(400 if refused else 200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self.answer(400 if refused else 200)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        collector = Collector(server, requests)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with LocalServer(Handler) as server:
+        collector = Collector(server.url, requests)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         yield collector
-        server.shutdown()
-        thread.join()
 
 
 def report(directory: Path) -> dict[str, dict[str, int]]:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from hypha_ray.telemetry.sinks import status
 from hypha_ray.telemetry.sinks.base import build
 from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl
 from tests.support.fleet import fleet_records
+from tests.support.http_servers import QuietHandler
 
 ROOT = Path(__file__).parents[3]
 ROUND = {
@@ -55,20 +56,14 @@ class Connector(ThreadingHTTPServer):
         self.connections = 0
         connector = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
+                body = self.body()
                 connector.got.append((self.path, self.headers["Content-Type"], json.loads(body)))
-                self.send_response(status)
-                self.send_header("Content-Length", "2")
-                self.end_headers()
-                self.wfile.write(b"{}")
+                self.answer(status, b"{}")
                 self.close_connection = not keep  # Without a word of it in the answer.
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Say nothing."""
 
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, 0), Handler)

@@ -18,6 +18,7 @@ from hypha_ray.telemetry.sinks.base import Tally, build
 from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl, rewind
 from hypha_ray.telemetry.sinks.inputs import SinkPlace
 from hypha_ray.telemetry.sinks.tensorboard import TensorBoard
+from tests.support.curves import track
 from tests.support.fleet import fleet_records
 
 needs_tensorboard = pytest.mark.skipif(find_spec("tensorboard") is None, reason="it is an extra")
@@ -33,13 +34,8 @@ def written(directory: Path, folder: str = "tensorboard") -> Any:
 
 @needs_tensorboard
 def test_tensorboard_has_the_curves_of_the_metrics_file(tmp_path: Path) -> None:
-    sinks = build(tmp_path, "fleet", ["tensorboard"], patience_s=120.0)
-    sinks.start({"run": {"notes": "larger batch", "tags": ["baseline", "long"]}, "rounds": {"update_rounds": 2}})
-    for record in fleet_records():
-        sinks.record(record)
-    sinks.summary({"rounds": 2, "loss": 2.5})
-    sinks.close()
-    assert sinks.losses()["tensorboard"] == {"failed": 0, "dropped": 0}
+    config = {"run": {"notes": "larger batch", "tags": ["baseline", "long"]}, "rounds": {"update_rounds": 2}}
+    track(tmp_path, fleet_records(), "tensorboard", config)
     found, records = written(tmp_path), read_jsonl(tmp_path / "metrics.jsonl")
     for kind, group in (("round", "round"), ("eval", "eval"), ("step", "worker-1")):
         mine = [record for record in records if record["kind"] == kind and record.get("worker", 1) == 1]

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 from collections import defaultdict
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 from hypha_ray.telemetry.sinks.base import build
 from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl, rewind
-from tests.support.curves import expected_curves
+from tests.support.curves import expected_curves, track
 from tests.support.fleet import fleet_records
 
 pytestmark = pytest.mark.skipif(find_spec("wandb") is None, reason="it is an extra")
@@ -26,6 +27,7 @@ BLOCK, HEADER = 32768, struct.Struct("<IHB")
 LAST_PARTS = (1, 4)
 SIGNATURE = 7
 CONFIG = {"rounds": {"update_rounds": 2}, "dataset": {"path": "sftp://me:s3cr3t@host/data"}}
+write = partial(track, sink="wandb", config=CONFIG)
 
 
 @pytest.fixture(autouse=True)
@@ -71,16 +73,6 @@ class Reopened:
             for name, value in row.items():
                 if (axis := self.axes.get(f"{name.partition('/')[0]}/*")) and name != axis:
                     self.curves[name].append((row[axis], value))
-
-
-def write(directory: Path, records: list[dict[str, Any]]) -> None:
-    sinks = build(directory, "fleet", ["wandb"], patience_s=120.0)
-    sinks.start(CONFIG)
-    for record in records:
-        sinks.record(record)
-    sinks.summary({"rounds": 2, "loss": 2.5})
-    sinks.close()
-    assert sinks.losses()["wandb"] == {"failed": 0, "dropped": 0}
 
 
 def reopened(directory: Path) -> list[Reopened]:

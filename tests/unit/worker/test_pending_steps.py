@@ -19,22 +19,16 @@ from hypha_ray.worker.incarnation import epoch_order
 from hypha_ray.worker.loop import MAX_PENDING_STEPS
 from hypha_ray.worker.supervised import SupervisedTrainer
 from tests.support import truth_samples
+from tests.support.jobs import MODEL
 from tests.support.slow_device import use_slow_device, use_unreadable_device
+from tests.support.small_models import VIT
 from tests.support.truth_cases import ACCEPTED, Case
 from tests.support.truth_samples import text, tokens
 from tests.support.worker_bench import Bench, plan_of
-from tests.unit.worker.test_damage import BAD, RESNET, VIT, bench_of, places
+from tests.unit.worker.test_damage import BAD, RESNET, bench_of, places
 from tests.unit.worker.test_processes import model_of, samples_of
 
-LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
+LLAMA = MODEL | {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
 ADAMW = {"learning_rate": 1e-2, "clip_norm": 0.5}
 MUON = {"name": "muon", "learning_rate": 1e-2}
 
