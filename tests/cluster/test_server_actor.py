@@ -22,18 +22,9 @@ from hypha_ray.server.actor import GROUPS, ParameterServer, StepRequest
 from hypha_ray.server.payloads import Received
 from hypha_ray.server.reduce import ReduceSpec, initial_momentum, reduce
 from hypha_ray.types import Flat, Layout
+from tests.support.jobs import MODEL
 
-MODEL = {
-    "model_type": "llama",
-    "vocab_size": 4000,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "tie_word_embeddings": True,
-    "pad_token_id": 0,
-}
+WIDE = MODEL | {"vocab_size": 4000, "hidden_size": 64, "intermediate_size": 96}
 GROUP = "parameters/float32"
 WAIT_S = 120.0
 MEAN = Sync()
@@ -45,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 
 def job_of(fragments: int, **tables: dict[str, Any]) -> Job:
     sync = {"fragments": fragments, **tables.pop("sync", {})}
-    return Job.model_validate({"run": {"seed": 7}, "model": {"config": MODEL}, "sync": sync, **tables})
+    return Job.model_validate({"run": {"seed": 7}, "model": {"config": WIDE}, "sync": sync, **tables})
 
 
 def start(job: Job) -> Any:

@@ -10,7 +10,6 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from hypha_ray.telemetry.actor import Telemetry
 from hypha_ray.telemetry.sinks.files import read_jsonl, stamped
 from tests.support.boards import FOLDER, expressions
 from tests.support.head_node import free_port
+from tests.support.http_servers import LocalServer, QuietHandler
 from tests.support.jobs import job_of
 
 DEADLINE_S = 60.0
@@ -72,23 +72,14 @@ def posts() -> Iterator[list[dict[str, Any]]]:
     """Alerts that a webhook has got; processes of the cluster know its address by a variable."""
     received: list[dict[str, Any]] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
-            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            received.append(json.loads(self.body()))
+            self.answer(200)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, pytest.MonkeyPatch.context() as patch:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        patch.setenv(HOOK, f"http://127.0.0.1:{server.server_port}/alerts")
+    with LocalServer(Handler) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(HOOK, f"{server.url}/alerts")
         yield received
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture(scope="module")

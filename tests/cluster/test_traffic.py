@@ -1,18 +1,24 @@
-"""The traffic and the disk space that a summary foretells are those of the run, on a local Ray cluster."""
+"""Traffic and disk of a run are those that its summary foretells, and payloads take what they declare."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import ray
+from ray.experimental import get_object_locations
 
+from hypha_ray.codec import NAMES, codec, difference_codec, encoder, payload_bytes
+from hypha_ray.codec.feedback import publish
 from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.earlier_runs import pace_of_earlier_run
 from hypha_ray.driver.preflight.checks import case_of
 from hypha_ray.driver.preflight.run_costs import disk_sizes, exchange_of
 from hypha_ray.driver.preflight.summary import run_samples
 from hypha_ray.model.layout import layout_of
+from hypha_ray.types import Flat
 from tests.support.jobs import job_of, run_job
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -29,6 +35,9 @@ CASES: dict[str, tuple[dict[str, Any], float]] = {
     "async": ({"strategy": "async"}, 0.25),
 }
 """Tables of `[sync]`, and the largest relative error that their estimates may have."""
+GROUPS = {"parameters/float32": 300_001, "buffers/int64": 3}
+OVERHEAD = 2048
+"""Bytes of names, shapes and dtypes of a payload's arrays, at most."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -93,3 +102,33 @@ def test_a_run_shows_the_pace_of_the_next_one(corpus: Path, tmp_path: Path) -> N
     assert pace is not None and (pace.run, pace.rounds) == ("first", 2)
     elapsed_s = [record["elapsed_s"] for record in outcome.of_kind("round")]
     assert pace.round_s == pytest.approx((elapsed_s[2] - elapsed_s[0]) / 2)
+
+
+def in_store(payload: Flat) -> int:
+    """Size of the object that a payload is put as."""
+    reference = ray.put(payload)
+    size: int = get_object_locations([reference])[reference]["object_size"]
+    return size
+
+
+def flat(seed: int) -> Flat:
+    random = np.random.default_rng(seed)
+    return {"parameters/float32": random.standard_normal(GROUPS["parameters/float32"]).astype(np.float32)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_payload_takes_the_bytes_that_it_declares(name: str) -> None:
+    payload, _ = encoder(name, 1.0).encode({**flat(1), "buffers/int64": np.arange(3)}, flat(0))
+    form = codec(name).form(GROUPS)
+    most = sum(np.dtype(array.dtype).itemsize * array.size for array in form.values())
+    declared = payload_bytes(payload)
+    assert declared == most if all(array.exact for array in form.values()) else declared <= most
+    assert declared <= in_store(payload) <= declared + OVERHEAD
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "fp32"])
+def test_difference_takes_the_bytes_that_it_declares(name: str) -> None:
+    found = difference_codec(name)
+    assert found is not None
+    payload, _ = publish(found, 1.0, flat(0), flat(1), {})
+    assert payload_bytes(payload) <= in_store(payload) <= payload_bytes(payload) + OVERHEAD
