@@ -64,8 +64,12 @@ def read_scenarios(path_or_name: str, overrides: Mapping[str, Any] | None = None
     workers = overrides.pop("workers", None)
     overridden = {SHORTCUTS.get(name, tuple(name.split("."))): value for name, value in overrides.items()}
     scenarios: list[Scenario] = []
+    varied: list[dict[str, Any]] = []
     for point in _sweep_points(document):
         settings = _Settings(document, point, overridden)
+        if settings.varied in varied:
+            continue  # The caller has set what these points differ in.
+        varied.append(settings.varied)
         scenario = _build(settings)
         if workers is not None:
             scenario = with_workers(scenario, workers)

@@ -184,6 +184,13 @@ def test_overrides_win_over_the_file_and_its_sweep(tmp_path: Path) -> None:
     assert scenario.machines[0].up_mbps == 5
 
 
+def test_points_of_a_sweep_that_differ_in_overridden_keys_alone_are_one_run(tmp_path: Path) -> None:
+    text = EXACT + '[sweep]\nrounds = [1, 2, 3]\n"job.sync.codec" = ["fp32", "int4"]\n'
+    scenarios = read_text(tmp_path, text, {"rounds": 7})
+    assert [scenario.job.sync.codec for scenario in scenarios] == ["fp32", "int4"]
+    assert {scenario.job.rounds.update_rounds for scenario in scenarios} == {7}
+
+
 def test_mistyped_override_names_the_nearest_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"unknown key model\.paramters.*did you mean model\.parameters\?"):
         read_text(tmp_path, EXACT, {"model.paramters": 1})
