@@ -236,11 +236,11 @@ class SchedulerCore:
         late_s = now - self._timers["check"]
         self._roster.defer(late_s)
         self._strategy.defer(late_s)
-        for name, at in self._timers.items():
-            self._set_timer(name, at + late_s)
+        for name, ends_at in self._timers.items():
+            self._set_timer(name, ends_at + late_s)
 
-    def _set_timer(self, name: str, at: float) -> None:
-        self._timers[name] = at
+    def _set_timer(self, name: str, ends_at: float) -> None:
+        self._timers[name] = ends_at
         self._next_timer_at = min(self._timers.values())
 
     def _stop_timer(self, name: str) -> None:
@@ -250,27 +250,27 @@ class SchedulerCore:
 
     def _tick(self, now: float) -> None:
         """Act on timers that are over. Events that keep coming must not hide silent workers."""
-        over = self._end_timers(now) if now >= self._next_timer_at else []
+        ended_timers = self._end_timers(now) if now >= self._next_timer_at else []
         self._strategy.make_up_corrections(now)
         grace_until = self._strategy.grace_until
         if grace_until is not None and now >= grace_until:
             self._strategy.close(now)
-        if "start" in over:
+        if "start" in ended_timers:
             self._stop_waiting_for_starters(now)
-        if "idle" in over:
+        if "idle" in ended_timers:
             self._give_up(self._too_few(f"were there for {self._resources.max_idle_s:g} s"), now)
 
     def _end_timers(self, now: float) -> list[str]:
         """Check for silent workers and empty slots if that is due; return the names of timers that are over."""
-        over = [name for name, at in self._timers.items() if now >= at]
-        if "check" in over:
+        ended_timers = [name for name, at in self._timers.items() if now >= at]
+        if "check" in ended_timers:
             self._set_timer("check", now + self._check_s)
             for source, reason in self._roster.silent(now, self._strategy.busy):
                 self._lose_at_work(source, reason, now)
             self._hire(now)
-        for name in {*over} - {"check"}:
+        for name in {*ended_timers} - {"check"}:
             self._stop_timer(name)
-        return over
+        return ended_timers
 
     def _stop_waiting_for_starters(self, now: float) -> None:
         """At the start deadline continue with the ready workers, if they are enough."""

@@ -24,11 +24,11 @@ class Epoch:
     it until it comes up; so every change costs O(log slices).
     """
 
-    def __init__(self, number: int, sizes: Mapping[int, int], seed: int) -> None:
-        self._number = number
+    def __init__(self, epoch_number: int, sizes: Mapping[int, int], seed: int) -> None:
+        self._epoch_number = epoch_number
         self._sizes = sizes
         self._order = sorted(sizes)
-        shuffler = random.Random(f"{seed}/{number}")
+        shuffler = random.Random(f"{seed}/{epoch_number}")
         shuffler.shuffle(self._order)
         self._position = {index: position for position, index in enumerate(self._order)}
         self._queue = list(range(len(self._order)))
@@ -45,15 +45,15 @@ class Epoch:
 
     def restore(self, index: int, spans: list[Span]) -> None:
         """Mark samples of an untouched slice as used."""
-        self._free[index] = without(Span(self._number, index, 0, self._sizes[index]), sorted(spans))
+        self._free[index] = without(Span(self._epoch_number, index, 0, self._sizes[index]), sorted(spans))
         self.used[index] = joined(spans)
-        used = samples_of(spans)
-        self._cursors[index] = used
-        available = samples_of(self._free[index])
-        if min(span.samples for span in spans) < 1 or available + used != self._sizes[index]:
+        used_samples = samples_of(spans)
+        self._cursors[index] = used_samples
+        available_samples = samples_of(self._free[index])
+        if min(span.samples for span in spans) < 1 or available_samples + used_samples != self._sizes[index]:
             raise LedgerError("LED002", "the state has samples twice, or samples that don't exist", str(spans[0]))
-        self._available -= used
-        self.unused -= used
+        self._available -= used_samples
+        self.unused -= used_samples
         self._enqueue(index)
 
     def assign(self, samples: int, cached: AbstractSet[int], nearby: AbstractSet[int] = frozenset()) -> list[Span]:
@@ -98,8 +98,8 @@ class Epoch:
 
     def use(self, span: Span) -> None:
         """Make assigned samples used."""
-        used = self.used.get(span.slice)
-        self.used[span.slice] = [span] if used is None else joined([*used, span])
+        used_spans = self.used.get(span.slice)
+        self.used[span.slice] = [span] if used_spans is None else joined([*used_spans, span])
         self._cursors[span.slice] = self._cursors.get(span.slice, 0) + span.samples
         self._assigned[span.slice] -= span.samples
         self.unused -= span.samples
@@ -132,27 +132,29 @@ class Epoch:
 
     def check(self, assigned: Mapping[int, list[Span]]) -> None:
         """Check that every sample is in one state; `assigned` has the assigned spans of each slice."""
-        available = 0
+        available_samples = 0
         for index, size in self._sizes.items():
             runs = self._runs(index)
-            available += samples_of(runs)
+            available_samples += samples_of(runs)
             assigned_spans = assigned.get(index, [])
             spans = [*runs, *assigned_spans, *self.used.get(index, ())]
-            whole = [Span(self._number, index, 0, size)]
-            is_whole = spans == whole or joined(spans) == whole
+            whole_slice = [Span(self._epoch_number, index, 0, size)]
+            is_whole = spans == whole_slice or joined(spans) == whole_slice
             rank = self._rank(index)
             is_queued = rank is None or self._key(index, rank) in self._queued
             if not (is_whole and is_queued and self._assigned[index] == samples_of(assigned_spans)):
-                raise LedgerError("LED004", f"slice {index} of epoch {self._number} is not in order", str(spans))
-        used = sum(self._cursors.values())
-        unused = sum(self._sizes.values()) - used
-        if (available, unused) != (self._available, self.unused) or sorted(self._queue) != sorted(self._queued):
-            raise LedgerError("LED004", f"the sums or the queue of epoch {self._number} are wrong")
+                raise LedgerError("LED004", f"slice {index} of epoch {self._epoch_number} is not in order", str(spans))
+        used_samples = sum(self._cursors.values())
+        unused_samples = sum(self._sizes.values()) - used_samples
+        if (available_samples, unused_samples) != (self._available, self.unused) or sorted(self._queue) != sorted(
+            self._queued
+        ):
+            raise LedgerError("LED004", f"the sums or the queue of epoch {self._epoch_number} are wrong")
 
     def _runs(self, index: int) -> list[Span]:
         """Available samples of a slice."""
-        whole = Span(self._number, index, 0, self._sizes[index])
-        return self._free.get(index, [whole])
+        whole_slice = Span(self._epoch_number, index, 0, self._sizes[index])
+        return self._free.get(index, [whole_slice])
 
     def _assign_from(self, index: int, samples: int) -> tuple[Span, ...]:
         """Assign up to `samples` samples of a slice, the first that are available."""

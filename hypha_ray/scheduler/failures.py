@@ -28,19 +28,19 @@ class LossBook:
         self._losses: dict[str, list[tuple[int, str]]] = {}
         """Numbers of workers, and their machines, by work."""
 
-    def add(self, work: str, number: int, machine: str) -> None:
+    def add(self, work: str, worker: int, machine: str) -> None:
         """Record the loss of a worker; without known work do nothing."""
         if not work:
             return
         losses = self._losses.pop(work, [])
-        self._losses[work] = [*losses, (number, machine)]
+        self._losses[work] = [*losses, (worker, machine)]
         if len(self._losses) > _MAX_WORKS:
             del self._losses[next(iter(self._losses))]
 
-    def contributed(self, number: int) -> None:
+    def contributed(self, worker: int) -> None:
         """Forget work that a worker of this number was lost at: another one has got past it."""
         for work, losses in list(self._losses.items()):
-            if any(lost == number for lost, _ in losses):
+            if any(lost == worker for lost, _ in losses):
                 del self._losses[work]
 
     def count(self, work: str) -> int:
@@ -88,32 +88,32 @@ class WeightHashes:
         self._claims.pop(source, None)
 
 
-def diverged(number: int, reason: str) -> ConfigError:
+def diverged(round_number: int, reason: str) -> ConfigError:
     """Error of a run after a round, counted from 0, without a usable delta."""
-    problem = f"training diverged: every delta of round {number + 1} was rejected, the first for {reason}"
+    problem = f"training diverged: every delta of round {round_number + 1} was rejected, the first for {reason}"
     return ConfigError("TRN001", problem, fix="lower inner_optimizer.learning_rate, or set inner_optimizer.clip_norm")
 
 
-def failure(number: int, verdict: Verdict, exact: bool) -> HyphaError | None:
+def failure(round_number: int, verdict: Verdict, exact: bool) -> HyphaError | None:
     """Reason that a round can't be committed; None if it can.
 
     An `exact` round may lack only deltas that a worker is to blame for.
     """
     lost = [rejection for rejection in verdict.rejected if not rejection.blamed]
     if lost and (exact or not verdict.accepted):
-        problem = f"round {number + 1} has to be trained again"
+        problem = f"round {round_number + 1} has to be trained again"
         got = f"of worker {lost[0].worker}: {lost[0].reason}"
         fix = "submit again: the run goes on from its last commit"
         return LostError("NET012", problem, got=got, fix=fix)
     if verdict.accepted:
         return None
     first = verdict.rejected[0]
-    return diverged(number, first.reason)
+    return diverged(round_number, first.reason)
 
 
-def disowned(number: int) -> ClusterError:
+def disowned(round_number: int) -> ClusterError:
     """Error of a run after a round in flight, counted from 0, has lost all of its deltas."""
-    problem = f"every delta of round {number + 1} began with other weights than were committed"
+    problem = f"every delta of round {round_number + 1} began with other weights than were committed"
     fix = "look at the machines' memory, then submit again: the run goes on from its last commit"
     return ClusterError("NET010", problem, fix=fix)
 

@@ -180,14 +180,17 @@ class GoalPlanner:
     def _carry_out(self, decision: Decision, spent: float, now: float) -> None:
         self._roster.wanted = decision.wanted
         limits = c.LimitLeases(decision.max_price, decision.firm_only)
-        before = self._latest
+        earlier_decision = self._latest
         self._latest = decision
         for worker in decision.drop:
             source = self._roster.slots[worker].source
             if source is not None and self._roster.slots[worker].working and self._roster.leave(source):
                 self._out.put(c.Drain(worker, DROPPED))
-        changed = before is None or (before.wanted, before.is_patient) != (decision.wanted, decision.is_patient)
-        if before is None or limits != c.LimitLeases(before.max_price, before.firm_only):
+        changed = earlier_decision is None or (earlier_decision.wanted, earlier_decision.is_patient) != (
+            decision.wanted,
+            decision.is_patient,
+        )
+        if earlier_decision is None or limits != c.LimitLeases(earlier_decision.max_price, earlier_decision.firm_only):
             self._out.put(limits)
         if changed or decision.drop:
             outlook = {

@@ -149,10 +149,10 @@ class Ledger:
             return count(self._oldest)
         return range(self._oldest, self._limit)
 
-    def _epoch(self, number: int) -> Epoch:
-        if number not in self._epochs:
-            self._epochs[number] = Epoch(number, self._sizes, self._seed)
-        return self._epochs[number]
+    def _epoch(self, epoch_number: int) -> Epoch:
+        if epoch_number not in self._epochs:
+            self._epochs[epoch_number] = Epoch(epoch_number, self._sizes, self._seed)
+        return self._epochs[epoch_number]
 
     def _close_epochs(self) -> None:
         while self._oldest in self._epochs and not self._epochs[self._oldest].unused:
@@ -190,8 +190,8 @@ class Ledger:
         """Sum over the epochs to come, of which untouched ones count whole."""
         assert self._limit is not None
         total = max(0, self._limit - self._oldest) * self._epoch_samples
-        for number, epoch in self._epochs.items():
-            if number < self._limit:
+        for epoch_number, epoch in self._epochs.items():
+            if epoch_number < self._limit:
                 total += samples_in(epoch) - self._epoch_samples
         return total
 
@@ -202,20 +202,20 @@ class Ledger:
     def ahead(self) -> dict[int, dict[int, int]]:
         """Used samples of each slice in newer epochs, zeros left out."""
         cursors: dict[int, dict[int, int]] = {}
-        for number, epoch in sorted(self._epochs.items()):
-            if number > self._oldest and epoch.used:
-                cursors[number] = epoch.cursors()
+        for epoch_number, epoch in sorted(self._epochs.items()):
+            if epoch_number > self._oldest and epoch.used:
+                cursors[epoch_number] = epoch.cursors()
         return cursors
 
     def upcoming(self, samples: int) -> tuple[int, ...]:
         """Slices from which the next `samples` samples will probably be assigned, in order."""
         slices: dict[int, None] = {}
-        for number in self._epochs_to_come():
+        for epoch_number in self._epochs_to_come():
             if samples <= 0 or len(slices) == len(self._sizes):
                 break
-            for index, available in self._epoch(number).next_slices(samples):
+            for index, available_samples in self._epoch(epoch_number).next_slices(samples):
                 slices[index] = None
-                samples -= available
+                samples -= available_samples
         return tuple(slices)
 
     def check(self) -> None:
@@ -226,13 +226,13 @@ class Ledger:
 
         """
         assigned = by_slice(chain.from_iterable(self.held.values()))
-        by_epoch: dict[int, dict[int, list[Span]]] = {number: {} for number in self._epochs}
-        for (number, index), spans in assigned.items():
-            if number not in by_epoch:
+        by_epoch: dict[int, dict[int, list[Span]]] = {epoch_number: {} for epoch_number in self._epochs}
+        for (epoch_number, index), spans in assigned.items():
+            if epoch_number not in by_epoch:
                 raise LedgerError("LED004", "samples of a closed epoch are assigned", str(sorted(assigned)))
-            by_epoch[number][index] = spans
-        for number, epoch in self._epochs.items():
-            epoch.check(by_epoch[number])
+            by_epoch[epoch_number][index] = spans
+        for epoch_number, epoch in self._epochs.items():
+            epoch.check(by_epoch[epoch_number])
 
 
 def _unused(worker: int, assigned: Sequence[Span], spans: Sequence[Span]) -> list[Span]:

@@ -38,18 +38,18 @@ class Mixture:
         slices: Sequence[SliceInfo],
         weights: Sequence[float],
         seed: int,
-        most: int | None,
-        used: Mapping[str, Any],
+        most_samples: int | None,
+        used_state: Mapping[str, Any],
         shares: Mapping[str, Sequence[int]],
         epochs: int | None = None,
     ) -> None:
         self._weights = [weight / sum(weights) for weight in weights]
-        self._most = most
+        self._most_samples = most_samples
         self._ledgers = []
         slices_by_dataset: list[list[SliceInfo]] = []
         sizes: list[int] = []
-        for number in range(len(weights)):
-            dataset_slices = [info for info in slices if dataset_of(info.index) == number]
+        for dataset in range(len(weights)):
+            dataset_slices = [info for info in slices if dataset_of(info.index) == dataset]
             slices_by_dataset.append(dataset_slices)
             sizes.append(sum(info.samples for info in dataset_slices))
         self._largest = largest(sizes)
@@ -57,11 +57,11 @@ class Mixture:
         """Samples of all datasets but the largest until the end of the run; None without a last epoch."""
         if epochs is not None:
             self._others = beside_largest(sizes, weights, epochs)
-        for number, dataset_slices in enumerate(slices_by_dataset):
-            used_spans = [span for span in used["used"] if dataset_of(span[1]) == number]
-            state = {"epoch": used["epoch"], "used": used_spans}
-            limit = epochs if number == self._largest else None
-            self._ledgers.append(Ledger.restore(dataset_slices, seed, state, most, limit))
+        for dataset, dataset_slices in enumerate(slices_by_dataset):
+            used_spans = [span for span in used_state["used"] if dataset_of(span[1]) == dataset]
+            state = {"epoch": used_state["epoch"], "used": used_spans}
+            limit = epochs if dataset == self._largest else None
+            self._ledgers.append(Ledger.restore(dataset_slices, seed, state, most_samples, limit))
         self._used: dict[int, Counter[int]] = {}
         """Used samples of each worker, by dataset."""
         for worker, counts in shares.items():
@@ -74,30 +74,32 @@ class Mixture:
 
         At the end of the last epoch, batches have of each dataset what is left.
         """
-        if self._most is not None and samples > self._most:
-            raise LedgerError("LED005", f"too much for worker {worker}", f"{samples} samples", f"up to {self._most}")
+        if self._most_samples is not None and samples > self._most_samples:
+            raise LedgerError(
+                "LED005", f"too much for worker {worker}", f"{samples} samples", f"up to {self._most_samples}"
+            )
         if self._others is not None:
             samples = min(samples, self.available)
         deals = self._deals(self._counts(worker), samples, batch)
         spans_by_dataset: list[tuple[Span, ...]] = []
-        for number, ledger in enumerate(self._ledgers):
-            dataset_samples = sum(deal[number] for deal in deals)
+        for dataset, ledger in enumerate(self._ledgers):
+            dataset_samples = sum(deal[dataset] for deal in deals)
             spans_by_dataset.append(ledger.assign(worker, dataset_samples, cached))
         return tuple(_interleave(deals, spans_by_dataset))
 
     def release(self, worker: int, keep: Sequence[Span] = ()) -> None:
         """Make all samples of a worker available again, except those to keep."""
-        for number, ledger in enumerate(self._ledgers):
-            ledger.release(worker, _of_dataset(number, keep))
+        for dataset, ledger in enumerate(self._ledgers):
+            ledger.release(worker, _of_dataset(dataset, keep))
 
     def commit(self, deltas: Mapping[int, Sequence[Span]]) -> None:
         """Mark the samples of workers' deltas as used; their other samples stay assigned."""
-        for number, ledger in enumerate(self._ledgers):
-            ledger.commit({worker: _of_dataset(number, spans) for worker, spans in deltas.items()})
+        for dataset, ledger in enumerate(self._ledgers):
+            ledger.commit({worker: _of_dataset(dataset, spans) for worker, spans in deltas.items()})
         for worker, spans in deltas.items():
-            used = self._used.setdefault(worker, Counter())
+            used_by_dataset = self._used.setdefault(worker, Counter())
             counts = _count_by_dataset(spans)
-            used.update(counts)
+            used_by_dataset.update(counts)
             self._others_used += self._of_others(counts)
 
     @property
@@ -115,15 +117,15 @@ class Mixture:
         """Available samples of the largest dataset, and of the others together, up to the last epoch."""
         assert self._others is not None
         assigned = 0
-        for number, ledger in enumerate(self._ledgers):
-            if number != self._largest:
+        for dataset, ledger in enumerate(self._ledgers):
+            if dataset != self._largest:
                 assigned += ledger.assigned
         available = max(0, self._others - self._others_used - assigned)
         return self._ledgers[self._largest].available, available
 
     def _of_others(self, counts: Mapping[int, int]) -> int:
         """Samples of all datasets but the largest, of counts by dataset."""
-        return sum(count for number, count in counts.items() if number != self._largest)
+        return sum(count for dataset, count in counts.items() if dataset != self._largest)
 
     @property
     def epoch(self) -> int:
@@ -141,20 +143,20 @@ class Mixture:
             newer = ledger.ahead()
             if ledger.epoch > self.epoch:
                 newer[ledger.epoch] = ledger.cursors()
-            for number, cursors in newer.items():
-                by_epoch[number] = by_epoch.get(number, {}) | cursors
+            for epoch_number, cursors in newer.items():
+                by_epoch[epoch_number] = by_epoch.get(epoch_number, {}) | cursors
         ahead: dict[int, dict[int, int]] = {}
-        for number, cursors in sorted(by_epoch.items()):
+        for epoch_number, cursors in sorted(by_epoch.items()):
             if cursors:
-                ahead[number] = dict(sorted(cursors.items()))
+                ahead[epoch_number] = dict(sorted(cursors.items()))
         return ahead
 
     def shares(self) -> dict[str, list[int]]:
         """Used samples of each worker by dataset, as plain JSON, for the attempt that may follow."""
-        numbers = range(len(self._ledgers))
+        datasets = range(len(self._ledgers))
         shares: dict[str, list[int]] = {}
         for worker, counts in sorted(self._used.items()):
-            shares[str(worker)] = [counts[number] for number in numbers]
+            shares[str(worker)] = [counts[dataset] for dataset in datasets]
         return shares
 
     def held(self, worker: int) -> tuple[Span, ...]:
@@ -184,13 +186,13 @@ class Mixture:
     def _deals(self, counts: Counter[int], samples: int, batch: int) -> list[list[int]]:
         """Samples of each dataset in each batch: those that bring the worker nearest to its weights."""
         deals = []
-        numbers = range(len(self._weights))
+        datasets = range(len(self._weights))
         own_room = others_room = samples
         if self._others is not None:
             own_room, others_room = self._room()
         while samples > 0:
             size = min(batch, samples)
-            dataset_counts = [counts[number] for number in numbers]
+            dataset_counts = [counts[dataset] for dataset in datasets]
             deal = _deal(dataset_counts, self._weights, size)
             largest_samples = _within(deal[self._largest], size - others_room, own_room)
             if largest_samples != deal[self._largest]:
@@ -202,23 +204,23 @@ class Mixture:
             samples -= size
         return deals
 
-    def _of_epoch(self, number: int) -> dict[int, int]:
+    def _of_epoch(self, epoch_number: int) -> dict[int, int]:
         cursors: dict[int, int] = {}
         for ledger in self._ledgers:
-            cursors |= ledger.cursors() if ledger.epoch == number else ledger.sizes
+            cursors |= ledger.cursors() if ledger.epoch == epoch_number else ledger.sizes
         return dict(sorted(cursors.items()))
 
 
-def _deal(counts: Sequence[int], weights: Sequence[float], size: int) -> list[int]:
+def _deal(counts: Sequence[int], weights: Sequence[float], batch_samples: int) -> list[int]:
     """Divide a batch by largest remainder, so that the counts after it come nearest to their weights."""
-    total = sum(counts) + size
+    total = sum(counts) + batch_samples
     missing = [max(0.0, weight * total - count) for weight, count in zip(weights, counts, strict=True)]
-    scale = size / sum(missing)
+    scale = batch_samples / sum(missing)
     quotas = [part * scale for part in missing]
     deal = [int(quota) for quota in quotas]
     order = sorted(range(len(deal)), key=lambda number: (deal[number] - quotas[number], number))
-    for number in order[: size - sum(deal)]:
-        deal[number] += 1
+    for dataset in order[: batch_samples - sum(deal)]:
+        deal[dataset] += 1
     return deal
 
 
@@ -226,19 +228,21 @@ def _within(value: int, least: int, most: int) -> int:
     return min(max(value, least), most)
 
 
-def _deal_beside(number: int, samples: int, counts: Sequence[int], weights: Sequence[float], size: int) -> list[int]:
-    """Divide a batch that has so many samples of dataset `number`; the others have the rest by their weights."""
-    other_samples = size - samples
+def _deal_beside(
+    dataset: int, samples: int, counts: Sequence[int], weights: Sequence[float], batch_samples: int
+) -> list[int]:
+    """Divide a batch that has so many samples of one dataset; the others have the rest by their weights."""
+    other_samples = batch_samples - samples
     deal = [0] * len(counts)
     if other_samples:
         other_counts = [*counts]
-        other_counts[number] = 0
-        share = 1 - weights[number]
+        other_counts[dataset] = 0
+        share = 1 - weights[dataset]
         other_weights: list[float] = []
         for index, weight in enumerate(weights):
-            other_weights.append(0.0 if index == number else weight / share)
+            other_weights.append(0.0 if index == dataset else weight / share)
         deal = _deal(other_counts, other_weights, other_samples)
-    deal[number] = samples
+    deal[dataset] = samples
     return deal
 
 
@@ -255,8 +259,8 @@ def _interleave(deals: Iterable[Sequence[int]], spans_by_dataset: Sequence[tuple
                 missing -= min(missing, span.samples)
 
 
-def _of_dataset(number: int, spans: Iterable[Span]) -> list[Span]:
-    return [span for span in spans if dataset_of(span.slice) == number]
+def _of_dataset(dataset: int, spans: Iterable[Span]) -> list[Span]:
+    return [span for span in spans if dataset_of(span.slice) == dataset]
 
 
 def _count_by_dataset(spans: Iterable[Span]) -> Counter[int]:

@@ -173,38 +173,38 @@ class Roster:
         vacancies = len(self._vacant)
         if self.wanted < len(self.slots):
             vacancies = self.wanted - self.staying
-        for number in sorted(self._vacant):
-            slot = self.slots[number]
+        for worker in sorted(self._vacant):
+            slot = self.slots[worker]
             if len(hired) >= vacancies:
                 break
             if not slot.due(now):
                 continue
-            self._vacant.discard(number)
+            self._vacant.discard(worker)
             slot.starts += 1
             incarnation = self._attempt * STARTS_PER_ATTEMPT + slot.starts
-            slot.source = Source(self._run, number, incarnation)
+            slot.source = Source(self._run, worker, incarnation)
             slot.hired_at = now
             slot.progress_at = now
             slot.retry_at = None
             slot.work = ""
-            self.times.hire(number, now)
+            self.times.hire(worker, now)
             hired.append(slot.source)
         return hired
 
-    def ready(self, source: Source, now: float, most: int | None = None) -> WorkerState | None:
+    def ready(self, source: Source, now: float, most_samples: int | None = None) -> WorkerState | None:
         """Take a starting worker into the fleet; None if it isn't awaited.
 
-        Its batches have `most` samples at most, if that is known.
+        Its batches have `most_samples` samples at most, if that is known.
         """
         slot = self._slot(source)
         if slot is None or slot.lease is not None:
             return None
-        before = slot.member
-        size = batch_size(self._job)
-        slot.member = WorkerState(source, size if most is None else min(size, most))
-        if before is not None:  # Probably the same machine.
-            slot.member.batch_time = before.batch_time
-            slot.member.overhead = before.overhead
+        predecessor = slot.member
+        batch_samples = batch_size(self._job)
+        slot.member = WorkerState(source, batch_samples if most_samples is None else min(batch_samples, most_samples))
+        if predecessor is not None:  # Probably the same machine.
+            slot.member.batch_time = predecessor.batch_time
+            slot.member.overhead = predecessor.overhead
         slot.lease = self.book.grant(f"worker-{slot.number}", {}, now, self._job.lease_s)
         slot.progress_at = now
         self.start_time.observe(now - slot.hired_at)
@@ -317,21 +317,21 @@ class Roster:
             self._vacant.add(slot.number)
         return True
 
-    def contributed(self, number: int) -> None:
+    def contributed(self, worker: int) -> None:
         """Record an accepted delta: it resets the counts of failures and crashes, and takes back a strike."""
-        slot = self.slots[number]
+        slot = self.slots[worker]
         slot.failures = 0
         slot.strikes = max(0, slot.strikes - 1)
-        self._losses.contributed(number)
+        self._losses.contributed(worker)
         for crashed in self._crashed:
             self.slots[crashed].breakdowns = 0
             self.slots[crashed].exceptions.clear()
         self._crashed.clear()
 
-    def broke_down(self, number: int, exception: str | None = None) -> bool:
+    def broke_down(self, worker: int, exception: str | None = None) -> bool:
         """Count a worker whose process crashed; True if every slot has reached `MAX_CRASHES`."""
-        self._crashed.add(number)
-        slot = self.slots[number]
+        self._crashed.add(worker)
+        slot = self.slots[worker]
         slot.breakdowns += 1
         slot.exceptions.add(exception and _NUMBER.sub("0", exception))
         return all(slot.excluded or slot.breakdowns >= MAX_CRASHES for slot in self.slots.values())
@@ -352,22 +352,22 @@ class Roster:
             exceptions |= slot.exceptions
         return len(exceptions) == 1 and None not in exceptions
 
-    def strike(self, number: int) -> bool:
+    def strike(self, worker: int) -> bool:
         """Count a rejected delta; True if it was the last allowed one, so that the slot is excluded."""
-        slot = self.slots[number]
+        slot = self.slots[worker]
         slot.strikes += 1
         if slot.strikes >= self.most_strikes:
-            self.exclude(number)
+            self.exclude(worker)
         return slot.excluded
 
-    def exclude(self, number: int) -> None:
+    def exclude(self, worker: int) -> None:
         """Exclude a slot for good."""
-        self.slots[number].excluded = True
-        self._excluded.add(number)
+        self.slots[worker].excluded = True
+        self._excluded.add(worker)
 
-    def done(self, number: int) -> None:
+    def done(self, worker: int) -> None:
         """Mark a worker as done: its silence is fine, and it needs no successor."""
-        self.slots[number].done = True
+        self.slots[worker].done = True
 
     def end(self, now: float) -> None:
         """Account for the fleet's time up to the end of a run."""
@@ -394,8 +394,8 @@ class Roster:
 
     def restore(self, state: dict[str, dict[str, float]]) -> None:
         """Restore the result of `state`; slots that the job no longer has are ignored."""
-        for number, fields in state.items():
-            slot = self.slots.get(int(number))
+        for worker, fields in state.items():
+            slot = self.slots.get(int(worker))
             if slot is None:
                 continue
             slot.strikes = int(fields.get("strikes", 0))

@@ -52,51 +52,56 @@ class RoundSizes:
     """
 
     def __init__(self, job: Job, state: Mapping[str, Any]) -> None:
-        before = state.get(STATE, {})
+        saved_sizes = state.get(STATE, {})
         self._job = job
-        self._limit = job.rounds.max_exchange_share
-        self._usual = job.rounds.samples_between_updates
-        self.samples = max(self._usual, int(before.get("samples", 0)))
+        self._share_limit = job.rounds.max_exchange_share
+        self._usual_samples = job.rounds.samples_between_updates
+        self.samples = max(self._usual_samples, int(saved_sizes.get("samples", 0)))
         """Samples of the next round."""
         self.exchange_share: float | None = None
         """Part of exchanges in the time of the round that was judged last; None before the first."""
-        self._position = float(before.get("position", 0.0))
+        self._position = float(saved_sizes.get("position", 0.0))
         """Rounds of the usual length that the planned ones amount to."""
-        self._first: int | None = max(1, job.rounds.warmup_rounds)
+        self._first_judged: int | None = max(1, job.rounds.warmup_rounds)
         """First round that is judged, as the earlier ones have other samples; None: longer ones are to begin."""
 
-    def observe(self, number: int, time: FleetTime) -> None:
+    def observe(self, round_number: int, time: FleetTime) -> None:
         """Judge the time of a round once its record is written."""
-        if self._limit is None or self._first is None or number < self._first or time.total_s <= 0:
+        if (
+            self._share_limit is None
+            or self._first_judged is None
+            or round_number < self._first_judged
+            or time.total_s <= 0
+        ):
             return
         self.exchange_share = share = time.seconds["exchange"] / time.total_s
-        most = MOST * self._usual
-        if share <= self._limit or self.samples >= most:
+        most_samples = MOST * self._usual_samples
+        if share <= self._share_limit or self.samples >= most_samples:
             return
         factor = LARGEST_STEP
         if share < 1:
-            factor = min(factor, share * (1 - self._limit) / (self._limit * (1 - share)))
-        self.samples = min(most, max(self.samples + 1, math.ceil(factor * self.samples)))
-        self._first = None
+            factor = min(factor, share * (1 - self._share_limit) / (self._share_limit * (1 - share)))
+        self.samples = min(most_samples, max(self.samples + 1, math.ceil(factor * self.samples)))
+        self._first_judged = None
 
-    def begin(self, number: int) -> None:
+    def begin(self, round_number: int) -> None:
         """Judge again from this round on, the first one of the new length."""
-        self._first = number
+        self._first_judged = round_number
 
-    def progress(self, number: int, samples: int) -> tuple[float, float] | None:
+    def progress(self, round_number: int, samples: int) -> tuple[float, float] | None:
         """Place of a planned round in the schedules, in rounds of the usual length; None: its own number says it.
 
         A run that ends by samples has fewer rounds if they grow.
         """
-        if self._limit is None or self._job.rounds.epochs is None:
+        if self._share_limit is None or self._job.rounds.epochs is None:
             return None
-        first = self._position
-        self._position += 1.0 if number < self._job.rounds.warmup_rounds else samples / self._usual
-        return first, self._position
+        start = self._position
+        self._position += 1.0 if round_number < self._job.rounds.warmup_rounds else samples / self._usual_samples
+        return start, self._position
 
     def state(self) -> dict[str, Any]:
         """State for a later attempt; empty if rounds don't grow."""
-        if self._limit is None:
+        if self._share_limit is None:
             return {}
         return {STATE: {"samples": self.samples, "position": self._position}}
 
@@ -123,62 +128,62 @@ class RoundSamples:
 
     """
 
-    def __init__(self, job: Job, first: int, unused: int) -> None:
+    def __init__(self, job: Job, first_round: int, unused_samples: int) -> None:
         self._job = job
-        self._last = job.rounds.update_rounds - 1
+        self._last_round = job.rounds.update_rounds - 1
         self._makes_up = makes_up(job)
-        self._least = min(job.num_workers, job.rounds.samples_between_updates)
+        self._least_samples = min(job.num_workers, job.rounds.samples_between_updates)
         """Samples that each later round keeps at least."""
-        self._most: int | None = None
+        self._most_samples: int | None = None
         """Samples of a round if there are fewer than the rounds usually have, as without a damaged slice."""
-        rounds = self._last + 1 - first
-        before_last = self._between(first, self._last)
-        if rounds > 1 and unused <= before_last:
-            self._most = -(-unused // rounds)
-            before_last = self._between(first, self._last)
-        self._rest = min(max(1, unused - before_last), self._usual(self._last))
+        rounds = self._last_round + 1 - first_round
+        samples_before_last = self._between(first_round, self._last_round)
+        if rounds > 1 and unused_samples <= samples_before_last:
+            self._most_samples = -(-unused_samples // rounds)
+            samples_before_last = self._between(first_round, self._last_round)
+        self._last_samples = min(max(1, unused_samples - samples_before_last), self._usual_samples(self._last_round))
         """Samples of the last round."""
 
-    def target(self, number: int, free: int) -> int:
+    def target(self, round_number: int, free_samples: int) -> int:
         """Samples that a round is to have.
 
         Args:
-            number: number of the round.
-            free: samples that are neither used nor of an earlier round.
+            round_number: number of the round.
+            free_samples: samples that are neither used nor of an earlier round.
 
         """
-        usual = self._usual(number)
-        limit = free - self.reserve(number, free)
-        samples = usual
+        usual_samples = self._usual_samples(round_number)
+        limit = free_samples - self.reserve(round_number, free_samples)
+        samples = usual_samples
         if self._makes_up:
-            missing = free - self._after(number)
-            samples = max(self._least, min(missing, 2 * usual))
+            missing_samples = free_samples - self._after(round_number)
+            samples = max(self._least_samples, min(missing_samples, 2 * usual_samples))
         return max(1, min(samples, limit))
 
-    def reserve(self, number: int, free: int) -> int:
+    def reserve(self, round_number: int, free_samples: int) -> int:
         """Samples that a round leaves to later ones at least."""
-        later_rounds = max(0, self._last - number)
-        return max(0, min(later_rounds * self._least, free - self._least))
+        later_rounds = max(0, self._last_round - round_number)
+        return max(0, min(later_rounds * self._least_samples, free_samples - self._least_samples))
 
-    def _after(self, number: int) -> int:
+    def _after(self, round_number: int) -> int:
         """Samples that are to be left after a round."""
-        if number >= self._last:
+        if round_number >= self._last_round:
             return 0
-        return self._between(number + 1, self._last) + self._rest
+        return self._between(round_number + 1, self._last_round) + self._last_samples
 
-    def _between(self, first: int, stop: int) -> int:
-        """Usual samples of the rounds from `first` to the one before `stop`."""
-        warmup_stop = min(max(first, self._job.rounds.warmup_rounds), stop)
+    def _between(self, first_round: int, stop_round: int) -> int:
+        """Usual samples of the rounds from `first_round` to the one before `stop_round`."""
+        warmup_stop = min(max(first_round, self._job.rounds.warmup_rounds), stop_round)
         samples = 0
-        if warmup_stop > first:
-            samples += (warmup_stop - first) * self._usual(first)
-        if stop > warmup_stop:
-            samples += (stop - warmup_stop) * self._usual(warmup_stop)
+        if warmup_stop > first_round:
+            samples += (warmup_stop - first_round) * self._usual_samples(first_round)
+        if stop_round > warmup_stop:
+            samples += (stop_round - warmup_stop) * self._usual_samples(warmup_stop)
         return samples
 
-    def _usual(self, number: int) -> int:
-        samples = self._job.samples(number)
-        return samples if self._most is None else min(samples, self._most)
+    def _usual_samples(self, round_number: int) -> int:
+        samples = self._job.samples(round_number)
+        return samples if self._most_samples is None else min(samples, self._most_samples)
 
 
 def fitted(samples_by_worker: Mapping[int, int], needy: Collection[int], samples: int) -> dict[int, int]:
@@ -191,8 +196,8 @@ def fitted(samples_by_worker: Mapping[int, int], needy: Collection[int], samples
     for worker in reversed(fitting):
         if excess <= 0:
             break
-        least = 1 if worker in needy else 0
-        cut = min(excess, max(0, fitting[worker] - least))
+        least_samples = 1 if worker in needy else 0
+        cut = min(excess, max(0, fitting[worker] - least_samples))
         fitting[worker] -= cut
         excess -= cut
     return fitting
@@ -301,28 +306,30 @@ class _Remainder:
     """Time at which the batches after the certain ones begin."""
 
 
-def correct(fleet: FleetProgress, planned_samples: int, missing: int, now_s: float, equal: bool) -> CorrectedAllocation:
+def correct(
+    fleet: FleetProgress, planned_samples: int, missing_samples: int, now_s: float, equal: bool
+) -> CorrectedAllocation:
     """Plan anew for the workers of a round that haven't delivered.
 
     Args:
         fleet: expected progress of these workers.
         planned_samples: number of samples in their present plans.
-        missing: number of samples of the round's target that aren't delivered.
+        missing_samples: number of samples of the round's target that aren't delivered.
         now_s: present time, in seconds from the origin of the paces.
         equal: whether all workers get equally many batches; then batch times are taken as exact.
 
     """
-    misses_target = planned_samples < missing
+    misses_target = planned_samples < missing_samples
     remainder = _exact(fleet) if equal else _remainder(fleet, now_s, misses_target)
     kept_batches = fleet.done + remainder.certain
-    missing -= int(kept_batches @ fleet.sizes)
-    shared_finish_s, further = _shared_out(fleet, remainder, max(0, missing))
+    missing_samples -= int(kept_batches @ fleet.sizes)
+    shared_finish_s, further = _shared_out(fleet, remainder, max(0, missing_samples))
     certain_ends_s = remainder.offset_s[remainder.certain > 0]
     finish_s = float(certain_ends_s.max(initial=max(now_s, shared_finish_s)))
     return CorrectedAllocation(kept_batches + further, finish_s, float(remainder.finish_s.max()), misses_target)
 
 
-def _shared_out(fleet: FleetProgress, remainder: _Remainder, missing: int) -> tuple[float, Counts]:
+def _shared_out(fleet: FleetProgress, remainder: _Remainder, missing_samples: int) -> tuple[float, Counts]:
     """Time at which the missing samples are delivered, and further batches of each worker whose plan isn't kept."""
     further = np.zeros_like(fleet.done)
     rows = np.flatnonzero(~remainder.closed)
@@ -330,7 +337,7 @@ def _shared_out(fleet: FleetProgress, remainder: _Remainder, missing: int) -> tu
         return 0.0, further
     workers = [fleet.workers[row] for row in rows.tolist()]
     columns = fleet.batch_s[rows], fleet.sizes[rows], remainder.offset_s[rows]
-    finish_s, further[rows], _ = plan_columns(workers, *columns, missing)
+    finish_s, further[rows], _ = plan_columns(workers, *columns, missing_samples)
     return finish_s, further
 
 

@@ -255,7 +255,7 @@ class Waiting(Generic[R]):
     """The next round waits for weights, workers or the store."""
 
     number: int
-    before: R | None
+    previous_round: R | None
     """Round before it; None if it is the first of this attempt."""
 
 
@@ -321,7 +321,7 @@ class RoundStrategy(Generic[R, C]):
     @property
     def current(self) -> R | None:
         """Round that began last; None before the first."""
-        return self.state.before if isinstance(self.state, Waiting) else self.state.round
+        return self.state.previous_round if isinstance(self.state, Waiting) else self.state.round
 
     @property
     def next(self) -> int | None:

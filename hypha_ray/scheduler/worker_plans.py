@@ -42,20 +42,20 @@ class ReasonBook:
     finish_s: dict[int, float | None] = field(default_factory=dict)
     """Seconds from the plan to the expected delta by worker; None if its speed is unknown, or it has no batch."""
 
-    def explain(self, member: WorkerState, reason: str, wanted: int, evaluating: bool = False) -> None:
+    def explain(self, member: WorkerState, reason: str, allocated: int, evaluating: bool = False) -> None:
         """Explain a worker's plan.
 
         Args:
             member: the worker, with its plan.
             reason: the reason of the batches that it was to have.
-            wanted: number of these batches.
+            allocated: number of these batches.
             evaluating: whether it evaluates first.
 
         """
         worker = member.source.worker
         batch_s = member.batch_time.mean
         batches = member.planned
-        self.reasons[worker] = REST if batches < wanted else reason
+        self.reasons[worker] = REST if batches < allocated else reason
         self.finish_s[worker] = None
         if batch_s is not None and batches:
             self.finish_s[worker] = (member.overhead[evaluating].mean or 0.0) + batches * batch_s
@@ -104,11 +104,11 @@ class ValidationSamples:
         self._evaluated = resume_point.next_round if resume_point.evaluated else None
         """Version of the weights whose evaluation an earlier attempt has recorded; None without one."""
 
-    def is_due(self, number: int, final: bool) -> bool:
-        """Whether the weights that round `number` starts from are to be evaluated; `final`: it has no training."""
-        if not self._spans or number <= 0 or number == self._evaluated:
+    def is_due(self, round_number: int, final: bool) -> bool:
+        """Whether the weights that a round starts from are to be evaluated; a `final` round has no training."""
+        if not self._spans or round_number <= 0 or round_number == self._evaluated:
             return False
-        return final or (self._every > 0 and number % self._every == 0)
+        return final or (self._every > 0 and round_number % self._every == 0)
 
     def shares(self, members: Sequence[WorkerState]) -> dict[int, tuple[Span, ...]]:
         """Validation samples for each worker, in proportion to its speed."""
@@ -197,11 +197,11 @@ class WorkerPlans:
         """Whether the run ends by samples, and commits have used all of them."""
         return self.ends_by_samples and self.ledger.unused == 0
 
-    def is_over(self, number: int) -> bool:
+    def is_over(self, round_number: int) -> bool:
         """Whether a round is the one after the last; if the run ends by samples, all before it must be committed."""
         if self.ends_by_samples:
             return self.used_up
-        return number == self._job.rounds.update_rounds
+        return round_number == self._job.rounds.update_rounds
 
     def expected_rounds(self, committed: int) -> int:
         """Number of rounds of the whole run, as far as is known after so many commits."""

@@ -110,27 +110,27 @@ class TimeBook:
 
     # ── machines come and go ──────────────────────────────────────────────────────────────────────────────────────
 
-    def recall_loss(self, numbers: Iterable[int], seconds: float) -> None:
+    def recall_loss(self, workers: Iterable[int], seconds: float) -> None:
         """Count what an earlier attempt did after its last commit as lost, for each of these worker numbers."""
-        for number in numbers:
-            slot = self._slots[number] = _SlotTime(number, since=0.0)
+        for worker in workers:
+            slot = self._slots[worker] = _SlotTime(worker, since=0.0)
             slot.unrated_s += seconds
             lost = FleetTime()
             lost.seconds["loss"] = seconds
             self._add(slot, self._next_record, lost)
 
-    def hire(self, number: int, now: float) -> None:
+    def hire(self, worker: int, now: float) -> None:
         """Begin to look for a machine."""
-        slot = self._slots.setdefault(number, _SlotTime(number, since=now))
+        slot = self._slots.setdefault(worker, _SlotTime(worker, since=now))
         if slot.counted:
             self._spend(slot, now, "loss")
         slot.since = now
         slot.hired = True
-        self._not_started.add(number)
+        self._not_started.add(worker)
 
-    def lease(self, number: int, now: float) -> None:
+    def lease(self, worker: int, now: float) -> None:
         """Record that there is a machine; time before the first one doesn't count."""
-        slot = self._slots[number]
+        slot = self._slots[worker]
         if slot.has_machine:
             return
         if slot.counted:
@@ -138,36 +138,36 @@ class TimeBook:
         slot.since = now
         slot.counted = slot.has_machine = True
 
-    def ready(self, number: int) -> None:
+    def ready(self, worker: int) -> None:
         """Record that a worker is ready: if its lease is unknown, its machine was there since the hire."""
-        slot = self._slots[number]
+        slot = self._slots[worker]
         slot.counted = slot.has_machine = True
 
-    def speed(self, number: int) -> float | None:
+    def speed(self, worker: int) -> float | None:
         """Samples per second of the number's last delta; None before the first."""
-        slot = self._slots.get(number)
+        slot = self._slots.get(worker)
         return None if slot is None else slot.samples_per_s
 
-    def lose(self, number: int, now: float) -> None:
+    def lose(self, worker: int, now: float) -> None:
         """Record that a worker is gone: what it had begun is lost, and its machine is down."""
-        slot = self._slots.get(number)
+        slot = self._slots.get(worker)
         if slot is None:
             return
         if slot.counted:
             self._spend(slot, now, "barrier" if slot.waits else "loss")
         slot.hired = slot.has_machine = slot.started = slot.waits = False
         slot.next_version = None
-        self._not_started.add(number)
+        self._not_started.add(worker)
 
     # ── a worker's cycle ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def merge(self, number: int, version: WeightsVersion, waited_s: float | None, now: float) -> None:
+    def merge(self, worker: int, version: WeightsVersion, waited_s: float | None, now: float) -> None:
         """Record that a worker has merged weights."""
-        slot = self._slots[number]
+        slot = self._slots[worker]
         if not slot.started:
             self._spend(slot, now, "start")
             slot.started = True
-            self._not_started.discard(number)
+            self._not_started.discard(worker)
         elif self._overlaps:
             slot.merges.append(_Merge(now, version, waited_s))
             return
@@ -178,15 +178,15 @@ class TimeBook:
             self._spend(slot, now, "exchange", {"barrier": barrier_s})
         slot.waits = False
 
-    def evaluate(self, number: int, seconds: float) -> None:
+    def evaluate(self, worker: int, seconds: float) -> None:
         """Record an evaluation of a worker."""
-        self._slots[number].evaluated_s += seconds
+        self._slots[worker].evaluated_s += seconds
 
-    def deliver(self, number: int, delta: Delta, now: float) -> None:
+    def deliver(self, worker: int, delta: Delta, now: float) -> None:
         """Record a delta: all since the worker's event before it is accounted for."""
-        slot = self._slots[number]
+        slot = self._slots[worker]
         if any(cycle.round == delta.round for cycle in slot.cycles):  # Its first delta of the round was discarded.
-            self.discard(number, delta.round)
+            self.discard(worker, delta.round)
         data_s = min(delta.data_wait_s, delta.train_s)
         training_s = delta.train_s - data_s
         if training_s > 0 and delta.samples:
@@ -198,20 +198,20 @@ class TimeBook:
         slot.next_version = WeightsVersion(delta.round + 1)
         slot.waits = True
 
-    def close(self, version: WeightsVersion, late: Collection[int], now: float) -> None:
-        """Record that the exchange begins which leads to a version, without the deltas of `late` workers."""
+    def close(self, version: WeightsVersion, late_workers: Collection[int], now: float) -> None:
+        """Record that the exchange begins which leads to a version, without the deltas of `late_workers`."""
         self._closed_at[version] = now
         if len(self._closed_at) > KNOWN_VERSIONS:
             del self._closed_at[next(iter(self._closed_at))]
-        for number in late:
-            slot = self._slots[number]
+        for worker in late_workers:
+            slot = self._slots[worker]
             if slot.started:
                 self._spend(slot, now, "loss", {"barrier": self._barrier_s(slot, 0.0)})
                 slot.waits = True
 
-    def decide(self, number: int, round: int, record: int, accepted: bool) -> None:
-        """Decide a worker's delta of a round, and discard older ones; the time belongs in the record of `record`."""
-        slot = self._slots[number]
+    def decide(self, worker: int, round: int, record_round: int, accepted: bool) -> None:
+        """Decide a worker's delta of a round, and discard older ones; its time belongs in the record of `record_round`."""
+        slot = self._slots[worker]
         undecided: list[_Cycle] = []
         for cycle in slot.cycles:
             if cycle.round > round:
@@ -219,20 +219,20 @@ class TimeBook:
                 continue
             if cycle.round < round or not accepted:
                 cycle.spent.lose_training()
-            self._add(slot, record, cycle.spent)
+            self._add(slot, record_round, cycle.spent)
         slot.cycles = undecided
 
-    def discard(self, number: int, record: int) -> None:
-        """Discard a worker's undecided delta, if it has one; its time belongs in the record of `record`."""
-        slot = self._slots[number]
+    def discard(self, worker: int, record_round: int) -> None:
+        """Discard a worker's undecided delta, if it has one; its time belongs in the record of `record_round`."""
+        slot = self._slots[worker]
         if slot.cycles:
-            self.decide(number, slot.cycles[-1].round, record, accepted=False)
+            self.decide(worker, slot.cycles[-1].round, record_round, accepted=False)
 
     def decide_all(self, round: int, accepted: Collection[int]) -> None:
         """Decide all deltas of a round, by the workers whose deltas are accepted."""
-        for number, slot in self._slots.items():
+        for worker, slot in self._slots.items():
             if slot.cycles:
-                self.decide(number, round, round, number in accepted)
+                self.decide(worker, round, round, worker in accepted)
 
     # ── records ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -242,30 +242,30 @@ class TimeBook:
             self._recorded.clear()
             self._worker_recorded.clear()
 
-    def record(self, number: int, now: float) -> None:
+    def record(self, record_round: int, now: float) -> None:
         """Keep the time that belongs in a round's record, which is being written; `recorded` returns it."""
-        for absent in self._not_started:
-            slot = self._slots[absent]
+        for worker in self._not_started:
+            slot = self._slots[worker]
             if slot.counted and (slot.has_machine or not slot.hired):  # Otherwise a machine is being looked for.
                 self._spend(slot, now, slot.use_without_work)
         time = FleetTime()
         worker_times: list[tuple[int, FleetTime]] = []
         for round in sorted(self._rounds):
-            if round <= number:
+            if round <= record_round:
                 time.add(self._rounds.pop(round))
                 worker_times += self._worker_rounds.pop(round, [])
-        self._recorded[number] = time
-        self._worker_recorded[number] = worker_times
-        self._next_record = max(self._next_record, number + 1)
+        self._recorded[record_round] = time
+        self._worker_recorded[record_round] = worker_times
+        self._next_record = max(self._next_record, record_round + 1)
 
-    def recorded(self, number: int) -> FleetTime:
+    def recorded(self, record_round: int) -> FleetTime:
         """Return the time of a round's record, until it is forgotten."""
-        return self._recorded[number]
+        return self._recorded[record_round]
 
-    def recorded_by_worker(self, number: int) -> dict[int, FleetTime]:
+    def recorded_by_worker(self, record_round: int) -> dict[int, FleetTime]:
         """Return the time of a round's record by worker number, until it is forgotten."""
         times_by_worker: dict[int, FleetTime] = {}
-        for worker, spent in self._worker_recorded[number]:
+        for worker, spent in self._worker_recorded[record_round]:
             times_by_worker.setdefault(worker, FleetTime()).add(spent)
         return times_by_worker
 
@@ -274,9 +274,9 @@ class TimeBook:
         rates = [slot.samples_per_s for slot in self._slots.values() if slot.samples_per_s is not None]
         typical_rate = median(rates) if rates else None
         time = self._round(self._next_record)
-        for number, slot in self._slots.items():
+        for worker, slot in self._slots.items():
             if slot.started:
-                self._spend_end(slot, now, number in training and not slot.waits)
+                self._spend_end(slot, now, worker in training and not slot.waits)
             elif slot.counted:
                 self._spend(slot, now, slot.use_without_work)
             for cycle in slot.cycles:
@@ -308,18 +308,18 @@ class TimeBook:
 
     # ── accounts ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _round(self, number: int) -> FleetTime:
+    def _round(self, record_round: int) -> FleetTime:
         """Time that belongs in the record of a round, or in the next one if that is written."""
-        number = max(number, self._next_record)
-        if number not in self._rounds:
-            self._rounds[number] = FleetTime()
-        return self._rounds[number]
+        record_round = max(record_round, self._next_record)
+        if record_round not in self._rounds:
+            self._rounds[record_round] = FleetTime()
+        return self._rounds[record_round]
 
-    def _add(self, slot: _SlotTime, record: int, spent: FleetTime) -> None:
+    def _add(self, slot: _SlotTime, record_round: int, spent: FleetTime) -> None:
         """Add a worker's time to that of a round's record, or of the next one if that is written."""
-        record = max(record, self._next_record)
-        self._round(record).add(spent)
-        worker_times = self._worker_rounds.setdefault(record, [])
+        record_round = max(record_round, self._next_record)
+        self._round(record_round).add(spent)
+        worker_times = self._worker_rounds.setdefault(record_round, [])
         worker_times.append((slot.number, spent))
 
     def _barrier_s(self, slot: _SlotTime, rest_s: float) -> float:
@@ -345,12 +345,12 @@ class TimeBook:
             barrier_s += max(0.0, min(closed_at, merge.at) - began_at)
         return barrier_s
 
-    def _spend(self, slot: _SlotTime, now: float, kind: str, known_s: dict[str, float] | None = None) -> None:
+    def _spend(self, slot: _SlotTime, now: float, use: str, known_s: dict[str, float] | None = None) -> None:
         """Account for a slot's time since the last event in the next record, as `_split` does."""
-        spent = self._split(slot, now, kind, known_s or {})
+        spent = self._split(slot, now, use, known_s or {})
         self._add(slot, self._next_record, spent)
 
-    def _split(self, slot: _SlotTime, now: float, kind: str, known_s: dict[str, float]) -> FleetTime:
+    def _split(self, slot: _SlotTime, now: float, use: str, known_s: dict[str, float]) -> FleetTime:
         """Split a slot's time since the last event: known seconds by kind, and the rest of a kind."""
         interval_s = max(0.0, now - slot.since)
         parts_s = sum(known_s.values(), slot.evaluated_s)
@@ -358,10 +358,10 @@ class TimeBook:
         if parts_s > 0:
             scale = min(1.0, interval_s / parts_s)
             spent.seconds["evaluation"] = slot.evaluated_s * scale
-            for part, seconds in known_s.items():
-                spent.seconds[part] += seconds * scale
+            for known_use, seconds in known_s.items():
+                spent.seconds[known_use] += seconds * scale
         if interval_s > parts_s:
-            spent.seconds[kind] += interval_s - parts_s
+            spent.seconds[use] += interval_s - parts_s
         if slot.has_machine:
             slot.unrated_s += max(interval_s, parts_s)
         if slot.samples_per_s is not None:

@@ -70,9 +70,11 @@ class AsyncPlanner:
         """Samples of all workers' local rounds together, so that the deltas of a round have a round's samples."""
         return -(-self._target * workers // self.size)
 
-    def eval_shares(self, number: int, members: Sequence[WorkerState], final: bool) -> dict[int, tuple[Span, ...]]:
+    def eval_shares(
+        self, round_number: int, members: Sequence[WorkerState], final: bool
+    ) -> dict[int, tuple[Span, ...]]:
         """Each worker's share in the evaluation of the weights that a round begins with; empty if none is due."""
-        if not self._validation.is_due(number, final):
+        if not self._validation.is_due(round_number, final):
             return {}
         return self._validation.shares(members)
 

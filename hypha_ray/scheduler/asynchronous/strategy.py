@@ -77,15 +77,17 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         assert isinstance(self.state, Waiting)
         if self._end_early(now):  # An earlier attempt recorded the last evaluation, and was killed.
             return
-        number = self.state.number
+        round_number = self.state.number
         self._totals.begin(now)
-        self._enter(AsyncRound(number, now, self._planner.size), number)
+        self._enter(AsyncRound(round_number, now, self._planner.size), round_number)
         if self.final:
             self._discard_unmerged(now)
         self._unplanned.update(member.source.worker for member in self._roster.assignable)
         members = self._idle() if self.final else self._employable()
         if not self.pending.evaluating:
-            self.pending.start_evaluation(number - 1, self._planner.eval_shares(number, members, self.final))
+            self.pending.start_evaluation(
+                round_number - 1, self._planner.eval_shares(round_number, members, self.final)
+            )
         if self.final:
             for member in members:
                 self._plan_last(member)
@@ -153,31 +155,31 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         record = step_record(report, samples, self._job.rounds.samples_between_updates)
         record |= {"round": current.number, "elapsed_s": self._totals.elapsed_s(now)}
         self._out.put(c.LogMetric(record))
-        local = self.training.rounds.get(member.source.worker)
-        if self.open and local is not None:
+        local_round = self.training.rounds.get(member.source.worker)
+        if self.open and local_round is not None:
             fleet = self._roster.assignable_and(member)
-            commands = self._planner.resize(member, fleet, local.began_at, now)
+            commands = self._planner.resize(member, fleet, local_round.began_at, now)
             self._out.put(*commands)
 
     def _record_delta(self, member: WorkerState, current: AsyncRound, delta: Delta, now: float) -> None:
         worker = member.source.worker
-        local = self.training.pop(member)
-        if local is None:
+        local_round = self.training.pop(member)
+        if local_round is None:
             self._out.stale(delta, now)
             return
         current.bytes_up += delta.payload_bytes
-        member.delivered(delta, now - local.began_at, local.evaluating)
+        member.delivered(delta, now - local_round.began_at, local_round.evaluating)
         self._roster.times.deliver(worker, delta, now)
-        self.queue.receive(ReceivedDelta(delta, local))
+        self.queue.receive(ReceivedDelta(delta, local_round))
         self._handed_over_at[worker] = now
         self._advance(now)
 
     def _record_merge(self, member: WorkerState, event: Merged, now: float) -> None:
-        local = self.training.rounds.get(member.source.worker)
-        if local is not None and self.current is not None and member.merged_version != event.version:
-            waited_s = None if local.handed_over_at is None else now - local.handed_over_at
-            since = local.began_at if member.merged_at is None else member.merged_at
-            self.current.began(member.source.worker, waited_s, now - since, self.sent_bytes[0])
+        local_round = self.training.rounds.get(member.source.worker)
+        if local_round is not None and self.current is not None and member.merged_version != event.version:
+            waited_s = None if local_round.handed_over_at is None else now - local_round.handed_over_at
+            began_at = local_round.began_at if member.merged_at is None else member.merged_at
+            self.current.began(member.source.worker, waited_s, now - began_at, self.sent_bytes[0])
         self._take_merge(member, event, now)
 
     # ── from deltas to weights ──────────────────────────────────────────────────────────────────────────────────
@@ -190,8 +192,8 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
             self._unplanned.add(rejection.worker)
             self._reject(rejection, now)
         members = self._employable()
-        for number, member in enumerate(members):
-            self.plans.share_among(len(members) - number)
+        for position, member in enumerate(members):
+            self.plans.share_among(len(members) - position)
             self._plan_local_round(member, now)
         self.plans.reserve = 0
         if not self.queue.arrived:
@@ -222,8 +224,8 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         state.grace_until = None
         self._roster.times.close(WeightsVersion(self.queue.version + 1), (), now)
         plans = self.plans
-        arrived = sum(arrival.delta.samples for arrival in self.queue.arrived.values())
-        is_last = plans.ends_by_samples and plans.ledger.unused == arrived
+        arrived_samples = sum(arrival.delta.samples for arrival in self.queue.arrived.values())
+        is_last = plans.ends_by_samples and plans.ledger.unused == arrived_samples
         self._out.put(self.queue.reduce(state.round, self.training.oldest_version, is_last))
 
     def reduced(self, verdict: Verdict, now: float) -> list[Source]:
@@ -304,10 +306,10 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
 
     def _idle(self) -> list[WorkerState]:
         """Workers ready for a local round; not those with a queued delta, whose samples are undecided."""
-        self._unplanned = {number for number in self._unplanned if self._is_idle(number)}
+        self._unplanned = {worker for worker in self._unplanned if self._is_idle(worker)}
         members: list[WorkerState] = []
-        for number in sorted(self._unplanned):
-            member = self._roster.slots[number].member
+        for worker in sorted(self._unplanned):
+            member = self._roster.slots[worker].member
             if member is not None:
                 members.append(member)
         return members
@@ -317,9 +319,9 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         members = self._idle()
         return members[: self.plans.free_samples] if self.plans.ends_by_samples else members
 
-    def _is_idle(self, number: int) -> bool:
-        slot = self._roster.slots[number]
-        occupied = number in self.training.rounds or self.queue.holds(number)
+    def _is_idle(self, worker: int) -> bool:
+        slot = self._roster.slots[worker]
+        occupied = worker in self.training.rounds or self.queue.holds(worker)
         return slot.working and not occupied and not slot.excluded
 
     def _share(self, member: WorkerState) -> tuple[Span, ...]:

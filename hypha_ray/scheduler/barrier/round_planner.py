@@ -56,11 +56,11 @@ class RoundPlanner:
         self._equal = has_equal_batches(job)
         self._fixed = job.run.mode == "replay"
         """Whether plans are never corrected."""
-        self._first = WeightsVersion(resume_point.next_round)
+        self._first_version = WeightsVersion(resume_point.next_round)
         """Version of the weights that the run resumes with."""
         self.owed = 0
         """Samples that committed rounds lack, which the next ones make up."""
-        self._length: RoundSamples | None = None
+        self._round_samples: RoundSamples | None = None
         """Samples of the rounds; None if the run ends after a number of rounds."""
         self._workers_ahead = 0
         """Workers that train ahead after the round that is planned."""
@@ -68,52 +68,52 @@ class RoundPlanner:
         self.plans = WorkerPlans(job, slices, sizes, resume_point, 2 * longest_round(job) + batch_size(job))
         self._validation = ValidationSamples(job, slices, resume_point)
         if self.plans.ends_by_samples:
-            self._length = RoundSamples(job, resume_point.next_round, self.plans.ledger.unused)
+            self._round_samples = RoundSamples(job, resume_point.next_round, self.plans.ledger.unused)
 
-    def grow(self, number: int, members: Sequence[WorkerState]) -> bool:
+    def grow(self, round_number: int, members: Sequence[WorkerState]) -> bool:
         """Let rounds from this one on have more samples if exchanges take too much time; return whether they do."""
         samples = self.plans.round_sizes.samples
-        if samples == self._job.rounds.samples_between_updates or self.plans.is_over(number):
+        if samples == self._job.rounds.samples_between_updates or self.plans.is_over(round_number):
             return False
         job = self._job.with_round_samples(samples)
         if self.plans.ends_by_samples:
-            free = self._free_samples(members)
-            job = job.lasting(number + rounds_for(job, free, number))
-            self._length = RoundSamples(job, number, free)
+            free_samples = self._free_samples(members)
+            job = job.lasting(round_number + rounds_for(job, free_samples, round_number))
+            self._round_samples = RoundSamples(job, round_number, free_samples)
         self._job = job
         self.plans.resize(job)
-        self.plans.round_sizes.begin(number)
+        self.plans.round_sizes.begin(round_number)
         return True
 
-    def usual_samples(self, number: int) -> int:
+    def usual_samples(self, round_number: int) -> int:
         """Samples of a round if none are made up."""
-        return self._job.samples(number)
+        return self._job.samples(round_number)
 
-    def due(self, number: int) -> WeightsVersion:
+    def due(self, round_number: int) -> WeightsVersion:
         """Version of the weights that workers must have in a round: its own, or older with several exchanges."""
-        return max(self._first, version_due(self._job, number))
+        return max(self._first_version, version_due(self._job, round_number))
 
     def plan_round(
-        self, number: int, members: Sequence[WorkerState], newest: WeightsVersion, started_at: float
+        self, round_number: int, members: Sequence[WorkerState], newest: WeightsVersion, started_at: float
     ) -> tuple[BarrierRound, list[Command]]:
         """Plan a round while `newest` is the newest version; the round after the last only evaluates.
 
         The weights due in the round are evaluated if they, or versions skipped since the round before, are to be.
         """
-        final = self.plans.is_over(number)
-        weights_version = self.due(number)
-        shares = self._eval_shares(number, members, final)
-        equal = self._equal_in(number)
-        target = 0 if final else self._target_samples(number, members)
+        final = self.plans.is_over(round_number)
+        weights_version = self.due(round_number)
+        shares = self._eval_shares(round_number, members, final)
+        equal = self._equal_in(round_number)
+        target = 0 if final else self._target_samples(round_number, members)
         paces = paces_at_start(members, bool(shares), equal)
         exact = allocation = plan_batches(paces, target)
         if not equal:
             allocation = plan_batches(cautious(members, paces, exact), target)
         self._basis = _Basis(members, exact, allocation, bool(shares), equal)
-        is_predictable = number > 0 and not final and not equal
+        is_predictable = round_number > 0 and not final and not equal
         predicted_s = allocation.finish_s if is_predictable else None
-        opened = BarrierRound(number, started_at, predicted_s, weights_version, target, shares)
-        opened.progress = None if final else self.plans.round_sizes.progress(number, target)
+        opened = BarrierRound(round_number, started_at, predicted_s, weights_version, target, shares)
+        opened.progress = None if final else self.plans.round_sizes.progress(round_number, target)
         new_samples = self._new_samples(members, allocation, target)
         self._workers_ahead = 0
         unplanned_samples = sum(new_samples.values())
@@ -123,15 +123,15 @@ class RoundPlanner:
             share = shares.get(worker, ())
             unplanned_samples -= new_samples[worker]
             spans = self._round_spans(member, new_samples[worker])
-            member.overlap_spans = self._overlap_spans(member, number, samples_of(spans), unplanned_samples)
+            member.overlap_spans = self._overlap_spans(member, round_number, samples_of(spans), unplanned_samples)
             commands += self.plans.feed_spans(member, (*share, *spans, *member.overlap_spans))
             fields = self.plans.standing(member, spans) | {"ahead": member.overlap_spans, "progress": opened.progress}
-            plan = Plan(number, 0, spans, member.batch_size, share, final=final, **fields)
+            plan = Plan(round_number, 0, spans, member.batch_size, share, final=final, **fields)
             commands += self.plans.start(member, plan, newest)
             if spans:
                 opened.awaiting.add(worker)
         trains_ahead = any(member.overlap_spans for member in members)
-        opened.overlapped = trains_ahead or self.due(number + 1) <= number
+        opened.overlapped = trains_ahead or self.due(round_number + 1) <= round_number
         return opened, commands
 
     def reasons(self) -> ReasonBook:
@@ -140,19 +140,21 @@ class RoundPlanner:
         reasons = ReasonBook()
         for member in basis.members:
             reason = EQUAL if basis.equal else reason_of(member, basis.exact, basis.allocation)
-            wanted = basis.allocation.batches[member.source.worker]
-            reasons.explain(member, reason, wanted, basis.evaluating)
+            batches = basis.allocation.batches[member.source.worker]
+            reasons.explain(member, reason, batches, basis.evaluating)
         return reasons
 
-    def _eval_shares(self, number: int, members: Sequence[WorkerState], final: bool) -> dict[int, tuple[Span, ...]]:
+    def _eval_shares(
+        self, round_number: int, members: Sequence[WorkerState], final: bool
+    ) -> dict[int, tuple[Span, ...]]:
         """Each worker's share in the evaluation that a round begins with; empty if none is due."""
-        weights_version = self.due(number)
-        oldest = self.due(number - 1) + 1 if number > self._first else weights_version
+        weights_version = self.due(round_number)
+        oldest = self.due(round_number - 1) + 1 if round_number > self._first_version else weights_version
         if not any(self._validation.is_due(version, final) for version in range(oldest, weights_version + 1)):
             return {}
         # A worker that was sent newer weights with all fragments may merge those instead.
-        able = [member for member in members if (member.full_version or 0) <= weights_version]
-        return self._validation.shares(able)
+        able_members = [member for member in members if (member.full_version or 0) <= weights_version]
+        return self._validation.shares(able_members)
 
     def _new_samples(self, members: Sequence[WorkerState], allocation: Allocation, target: int) -> dict[int, int]:
         """Samples that each worker is to have beside those that it has trained ahead, with which it has a batch more.
@@ -160,25 +162,25 @@ class RoundPlanner:
         A run that ends by samples has rounds without an overshoot: the last batch of a round may be a short one.
         """
         new_samples: dict[int, int] = {}
-        ahead_samples = 0
+        all_ahead_samples = 0
         workers_ahead = set[int]()
         for member in members:
             worker = member.source.worker
             samples = allocation.batches[worker] * member.batch_size
-            ahead = samples_of(member.overlap_spans)
-            if ahead:
-                samples = max(samples - ahead, member.batch_size)
-                ahead_samples += ahead
+            ahead_samples = samples_of(member.overlap_spans)
+            if ahead_samples:
+                samples = max(samples - ahead_samples, member.batch_size)
+                all_ahead_samples += ahead_samples
                 workers_ahead.add(worker)
             new_samples[worker] = samples
         if self.plans.ends_by_samples:
-            return fitted(new_samples, workers_ahead, target - ahead_samples)
+            return fitted(new_samples, workers_ahead, target - all_ahead_samples)
         return new_samples
 
     def _round_spans(self, member: WorkerState, samples: int) -> tuple[Span, ...]:
         """A worker's samples of a round: those that it has trained ahead, and new ones."""
-        ahead = samples_of(member.overlap_spans)
-        member.prestarted_batches = -(-ahead // member.batch_size)
+        ahead_samples = samples_of(member.overlap_spans)
+        member.prestarted_batches = -(-ahead_samples // member.batch_size)
         return member.overlap_spans + self.plans.assign(member, samples)
 
     def plan_joiner(
@@ -208,17 +210,17 @@ class RoundPlanner:
         equal = self._equal_in(current.number)
         report_every_s = self._job.report_interval_s
         origin, fleet = progress_of(members, current.started_at, current.evaluating, report_every_s, now, equal)
-        missing = current.target_samples - current.samples
+        missing_samples = current.target_samples - current.samples
         planned_samples = sum(member.planned_samples for member in members)
-        correction = correct(fleet, planned_samples, missing, now - origin, equal)
+        correction = correct(fleet, planned_samples, missing_samples, now - origin, equal)
         if not correction.misses_target:
             length_s = origin + correction.present_finish_s - current.started_at
             if equal or correction.saved_s <= CORRECTION_GAIN * length_s:
                 return 0.0, []
         is_last = self.plans.ends_by_samples and current.number >= self._job.rounds.update_rounds - 1
         # A worker with a plan is at least at its first batch after the merge, and delivers that.
-        least = np.array([member.prestarted_batches + 1 for member in members])
-        batches = np.where(fleet.idle, correction.batches, np.maximum(correction.batches, least))
+        least_batches = np.array([member.prestarted_batches + 1 for member in members])
+        batches = np.where(fleet.idle, correction.batches, np.maximum(correction.batches, least_batches))
         if is_last:  # No samples are left for others, and those that a worker may have used aren't taken back.
             batches = np.maximum(batches, fleet.planned)
         commands: list[Command] = []
@@ -240,38 +242,40 @@ class RoundPlanner:
             deltas.append((max(now, origin + finish_s), member.planned_samples))
         return deltas
 
-    def _target_samples(self, number: int, members: Sequence[WorkerState]) -> int:
+    def _target_samples(self, round_number: int, members: Sequence[WorkerState]) -> int:
         """Samples of a round, with as many again at most of those that earlier rounds lack."""
-        if self._length is not None:
-            free = self._free_samples(members)
-            self.plans.reserve = self._length.reserve(number, free)
-            return self._length.target(number, free)
-        usual = self._job.samples(number)
-        made_up = min(self.owed, usual)
+        if self._round_samples is not None:
+            free_samples = self._free_samples(members)
+            self.plans.reserve = self._round_samples.reserve(round_number, free_samples)
+            return self._round_samples.target(round_number, free_samples)
+        usual_samples = self._job.samples(round_number)
+        made_up = min(self.owed, usual_samples)
         self.owed -= made_up
-        return usual + made_up
+        return usual_samples + made_up
 
     def _free_samples(self, members: Sequence[WorkerState]) -> int:
         """Samples that are neither used nor of an earlier round, if the run ends by samples."""
-        ahead = sum(samples_of(member.overlap_spans) for member in members)
-        return self.plans.ledger.available + ahead
+        ahead_samples = sum(samples_of(member.overlap_spans) for member in members)
+        return self.plans.ledger.available + ahead_samples
 
-    def _overlap_spans(self, member: WorkerState, number: int, samples: int, unplanned: int) -> tuple[Span, ...]:
+    def _overlap_spans(
+        self, member: WorkerState, round_number: int, samples: int, unplanned_samples: int
+    ) -> tuple[Span, ...]:
         """Samples of the next round that a worker trains on before it merges the result of this one.
 
         They are fewer than the next round has, because its delta is made of the steps after the merge. At the end of a
-        run `unplanned` samples are kept for the other workers, and one of the next round for each that trains ahead.
+        run `unplanned_samples` are kept for the other workers, and one of the next round for each that trains ahead.
         """
-        if not self._job.rounds.warmup_rounds <= number + 1 < self._job.rounds.update_rounds:
+        if not self._job.rounds.warmup_rounds <= round_number + 1 < self._job.rounds.update_rounds:
             return ()
         batches = min(self._job.sync.delay_steps, max(0, samples - 1) // member.batch_size)
         if not batches:
             return ()
         self._workers_ahead += 1
         self.plans.reserve = max(self.plans.reserve, self._workers_ahead)
-        return self.plans.assign(member, batches * member.batch_size, unplanned)
+        return self.plans.assign(member, batches * member.batch_size, unplanned_samples)
 
-    def _equal_in(self, number: int) -> bool:
+    def _equal_in(self, round_number: int) -> bool:
         """Whether all workers get equally many batches in a round."""
-        is_warmup = number < self._job.rounds.warmup_rounds
+        is_warmup = round_number < self._job.rounds.warmup_rounds
         return self._equal or is_warmup

@@ -83,29 +83,31 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
         assert isinstance(self.state, Waiting)
         if self._end_early(now):  # An earlier attempt recorded the last evaluation, and was killed.
             return
-        number = self.state.number
-        before = self.state.before
+        round_number = self.state.number
+        previous_round = self.state.previous_round
         self._totals.begin(now)
         members = self._roster.assignable
         for member in members:
             self._inherit(member)
-        if self._planner.grow(number, members):
-            sizes = self.plans.round_sizes
-            share = sizes.exchange_share
-            self._out.event("round_growth", now, round=number, samples=sizes.samples, exchange_share=share)
-        started_at = before.ready_at if before is not None and before.overlapped else now
-        current, commands = self._planner.plan_round(number, members, self.latest_version, started_at)
+        if self._planner.grow(round_number, members):
+            round_sizes = self.plans.round_sizes
+            share = round_sizes.exchange_share
+            self._out.event("round_growth", now, round=round_number, samples=round_sizes.samples, exchange_share=share)
+        started_at = previous_round.ready_at if previous_round is not None and previous_round.overlapped else now
+        current, commands = self._planner.plan_round(round_number, members, self.latest_version, started_at)
         self.reported_samples = sum(member.progress.samples for member in self._roster.members)
-        self._enter(current, number)
+        self._enter(current, round_number)
         self.pending.start_evaluation(current.weights_version - 1, current.eval_shares)
-        if before is not None:
-            self._quorums.observe(before, now)
+        if previous_round is not None:
+            self._quorums.observe(previous_round, now)
         current.quorum = self._quorums.choose(len(current.awaiting))
         batches = {member.source.worker: member.plan.batches for member in members if member.plan is not None}
-        chosen: dict[str, Any] = {}
+        quorum_fields: dict[str, Any] = {}
         if self._quorums.adapts:
-            chosen = {"quorum": current.quorum.deltas, "grace_s": current.quorum.grace_s}
-        self._out.event("plan", now, round=number, batches=batches, predicted_s=current.predicted_s, **chosen)
+            quorum_fields = {"quorum": current.quorum.deltas, "grace_s": current.quorum.grace_s}
+        self._out.event(
+            "plan", now, round=round_number, batches=batches, predicted_s=current.predicted_s, **quorum_fields
+        )
         self._out.put(*commands)
 
     def plan_reasons(self, workers: Iterable[int]) -> dict[str, Any]:
@@ -241,9 +243,9 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
     def _advance(self) -> None:
         """Let the next round begin if the weights due in it are there."""
         if isinstance(self.state, Reducing):
-            number = self.state.round.number + 1
-            if self._planner.due(number) <= self.latest_version:
-                self.state = Waiting(number, self.state.round)
+            round_number = self.state.round.number + 1
+            if self._planner.due(round_number) <= self.latest_version:
+                self.state = Waiting(round_number, self.state.round)
 
     # ── from the deltas to the weights ────────────────────────────────────────────────────────────────────────────
 
@@ -251,9 +253,9 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
         """Commit the oldest round in flight; return the workers that are excluded for their deltas."""
         if not self.in_flight or verdict.round != self.in_flight[0].number:
             return []
-        done = self.in_flight.popleft()
-        self.pending.stop_waiting(done.weights_version, now)
-        excluded = self._decide(done, verdict, now)
+        reduced_round = self.in_flight.popleft()
+        self.pending.stop_waiting(reduced_round.weights_version, now)
+        excluded = self._decide(reduced_round, verdict, now)
         if self._out.over:
             return []
         if self._overlapped:
@@ -273,50 +275,50 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
                 commands = self.plans.send_weights(member, self.latest_version)
                 self._out.put(*commands)
 
-    def _decide(self, done: BarrierRound, verdict: Verdict, now: float) -> list[Source]:
+    def _decide(self, reduced_round: BarrierRound, verdict: Verdict, now: float) -> list[Source]:
         """Commit a round, or end the run if that is impossible; return the workers that are excluded."""
-        verdict = done.judged(verdict)
+        verdict = reduced_round.judged(verdict)
         for rejection in verdict.rejected:
-            self._out.event("reject", now, round=done.number, worker=rejection.worker, reason=rejection.reason)
-        if (error := failure(done.number, verdict, self._replay)) is not None:
+            self._out.event("reject", now, round=reduced_round.number, worker=rejection.worker, reason=rejection.reason)
+        if (error := failure(reduced_round.number, verdict, self._replay)) is not None:
             self._out.finish(error)
             return []
         excluded = strike(self._roster, self._out, verdict, now)
         accepted = {contribution.worker for contribution in verdict.accepted}
-        self._roster.times.decide_all(done.number, accepted)
-        totals = self._commit(done, verdict, now)
-        self._owe_samples(done, verdict, now)
+        self._roster.times.decide_all(reduced_round.number, accepted)
+        totals = self._commit(reduced_round, verdict, now)
+        self._owe_samples(reduced_round, verdict, now)
         members = self._roster.members
-        self._inner_states -= self._roster.refused(done.refused(verdict))
+        self._inner_states -= self._roster.refused(reduced_round.refused(verdict))
         if self._job.sync.overlaps:
-            not_accepted = done.awaiting - accepted
+            not_accepted = reduced_round.awaiting - accepted
             for member in members:
                 if member.source.worker in not_accepted:
                     member.merged_version = None  # Its own weights contain samples that are given out again.
         commit = CommitMetrics(verdict, known_batch_s(members), totals)
         merging = {member.source.worker for member in self._roster.assignable}
-        committed = CommittedRound(done, commit, merging, now)
+        committed = CommittedRound(reduced_round, commit, merging, now)
         self.pending.awaiting_merge.append(committed)
-        self.latest_version = WeightsVersion(done.number + 1)
+        self.latest_version = WeightsVersion(reduced_round.number + 1)
         return excluded
 
-    def _owe_samples(self, done: BarrierRound, verdict: Verdict, now: float) -> None:
+    def _owe_samples(self, reduced_round: BarrierRound, verdict: Verdict, now: float) -> None:
         """Have later rounds make up for samples that a round lacks: workers have left, or a delta was rejected.
 
         A quorum is asked for rounds that lack some, and a round of synchronous training is one step.
         """
-        lacking = done.target_samples - sum(contribution.samples for contribution in verdict.accepted)
+        lacking = reduced_round.target_samples - sum(contribution.samples for contribution in verdict.accepted)
         if lacking <= 0 or self._job.sync.quorum is not None or self._job.sync.traits.sends_gradients or self._replay:
             return
         self._planner.owed += lacking
         if self.plans.ends_by_samples:
             consequence = "later ones make them up"
-        elif done.number + 1 == self._job.rounds.update_rounds:
+        elif reduced_round.number + 1 == self._job.rounds.update_rounds:
             consequence = "it was the last one, so the run has fewer than asked for"
         else:
             consequence = "the next ones make them up"
-        target = done.target_samples
-        text = f"round {done.number + 1} has {target - lacking} of its {target} samples: {consequence}"
+        target = reduced_round.target_samples
+        text = f"round {reduced_round.number + 1} has {target - lacking} of its {target} samples: {consequence}"
         self._out.problem(text, now)
 
     def _spans_of_later_rounds(self) -> dict[int, tuple[Span, ...]]:

@@ -206,9 +206,9 @@ class RunActors:
         if handle is not None:
             ray.kill(handle)
 
-    def bridges(self, number: int) -> bool:
+    def bridges(self, worker: int) -> bool:
         """Whether the trainer of a worker runs outside Ray."""
-        return self._job.group_of(number).bridged
+        return self._job.group_of(worker).bridged
 
     def worker(self, number: int) -> tuple[Any, Source] | None:
         """Handle and incarnation of a worker; None without one."""
@@ -236,11 +236,11 @@ class RunActors:
         self.shards.append(shard)
         return shard
 
-    async def node_of(self, number: int) -> str | None:
+    async def node_of(self, worker: int) -> str | None:
         """Id of the node that a worker is on; None without a lease of its own."""
-        if number not in self._workers:
+        if worker not in self._workers:
             return None
-        source = self._workers[number][1]
+        source = self._workers[worker][1]
         await self._look_nodes_up()
         return self._nodes[source]
 

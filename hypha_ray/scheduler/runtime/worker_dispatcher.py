@@ -223,10 +223,10 @@ class WorkerDispatcher:
             await asyncio.wait(tasks, timeout=PULSE_S)
             self._inbox(Alive(source))
 
-    async def _feed(self, number: int, worker: Any, index: int) -> None:
+    async def _feed(self, worker_number: int, worker: Any, index: int) -> None:
         for again in (True, False):
             try:
-                tensors = await self._slice_cache.slice(index, number)
+                tensors = await self._slice_cache.slice(index, worker_number)
             except QuarantinedError as error:
                 self._telemetry.note("quarantine", slice=index, reason=error.got)
                 raise
@@ -239,8 +239,10 @@ class WorkerDispatcher:
                 if not again:
                     raise
 
-    async def _send_weights(self, number: int, version: WeightsVersion, worker: Any, call: Any, answer: Any) -> None:
-        with self._round_traces.transfer(self._round_traces.of_weights(version), "down", number):
+    async def _send_weights(
+        self, worker_number: int, version: WeightsVersion, worker: Any, call: Any, answer: Any
+    ) -> None:
+        with self._round_traces.transfer(self._round_traces.of_weights(version), "down", worker_number):
             await self._await_answer(worker, call, answer)
 
     def _call_worker(self, worker: Any, call: Callable[[Any], Any]) -> None:
