@@ -140,11 +140,11 @@ def _count(name: str, key: object, actions: _Actions) -> str | None:
     with _log[0].open("a+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
-        number = 1
+        hit_number = 1
         for hit in map(json.loads, file):
             if hit["name"] == name and (not is_counted_by_key or hit["key"] == key_text):
-                number += 1
-        action = actions.get(number, actions.get(None))
+                hit_number += 1
+        action = actions.get(hit_number, actions.get(None))
         record = {"name": name, "key": key_text, "action": action, "fired": action is not None}
         file.write(json.dumps(record) + "\n")
         file.flush()

@@ -167,20 +167,20 @@ def options_of(
     """
     table = FAMILIES[family]
     key = f"{key or table.key}_options"
-    kind = getattr(member, _OPTIONS, None)
-    if kind is None:
+    options_class = getattr(member, _OPTIONS, None)
+    if options_class is None:
         if options and not table.free_options:
             problem = f"{key}: {table.noun} {name} has no options"
             option_names = ", ".join(options)
             raise ConfigError("CFG001", problem, option_names[:_LONGEST], fix="leave the table out")
         return None
-    if not (inspect.isclass(kind) and issubclass(kind, BaseModel)):
+    if not (inspect.isclass(options_class) and issubclass(options_class, BaseModel)):
         problem = f"{table.noun} {name} can't be used: its {_OPTIONS} are no options"
         raise ConfigError(table.unloadable, problem, fix="derive them from hypha_ray.plugins.Options")
     try:
-        member_options: BaseModel = kind.model_validate(dict(options or {}))
+        member_options: BaseModel = options_class.model_validate(dict(options or {}))
     except ValidationError as error:
-        raise _wrong_option(key, kind, error) from None
+        raise _wrong_option(key, options_class, error) from None
     return member_options
 
 
@@ -368,13 +368,13 @@ def _counted(arguments: int) -> str:
     return "no argument" if arguments == 0 else counted(arguments, "argument")
 
 
-def _wrong_option(key: str, kind: type[BaseModel], error: ValidationError) -> ConfigError:
+def _wrong_option(key: str, options_class: type[BaseModel], error: ValidationError) -> ConfigError:
     """The first error that pydantic reports, in the terms of a job file."""
     first = error.errors(include_url=False)[0]
     name = ".".join(map(str, first["loc"]))
     option = f"{key}.{name}"
     if first["type"] == "extra_forbidden":
-        return unknown_option(f"{key}: unknown key {name}", name, list(kind.model_fields))
+        return unknown_option(f"{key}: unknown key {name}", name, list(options_class.model_fields))
     if first["type"] == "missing":
         return ConfigError("CFG012", f"{option} is missing", fix=f"give {option}")
     got = repr(first["input"])

@@ -388,5 +388,5 @@ class Frames:
         return BridgeError("FRM002", "the length of a frame", got=str(length), allowed=f"1 … {limit}")
 
 
-def _closed(why: str | None = None) -> BridgeError:
-    return BridgeError("FRM008", "the other side has closed the connection", got=why or "")
+def _closed(reason: str | None = None) -> BridgeError:
+    return BridgeError("FRM008", "the other side has closed the connection", got=reason or "")

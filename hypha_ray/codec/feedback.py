@@ -128,23 +128,23 @@ def advance(codec: Chunked, theta: Flat, payload: Flat, out: Flat | None = None)
     """
     if out is None:
         out = {group: np.empty_like(array) for group, array in theta.items()}
-    before = tensors(theta)
+    old_weights = tensors(theta)
     encoded = tensors(payload)
-    after = tensors(out)
-    for group, old in before.items():
+    new_weights = tensors(out)
+    for group, group_theta in old_weights.items():
         if is_trained(group):
-            for part in blocks(len(old)):
-                codec.advance_block(encoded, group, part, old[part], after[group][part])
+            for part in blocks(len(group_theta)):
+                codec.advance_block(encoded, group, part, group_theta[part], new_weights[group][part])
         else:
-            after[group].copy_(encoded[group])
+            new_weights[group].copy_(encoded[group])
     return out
 
 
-def publish(codec: Chunked, decay: float, theta: Flat, new: Flat, residual: Flat) -> tuple[Flat, Flat]:
+def publish(codec: Chunked, decay: float, theta: Flat, new_theta: Flat, residual: Flat) -> tuple[Flat, Flat]:
     """Encode a step of the global weights, and set the new weights to what receivers decode.
 
-    `theta` are the weights before the step, which all workers have. `new` is overwritten, `residual` is never written
-    to.
+    `theta` are the weights before the step, which all workers have. `new_theta` is overwritten, `residual` is never
+    written to.
 
     Returns:
         The payload, whose buffers share memory with the new weights, and the new residual.
@@ -152,6 +152,6 @@ def publish(codec: Chunked, decay: float, theta: Flat, new: Flat, residual: Flat
     """
     sender = Feedback(codec, decay)
     sender.residual = {group: array.copy() for group, array in residual.items()}
-    payload, _ = sender.encode(new, theta)
-    advance(codec, theta, payload, out=new)
+    payload, _ = sender.encode(new_theta, theta)
+    advance(codec, theta, payload, out=new_theta)
     return payload, sender.residual

@@ -206,16 +206,16 @@ def _entries(text: str) -> Iterator[tuple[int, KeyPath]]:
     """Lines that begin a table or set a key, with the full name; lines inside long strings may match by mistake."""
     header: KeyPath = ()
     lengths: Counter[KeyPath] = Counter()
-    for number, line in enumerate(text.split("\n"), 1):
+    for line_number, line in enumerate(text.split("\n"), 1):
         if match := _HEADER.match(line):
             header = _numbered(_parts(match[1]), lengths)
             if line.lstrip().startswith("[["):
                 lengths[header] += 1
                 header = (*header, str(lengths[header] - 1))
-            yield number, header
+            yield line_number, header
         elif match := _ENTRY.match(line):
             entry = header + _parts(match[1])
-            yield number, entry
+            yield line_number, entry
 
 
 def _location_in(text: str, file: str, path: Sequence[str]) -> str:

@@ -131,11 +131,11 @@ def _summary(table: type) -> str:
     return doc.splitlines()[0]
 
 
-def parse_options(kind: type[T], doc: str | None, arguments: Sequence[str], position: str | None = None) -> T:
+def parse_options(options_class: type[T], doc: str | None, arguments: Sequence[str], position: str | None = None) -> T:
     """Parse a job's command line into its options; ``-h`` or ``--help`` prints all options and exits with 0.
 
     Args:
-        kind: the dataclass.
+        options_class: the dataclass.
         doc: the job script's own description.
         arguments: the command line, without the script.
         position: name of the option whose value may stand without its flag, or values if the flag may be repeated;
@@ -147,12 +147,12 @@ def parse_options(kind: type[T], doc: str | None, arguments: Sequence[str], posi
         SystemExit: after the help.
 
     """
-    keys = _keys(kind)
+    keys = _keys(options_class)
     if {"-h", "--help"} & set(arguments):
         print(_help(doc or "", keys))
         raise SystemExit(0)
-    types = get_type_hints(kind)
-    repeated = {field.name for field in fields(kind) if field.metadata == REPEATED}
+    types = get_type_hints(options_class)
+    repeated = {field.name for field in fields(options_class) if field.metadata == REPEATED}
     values: dict[str, Any] = {}
     for name, text in _texts(arguments, keys, position, repeated).items():
         values[name] = text.split(_BETWEEN) if name in repeated else _value(keys[name], text, types[name])
@@ -166,7 +166,7 @@ def parse_options(kind: type[T], doc: str | None, arguments: Sequence[str], posi
         raise ConfigError("CFG011", problem, fix="name a file for one of them")
     if to_stdout:
         keep_stdout_for_result()
-    return kind(**values)
+    return options_class(**values)
 
 
 def refuse_strays(options: DataclassInstance, owners: Mapping[str, Sequence[str]]) -> None:
@@ -329,10 +329,10 @@ def _unknown(flag: str, keys: Mapping[str, Key]) -> ConfigError:
     return ConfigError("CFG001", problem, allowed=", ".join(map(_flag, keys)), fix="see --help")
 
 
-def _keys(kind: type[DataclassInstance]) -> dict[str, Key]:
-    types = get_type_hints(kind, include_extras=True)
-    meanings = _meanings(kind)
-    return {field.name: _key(field, types[field.name], meanings[field.name]) for field in fields(kind)}
+def _keys(options_class: type[DataclassInstance]) -> dict[str, Key]:
+    types = get_type_hints(options_class, include_extras=True)
+    meanings = _meanings(options_class)
+    return {field.name: _key(field, types[field.name], meanings[field.name]) for field in fields(options_class)}
 
 
 def _key(field: Field[Any], annotation: Any, meaning: str) -> Key:
@@ -342,9 +342,9 @@ def _key(field: Field[Any], annotation: Any, meaning: str) -> Key:
     return key_of((field.name,), FieldInfo(annotation=annotation, default=default, description=meaning))
 
 
-def _meanings(kind: type) -> dict[str, str]:
+def _meanings(options_class: type) -> dict[str, str]:
     """The docstring of each field, which Python keeps only in the source."""
-    source = textwrap.dedent(inspect.getsource(kind))
+    source = textwrap.dedent(inspect.getsource(options_class))
     (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)
     meanings = {}

@@ -406,7 +406,7 @@ def beside_largest(sizes: Sequence[int], weights: Sequence[float], epochs: int) 
         epochs: uses of each sample of the largest dataset.
 
     """
-    number = largest(sizes)
-    share = weights[number] / sum(weights)
-    largest_samples = epochs * sizes[number]
+    dataset = largest(sizes)
+    share = weights[dataset] / sum(weights)
+    largest_samples = epochs * sizes[dataset]
     return max(0, round(largest_samples / share) - largest_samples)

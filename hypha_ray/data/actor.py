@@ -168,9 +168,9 @@ class DataNode(DataShard):
             DataError: the folder is missing, or contains no dataset or a damaged one.
 
         """
-        since = time.monotonic() - READING_S
+        oldest_read = time.monotonic() - READING_S
         context = ray.get_runtime_context()
-        readers = [run for run, read_s in self._read_at.items() if read_s >= since]
+        readers = [run for run, read_s in self._read_at.items() if read_s >= oldest_read]
         return Announcement(
             protocol=PROTOCOL,
             actor_id=str(context.get_actor_id()),

@@ -86,7 +86,7 @@ def character_tokenizer(texts: Iterable[str]) -> Any:
 
 
 def _numbered(tokens: Iterable[str]) -> dict[str, int]:
-    return {token: number for number, token in enumerate([*_SPECIALS, *tokens])}
+    return {token: token_id for token_id, token in enumerate([*_SPECIALS, *tokens])}
 
 
 def _fast_tokenizer(tokenizer: Any, spare: Sequence[str] = ()) -> Any:

@@ -264,9 +264,9 @@ def _problems(manifest: Manifest, datasets: int) -> Iterator[str]:
     if not manifest.name.isprintable():
         yield f"the name {manifest.name!r} has control characters"
     if manifest.part is not None:
-        number, parts = manifest.part
-        if not 0 <= number < parts <= MOST_PARTS:
-            yield f"part {_short(number)} of {_short(parts)}; there are at most {MOST_PARTS}, counted from 0"
+        part_number, parts = manifest.part
+        if not 0 <= part_number < parts <= MOST_PARTS:
+            yield f"part {_short(part_number)} of {_short(parts)}; there are at most {MOST_PARTS}, counted from 0"
     if manifest.modality == "prompts":
         forms = {tensor.name: (tensor.dtype, len(tensor.shape)) for tensor in manifest.tensors}
         missing = [name for name, form in _PROMPTS.items() if forms.get(name) != form]

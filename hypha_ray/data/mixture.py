@@ -31,14 +31,14 @@ def mixed(manifests: Sequence[Manifest]) -> Manifest:
     """
     _require_alike(manifests, "mixed")
     slices = []
-    for number, manifest in enumerate(manifests):
+    for dataset, manifest in enumerate(manifests):
         problem = f"dataset {manifest.name!r} can't be part of a mixture"
         if not manifest.of("train"):
             raise DataError("DATA062", problem, "nothing to train on", fix="prepare it again")
         for info in manifest.slices:
             if info.index >= SLICES_PER_DATASET:
                 raise DataError("DATA062", problem, "too many slices", fix="prepare it again")
-            slices.append(replace(info, index=number * SLICES_PER_DATASET + info.index))
+            slices.append(replace(info, index=dataset * SLICES_PER_DATASET + info.index))
     name = "+".join(manifest.name for manifest in manifests)
     return _joined(manifests, name, slices)
 
@@ -47,12 +47,12 @@ def identities(manifest: Manifest) -> list[str]:
     """Identity of each dataset of a mixture, in its order; of one dataset its own."""
     slices: dict[int, list[SliceInfo]] = {}
     for info in manifest.slices:
-        number = dataset_of(info.index)
-        slices.setdefault(number, []).append(replace(info, index=info.index % SLICES_PER_DATASET))
+        dataset = dataset_of(info.index)
+        slices.setdefault(dataset, []).append(replace(info, index=info.index % SLICES_PER_DATASET))
     sha256s = []
-    for number in sorted(slices):
-        dataset = manifest.model_copy(update={"slices": tuple(slices[number])})
-        sha256s.append(dataset.identity)
+    for dataset in sorted(slices):
+        dataset_manifest = manifest.model_copy(update={"slices": tuple(slices[dataset])})
+        sha256s.append(dataset_manifest.identity)
     return sha256s
 
 
@@ -225,10 +225,10 @@ class RunDataset:
         sha256s = fields.get("datasets", ())
         return cls(sha256 if isinstance(sha256, str) else None, tuple(map(str, sha256s)))
 
-    def of(self, number: int) -> str | None:
+    def of(self, dataset: int) -> str | None:
         """Identity of a dataset by its number; None if it isn't known."""
-        if number < len(self.datasets):
-            return self.datasets[number]
+        if dataset < len(self.datasets):
+            return self.datasets[dataset]
         return None
 
 

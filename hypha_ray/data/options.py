@@ -321,8 +321,8 @@ class PrepareOptions:
         if self.kind_name != "preferences":
             self._refuse(_OF_PREFERENCES, f"has no effect on {self.kind_name}")
             return
-        others = ("messages_column", *_OF_PAIRS, *_OF_FILES, *_OF_LABELS, *_OF_ANSWERS)
-        self._refuse(others, "has no effect on preferences")
+        other_options = ("messages_column", *_OF_PAIRS, *_OF_FILES, *_OF_LABELS, *_OF_ANSWERS)
+        self._refuse(other_options, "has no effect on preferences")
         if self.source in ("stdlib", "digits") or self.source.startswith(GENERATED):
             problem = f"--source {self.source} has no preferences"
             raise ConfigError("PREP007", problem, fix="name a table, or a Hugging Face dataset")
@@ -376,10 +376,10 @@ class PrepareOptions:
             fix = "name the model to train, such as google/vit-base-patch16-224"
             raise ConfigError("PREP012", problem, fix=fix)
 
-    def _refuse(self, names: tuple[str, ...], why: str) -> None:
+    def _refuse(self, names: tuple[str, ...], reason: str) -> None:
         for name in names:
             if getattr(self, name) not in (None, False, []):
-                raise ConfigError("PREP007", f"--{_flag(name)} {why}", fix="leave it out")
+                raise ConfigError("PREP007", f"--{_flag(name)} {reason}", fix="leave it out")
 
 
 def _out_of_range(name: str, got: object, allowed: str) -> ConfigError:

@@ -136,7 +136,7 @@ def _attempts(
             if without_commit >= LONGEST_PATIENCE:
                 raise _given_up(f"{cause} {without_commit} times without a commit", lost) from None
         yield {"kind": "status", "text": text}
-        end_leftovers(run, but={OWNER, *outliving(job)})
+        end_leftovers(run, spared={OWNER, *outliving(job)})
 
 
 def _given_up(problem: str, lost: Exception) -> ClusterError:
@@ -249,11 +249,11 @@ def _scored(arrays: Arrays, samples: int) -> npt.NDArray[np.int64]:
     return np.asarray(marks.reshape(samples, -1).sum(axis=1), np.int64)
 
 
-def end_leftovers(run: str, deadline_s: float = DEADLINE_S, but: Container[str] = ()) -> None:
+def end_leftovers(run: str, deadline_s: float = DEADLINE_S, spared: Container[str] = ()) -> None:
     """End all actors and leases of a run that an earlier driver or scheduler has left, and wait for their end.
 
-    Actors and leases named in `but` stay. Actors of a live driver stay, too, because it has a run of the same name in
-    another directory. The wait takes at most `deadline_s` seconds.
+    Actors and leases named in `spared` stay. Actors of a live driver stay, too, because it has a run of the same name
+    in another directory. The wait takes at most `deadline_s` seconds.
 
     Raises:
         ClusterError: there is such a driver, or an actor doesn't end.
@@ -264,28 +264,28 @@ def end_leftovers(run: str, deadline_s: float = DEADLINE_S, but: Container[str] 
         problem = f"another driver in this cluster has a run {run!r}"
         fix = "choose another run.name, or wait until it has ended"
         raise ClusterError("NET006", problem, got=_other_drivers(run), fix=fix)
-    reclaim(run, but)  # Leases first: the end of its lease ends a stopped process at once.
-    if not _poll(lambda: _kill_leftovers(run, but), deadline):
-        names = ", ".join(_leftover_names(run, but)) or "leases"
+    reclaim(run, spared)  # Leases first: the end of its lease ends a stopped process at once.
+    if not _poll(lambda: _kill_leftovers(run, spared), deadline):
+        names = ", ".join(_leftover_names(run, spared)) or "leases"
         raise ClusterError("NET007", f"what is left of run {run!r} doesn't end", got=names, fix="submit the job again")
 
 
-def _poll(done: Callable[[], bool], deadline: float) -> bool:
-    while not done():
+def _poll(is_done: Callable[[], bool], deadline: float) -> bool:
+    while not is_done():
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_S)
     return True
 
 
-def _kill_leftovers(run: str, but: Container[str]) -> bool:
+def _kill_leftovers(run: str, spared: Container[str]) -> bool:
     """Kill remaining actors and leases, and return whether none was left."""
-    names = _leftover_names(run, but)
+    names = _leftover_names(run, spared)
     for name in names:
         actor = _find_actor(run, name)
         if actor is not None:
             ray.kill(actor)
-    return not names and reclaim(run, but) == 0
+    return not names and reclaim(run, spared) == 0
 
 
 def _other_drivers(run: str) -> str:
@@ -307,8 +307,8 @@ def _other_drivers(run: str) -> str:
     return ", ".join(addresses)
 
 
-def _leftover_names(run: str, but: Container[str]) -> list[str]:
-    return [name for name in _actor_names(run) if name not in but]
+def _leftover_names(run: str, spared: Container[str]) -> list[str]:
+    return [name for name in _actor_names(run) if name not in spared]
 
 
 def _actor_names(run: str) -> list[str]:

@@ -240,8 +240,8 @@ def length_note(job: Job, manifest: Manifest) -> str | None:
     text += f" in {counted(job.rounds.update_rounds, 'round')}"
     if not job.dataset.mix:
         return text
-    number = largest(samples)
-    share = job.dataset.mix[number]
+    dataset = largest(samples)
+    share = job.dataset.mix[dataset]
     return f"{text}; those of {share.name or share.path}, the largest dataset, {counted(epochs, 'time')}"
 
 
@@ -256,11 +256,11 @@ def _unused(job: Job, slices: Sequence[SliceInfo], spans: Iterable[Span]) -> int
     assert job.rounds.epochs is not None
     samples = _samples_by_dataset(slices)
     length = _length(job, samples)
-    number = largest(samples)
+    dataset = largest(samples)
     indices = {info.index for info in slices}
     used: Counter[bool] = Counter()
     for span in spans:
-        is_own = dataset_of(span.slice) == number
+        is_own = dataset_of(span.slice) == dataset
         if not is_own or (span.slice in indices and span.epoch < job.rounds.epochs):
             used[is_own] += span.samples
     return max(0, length.own - used[True]) + max(0, length.others - used[False])
@@ -278,7 +278,7 @@ def _samples_by_dataset(slices: Iterable[SliceInfo]) -> list[int]:
     samples: Counter[int] = Counter()
     for info in slices:
         samples[dataset_of(info.index)] += info.samples
-    return [samples[number] for number in range(max(samples, default=0) + 1)]
+    return [samples[dataset] for dataset in range(max(samples, default=0) + 1)]
 
 
 def _used_spans(directory: RunDirectory, rounds: int) -> list[Span]:

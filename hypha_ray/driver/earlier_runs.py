@@ -258,14 +258,14 @@ def pace_of_earlier_run(job: Job, manifest: Manifest) -> Pace | None:
     return None
 
 
-def runs_of_same_work(job: Job, manifest: Manifest, but: Sequence[KeyPath] = ()) -> Iterator[Path]:
-    """Yield folders of other runs that did the same work, the newest first; keys and tables `but` may differ."""
+def runs_of_same_work(job: Job, manifest: Manifest, ignored_paths: Sequence[KeyPath] = ()) -> Iterator[Path]:
+    """Yield folders of other runs that did the same work, newest first; what is in `ignored_paths` may differ."""
     for folder in _newest_runs(runs(job.run.dir)):
         if folder.name == job.run.name:
             continue
         if RunDataset.parse(read_json(folder / DATASET)).sha256 != manifest.identity:
             continue
-        if _has_same_work(job, folder, but):
+        if _has_same_work(job, folder, ignored_paths):
             yield folder
 
 
@@ -273,9 +273,9 @@ def pace_of_run(folder: Path, workers: int) -> Pace | None:
     """Return the pace of a run's rounds with that many workers, without the first; None if it has too few."""
     gaps: list[float] = []
     records = read_jsonl(folder / METRICS, ("round",), end=MOST_BYTES)
-    for before, after in pairwise(by_round(records, "round")):
-        gap_s = _gap_s(before, after)
-        if gap_s is not None and after.get("workers") == workers:
+    for earlier_round, later_round in pairwise(by_round(records, "round")):
+        gap_s = _gap_s(earlier_round, later_round)
+        if gap_s is not None and later_round.get("workers") == workers:
             gaps.append(gap_s)
     if not gaps:
         return None
@@ -291,11 +291,11 @@ def devices_of_run(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(devices))
 
 
-def _gap_s(before: Record, after: Record) -> float | None:
+def _gap_s(earlier_round: Record, later_round: Record) -> float | None:
     """Seconds between the ends of two rounds; None if they don't follow each other in one attempt."""
-    begin_s = before.get("elapsed_s")
-    end_s = after.get("elapsed_s")
-    if after["round"] != before["round"] + 1 or begin_s is None or end_s is None or end_s <= begin_s:
+    begin_s = earlier_round.get("elapsed_s")
+    end_s = later_round.get("elapsed_s")
+    if later_round["round"] != earlier_round["round"] + 1 or begin_s is None or end_s is None or end_s <= begin_s:
         return None
     return float(end_s - begin_s)
 
@@ -310,7 +310,7 @@ def _newest_runs(folder: Path) -> list[Path]:
     return [run for _, run in dated[:MOST_RUNS]]
 
 
-def _has_same_work(job: Job, folder: Path, but: Sequence[KeyPath]) -> bool:
+def _has_same_work(job: Job, folder: Path, ignored_paths: Sequence[KeyPath]) -> bool:
     """Whether a run's rounds are as long as the job's, as far as settings say."""
     try:
         config = str(folder / CONFIG)
@@ -319,11 +319,11 @@ def _has_same_work(job: Job, folder: Path, but: Sequence[KeyPath]) -> bool:
         return False
     if run_job.goal.is_set:  # Its workers were as many as it needed.
         return False
-    return all(_changes_no_pace(difference.path, but) for difference in differences(job, run_job))
+    return all(_changes_no_pace(difference.path, ignored_paths) for difference in differences(job, run_job))
 
 
-def _changes_no_pace(path: KeyPath, but: Sequence[KeyPath]) -> bool:
-    if any(path[: len(key)] == key for key in (*_OF_NO_PACE, *but)):
+def _changes_no_pace(path: KeyPath, ignored_paths: Sequence[KeyPath]) -> bool:
+    if any(path[: len(key)] == key for key in (*_OF_NO_PACE, *ignored_paths)):
         return True
     return path[0] in ("inner_optimizer", "outer_optimizer") and path[-1] in _OF_RATES
 

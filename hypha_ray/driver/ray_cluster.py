@@ -149,8 +149,8 @@ class ControlService:
 
     """
 
-    def __init__(self, address: str, also: Callable[[], None] | None = None) -> None:
-        self._also = also
+    def __init__(self, address: str, also_connect: Callable[[], None] | None = None) -> None:
+        self._also = also_connect
         host, _, port = address.rpartition(":")
         self._address = host.strip("[]"), int(port)
         self._knocked_at = time.monotonic()

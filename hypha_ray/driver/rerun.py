@@ -205,8 +205,8 @@ def arguments_of(folder: Path, provenance: Mapping[str, Any], words: Sequence[st
     from hypha_ray.model.sources import IDENTITY
     from hypha_ray.telemetry.sinks.files import read_json
 
-    here = Path.cwd()
-    moves = job_folder_of(provenance) != here
+    current_folder = Path.cwd()
+    moves = job_folder_of(provenance) != current_folder
     if moves:
         words = _with_absolute_files(words)
     user_settings = _settings_of(words)
@@ -219,10 +219,15 @@ def arguments_of(folder: Path, provenance: Mapping[str, Any], words: Sequence[st
         arguments += ["--run.dir", str(folder.parent)]
     arguments += _pins(read_json(folder / IDENTITY), user_keys)
     if moves:
-        return [*arguments, *words, *_absolute_inputs(user_settings, here), *_absolute_outputs(user_settings, here)]
+        return [
+            *arguments,
+            *words,
+            *_absolute_inputs(user_settings, current_folder),
+            *_absolute_outputs(user_settings, current_folder),
+        ]
     if "folder" in provenance:
         run_settings = from_document(read(str(folder / CONFIG)))
-        arguments += _absolute_inputs(run_settings, Path(provenance["folder"]), missing_in=here)
+        arguments += _absolute_inputs(run_settings, Path(provenance["folder"]), missing_in=current_folder)
     return [*arguments, *words]
 
 
@@ -300,12 +305,12 @@ def job_folder_of(provenance: Mapping[str, Any]) -> Path:
     """
     from hypha_ray.driver.run_provenance import CHECKOUT
 
-    here = Path.cwd()
+    current_folder = Path.cwd()
     recorded = provenance.get("folder")
     if recorded is None or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
-        return here
+        return current_folder
     folder = Path(recorded)
     if not os.access(folder, os.R_OK | os.X_OK):
-        return here
+        return current_folder
     has_other_package = (folder / "hypha_ray" / "__init__.py").is_file() and folder != CHECKOUT
-    return here if has_other_package else folder
+    return current_folder if has_other_package else folder

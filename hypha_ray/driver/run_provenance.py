@@ -261,18 +261,18 @@ def code_changes(provenance: Mapping[str, Any]) -> Iterator[str]:
     package = {name: provenance.get(name) for name in ("commit", "uncommitted_changes")}
     yield from _commit_changes("hypha_ray", package, commit_of(CHECKOUT))
     job_folder = provenance.get("working_folder")
-    here = Path.cwd()
-    if job_folder and here != CHECKOUT:
-        yield from _commit_changes(str(here), job_folder, commit_of(here))
+    current_folder = Path.cwd()
+    if job_folder and current_folder != CHECKOUT:
+        yield from _commit_changes(str(current_folder), job_folder, commit_of(current_folder))
 
 
-def _commit_changes(subject: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def _commit_changes(subject: str, old_commit: Mapping[str, Any], new_commit: Mapping[str, Any]) -> Iterator[str]:
     """Compare two accounts of a checkout."""
-    if then["commit"] != now["commit"]:
-        yield f"{subject} is at {_commit_text(now)} here, and was at {_commit_text(then)} in the run"
-    if then["uncommitted_changes"]:
+    if old_commit["commit"] != new_commit["commit"]:
+        yield f"{subject} is at {_commit_text(new_commit)} here, and was at {_commit_text(old_commit)} in the run"
+    if old_commit["uncommitted_changes"]:
         yield f"{subject} had uncommitted changes in the run"
-    if now["uncommitted_changes"]:
+    if new_commit["uncommitted_changes"]:
         yield f"{subject} has uncommitted changes here"
 
 
@@ -282,13 +282,13 @@ def _commit_text(account: Mapping[str, Any]) -> str:
     return f"commit {account['commit'][:_DIGITS]}"
 
 
-def version_changes(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+def version_changes(old_versions: Mapping[str, str], new_versions: Mapping[str, str]) -> Iterator[str]:
     """Yield packages that the run had in another version."""
-    for package, version in then.items():
-        if package in _NOT_COMPARED or now.get(package) == version:
+    for package, version in old_versions.items():
+        if package in _NOT_COMPARED or new_versions.get(package) == version:
             continue
-        if package in now:
-            yield f"{package} is {now[package]} here, and was {version} in the run"
+        if package in new_versions:
+            yield f"{package} is {new_versions[package]} here, and was {version} in the run"
         else:
             yield f"{package} isn't installed here, and was {version} in the run"
 

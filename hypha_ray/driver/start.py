@@ -113,26 +113,27 @@ class InterruptionReport:
         early_signals: list[int] = []
         """Signals that came before the report could be made."""
         old_handlers = {
-            number: signal.signal(number, lambda number, _: early_signals.append(number)) for number in ENDING
+            signal_number: signal.signal(signal_number, lambda number, _: early_signals.append(number))
+            for signal_number in ENDING
         }
         try:
             # The report needs these modules, so they are loaded before anything can be half loaded.
             import hypha_ray.store.commits
             import hypha_ray.store.restore_point  # noqa: F401
 
-            for number in ENDING:
-                signal.signal(number, self._end)
+            for signal_number in ENDING:
+                signal.signal(signal_number, self._end)
             if early_signals:
                 self._end(early_signals[0], None)
             yield
         finally:
-            for number, handler in old_handlers.items():
-                signal.signal(number, handler)
+            for signal_number, handler in old_handlers.items():
+                signal.signal(signal_number, handler)
 
-    def _end(self, number: int, _: object) -> None:
+    def _end(self, signal_number: int, _: object) -> None:
         """Report a signal and end the process."""
         self._report()
-        os._exit(TERMINATED if number == signal.SIGTERM else INTERRUPTED)
+        os._exit(TERMINATED if signal_number == signal.SIGTERM else INTERRUPTED)
 
     def _report(self) -> None:
         if self._is_reported:

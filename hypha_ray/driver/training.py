@@ -182,8 +182,8 @@ class Training:
 
     def _repr_html_(self) -> str:
         progress = self.progress
-        most = progress.total_rounds or 1
-        bar = f'<progress value="{progress.rounds}" max="{most}"></progress>'
+        total_rounds = progress.total_rounds or 1
+        bar = f'<progress value="{progress.rounds}" max="{total_rounds}"></progress>'
         return f"<p>{html.escape(repr(self))} {bar}</p>"
 
     @property
@@ -304,8 +304,8 @@ def flagless() -> Iterator[None]:
         texts = [in_python(text) for text in (error.what, error.got, error.allowed, error.fix)]
         round_named = isinstance(error, CheckpointError) and _ROUND.search(f"{error.fix} {error.what}")
         if round_named:
-            number = int(round_named[1])
-            texts[-1] += f"; Python counts rounds from 0, so round {number} is round={number - 1}"
+            round_number = int(round_named[1])
+            texts[-1] += f"; Python counts rounds from 0, so round {round_number} is round={round_number - 1}"
         if texts == [error.what, error.got, error.allowed, error.fix]:
             raise
         raise type(error)(error.code, *texts) from error

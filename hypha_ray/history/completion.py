@@ -86,24 +86,24 @@ def candidates(words: Sequence[str], scripts: dict[str, Path]) -> list[str]:
 
     """
     # A shell may take = for a word of its own.
-    *before, word = [word for word in words if word != "="] or [""]
+    *earlier_words, word = [word for word in words if word != "="] or [""]
     if words and words[-1] == "=":
-        before, word = [*before, word], ""
+        earlier_words, word = [*earlier_words, word], ""
     names: Iterable[str] = ()
-    if not before:
+    if not earlier_words:
         names = [*scripts, "--help", "--version", "--completion"]
-    elif before[0] == "--completion":
+    elif earlier_words[0] == "--completion":
         names = SCRIPTS
-    elif before[0] in scripts:
-        names = _names_for_job(before, word, scripts)
-    if before[:1] == ["explain"]:
+    elif earlier_words[0] in scripts:
+        names = _names_for_job(earlier_words, word, scripts)
+    if earlier_words[:1] == ["explain"]:
         word = word.upper()
     return _matching(word, names)
 
 
-def _names_for_job(before: Sequence[str], word: str, scripts: dict[str, Path]) -> Iterable[str]:
+def _names_for_job(earlier_words: Sequence[str], word: str, scripts: dict[str, Path]) -> Iterable[str]:
     """Names that may stand at a word behind a job."""
-    job, *arguments = before
+    job, *arguments = earlier_words
     previous = (arguments or [""])[-1]
     names: Iterable[str] = ()
     choices = _choices_at(previous, word, scripts[job])

@@ -195,8 +195,8 @@ def _dataset_rows(dataset: Record | None, hide: Hide) -> Iterator[tuple[str, str
 def event_list(events: Sequence[Record], hide: Hide) -> Iterator[str]:
     """Lines of HTML with the events of a run, and boxes that choose their kinds; none without events."""
     kinds = Counter(str(event.get("kind")) for event in events)
-    shown = _shown_events(events, kinds)
-    if not shown:
+    shown_events = _shown_events(events, kinds)
+    if not shown_events:
         return
     yield '<fieldset class="kinds"><legend>Kinds of events</legend>'
     for kind, count in sorted(kinds.items()):
@@ -204,15 +204,15 @@ def event_list(events: Sequence[Record], hide: Hide) -> Iterator[str]:
         name = escape(kind)
         yield f'<label><input type="checkbox" value="{name}"{checked}> {name} <small>{count}</small></label>'
     yield "</fieldset>"
-    if len(shown) < len(events):
-        number = counted(len(events), "event")
-        yield f'<p class="note">{len(shown)} of {number}: the first and the last of each kind.</p>'
+    if len(shown_events) < len(events):
+        count_text = counted(len(events), "event")
+        yield f'<p class="note">{len(shown_events)} of {count_text}: the first and the last of each kind.</p>'
     yield '<div class="scroll tall" tabindex="0" role="region" aria-label="events"><table class="events">'
     titles = "".join(
         f'<th scope="col">{title}</th>' for title in ("time, UTC", "kind", "round", "worker", "what happened")
     )
     yield f"<thead><tr>{titles}</tr></thead>\n<tbody>"
-    for event in shown:
+    for event in shown_events:
         yield _event_row(event, hide)
     yield "</tbody></table></div>"
 
@@ -221,24 +221,24 @@ def _shown_events(events: Sequence[Record], kinds: Mapping[str, int]) -> list[Re
     """Events of a page, in order: of each kind the first and the last ones."""
     of_a_kind = min(EVENTS_OF_A_KIND, MOST_EVENTS // max(1, len(kinds)))
     seen: Counter[str] = Counter()
-    shown = []
+    shown_events = []
     for event in events:
         kind = str(event.get("kind"))
         seen[kind] += 1
         is_last = seen[kind] > kinds[kind] - of_a_kind * 2 // 3
         if seen[kind] <= of_a_kind // 3 or is_last:
-            shown.append(event)
-    return shown
+            shown_events.append(event)
+    return shown_events
 
 
 def _event_row(event: Record, hide: Hide) -> str:
     kind = str(event.get("kind"))
     wall_time = str(event.get("wall_time", ""))
     time = wall_time[:19].replace("T", " ")
-    number = event.get("round")
+    round_number = event.get("round")
     round_text = ""
-    if isinstance(number, int):
-        round_text = str(number + 1)
+    if isinstance(round_number, int):
+        round_text = str(round_number + 1)
     worker = str(event.get("worker", ""))
     text = _cut(hide(_event_text(event)), LONGEST_EVENT)
     cells = _cells("td", (time, kind, round_text, worker, text))
@@ -278,18 +278,18 @@ def rollout_list(folder: Path) -> Iterator[str]:
     if not rollouts_by_round:
         return
     shown_by_round: dict[int, list[Record]] = {}
-    for number in spread(sorted(rollouts_by_round), MOST_ROLLOUTS // ROLLOUTS_OF_A_ROUND):
-        shown_by_round[number] = _of_round(rollouts_by_round[number])
-    shown = sum(map(len, shown_by_round.values()))
+    for round_number in spread(sorted(rollouts_by_round), MOST_ROLLOUTS // ROLLOUTS_OF_A_ROUND):
+        shown_by_round[round_number] = _of_round(rollouts_by_round[round_number])
+    shown_count = sum(map(len, shown_by_round.values()))
     total = sum(map(len, rollouts_by_round.values()))
-    text = f"{shown} of {counted(total, 'response')}"
+    text = f"{shown_count} of {counted(total, 'response')}"
     if (folder / ROLLOUTS).stat().st_size > WHOLE_BYTES:
-        text = f"{shown} responses, of the first and the last rounds"
+        text = f"{shown_count} responses, of the first and the last rounds"
     yield f'<p class="note">{text}.</p>'
-    last = max(shown_by_round)
-    for number, rollouts in shown_by_round.items():
-        is_open = " open" if number == last else ""
-        yield f"<details{is_open}><summary>Round {number + 1}</summary>"
+    last_round = max(shown_by_round)
+    for round_number, rollouts in shown_by_round.items():
+        is_open = " open" if round_number == last_round else ""
+        yield f"<details{is_open}><summary>Round {round_number + 1}</summary>"
         yield from map(_rollout, rollouts)
         yield "</details>"
 

@@ -214,9 +214,9 @@ def _marks(events: Iterable[Record], hide: Hide) -> Iterator[Mark]:
     current_round = 0.5
     for event in events:
         kind = str(event.get("kind"))
-        number = event.get("round")
-        if kind == "plan" and isinstance(number, int):
-            current_round = max(current_round, number + 1.0)
+        round_number = event.get("round")
+        if kind == "plan" and isinstance(round_number, int):
+            current_round = max(current_round, round_number + 1.0)
         elif kind in MARKS and event.get("worker") is not None:
             reason = hide(event.get("reason") or event.get("device") or "")
             time = f"in round {current_round:.0f}"

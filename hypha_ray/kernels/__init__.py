@@ -97,7 +97,7 @@ class Averaged(NamedTuple):
     """Weights of the mean, from `portions`."""
     theta: torch.Tensor
     velocity: torch.Tensor
-    new: torch.Tensor | None
+    new_theta: torch.Tensor | None
     """Destination of the new θ; None: it isn't computed."""
     new_velocity: torch.Tensor | None
     """Destination of the new momentum; None: it isn't written."""
@@ -109,7 +109,7 @@ class Averaged(NamedTuple):
             portions=self.portions,
             theta=change(self.theta),
             velocity=change(self.velocity),
-            new=None if self.new is None else change(self.new),
+            new_theta=None if self.new_theta is None else change(self.new_theta),
             new_velocity=None if self.new_velocity is None else change(self.new_velocity),
         )
 
@@ -122,17 +122,17 @@ def nesterov(eta: float, mu: float, block: Averaged) -> list[float]:
 
     """
     remainder = len(block.theta) % LANES
-    whole = len(block.theta) - remainder
+    whole_size = len(block.theta) - remainder
     squares = np.zeros(len(block.values) + 1)
-    _take_step(eta, mu, block.each(lambda tensor: tensor[:whole]), squares)
+    _take_step(eta, mu, block.each(lambda tensor: tensor[:whole_size]), squares)
     if remainder:
         padding = (0, LANES - remainder)
-        padded = block.each(lambda tensor: pad(tensor[whole:], padding))
+        padded = block.each(lambda tensor: pad(tensor[whole_size:], padding))
         _take_step(eta, mu, padded, squares)
-        if block.new is not None and padded.new is not None:
-            block.new[whole:] = padded.new[:remainder]
+        if block.new_theta is not None and padded.new_theta is not None:
+            block.new_theta[whole_size:] = padded.new_theta[:remainder]
         if block.new_velocity is not None and padded.new_velocity is not None:
-            block.new_velocity[whole:] = padded.new_velocity[:remainder]
+            block.new_velocity[whole_size:] = padded.new_velocity[:remainder]
     norms: list[float] = squares.tolist()
     return norms
 
@@ -142,7 +142,7 @@ def _take_step(eta: float, mu: float, block: Averaged, squares: np.ndarray[tuple
     numba = compiled("outer")
     assert numba is not None
     values = _addresses(block.values)
-    state = _addresses((block.theta, block.velocity, block.new, block.new_velocity))
+    state = _addresses((block.theta, block.velocity, block.new_theta, block.new_velocity))
     rates = np.array([eta, mu], np.float32)
     line_bytes = 4 * LANES
     lines = np.empty((len(values) + 1) * LANES, np.float32)

@@ -55,7 +55,7 @@ def bands_of(weights: _Array, bands: _Array) -> None:
 
 
 @njit(types.intp(_WORDS, _WORDS, _NEW_CODES, _NEW_BYTES, _NEW_WORDS), nogil=True, cache=True)
-def encode_steps(before: _Array, after: _Array, codes: _Array, marks: _Array, decoded: _Array) -> Any:
+def encode_steps(old_weights: _Array, new_weights: _Array, codes: _Array, marks: _Array, decoded: _Array) -> Any:
     """Write the steps between weights in bfloat16 as codes, marks, and the new weights as receivers decode them.
 
     All words are bits of float32.
@@ -65,34 +65,34 @@ def encode_steps(before: _Array, after: _Array, codes: _Array, marks: _Array, de
 
     """
     visible = 0
-    for i in range(before.size):
-        old = _rounded(before[i])
-        new = _rounded(after[i])
-        step = np.int16(new - old)
+    for i in range(old_weights.size):
+        old_bits = _rounded(old_weights[i])
+        new_bits = _rounded(new_weights[i])
+        step = np.int16(new_bits - old_bits)
         sign = step >> 15
         codes[i] = step << 1 ^ sign
         is_visible = step != 0
         mark = np.uint8(is_visible) << 7
-        marks[i] = _band(old) | mark
-        decoded[i] = before[i]
+        marks[i] = _band(old_bits) | mark
+        decoded[i] = old_weights[i]
         if is_visible:
-            decoded[i] = new << np.uint32(16)
+            decoded[i] = new_bits << np.uint32(16)
         visible += is_visible
     return visible
 
 
 @njit(types.void(_WORDS, _CODES, _NEW_WORDS), nogil=True, cache=True)
-def decode_steps(before: _Array, codes: _Array, after: _Array) -> None:
+def decode_steps(old_weights: _Array, codes: _Array, new_weights: _Array) -> None:
     """Write the weights after steps; all words are bits of float32."""
-    for i in range(before.size):
+    for i in range(old_weights.size):
         code = np.uint32(codes[i])
         is_negative = code & np.uint32(1)
         sign = np.uint32(0) - is_negative
         step = code >> np.uint32(1) ^ sign
-        new = _rounded(before[i]) + step
-        after[i] = before[i]
+        new_bits = _rounded(old_weights[i]) + step
+        new_weights[i] = old_weights[i]
         if code:
-            after[i] = new << np.uint32(16)
+            new_weights[i] = new_bits << np.uint32(16)
 
 
 @njit(_NEW_NUMBERS(_BYTES), nogil=True, cache=True)

@@ -382,8 +382,8 @@ class Leases:
 
 
 def _number(name: str) -> int:
-    _, _, number = name.rpartition("-")
-    return int(number)
+    _, _, worker = name.rpartition("-")
+    return int(worker)
 
 
 async def _done(ready: Any, wait_s: float) -> bool:

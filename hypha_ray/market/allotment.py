@@ -345,41 +345,41 @@ class Allotment:
         self._granted[run] -= 1
         self._missing[run][need] += 1
 
-    def _take_spare(self, by: Standing, needs: Sequence[Need]) -> Grant | None:
+    def _take_spare(self, taker: Standing, needs: Sequence[Need]) -> Grant | None:
         """Free room on one node by leases that others can spare: those of the lowest bid or largest share first."""
         taken_leases: dict[str, list[tuple[Standing, Holding]]] = {}
         freed: dict[str, Counter[str]] = {}
         rank = self._share if self._order == "fair" else (lambda standing: -standing.bid)
         for victim in sorted(self._standings, key=rank, reverse=True):
             leases = self._kept[victim.run]
-            spare = self._spare(victim, by)
+            spare = self._spare(victim, taker)
             for lease in reversed(leases[max(0, len(leases) - spare) :]):
                 taken_there = taken_leases.setdefault(lease.node, [])
                 taken_there.append((victim, lease))
                 freed_there = freed.setdefault(lease.node, Counter())
                 freed_there.update(lease.amounts)
-                grant = self._grant_after(by, needs, lease.node, freed_there)
+                grant = self._grant_after(taker, needs, lease.node, freed_there)
                 if grant is not None:
-                    reason = f"{by.run} bids {by.bid:g}, and this run {victim.bid:g}"
+                    reason = f"{taker.run} bids {taker.bid:g}, and this run {victim.bid:g}"
                     if self._order == "fair":
                         reason += ", which has more than its share"
                     self._evict(taken_there, reason)
                     return grant
         return None
 
-    def _spare(self, victim: Standing, by: Standing) -> int:
+    def _spare(self, victim: Standing, taker: Standing) -> int:
         """Number of leases that a run can spare for another: never one of its least."""
         granted = self._granted[victim.run]
         if self._order == "bid":
-            beyond = granted if _outbids(by, victim) else 0
+            beyond = granted if _outbids(taker, victim) else 0
         else:
-            beyond = math.ceil(granted - self._share(by, 1) * _weight(victim) - 1e-9)
+            beyond = math.ceil(granted - self._share(taker, 1) * _weight(victim) - 1e-9)
         return max(0, min(beyond, granted - victim.least))
 
-    def _take_gang(self, by: Standing, needs: Sequence[Need]) -> Grant | None:
+    def _take_gang(self, taker: Standing, needs: Sequence[Need]) -> Grant | None:
         """Free room on one node by all leases of one run that has yet to begin."""
         for victim in sorted(self._standings, key=lambda standing: standing.bid):
-            yields = _outbids(by, victim) and not victim.begun
+            yields = _outbids(taker, victim) and not victim.begun
             if not yields:
                 continue
             gang = [(victim, lease) for lease in self._kept[victim.run]]
@@ -387,16 +387,18 @@ class Allotment:
             for _, lease in gang:
                 freed.setdefault(lease.node, Counter()).update(lease.amounts)
             for node, amounts in freed.items():
-                grant = self._grant_after(by, needs, node, amounts)
+                grant = self._grant_after(taker, needs, node, amounts)
                 if grant is not None:
-                    self._evict(gang, f"{by.run} bids {by.bid:g}, and this run {victim.bid:g}")
+                    self._evict(gang, f"{taker.run} bids {taker.bid:g}, and this run {victim.bid:g}")
                     return grant
         return None
 
-    def _grant_after(self, by: Standing, needs: Sequence[Need], node: str, freed: Mapping[str, float]) -> Grant | None:
+    def _grant_after(
+        self, taker: Standing, needs: Sequence[Need], node: str, freed: Mapping[str, float]
+    ) -> Grant | None:
         """Offer of a node for one of the needs, once these amounts come free."""
         for need in needs:
-            offer = self._machines.offer_with(need, by.bid, node, freed)
+            offer = self._machines.offer_with(need, taker.bid, node, freed)
             if offer is not None:
                 return need, offer
         return None

@@ -250,7 +250,7 @@ class AuctionClient:
 
     def __init__(self, job: Job, run: str) -> None:
         needs = worker_needs(job)
-        leased_needs = {number: need for number, need in enumerate(needs) if need.bundle()}
+        leased_needs = {worker: need for worker, need in enumerate(needs) if need.bundle()}
         without_lease = len(needs) - len(leased_needs)
         least = job.num_workers if job.run.mode == "replay" else job.resources.min_workers
         least = max(0, least - without_lease)
@@ -263,11 +263,11 @@ class AuctionClient:
         self._refusals = 0
         """Successive rulings that leave the run too few workers; one that takes leases counts twice."""
 
-    async def attend(self, begun: bool, since_s: Mapping[str, float] | None = None) -> Ruling | None:
+    async def attend(self, has_begun: bool, since_s: Mapping[str, float] | None = None) -> Ruling | None:
         """Ruling on the run; the last quota while the auction doesn't answer, and None if none is open.
 
         Args:
-            begun: whether the run has committed a round.
+            has_begun: whether the run has committed a round.
             since_s: monotonic times by name since which the run has leases.
 
         """
@@ -278,7 +278,7 @@ class AuctionClient:
             self._refusals = 0
             return None
         try:
-            standing = replace(self.standing, begun=begun, since_s=dict(since_s or {}))
+            standing = replace(self.standing, begun=has_begun, since_s=dict(since_s or {}))
             ruling: Ruling = await asyncio.wait_for(auction.attend.remote(standing), ATTEND_S)
         except TimeoutError:
             self._timeouts += 1

@@ -130,26 +130,26 @@ def _of_role(role: str, all_choices: Sequence[Choice]) -> list[Choice]:
 
 def too_few(role_choices: Sequence[Choice], count: int, least: int) -> CapacityError:
     """The reason that only `count` leases of one role are to be had on terms that the job accepts."""
-    short = next(choice for choice in role_choices if len(choice.chosen) < choice.count)
+    incomplete_choice = next(choice for choice in role_choices if len(choice.chosen) < choice.count)
     capacity = 0
     refusals = []
     prices = []
-    for answer in short.answers:
+    for answer in incomplete_choice.answers:
         if isinstance(answer, Offer):
             capacity += answer.capacity
             continue
         refusals.append(answer)
         if answer.ask is not None:
             prices.append(answer.ask)
-    role = short.request.need.role
+    role = incomplete_choice.request.need.role
     key = "parameter_server_price" if role == "server" else "worker_price"
-    if capacity > len(short.chosen):
+    if capacity > len(incomplete_choice.chosen):
         problem = f"resources.max_price_per_hour pays for {count} of {least} {role}s"
         return CapacityError("CFG004", problem, fix="raise it, or wait for cheaper nodes")
     if prices:
         problem = "no further node is cheap enough" if count else "no node is cheap enough"
         got = f"{min(prices):g} per hour at the cheapest"
-        allowed = f"{short.request.max_price:g}"
+        allowed = f"{incomplete_choice.request.max_price:g}"
         fix = f"raise resources.{key}.max, or wait for cheaper nodes"
         return CapacityError("CFG004", problem, got, allowed, fix)
     reason = "no node has room"

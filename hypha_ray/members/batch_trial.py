@@ -39,7 +39,7 @@ def result(trial: Trial) -> int:
     use_threads(trial.threads)
     if device_of(trial.job.worker.device).type == "cuda":
         torch.cuda.set_per_process_memory_fraction(trial.gpu_part)
-    before = resident_bytes()
+    bytes_before = resident_bytes()
     try:
         trainer = SupervisedTrainer(trial.job, trial.specials)
         batch = repeated(trial.samples, trial.size)
@@ -57,7 +57,7 @@ def result(trial: Trial) -> int:
     if trainer.device.type == "cuda":
         return 0
     trained_bytes = sum(weights.nbytes for weights in trainer.model.parameters() if weights.requires_grad)
-    needed_bytes = resident_bytes("VmHWM") - before + COPIES * trained_bytes
+    needed_bytes = resident_bytes("VmHWM") - bytes_before + COPIES * trained_bytes
     return 0 if needed_bytes <= trial.limit_bytes else TOO_LARGE
 
 

@@ -60,9 +60,9 @@ def try_codec(name: str, options: Mapping[str, Any] | None) -> None:
         if not torch.allclose(target - decoded, torch.from_numpy(sender.residual[_GROUP]), atol=1e-6):
             raise ValueError("a payload is decoded to other values than expand gave when it was made")
     theta: Flat = {_GROUP: values.numpy()}
-    new: Flat = {_GROUP: values.numpy() * np.float32(1.001)}
-    Feedback(codec.upward(), 1.0).encode(new, theta)
-    publish(codec.downward(), 1.0, theta, new, {})
+    new_theta: Flat = {_GROUP: values.numpy() * np.float32(1.001)}
+    Feedback(codec.upward(), 1.0).encode(new_theta, theta)
+    publish(codec.downward(), 1.0, theta, new_theta, {})
 
 
 def try_outer(name: str, options: Mapping[str, Any] | None) -> None:
@@ -78,19 +78,19 @@ def try_outer(name: str, options: Mapping[str, Any] | None) -> None:
     delta = torch.randn(8, generator=torch.Generator().manual_seed(1))
     results = []
     for parts in ([slice(0, 8)], [slice(0, 3), slice(3, 8)]):
-        old = theta.clone()
+        old_theta = theta.clone()
         state = [torch.zeros(8) for _ in range(slots)]
         for round in range(2):
             new_state = [torch.empty(8) for _ in range(slots)]
-            group = Group(old, state, torch.empty(8), new_state, relative=True)
+            group = Group(old_theta, state, torch.empty(8), new_state, relative=True)
             step = own_step(outer, 0.5, round, group)
             for part in parts:
                 change = step(delta[part], torch.empty(8)[part], part)
                 if not math.isfinite(change):
                     raise ValueError("a step on finite values gives some that aren't")
-            old = group.new_theta
+            old_theta = group.new_theta
             state = new_state
-        results.append([old, *state])
+        results.append([old_theta, *state])
     if not all(map(torch.equal, *results)):
         raise ValueError("a step depends on other elements of the parameters than its own")
 
@@ -109,15 +109,15 @@ def try_merge(name: str, options: Mapping[str, Any] | None) -> None:
     for count in (1, 3):
         merge = own_merge(name, options, [1.0, 2.0, 3.0][:count])
         deltas = all_deltas[:count]
-        whole = merge(deltas, torch.empty(8)).clone()
+        whole_merge = merge(deltas, torch.empty(8)).clone()
         parts = []
         for part in _TRIAL_BLOCKS:
             block_deltas = [delta[part] for delta in deltas]
-            merged = merge(block_deltas, torch.empty(8)[part])
-            parts.append(merged.clone())
-        if not torch.isfinite(whole).all():
+            block_merge = merge(block_deltas, torch.empty(8)[part])
+            parts.append(block_merge.clone())
+        if not torch.isfinite(whole_merge).all():
             raise ValueError("finite deltas are merged to values that aren't")
-        if not torch.equal(whole, torch.cat(parts)):
+        if not torch.equal(whole_merge, torch.cat(parts)):
             raise ValueError("the rule depends on other elements of the deltas than the merged one")
 
 

@@ -105,14 +105,14 @@ class Visible(Bf16):
         """Encode the visible values of a block, or all of them if that takes fewer bytes or θ is None."""
         if theta is None:
             return self.encode_block(values, out, start)
-        before = theta.float()
-        after = _bits(before + values)
-        steps = after - _bits(before)
+        old_weights = theta.float()
+        new_bits = _bits(old_weights + values)
+        steps = new_bits - _bits(old_weights)
         if int(steps.count_nonzero()) > _MOST_VISIBLE * len(values):
             return self.encode_block(values, out, start)
         rows = _rows(out, start, len(values))
         visible = steps != 0
-        parts = self.compress(torch.where(visible, _of_bits(after) - before, 0.0))
+        parts = self.compress(torch.where(visible, _of_bits(new_bits) - old_weights, 0.0))
         rows["codes"].copy_(parts["codes"])
         rows["marks"].copy_(visible.to(torch.uint8) * SENT)
         return self.expand(parts)
@@ -147,13 +147,13 @@ class Visible(Bf16):
         dtype: torch.dtype = getattr(torch, dtype_of(group))
         changes = torch.empty(stop - start, dtype=dtype)
         for block in blocks(stop - start):
-            before = None if theta is None else theta[block].float()
+            block_theta = None if theta is None else theta[block].float()
             elements = slice(start + block.start, start + block.stop)
-            changes[block] = self._decoded_change(payload, group, elements, before)
+            changes[block] = self._decoded_change(payload, group, elements, block_theta)
         return changes
 
     def _decoded_change(
-        self, payload: Mapping[str, torch.Tensor], group: str, elements: slice, before: torch.Tensor | None
+        self, payload: Mapping[str, torch.Tensor], group: str, elements: slice, theta: torch.Tensor | None
     ) -> torch.Tensor:
         """Decode the changes of a block."""
         bands = np.zeros(elements.stop - elements.start, np.uint8)
@@ -196,28 +196,28 @@ class VisibleDeltas(Visible):
         """Encode the visible steps of a block, or all changes if that takes fewer bytes or θ is None."""
         if theta is None:
             return self.encode_block(values, out, start)
-        before = theta.float()
-        after = before + values
-        decoded = torch.empty_like(before)
+        old_weights = theta.float()
+        new_weights = old_weights + values
+        decoded = torch.empty_like(old_weights)
         rows = _rows(out, start, len(values))
         codes = rows["codes"].numpy()
         marks = rows["marks"].numpy()
-        visible = patches().encode_steps(_words(before), _words(after), codes, marks, _words(decoded))
+        visible = patches().encode_steps(_words(old_weights), _words(new_weights), codes, marks, _words(decoded))
         if visible > self._most_visible * len(values):
             return self.encode_block(values, out, start)
-        return decoded.sub_(before)
+        return decoded.sub_(old_weights)
 
     def _decoded_change(
-        self, payload: Mapping[str, torch.Tensor], group: str, elements: slice, before: torch.Tensor | None
+        self, payload: Mapping[str, torch.Tensor], group: str, elements: slice, theta: torch.Tensor | None
     ) -> torch.Tensor:
-        if before is None:
+        if theta is None:
             return super()._decoded_change(payload, group, elements, None)
-        block = self._read(payload, group, elements, _bands(before))
+        block = self._read(payload, group, elements, _bands(theta))
         if block is None:
-            return torch.full((len(before),), torch.nan)
+            return torch.full((len(theta),), torch.nan)
         if block.is_dense:
             return self.expand({"codes": block.codes.view(torch.uint16)})
-        return _after(before, block.codes).sub_(before)
+        return _after(theta, block.codes).sub_(theta)
 
     def last(self) -> Chunked:
         """Return the codec of the last payload of a run, after which nothing can be made up for."""
@@ -253,14 +253,14 @@ class VisiblePatch(VisibleDeltas):
         self, values: torch.Tensor, theta: torch.Tensor | None, out: Mapping[str, torch.Tensor], start: int
     ) -> torch.Tensor:
         """Encode the step from θ, or from zeros, to θ + values."""
-        before = torch.zeros_like(values) if theta is None else theta
-        return super().encode_change(values, before, out, start)
+        old_weights = torch.zeros_like(values) if theta is None else theta
+        return super().encode_change(values, old_weights, out, start)
 
     def advance_block(
-        self, payload: Mapping[str, torch.Tensor], group: str, part: slice, before: torch.Tensor, out: torch.Tensor
+        self, payload: Mapping[str, torch.Tensor], group: str, part: slice, theta: torch.Tensor, out: torch.Tensor
     ) -> None:
         """Write the weights after the step to `out`; NaN if the payload is damaged."""
-        weights = before.float()
+        weights = theta.float()
         block = self._read(payload, group, part, _bands(weights))
         if block is None:
             out.fill_(torch.nan)
@@ -305,11 +305,11 @@ def _rotated_back(codes: torch.Tensor) -> torch.Tensor:
     return codes >> 1 & 0x7FFF | codes << 15
 
 
-def _after(before: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+def _after(weights: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     """Return float32 weights after the steps of a block."""
-    after = torch.empty_like(before)
-    patches().decode_steps(_words(before), codes.numpy().view(np.uint16), _words(after))
-    return after
+    new_weights = torch.empty_like(weights)
+    patches().decode_steps(_words(weights), codes.numpy().view(np.uint16), _words(new_weights))
+    return new_weights
 
 
 def _size(payload: Mapping[str, torch.Tensor], group: str) -> int:

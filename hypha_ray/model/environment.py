@@ -180,8 +180,8 @@ class Staging:
         self._buffers = [transfers.buffer(chunk_bytes) for _ in range(buffers)]
         self._sent: list[Sent | None] = [None] * buffers
         """Points after which each buffer is free; None for a buffer that was never sent."""
-        self._turn = 0
-        self._used = 0
+        self._buffer_index = 0
+        self._filled_bytes = 0
         """Index of the buffer that is filled now, and the number of its bytes that are in use."""
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -206,22 +206,22 @@ class Staging:
     def _free_chunks(self, elements: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:
         """Return parts of buffers for this number of elements in all, each as soon as it is free."""
         while elements:
-            begin = -(-self._used // _ALIGNED_BYTES) * _ALIGNED_BYTES
-            fitting = min(elements, (self._size - begin) // dtype.itemsize)
-            if fitting <= 0:
+            begin = -(-self._filled_bytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
+            fitting_elements = min(elements, (self._size - begin) // dtype.itemsize)
+            if fitting_elements <= 0:
                 self._advance()
                 continue
-            self._used = begin + fitting * dtype.itemsize
-            elements -= fitting
-            buffer = self._buffers[self._turn]
-            yield buffer[begin : self._used].view(dtype)
+            self._filled_bytes = begin + fitting_elements * dtype.itemsize
+            elements -= fitting_elements
+            buffer = self._buffers[self._buffer_index]
+            yield buffer[begin : self._filled_bytes].view(dtype)
 
     def _advance(self) -> None:
         """Go on to the next buffer, and wait until its last transfer has ended."""
-        self._sent[self._turn] = self._transfers.mark()
-        self._turn = (self._turn + 1) % len(self._buffers)
-        self._used = 0
-        sent = self._sent[self._turn]
+        self._sent[self._buffer_index] = self._transfers.mark()
+        self._buffer_index = (self._buffer_index + 1) % len(self._buffers)
+        self._filled_bytes = 0
+        sent = self._sent[self._buffer_index]
         if sent is not None:
             sent.synchronize()
 

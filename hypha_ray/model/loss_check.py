@@ -238,10 +238,10 @@ def _sees_no_tokens(network: Any, task: Task) -> ConfigError:
 
 def choose_samples(task: Task, samples: Samples) -> Samples:
     """Return a few samples whose numbers of scores differ as much as possible, with sequences cut."""
-    short = _cut(task, samples)
+    short_samples = _cut(task, samples)
     sizes: dict[int, tuple[int, int]] = {}
-    for index in range(min(len(short), 32)):
-        inputs = _make_inputs(task, short.part(slice(index, index + 1)))
+    for index in range(min(len(short_samples), 32)):
+        inputs = _make_inputs(task, short_samples.part(slice(index, index + 1)))
         count = task.count(inputs)
         if count:
             sizes[index] = (count, _filled(task, inputs))
@@ -249,8 +249,8 @@ def choose_samples(task: Task, samples: Samples) -> Samples:
     smallest, median, largest = order[0], order[len(order) // 2], order[-1]
     preferred = list(dict.fromkeys([smallest, largest, median, *order]))
     few = sorted(preferred[:SAMPLES])
-    arrays = {name: array[few] for name, array in short.arrays.items()}
-    return Samples(arrays, short.keys[few])
+    arrays = {name: array[few] for name, array in short_samples.arrays.items()}
+    return Samples(arrays, short_samples.keys[few])
 
 
 def _filled(task: Task, inputs: dict[str, Any]) -> int:

@@ -196,15 +196,15 @@ def apply_rules(tokenizer: Any, rules: TokenRules, *, translates: bool = False) 
         translates: the tokenizer is that of an encoder-decoder, whose sources end with an end token.
 
     """
-    before, behind = _special_tokens(tokenizer)
+    begin_ids, end_ids = _special_tokens(tokenizer)
     end = end_token(tokenizer)
     if not translates:
-        behind = []
-    elif end is not None and end not in behind:
-        behind = [*behind, end]
+        end_ids = []
+    elif end is not None and end not in end_ids:
+        end_ids = [*end_ids, end]
     if not translates and (rules.begin or rules.template_sha256 is None):
-        before = list(rules.begin)
-    _set_special_tokens(tokenizer, before, behind)
+        begin_ids = list(rules.begin)
+    _set_special_tokens(tokenizer, begin_ids, end_ids)
     tokenizer.init_kwargs[RULES] = asdict(rules)
 
 
@@ -237,43 +237,43 @@ def prompt_ids(tokenizer: Any, text: str, *, translates: bool) -> list[int]:
     A source for translation ends as in prepared pairs: with the special tokens behind a text, and an end token.
     """
     ids = list(tokenizer(text)["input_ids"])
-    _, behind = _special_tokens(tokenizer)
+    _, end_ids = _special_tokens(tokenizer)
     if translates:
         end = end_token(tokenizer)
-        if ids and end is not None and end not in behind:
+        if ids and end is not None and end not in end_ids:
             ids.append(end)
         return ids
-    if behind and ids[-len(behind) :] == behind:
-        ids = ids[: -len(behind)]
+    if end_ids and ids[-len(end_ids) :] == end_ids:
+        ids = ids[: -len(end_ids)]
     return ids
 
 
 def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
     """Return the ids that a tokenizer puts before and behind a text."""
     for text in _TEXTS:
-        bare = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-        whole = list(tokenizer(text, add_special_tokens=True)["input_ids"])
-        if not bare:
+        bare_ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        full_ids = list(tokenizer(text, add_special_tokens=True)["input_ids"])
+        if not bare_ids:
             continue
-        for start in range(len(whole) - len(bare) + 1):
-            end = start + len(bare)
-            if whole[start:end] == bare:
-                return whole[:start], whole[end:]
+        for start in range(len(full_ids) - len(bare_ids) + 1):
+            end = start + len(bare_ids)
+            if full_ids[start:end] == bare_ids:
+                return full_ids[:start], full_ids[end:]
     return [], []
 
 
-def _set_special_tokens(tokenizer: Any, before: Sequence[int], behind: Sequence[int]) -> None:
+def _set_special_tokens(tokenizer: Any, begin_ids: Sequence[int], end_ids: Sequence[int]) -> None:
     """Let a tokenizer put these ids around each text, from now on and when it is saved and loaded again."""
-    if not tokenizer.is_fast or _special_tokens(tokenizer) == ([*before], [*behind]):
+    if not tokenizer.is_fast or _special_tokens(tokenizer) == ([*begin_ids], [*end_ids]):
         return
     from tokenizers.processors import TemplateProcessing
 
-    first = [tokenizer.convert_ids_to_tokens(token) for token in before]
-    last = [tokenizer.convert_ids_to_tokens(token) for token in behind]
-    ids_by_name = dict(zip([*first, *last], [*before, *behind], strict=True))
+    begin_names = [tokenizer.convert_ids_to_tokens(token) for token in begin_ids]
+    end_names = [tokenizer.convert_ids_to_tokens(token) for token in end_ids]
+    ids_by_name = dict(zip([*begin_names, *end_names], [*begin_ids, *end_ids], strict=True))
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=[*first, "$A", *last],
-        pair=[*first, "$A", *last, "$B:1", *last],
+        single=[*begin_names, "$A", *end_names],
+        pair=[*begin_names, "$A", *end_names, "$B:1", *end_names],
         special_tokens=list(ids_by_name.items()),
     )
 

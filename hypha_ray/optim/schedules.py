@@ -94,10 +94,10 @@ def inner_steps(job: Job) -> int:
     return int(steps_before(job, job.rounds.update_rounds))
 
 
-def position(job: Job, plan: Plan, done: float) -> float:
-    """Return the step of the schedule when a fraction `done` of a plan's samples is trained on."""
-    first, last = plan.progress or (plan.round, plan.round + 1)
-    return steps_before(job, first + (last - first) * done)
+def position(job: Job, plan: Plan, done_share: float) -> float:
+    """Return the step of the schedule when a fraction `done_share` of a plan's samples is trained on."""
+    first_round, last_round = plan.progress or (plan.round, plan.round + 1)
+    return steps_before(job, first_round + (last_round - first_round) * done_share)
 
 
 def rates(job: Job, plan: Plan) -> tuple[float, float]:
@@ -110,9 +110,9 @@ def rates(job: Job, plan: Plan) -> tuple[float, float]:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate)
     curves = build_schedule(optimizer, config, inner_steps(job)).lr_lambdas
     (curve,) = cast("list[Callable[[float], float]]", curves)
-    first = config.learning_rate * curve(position(job, plan, 0))
-    last = config.learning_rate * curve(position(job, plan, 1))
-    return first, last
+    first_rate = config.learning_rate * curve(position(job, plan, 0))
+    last_rate = config.learning_rate * curve(position(job, plan, 1))
+    return first_rate, last_rate
 
 
 def outer_rate(outer: OuterOptimizer, round: int, rounds: int) -> float:
@@ -126,10 +126,10 @@ def outer_rate(outer: OuterOptimizer, round: int, rounds: int) -> float:
         case "cosine":
             cosine = math.cos(math.pi * progress)
             weight = (1 - cosine) / 2
-    final = outer.final_learning_rate
-    if final is None:
-        final = outer.learning_rate / 7
-    return outer.learning_rate + weight * (final - outer.learning_rate)
+    final_rate = outer.final_learning_rate
+    if final_rate is None:
+        final_rate = outer.learning_rate / 7
+    return outer.learning_rate + weight * (final_rate - outer.learning_rate)
 
 
 def check_schedule(config: InnerOptimizer, total_steps: int | None = None) -> None:
@@ -150,17 +150,17 @@ def check_schedule(config: InnerOptimizer, total_steps: int | None = None) -> No
         return
     if total is None:
         raise ConfigError("OPT003", f"inner_optimizer.schedule {name!r} needs total_steps", fix="set total_steps")
-    needed = warmup
+    needed_steps = warmup
     if name == "wsd":
-        needed += _decay_steps(config, total)
-    if needed > total:
+        needed_steps += _decay_steps(config, total)
+    if needed_steps > total:
         problem = "inner_optimizer.schedule: warm-up and decay take longer than the run"
         allowed = f"at most {total}, the total_steps"
         fix = "lower warmup_steps or decay_steps, or raise total_steps"
         if config.total_steps is None:
             allowed = f"at most {total}, those of the run"
             fix = "lower inner_optimizer.warmup_steps or decay_steps, or train longer"
-        raise ConfigError("OPT004", problem, f"{needed} steps", allowed, fix)
+        raise ConfigError("OPT004", problem, f"{needed_steps} steps", allowed, fix)
 
 
 def _decay_steps(config: InnerOptimizer, total: int) -> int:

@@ -143,11 +143,11 @@ class ReadStep:
 def export_state(inner: Inner) -> Flat:
     """Copy the state of all optimizers into fresh arrays."""
     arrays: Flat = {}
-    for number, optimizer in enumerate(inner.optimizers):
+    for optimizer_number, optimizer in enumerate(inner.optimizers):
         for index, tensors in optimizer.state_dict()["state"].items():
             for name, tensor in tensors.items():
                 if tensor is not None:
-                    arrays[f"{number}/{index}/{name}"] = array_of(tensor, copy=True)
+                    arrays[f"{optimizer_number}/{index}/{name}"] = array_of(tensor, copy=True)
     return arrays
 
 
@@ -161,13 +161,13 @@ def load_state(inner: Inner, arrays: Mapping[str, Array]) -> None:
     parameters = [_parameters(optimizer) for optimizer in inner.optimizers]
     states = [dict[int, dict[str, torch.Tensor]]() for _ in inner.optimizers]
     for key, array in arrays.items():
-        number, index, name = key.split("/")
+        optimizer_number, index, name = key.split("/")
         try:
-            tensor = _tensor(array, parameters[int(number)][int(index)])
+            tensor = _tensor(array, parameters[int(optimizer_number)][int(index)])
         except (IndexError, ValueError) as error:
             problem = "the inner state doesn't fit the model and inner_optimizer"
             raise CheckpointError("OPT005", problem, f"{key} of shape {array.shape}") from error
-        tensors = states[int(number)].setdefault(int(index), {})
+        tensors = states[int(optimizer_number)].setdefault(int(index), {})
         tensors[name] = tensor
     for optimizer, state in zip(inner.optimizers, states, strict=True):
         put_state(optimizer, state)

@@ -136,7 +136,7 @@ class RayGenerators:
         self._run = run
         self._worker = f"{worker} {uuid4().hex}"
         """Name of the weights' source: a worker's successor counts versions anew."""
-        self._names = [generator_name(number) for number in range(count)]
+        self._names = [generator_name(generator) for generator in range(count)]
         self._actors: dict[str, Any] = {}
         """Handles of the generators that were found."""
         self._preparing: dict[str, Any] = {}
@@ -162,8 +162,8 @@ class RayGenerators:
                 self._find(name)
         ready: list[str] = []
         for name, preparation in list(self._preparing.items()):
-            done, _ = ray.wait([preparation], timeout=0)
-            if not done:
+            finished, _ = ray.wait([preparation], timeout=0)
+            if not finished:
                 continue
             del self._preparing[name]
             try:

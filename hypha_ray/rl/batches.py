@@ -105,8 +105,8 @@ class SharedRollouts:
             weights = self._weights()
             for batch in new_batches:
                 self._send(batch, weights, {"version": version, "round": round})
-        number = self._ahead.pop(names[0])
-        return self._pool.collect(number, self._respond, helps=not self._staleness)
+        batch_number = self._ahead.pop(names[0])
+        return self._pool.collect(batch_number, self._respond, helps=not self._staleness)
 
     def begin_anew(self) -> None:
         """Drop all batches: the weights have been replaced."""

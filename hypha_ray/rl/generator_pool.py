@@ -61,9 +61,9 @@ def rollout_by(role: Any, prompts: Sample, arguments: Mapping[str, Any]) -> Roll
     return Rollout(outcome.sample, outcome.sums, outcome.facts, outcome.problems, seconds)
 
 
-def generator_name(number: int) -> str:
+def generator_name(generator: int) -> str:
     """Return the name of a generator in the namespace of its run."""
-    return f"generator-{number}"
+    return f"generator-{generator}"
 
 
 class SharedWeights(NamedTuple):

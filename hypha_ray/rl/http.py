@@ -172,8 +172,8 @@ def call(
 
 def _connection_problem(error: ClientConnectorError) -> str:
     """Return the reason why there is no connection, which asyncio's own text lacks."""
-    number = error.os_error.errno or 0
-    reason = os.strerror(number) if number > 0 else first_line(error.os_error)
+    error_number = error.os_error.errno or 0
+    reason = os.strerror(error_number) if error_number > 0 else first_line(error.os_error)
     return f"{error.host}:{error.port} can't be reached: {reason}"
 
 

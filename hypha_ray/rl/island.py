@@ -291,17 +291,17 @@ class Island(WholeModel):
             return replies
 
         refilled = self._refill.refilled(batch, rollout)
-        before: list[Reply] = []
+        earlier_replies: list[Reply] = []
         for draw in refilled.draws:
-            before += chain.from_iterable(draw.values())
-        replies = self._master.traverse(self._graph, sample_of(refilled.batch), extras, before)
+            earlier_replies += chain.from_iterable(draw.values())
+        replies = self._master.traverse(self._graph, sample_of(refilled.batch), extras, earlier_replies)
         self._master.drop(refilled.left_out)
         transfers.update(self._master.collectives)
-        sums = added([reply.sums for reply in before])
-        sums |= added([reply.facts.get("equal_groups", {}) for reply in before])
+        sums = added([reply.sums for reply in earlier_replies])
+        sums |= added([reply.facts.get("equal_groups", {}) for reply in earlier_replies])
         sums["extra_prompts"] = float(refilled.extra), 1.0
         shown = refilled.draws[0]["rew_inf"][0].facts["shown"]
-        return Traversed(replies, tuple(before), shown, sums, transfers, refilled.extra)
+        return Traversed(replies, tuple(earlier_replies), shown, sums, transfers, refilled.extra)
 
     def _extras(self, arguments: Mapping[str, Any]) -> dict[str, Extras]:
         """Return arguments and hooks of the calls of a step; `arguments` are those of training."""
@@ -379,8 +379,8 @@ def validate(traverse: Traverse, batches: Iterable[Samples], rl: RL, round: int 
     hooks = generation_hooks(rl.model_workers)
     extras: dict[str, Extras] = {}
     for call in graph.calls:
-        before = hooks if call.op == "generate" else ()
-        extras[call.name] = Extras({"evaluation": True, "round": round}, before)
+        before_hooks = hooks if call.op == "generate" else ()
+        extras[call.name] = Extras({"evaluation": True, "round": round}, before_hooks)
     sums: list[Sums] = []
     for batch in batches:
         replies = traverse(graph, sample_of(batch), extras)

@@ -58,15 +58,15 @@ def train(
     def gradient(part: T, summed: bool) -> Step:
         return _gradient(job, part, optimizer, weights(part), loss, summed)
 
-    kind = arguments.get("gradient")
-    if kind is not None:
-        before: list[torch.Tensor | None] = []
+    gradient_kind = arguments.get("gradient")
+    if gradient_kind is not None:
+        old_gradients: list[torch.Tensor | None] = []
         for parameter in optimizer.parameters:
-            before.append(None if parameter.grad is None else parameter.grad.clone())
-        step = gradient(rows, kind == "sum")
+            old_gradients.append(None if parameter.grad is None else parameter.grad.clone())
+        step = gradient(rows, gradient_kind == "sum")
         if not _is_finite(step):
-            for parameter, old in zip(optimizer.parameters, before, strict=True):
-                parameter.grad = old
+            for parameter, old_gradient in zip(optimizer.parameters, old_gradients, strict=True):
+                parameter.grad = old_gradient
         return _outcome(rows, [step])
     steps: list[Step] = []
     for part in _minibatches(job, rows):
@@ -240,7 +240,7 @@ def step_on_parts(sample: Sample, model: torch.nn.Module, optimizer: Inner, kind
     if kind != "sum":
         gradient = gradient / divisor
     parameters = trained_parameters(model)
-    before = [parameter.grad for parameter in parameters]
+    old_gradients = [parameter.grad for parameter in parameters]
     if kind is None:
         optimizer.zero_grad()
     _add(parameters, gradient)
@@ -258,10 +258,10 @@ def step_on_parts(sample: Sample, model: torch.nn.Module, optimizer: Inner, kind
             "damaged": False,
         }
         return RoleOutcome(facts=facts)
-    for parameter, old in zip(parameters, before, strict=True):
-        parameter.grad = old
-    damaged = bool(total_weight)
-    return RoleOutcome(facts={"loss": 0.0, "norm": 0.0, "scored": 0, "tokens": int(tokens), "damaged": damaged})
+    for parameter, old_gradient in zip(parameters, old_gradients, strict=True):
+        parameter.grad = old_gradient
+    is_damaged = bool(total_weight)
+    return RoleOutcome(facts={"loss": 0.0, "norm": 0.0, "scored": 0, "tokens": int(tokens), "damaged": is_damaged})
 
 
 def trained_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:

@@ -278,34 +278,34 @@ def rollout_records(ids: Sequence[str], scored: Scored, count: int) -> tuple[Map
     samples = scored.total.shape[1]
     records: list[Mapping[str, Any]] = []
     for row, response in enumerate(scored.responses[:count]):
-        prompt, number = divmod(row, samples)
-        records.append(_record(ids[prompt], response, scored, prompt, number))
+        prompt, sample_number = divmod(row, samples)
+        records.append(_record(ids[prompt], response, scored, prompt, sample_number))
     return tuple(records)
 
 
-def _record(key: str, response: Response, scored: Scored, prompt: int, number: int) -> Mapping[str, Any]:
+def _record(key: str, response: Response, scored: Scored, prompt: int, sample_number: int) -> Mapping[str, Any]:
     epoch, index, sample = map(int, key.split("-"))
-    parts = {name: _finite(part[prompt, number]) for name, part in scored.parts.items()}
+    parts = {name: _finite(part[prompt, sample_number]) for name, part in scored.parts.items()}
     answer = response.data.get("answer")
     details: dict[str, Any] = {}
     if response.conversation:
         turns = [{**turn, "content": turn["content"][:_LONGEST]} for turn in response.conversation]
         details["conversation"] = turns
-    extra = scored.extra[prompt * scored.total.shape[1] + number]
+    extra = scored.extra[prompt * scored.total.shape[1] + sample_number]
     if extra:
         details["extra"] = extra
     return {
         "epoch": epoch,
         "slice": index,
         "sample": sample,
-        "number": number,
+        "number": sample_number,
         "prompt": response.prompt[-_LONGEST:],
         "response": response.text[:_LONGEST],
         "answer": None if answer is None else str(answer)[:_LONGEST],
         "ids": list(response.ids[:_LONGEST]),
         "tokens": len(response.ids),
         "ended": response.ended,
-        "reward": _finite(scored.total[prompt, number]),
+        "reward": _finite(scored.total[prompt, sample_number]),
         "rewards": parts,
         **details,
     }

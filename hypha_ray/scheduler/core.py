@@ -383,8 +383,13 @@ class SchedulerCore:
 
     def _begin_if_staffed(self, now: float) -> None:
         """Begin the next round once weights and workers are there, and the store isn't too far behind."""
-        number = self._strategy.next
-        if number is None or self._layout_sha256 is None or self._starters or self._store_pace.holds(number, now):
+        round_number = self._strategy.next
+        if (
+            round_number is None
+            or self._layout_sha256 is None
+            or self._starters
+            or self._store_pace.holds(round_number, now)
+        ):
             return
         joined = sorted(self._unchecked, key=attrgetter("worker"))
         self._unchecked = set()
@@ -410,8 +415,8 @@ class SchedulerCore:
         self._reject_joiners(mismatched, now)
 
     def _has_right_weights(self, source: t.Source, version: t.WeightsVersion, theta_sha256: str, now: float) -> bool:
-        before = self._strategy.commit_before(version)
-        if before is None or self._weight_hashes.check(source, before, theta_sha256):
+        committed_round = self._strategy.commit_before(version)
+        if committed_round is None or self._weight_hashes.check(source, committed_round, theta_sha256):
             return True
         self._reject_joiners([source], now)
         return False

@@ -107,8 +107,8 @@ def failure(round_number: int, verdict: Verdict, exact: bool) -> HyphaError | No
         return LostError("NET012", problem, got=got, fix=fix)
     if verdict.accepted:
         return None
-    first = verdict.rejected[0]
-    return diverged(round_number, first.reason)
+    first_rejection = verdict.rejected[0]
+    return diverged(round_number, first_rejection.reason)
 
 
 def disowned(round_number: int) -> ClusterError:

@@ -133,8 +133,8 @@ class GoalPlanner:
     def _typical_speed(self) -> float | None:
         """Mean speed of all numbers, of which some may have no worker now; None before the first delta."""
         speeds = []
-        for number in self._roster.slots:
-            speed = self._roster.times.speed(number)
+        for worker in self._roster.slots:
+            speed = self._roster.times.speed(worker)
             if speed is not None:
                 speeds.append(speed)
         return sum(speeds) / len(speeds) if speeds else None

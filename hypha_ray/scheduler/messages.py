@@ -286,8 +286,8 @@ class Outbox:
             case Damaged():
                 self._log_damaged(event, now)
             case ModelWorkersRevived(model_workers=numbers):
-                for number in numbers:
-                    self.event("revive", now, role=f"model worker {number} of worker {worker}", reason="it died")
+                for model_worker in numbers:
+                    self.event("revive", now, role=f"model worker {model_worker} of worker {worker}", reason="it died")
             case WorkerWarned(lines=lines):
                 for line in lines:
                     self.problem(f"worker {worker}: {line}", now)

@@ -138,11 +138,11 @@ class _Table:
 
     def _checked(self, name: str, figures: Floats | Counts, least: float, most: float, whole: bool = False) -> Floats:
         column = figures.astype(np.float64)
-        good = (column >= least) & (column <= most)
+        is_allowed = (column >= least) & (column <= most)
         if whole:
-            good &= column == np.floor(column)
-        if not good.all():
-            row = int(np.argmin(good))
+            is_allowed &= column == np.floor(column)
+        if not is_allowed.all():
+            row = int(np.argmin(is_allowed))
             kind = "a whole number from" if whole else "from"
             problem = f"{name} of worker {self.workers[row]} can't be planned with"
             raise PlannerInputError("PLN002", problem, str(column[row]), f"{kind} {least:g} to {most:g}")

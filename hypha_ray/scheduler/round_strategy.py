@@ -240,11 +240,11 @@ class PendingRounds(Generic[C]):
         """Write the record of the oldest round, if any."""
         if self.awaiting_merge:
             committed = self.awaiting_merge[-1].number + 1
-            done = self.awaiting_merge.popleft()
+            oldest_round = self.awaiting_merge.popleft()
             rounds = self._plans.expected_rounds(committed)
-            record = done.record(rounds, self._totals.elapsed_s(now), self._plans.ledger.epoch)
-            self._times.record(done.number, now)
-            self._plans.round_sizes.observe(done.number, self._times.recorded(done.number))
+            record = oldest_round.record(rounds, self._totals.elapsed_s(now), self._plans.ledger.epoch)
+            self._times.record(oldest_round.number, now)
+            self._plans.round_sizes.observe(oldest_round.number, self._times.recorded(oldest_round.number))
             self._out.put(c.LogMetric(record))
             for text in self._signs.fresh(record):
                 self._out.problem(text, now)
@@ -341,8 +341,8 @@ class RoundStrategy(Generic[R, C]):
     @property
     def trained(self) -> bool:
         """Whether all rounds are committed, so that at most the last evaluation is missing."""
-        number = self.next
-        return self.final or (number is not None and self.plans.is_over(number))
+        round_number = self.next
+        return self.final or (round_number is not None and self.plans.is_over(round_number))
 
     @property
     def grace_until(self) -> float | None:
@@ -370,9 +370,9 @@ class RoundStrategy(Generic[R, C]):
             uncommitted = warmup_rounds * self._job.samples(0) + later_rounds * self.plans.round_sizes.samples
         return max(0, uncommitted - (self.samples - self._totals.samples))
 
-    def _enter(self, current: R, number: int) -> None:
+    def _enter(self, current: R, round_number: int) -> None:
         """Make a round the current one; the round after the last only evaluates."""
-        if self.plans.is_over(number):
+        if self.plans.is_over(round_number):
             self.state = Evaluating(current)
         else:
             self.state = Training(current)
@@ -434,10 +434,10 @@ class RoundStrategy(Generic[R, C]):
             self._roster.done(member.source.worker)
 
     def _persist(
-        self, number: int, verdict: Verdict, used: c.Used, deltas: Iterable[Delta], now: float, **more: int
+        self, round_number: int, verdict: Verdict, used: c.Used, deltas: Iterable[Delta], now: float, **more: int
     ) -> dict[str, Any]:
         """Persist a round's weights and the state that a later scheduler needs; return the run's totals."""
-        self.commits = number + 1
+        self.commits = round_number + 1
         totals = self._totals.totals(now)
         ledger = self.plans.ledger
         state = {"totals": totals, "workers": self._roster.state(), **self.plans.state(), **more}
@@ -445,5 +445,5 @@ class RoundStrategy(Generic[R, C]):
             state["last"] = True
         responders = by_responder(chain.from_iterable(delta.responders for delta in deltas))
         positions = ledger.cursors(), ledger.epoch, ledger.ahead()
-        self._out.put(c.Persist(number, verdict, used, *positions, state, responders))
+        self._out.put(c.Persist(round_number, verdict, used, *positions, state, responders))
         return totals

@@ -132,10 +132,10 @@ def trimmed_mean(workers: int, drop: int) -> Merge:
     workers can't move the result out of the range of the others' values.
     """
     drop = min(drop, (workers - 1) // 2)
-    middle = mean([1] * (workers - 2 * drop))
+    middle_mean = mean([1] * (workers - 2 * drop))
 
     def merge(values: Iterable[torch.Tensor], scratch: torch.Tensor) -> torch.Tensor:
-        return middle(ascending(values)[drop : workers - drop], scratch)
+        return middle_mean(ascending(values)[drop : workers - drop], scratch)
 
     return merge
 
@@ -180,18 +180,18 @@ class Values:
 
     def block(self, part: slice, scratch: torch.Tensor, squares: list[float]) -> Iterator[torch.Tensor]:
         """Yield a block's values in worker order; append squared L2 norms of the unscaled deltas to `squares`."""
-        before = self.theta[part]
+        theta = self.theta[part]
         for value, scale in zip(self.read(part), self.scales, strict=True):
             if scale == 1 and not self.relative and not self.deltas:
-                squares.append(square_distance(value, before, scratch))
+                squares.append(square_distance(value, theta, scratch))
                 yield value
                 continue
             delta = value
             if not self.relative:
-                delta = torch.sub(value, before, out=scratch)
+                delta = torch.sub(value, theta, out=scratch)
             squares.append(square_sum(delta))
             if not self.relative and not self.deltas:
-                yield torch.add(before, delta, alpha=scale)
+                yield torch.add(theta, delta, alpha=scale)
             elif scale == 1:
                 yield delta
             else:
@@ -234,7 +234,7 @@ def sweep(values: Values, work: Work[list[float]], threads: int = 1, block: int 
     return Squares(deltas, change)
 
 
-def over_blocks(like: torch.Tensor, work: Work[T], threads: int, block: int = BLOCK) -> list[T]:
+def over_blocks(tensor: torch.Tensor, work: Work[T], threads: int, block: int = BLOCK) -> list[T]:
     """Apply a function to each block of a tensor like this one; return its results in the order of the blocks.
 
     Threads take blocks from one queue, so a slow thread delays only its current block.
@@ -243,14 +243,14 @@ def over_blocks(like: torch.Tensor, work: Work[T], threads: int, block: int = BL
         Results of `work`, in the order of the blocks.
 
     """
-    parts = list(blocks(len(like), block))
+    parts = list(blocks(len(tensor), block))
     results: dict[int, T] = {}
     queue = deque(enumerate(parts))
 
     def work_off() -> None:
-        scratch_size = min(block, len(like))
-        scratch = torch.empty(scratch_size, dtype=like.dtype)
-        more_scratch = torch.empty(scratch_size, dtype=like.dtype)
+        scratch_size = min(block, len(tensor))
+        scratch = torch.empty(scratch_size, dtype=tensor.dtype)
+        more_scratch = torch.empty(scratch_size, dtype=tensor.dtype)
         while queue:
             try:
                 index, part = queue.popleft()
@@ -290,11 +290,11 @@ def own_merge(name: str, options: Mapping[str, Any] | None, weights: Sequence[fl
 
     def merge(values: Iterable[torch.Tensor], scratch: torch.Tensor) -> torch.Tensor:
         copies = [value.clone() for value in values]
-        merged: torch.Tensor = rule(copies, list(weights))
-        if merged.shape != scratch.shape:
-            got = tuple(merged.shape)
+        merged_values: torch.Tensor = rule(copies, list(weights))
+        if merged_values.shape != scratch.shape:
+            got = tuple(merged_values.shape)
             raise ValueError(f"{name} gave shape {got} for {tuple(scratch.shape)}")
-        return scratch.copy_(merged)
+        return scratch.copy_(merged_values)
 
     return merge
 
@@ -309,7 +309,7 @@ def own_weights(name: str, options: Mapping[str, Any] | None, samples: Sequence[
     """
     weighting = create("weightings", name, options)
     weights = [float(weight) for weight in weighting(list(samples))]
-    whole = len(weights) == len(samples) and sum(weights) > 0
-    if not whole or not all(0 <= weight < math.inf for weight in weights):
+    is_complete = len(weights) == len(samples) and sum(weights) > 0
+    if not is_complete or not all(0 <= weight < math.inf for weight in weights):
         raise ValueError(f"{name} gave {weights} for the samples {list(samples)}: no weights from 0, one for each")
     return weights

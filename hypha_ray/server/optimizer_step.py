@@ -53,11 +53,11 @@ class ModelOptimizerStep:
             The optimizer's new state.
 
         """
-        old = dict(out)
+        weights = dict(out)
         for group in out:
             if is_trained(group):
-                old[group] = theta[group]
-        scatter(self._model, self._layout, 0, old)
+                weights[group] = theta[group]
+        scatter(self._model, self._layout, 0, weights)
         for entry, parameter in self._trained:
             parameter.grad = torch.from_numpy(view(entry, out))
         load_state(self._optimizer, state)

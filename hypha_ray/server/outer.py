@@ -110,16 +110,16 @@ def _nesterov(eta: float, mu: float, group: Group) -> Step:
     """
 
     def step(mean: torch.Tensor, scratch: torch.Tensor, part: slice) -> float:
-        before = group.theta[part]
-        after = group.new_theta[part]
+        theta = group.theta[part]
+        new_theta = group.new_theta[part]
         delta = group.delta(mean, part, scratch)
         velocity = group.next_velocity(delta, mu, part)
         if eta == 1 and mu == 0 and not group.relative:
-            after.copy_(mean)
+            new_theta.copy_(mean)
         else:
             look_ahead = torch.add(delta, velocity, alpha=mu, out=scratch)
-            torch.add(before, look_ahead, alpha=eta, out=after)
-        return square_distance(after, before, scratch)
+            torch.add(theta, look_ahead, alpha=eta, out=new_theta)
+        return square_distance(new_theta, theta, scratch)
 
     return step
 
@@ -131,8 +131,8 @@ def adam(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
     correction2 = 1 - beta2 ** (round + 1)
 
     def step(mean: torch.Tensor, scratch: torch.Tensor, part: slice) -> float:
-        before = group.theta[part]
-        after = group.new_theta[part]
+        theta = group.theta[part]
+        new_theta = group.new_theta[part]
         delta = group.delta(mean, part, scratch)
         first_moment = group.new_state[0][part]
         second_moment = group.new_state[1][part]
@@ -141,8 +141,8 @@ def adam(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
         second_moment.addcmul_(delta, delta, value=1 - beta2)
         root = torch.sqrt(second_moment, out=scratch)
         root.div_(math.sqrt(correction2)).add_(outer.epsilon)
-        torch.addcdiv(before, first_moment, root, value=eta / correction1, out=after)
-        return square_distance(after, before, scratch)
+        torch.addcdiv(theta, first_moment, root, value=eta / correction1, out=new_theta)
+        return square_distance(new_theta, theta, scratch)
 
     return step
 
@@ -220,21 +220,21 @@ def own_step(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Ste
     optimizer: Outer = create("outer_optimizers", outer.name, outer.name_options)
 
     def step(mean: torch.Tensor, scratch: torch.Tensor, part: slice) -> float:
-        before = group.theta[part]
-        after = group.new_theta[part]
-        delta = mean.clone() if group.relative else mean - before
+        theta = group.theta[part]
+        theta_out = group.new_theta[part]
+        delta = mean.clone() if group.relative else mean - theta
         state = [array[part].clone() for array in group.state]
         state_out = [array[part] for array in group.new_state]
-        new_theta, new_state = optimizer.step(before.clone(), delta, state, eta, round)
-        for values, out in zip((new_theta, *new_state), (after, *state_out), strict=True):
-            if values.shape != out.shape:
-                got = tuple(values.shape)
+        new_theta, new_state = optimizer.step(theta.clone(), delta, state, eta, round)
+        for new_values, out in zip((new_theta, *new_state), (theta_out, *state_out), strict=True):
+            if new_values.shape != out.shape:
+                got = tuple(new_values.shape)
                 raise ValueError(f"{outer.name} gave shape {got} for {tuple(out.shape)}")
-            out.copy_(values)
+            out.copy_(new_values)
         for array in state_out:
             if not torch.isfinite(array).all():
                 return math.inf
-        return square_distance(after, before, scratch)
+        return square_distance(theta_out, theta, scratch)
 
     return step
 
@@ -246,7 +246,7 @@ class RoundPart(NamedTuple):
     """Their weight divided by the round's expected weight."""
     share: float
     """Their weight divided by the weight that has arrived, theirs included."""
-    before: float
+    earlier_factor: float
     """Factor that turns the earlier deltas' expected share into their share of the weight that has arrived."""
     closes: bool
 
@@ -284,16 +284,16 @@ def delayed(
         return square_sum(change)
 
     def finish(mean: torch.Tensor, scratch: torch.Tensor, part: slice) -> float:
-        after = group.new_theta[part]
+        new_theta = group.new_theta[part]
         round_mean = mean
         if old_sum is not None:
             round_mean = torch.mul(mean, round_part.share, out=scratch)
-            round_mean.add_(old_sum[part], alpha=round_part.before)
+            round_mean.add_(old_sum[part], alpha=round_part.earlier_factor)
         velocity = group.next_velocity(round_mean, mu, part)
         change = torch.add(round_mean, velocity, alpha=mu, out=scratch).mul_(eta)
-        torch.add(group.theta[part], change, out=after)
+        torch.add(group.theta[part], change, out=new_theta)
         if old_sum is not None:
-            after.sub_(old_sum[part], alpha=eta)
+            new_theta.sub_(old_sum[part], alpha=eta)
         return square_sum(change)
 
     return finish if round_part.closes else accumulate

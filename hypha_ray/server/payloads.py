@@ -121,9 +121,9 @@ def square_sum(values: torch.Tensor) -> float:
         return float(np.vdot(wide, wide))
 
 
-def square_distance(after: torch.Tensor, before: torch.Tensor, scratch: torch.Tensor) -> float:
+def square_distance(new_values: torch.Tensor, old_values: torch.Tensor, scratch: torch.Tensor) -> float:
     """Squared L2 norm of a difference by `square_sum`; `scratch` is scratch space of its size."""
-    return square_sum(torch.sub(after, before, out=scratch))
+    return square_sum(torch.sub(new_values, old_values, out=scratch))
 
 
 def split_state(momentum: Flat) -> tuple[Flat, Flat]:
@@ -147,13 +147,13 @@ def encode_result(
         New weights, new state with the new encoding error, the encoded difference, and the verdict.
 
     """
-    new, state, verdict = result
+    new_theta, outer_state, verdict = result
     payload: Flat = {}
     if verdict.accepted:
-        payload, residual = publish(codec, decay, theta, new, residual)
+        payload, residual = publish(codec, decay, theta, new_theta, residual)
         verdict = replace(verdict, coded_bytes=payload_bytes(payload))
     named_residual = {_RESIDUAL + group: array for group, array in residual.items()}
-    return new, state | named_residual, payload, verdict
+    return new_theta, outer_state | named_residual, payload, verdict
 
 
 def weights_to_save(job: Job, snapshot: Snapshot) -> Mapping[str, Array]:
@@ -175,6 +175,6 @@ def weights_to_save(job: Job, snapshot: Snapshot) -> Mapping[str, Array]:
 
 def add_left_out(weights: torch.Tensor, left_out: torch.Tensor) -> None:
     """Add what was left out of weights, but for the last bit of those that would have another bfloat16 form."""
-    whole = (weights.float() + left_out).to(weights.dtype)
-    same = whole.to(torch.bfloat16).view(torch.int16) == weights.to(torch.bfloat16).view(torch.int16)
-    torch.where(same, whole, weights, out=weights)
+    full_weights = (weights.float() + left_out).to(weights.dtype)
+    keeps_form = full_weights.to(torch.bfloat16).view(torch.int16) == weights.to(torch.bfloat16).view(torch.int16)
+    torch.where(keeps_form, full_weights, weights, out=weights)

@@ -154,13 +154,13 @@ def reduce(
         New θ, new momentum (arrays may be missing if `spec.outputs` is "theta"), and the verdict.
 
     """
-    old = State(theta, momentum)
+    old_state = State(theta, momentum)
     least_weight = 0 if spec.sync.traits.sends_gradients else 1  # A gradient of padding alone has weight 0.
     form = spec.codec.form(spec.layout.groups(spec.fragment))
     admitted, rejected = admit(received, form, least_weight)
     while admitted:
         arrays = out or blank(spec.layout, spec.fragment, spec.outer.name, spec.phase is not None)
-        result = _reduce_groups(round, old, admitted, spec, arrays)
+        result = _reduce_groups(round, old_state, admitted, spec, arrays)
         reasons = result.reasons_to_reject(len(admitted), spec.sync.norm_gate, spec.known_norms)
         if not any(reasons):
             return *result.state, result.verdict(round, admitted, rejected)
@@ -235,9 +235,11 @@ class _Result(NamedTuple):
         return math.sqrt(sum(parts))
 
 
-def _reduce_groups(round: int, old: State, admitted: Sequence[Received], spec: ReduceSpec, arrays: State) -> _Result:
+def _reduce_groups(
+    round: int, old_state: State, admitted: Sequence[Received], spec: ReduceSpec, arrays: State
+) -> _Result:
     """Reduce all groups, assuming that all deltas are valid."""
-    reduction = _Reduction.of(round, old, admitted, spec, arrays)
+    reduction = _Reduction.of(round, old_state, admitted, spec, arrays)
     deltas: dict[str, list[float]] = {}
     changes: dict[str, float] = {}
     for group, theta in reduction.theta.items():
@@ -254,7 +256,7 @@ def _reduce_groups(round: int, old: State, admitted: Sequence[Received], spec: R
         changes[group] = squares.change
     result = _Result(State(arrays.theta, reduction.returned_state(arrays.momentum)), deltas, changes)
     if spec.optimizer_step is not None:
-        return _apply_optimizer(round, old, result, spec.optimizer_step)
+        return _apply_optimizer(round, old_state, result, spec.optimizer_step)
     return result
 
 
@@ -280,11 +282,13 @@ class _Reduction:
     """Names of state arrays that weren't computed."""
 
     @classmethod
-    def of(cls, round: int, old: State, admitted: Sequence[Received], spec: ReduceSpec, arrays: State) -> _Reduction:
+    def of(
+        cls, round: int, old_state: State, admitted: Sequence[Received], spec: ReduceSpec, arrays: State
+    ) -> _Reduction:
         """Reduction of admitted deltas; `arrays` become the result."""
         payloads = [tensors(delta.payload) for delta in admitted]
         weights = [delta.weight for delta in admitted]
-        theta = tensors(old.theta)
+        theta = tensors(old_state.theta)
         return cls(
             round=round,
             spec=spec,
@@ -294,7 +298,7 @@ class _Reduction:
             scales=_scales(theta, payloads, spec),
             part=part_of(spec.phase, weights),
             theta=theta,
-            state=tensors(old.momentum),
+            state=tensors(old_state.momentum),
             new_theta=tensors(arrays.theta),
             new_state=tensors(arrays.momentum),
         )
@@ -384,27 +388,27 @@ class _Reduction:
         return fused_step(values, weights, eta, spec.outer.momentum, parameters, needs_theta, needs_state)
 
 
-def _apply_optimizer(round: int, old: State, result: _Result, optimizer_step: ModelOptimizerStep) -> _Result:
+def _apply_optimizer(round: int, old_state: State, result: _Result, optimizer_step: ModelOptimizerStep) -> _Result:
     """Apply the optimizer to the mean gradient, which the result holds in place of the weights."""
     if not all(map(math.isfinite, result.changes.values())):
         return result
     new_theta = result.state.theta
-    new_state = optimizer_step.step(round, old.theta, old.momentum, new_theta)
-    before = tensors(old.theta)
-    after = tensors(new_theta)
+    new_state = optimizer_step.step(round, old_state.theta, old_state.momentum, new_theta)
+    old_tensors = tensors(old_state.theta)
+    new_tensors = tensors(new_theta)
     changes = dict(result.changes)
     for group in result.changes:
         if is_trained(group):
-            changes[group] = _square_distance(before[group], after[group])
+            changes[group] = _square_distance(old_tensors[group], new_tensors[group])
     for name, array in new_state.items():
         changes[name] = 0.0 if np.isfinite(array).all() else math.inf
     return _Result(State(new_theta, new_state), result.deltas, changes)
 
 
-def _square_distance(before: torch.Tensor, after: torch.Tensor) -> float:
+def _square_distance(old_values: torch.Tensor, new_values: torch.Tensor) -> float:
     """Squared L2 norm of a difference."""
-    parts = blocks(len(before))
-    return sum(square_sum(after[part] - before[part]) for part in parts)
+    parts = blocks(len(old_values))
+    return sum(square_sum(new_values[part] - old_values[part]) for part in parts)
 
 
 def _scales(theta: _Tensors, payloads: Sequence[_Tensors], spec: ReduceSpec) -> list[float]:
@@ -413,9 +417,9 @@ def _scales(theta: _Tensors, payloads: Sequence[_Tensors], spec: ReduceSpec) -> 
     if spec.sync.clip is None:
         return [1.0] * workers
     squares = []
-    for group, before in theta.items():
+    for group, group_theta in theta.items():
         if is_trained(group):
-            squares.append(measure(_values(group, before, payloads, spec), spec.threads))
+            squares.append(measure(_values(group, group_theta, payloads, spec), spec.threads))
     norms = []
     for index in range(workers):
         square = sum(group_squares[index] for group_squares in squares)

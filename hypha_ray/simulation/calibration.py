@@ -232,7 +232,7 @@ class BatchRecords:
         fits: list[WorkerFit] = []
         for worker, reports in sorted(self._reports.items()):
             warm_rounds = set(reports) - {0} or {0}
-            of_rounds = [reports[number] for number in sorted(warm_rounds)]
+            of_rounds = [reports[round_number] for round_number in sorted(warm_rounds)]
             fits.append(_fit(worker, of_rounds, prices.get(worker)))
         return tuple(fits)
 
@@ -303,19 +303,19 @@ def _round_times(
     overlapped = False
     times: list[RoundTimes] = []
     for record in rounds:
-        number = record["round"]
-        began_at = ready_at if overlapped and ready_at is not None else planned_at.get(number)
+        round_number = record["round"]
+        began_at = ready_at if overlapped and ready_at is not None else planned_at.get(round_number)
         overlapped = record["time_s"] == record["finish_s"]
         ready_at = None if began_at is None else began_at + record["finish_s"]
-        next_plan_at = planned_at.get(number + 1)
+        next_plan_at = planned_at.get(round_number + 1)
         reduce_s = _difference(ready_at, next_plan_at)
         times.append(
             RoundTimes(
-                evaluate_s=evaluate_s.get(number, 0.0),
-                overhead_s=_overhead(record, evaluate_s.get(number, 0.0), batches),
+                evaluate_s=evaluate_s.get(round_number, 0.0),
+                overhead_s=_overhead(record, evaluate_s.get(round_number, 0.0), batches),
                 merge_s=None if overlapped or reduce_s is None else max(0.0, record["sync_s"] - reduce_s),
                 reduce_s=reduce_s,
-                commit_s=_difference(next_plan_at, committed_at.get(number)),
+                commit_s=_difference(next_plan_at, committed_at.get(round_number)),
             )
         )
     return tuple(times)

@@ -206,15 +206,15 @@ class FleetWorker(SimulatedWorker):
             self._pulse_at += self._accounts.pulse_s()
         return last_at is not None and self._accounts.renew_lease(self, last_at)
 
-    def _spend_batch(self, seconds: float, then: Callable[[], None]) -> None:
+    def _spend_batch(self, seconds: float, on_end: Callable[[], None]) -> None:
         self._batch_began_at = self._clock.now
-        super()._spend_batch(seconds, then)
+        super()._spend_batch(seconds, on_end)
 
-    def _end_if_busy(self, token: object, then: Callable[[], None]) -> None:
+    def _end_if_busy(self, token: object, on_end: Callable[[], None]) -> None:
         if self._busy is token and self.alive and self._batch_began_at is not None:
             self._count_time(self._clock.now)
             self._batch_began_at = None
-        super()._end_if_busy(token, then)
+        super()._end_if_busy(token, on_end)
 
     def _send(self, event: Event) -> None:
         match event:
@@ -315,13 +315,13 @@ class Traffic:
             for action in self._after_slices.pop(worker, []):
                 action()
 
-    def send_weights(self, machine: Machine, size: int, then: Action) -> None:
+    def send_weights(self, machine: Machine, size: int, on_arrival: Action) -> None:
         """Send weights of so many bytes."""
-        self.links.send(machine.number, "down", size, partial(self._weights_arrived, size, then))
+        self.links.send(machine.number, "down", size, partial(self._weights_arrived, size, on_arrival))
 
-    def _weights_arrived(self, size: int, then: Action) -> None:
+    def _weights_arrived(self, size: int, on_arrival: Action) -> None:
         self.bytes_down += size
-        then()
+        on_arrival()
 
     # ── to the head ───────────────────────────────────────────────────────────────────────────────────────────────
 

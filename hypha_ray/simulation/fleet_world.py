@@ -96,8 +96,8 @@ class FleetWorld(World):
     def _quote(self) -> None:
         """Tell the core the terms of all machines, again and again."""
         workers = {}
-        for number, machine in self._machine_of.items():
-            workers[number] = c.Quote(machine.group.price, machine.group.is_firm)
+        for worker, machine in self._machine_of.items():
+            workers[worker] = c.Quote(machine.group.price, machine.group.is_firm)
         offers = []
         for machine in self.pool.machines:
             if machine.is_free:
@@ -114,8 +114,8 @@ class FleetWorld(World):
 
     def close(self) -> None:
         """End all workers and leases."""
-        for number in list(self.workers):
-            self.bury(number)
+        for worker in list(self.workers):
+            self.bury(worker)
         for machine in self.pool.machines:
             machine.release(self.now)
 
@@ -288,11 +288,11 @@ class FleetWorld(World):
     def leave(self, machine: Machine, reason: str) -> None:
         """Take the machine away at once, and end its worker; its payloads are lost."""
         self.pool.take_away(machine, reason)
-        number = machine.worker
+        worker = machine.worker
         self._end_process(machine, GONE)
         self.traffic.end_machine(machine)
-        if number is not None:
-            self._machine_of.pop(number, None)
+        if worker is not None:
+            self._machine_of.pop(worker, None)
             self.pool.release(machine, self.now)
 
     def join(self, machine: Machine, reason: str) -> None:
@@ -310,26 +310,26 @@ class FleetWorld(World):
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def delay_s(self, number: int) -> float:
+    def delay_s(self, worker: int) -> float:
         """Seconds of a message to or from a worker, which waits for the end of a partition."""
-        machine = self._machine_of.get(number)
+        machine = self._machine_of.get(worker)
         return 0.0 if machine is None else self.traffic.delay_s(machine)
 
     def send(self, command: c.Order) -> None:
         """Send an order; slices and weights go over the links, and a plan waits for its slices."""
-        number = command.worker
-        machine = self._machine_of.get(number)
-        if machine is None or number not in self.workers:
+        worker = command.worker
+        machine = self._machine_of.get(worker)
+        if machine is None or worker not in self.workers:
             return
         deliver = partial(self._deliver, command)
         match command:
             case c.Feed(slice=index):
                 size = self._slices[index].samples * self.scenario.model.sample_bytes
-                self.traffic.send_slice(number, machine, size)
+                self.traffic.send_slice(worker, machine, size)
             case c.Merge():
                 self.traffic.send_weights(machine, self.sizes.weights_bytes(command), deliver)
             case c.Assign():
-                self.traffic.after_slices(number, deliver)
+                self.traffic.after_slices(worker, deliver)
             case _:
                 deliver()
 
@@ -438,5 +438,8 @@ def _deltas_of(command: c.Reduce) -> list[DeltaKey]:
 
 def _slices(scenario: Scenario) -> list[SliceInfo]:
     """Slices of the dataset: by default with enough samples for the run, and a slice for each worker in flight."""
-    sizes = scenario.model.slice_sizes(scenario.needed_samples)
+    model = scenario.model
+    job = scenario.job
+    trained = sum(job.samples(round_number) for round_number in range(job.rounds.update_rounds))
+    sizes = model.slice_sizes(trained + job.num_workers * model.slice_samples)
     return [SliceInfo(index, "", "", size) for index, size in enumerate(sizes)]

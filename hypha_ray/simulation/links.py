@@ -154,9 +154,9 @@ class Links:
         self._alarm: object | None = None
         """Token of the next end of a transfer that is scheduled."""
 
-    def send(self, machine: int, direction: Direction, size: int, then: Then) -> Transfer:
-        """Begin a transfer; `then` is called at its end, without the latency of the way."""
-        transfer = Transfer(machine, direction, size, then, float(size))
+    def send(self, machine: int, direction: Direction, size: int, on_arrival: Then) -> Transfer:
+        """Begin a transfer; `on_arrival` is called at its end, without the latency of the way."""
+        transfer = Transfer(machine, direction, size, on_arrival, float(size))
         self._advance()
         self._on_machine[direction][machine].append(transfer)
         self._regroup(machine, direction)

@@ -305,8 +305,8 @@ def _compared(row: Compared) -> dict[str, Any]:
     return {"predicted": _rounded(row.predicted), "actual": _rounded(row.actual), "error": error}
 
 
-def _rounded(number: float) -> float:
-    return float(f"{number:.{DIGITS}g}")
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
 
 
 # ── what took place ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -334,8 +334,8 @@ def _some(rows: Sequence[Compared]) -> Sequence[Compared]:
     if len(rows) <= SHOWN_ROUNDS:
         return rows
     shown: list[Compared] = []
-    for number in range(SHOWN_ROUNDS):
-        index = round((len(rows) - 1) * number / (SHOWN_ROUNDS - 1))
+    for round_number in range(SHOWN_ROUNDS):
+        index = round((len(rows) - 1) * round_number / (SHOWN_ROUNDS - 1))
         shown.append(rows[index])
     return shown
 

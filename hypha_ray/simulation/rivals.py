@@ -184,14 +184,14 @@ def elastic_goodput(
     useful_s = 0.0
     training_since = 0.0
     pending = [failure for failure in failures if failure.at_s < horizon_s]
-    number = 0
+    failure_count = 0
     while training_since < horizon_s:
         resize_at = _resize_at(down, group, training_since, costs.resize_s)
-        failure_at = pending[number].at_s if number < len(pending) else math.inf
+        failure_at = pending[failure_count].at_s if failure_count < len(pending) else math.inf
         end_s = min(resize_at, failure_at, horizon_s)
         if failure_at <= end_s:
-            failure = pending[number]
-            number += 1
+            failure = pending[failure_count]
+            failure_count += 1
             down.fail(failure)
             if failure.machine not in group:
                 continue
@@ -290,12 +290,12 @@ class FailureLog:
         self._schedule.start()
         while self._clock.advance(horizon_s):
             pass
-        for number, since in self._away_since.items():
-            self._log(number, since, horizon_s)
+        for machine, since in self._away_since.items():
+            self._log(machine, since, horizon_s)
         return sorted(self._failures, key=lambda failure: (failure.at_s, failure.machine))
 
-    def _log(self, number: int, since: float, until: float) -> None:
-        self._failures.append(MachineFailure(since, number, until - since))
+    def _log(self, machine: int, since: float, until: float) -> None:
+        self._failures.append(MachineFailure(since, machine, until - since))
 
     # ── what happens to machines ──────────────────────────────────────────────────────────────────────────────────
 

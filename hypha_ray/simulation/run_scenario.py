@@ -163,12 +163,12 @@ class DoomedWorker(FleetWorker):
     def _train(self, plan: Plan) -> None:
         SimulatedWorker._train(self, plan)
 
-    def _spend_batch(self, seconds: float, then: Callable[[], None]) -> None:
+    def _spend_batch(self, seconds: float, on_end: Callable[[], None]) -> None:
         def end() -> None:
             world = self._accounts
             assert isinstance(world, RecordedWorld)
             if not world.ends_at_step(self):
-                then()
+                on_end()
 
         super()._spend_batch(seconds, end)
 
@@ -293,10 +293,10 @@ def _model_size(fit: Calibration, sizes: DataSize) -> ModelSize:
     return size.model_copy(update={"sample_bytes": sizes.sample_bytes, "slice_samples": sizes.slice_samples})
 
 
-def _machine(fit: Calibration, job: Job, number: int) -> MachineGroup:
+def _machine(fit: Calibration, job: Job, worker_number: int) -> MachineGroup:
     """The machine of a worker; one that the run didn't have is like one that it had."""
-    worker = fit.workers[number % len(fit.workers)]
-    mean_s = mean_batch_s(fit.job, job, worker, number)
+    worker = fit.workers[worker_number % len(fit.workers)]
+    mean_s = mean_batch_s(fit.job, job, worker, worker_number)
     return MachineGroup(
         count=1,
         batch_s=BatchTimes(
@@ -311,7 +311,7 @@ def _machine(fit: Calibration, job: Job, number: int) -> MachineGroup:
     )
 
 
-def mean_batch_s(base: Job, job: Job, worker: WorkerFit, number: int) -> float:
+def mean_batch_s(base: Job, job: Job, worker: WorkerFit, worker_number: int) -> float:
     """Mean seconds of a worker's batch under a job, by those under the base job.
 
     Raises:
@@ -319,7 +319,7 @@ def mean_batch_s(base: Job, job: Job, worker: WorkerFit, number: int) -> float:
 
     """
     slowdown, floor_s = _throttle(base.testing, worker.worker)
-    new_slowdown, new_floor_s = _throttle(job.testing, number)
+    new_slowdown, new_floor_s = _throttle(job.testing, worker_number)
     if (slowdown, floor_s) == (new_slowdown, new_floor_s) and floor_s:
         return worker.mean_s
     if floor_s and (new_floor_s < floor_s or slowdown != new_slowdown):
@@ -378,8 +378,24 @@ def _evaluate_sample_s(fit: Calibration) -> tuple[float, ...]:
 
 def _failures(fit: Calibration) -> Failures:
     """Failures at the rate of the run's own, in its proportions of kinds; none that were failpoints."""
-    number = sum(fit.losses.values())
-    if not number or kills_of(fit.job.testing.failpoints):
+    loss_count = sum(fit.losses.values())
+    if not loss_count or kills_of(fit.job.testing.failpoints):
         return Failures()
     kinds = FailureKinds.model_validate(dict(fit.losses), strict=False)
-    return Failures(every_h=fit.worker_hours / number, kinds=kinds)
+    return Failures(every_h=fit.worker_hours / loss_count, kinds=kinds)
+
+
+def require_told(keys: Sequence[tuple[str, str]]) -> None:
+    """Refuse settings whose effect on the time of a batch isn't in the records, and those without an effect.
+
+    Raises:
+        ConfigError: SIM003.
+
+    """
+    for key, value in keys:
+        path = tuple(key.replace("-", "_").split("."))
+        if any(path[:length] in UNTOLD for length in (1, 2)):
+            problem = f"{key} changes times that only a run with it can tell"
+            raise ConfigError("SIM003", problem, value, fix="leave it out, and start from a run that has it")
+        if any(path[:length] in WITHOUT_EFFECT for length in (1, 2)):
+            raise ConfigError("SIM003", f"{key} changes nothing that is simulated", value, fix="leave it out")

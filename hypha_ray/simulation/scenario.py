@@ -437,6 +437,11 @@ def machines_of(scenario: Scenario) -> list[Machine]:
     return machines
 
 
+def resized(count: int, factor: float, most: int) -> int:
+    """A number times a factor, rounded, from 1 up to the most."""
+    return min(most, max(1, round(factor * count)))
+
+
 def with_samples(job: Job, samples_per_worker: int | None) -> Job:
     """A job with these samples of a round for each worker; None: its own."""
     if samples_per_worker is None:

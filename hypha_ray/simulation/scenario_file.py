@@ -267,9 +267,9 @@ def _machine_count(groups: Any) -> int:
     """Number of machines, as far as the tables are right; the others are found out later."""
     count = 0
     for group in groups if isinstance(groups, list) else []:
-        number = group.get("count") if isinstance(group, dict) else None
-        if isinstance(number, int):
-            count += number
+        group_count = group.get("count") if isinstance(group, dict) else None
+        if isinstance(group_count, int):
+            count += group_count
     return min(max(1, count), MACHINES_AT_MOST)
 
 

@@ -342,19 +342,19 @@ class SimulatedWorker:
         """Bytes of a delta."""
         return 1000
 
-    def _spend_batch(self, seconds: float, then: Callable[[], None]) -> None:
+    def _spend_batch(self, seconds: float, on_end: Callable[[], None]) -> None:
         """Be busy with a batch."""
-        self._spend(seconds, then)
+        self._spend(seconds, on_end)
 
-    def _spend(self, seconds: float, then: Callable[[], None]) -> None:
+    def _spend(self, seconds: float, on_end: Callable[[], None]) -> None:
         """Be busy for a while; an order to leave may end that."""
         token = self._busy = object()
-        self._world.later(seconds, partial(self._end_if_busy, token, then))
+        self._world.later(seconds, partial(self._end_if_busy, token, on_end))
 
-    def _end_if_busy(self, token: object, then: Callable[[], None]) -> None:
+    def _end_if_busy(self, token: object, on_end: Callable[[], None]) -> None:
         if self.alive and self._busy is token:
             self._busy = None
-            then()
+            on_end()
             self.go()
 
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────────────

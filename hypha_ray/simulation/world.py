@@ -65,28 +65,28 @@ class VirtualClock:
 
     def later(self, seconds: float, action: Action) -> None:
         """Schedule an action; actions due at the same time run in the order of these calls."""
-        at = self.now + seconds
-        entry = (at, next(self._order), action)
+        due_at = self.now + seconds
+        entry = (due_at, next(self._order), action)
         if seconds == 0.0:
             self._at_once.append(entry)
-        elif at < self._span_end_s:
+        elif due_at < self._span_end_s:
             heapq.heappush(self._soon, entry)
         else:
-            number = int(at / SPAN_S)
-            actions = self._later.get(number)
+            span_number = int(due_at / SPAN_S)
+            actions = self._later.get(span_number)
             if actions is None:
-                self._later[number] = [entry]
-                heapq.heappush(self._spans, number)
+                self._later[span_number] = [entry]
+                heapq.heappush(self._spans, span_number)
             else:
                 actions.append(entry)
 
     def _begin_span(self) -> None:
         """Sort the actions of the next span with any, unless the present one has some left."""
         if not self._queue and not self._soon and self._spans:
-            number = heapq.heappop(self._spans)
-            self._queue = self._later.pop(number)
+            span_number = heapq.heappop(self._spans)
+            self._queue = self._later.pop(span_number)
             self._queue.sort(reverse=True)
-            self._span_end_s = (number + 1) * SPAN_S
+            self._span_end_s = (span_number + 1) * SPAN_S
 
     @property
     def next_at(self) -> float:
@@ -105,18 +105,18 @@ class VirtualClock:
             self._begin_span()
             queue = self._queue
         is_soon = bool(soon) and (not queue or soon[0] < queue[-1])
-        first = soon[0] if is_soon else queue[-1] if queue else None
-        if at_once and (first is None or at_once[0] < first):
-            first = at_once.popleft()
-        elif first is None or (first[0] > deadline and first[0] > self.now):
+        first_action = soon[0] if is_soon else queue[-1] if queue else None
+        if at_once and (first_action is None or at_once[0] < first_action):
+            first_action = at_once.popleft()
+        elif first_action is None or (first_action[0] > deadline and first_action[0] > self.now):
             self.now = max(self.now, deadline)
             return False
         elif is_soon:
             heapq.heappop(soon)
         else:
             queue.pop()
-        at, _, action = first
-        self.now = max(self.now, at)
+        due_at, _, action = first_action
+        self.now = max(self.now, due_at)
         action()
         return True
 
@@ -130,8 +130,8 @@ class VirtualClock:
             if at_once and not (queue and queue[-1] < at_once[0]) and not (soon and soon[0] < at_once[0]):
                 _, _, action = at_once.popleft()
             elif queue and not soon and queue[-1][0] <= deadline:
-                at, _, action = queue.pop()
-                self.now = max(self.now, at)
+                due_at, _, action = queue.pop()
+                self.now = max(self.now, due_at)
             elif self.advance(deadline):
                 continue
             else:
@@ -155,11 +155,11 @@ class WallClock(VirtualClock):
 
     def advance(self, deadline: float) -> bool:
         """Wait for the next action and run it, or for the deadline if that is earlier."""
-        at = min(deadline, self.next_at)
-        remaining_s = self._began_at + at - time.monotonic()
+        until = min(deadline, self.next_at)
+        remaining_s = self._began_at + until - time.monotonic()
         time.sleep(max(0.0, remaining_s))
         self.now = time.monotonic() - self._began_at
-        self.latest_s = max(self.latest_s, self.now - at)
+        self.latest_s = max(self.latest_s, self.now - until)
         return super().advance(deadline)
 
 
@@ -314,7 +314,7 @@ class World(ABC):
         """Send a worker's event to the core."""
         self.later(self.delay_s(worker.source.worker), partial(self.tell, event))
 
-    def delay_s(self, number: int) -> float:
+    def delay_s(self, worker: int) -> float:
         """Time of a message to or from a worker."""
         return 0.01
 

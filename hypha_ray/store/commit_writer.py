@@ -198,10 +198,10 @@ class CommitWriter:
             return self._count_failure(commit, refusal)
         failpoint("store.after_record")
         self._failures = 0
-        good = self._good_rounds()
-        if self._courier is not None and commit.round in good:
+        good_rounds = self._good_rounds()
+        if self._courier is not None and commit.round in good_rounds:
             self._courier.send(commit.round, self._checkpoint.keep)
-        self._prune(good)
+        self._prune(good_rounds)
         if self._courier is None:
             return Saved(commit, None)
         return Saved(commit, self._courier.news())
@@ -214,21 +214,21 @@ class CommitWriter:
         self._prune(self._good_rounds())
         return problem
 
-    def _prune(self, good: list[int]) -> None:
+    def _prune(self, good_rounds: list[int]) -> None:
         """Remove old snapshots, except one that is being copied, and those that are or may become the best."""
         copied_round = None if self._courier is None else self._courier.busy
         spared = set() if copied_round is None else {copied_round}
         if self._checkpoint.best:
-            spared |= self._best_candidates(good)
-        newest = good[-self._checkpoint.keep :]
+            spared |= self._best_candidates(good_rounds)
+        newest = good_rounds[-self._checkpoint.keep :]
         prune(self._directory, min(newest, default=0), spared)
 
-    def _best_candidates(self, good: list[int]) -> set[int]:
-        """Round of the best evaluation, and those of `good` whose evaluation is still to come."""
+    def _best_candidates(self, good_rounds: list[int]) -> set[int]:
+        """Round of the best evaluation, and those of `good_rounds` whose evaluation is still to come."""
         last_evaluated = self._evaluations.newest
         best = self._evaluations.best
         candidates = set() if best is None else {best["round"]}
-        for round in good:
+        for round in good_rounds:
             if self._is_evaluated(round) and (last_evaluated is None or round > last_evaluated):
                 candidates.add(round)
         return candidates

@@ -149,8 +149,8 @@ class CommitLog:
         if not rounds:
             return
         numbers = [int(path.name) for path in self._folder.glob("rewound/*") if path.name.isdecimal()]
-        number = max(numbers, default=0) + 1
-        folder = self._folder / "rewound" / str(number)
+        folder_number = max(numbers, default=0) + 1
+        folder = self._folder / "rewound" / str(folder_number)
         with room_for(folder / "record", 0):
             for round in reversed(rounds):
                 path = self.path(round)

@@ -100,8 +100,8 @@ class Courier:
     def _take_problem(self) -> str | None:
         """Return the problem that isn't reported yet, and count it as reported."""
         if self._copy is not None and self._is_late(time.monotonic()) and not self._has_reported:
-            number = self._copy.round + 1
-            self._problem = f"the copy of round {number} to {self._mirror.address} doesn't end; training goes on"
+            round_number = self._copy.round + 1
+            self._problem = f"the copy of round {round_number} to {self._mirror.address} doesn't end; training goes on"
         problem = self._problem
         self._problem = None
         self._has_reported |= problem is not None

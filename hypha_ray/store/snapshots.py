@@ -257,12 +257,12 @@ def require_snapshot(directory: Path, round: int) -> None:
 
 def _name_newest_good(error: CheckpointError, directory: Path) -> CheckpointError:
     """Return an error that names the newest good snapshot besides."""
-    good = newest_good(directory)
+    good_round = newest_good(directory)
     allowed = error.allowed
-    if good is None:
+    if good_round is None:
         fix = "start anew, there is no good checkpoint"
     else:
-        fix = f"newest good checkpoint: round {good + 1}"
+        fix = f"newest good checkpoint: round {good_round + 1}"
         if error.code == MISSING:
             allowed = f"{rounds_text(rounds(directory))}, which have one"
             fix += "; more are kept by a larger checkpoint.keep"

@@ -270,15 +270,15 @@ def _objective(series: Series) -> Figure:
 def _task(series: Series) -> Figure:
     """Draw the figures that tell how well the task is done: fractions, but for metrics of the job's own."""
     curves: dict[str, dict[int, float]] = {}
-    for number, figures in series.tasks.items():
+    for round_number, figures in series.tasks.items():
         for name, value in figures.items():
-            curves.setdefault(name, {})[number] = value
+            curves.setdefault(name, {})[round_number] = value
     figure, (by_samples, by_seconds) = panels(", ".join(curves).capitalize(), columns=2, height=4)
     samples = series.column("samples_total")
     are_fractions = all(0 <= value <= 1 for curve in curves.values() for value in curve.values())
     for axes, totals in ((by_samples, samples), (by_seconds, series.seconds)):
         for (name, curve), colour in zip(curves.items(), cycle(PALETTE)):
-            progress = [series.total_after(totals, number) for number in curve]
+            progress = [series.total_after(totals, round_number) for round_number in curve]
             label = f"{name}, validation"
             axes.plot(progress, list(curve.values()), color=colour, marker=marker_for(len(curve)), ms=4, label=label)
         if are_fractions:

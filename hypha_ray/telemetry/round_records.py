@@ -45,11 +45,11 @@ class RoundMetrics:
         train_s = sum(delta.train_s for delta in deltas)
         data_wait_s = sum(delta.data_wait_s for delta in deltas)
         worked_s = max(sum(self.worked_s.values()), 1e-9)
-        number = commit.verdict.round
-        round_s = elapsed_s / (number + 1)
+        round_number = commit.verdict.round
+        round_s = elapsed_s / (round_number + 1)
         return {
             "kind": "round",
-            "round": number,
+            "round": round_number,
             "rounds": rounds,
             "time_s": time_s,
             "loss": _mean_loss(deltas),
@@ -67,7 +67,7 @@ class RoundMetrics:
             "update_norm": commit.verdict.update_norm,
             **commit.totals,
             "elapsed_s": elapsed_s,
-            "eta_s": round_s * (rounds - number - 1),
+            "eta_s": round_s * (rounds - round_number - 1),
         }
 
 

@@ -179,14 +179,14 @@ class Series:
             column.append(100 * shares.get(kind, math.nan))
         return column
 
-    def total_after(self, totals: Sequence[float], number: int) -> float:
+    def total_after(self, totals: Sequence[float], round_number: int) -> float:
         """Return a running total after a round, 0 before the first: the amount of training of evaluated weights.
 
-        `number` is that of a record, counted from 0.
+        `round_number` is that of a record, counted from 0.
         """
         latest = 0.0
-        for round_number, total in zip(self.numbers, totals, strict=True):
-            if round_number <= number + 1:
+        for record_number, total in zip(self.numbers, totals, strict=True):
+            if record_number <= round_number + 1:
                 latest = total
         return latest
 

@@ -210,7 +210,10 @@ class TimeBook:
                 slot.waits = True
 
     def decide(self, worker: int, round: int, record_round: int, accepted: bool) -> None:
-        """Decide a worker's delta of a round, and discard older ones; its time belongs in the record of `record_round`."""
+        """Decide a worker's delta of a round, and discard older ones.
+
+        The time belongs in the record of round `record_round`.
+        """
         slot = self._slots[worker]
         undecided: list[_Cycle] = []
         for cycle in slot.cycles:
@@ -223,7 +226,7 @@ class TimeBook:
         slot.cycles = undecided
 
     def discard(self, worker: int, record_round: int) -> None:
-        """Discard a worker's undecided delta, if it has one; its time belongs in the record of `record_round`."""
+        """Discard a worker's undecided delta, if it has one; the time belongs in the record of round `record_round`."""
         slot = self._slots[worker]
         if slot.cycles:
             self.decide(worker, slot.cycles[-1].round, record_round, accepted=False)

@@ -266,12 +266,12 @@ def working(text: str = "", limited: bool = False) -> Iterator[Callable[[str], N
         global _current  # noqa: PLW0603
         _current = WorkState(text, limited)
 
-    before = _current
+    previous_work = _current
     change(text)
     try:
         yield change
     finally:
-        _current = before
+        _current = previous_work
 
 
 @dataclass(frozen=True, slots=True)

@@ -386,9 +386,9 @@ class Incarnation:
         self._interrupt(Closed)
         self._out.put(None)
 
-    def _interrupt(self, why: type[Closed]) -> None:
-        self.inbox.close(why)
-        self.batch_source.close(why)
+    def _interrupt(self, error_class: type[Closed]) -> None:
+        self.inbox.close(error_class)
+        self.batch_source.close(error_class)
 
     def _next(self) -> Event | HandOver | None:
         """Next event or result; raises the error that broke the inner loop."""

@@ -215,35 +215,35 @@ class TrainingLoop:
         A worker that is leaving hands over its partial result, except in replay mode, where its successor repeats the
         round.
         """
-        number = plan.round
+        round_number = plan.round
         longest = plan
         self._restore_inner_state(plan)
         meter = self._meter_ahead
         self._meter_ahead = None
-        if meter is None or meter.round != number:
-            meter = self._begin_round(number)
+        if meter is None or meter.round != round_number:
+            meter = self._begin_round(round_number)
         try:
-            with traced("training", self._key(number), worker=self._source.worker):
-                plan = self._inbox.plan(number)
-                while plan.round == number and meter.begun < plan.samples:
+            with traced("training", self._key(round_number), worker=self._source.worker):
+                plan = self._inbox.plan(round_number)
+                while plan.round == round_number and meter.begun < plan.samples:
                     if plan.samples > longest.samples:
                         longest = plan
                     self._train_batch(plan, meter)
-                    plan = self._inbox.plan(number)
+                    plan = self._inbox.plan(round_number)
                 self._collect_results()
         except Retired:
             if meter.begun and not self._replay:
                 self._hand_over(longest, meter)
             raise
-        if plan.round == number:
+        if plan.round == round_number:
             self._hand_over(longest, meter)
             self._train_ahead(plan)
 
-    def _begin_round(self, number: int) -> Meter:
+    def _begin_round(self, round_number: int) -> Meter:
         """Begin a round, with random numbers that don't depend on earlier ones: so it can be repeated."""
-        self._trainer.seed(self._job.run.seed, number, self._source.worker)
+        self._trainer.seed(self._job.run.seed, round_number, self._source.worker)
         self._strategy.begin()
-        return Meter(self._source, number, ReportSchedule.of(self._job))
+        return Meter(self._source, round_number, ReportSchedule.of(self._job))
 
     def _train_ahead(self, plan: Plan) -> None:
         """Overlap: train on the next round's samples until the result of the last hand-over is needed."""
@@ -304,19 +304,19 @@ class TrainingLoop:
 
     def _record_result(self, batch: PendingBatch, result: Step) -> None:
         """Count a batch and its result, and emit the events that follow from it."""
-        number = batch.round
+        round_number = batch.round
         meter = batch.meter
         meter.step(result, batch.samples, batch.learning_rate)
-        self._report_damage(number, result)
+        self._report_damage(round_number, result)
         if result.shown and meter.batches == 1:
-            self._emit(RolloutReport(self._source, number, result.shown))
+            self._emit(RolloutReport(self._source, round_number, result.shown))
         if result.revived:
-            self._emit(ModelWorkersRevived(self._source, number, result.revived))
-        self._warn_user(number, result.problems)
+            self._emit(ModelWorkersRevived(self._source, round_number, result.revived))
+        self._warn_user(round_number, result.problems)
         if meter.due and meter is not self._meter_ahead:
             self._emit(meter.report())
 
-    def _warn_user(self, number: int, problems: tuple[str, ...]) -> None:
+    def _warn_user(self, round_number: int, problems: tuple[str, ...]) -> None:
         """Warn the user of problems beside the training, of each one once."""
         new_lines: list[str] = []
         for line in problems:
@@ -324,9 +324,9 @@ class TrainingLoop:
                 self._warned_lines.add(line)
                 new_lines.append(line)
         if new_lines:
-            self._emit(WorkerWarned(self._source, number, tuple(new_lines)))
+            self._emit(WorkerWarned(self._source, round_number, tuple(new_lines)))
 
-    def _report_damage(self, number: int, result: Step) -> None:
+    def _report_damage(self, round_number: int, result: Step) -> None:
         """Report samples that were left out; too many skipped batches in a row end the run.
 
         Raises:
@@ -338,7 +338,7 @@ class TrainingLoop:
         if not len(result.bad):
             return
         samples = tuple((int(index), int(sample)) for _, index, sample in result.bad)
-        self._emit(Damaged(self._source, number, samples, whole=not result.scored))
+        self._emit(Damaged(self._source, round_number, samples, whole=not result.scored))
         if not result.scored:
             self._skipped_batches += 1
         if self._skipped_batches >= MAX_SKIPPED_BATCHES:
@@ -397,9 +397,9 @@ class TrainingLoop:
         for corrupted_result in corrupted(action, result, theta):
             self._emit(corrupted_result)
 
-    def _key(self, number: int) -> RoundKey:
+    def _key(self, round_number: int) -> RoundKey:
         """Round of a span."""
-        return RoundKey(self._source.attempt, number)
+        return RoundKey(self._source.attempt, round_number)
 
     def _encode_result(self, fragment: int, last: bool) -> tuple[Flat, Quality]:
         """Encode a fragment's result, or its last one, on the model's device if that is possible.

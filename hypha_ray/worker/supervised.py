@@ -176,8 +176,8 @@ class SupervisedTrainer(WholeModel):
         skipped = is_finite.logical_not().float()
         self.optimizer.step(result.norm, skipped)
         self.update_scale(figures)
-        for buffer, before in zip(self._buffers, buffers, strict=True):
-            buffer.copy_(torch.where(is_finite, buffer, before))
+        for buffer, saved_buffer in zip(self._buffers, buffers, strict=True):
+            buffer.copy_(torch.where(is_finite, buffer, saved_buffer))
 
         def finish(numbers: torch.Tensor) -> Step:
             if numbers[:count].isfinite().all():

@@ -394,7 +394,7 @@ def test_when_an_auction_opens_many_runs_that_ask_at_once_are_told_what_they_may
     clients = [AuctionClient(job(bid), f"run-{bid}") for bid in range(1, 21)]
 
     async def turn() -> list[int]:
-        told = await asyncio.gather(*(client.attend(begun=False) for client in clients))
+        told = await asyncio.gather(*(client.attend(has_begun=False) for client in clients))
         return [ruling.quota for ruling in told if ruling is not None]
 
     until(lambda: run(turn()) == [0] * 16 + [1] * 4, WAIT_S)

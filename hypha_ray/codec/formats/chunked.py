@@ -113,10 +113,10 @@ class Chunked(ABC):
         return self.encode_block(values, out, start)
 
     def advance_block(
-        self, payload: Mapping[str, torch.Tensor], group: str, part: slice, before: torch.Tensor, out: torch.Tensor
+        self, payload: Mapping[str, torch.Tensor], group: str, part: slice, theta: torch.Tensor, out: torch.Tensor
     ) -> None:
         """Add a decoded block to the weights before a step, and write the sum to `out`."""
-        torch.add(before, self.decode(payload, group, part), out=out)
+        torch.add(theta, self.decode(payload, group, part), out=out)
 
     def encode_block(self, values: torch.Tensor, out: Mapping[str, torch.Tensor], start: int) -> torch.Tensor:
         """Encode a block of float32 values.

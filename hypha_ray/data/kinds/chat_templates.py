@@ -106,9 +106,9 @@ class ChatTemplate:
         if not _MARKED.search(self._tokenizer.get_chat_template(None, chat.tools)):
             return start
         with suppress(DataError):
-            before, _ = self._render(chat, chat.messages[:index], opened=True)
-            if text.startswith(before):
-                return len(before)
+            text_before, _ = self._render(chat, chat.messages[:index], opened=True)
+            if text.startswith(text_before):
+                return len(text_before)
         return start
 
     def lost_calls(self, chat: Chat, text: str) -> int:
@@ -138,11 +138,11 @@ class ChatTemplate:
         text, _ = self._render(chat, chat.messages)
         parts = []
         for index in answers:
-            before, _ = self._render(chat, chat.messages[:index], opened=True)
-            after, _ = self._render(chat, chat.messages[: index + 1])
-            if not (after.startswith(before) and text.startswith(after)):
+            text_before, _ = self._render(chat, chat.messages[:index], opened=True)
+            text_after, _ = self._render(chat, chat.messages[: index + 1])
+            if not (text_after.startswith(text_before) and text.startswith(text_after)):
                 return text, self._by_contents(chat, answers, index)
-            parts.append((len(before), self._end(text, len(before), len(after))))
+            parts.append((len(text_before), self._end(text, len(text_before), len(text_after))))
         return text, parts
 
     def _by_contents(self, chat: Chat, answers: Sequence[int], different: int) -> list[tuple[int, int]]:
@@ -195,9 +195,9 @@ class ChatTemplate:
         )
         return texts[0], parts[0] if marked else []
 
-    def _unclear(self, chat: Chat, why: str, got: str) -> DataError:
+    def _unclear(self, chat: Chat, reason: str, got: str) -> DataError:
         problem = (
-            f"{chat.location}: the assistant's tokens can't be found with the chat template of {self._name!r}: {why}"
+            f"{chat.location}: the assistant's tokens can't be found with the chat template of {self._name!r}: {reason}"
         )
         return DataError("DATA036", problem, got, fix=_FIX)
 
@@ -239,16 +239,16 @@ def find_answers(
         return None
     parts = []
     position = len(pieces[0])
-    for index, content, (before, after) in zip(answers, contents, pairwise(pieces), strict=True):
-        start = _opening(render, messages[:index], before)
-        form = _matching_form(content, after, text, position)
+    for index, content, (text_before, text_after) in zip(answers, contents, pairwise(pieces), strict=True):
+        start = _opening(render, messages[:index], text_before)
+        form = _matching_form(content, text_after, text, position)
         if start is None or form is None:
             return None
-        answer, behind = form
+        answer, text_behind = form
         calls = "tool_calls" in messages[index]
-        closing = _closing(behind, ends if calls else ends + added, calls)
-        parts.append((position - len(before) + start, position + len(answer) + closing))
-        position += len(answer) + len(behind)
+        closing = _closing(text_behind, ends if calls else ends + added, calls)
+        parts.append((position - len(text_before) + start, position + len(answer) + closing))
+        position += len(answer) + len(text_behind)
     return parts if position == len(text) else None
 
 
@@ -261,55 +261,55 @@ def count_lost_thoughts(messages: Messages, text: str) -> int:
     return lost
 
 
-def _opening(render: Render, earlier: Messages, before: str) -> int | None:
+def _opening(render: Render, earlier_messages: Messages, text_before: str) -> int | None:
     """End of the generation prompt in the text before an answer, with the thoughts that it opens or without.
 
     If there is no prompt, as behind results of tools in some templates, the answer begins where the earlier text ends.
     """
-    prompt = _generation_prompt(render, earlier)
-    if not prompt and before and render(earlier, False).endswith(before):
-        return len(before)
+    prompt = _generation_prompt(render, earlier_messages)
+    if not prompt and text_before and render(earlier_messages, False).endswith(text_before):
+        return len(text_before)
     for opening in (prompt, _THINKS.split(prompt)[0]):
-        start = before.rfind(opening)
+        start = text_before.rfind(opening)
         if opening.strip() and start >= 0:
             return start + len(opening)
     return None
 
 
-def _generation_prompt(render: Render, earlier: Messages) -> str:
+def _generation_prompt(render: Render, earlier_messages: Messages) -> str:
     """The text that a template writes behind messages for an answer to them; empty if it writes none."""
-    opened = render(earlier, True)
-    plain = render(earlier, False)
+    opened = render(earlier_messages, True)
+    plain = render(earlier_messages, False)
     shared = 0
     while shared < min(len(opened), len(plain)) and opened[shared] == plain[shared]:
         shared += 1
     return opened[shared:]
 
 
-def _closing(after: str, ends: tuple[str, ...], calls: bool) -> int:
+def _closing(text_after: str, ends: tuple[str, ...], calls: bool) -> int:
     """Length of the special token that ends an answer, with the text before it."""
-    matches = [(after.find(end), -len(end)) for end in ends if end in after]
+    matches = [(text_after.find(end), -len(end)) for end in ends if end in text_after]
     start, negative_length = min(matches, default=(0, 0))
-    if calls or not after[:start].strip():
+    if calls or not text_after[:start].strip():
         return start - negative_length
     return 0
 
 
-def _matching_form(content: str, after: str, text: str, position: int) -> tuple[str, str] | None:
+def _matching_form(content: str, text_after: str, text: str, position: int) -> tuple[str, str] | None:
     """The form of an answer and of the text behind it that the whole text has at a position; None without one."""
-    for form in _forms(content, after):
+    for form in _forms(content, text_after):
         if text.startswith("".join(form), position):
             return form
     return None
 
 
-def _forms(answer: str, after: str) -> Iterator[tuple[str, str]]:
+def _forms(answer: str, text_after: str) -> Iterator[tuple[str, str]]:
     """Forms of an answer, as templates trim it, and of the text behind it."""
     forms = (answer, answer.rstrip(), answer.lstrip("\n"), answer.strip("\n"), answer.lstrip(), answer.strip())
     for form in forms:
-        yield form, after
+        yield form, text_after
     if not answer:
-        yield "", after.lstrip("\n")  # Lines that would keep calls of tools apart from an answer.
+        yield "", text_after.lstrip("\n")  # Lines that would keep calls of tools apart from an answer.
 
 
 def ignored_values(render: RenderMessages, messages: Messages, text: str) -> Ignored:

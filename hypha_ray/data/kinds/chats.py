@@ -238,14 +238,14 @@ def pack_chats(chats: Iterable[ScoredTokens], most: int) -> list[Parts]:
     packed: list[Parts] = []
     free_tokens: list[int] = []
     for chat in chats:
-        number = max(0, len(packed) - _OPEN)
-        while number < len(packed) and free_tokens[number] < len(chat.ids):
-            number += 1
-        if number == len(packed):
+        open_index = max(0, len(packed) - _OPEN)
+        while open_index < len(packed) and free_tokens[open_index] < len(chat.ids):
+            open_index += 1
+        if open_index == len(packed):
             packed.append([])
             free_tokens.append(most)
-        packed[number].append(chat)
-        free_tokens[number] -= len(chat.ids)
+        packed[open_index].append(chat)
+        free_tokens[open_index] -= len(chat.ids)
     return packed
 
 

@@ -301,9 +301,9 @@ def _of_part(documents: Iterator[str], part: tuple[int, int] | None, account: Ac
     if part is None:
         yield from documents
         return
-    number, parts = part
+    part_number, parts = part
     for document in documents:
-        if int.from_bytes(digest(document)[:8]) % parts == number:
+        if int.from_bytes(digest(document)[:8]) % parts == part_number:
             yield document
         else:
             account.leave_out("documents", "of other parts")

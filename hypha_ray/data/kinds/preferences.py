@@ -221,22 +221,22 @@ def _sequences(
     """Both sequences of each row; the second one has the rejected answer, or that of the row before in the split."""
     sequences = {}
     for rows in splits:
-        for row, before in zip(rows.tolist(), np.roll(rows, 1).tolist(), strict=True):
+        for row, previous_row in zip(rows.tolist(), np.roll(rows, 1).tolist(), strict=True):
             answer = samples[row].answer
             rejected = samples[row].rejected
             if rejected is None:
-                rejected = _mismatched(answer, samples[before].answer, most)
+                rejected = _mismatched(answer, samples[previous_row].answer, most)
             sequences[row] = answer, rejected
     return sequences
 
 
-def _mismatched(prompted: ScoredTokens, answered: ScoredTokens, most: int) -> ScoredTokens:
+def _mismatched(prompted: ScoredTokens, answered: ScoredTokens, longest: int) -> ScoredTokens:
     """The prompt of a sequence with the answer of another one."""
     prompt_length = int(prompted.scored.argmax())
     answer_start = int(answered.scored.argmax())
     ids = np.concatenate([prompted.ids[:prompt_length], answered.ids[answer_start:]])
     scored = np.concatenate([prompted.scored[:prompt_length], answered.scored[answer_start:]])
-    return _cut(ScoredTokens(ids, scored), most)
+    return _cut(ScoredTokens(ids, scored), longest)
 
 
 def _arrays(

@@ -59,11 +59,11 @@ def arrow_rows(path: Path, columns: Sequence[Column], account: Account) -> Itera
             used = list(dict.fromkeys(column.name for column in outer)) or schema.names
             require_unique(str(path), [name for name in schema.names if name in used])
             account.drop(name for name in schema.names if name not in used)
-            number = itertools.count(1)
+            row_numbers = itertools.count(1)
             decoders = _json_decoders(schema)
             for batch in batches(used):
                 for record in batch.to_pylist():
-                    yield f"{path}, row {next(number)}", _decoded(without_nulls(record), decoders)
+                    yield f"{path}, row {next(row_numbers)}", _decoded(without_nulls(record), decoders)
     except pyarrow.ArrowInvalid as error:
         kind = "a Parquet file" if kind_of(path) == ".parquet" else "an Arrow file"
         fix = "unpack it first" if path.suffix.lower() in COMPRESSIONS else "copy it afresh"

@@ -339,8 +339,8 @@ def _hub(name: str, options: PrepareOptions, reader: Reader[T], account: Account
 
 def _located(rows: Iterable[Mapping[str, Any]], name: str) -> Iterator[Row]:
     """Rows of a Hugging Face dataset, with their locations."""
-    for number, row in enumerate(rows, 1):
-        yield f"dataset {readable(name)!r}, row {number}", without_nulls(row)
+    for row_number, row in enumerate(rows, 1):
+        yield f"dataset {readable(name)!r}, row {row_number}", without_nulls(row)
 
 
 def _undecoded(loaded: Any) -> Any:

@@ -149,10 +149,10 @@ def no_column(location: str, column: Column, row: Iterable[str]) -> DataError:
 
 def listed(names: Collection[str]) -> str:
     """The first names of columns in order, and the number of the others."""
-    first = ", ".join(sorted(map(readable, names))[:_MOST_NAMES])
+    first_names = ", ".join(sorted(map(readable, names))[:_MOST_NAMES])
     if len(names) > _MOST_NAMES:
-        return f"{first} and {len(names) - _MOST_NAMES} more"
-    return first or "no columns"
+        return f"{first_names} and {len(names) - _MOST_NAMES} more"
+    return first_names or "no columns"
 
 
 def _naming(column: Column, row: Iterable[str]) -> str:
@@ -264,25 +264,25 @@ def json_rows(file: IO[str], path: Path) -> Iterator[Row]:
         DataError: it contains anything else.
 
     """
-    begin = 1
-    first = file.readline()
-    while first and not first.strip():
-        begin = begin + 1
-        first = file.readline()
-    if kind_of(path) == ".json" and not _is_row(first):
-        document = _parsed(first + file.read(), str(path))
+    first_number = 1
+    first_line = file.readline()
+    while first_line and not first_line.strip():
+        first_number += 1
+        first_line = file.readline()
+    if kind_of(path) == ".json" and not _is_row(first_line):
+        document = _parsed(first_line + file.read(), str(path))
         records = _records(document)
         if records == [document]:
             require_rows(document, path)
         for number, record in enumerate(records, 1):
             yield _row(record, f"{path}, object {number}")
         return
-    second = file.readline()
-    if first.strip() and not second.strip():
-        require_rows(_parsed(first, f"{path}, line {begin}"), path)
-    for number, line in enumerate(itertools.chain([first, second], file), begin):
+    second_line = file.readline()
+    if first_line.strip() and not second_line.strip():
+        require_rows(_parsed(first_line, f"{path}, line {first_number}"), path)
+    for line_number, line in enumerate(itertools.chain([first_line, second_line], file), first_number):
         if line.strip():
-            location = f"{path}, line {number}"
+            location = f"{path}, line {line_number}"
             yield _row(_parsed(line, location), location)
 
 

@@ -50,12 +50,12 @@ def check_early(job: Job, directory: RunDirectory | None, resume: bool) -> None:
         HyphaError: a setting is wrong, or a file or run that the job names is missing.
 
     """
-    begun = directory is not None and directory.begun
-    if directory is not None and resume and not begun:
+    has_begun = directory is not None and directory.begun
+    if directory is not None and resume and not has_begun:
         raise no_run(directory.path.name, directory.path.parent)
     check_packages(job)
     check_settings(job)
-    if directory is None or not begun:
+    if directory is None or not has_begun:
         _check_repositories(job)
         if job.dataset.given:
             folders_of(job.dataset)

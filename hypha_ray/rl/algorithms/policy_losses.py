@@ -159,26 +159,26 @@ def loss(inputs: LossInputs) -> TokenLosses:
     return TokenLosses(losses, {"clip_share": is_clipped})
 
 
-def token_ratio(new: torch.Tensor, old: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def token_ratio(new_logprobs: torch.Tensor, old_logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Ratio of each token's probability to the one it was sampled with (PPO, arXiv 1707.06347).
 
     Args:
-        new: log-probabilities of the trained policy, [responses, tokens].
-        old: log-probabilities of the policy that sampled, of the same shape.
+        new_logprobs: log-probabilities of the trained policy, [responses, tokens].
+        old_logprobs: log-probabilities of the policy that sampled, of the same shape.
         mask: 1 for a response's tokens, 0 for padding; unused.
 
     """
-    return (new - old).clamp(-_LARGEST_LOG, _LARGEST_LOG).exp()
+    return (new_logprobs - old_logprobs).clamp(-_LARGEST_LOG, _LARGEST_LOG).exp()
 
 
-def sequence_ratio(new: torch.Tensor, old: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def sequence_ratio(new_logprobs: torch.Tensor, old_logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Geometric mean of a response's token ratios, for each token (GSPO, arXiv 2507.18071).
 
     The value is the mean's, the gradient flows through the token. Arguments are those of `token_ratio`.
     """
     lengths = mask.sum(1, keepdim=True).clamp(min=1)
-    mean = ((new - old) * mask).sum(1, keepdim=True) / lengths
-    logarithm = new - new.detach() + mean.detach()
+    mean = ((new_logprobs - old_logprobs) * mask).sum(1, keepdim=True) / lengths
+    logarithm = new_logprobs - new_logprobs.detach() + mean.detach()
     return logarithm.clamp(max=_LARGEST_LOG / 2).exp()
 
 

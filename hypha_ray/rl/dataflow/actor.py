@@ -54,10 +54,10 @@ class ModelWorkerActor(ListedActor):
 
     """
 
-    def __init__(self, job: Job, number: int, tokenizer: PackedTokenizer) -> None:
+    def __init__(self, job: Job, worker: int, tokenizer: PackedTokenizer) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
         self._job = job
-        self._number = number
+        self._number = worker
         self._tokenizer = tokenizer
         self._building = Lock()
         self._built: Future[ModelWorker] = Future()
@@ -144,7 +144,7 @@ class Actors:
         self._arguments = (job, tokenizer)
         self._replies = count()
         self._ping_s = min(_LONGEST_PING_S, job.worker.stall_s / 3)
-        self._actors = {number: self._start(number) for number in range(1, job.rl.model_workers)}
+        self._actors = {worker: self._start(worker) for worker in range(1, job.rl.model_workers)}
         self._waiting: dict[Reference, ModelRequest] = {}
         """Requests to worker 0, in their order; those that compute run when all others are on their way."""
         self._results: dict[Shard, _RequestResult] = {}
@@ -159,9 +159,9 @@ class Actors:
         if request.name == "clear_data_cache":
             self._forget(request.ids)
         if request.worker == 0:
-            number = next(self._replies)
-            self._waiting[number] = request
-            return number
+            reply_number = next(self._replies)
+            self._waiting[reply_number] = request
+            return reply_number
         actor = self._actors[request.worker]
         if request.at_once:
             data, reply = actor.handle_at_once.remote(request)
@@ -180,9 +180,9 @@ class Actors:
 
         """
         if self._waiting:
-            number = self._next_number()
-            request = self._waiting.pop(number)
-            return number, self._handle(request)
+            reply_number = self._next_number()
+            request = self._waiting.pop(reply_number)
+            return reply_number, self._handle(request)
         ready, _ = ray.wait(list(replies), num_returns=1, timeout=deadline_s)
         if not ready:
             raise ClusterError("RL015", "no model worker has answered", f"{deadline_s:g} s of silence")
@@ -196,7 +196,7 @@ class Actors:
 
         """
         self._waiting = {}
-        pings = {actor.ping.remote(): number for number, actor in self._actors.items()}
+        pings = {actor.ping.remote(): worker for worker, actor in self._actors.items()}
         answered, silent = ray.wait(list(pings), num_returns=len(pings), timeout=self._ping_s)
         reasons: dict[int, str] = {}
         for ping in answered:
@@ -204,10 +204,10 @@ class Actors:
                 reasons[pings[ping]] = "has died"
         for ping in silent:
             reasons[pings[ping]] = f"is silent for {self._ping_s:g} s"
-        for number, reason in sorted(reasons.items()):
-            log.warning("model worker %d %s and is replaced", number, reason)
-            ray.kill(self._actors[number])
-            self._actors[number] = self._start(number)
+        for worker, reason in sorted(reasons.items()):
+            log.warning("model worker %d %s and is replaced", worker, reason)
+            ray.kill(self._actors[worker])
+            self._actors[worker] = self._start(worker)
         return tuple(sorted(reasons))
 
     def close(self) -> None:
@@ -217,9 +217,9 @@ class Actors:
 
     def _next_number(self) -> Reference:
         """Return the number of the request that worker 0 answers next: a short one, otherwise the oldest."""
-        for number, request in self._waiting.items():
+        for reply_number, request in self._waiting.items():
             if request.at_once:
-                return number
+                return reply_number
         return next(iter(self._waiting))
 
     def _handle(self, request: ModelRequest) -> Reply:
@@ -239,9 +239,9 @@ class Actors:
             if result.ids.issubset(ids):
                 del self._results[shard]
                 self._references.pop(shard, None)
-        numbers = {shard.request for shard in self._results}
-        for number in self._weights.keys() - numbers:
-            del self._weights[number]
+        request_numbers = {shard.request for shard in self._results}
+        for request_number in self._weights.keys() - request_numbers:
+            del self._weights[request_number]
 
     def _objects(self, request: ModelRequest) -> list[Any]:
         """Return the objects for an actor's hooks, in the order of the hooks."""
@@ -261,17 +261,17 @@ class Actors:
             self._references[shard] = ray.put(self._results[shard].data)
         return self._references[shard]
 
-    def _weights_of(self, role: str, number: int) -> Any:
+    def _weights_of(self, role: str, request_number: int) -> Any:
         """Return a reference to a role's weights, the same for all workers that a request goes to."""
-        if number not in self._weights:
+        if request_number not in self._weights:
             tensors = self._local.weights(role)
             arrays = {name: array_of(tensor) for name, tensor in tensors.items()}
-            self._weights[number] = ray.put(arrays)
-        return self._weights[number]
+            self._weights[request_number] = ray.put(arrays)
+        return self._weights[request_number]
 
-    def _start(self, number: int) -> Any:
+    def _start(self, worker: int) -> Any:
         job, tokenizer = self._arguments
-        actor = start_child(ModelWorkerActor, job, number, tokenizer)
+        actor = start_child(ModelWorkerActor, job, worker, tokenizer)
         actor.build.remote()
         return actor
 

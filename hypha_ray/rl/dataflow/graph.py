@@ -154,8 +154,8 @@ def step_text(rl: RL) -> str:
         return text
     rollout = Graph.of([rollout_call(rl)], _DATASET).text().removeprefix("0  ")
     ahead = f"up to {rl.staleness} ahead" if rl.is_asynchronous else "before"
-    by = f", by up to {counted(rl.generators, 'generator')}" if rl.generators else ""
-    return f"{ahead}{by}  {rollout}\n{text}"
+    responders_text = f", by up to {counted(rl.generators, 'generator')}" if rl.generators else ""
+    return f"{ahead}{responders_text}  {rollout}\n{text}"
 
 
 def rollout_graph(rl: RL) -> Graph:
@@ -244,8 +244,8 @@ class Mesh:
 
     def __post_init__(self) -> None:
         size = self.tensor * self.pipeline
-        number = len(self.workers)
-        if not number or len(set(self.workers)) != number or number % size:
+        worker_count = len(self.workers)
+        if not worker_count or len(set(self.workers)) != worker_count or worker_count % size:
             problem = "model workers can't be divided into copies of the model"
             raise ConfigError("RL013", problem, str(self.workers), f"a multiple of {size} workers, each once")
 

@@ -152,9 +152,9 @@ class Master(Generic[R]):
 
     def ask(self, name: Name, role: str, **arguments: Any) -> Reply:
         """Send a request without samples to the workers of a role; return the reply of the first one."""
-        number = next(self._numbers)
+        request_number = next(self._numbers)
         workers = self._meshes[role].workers
-        requests = [ModelRequest(number, name, worker, role, arguments=arguments) for worker in workers]
+        requests = [ModelRequest(request_number, name, worker, role, arguments=arguments) for worker in workers]
         pending = self._queue.request(*requests)
         self._queue.flush()
         self._wait_for(pending)
@@ -216,26 +216,26 @@ class Master(Generic[R]):
         """Give each copy of the first call's model its window of the batch; finished ids are cleared meanwhile."""
         first_call = graph.levels[0][0]
         mesh = self._meshes[first_call.role]
-        number = next(self._numbers)
+        request_number = next(self._numbers)
         requests: list[ModelRequest] = []
         nonempty = filter(len, windows(len(batch.ids), mesh.data))
         for head, window in zip(mesh.heads, nonempty, strict=False):  # Fewer prompts than copies leave some without.
             part = batch.take(batch.ids[window.start : window.stop])
-            requests.append(ModelRequest(number, "fetch", head, ids=part.ids, arguments={"sample": part}))
+            requests.append(ModelRequest(request_number, "fetch", head, ids=part.ids, arguments={"sample": part}))
         clearing = self._clear()
         pending = self._queue.request(*requests)
         self._wait_for(*clearing, pending)
         self._finished = ()
         for reply in sorted(pending.replies, key=lambda reply: mesh.heads.index(reply.worker)):
             assert reply.meta is not None
-            buffer.put(reply.meta, Shard(reply.worker, number))
+            buffer.put(reply.meta, Shard(reply.worker, request_number))
 
     def _call(
         self, call: Call, ids: Sequence[str], buffer: Buffer, transferred: set[tuple[int, Shard]], extras: Extras
     ) -> Pending:
         """Queue the requests of a call until the next flush."""
         mesh = self._meshes[call.role]
-        number = next(self._numbers)
+        request_number = next(self._numbers)
         ids_of_workers: dict[int, tuple[str, ...]] = {}
         for rank, part in enumerate(_parts(call, ids, buffer, mesh)):
             if part:
@@ -247,7 +247,7 @@ class Master(Generic[R]):
             shards = plan.shards[worker]
             transferred.update((worker, shard) for shard in shards)
             request = ModelRequest(
-                number=number,
+                number=request_number,
                 name=call.op,
                 worker=worker,
                 role=call.role,
@@ -287,12 +287,12 @@ class Master(Generic[R]):
     def _clear(self) -> list[Pending]:
         if not self._finished:
             return []
-        number = next(self._numbers)
+        request_number = next(self._numbers)
         workers: set[int] = set()
         for mesh in self._meshes.values():
             workers.update(mesh.workers)
         ids = self._finished
-        requests = [ModelRequest(number, "clear_data_cache", worker, ids=ids) for worker in sorted(workers)]
+        requests = [ModelRequest(request_number, "clear_data_cache", worker, ids=ids) for worker in sorted(workers)]
         return [self._queue.request(*requests)]
 
     def _wait_for(self, *requests: Pending) -> None:
@@ -408,7 +408,7 @@ class StreamDataset(Generic[R]):
         """Store the prompts with worker 0, and let each rollout worker respond to its window of them."""
         queue = RequestQueue(self._transport, self._deadline_s)
         fetch = next(self._numbers)
-        number = next(self._numbers)
+        request_number = next(self._numbers)
         queue.request(ModelRequest(fetch, "fetch", 0, ids=batch.ids, arguments={"sample": batch}))
         queue.wait()
         call = self._call
@@ -418,16 +418,18 @@ class StreamDataset(Generic[R]):
             ids = batch.ids[window.start : window.stop]
             if ids:
                 requests.append(
-                    ModelRequest(number, call.op, worker, call.role, ids, call.takes, before, arguments=arguments)
+                    ModelRequest(
+                        request_number, call.op, worker, call.role, ids, call.takes, before, arguments=arguments
+                    )
                 )
         return _Batch(batch.ids, tuple(requests), queue, _send(queue, requests))
 
     def _clear(self, batch: _Batch[R]) -> None:
         """Let workers drop a batch when they have answered it."""
         batch.wait()
-        number = next(self._numbers)
+        request_number = next(self._numbers)
         workers = [0, *(request.worker for request in batch.requests)]
-        requests = [ModelRequest(number, "clear_data_cache", worker, ids=batch.ids) for worker in workers]
+        requests = [ModelRequest(request_number, "clear_data_cache", worker, ids=batch.ids) for worker in workers]
         clearing = batch.queue.request(*requests)
         while not clearing.done:
             batch.queue.wait()

@@ -173,8 +173,8 @@ class ModelWorker:
 
     """
 
-    def __init__(self, number: int, roles: Mapping[str, Role], spec: Mapping[str, Any]) -> None:
-        self._number = number
+    def __init__(self, worker: int, roles: Mapping[str, Role], spec: Mapping[str, Any]) -> None:
+        self._number = worker
         self._roles = dict(roles)
         self._spec = dict(spec)
         self._storage = Storage()
@@ -297,9 +297,9 @@ class Local:
             self._samples[Shard(request.worker, request.number)] = sample
         if request.name == "clear_data_cache":
             self._clear(set(request.ids))
-        number = next(self._numbers)
-        self._replies[number] = reply
-        return number
+        reply_number = next(self._numbers)
+        self._replies[reply_number] = reply
+        return reply_number
 
     def _clear(self, ids: set[str]) -> None:
         for shard, sample in list(self._samples.items()):

@@ -158,11 +158,11 @@ class ReservedLayer(DynamicLayer):  # type: ignore[misc]
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the keys and values of further tokens, and return all."""
-        before = self.get_seq_length()
-        after = before + key_states.shape[-2]
-        self._key_buffer[..., before:after, :] = key_states
-        self._value_buffer[..., before:after, :] = value_states
-        self._set_views(after)
+        old_length = self.get_seq_length()
+        new_length = old_length + key_states.shape[-2]
+        self._key_buffer[..., old_length:new_length, :] = key_states
+        self._value_buffer[..., old_length:new_length, :] = value_states
+        self._set_views(new_length)
         return self.keys, self.values
 
     def _set_views(self, length: int) -> None:
@@ -274,8 +274,8 @@ def _next_logits(model: Any, inputs: torch.Tensor, mask: torch.Tensor, cache: An
 
 def positions(mask: torch.Tensor) -> torch.Tensor:
     """Positions of tokens in rows that are padded on the left."""
-    before = mask.cumsum(1) - 1
-    return before.clamp(min=0)
+    positions_before = mask.cumsum(1) - 1
+    return positions_before.clamp(min=0)
 
 
 def accepted(model: Any, position_ids: torch.Tensor, logits_to_keep: int) -> dict[str, Any]:

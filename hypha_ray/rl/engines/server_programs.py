@@ -141,12 +141,12 @@ def _open_log(log: Path | None) -> IO[bytes]:
 
 def _exit_text(code: int) -> str:
     """Return an exit code as text; a shell's and the guard's are 128 and more for signals."""
-    number = -code if code < 0 else code - 128
+    signal_number = -code if code < 0 else code - 128
     try:
-        name = signal.Signals(number).name
+        name = signal.Signals(signal_number).name
     except ValueError:
         return f"exit code {code}"
-    return f"killed by signal {number} ({name})"
+    return f"killed by signal {signal_number} ({name})"
 
 
 def _free_port() -> int:

@@ -83,13 +83,13 @@ class Renderer:
         """
         if not self.is_chat:
             return self._ids(_plain(messages))
-        before = self._text(_BEGIN, False)
+        opening_text = self._text(_BEGIN, False)
         all_text = self._text([*_BEGIN, *messages], True)
-        if not all_text.startswith(before) or _ASSISTANT not in before:
+        if not all_text.startswith(opening_text) or _ASSISTANT not in opening_text:
             raise RenderingError("the chat template changes earlier messages as a conversation goes on")
-        response_end = before.rindex(_ASSISTANT) + len(_ASSISTANT)
+        response_end = opening_text.rindex(_ASSISTANT) + len(_ASSISTANT)
         ids = self._ids(all_text[response_end:])
-        closing = self._tokenized(before[response_end:])
+        closing = self._tokenized(opening_text[response_end:])
         for position, token in enumerate(closing):
             if token in self._ends:  # The response has an end token of its own.
                 return ids[position + 1 :]
@@ -231,9 +231,9 @@ class EnvironmentRollouts:
         trajectories: list[Trajectory] = []
         for prompt, key, record in zip(prompts, keys.tolist(), records, strict=True):
             full_record = {"prompt": self._text(prompt), **record}
-            for number in range(sampling.samples):
+            for sample_number in range(sampling.samples):
                 episode = Episode(len(trajectories), full_record)
-                trajectories.append(Trajectory(episode, (*key, number), list(prompt)))
+                trajectories.append(Trajectory(episode, (*key, sample_number), list(prompt)))
         try:
             self._open(trajectories)
             for turn in range(self._rl.episode.turns):

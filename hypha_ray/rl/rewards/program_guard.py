@@ -97,7 +97,7 @@ def _children() -> list[int]:
         text = path.read_text()
     except FileNotFoundError:  # This kernel doesn't list children.
         return []
-    return [int(number) for number in text.split()]
+    return [int(pid) for pid in text.split()]
 
 
 def remove(root: int) -> None:
@@ -106,7 +106,7 @@ def remove(root: int) -> None:
     Folders within folders are moved to the top first, so neither the stack nor a path grows with the depth.
     """
     prefix = os.urandom(8).hex()
-    number = 0
+    folder_count = 0
     with suppress(OSError):
         os.fchmod(root, 0o700)
         while entries := _entries(root):
@@ -114,7 +114,7 @@ def remove(root: int) -> None:
                 if not is_folder:
                     os.unlink(name, dir_fd=root)
                     continue
-                number = _flatten(root, name, prefix, number)
+                folder_count = _flatten(root, name, prefix, folder_count)
                 os.rmdir(name, dir_fd=root)
         Path(f"/proc/self/fd/{root}").readlink().rmdir()
     os.close(root)
@@ -125,21 +125,21 @@ def _entries(folder: int) -> list[tuple[str, bool]]:
         return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
 
 
-def _flatten(root: int, name: str, prefix: str, number: int) -> int:
+def _flatten(root: int, name: str, prefix: str, folder_count: int) -> int:
     """Remove a folder's files, and move its folders to the top under numbers of their own; return the last number."""
     os.chmod(name, 0o700, dir_fd=root)
     folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
     try:
         for below, is_folder in _entries(folder):
             if is_folder:
-                number += 1
+                folder_count += 1
                 os.chmod(below, 0o700, dir_fd=folder)  # Its entry for the folder above is written.
-                os.rename(below, f"{prefix}-{number}", src_dir_fd=folder, dst_dir_fd=root)
+                os.rename(below, f"{prefix}-{folder_count}", src_dir_fd=folder, dst_dir_fd=root)
             else:
                 os.unlink(below, dir_fd=folder)
     finally:
         os.close(folder)
-    return number
+    return folder_count
 
 
 if __name__ == "__main__":

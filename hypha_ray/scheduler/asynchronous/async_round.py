@@ -160,27 +160,27 @@ class CommittedAsyncRound:
 
     def record(self, rounds: int, elapsed_s: float, epoch: int) -> dict[str, Any]:
         """Record of the round in a run of so many `rounds`; see docs/telemetry.md."""
-        done = self.round
+        done_round = self.round
         deltas: list[Delta] = []
         staleness: list[int] = []
         batches: Counter[int] = Counter()
-        for _, arrival, stale in done.accepted:
+        for _, arrival, stale in done_round.accepted:
             deltas.append(arrival.delta)
             staleness.append(stale)
             batches[arrival.delta.source.worker] += arrival.delta.batches
-        time_s = self.ended_at - done.started_at
-        waited_s = sum(done.figures.waited_s.values())
+        time_s = self.ended_at - done_round.started_at
+        waited_s = sum(done_round.figures.waited_s.values())
         return {
-            **done.figures.record(self.commit, deltas, time_s, rounds, elapsed_s),
+            **done_round.figures.record(self.commit, deltas, time_s, rounds, elapsed_s),
             "finish_s": time_s,
             "predicted_s": None,
             "plan_error": None,
             **train_speeds(deltas),
             "workers": self.workers,
             "batches": dict(sorted(batches.items())),
-            "bytes_up": done.bytes_up,
-            "sync_s": waited_s / max(1, done.merges),
-            "rejected": len(done.rejected),
+            "bytes_up": done_round.bytes_up,
+            "sync_s": waited_s / max(1, done_round.merges),
+            "rejected": len(done_round.rejected),
             "arrivals": len(deltas),
             "staleness_mean": sum(staleness) / len(staleness),
             "staleness_max": max(staleness),

@@ -161,25 +161,25 @@ class CommittedRound:
 
     def record(self, rounds: int, elapsed_s: float, epoch: int) -> dict[str, Any]:
         """Record of the round in a run of so many `rounds`; see docs/telemetry.md."""
-        done = self.round
+        done_round = self.round
         verdict = self.commit.verdict
         accepted = {contribution.worker for contribution in verdict.accepted}
-        deltas = {worker: delta for worker, delta in sorted(done.deltas.items()) if worker in accepted}
-        actual_s = done.ready_at - done.started_at
-        time_s = actual_s if done.overlapped else self.last_merged_at - done.started_at
+        deltas = {worker: delta for worker, delta in sorted(done_round.deltas.items()) if worker in accepted}
+        actual_s = done_round.ready_at - done_round.started_at
+        time_s = actual_s if done_round.overlapped else self.last_merged_at - done_round.started_at
         plan_error = None
-        if done.predicted_s is not None:
-            plan_error = abs(done.predicted_s - actual_s) / actual_s
+        if done_round.predicted_s is not None:
+            plan_error = abs(done_round.predicted_s - actual_s) / actual_s
         return {
-            **done.figures.record(self.commit, deltas.values(), time_s, rounds, elapsed_s),
+            **done_round.figures.record(self.commit, deltas.values(), time_s, rounds, elapsed_s),
             "finish_s": actual_s,
-            "predicted_s": done.predicted_s,
+            "predicted_s": done_round.predicted_s,
             "plan_error": plan_error,
             **train_speeds(deltas.values()),
-            "workers": len(done.figures.worked_s),
+            "workers": len(done_round.figures.worked_s),
             "batches": {worker: delta.batches for worker, delta in deltas.items()},
-            "bytes_up": sum(delta.payload_bytes for delta in done.deltas.values()),
-            "sync_s": self.last_merged_at - done.ready_at,
+            "bytes_up": sum(delta.payload_bytes for delta in done_round.deltas.values()),
+            "sync_s": self.last_merged_at - done_round.ready_at,
             "rejected": len(verdict.rejected),
             "epoch": epoch,
         }
@@ -246,11 +246,11 @@ class QuorumPlanner:
         """Take in the arrivals of a round after which another one begins at `next_at`."""
         if not self.adapts or not closed.deltas or closed.number == 0:  # The first round warms up caches.
             return
-        arrivals = [(at, closed.deltas[worker].samples) for worker, at in closed.delivered_at.items()]
+        arrivals = [(arrived_at, closed.deltas[worker].samples) for worker, arrived_at in closed.delivered_at.items()]
         arrivals += closed.late
-        arrivals += [(at, 0) for at in closed.lost_at]
+        arrivals += [(arrived_at, 0) for arrived_at in closed.lost_at]
         arrivals.sort()
-        times_s = tuple(at - closed.started_at for at, _ in arrivals)
+        times_s = tuple(arrived_at - closed.started_at for arrived_at, _ in arrivals)
         samples = tuple(accumulate(samples for _, samples in arrivals))
         self._rounds.append(_Arrivals(times_s, samples, max(0.0, next_at - closed.closed_at)))
 

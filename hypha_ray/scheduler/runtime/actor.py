@@ -94,9 +94,9 @@ class Scheduler(ListedActor):
         self._actors = RunActors(job, run, directory, owner, self._telemetry.replaced, from_dataset)
         self._telemetry.telemetry = self._actors.telemetry
         self._weights = GlobalWeights(job, self._actors)
-        begun = RunDataset.parse(read_json(self._directory / DATASET))
-        self._reader = reader_of(places, job, self._actors, self._telemetry.problem, begun)
-        self._is_new_dataset = begun.sha256 is None
+        run_dataset = RunDataset.parse(read_json(self._directory / DATASET))
+        self._reader = reader_of(places, job, self._actors, self._telemetry.problem, run_dataset)
+        self._is_new_dataset = run_dataset.sha256 is None
         self._slice_cache = SliceCache(job, self._actors, self._reader)
         self._staffing = Staffing(job, run, self._actors)
         self._costs = CostBook(self._actors, self._telemetry, self._directory, self._job.goal.is_set)

@@ -89,12 +89,12 @@ class Staffing:
         nodes = await asyncio.to_thread(self._actors.nodes)
         node_by_id = {node.id: node for node in nodes}
         workers = {}
-        for number in range(self._job.num_workers):
-            name = f"worker-{number}"
+        for worker in range(self._job.num_workers):
+            name = f"worker-{worker}"
             if name in self._actors.leases.since_s:
                 terms = self._actors.leases.terms(name)
                 node = node_by_id.get(terms.get("node", ""))
-                workers[number] = Quote(terms.get("price", 0.0), node is None or is_firm(node))
+                workers[worker] = Quote(terms.get("price", 0.0), node is None or is_firm(node))
         (need, *_) = worker_needs(self._job)
         offers: list[Quote] = []
         for answer in answers(request_of(self._job.resources, need), nodes):
@@ -145,12 +145,12 @@ def within(ruling: Ruling, numbers: Sequence[int], needs: Sequence[Need]) -> lis
     """
     taken_by_need = Counter[Need]()
     allowed = list[int]()
-    for number in numbers:
-        need = needs[number]
+    for worker in numbers:
+        need = needs[worker]
         if not need.bundle():
-            allowed.append(number)
+            allowed.append(worker)
         elif ruling.allows(need, taken_by_need):
-            allowed.append(number)
+            allowed.append(worker)
             taken_by_need[need] += 1
     return allowed
 

@@ -47,9 +47,9 @@ class ReaderPatience:
 
     """
 
-    def __init__(self, idle_s: float, problem: Callable[[str], None]) -> None:
+    def __init__(self, idle_s: float, report_problem: Callable[[str], None]) -> None:
         self.idle_s = idle_s
-        self._problem = problem
+        self._report_problem = report_problem
         self._reported: set[str] = set()
 
     def deadline(self) -> float:
@@ -60,7 +60,7 @@ class ReaderPatience:
         """Report why the run waits, unless that was reported since the last success."""
         if reason not in self._reported:
             self._reported.add(reason)
-            self._problem(f"{reason}; the run waits for it, {self.idle_s:g} s at most")
+            self._report_problem(f"{reason}; the run waits for it, {self.idle_s:g} s at most")
 
     def served(self) -> None:
         """Record a success: the same reasons are reported again later."""
@@ -94,15 +94,20 @@ class ReplicaReader:
     """
 
     def __init__(
-        self, dataset: str, job: Job, actors: RunActors, problem: Callable[[str], None], identity: str | None = None
+        self,
+        dataset: str,
+        job: Job,
+        actors: RunActors,
+        report_problem: Callable[[str], None],
+        identity: str | None = None,
     ) -> None:
         self._dataset = dataset
         self._run = str(job.run.name)
         self._identity = identity
         self._silence_s = job.lease_s
-        self._patience = ReaderPatience(job.resources.max_idle_s, problem)
+        self._patience = ReaderPatience(job.resources.max_idle_s, report_problem)
         self._actors = actors
-        self._problem = problem
+        self._report_problem = report_problem
         self._nodes: dict[str, _Node] = {}
         """Data nodes with the samples that the run began with, by name."""
         self._others: dict[str, str] = {}
@@ -254,7 +259,7 @@ class ReplicaReader:
         text = f"data node {node.replica.name} on {node.replica.address}: {reason}"
         if alternatives:
             text = f"{text}; another one is read from"
-        self._problem(text)
+        self._report_problem(text)
 
     def _require_hope(self, index: int, late: bool) -> None:
         """Say that no data node serves a slice, and for how long the run waits.
@@ -360,9 +365,13 @@ class ReplicaReader:
             return
 
 
-def _is_equal(info: SliceInfo, begun: SliceInfo | None) -> bool:
+def _is_equal(info: SliceInfo, first_info: SliceInfo | None) -> bool:
     """Whether a slice is the one that the run began with, wherever its file is."""
-    return begun is not None and (info.sha256, info.samples, info.split) == (begun.sha256, begun.samples, begun.split)
+    return first_info is not None and (info.sha256, info.samples, info.split) == (
+        first_info.sha256,
+        first_info.samples,
+        first_info.split,
+    )
 
 
 def _manifest_of(dataset: str, replicas: Sequence[Replica], lost: Sequence[LostReplica], identity: str) -> Manifest:

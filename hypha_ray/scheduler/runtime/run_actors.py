@@ -210,9 +210,9 @@ class RunActors:
         """Whether the trainer of a worker runs outside Ray."""
         return self._job.group_of(worker).bridged
 
-    def worker(self, number: int) -> tuple[Any, Source] | None:
+    def worker(self, worker: int) -> tuple[Any, Source] | None:
         """Handle and incarnation of a worker; None without one."""
-        return self._workers.get(number)
+        return self._workers.get(worker)
 
     def shards_of(self, folder: str) -> list[SupervisedActor]:
         """Further shards, which read a folder of this node."""
@@ -247,12 +247,12 @@ class RunActors:
     async def workers_by_node(self) -> dict[str, list[int]]:
         """Numbers of the workers on each node, by its id."""
         await self._look_nodes_up()
-        numbers: dict[str, list[int]] = {}
-        for number, (_, source) in self._workers.items():
+        workers: dict[str, list[int]] = {}
+        for worker, (_, source) in self._workers.items():
             node = self._nodes.get(source)
             if node is not None:
-                numbers.setdefault(node, []).append(number)
-        return numbers
+                workers.setdefault(node, []).append(worker)
+        return workers
 
     async def _look_nodes_up(self) -> None:
         """Look up the nodes of all workers that haven't been looked up, at once."""
@@ -275,8 +275,8 @@ class RunActors:
         drained = await asyncio.to_thread(self._drained_leases)
         reasons = await self.leases.ending() | dict.fromkeys(drained, "its node is being drained")
         self.notices = {name: reason for name, reason in reasons.items() if name.startswith("server-")}
-        numbers = {f"worker-{number}": number for number in self._workers}
-        return {numbers[name]: reason for name, reason in reasons.items() if name in numbers}
+        workers = {f"worker-{worker}": worker for worker in self._workers}
+        return {workers[name]: reason for name, reason in reasons.items() if name in workers}
 
     def _drained_leases(self) -> list[str]:
         """Names of the leases on nodes that Ray is draining."""

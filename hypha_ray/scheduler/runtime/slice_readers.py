@@ -56,7 +56,7 @@ class SliceReader(Protocol):
 
 
 def reader_of(
-    places: Sequence[Place], job: Job, actors: RunActors, problem: Callable[[str], None], begun: RunDataset
+    places: Sequence[Place], job: Job, actors: RunActors, report_problem: Callable[[str], None], run_dataset: RunDataset
 ) -> SliceReader:
     """The reader for the places of a job's datasets.
 
@@ -64,18 +64,18 @@ def reader_of(
         places: place of each dataset.
         job: the job file.
         actors: actors of the run.
-        problem: takes lines of text for the user.
-        begun: identities of the datasets that the run began with.
+        report_problem: takes lines of text for the user.
+        run_dataset: identities of the datasets that the run began with.
 
     """
     readers: list[SliceReader] = []
-    for number, source in enumerate(places):
-        identity = begun.of(number)
-        patience = ReaderPatience(job.resources.max_idle_s, problem)
+    for dataset, source in enumerate(places):
+        identity = run_dataset.of(dataset)
+        patience = ReaderPatience(job.resources.max_idle_s, report_problem)
         if source.served:
-            readers.append(ReplicaReader(source.address, job, actors, problem, identity))
+            readers.append(ReplicaReader(source.address, job, actors, report_problem, identity))
         elif is_url(source.address):
-            readers.append(UrlReader(source.address, actors, problem, patience, identity))
+            readers.append(UrlReader(source.address, actors, report_problem, patience, identity))
         else:
             readers.append(ShardReader(actors.shards_of(source.address), patience, identity))
     if len(readers) == 1:

@@ -259,12 +259,12 @@ class _UncommittedResponses:
         Without a barrier it is the worker's oldest one. Otherwise it is of that round, and older ones were lost.
         """
         by_round = self._by_source.get(source, {})
-        rounds = [number for number in by_round if number <= newest]
+        rounds = [round_number for round_number in by_round if round_number <= newest]
         if self._is_async:
             return by_round.pop(min(rounds)) if rounds else []
         responses = by_round.get(newest, [])
-        for number in rounds:
-            del by_round[number]
+        for round_number in rounds:
+            del by_round[round_number]
         return responses
 
     def _forget_earlier(self, worker: int, incarnation: int) -> None:
@@ -345,25 +345,25 @@ class RoundTraces:
 
     def end(self) -> None:
         """End all spans."""
-        for number in list(self._spans):
-            self._end(number)
+        for round_number in list(self._spans):
+            self._end(round_number)
 
-    def _start(self, number: int) -> None:
-        newest = max(self._spans, default=number)
-        if number in self._spans or number <= newest - self._most_open:
+    def _start(self, round_number: int) -> None:
+        newest = max(self._spans, default=round_number)
+        if round_number in self._spans or round_number <= newest - self._most_open:
             return
-        started = start_round(RoundKey(self._attempt, number))
+        started = start_round(RoundKey(self._attempt, round_number))
         if started is None:
             return
-        self._spans[number] = started
-        self._ended_ns[number] = now_ns()
+        self._spans[round_number] = started
+        self._ended_ns[round_number] = now_ns()
         for older in list(self._spans):
-            if older <= number - self._most_open:
+            if older <= round_number - self._most_open:
                 self._end(older)
 
-    def _extend(self, number: int) -> None:
-        if number in self._spans:
-            self._ended_ns[number] = now_ns()
+    def _extend(self, round_number: int) -> None:
+        if round_number in self._spans:
+            self._ended_ns[round_number] = now_ns()
 
-    def _end(self, number: int) -> None:
-        self._spans.pop(number).end(self._ended_ns.pop(number))
+    def _end(self, round_number: int) -> None:
+        self._spans.pop(round_number).end(self._ended_ns.pop(round_number))

@@ -160,20 +160,20 @@ class Console:
 
     def round(self, record: Record) -> None:
         """Show a complete round, a record with ``kind="round"``."""
-        number = record["round"]
-        evaluated = self._evaluation.get("round", number)
-        figures = table.validated(self._evaluation) if evaluated == number else {}
+        round_number = record["round"]
+        evaluated = self._evaluation.get("round", round_number)
+        figures = table.validated(self._evaluation) if evaluated == round_number else {}
         self._total = record.get("rounds", self._total)
         row = {"rounds": self._total, **figures, **record}
         if self._shows_rounds:
             self._show(lambda view: view.row(row))
-        if evaluated <= number:
+        if evaluated <= round_number:
             self._evaluation = {}
         eta_s = record.get("eta_s")
         self._end_s = None if eta_s is None else self._clock() + eta_s
         self._is_training = True
-        if self._round <= number:  # Otherwise the next round's progress came first.
-            self._begin_round(number + 1)
+        if self._round <= round_number:  # Otherwise the next round's progress came first.
+            self._begin_round(round_number + 1)
 
     def eval(self, record: Record) -> None:
         """Keep an evaluation for the row of its round, a record with ``kind="eval"``."""
@@ -220,8 +220,8 @@ class Console:
         if summary is not None:
             self._show(lambda view: view.text(table.summary_line(summary)))
 
-    def _begin_round(self, number: int) -> None:
-        self._round = number
+    def _begin_round(self, round_number: int) -> None:
+        self._round = round_number
         self._reported = {"samples": 0, "tokens": 0}
         self._round_s = self._clock()
         self._samples = ""

@@ -287,8 +287,8 @@ def rewind(path: Path, next_round: int) -> None:
 
 def _is_of_a_round_from(first: int, line: bytes) -> bool:
     record = _parsed(line) or {}
-    number = record.get("round")
-    return record.get("kind") in _REPEATED and isinstance(number, int) and number >= first
+    round_number = record.get("round")
+    return record.get("kind") in _REPEATED and isinstance(round_number, int) and round_number >= first
 
 
 def uncommitted_s(directory: Path, totals: Record) -> float:
@@ -353,7 +353,7 @@ def by_round(records: Iterable[Record], kind: str) -> list[Record]:
     for record in of_kind(records, kind):
         if isinstance(record.get("round"), int):
             latest[record["round"]] = record
-    return [latest[number] for number in sorted(latest)]
+    return [latest[round_number] for round_number in sorted(latest)]
 
 
 def of_kind(records: Iterable[Record], *kinds: str) -> list[Record]:

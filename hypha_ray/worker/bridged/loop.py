@@ -135,25 +135,25 @@ class BridgedLoop:
 
     def _relay_round(self) -> bool:
         """Send one round's weights and plan, and all corrections of the plan; False after the final plan."""
-        number, _, weights = self._inbox.weights()
+        version, _, weights = self._inbox.weights()
         layout = self._inbox.layout()
         theta = [weights[fragment] for fragment in range(layout.fragments)]
         tensors = named(layout, theta)
         theta_sha256 = None if self._inbound.proven else digest(tensors)
         reference = theta if sends_differences(self._job.sync) else []
-        self._inbound.begin(number, reference, theta_sha256)
-        self._outbound.parameters(number, tensors)
-        plan: Plan | None = self._inbox.plan(number)
-        while plan is not None and plan.round == number:
+        self._inbound.begin(version, reference, theta_sha256)
+        self._outbound.parameters(version, tensors)
+        plan: Plan | None = self._inbox.plan(version)
+        while plan is not None and plan.round == version:
             learning_rates = rates(self._job, plan)
             sends_gradients = self._job.sync.traits.sends_gradients
             assignment = self._outbound.assignment(plan, learning_rates, sends_gradients)
             self._inbound.assigned(plan, with_responses(self._job.rl, self._outbound.sample_limits))
             self._channel.send("assignment", assignment)
             if plan.final:
-                self._await("merged", lambda message: message.round == number)
+                self._await("merged", lambda message: message.round == version)
                 if plan.evaluate:
-                    self._await("evaluation", lambda message: message.round == number)
+                    self._await("evaluation", lambda message: message.round == version)
                 return False
             plan = self._inbox.correction(plan)
         return True

@@ -131,20 +131,20 @@ class Outbound:
         content = self._directory.content(path)
         self._channel.send("job", pb.JobDefinition(path=path, content=content))
 
-    def parameters(self, number: int, weights: Mapping[str, npt.NDArray[Any]]) -> None:
+    def parameters(self, round_number: int, weights: Mapping[str, npt.NDArray[Any]]) -> None:
         """Begin a round with these weights; removes the files of the round before the last."""
         files: list[tuple[int, str]] = []
         for file_round, path in self._written_files:
-            if file_round < number - 1:
+            if file_round < round_number - 1:
                 self._directory.unlink(path)
             else:
                 files.append((file_round, path))
         self._written_files = files
         self._slices.clear()
-        path = f"parameters/round_{number:06d}.safetensors"
-        content = self._write_file(number, path, weights)
+        path = f"parameters/round_{round_number:06d}.safetensors"
+        content = self._write_file(round_number, path, weights)
         update = pb.WeightUpdate(model_path=path)
-        self._channel.send("parameters", pb.Parameters(round=number, update=update, content=content))
+        self._channel.send("parameters", pb.Parameters(round=round_number, update=update, content=content))
 
     def assignment(self, plan: Plan, rates: tuple[float, float], gradient: bool = False) -> pb.Assignment:
         """Return the assignment of a plan, with its samples as files; waits for the samples.
@@ -166,13 +166,13 @@ class Outbound:
             last_learning_rate=rates[1],
         )
 
-    def _slice_message(self, number: int, span: Span, shuffled: bool) -> pb.Slice:
+    def _slice_message(self, round_number: int, span: Span, shuffled: bool) -> pb.Slice:
         """Message about the file with a span's samples, which is written only once in a round."""
         key = span, shuffled
         if key in self._slices:
             return self._slices[key]
         kind = "train" if shuffled else "evaluate"
-        path = f"slices/{kind}_{number}_{span.epoch}_{span.slice}_{span.start}_{span.stop}.safetensors"
+        path = f"slices/{kind}_{round_number}_{span.epoch}_{span.slice}_{span.start}_{span.stop}.safetensors"
         samples = self._batch_source.batch((span,), 0, span.samples, shuffled)
         self.sample_limits = self.sample_limits.combined(limits_of(samples.arrays))
         indices = samples.keys[:, 2].tolist()
@@ -181,16 +181,20 @@ class Outbound:
             "slice": str(span.slice),
             "indices": " ".join(map(str, indices)),
         }
-        content = self._write_file(number, path, samples.arrays, notes)
+        content = self._write_file(round_number, path, samples.arrays, notes)
         self._slices[key] = pb.Slice(path=path, samples=span.samples, content=content)
         return self._slices[key]
 
     def _write_file(
-        self, number: int, path: str, arrays: Mapping[str, npt.NDArray[Any]], notes: Mapping[str, str] | None = None
+        self,
+        round_number: int,
+        path: str,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        notes: Mapping[str, str] | None = None,
     ) -> pb.Content:
         content = self._directory.write(path, chunks(arrays, notes))
         if self._channel.shares_files:
-            self._written_files.append((number, path))
+            self._written_files.append((round_number, path))
         else:
             self._channel.send_file(path)
             self._directory.unlink(path)
@@ -236,16 +240,16 @@ class Inbound:
         self._pending_file: str | None = None
         """Path of the newest file; None if there is none that wasn't read."""
 
-    def begin(self, number: int, theta: Sequence[Flat] = (), theta_sha256: str | None = None) -> None:
+    def begin(self, round_number: int, theta: Sequence[Flat] = (), theta_sha256: str | None = None) -> None:
         """Begin a round.
 
         Args:
-            number: number of the round.
+            round_number: number of the round.
             theta: the weights by fragment, if payloads are encoded as differences to them.
             theta_sha256: hash of the weights, if the trainer's first merge has to prove that it has them.
 
         """
-        self._round = RoundReport(number, self._now, theta, theta_sha256, self._now())
+        self._round = RoundReport(round_number, self._now, theta, theta_sha256, self._now())
         self._file_count = 0
 
     def assigned(self, plan: Plan, sample_limits: SampleLimits = UNLIMITED) -> None:

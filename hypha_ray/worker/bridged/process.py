@@ -50,7 +50,7 @@ def address_of(job: Job, worker: int) -> str:
     if ":" in host:
         host = f"[{host}]"
     if port:
-        port += sum(job.group_of(number).dials_in for number in range(worker))
+        port += sum(job.group_of(earlier_worker).dials_in for earlier_worker in range(worker))
     return f"{host}:{port}"
 
 

@@ -99,15 +99,15 @@ class RoundReport:
     evaluated: bool = False
     handed_over: bool = False
 
-    def is_current(self, kind: str, number: int) -> bool:
+    def is_current(self, kind: str, round_number: int) -> bool:
         """Whether a message of this kind is of this round; one of an earlier round is too late, and ignored.
 
         Raises:
             BridgeError: MSG005 its round hasn't begun.
 
         """
-        _check_range(f"round of the {kind}", number, 0, self.number)
-        return number == self.number
+        _check_range(f"round of the {kind}", round_number, 0, self.number)
+        return round_number == self.number
 
     def assign(self, plan: Plan, sample_limits: SampleLimits) -> None:
         """Record that a plan is about to be sent."""

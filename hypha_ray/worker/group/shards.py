@@ -277,23 +277,23 @@ class Shards:
 
     def whole(self, part: Tensor, piece: Tensor) -> Tensor:
         """Gather a tensor that is sharded like a parameter, such as its gradient."""
-        like = self._parameter_of[piece]
-        shape: dict[str, Any] = {"shape": like.shape, "stride": like.stride()}
-        sharded = DTensor.from_local(part, self._mesh, like.placements, run_check=False, **shape)
+        parameter = self._parameter_of[piece]
+        shape: dict[str, Any] = {"shape": parameter.shape, "stride": parameter.stride()}
+        sharded = DTensor.from_local(part, self._mesh, parameter.placements, run_check=False, **shape)
         return sharded.full_tensor()
 
     def part(self, whole: Tensor, piece: Tensor) -> Tensor:
         """Return this process's part of a tensor like a parameter, which all processes have whole."""
-        like = self._parameter_of[piece]
-        return distribute_tensor(whole, self._mesh, like.placements, src_data_rank=None).to_local()
+        parameter = self._parameter_of[piece]
+        return distribute_tensor(whole, self._mesh, parameter.placements, src_data_rank=None).to_local()
 
-    def _receive_part(self, source: Tensor | None, like: DTensor, dtype: torch.dtype) -> Tensor:
+    def _receive_part(self, source: Tensor | None, parameter: DTensor, dtype: torch.dtype) -> Tensor:
         """Return this process's part of a tensor that the first process has."""
         if source is None:
-            whole = torch.empty(like.shape, dtype=dtype, device=like.device)
+            whole = torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
         else:
-            whole = to_device(source, like.device)
-        return distribute_tensor(whole, self._mesh, like.placements, src_data_rank=0).to_local()
+            whole = to_device(source, parameter.device)
+        return distribute_tensor(whole, self._mesh, parameter.placements, src_data_rank=0).to_local()
 
 
 def _pieces_of(inner: Inner) -> list[list[Tensor]]:
@@ -347,11 +347,11 @@ def check_sharding_on_copy(
     return check_on_copy(lambda network: _check(worker, task, network, samples), config, build, parameters)
 
 
-def sharding_error(network: Any, why: str) -> ConfigError:
+def sharding_error(network: Any, reason: str) -> ConfigError:
     """Return the error for a model that mayn't be sharded."""
     name = type(network).__name__.removeprefix("FSDP")
     problem = f'worker.sharding = "full": {name} can\'t be shared out to processes'
-    return ConfigError("MODEL023", problem, why, fix="leave worker.sharding out, or choose another model")
+    return ConfigError("MODEL023", problem, reason, fix="leave worker.sharding out, or choose another model")
 
 
 def _check(worker: Worker, task: Task, network: Any, samples: Samples) -> None:

@@ -71,7 +71,7 @@ async def _leased(starts: bool) -> float:
     """Time of a hire as a job does it, or of its leases alone."""
     leases = Leases(RUN)
     began = time.perf_counter()
-    leases.obey(await AuctionClient(JOB, RUN).attend(begun=False))
+    leases.obey(await AuctionClient(JOB, RUN).attend(has_begun=False))
 
     async def hire(name: str) -> None:
         lease = await leases.acquire(name, NEED, DEADLINE_S)
