@@ -222,10 +222,10 @@ def largest_batch(
     """
     group = job.group_of(worker)
     limit = job.rounds.max_batch_size
-    kind, lease_bytes = _device(job, group)
-    file = home() / FOLDER / f"{_key(job, samples, kind, lease_bytes)}.json"
+    device_type, lease_bytes = _device(job, group)
+    file = home() / FOLDER / f"{_key(job, samples, device_type, lease_bytes)}.json"
     saved_bounds = bounds = _read(file)
-    if kind == "cpu":
+    if device_type == "cpu":
         process_limit_bytes = lease_bytes
         gpu_part = 1.0
     else:
@@ -235,7 +235,7 @@ def largest_batch(
     with TrialProcesses(process_limit_bytes, check) as trials:
         while (size := bounds.next_trial(limit)) is not None:
             worker_bytes = resident_bytes() + job.worker.prefetch_mb * 1_000_000
-            trial_job = _job_on_device(job, kind)
+            trial_job = _job_on_device(job, device_type)
             trial = Trial(trial_job, specials, samples, size, lease_bytes - worker_bytes, gpu_part, threads)
             outcome = trials.outcome(trial)
             if outcome == TrialOutcome.FITS:
@@ -247,7 +247,9 @@ def largest_batch(
                     saved_bounds = bounds
             _write(file, saved_bounds)
     if not bounds.fits:
-        raise _batch_too_large(f"{lease_bytes / 1e9:g} GB on {kind}", file, exceeds_lease=saved_bounds.fails == 1)
+        raise _batch_too_large(
+            f"{lease_bytes / 1e9:g} GB on {device_type}", file, exceeds_lease=saved_bounds.fails == 1
+        )
     return min(limit, bounds.fits)
 
 
@@ -261,9 +263,9 @@ def _batch_too_large(lease: str, file: Path, exceeds_lease: bool) -> HyphaError:
     return ConfigError("TRN003", problem, lease, fix=fix)
 
 
-def _job_on_device(job: Job, kind: str) -> Job:
+def _job_on_device(job: Job, device_type: str) -> Job:
     """The job with the device of this process as that of a trial, which has no lease of its own."""
-    device = "cpu" if kind == "cpu" else "cuda"
+    device = "cpu" if device_type == "cpu" else "cuda"
     worker = job.worker.model_copy(update={"device": device})
     return job.model_copy(update={"worker": worker})
 
@@ -276,7 +278,7 @@ def _device(job: Job, group: WorkerGroup) -> tuple[str, float]:
     return "cpu", group.memory_gb * 1e9
 
 
-def _key(job: Job, samples: Samples, kind: str, lease_bytes: float) -> str:
+def _key(job: Job, samples: Samples, device_type: str, lease_bytes: float) -> str:
     """Hash of all that the memory of a step depends on, besides the size of the batch."""
     model = job.model.model_dump(mode="json", exclude={"token"})
     if job.model.repository and (folder := Path(job.model.repository).expanduser()).is_dir():
@@ -288,7 +290,7 @@ def _key(job: Job, samples: Samples, kind: str, lease_bytes: float) -> str:
     training = [job.worker.model_dump(mode="json"), job.rounds.accumulation, job.inner_optimizer.name]
     if job.preference.loss is not None:
         training.append(job.preference.model_dump(mode="json", include={"loss", "reference"}))
-    text = json.dumps([model, training, shapes, versions, kind, lease_bytes], sort_keys=True)
+    text = json.dumps([model, training, shapes, versions, device_type, lease_bytes], sort_keys=True)
     sha256 = hashlib.sha256(text.encode())
     return sha256.hexdigest()[:16]
 

@@ -38,8 +38,8 @@ def opener(path: str, flags: int) -> int:
 def make_private(path: Path) -> None:
     """Let only the owner read a file or enter a folder; a link, and what it leads to, stays as it is."""
     facts = path.lstat()
-    kind = stat.S_IFMT(facts.st_mode)
-    mode = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER}.get(kind)
+    file_type = stat.S_IFMT(facts.st_mode)
+    mode = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER}.get(file_type)
     if mode is not None and stat.S_IMODE(facts.st_mode) != mode:
         with suppress(PermissionError):
             path.chmod(mode)

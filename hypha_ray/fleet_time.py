@@ -27,14 +27,14 @@ class FleetTime:
 
     def add(self, other: FleetTime) -> None:
         """Add another time to this one."""
-        for kind, seconds in other.seconds.items():
+        for use, seconds in other.seconds.items():
             if seconds:
-                self.seconds[kind] += seconds
+                self.seconds[use] += seconds
         self.possible_samples += other.possible_samples
 
     def used(self) -> dict[str, float]:
         """Seconds of the kinds that have any."""
-        return {kind: seconds for kind, seconds in self.seconds.items() if seconds > 0}
+        return {use: seconds for use, seconds in self.seconds.items() if seconds > 0}
 
     def lose_training(self) -> None:
         """Count the training as lost, because its samples don't go into a commit."""
@@ -46,7 +46,7 @@ class FleetTime:
         total_s = self.total_s
         shares: dict[str, float] | None = None
         if total_s > 0:
-            shares = {kind: seconds / total_s for kind, seconds in self.seconds.items()}
+            shares = {use: seconds / total_s for use, seconds in self.seconds.items()}
         return {"fleet_s": total_s, "time_shares": shares, "possible_samples": self.possible_samples}
 
     def record(self, samples: int) -> dict[str, Any]:
@@ -58,8 +58,8 @@ class FleetTime:
         """Sum of the times in records with such fields; those of other records count as none."""
         total = cls()
         for record in records:
-            for kind, share in (record.get("time_shares") or {}).items():
-                total.seconds[kind] += share * record["fleet_s"]
+            for use, share in (record.get("time_shares") or {}).items():
+                total.seconds[use] += share * record["fleet_s"]
             total.possible_samples += record.get("possible_samples") or 0.0
         return total
 

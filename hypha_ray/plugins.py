@@ -327,9 +327,9 @@ def _flaws_of_class(member: Any, methods: Mapping[str, int], attributes: Sequenc
 
 def _definition(member: Any, method: str) -> Any:
     """A method as the class or one of its bases defines it; None if none does."""
-    for kind in member.__mro__:
-        if method in vars(kind):
-            return vars(kind)[method]
+    for base_class in member.__mro__:
+        if method in vars(base_class):
+            return vars(base_class)[method]
     return None
 
 
@@ -370,18 +370,18 @@ def _counted(arguments: int) -> str:
 
 def _wrong_option(key: str, options_class: type[BaseModel], error: ValidationError) -> ConfigError:
     """The first error that pydantic reports, in the terms of a job file."""
-    first = error.errors(include_url=False)[0]
-    name = ".".join(map(str, first["loc"]))
+    first_error = error.errors(include_url=False)[0]
+    name = ".".join(map(str, first_error["loc"]))
     option = f"{key}.{name}"
-    if first["type"] == "extra_forbidden":
+    if first_error["type"] == "extra_forbidden":
         return unknown_option(f"{key}: unknown key {name}", name, list(options_class.model_fields))
-    if first["type"] == "missing":
+    if first_error["type"] == "missing":
         return ConfigError("CFG012", f"{option} is missing", fix=f"give {option}")
-    got = repr(first["input"])
+    got = repr(first_error["input"])
     fix = "write such a value, or leave it out"
-    if first["type"].endswith("_type"):
-        return ConfigError("CFG002", f"{option} has the wrong type", got[:80], first["msg"], fix)
-    return ConfigError("CFG003", f"{option} is out of range", got[:80], first["msg"], fix)
+    if first_error["type"].endswith("_type"):
+        return ConfigError("CFG002", f"{option} has the wrong type", got[:80], first_error["msg"], fix)
+    return ConfigError("CFG003", f"{option} is out of range", got[:80], first_error["msg"], fix)
 
 
 def unknown_option(problem: str, name: str, options: Sequence[str]) -> ConfigError:

@@ -221,13 +221,13 @@ def refusal_of_url(error: Exception, url: str) -> ConfigError | None:
     """
     if is_malformed(url):
         return malformed(url)
-    kind = url.partition("://")[0]
+    scheme = url.partition("://")[0]
     got = line_of(error, url)
     if isinstance(error, ImportError):
-        fix = f"pip install 'hypha_ray[{EXTRAS[kind]}]'" if kind in EXTRAS else "install it on all machines"
-        return ConfigError("DATA064", f"{kind}:// needs a package that isn't installed here", got, fix=fix)
+        fix = f"pip install 'hypha_ray[{EXTRAS[scheme]}]'" if scheme in EXTRAS else "install it on all machines"
+        return ConfigError("DATA064", f"{scheme}:// needs a package that isn't installed here", got, fix=fix)
     if isinstance(error, ValueError):
-        return ConfigError("CFG003", f"a URL of the kind {kind}:// can't be read", got, KINDS, "use another one")
+        return ConfigError("CFG003", f"a URL of the kind {scheme}:// can't be read", got, KINDS, "use another one")
     return None
 
 

@@ -170,9 +170,9 @@ class HttpRequest:
         self._answer = await self._pending
         return self._answer
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    async def __aexit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         """Give the connection back, or close it if its answer wasn't read to the end."""
-        if kind is None:
+        if error_type is None:
             self._answer.release()
         else:
             self._answer.close()

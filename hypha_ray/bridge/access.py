@@ -335,10 +335,10 @@ class Frames:
 
     def _read_header(self, limit: int, patience_s: float) -> tuple[int, int]:
         """Length and checksum of the next body."""
-        first = self._receive_some(
+        first_bytes = self._receive_some(
             self._header[:1], time.monotonic() + patience_s, f"it sent nothing for {patience_s:g} s"
         )
-        if not first:
+        if not first_bytes:
             raise _closed()
         self._fill(self._header[1:], time.monotonic() + HEADER_S)
         length, checksum = _HEADER.unpack(self._header)

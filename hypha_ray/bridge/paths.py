@@ -268,7 +268,7 @@ def _kind(mode: int) -> str:
 
 
 @contextlib.contextmanager
-def _writing(shown: object, remove: Callable[[], None]) -> Iterator[None]:
+def _writing(shown_path: object, remove: Callable[[], None]) -> Iterator[None]:
     """Remove a new file that can't be completed."""
     try:
         yield
@@ -277,7 +277,7 @@ def _writing(shown: object, remove: Callable[[], None]) -> Iterator[None]:
             remove()
         if not isinstance(error, OSError):
             raise
-        problem = f"{shown} can't be written"
+        problem = f"{shown_path} can't be written"
         why = error.strerror or str(error)
         raise TryAgainError("PATH010", problem, why, fix="free some space on the disk") from None
 
@@ -312,9 +312,9 @@ class Scratch:
 
 
 @contextmanager
-def private_folder(kind: str) -> Iterator[Path]:
+def private_folder(prefix: str) -> Iterator[Path]:
     """Make a folder of that kind, and remove it at the end."""
-    scratch = Scratch(kind)
+    scratch = Scratch(prefix)
     try:
         yield scratch.path
     finally:
@@ -323,9 +323,9 @@ def private_folder(kind: str) -> Iterator[Path]:
 
 def sweep(parent: str | None = None) -> None:
     """Remove the folders that this user's killed processes left behind, there or among temporary files."""
-    for kind in (PREFIX, SPOOL, TRAINER, WEIGHTS, LOCAL_RAY):
-        for folder in Path(parent or tempfile.gettempdir()).glob(f"{kind}*"):
-            pid = folder.name.removeprefix(kind).partition("-")[0]
+    for prefix in (PREFIX, SPOOL, TRAINER, WEIGHTS, LOCAL_RAY):
+        for folder in Path(parent or tempfile.gettempdir()).glob(f"{prefix}*"):
+            pid = folder.name.removeprefix(prefix).partition("-")[0]
             if pid.isdigit() and not _is_alive(int(pid)) and _is_unused(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 

@@ -360,11 +360,11 @@ class Round:
         start = self._totals.samples
         stop = start + size
         for slice_message in slices:
-            first = max(start, 0)
-            last = min(stop, slice_message.samples)
-            if first < last:
+            first_sample = max(start, 0)
+            stop_sample = min(stop, slice_message.samples)
+            if first_sample < stop_sample:
                 samples = self._load(slice_message)
-                batch.append(samples.part(slice(first, last)))
+                batch.append(samples.part(slice(first_sample, stop_sample)))
             start = start - slice_message.samples
             stop = stop - slice_message.samples
         return joined(batch)
@@ -390,24 +390,24 @@ class Round:
     def _report(self, metrics: Mapping[str, float]) -> None:
         """Send the figures since the last report."""
         totals = self._totals
-        reported = self._reported
+        reported_totals = self._reported
         now = time.monotonic()
-        scored = totals.scored - reported.scored
+        scored = totals.scored - reported_totals.scored
         items = {
-            "loss": (totals.loss_sum - reported.loss_sum) / max(1, scored),
-            "batches": totals.batches - reported.batches,
+            "loss": (totals.loss_sum - reported_totals.loss_sum) / max(1, scored),
+            "batches": totals.batches - reported_totals.batches,
             "scored": scored,
             "seconds": now - self._reported_at,
             "data_wait_s": self._waited_s,
             "learning_rate": self.learning_rate,
         }
         if totals.tokens:
-            items["tokens"] = totals.tokens - reported.tokens
+            items["tokens"] = totals.tokens - reported_totals.tokens
         items.update(metrics)
         self._reported = totals
         self._reported_at = now
         self._waited_s = 0.0
-        samples = totals.samples - reported.samples
+        samples = totals.samples - reported_totals.samples
         self._driver.send("metrics", pb.MetricSet(items=items, data_processed=samples, local_round=self.number))
 
 

@@ -115,13 +115,13 @@ class Encoder(Protocol):
     residual: Flat
     """Encoding error so far, by group, which later payloads make up for."""
 
-    def encode(self, values: Flat, theta: Flat | None, last: bool = False) -> tuple[Flat, Quality]:
+    def encode(self, values: Flat, theta: Flat | None, is_last: bool = False) -> tuple[Flat, Quality]:
         """Encode a round's result.
 
         Args:
             values: weights, if θ is given; otherwise the values to send themselves, such as a gradient.
             theta: the global weights that the round began with.
-            last: whether it is the last of the run, so that no later payload makes up for the encoding error.
+            is_last: whether it is the last of the run, so that no later payload makes up for the encoding error.
 
         Returns:
             The payload, which may share memory with `values`, and its quality.
@@ -130,7 +130,7 @@ class Encoder(Protocol):
 
 
 def encoded(
-    encoders: Sequence[Encoder], values: Sequence[Flat], theta: Sequence[Flat], last: bool = False
+    encoders: Sequence[Encoder], values: Sequence[Flat], theta: Sequence[Flat], is_last: bool = False
 ) -> tuple[list[Flat], Quality]:
     """Encode all fragments.
 
@@ -138,7 +138,7 @@ def encoded(
         encoders: one for each fragment.
         values: trained weights, or the values to send themselves.
         theta: global weights, if the values are weights and differences to θ are sent; otherwise empty.
-        last: whether they are the last of the run.
+        is_last: whether they are the last of the run.
 
     Returns:
         The payload of each fragment, and the quality of all payloads together.
@@ -148,7 +148,7 @@ def encoded(
     payloads: list[Flat] = []
     total = Quality()
     for fragment_encoder, flat, base in zip(encoders, values, bases, strict=True):
-        payload, quality = fragment_encoder.encode(flat, base, last)
+        payload, quality = fragment_encoder.encode(flat, base, is_last)
         payloads.append(payload)
         total += quality
     return payloads, total
@@ -186,7 +186,7 @@ class Unchanged:
     def __init__(self) -> None:
         self.residual: Flat = {}
 
-    def encode(self, values: Flat, theta: Flat | None, last: bool = False) -> tuple[Flat, Quality]:
+    def encode(self, values: Flat, theta: Flat | None, is_last: bool = False) -> tuple[Flat, Quality]:
         """Return the arrays themselves, without a copy."""
         return dict(values), Quality()
 
@@ -200,7 +200,7 @@ class Fp32Differences(Fp32):
 class Subtraction(Unchanged):
     """Encoder of `Fp32Differences`."""
 
-    def encode(self, values: Flat, theta: Flat | None, last: bool = False) -> tuple[Flat, Quality]:
+    def encode(self, values: Flat, theta: Flat | None, is_last: bool = False) -> tuple[Flat, Quality]:
         """Subtract θ from the weights, in place."""
         for group, array in values.items():
             if theta is not None and is_trained(group):

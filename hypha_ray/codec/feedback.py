@@ -58,9 +58,9 @@ class Feedback:
         self.residual: Flat = {}
         """Encoding error so far, by group, and lacking momentum; empty before the first round, and without feedback."""
 
-    def encode(self, values: Flat, theta: Flat | None, last: bool = False) -> tuple[Flat, Quality]:
+    def encode(self, values: Flat, theta: Flat | None, is_last: bool = False) -> tuple[Flat, Quality]:
         """Encode a round's result; the payload's buffers share memory with `values`."""
-        codec = self._codec.last() if last else self._codec
+        codec = self._codec.last() if is_last else self._codec
         payload: Flat = {}
         quality = Quality()
         sources = tensors(values)
@@ -83,7 +83,7 @@ class Feedback:
                 target = delta
                 if residual is not None:
                     postponed = residual[part]
-                    if last and lag is not None:
+                    if is_last and lag is not None:
                         postponed = self._late_effect(postponed, lag[part])
                     target = torch.add(target, postponed, alpha=self._decay)
                 decoded = codec.encode_change(target, base, out, part.start)

@@ -298,11 +298,11 @@ def without_guide_table(path: Sequence[str]) -> KeyPath:
 
 def canonical(path: Sequence[str]) -> KeyPath:
     """The schema's name of a key; unknown names are returned unchanged, with ``_`` for ``-``."""
-    written = without_guide_table(path)
-    name = tuple(part.replace("-", "_") for part in written)
+    written_path = without_guide_table(path)
+    name = tuple(part.replace("-", "_") for part in written_path)
     table = free_table(name)
     if table is not None:  # Keys below it are defined elsewhere, and may have a hyphen.
-        name = table + written[len(table) :]
+        name = table + written_path[len(table) :]
     if name[:1] == CONFIG[:1] and name[1:2] and name[1] in LABELS:
         return (*CONFIG, *name[1:])
     return RENAMED.get(name, name)
@@ -323,11 +323,11 @@ def habit(name: str) -> str | None:
 def habit_in_table(path: Sequence[str]) -> str | None:
     """Remedy for a key in a table of other tools, such as ``actor.optim.lr``; None for one that isn't known."""
     table = path[-2]
-    last = path[-1]
-    likely_names = [f"{table}_{last}", f"{path[0]}_{last}"]
-    if last in _OF_WHOLE_TABLES:
+    last_name = path[-1]
+    likely_names = [f"{table}_{last_name}", f"{path[0]}_{last_name}"]
+    if last_name in _OF_WHOLE_TABLES:
         likely_names.append(table)
-    return next(filter(None, map(habit, [*likely_names, last])), None)
+    return next(filter(None, map(habit, [*likely_names, last_name])), None)
 
 
 def habit_inside(path: Sequence[str]) -> str | None:

@@ -179,24 +179,24 @@ def nested(values: Iterable[tuple[KeyPath, Any]]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for path, value in values:
         put(tree, path, value)
-    for *parents, last in arrays():
+    for *parents, last_name in arrays():
         table = reduce(lambda parent, name: parent.get(name, {}), parents, tree)
-        numbered = table.get(last)
+        numbered = table.get(last_name)
         if isinstance(numbered, dict):
             numbers = map(str, range(len(numbered)))
-            table[last] = [numbered[number] for number in numbers if number in numbered]
+            table[last_name] = [numbered[number] for number in numbers if number in numbered]
     return tree
 
 
 def put(tree: dict[str, Any], path: KeyPath, value: Any) -> None:
     """Set one value in nested tables; an empty table doesn't replace one that exists."""
-    *parents, last = path
+    *parents, last_name = path
     for name in parents:
         if not isinstance(tree.get(name), dict):
             tree[name] = {}
         tree = tree[name]
-    if value != {} or not isinstance(tree.get(last), dict):
-        tree[last] = value
+    if value != {} or not isinstance(tree.get(last_name), dict):
+        tree[last_name] = value
 
 
 def _is_file(word: str) -> bool:
@@ -234,11 +234,11 @@ def _next_value(words: deque[str]) -> str | None:
 
 
 def _from_flag(name: str, text: str | None, document: Document | None) -> list[Setting]:
-    written = tuple(name.removeprefix("--").split("."))
-    key = _require_known(written, document)
-    flag = _location(written, document)
-    if key is None and len(written) == 1 and text is not None and not text.startswith(("{", "[")):
-        _refuse_habit(written, text, document)
+    written_path = tuple(name.removeprefix("--").split("."))
+    key = _require_known(written_path, document)
+    flag = _location(written_path, document)
+    if key is None and len(written_path) == 1 and text is not None and not text.startswith(("{", "[")):
+        _refuse_habit(written_path, text, document)
     if text is None:
         if key is None:
             raise ConfigError("CFG015", f"{flag} needs a value", allowed="a table", fix="see --help")
@@ -246,19 +246,19 @@ def _from_flag(name: str, text: str | None, document: Document | None) -> list[S
             raise ConfigError("CFG015", f"{flag} needs a value", allowed=key.kind, fix="see --help")
         text = "true"
     value = from_text(key, text, flag)
-    for part in reversed(written):
+    for part in reversed(written_path):
         value = {part: value}
     check(value, flag)
     return list(_walk(value, (), document))
 
 
-def _refuse_habit(written: KeyPath, text: str, document: Document | None) -> None:
+def _refuse_habit(written_path: KeyPath, text: str, document: Document | None) -> None:
     """Refuse a value for a table whose name other tools have for one key, such as ``--model gpt2``."""
-    fix = habit(written[0])
+    fix = habit(written_path[0])
     if fix is not None:
-        location = Setting(written, text, written, document).key_location
+        location = Setting(written_path, text, written_path, document).key_location
         got = shown(_literal(text, location))
-        allowed = "a list of tables" if written in arrays() else "a table"
+        allowed = "a list of tables" if written_path in arrays() else "a table"
         raise ConfigError("CFG002", f"{location} has the wrong type", got, allowed, fix)
 
 
@@ -292,65 +292,65 @@ def _literal(text: str, location: str) -> Any:
     return table["value"] if len(table) == 1 else text
 
 
-def _walk(value: Any, written: KeyPath, document: Document | None) -> Iterator[Setting]:
-    key = _require_known(written, document)
-    path = canonical(written)
+def _walk(value: Any, written_path: KeyPath, document: Document | None) -> Iterator[Setting]:
+    key = _require_known(written_path, document)
+    path = canonical(written_path)
     if schema_path(path) in arrays():
-        yield from _walk_array(value, written, document)
+        yield from _walk_array(value, written_path, document)
     elif path in IGNORED:
-        yield Setting(path, value, written, document)
+        yield Setting(path, value, written_path, document)
     elif key is None or (free_table(path) and isinstance(value, dict)):
         if not isinstance(value, dict):
-            problem = f"{Setting(path, value, written, document).key_location} has the wrong type"
+            problem = f"{Setting(path, value, written_path, document).key_location} has the wrong type"
             raise ConfigError("CFG002", problem, shown(value), "a table", "give it as a table")
         if key is not None:
-            yield Setting(path, {}, written, document)
+            yield Setting(path, {}, written_path, document)
         for name, child in value.items():
-            yield from _walk(child, (*written, name), document)
+            yield from _walk(child, (*written_path, name), document)
     elif key.secret and (document is None or document.is_option):
-        location = Setting(path, value, written, document).key_location
+        location = Setting(path, value, written_path, document).key_location
         problem = f"{location}: others can read a secret on the command line"
         raise ConfigError("CFG102", problem, fix="set HF_TOKEN, or write it into a job file of mode 0600")
     else:
         is_absent = value == "none" and key.can_be_none and path == key.path
-        yield Setting(path, None if is_absent else value, written, document)
+        yield Setting(path, None if is_absent else value, written_path, document)
 
 
-def _walk_array(value: Any, written: KeyPath, document: Document | None) -> Iterator[Setting]:
+def _walk_array(value: Any, written_path: KeyPath, document: Document | None) -> Iterator[Setting]:
     """An array takes the place of an earlier one, as any value does; a table with numbers for names changes those."""
-    path = canonical(written)
+    path = canonical(written_path)
     if isinstance(value, list):
-        yield Setting(path, [], written, document)
+        yield Setting(path, [], written_path, document)
         value = {str(number): table for number, table in enumerate(value)}
     if not isinstance(value, dict) or not all(map(is_number, value)):
-        problem = f"{Setting(path, value, written, document).key_location} has the wrong type"
-        fix = f"begin each of them with [[{dotted(written)}]]"
+        problem = f"{Setting(path, value, written_path, document).key_location} has the wrong type"
+        fix = f"begin each of them with [[{dotted(written_path)}]]"
         raise ConfigError("CFG002", problem, shown(value), "a list of tables", fix)
     for number, table in value.items():
         if isinstance(table, dict):
-            yield Setting((*path, number), {}, (*written, number), document)
-        yield from _walk(table, (*written, number), document)
+            yield Setting((*path, number), {}, (*written_path, number), document)
+        yield from _walk(table, (*written_path, number), document)
 
 
-def _require_known(written: KeyPath, document: Document | None) -> Key | None:
+def _require_known(written_path: KeyPath, document: Document | None) -> Key | None:
     """The known key of that path; None for a table. A key inside a free table counts as that table."""
-    path = canonical(written)
+    path = canonical(written_path)
     key = key_at(free_table(path) or path)
     keyless_paths = tables().keys() | arrays() | IGNORED.keys()
-    if key is None and schema_path(path) not in keyless_paths and written not in CONTAINERS:
-        raise _unknown(written, document)
+    if key is None and schema_path(path) not in keyless_paths and written_path not in CONTAINERS:
+        raise _unknown(written_path, document)
     return key
 
 
-def _unknown(written: KeyPath, document: Document | None) -> ConfigError:
-    location = _location(written, document)
+def _unknown(written_path: KeyPath, document: Document | None) -> ConfigError:
+    location = _location(written_path, document)
     problem = f"unknown flag {location}"
     if document is not None:
-        problem = f"{location}: unknown key {dotted(written)}"
-    path = canonical(written)
+        problem = f"{location}: unknown key {dotted(written_path)}"
+    path = canonical(written_path)
     fix = _fix_of_other_tools(path)
     if fix is None and document is None:
-        fix = _fix_of_switch(written)
+        fix = _fix_of_switch(written_path)
     if fix is not None:
         return ConfigError("CFG001", problem, fix=fix)
     likely_key = nearest(path)
@@ -376,11 +376,11 @@ def _fix_of_other_tools(path: KeyPath) -> str | None:
     return habit("_".join(path[-2:])) or (None if similar_sibling(path) else habit(path[-1]))
 
 
-def _fix_of_switch(written: KeyPath) -> str | None:
+def _fix_of_switch(written_path: KeyPath) -> str | None:
     """Remedy for a flag that is nearly a switch; None for others."""
-    matches = get_close_matches(dotted(written), SWITCHES, n=1)
+    matches = get_close_matches(dotted(written_path), SWITCHES, n=1)
     return f"did you mean --{matches[0]}?" if matches else None
 
 
-def _location(written: KeyPath, document: Document | None) -> str:
-    return document.location(written) if document else f"--{dotted(written)}"
+def _location(written_path: KeyPath, document: Document | None) -> str:
+    return document.location(written_path) if document else f"--{dotted(written_path)}"

@@ -82,24 +82,24 @@ def in_groups(path: KeyPath) -> bool:
 
 def _explained(error: ValidationError, settings: Sequence[Setting]) -> ConfigError:
     """The first error that pydantic reports, in the terms of the schema, with file and line."""
-    first: dict[str, Any] = dict(error.errors(include_url=False)[0])
-    kind = first["type"]
-    value = first["input"]
-    key = _key_on(tuple(map(str, first["loc"])))
+    first_error: dict[str, Any] = dict(error.errors(include_url=False)[0])
+    error_type = first_error["type"]
+    value = first_error["input"]
+    key = _key_on(tuple(map(str, first_error["loc"])))
     is_secret = key.secret or key.name.endswith(
         ("_variable", "url_env")
     )  # A key may be given in place of its variable's name.
     got = "a value that is kept secret" if is_secret else shown(value)
-    allowed = str(first["ctx"]["error"]) if kind == "value_error" else key.kind
-    if kind == "too_short":
-        allowed = f"{key.kind}, {first['ctx']['min_length']} or more"
-    is_prose = kind == "value_error" and " | " not in allowed
+    allowed = str(first_error["ctx"]["error"]) if error_type == "value_error" else key.kind
+    if error_type == "too_short":
+        allowed = f"{key.kind}, {first_error['ctx']['min_length']} or more"
+    is_prose = error_type == "value_error" and " | " not in allowed
     remedy = "write what is allowed" if is_prose else choice_remedy(value, allowed)
     fix = remedy if key.required else f"{remedy}, or leave it out"
     if key.default_text and value != key.default:
         fix = f"{fix} for {key.default_text}"
     location = _location(settings, key.name)
-    if kind.endswith("_type") or (kind == "literal_error" and not isinstance(value, str)):
+    if error_type.endswith("_type") or (error_type == "literal_error" and not isinstance(value, str)):
         return ConfigError("CFG002", f"{location} has the wrong type", got, allowed, fix)
     return ConfigError("CFG003", f"{location} is out of range", got, allowed, fix)
 

@@ -34,8 +34,8 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         yield Conflict(external_key, _REPLAY, fix)
     for number, group in enumerate(job.workers):
         if group.command is not None and not group.bridged:
-            kind = f'workers.{number}.kind = "{group.kind}"'
-            yield Conflict(f"workers.{number}.command", kind, 'choose kind = "bridged"')
+            kind_key = f'workers.{number}.kind = "{group.kind}"'
+            yield Conflict(f"workers.{number}.command", kind_key, 'choose kind = "bridged"')
     if job.rounds.epochs is not None and "update_rounds" in job.rounds.model_fields_set:
         yield Conflict(
             "rounds.epochs", "rounds.update_rounds", f"{_LEAVE_ONE_OUT}: epochs make as many rounds as needed"

@@ -299,8 +299,8 @@ def begun_anew() -> Iterator[None]:
             else:
                 _begin()
 
-    kind: Callable[..., Any] = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
-    callback = kind(on_exit)
+    handler_type: Callable[..., Any] = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
+    callback = handler_type(on_exit)
     mark = ctypes.create_string_buffer(1)
     library.__cxa_atexit(callback, None, mark)
     try:

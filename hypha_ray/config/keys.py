@@ -252,13 +252,13 @@ def _shortened(text: str) -> str:
 def _tables(path: KeyPath, table: type[Table]) -> Iterator[tuple[KeyPath, type[Table]]]:
     yield path, table
     for name, field in table.model_fields.items():
-        kind = field.annotation
+        item_type = field.annotation
         inner_path = (*path, name)
-        if get_origin(kind) is list:
-            (kind,) = get_args(kind)
+        if get_origin(item_type) is list:
+            (item_type,) = get_args(item_type)
             inner_path = (*inner_path, EACH)
-        if isinstance(kind, type) and issubclass(kind, Table):
-            yield from _tables(inner_path, kind)
+        if isinstance(item_type, type) and issubclass(item_type, Table):
+            yield from _tables(inner_path, item_type)
 
 
 def key_of(path: KeyPath, field: FieldInfo) -> Key:
@@ -315,13 +315,13 @@ def _kind(annotation: Any, limits: Sequence[Any] = ()) -> str:
     if origin is tuple:
         return f"[{', '.join(map(_kind, arguments))}]"
     members = [mark.kind for mark in limits if isinstance(mark, Plugin)]
-    (kind,) = members or [_KINDS[origin or annotation]]
+    (type_name,) = members or [_KINDS[origin or annotation]]
     bounds = []
     for limit in limits:
         for name, symbol in _BOUNDS.items():
             if hasattr(limit, name):
                 bounds.append(f"{symbol} {getattr(limit, name)}")
-    return f"{kind} {' and '.join(bounds)}".rstrip()
+    return f"{type_name} {' and '.join(bounds)}".rstrip()
 
 
 def choice_remedy(value: object, kind: str) -> str:

@@ -153,8 +153,8 @@ def from_read_document(document: Document) -> Job:
 
 
 def _build(settings: Sequence[Setting]) -> Job:
-    used = [setting for setting in settings if setting.path not in IGNORED]
-    return build(in_force(used))
+    used_settings = [setting for setting in settings if setting.path not in IGNORED]
+    return build(in_force(used_settings))
 
 
 def parse(arguments: Sequence[str], doc: str | None, find_run: FindRun, defaults: Sequence[str] = ()) -> Loaded:
@@ -343,12 +343,12 @@ def differences(here: Job, there: Job) -> tuple[Difference, ...]:
     """Compare two jobs key by key, as their resolved job files have them; secrets are in neither."""
     ours = dict(_leaves(resolved(here), ()))
     theirs = dict(_leaves(resolved(there), ()))
-    changed = []
+    found_differences = []
     for path in ours | theirs:
         difference = Difference(path, ours.get(path), theirs.get(path))
         if difference.here != difference.there and not _is_below(path, _OF_A_COMMAND):
-            changed.append(difference)
-    return tuple(changed)
+            found_differences.append(difference)
+    return tuple(found_differences)
 
 
 def settings_that_differ(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -368,15 +368,15 @@ def settings_that_differ(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[A
     return different
 
 
-def refuse_changes(changed: Sequence[Difference], job: Job) -> None:
+def refuse_changes(found_differences: Sequence[Difference], job: Job) -> None:
     """Refuse the name of a run by another job.
 
     Raises:
         ConfigError: RUN001, there are differences.
 
     """
-    if changed:
-        problem = f"run.name: there is a run {job.run.name!r} in {job.run.dir}, by another job: {changed[0]}"
+    if found_differences:
+        problem = f"run.name: there is a run {job.run.name!r} in {job.run.dir}, by another job: {found_differences[0]}"
         fix = "choose another run.name, or give --resume to go on with the run as it is told here"
         raise ConfigError("RUN001", problem, fix=fix)
 

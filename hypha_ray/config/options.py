@@ -180,9 +180,9 @@ def refuse_strays(options: DataclassInstance, owners: Mapping[str, Sequence[str]
         ConfigError: CFG011, none of them is given.
 
     """
-    used = {name for name, value in vars(options).items() if value is not None and value is not False}
+    used_names = {name for name, value in vars(options).items() if value is not None and value is not False}
     for name, owner_names in owners.items():
-        if name in used and used.isdisjoint(owner_names):
+        if name in used_names and used_names.isdisjoint(owner_names):
             flags = " or ".join(map(_flag, owner_names))
             raise ConfigError("CFG011", f"{_flag(name)} is for {flags} alone", fix=f"leave it out, or give {flags}")
 
@@ -311,8 +311,8 @@ def _value(key: Key, text: str, annotation: Any) -> Any:
             fix = f"{fix}, or leave it out"
             if key.default_text:
                 fix = f"{fix} for {key.default_text}"
-        first = error.errors()[0]
-        if first["type"] == "literal_error":
+        first_error = error.errors()[0]
+        if first_error["type"] == "literal_error":
             raise ConfigError("CFG003", f"{flag} is out of range", shown(value), key.kind, fix) from None
         raise ConfigError("CFG002", f"{flag} has the wrong type", shown(value), key.kind, fix) from None
 

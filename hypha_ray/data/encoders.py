@@ -267,9 +267,9 @@ def save_preprocessor(preprocessor: Any, folder: Path) -> None:
     The folder is made elsewhere first: the library that writes it accepts only names in UTF-8.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        new = Path(scratch) / "new"  # Unlike the scratch folder, it has the usual permissions.
-        preprocessor.save_pretrained(new)
-        shutil.copytree(new, folder)
+        new_folder = Path(scratch) / "new"  # Unlike the scratch folder, it has the usual permissions.
+        preprocessor.save_pretrained(new_folder)
+        shutil.copytree(new_folder, folder)
 
 
 def save_tokenizer(tokenizer: Any, folder: Path, name: str, revision: str | None = None) -> PreprocessorInfo:
@@ -393,10 +393,10 @@ def token_rules(tokenizer: Any, ends: Iterable[int], *, templated: bool = False)
 def begin_of(tokenizer: Any) -> tuple[int, ...]:
     """The ids that a tokenizer puts before a text, such as ``<s>``; empty if there are none."""
     body: list[int] = tokenizer(_TEXT, add_special_tokens=False)["input_ids"]
-    whole: list[int] = tokenizer(_TEXT)["input_ids"]
-    for start in range(len(whole)):
-        if whole[start : start + len(body)] == body:
-            return tuple(whole[:start])
+    full_ids: list[int] = tokenizer(_TEXT)["input_ids"]
+    for start in range(len(full_ids)):
+        if full_ids[start : start + len(body)] == body:
+            return tuple(full_ids[:start])
     return ()
 
 
@@ -406,7 +406,7 @@ def vocabulary_size(tokenizer: Any) -> int:
     return max(len(tokenizer), largest + 1)
 
 
-def ends_among(tokenizer: Any, last: Sequence[int]) -> tuple[int, ...]:
+def ends_among(tokenizer: Any, last_ids: Sequence[int]) -> tuple[int, ...]:
     """The ends among the last tokens of answers, the most frequent first.
 
     An end is a special token, but not the one for unknown text. A token that was added to a vocabulary without being
@@ -417,10 +417,10 @@ def ends_among(tokenizer: Any, last: Sequence[int]) -> tuple[int, ...]:
     for token_id, token in added.items():
         if token.special:
             special.add(token_id)
-    counts = Counter(last)
+    counts = Counter(last_ids)
     del counts[tokenizer.unk_token_id]
     ends = []
     for token_id, count in counts.most_common():
-        if token_id in special or (token_id in added and 2 * count > len(last)):
+        if token_id in special or (token_id in added and 2 * count > len(last_ids)):
             ends.append(token_id)
     return tuple(ends)

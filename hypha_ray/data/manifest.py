@@ -249,9 +249,9 @@ def _parse(data: bytes, path: Path | str) -> Manifest:
     try:
         return Manifest.model_validate_json(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "the whole file"
-        raise _malformed(path, f"{key}: {first['msg']}") from None
+        first_error = error.errors()[0]
+        key = ".".join(map(str, first_error["loc"])) or "the whole file"
+        raise _malformed(path, f"{key}: {first_error['msg']}") from None
 
 
 def _problems(manifest: Manifest, datasets: int) -> Iterator[str]:

@@ -95,10 +95,12 @@ def require_one_vocabulary(datasets: Sequence[tuple[str, Path]]) -> None:
         DataError: DATA062, two of them differ.
 
     """
-    first, first_folder = datasets[0]
+    first_manifest, first_folder = datasets[0]
     for name, folder in datasets[1:]:
         if not same_tokens(first_folder, folder):
-            problem = f"datasets {first!r} and {name!r} can't be mixed: the same numbers are other tokens in them"
+            problem = (
+                f"datasets {first_manifest!r} and {name!r} can't be mixed: the same numbers are other tokens in them"
+            )
             fix = "prepare both with one tokenizer that is saved: --tokenizer and its folder"
             raise DataError("DATA062", problem, "tokenizers of one name that differ", "one tokenizer", fix)
 
@@ -133,17 +135,17 @@ def joined_rules(datasets: Sequence[tuple[str, TokenRules | None]]) -> TokenRule
 
 def _common_begin(datasets: Sequence[tuple[str, TokenRules | None]]) -> tuple[int, ...] | None:
     """The tokens that begin texts without a template in all datasets; None if all texts have one."""
-    first: str | None = None
+    first_name: str | None = None
     first_begin: tuple[int, ...] | None = None
     for name, rules in datasets:
         if rules is not None and rules.template_sha256:
             continue
         begin = () if rules is None else rules.begin
         if first_begin is None:
-            first = name
+            first_name = name
             first_begin = begin
         elif begin != first_begin:
-            problem = f"datasets {first!r} and {name!r} can't be mixed: their texts begin with different tokens"
+            problem = f"datasets {first_name!r} and {name!r} can't be mixed: their texts begin with different tokens"
             fix = "prepare both again, by this release and with the same tokenizer"
             raise DataError("DATA062", problem, _ids_text(begin), _ids_text(first_begin), fix)
     return first_begin
@@ -182,14 +184,14 @@ def _equally_wide(manifests: Sequence[Manifest]) -> list[tuple[TensorInfo, ...]]
 
 def _require_alike(manifests: Sequence[Manifest], use: str) -> None:
     """Refuse datasets that can't be joined, since they differ from the first one."""
-    first = manifests[0]
+    first_manifest = manifests[0]
     for manifest in manifests[1:]:
-        problem = f"datasets {first.name!r} and {manifest.name!r} can't be {use}"
+        problem = f"datasets {first_manifest.name!r} and {manifest.name!r} can't be {use}"
         for noun, got, allowed in (
-            ("modality", manifest.modality, first.modality),
-            ("tensors", _tensors_text(manifest), _tensors_text(first)),
-            ("classes", str(manifest.classes), str(first.classes)),
-            ("tokenizer", _preprocessor_text(manifest), _preprocessor_text(first)),
+            ("modality", manifest.modality, first_manifest.modality),
+            ("tensors", _tensors_text(manifest), _tensors_text(first_manifest)),
+            ("classes", str(manifest.classes), str(first_manifest.classes)),
+            ("tokenizer", _preprocessor_text(manifest), _preprocessor_text(first_manifest)),
         ):
             if got != allowed:
                 fix = f"prepare both with the same {noun}"

@@ -61,22 +61,22 @@ def staged(out: Path, overwrite: bool) -> Iterator[Path]:
     """
     if out.exists() and not out.is_dir():
         raise ConfigError("PREP003", f"--out {out} is a file", fix="name a folder")
-    work = out / UNFINISHED
+    work_folder = out / UNFINISHED
     created = not out.exists()
     with _explained(out), _locked(out):
         _require_empty(out, overwrite)
         try:
-            shutil.rmtree(work, ignore_errors=True)
-            work.mkdir(parents=True)
-            yield work
+            shutil.rmtree(work_folder, ignore_errors=True)
+            work_folder.mkdir(parents=True)
+            yield work_folder
         except BaseException:
-            shutil.rmtree(out if created else work, ignore_errors=True)
+            shutil.rmtree(out if created else work_folder, ignore_errors=True)
             raise
         # From here on, the inner folder marks a folder without a manifest as unfinished.
         _clear(out)
-        for path in sorted(work.iterdir(), key=lambda path: path.name == MANIFEST):
+        for path in sorted(work_folder.iterdir(), key=lambda path: path.name == MANIFEST):
             path.replace(out / path.name)
-        work.rmdir()
+        work_folder.rmdir()
 
 
 @contextmanager
@@ -181,13 +181,13 @@ def _claimed(destination: UrlFolder, overwrite: bool) -> Iterator[bytes]:
 
     """
     claim = f"{socket.gethostname()} {os.getpid()} {secrets.token_hex(8)}\n".encode()
-    present = _claim_at(destination)
-    if present is not None and (overwrite or _is_abandoned(present)):
+    has_claim = _claim_at(destination)
+    if has_claim is not None and (overwrite or _is_abandoned(has_claim)):
         destination.remove(_CLAIM)
     if not destination.create(_CLAIM, claim):
         problem = f"another process prepares a dataset at {redacted(destination.url)}"
         fix = "wait until it has ended; if it was killed, add --overwrite"
-        raise TryAgainError("PREP016", problem, (present or b"").decode("utf-8", "replace").strip(), fix=fix)
+        raise TryAgainError("PREP016", problem, (has_claim or b"").decode("utf-8", "replace").strip(), fix=fix)
     try:
         yield claim
     finally:
@@ -258,17 +258,17 @@ def prepare(options: PrepareOptions, report: Report, date: str | None = None) ->
     kind = _kind(options.kind_name)
     account = Account(kind.used)
     part = options.numbered_part
-    first = 0 if part is None else part[0] * SLICES_PER_PART
+    first_slice = 0 if part is None else part[0] * SLICES_PER_PART
     with ExitStack() as outputs:
         if is_url(str(options.out)):
             upload = outputs.enter_context(uploaded(str(options.out), options.overwrite))
             folder = upload.folder
             name = name_of(upload.destination.url)
-            writer = SliceWriter(folder, options.samples_per_slice, report, first, upload.slice)
+            writer = SliceWriter(folder, options.samples_per_slice, report, first_slice, upload.slice)
         else:
             folder = outputs.enter_context(staged(options.folder, options.overwrite))
             name = options.folder.resolve().name
-            writer = SliceWriter(folder, options.samples_per_slice, report, first)
+            writer = SliceWriter(folder, options.samples_per_slice, report, first_slice)
         preprocessor = kind.write(options, writer, report, account)
         manifest = Manifest(
             name=readable(name),

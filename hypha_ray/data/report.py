@@ -62,9 +62,9 @@ class Lengths:
         edges = np.unique(np.linspace(self.shortest, self.longest + 1, _BARS + 1).astype(int))
         counts, _ = np.histogram(self.lengths, edges)
         highest = max(counts)
-        for first, end, count in zip(edges[:-1], edges[1:], counts, strict=True):
+        for start, end, count in zip(edges[:-1], edges[1:], counts, strict=True):
             bar = "█" * round(_WIDTH * count / highest)
-            yield f"{first:>6,} to {end - 1:>6,} {count:>9,} {bar}".rstrip()
+            yield f"{start:>6,} to {end - 1:>6,} {count:>9,} {bar}".rstrip()
 
 
 def lengths_of(folder: Path, manifest: Manifest, *, pairs: bool = False) -> Lengths:

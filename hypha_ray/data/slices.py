@@ -220,9 +220,9 @@ def container(data: bytes, slice_name: str) -> bytes:
         got = f"{length} bytes"
         allowed = f"{MAX_HEADER_BYTES} bytes"
         raise DataError("DATA013", f"{slice_name}: the header is too long", got, allowed, _CONVERT)
-    for magic, kind, fix in _FOREIGN:
+    for magic, format_name, fix in _FOREIGN:
         if data.startswith(magic):
-            raise DataError("DATA011", f"{slice_name}: not a safetensors file", kind, "safetensors", fix)
+            raise DataError("DATA011", f"{slice_name}: not a safetensors file", format_name, "safetensors", fix)
     raise DataError("DATA011", f"{slice_name}: not a safetensors file", "another format", "safetensors", _CONVERT)
 
 
@@ -265,13 +265,13 @@ def describe(arrays: Arrays, slice_name: str) -> tuple[int, tuple[TensorInfo, ..
 
 
 def _describe(name: str, array: npt.NDArray[np.generic], slice_name: str) -> TensorInfo:
-    kind = array.dtype.kind
+    dtype_kind = array.dtype.kind
     shape = array.shape[1:]
     if name == "input_ids":
-        is_allowed = kind in "iu" and bool(shape)
+        is_allowed = dtype_kind in "iu" and bool(shape)
         allowed = "whole numbers [N, seq_len]"
     else:
-        is_allowed = kind in "biuf"
+        is_allowed = dtype_kind in "biuf"
         allowed = "whole numbers, bool or floats"
     if not is_allowed:
         problem = f"{slice_name}: {name} has the wrong dtype or shape"
@@ -279,15 +279,15 @@ def _describe(name: str, array: npt.NDArray[np.generic], slice_name: str) -> Ten
     if 0 in shape:
         allowed = "samples of at least one number"
         raise DataError("DATA018", f"{slice_name}: {name} is empty", str(list(array.shape)), allowed)
-    if kind == "f":
+    if dtype_kind == "f":
         # The extremes of an array with a NaN are NaN: this takes two passes, but no mask as large as the data.
         if not (np.isfinite(array.min()) and np.isfinite(array.max())):
             raise DataError("DATA021", f"{slice_name}: {name} isn't finite", "NaN or infinity", "finite numbers")
         return TensorInfo(name, array.dtype.name, shape)
-    numbers = array.view(np.uint8) if kind == "b" else array
+    numbers = array.view(np.uint8) if dtype_kind == "b" else array
     minimum = int(numbers.min())
     maximum = int(numbers.max())
-    if (kind == "b" and maximum > 1) or (name == "input_ids" and minimum < 0):
+    if (dtype_kind == "b" and maximum > 1) or (name == "input_ids" and minimum < 0):
         raise DataError("DATA020", f"{slice_name}: {name} is out of bounds", f"{minimum} … {maximum}", "0 and up")
     return TensorInfo(name, array.dtype.name, shape, minimum, maximum)
 

@@ -139,9 +139,9 @@ def _attempts(
         end_leftovers(run, spared={OWNER, *outliving(job)})
 
 
-def _given_up(problem: str, lost: Exception) -> ClusterError:
+def _given_up(problem: str, loss: Exception) -> ClusterError:
     fix = "look for lack of memory in the dashboard, then run it again: it goes on from there"
-    return ClusterError("NET003", problem, got=str(lost), fix=fix)
+    return ClusterError("NET003", problem, got=str(loss), fix=fix)
 
 
 def _attempt(

@@ -250,12 +250,12 @@ def _first_answer(replicas: list[Replica], call: Callable[[Any], Any]) -> Any:
     raise error
 
 
-def _loss_error(replica: Replica, lost: RayError) -> HyphaError:
+def _loss_error(replica: Replica, loss: RayError) -> HyphaError:
     """Error for a data node that gives no answer: its own reason, such as missing credentials, or that it is gone."""
-    cause = getattr(lost, "cause", None)
+    cause = getattr(loss, "cause", None)
     if isinstance(cause, HyphaError):
         return cause
-    return ClusterError("DATA061", f"the data node {replica.name} is gone", first_line(lost))
+    return ClusterError("DATA061", f"the data node {replica.name} is gone", first_line(loss))
 
 
 def job_preprocessor(job: Job, source: DataSource) -> Any | None:

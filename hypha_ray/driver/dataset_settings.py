@@ -258,12 +258,12 @@ def _unused(job: Job, slices: Sequence[SliceInfo], spans: Iterable[Span]) -> int
     length = _length(job, samples)
     dataset = largest(samples)
     indices = {info.index for info in slices}
-    used: Counter[bool] = Counter()
+    used_samples: Counter[bool] = Counter()
     for span in spans:
         is_own = dataset_of(span.slice) == dataset
         if not is_own or (span.slice in indices and span.epoch < job.rounds.epochs):
-            used[is_own] += span.samples
-    return max(0, length.own - used[True]) + max(0, length.others - used[False])
+            used_samples[is_own] += span.samples
+    return max(0, length.own - used_samples[True]) + max(0, length.others - used_samples[False])
 
 
 def _length(job: Job, samples: Sequence[int]) -> EpochSamples:
@@ -407,9 +407,9 @@ def _of_run(job: Job | None, device: torch.device) -> Reference:
 
     assert job is not None
     job = pinned(job, job.begun_with)  # A branch of the hub may be at another commit than when the run began.
-    changed = [key for key in changes(identity_of(job), job.begun_with) if key.startswith("model.")]
-    if changed:
-        problem = f"the reference has changed since the run began with it ({', '.join(changed)})"
+    changed_keys = [key for key in changes(identity_of(job), job.begun_with) if key.startswith("model.")]
+    if changed_keys:
+        problem = f"the reference has changed since the run began with it ({', '.join(changed_keys)})"
         fix = "put back what was there, or name the model by --reference, or none"
         raise CheckpointError("CKPT007", problem, str(job.model.repository), fix=fix)
     network = build_trained(job, device).to(device).eval()

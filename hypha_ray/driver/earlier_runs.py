@@ -122,11 +122,11 @@ def with_identity(job: Job, directory: RunDirectory, source: DataSource, resume:
         tokenizer_folder = source.folder / preprocessor.folder
         if tokenizer_folder.is_dir():
             hashes["dataset's tokenizer"] = folder_hash(tokenizer_folder)
-    changed = changes(hashes, first_hashes)
-    refused = [key for key in changed if not (resume and is_replaceable(key))]
+    changed_files = changes(hashes, first_hashes)
+    refused = [key for key in changed_files if not (resume and is_replaceable(key))]
     if refused:
         raise changed_error(refused)
-    print_notes([f"{key} has changed; it is taken as it is here" for key in changed])
+    print_notes([f"{key} has changed; it is taken as it is here" for key in changed_files])
     return job.beginning_with({**first_hashes, **hashes})
 
 
@@ -155,11 +155,11 @@ def compare(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool)
     first_sha256 = RunDataset.parse(read_json(directory.path / DATASET)).sha256
     same_data = None if first_sha256 is None else first_sha256 == manifest.identity
     run_job = load(["@", str(directory.config)]).job
-    changed = differences(job, run_job)
+    changed_keys = differences(job, run_job)
     if not resume:
-        refuse_changes(changed, job)
-    _require_same_training(changed, directory, same_data, manifest.name)
-    print_notes([f"{change}; it is taken as it is here" for change in changed])
+        refuse_changes(changed_keys, job)
+    _require_same_training(changed_keys, directory, same_data, manifest.name)
+    print_notes([f"{change}; it is taken as it is here" for change in changed_keys])
     print_notes([f"run {directory.path.name} {standing(job, directory)}"])
 
 
@@ -185,9 +185,9 @@ def ended_early(job: Job, directory: RunDirectory) -> str | None:
 def last_round(job: Job, directory: RunDirectory) -> int:
     """Round whose weights are the run's result, once it has ended."""
     if ended_early(job, directory) is not None:
-        newest = newest_good(directory.path)
-        if newest is not None:
-            return newest
+        newest_round = newest_good(directory.path)
+        if newest_round is not None:
+            return newest_round
     return committed(directory) - 1
 
 
@@ -211,17 +211,17 @@ def standing(job: Job, directory: RunDirectory) -> str:
     if usable == rounds:
         return f"goes on after round {rounds} of {total}"
     if usable:
-        lost = rounds_text(range(usable, rounds))
-        return f"goes on after round {usable} of {total}: there is no usable checkpoint of {lost}"
+        lost_text = rounds_text(range(usable, rounds))
+        return f"goes on after round {usable} of {total}: there is no usable checkpoint of {lost_text}"
     return f"has {counted(rounds, 'round')} of {total}, but no usable checkpoint"
 
 
 def _require_same_training(
-    changed: Sequence[Difference], directory: RunDirectory, same_data: bool | None, dataset: str
+    changed_keys: Sequence[Difference], directory: RunDirectory, same_data: bool | None, dataset: str
 ) -> None:
     """Refuse changes that can't be resumed from the run's commits; the same data may have moved."""
     fix = f"choose another run.name to train anew, or give what {directory.config} has"
-    for change in changed:
+    for change in changed_keys:
         if change.forks and not (change.of_data and same_data):
             raise CheckpointError("CKPT004", f"run {directory.path.name} is another training: {change}", fix=fix)
     if same_data is False:

@@ -88,10 +88,13 @@ class ModelSource:
         from hypha_ray.store.snapshots import rounds
 
         saved_round = read_json(self.folder / TASK).get("round")
-        newest = max(rounds(directory.path), default=0)
-        if isinstance(saved_round, int) and saved_round < newest:
-            fix = f"give the run and --round {newest + 1}, or save it by jobs/export.py {directory.path.name}"
-            yield f"the saved model is of round {saved_round + 1}, and the run has gone on to round {newest + 1}: {fix}"
+        newest_round = max(rounds(directory.path), default=0)
+        if isinstance(saved_round, int) and saved_round < newest_round:
+            fix = f"give the run and --round {newest_round + 1}, or save it by jobs/export.py {directory.path.name}"
+            problem = (
+                f"the saved model is of round {saved_round + 1}, and the run has gone on to round {newest_round + 1}"
+            )
+            yield f"{problem}: {fix}"
 
     def _run_directory(self) -> RunDirectory | None:
         if self.run is not None:
@@ -333,16 +336,16 @@ def score_samples(
     id2label = network.config.id2label
     slices = relabelled(map(source.read, infos), manifest, task, id2label)
     batches = batches_of(slices, request.batch_size, [info.index for info in infos])
-    first = next(batches)
-    check_loss_of(task, network, first)
+    first_batch = next(batches)
+    check_loss_of(task, network, first_batch)
     note = by_number(manifest, task, id2label)
     if note:
         print(f"note: {note}", file=sys.stderr)
     metrics = metrics_named(model.metrics(request))
     if metrics:
-        check_metrics_of(metrics, task, first, network)
+        check_metrics_of(metrics, task, first_batch, network)
     begin("evaluating")
-    sums = evaluate(network.to(device), task, chain([first], batches), device, metrics=metrics)
+    sums = evaluate(network.to(device), task, chain([first_batch], batches), device, metrics=metrics)
     loss_sum, count = sums["val_loss"]
     if not count:
         fix = "choose another --split, or prepare the dataset for this task"
@@ -427,9 +430,9 @@ def rl_of(request: EvaluationRequest, job: Job | None) -> RL:
     try:
         return RL.model_validate(tables)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        flag = flag_of(str(first["loc"][-1]))
-        raise ConfigError("CFG003", f"{flag} is out of range", repr(first["input"]), first["msg"]) from None
+        first_error = error.errors(include_url=False)[0]
+        flag = flag_of(str(first_error["loc"][-1]))
+        raise ConfigError("CFG003", f"{flag} is out of range", repr(first_error["input"]), first_error["msg"]) from None
 
 
 def _tables_of_run(request: EvaluationRequest, job: Job | None) -> dict[str, Any]:

@@ -66,17 +66,17 @@ AT_THE_END = (
 """Modules that only the end of a run needs."""
 
 
-def run_job(loaded: Loaded, kind: str, check: Callable[[], None] | None = None) -> Path:
+def run_job(loaded: Loaded, job_name: str, check: Callable[[], None] | None = None) -> Path:
     """Run a job and return its run directory; a run with commits resumes, one with all its rounds is only exported.
 
     Args:
         loaded: the job.
-        kind: beginning of the names of runs that have none.
+        job_name: beginning of the names of runs that have none.
         check: called at least once a second while the run trains; an exception of it ends the run.
 
     """
     print_notes(loaded.notes)
-    job, directory = name_run(loaded.job, kind)
+    job, directory = name_run(loaded.job, job_name)
     interruption = InterruptionReport(job, directory)
     with interruption.reported():
         run_in(loaded, (job, directory), Phases(began_s=time.monotonic()), interruption, check=check)

@@ -144,11 +144,11 @@ def rerun(folder: Path, words: Sequence[str], accepts_changes: bool, is_dry_run:
     phases.begin(f"comparing with {folder.name}")
     provenance = read_json(folder / PROVENANCE)
     with readable(folder / PROVENANCE):
-        kind = job_name(provenance)
+        name = job_name(provenance)
         job_folder = job_folder_of(provenance)
     try:
         arguments = arguments_of(folder, provenance, words)
-        _become(kind, arguments, job_folder)
+        _become(name, arguments, job_folder)
         loaded = load([*arguments, "--dry-run"] if is_dry_run else arguments)
         changes = _changes(folder, provenance, loaded)
     finally:
@@ -159,12 +159,12 @@ def rerun(folder: Path, words: Sequence[str], accepts_changes: bool, is_dry_run:
         differences = counted(len(changes), "difference")
         raise ConfigError("RUN003", problem, differences, "none", "undo what the notes name, or accept it by --anyway")
     print_notes([f"this is {shlex.join(own_command())}"])
-    start(loaded, kind)
+    start(loaded, name)
 
 
-def _become(kind: str, arguments: Sequence[str], job_folder: Path) -> None:
+def _become(job_name: str, arguments: Sequence[str], job_folder: Path) -> None:
     """Make this process one of a training job, which tells its own command, by which the run can be continued."""
-    script = Path(sys.argv[0]).with_name(f"{kind}.py")
+    script = Path(sys.argv[0]).with_name(f"{job_name}.py")
     if job_folder != Path.cwd():
         script = script.absolute()
         if "HYPHA_RAY_HOME" in os.environ:

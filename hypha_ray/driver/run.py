@@ -91,8 +91,8 @@ def train(
     require_callbacks(callbacks)
     with flagless():
         parsed = _job(job)
-        kind = parsed.rl.algorithm or ("dpo" if parsed.preference.loss else parsed.sync.strategy)
-        training = Training(Loaded(parsed, resume=resume), kind, callbacks)
+        job_kind = parsed.rl.algorithm or ("dpo" if parsed.preference.loss else parsed.sync.strategy)
+        training = Training(Loaded(parsed, resume=resume), job_kind, callbacks)
     return training.train_here() if wait else training.begin()
 
 
@@ -245,12 +245,12 @@ class Run:
         """
         from hypha_ray.store.snapshots import newest_good
 
-        newest = newest_good(self.path)
-        if newest is None:
+        newest_round = newest_good(self.path)
+        if newest_round is None:
             problem = f"run {self.path.name} has no checkpoint yet"
             fix = f"let it train until its first commit, by --resume {self.path.name} if it was ended"
             raise CheckpointError("CKPT006", problem, fix=fix)
-        return newest
+        return newest_round
 
     def require_snapshot(self, round: int) -> None:
         """Refuse a round, counted from 0, that has no snapshot.

@@ -139,9 +139,9 @@ def _newest_attempt(directory: Path) -> int:
     from hypha_ray.types.rounds import attempt_of
 
     with suppress(CheckpointError):
-        newest = CommitLog(directory).newest()
-        if newest is not None:
-            return max(attempt_of(delta.incarnation) for delta in newest.deltas)
+        newest_commit = CommitLog(directory).newest()
+        if newest_commit is not None:
+            return max(attempt_of(delta.incarnation) for delta in newest_commit.deltas)
     return 0
 
 

@@ -339,10 +339,10 @@ def _manifest_of(job: Job) -> Manifest:
 
 def input_changes(identity: Path, job: Job) -> Iterator[str]:
     """Yield weights, tokenizers and users' own code with other content than in the run, by their keys."""
-    present = identity_of(with_absolute_folders(job))
-    if present and not identity.is_file():
-        yield f"the run doesn't tell the content of its inputs, so {', '.join(present)} can't be compared"
-    for key in changes(present, read_json(identity)):
+    job_identity = identity_of(with_absolute_folders(job))
+    if job_identity and not identity.is_file():
+        yield f"the run doesn't tell the content of its inputs, so {', '.join(job_identity)} can't be compared"
+    for key in changes(job_identity, read_json(identity)):
         yield f"{key} has other content here than in the run"
 
 

@@ -242,7 +242,7 @@ class _JobFile:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, HyphaError):
             self.print("")
@@ -413,7 +413,7 @@ def _model_modules(job: Job) -> list[str]:
         with suppress(OSError, ValueError):
             file = Path(job.model.repository).expanduser() / "config.json"
             config = json.loads(file.read_text(encoding="utf-8"))
-    kind = str(config.get("model_type", "")).replace("-", "_")
-    if not kind.isidentifier():
+    model_type = str(config.get("model_type", "")).replace("-", "_")
+    if not model_type.isidentifier():
         return []
-    return [f"transformers.models.{kind}.modeling_{kind}"]
+    return [f"transformers.models.{model_type}.modeling_{model_type}"]

@@ -227,7 +227,7 @@ class Training:
 
         try:
             with flagless():
-                run_job(self._loaded, kind=self._kind, check=self._follower.check)
+                run_job(self._loaded, job_name=self._kind, check=self._follower.check)
         except KeyboardInterrupt:
             if not self._follower.is_stopped:
                 raise
@@ -319,9 +319,9 @@ def in_python(text: str) -> str:
     return _FLAG.sub(lambda flag: flag[1].replace("-", "_"), text)
 
 
-def or_none(kind: ArgumentKind) -> ArgumentKind:
+def or_none(argument_kind: ArgumentKind) -> ArgumentKind:
     """Return a kind with None."""
-    text, types = kind
+    text, types = argument_kind
     return f"{text} or None", (*types, type(None))
 
 

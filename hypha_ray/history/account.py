@@ -168,12 +168,12 @@ def first_and_last(path: Path, figures: Record) -> Iterator[Record]:
 
 def _ends_of_curve(path: Path, kind: str, name: str) -> Iterator[Record]:
     """The first and the last record of a kind that has a figure; of a round that was trained again, its last record."""
-    first: Record = {}
+    first_record: Record = {}
     for record in records_in_turn(path, kind):
-        if first.get(name) is not None and record["round"] != first["round"]:
+        if first_record.get(name) is not None and record["round"] != first_record["round"]:
             break
-        first = record
-    yield first
+        first_record = record
+    yield first_record
     for record in records_in_turn(path, kind, backwards=True):
         if record.get(name) is not None:
             yield record
@@ -284,11 +284,11 @@ def _evaluations(evaluations: Sequence[Record], figures: Record) -> str | None:
     measured = [record for record in evaluations if record.get(objective.name) is not None]
     if not measured:
         return None
-    last = measured[-1]
+    last_evaluation = measured[-1]
     values = _values(measured, objective.name)
     parts = [f"{objective.validated} {_arrow(values)}"]
-    for name in shown_beside(objective, last):
-        value = last[name]
+    for name in shown_beside(objective, last_evaluation):
+        value = last_evaluation[name]
         if value is not None:
             parts.append(f"{name} {value:.4g}")
     best_value = figures[f"best_{objective.name}"]
@@ -299,10 +299,10 @@ def _evaluations(evaluations: Sequence[Record], figures: Record) -> str | None:
 
 def _arrow(values: Sequence[float]) -> str:
     """The first value and the last one."""
-    last = f"{values[-1]:.4f}"
+    last_text = f"{values[-1]:.4f}"
     if len(values) == 1:
-        return last
-    return f"{values[0]:.4f} → {last}"
+        return last_text
+    return f"{values[0]:.4f} → {last_text}"
 
 
 def _values(records: Sequence[Record], name: str) -> list[float]:
@@ -329,8 +329,8 @@ def _workers(figures: Record, last_round: Record) -> str:
     if last_round.get("workers") is not None:
         workers = counted(last_round["workers"], "worker")
         parts.append(f"{workers} in the last round")
-    lost = figures["workers_lost"]
-    parts.append(f"{lost} lost")
+    lost_workers = figures["workers_lost"]
+    parts.append(f"{lost_workers} lost")
     deltas = counted(figures["rejected"], "delta")
     parts.append(f"{deltas} rejected")
     if figures["slices_quarantined"]:

@@ -233,8 +233,8 @@ def _charts(series_by_run: Mapping[str, Series]) -> Iterator[ReportFigure]:
 
 def _curves(series: Series, totals: Sequence[float], run: str, colour: str) -> Iterator[Line]:
     """A run's training, dashed, and its evaluations over the amount of training."""
-    trained = series.column(_trained_figure(series))
-    yield Line(f"training of {run}", totals, trained, dashed=True, colour=colour)
+    trained_column = series.column(_trained_figure(series))
+    yield Line(f"training of {run}", totals, trained_column, dashed=True, colour=colour)
     if series.evaluations:
         progress, values = _evaluated(series, totals)
         yield Line(f"validation of {run}", progress, values, colour=colour)

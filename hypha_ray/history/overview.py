@@ -106,7 +106,7 @@ class RunOverview:
 
     def as_json(self) -> dict[str, Any]:
         """The fields with JSON's types; the time of the last record is one of ISO 8601, in UTC."""
-        written = datetime.fromtimestamp(self.written_s, UTC)
+        written_at = datetime.fromtimestamp(self.written_s, UTC)
         return {
             "name": self.name,
             "folder": str(self.folder),
@@ -118,7 +118,7 @@ class RunOverview:
             "value": self.value,
             "workers": self.workers,
             "cost": self.cost,
-            "last_record": written.isoformat(timespec="seconds"),
+            "last_record": written_at.isoformat(timespec="seconds"),
             "tags": list(self.tags),
         }
 
@@ -148,8 +148,8 @@ def overview(folder: Path) -> RunOverview:
 
     """
     tables = read_tables(folder)
-    latest = newest_records(folder / METRICS, ("round", "eval"))
-    last_round = latest.get("round", {})
+    latest_records = newest_records(folder / METRICS, ("round", "eval"))
+    last_round = latest_records.get("round", {})
     figures = recorded_summary(folder)
     if figures is None:
         events = read_jsonl(folder / EVENTS, ("attempt", "stop", "cost"))
@@ -159,7 +159,7 @@ def overview(folder: Path) -> RunOverview:
     state = State.DAMAGED
     if tables is not None:
         state = state_of(folder, rounds, total_rounds, figures["ended_early"])
-    objective, value = objective_value(latest.get("eval"), last_round)
+    objective, value = objective_value(latest_records.get("eval"), last_round)
     workers = last_round.get("workers")
     if workers is not None:
         workers = int(workers)

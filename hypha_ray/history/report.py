@@ -330,8 +330,8 @@ def objective_lines(series: Series) -> list[Line]:
     objective = series.objective
     lines = []
     if series.has(objective.trained):
-        trained = series.column(objective.trained)
-        lines.append(Line(f"{objective.trained}, training", series.numbers, trained))
+        trained_column = series.column(objective.trained)
+        lines.append(Line(f"{objective.trained}, training", series.numbers, trained_column))
     if series.evaluations:
         numbers = []
         values = []

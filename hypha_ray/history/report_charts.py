@@ -114,10 +114,10 @@ def points_to_draw(values: Sequence[float], most: int) -> list[int]:
         return list(range(len(values)))
     drawn = {0, len(values) - 1}
     for piece in cut(len(values), (most - 2) // 2):
-        present = [point for point in piece if not math.isnan(values[point])]
-        if present:
-            drawn.add(min(present, key=values.__getitem__))
-            drawn.add(max(present, key=values.__getitem__))
+        present_points = [point for point in piece if not math.isnan(values[point])]
+        if present_points:
+            drawn.add(min(present_points, key=values.__getitem__))
+            drawn.add(max(present_points, key=values.__getitem__))
         else:
             drawn.add(piece[0])
     return sorted(drawn)
@@ -247,7 +247,7 @@ def _are_small_counts(lines: Sequence[Line]) -> bool:
 
 def _line_trace(line: Line, points: Sequence[int], colour: str, unit: Unit) -> Trace:
     """Return the trace of a curve with some of its points."""
-    form = FORMATS[unit]
+    number_format = FORMATS[unit]
     stroke = {"color": colour, "width": 2, "dash": "dash" if line.dashed else "solid"}
     return {
         "type": "scatter",
@@ -257,7 +257,7 @@ def _line_trace(line: Line, points: Sequence[int], colour: str, unit: Unit) -> T
         "y": [_number_or_none(line.values[point]) for point in points],
         "line": stroke,
         "marker": {"size": 5},
-        "hovertemplate": f"%{{y:{form.value}}}{form.suffix}",
+        "hovertemplate": f"%{{y:{number_format.value}}}{number_format.suffix}",
     }
 
 
@@ -273,19 +273,19 @@ def _present(line: Line) -> list[float]:
 
 def _summary(line: Line, unit: Unit) -> str:
     """Text about a curve: its first value, its last one, and between which it lies."""
-    present = _present(line)
-    if not present:
+    present_values = _present(line)
+    if not present_values:
         return line.label
-    first = value_text(present[0], unit)
-    last = value_text(present[-1], unit)
-    least = value_text(min(present), unit)
-    greatest = value_text(max(present), unit)
-    if least == greatest:
-        return f"{line.label} {last}"
-    text = f"{line.label} {first} → {last}"
-    if {least, greatest} <= {first, last}:
+    first_text = value_text(present_values[0], unit)
+    last_text = value_text(present_values[-1], unit)
+    least_text = value_text(min(present_values), unit)
+    greatest = value_text(max(present_values), unit)
+    if least_text == greatest:
+        return f"{line.label} {last_text}"
+    text = f"{line.label} {first_text} → {last_text}"
+    if {least_text, greatest} <= {first_text, last_text}:
         return text
-    return f"{text}, between {least} and {greatest}"
+    return f"{text}, between {least_text} and {greatest}"
 
 
 def value_text(value: float, unit: Unit) -> str:

@@ -137,15 +137,15 @@ def _machine_rows(hosts: Iterable[Record] | None, with_hosts: bool) -> Iterator[
     """Rows about machines: each with its name, or how many there are of each kind."""
     kinds: Counter[str] = Counter()
     for host in hosts or ():
-        kind = _machine(host)
-        kinds[kind] += 1
+        machine_kind = _machine(host)
+        kinds[machine_kind] += 1
         if with_hosts:
             name = host.get("host")
             address = host.get("address")
-            yield "machine", f"{name} ({address}): {kind}"
-    for kind, count in kinds.items():
+            yield "machine", f"{name} ({address}): {machine_kind}"
+    for machine_kind, count in kinds.items():
         if not with_hosts:
-            yield counted(count, "machine"), kind
+            yield counted(count, "machine"), machine_kind
 
 
 def _machine(host: Record) -> str:

@@ -102,8 +102,8 @@ class RoundColumn:
         total: dict[str, float] = {}
         for record in self.records:
             times_by_worker = record.get("time_by_worker") or {}
-            used = times_by_worker.get(worker) or {}
-            for use, seconds in used.items():
+            worker_times = times_by_worker.get(worker) or {}
+            for use, seconds in worker_times.items():
                 total[use] = total.get(use, 0.0) + seconds
         return total
 

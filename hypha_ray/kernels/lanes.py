@@ -33,8 +33,8 @@ _LANES = _Lanes()
 
 @register_model(_Lanes)
 class _Model(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _VECTOR)
+    def __init__(self, manager: Any, vector_type: Any) -> None:
+        super().__init__(manager, vector_type, _VECTOR)
 
 
 def _operation(symbol: Callable[[Any, Any], Any], name: str) -> None:

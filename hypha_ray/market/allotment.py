@@ -75,10 +75,10 @@ class NodeOffers:
         self._kinds: dict[Hashable, list[tuple[int, str]]] = {}
         self._examples: list[NodeResources] = []
         for index, node in enumerate(nodes):
-            kind = _kind(node)
-            if kind not in self._kinds:
+            node_kind = _kind(node)
+            if node_kind not in self._kinds:
                 self._examples.append(replace(node, free=node.total))  # Asked as if it were idle.
-            self._kinds.setdefault(kind, []).append((index, node.id))
+            self._kinds.setdefault(node_kind, []).append((index, node.id))
 
     def free_offer(self, need: Need, bid: float) -> NodeOffer | None:
         """The first offer that is free for a bid."""

@@ -88,7 +88,7 @@ class Attendance:
         """
         late_s = max(0.0, now - self._checked_s - CHECK_S)
         self._checked_s = now
-        lost = []
+        lost_runs = []
         for run in list(self._heard_s):
             heard_s = min(now, self._heard_s[run] + late_s)
             self._heard_s[run] = heard_s
@@ -97,8 +97,8 @@ class Attendance:
                 self._standings.pop(run, None)
             if silence_s > self._ttl_s:
                 del self._heard_s[run]
-                lost.append(run)
-        return lost
+                lost_runs.append(run)
+        return lost_runs
 
 
 class Rulings:

@@ -100,15 +100,15 @@ def workers_to_hire(job: Job, nodes: Sequence[NodeResources], home: str, speeds:
         available[choice.request.need] += len(choice.chosen)
     _require_servers(job, all_choices)
     numbers = list[int]()
-    first = 0
+    first_worker = 0
     for group in job.worker_groups:
         need = group_need(group)
         count = group.count
         if need.bundle():
             count = min(count, available[need])
             available[need] -= count
-        numbers += range(first, first + count)
-        first += group.count
+        numbers += range(first_worker, first_worker + count)
+        first_worker += group.count
     least = min(job.resources.min_workers, job.num_workers)
     if len(numbers) < least:
         raise too_few(_of_role("worker", all_choices), len(numbers), least)

@@ -171,8 +171,8 @@ def read_terms(labels: Mapping[str, str]) -> Terms | str:
     try:
         return Terms.model_validate(labels)
     except ValidationError as error:
-        first = error.errors()[0]
-        return f"{first['loc'][0]} = {first['input']}"
+        first_error = error.errors()[0]
+        return f"{first_error['loc'][0]} = {first_error['input']}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,13 +177,13 @@ def workers_to_start(job: Job, nodes: Sequence[NodeResources]) -> list[int]:
     """
     chosen = {server_need(job): job.sync.fragments}
     numbers = list[int]()
-    first = 0
+    first_worker = 0
     for group in job.worker_groups:
         need = group_need(group)
         fitting = _largest_count({need: 0, **chosen}, need, group.count, nodes)
         chosen[need] = chosen.get(need, 0) + fitting
-        numbers += range(first, first + fitting)
-        first += group.count
+        numbers += range(first_worker, first_worker + fitting)
+        first_worker += group.count
     least = min(job.resources.min_workers, job.num_workers)
     if len(numbers) < least:
         missing = shortage(needs(job, least), nodes)
@@ -352,11 +352,11 @@ def _wrong(role: str, key: str, got: str, allowed: str) -> ConfigError:
 
 def _ray_types(node: NodeResources) -> set[str]:
     """Names under which the GPU that Ray found on a node may be asked for: its own, and its vendor's."""
-    kind = node.labels.get(RAY_LABEL)
-    if kind is None:
+    gpu_type = node.labels.get(RAY_LABEL)
+    if gpu_type is None:
         return set()
-    if kind.startswith("AMD-"):
-        return {kind, "amd"}
-    if node.total.get("GPU") and not NOT_NVIDIA.match(kind):
-        return {kind, "nvidia"}
-    return {kind}
+    if gpu_type.startswith("AMD-"):
+        return {gpu_type, "amd"}
+    if node.total.get("GPU") and not NOT_NVIDIA.match(gpu_type):
+        return {gpu_type, "nvidia"}
+    return {gpu_type}

@@ -56,9 +56,9 @@ def places(node: NodeResources, amounts: Mapping[str, float]) -> list[str]:
     gpus = amounts.get("GPU", 0.0)
     lease = f"{cpus:g} CPU, {gpus:g} GPU"
     names = [f"{node.id}/{lease}"]
-    kind = node.labels.get(OWN_LABEL) or node.labels.get(RAY_LABEL)
-    if gpus and kind:
-        names.append(f"{kind}/{lease}")
+    gpu_type = node.labels.get(OWN_LABEL) or node.labels.get(RAY_LABEL)
+    if gpus and gpu_type:
+        names.append(f"{gpu_type}/{lease}")
     return names
 
 

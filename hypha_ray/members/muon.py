@@ -41,9 +41,9 @@ class Undivided:
         """Return the tensor itself."""
         return part
 
-    def part(self, whole: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
+    def part(self, tensor: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
         """Return the tensor itself."""
-        return whole
+        return tensor
 
 
 class Muon(GroupOptimizer):
@@ -254,12 +254,12 @@ def shares(model: nn.Module) -> dict[str, int]:
         if not parameter.requires_grad:
             continue
         if id(parameter) in matrices:
-            kind = MATRICES
+            group_name = MATRICES
         elif id(parameter) in tables:
-            kind = "embeddings and head"
+            group_name = "embeddings and head"
         elif parameter.ndim < 2:
-            kind = "vectors"
+            group_name = "vectors"
         else:
-            kind = "other tensors"
-        counts[kind] += parameter.numel()
-    return {kind: count for kind, count in counts.items() if count}
+            group_name = "other tensors"
+        counts[group_name] += parameter.numel()
+    return {group_name: count for group_name, count in counts.items() if count}

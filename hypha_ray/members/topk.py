@@ -60,10 +60,10 @@ def _mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 def _pack12(indices: torch.Tensor) -> torch.Tensor:
     """Pack two 12-bit numbers into three bytes."""
-    first = indices[:, ::2]
+    even_indices = indices[:, ::2]
     second = indices[:, 1::2]
-    low = first & 255
-    middle = first >> 8 | (second & 15) << 4
+    low = even_indices & 255
+    middle = even_indices >> 8 | (second & 15) << 4
     high = second >> 4
     packed = torch.stack([low, middle, high], dim=2)
     return packed.flatten(1).to(torch.uint8)
@@ -72,6 +72,6 @@ def _pack12(indices: torch.Tensor) -> torch.Tensor:
 def _unpack12(packed: torch.Tensor) -> torch.Tensor:
     triples = packed.view(len(packed), -1, 3).long()
     low, middle, high = triples.unbind(2)
-    first = low | (middle & 15) << 8
+    first_index = low | (middle & 15) << 8
     second = middle >> 4 | high << 4
-    return torch.stack([first, second], dim=2).flatten(1) & _TWELVE_BITS
+    return torch.stack([first_index, second], dim=2).flatten(1) & _TWELVE_BITS

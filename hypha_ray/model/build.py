@@ -98,8 +98,8 @@ def fingerprint(model: Model, folder: Path) -> str:
 
     The last bits of quantized weights may depend on the device that has quantized them.
     """
-    form = repr(model.quantization)
-    sha256 = hashlib.sha256(form.encode())
+    quantization_text = repr(model.quantization)
+    sha256 = hashlib.sha256(quantization_text.encode())
     file_of = dict[str, Path]()
     for file in weight_files(folder, str(model.repository)):
         with safe_open(file, "pt") as content:
@@ -185,7 +185,9 @@ class Facts:
     """Number of an image's channels."""
 
 
-def build_model(model: Model, seed: int, *, whole: bool = False, device: torch.device | None = None) -> PreTrainedModel:
+def build_model(
+    model: Model, seed: int, *, needs_all: bool = False, device: torch.device | None = None
+) -> PreTrainedModel:
     """Build the model of a job file on the CPU, in training mode.
 
     A quantized one is built on the device that it will be used on.
@@ -197,7 +199,7 @@ def build_model(model: Model, seed: int, *, whole: bool = False, device: torch.d
     Args:
         model: table of the job file.
         seed: seed of new weights.
-        whole: the repository must have all weights, even the head's.
+        needs_all: the repository must have all weights, even the head's.
         device: device for quantized weights; None: the CPU.
 
     Raises:
@@ -220,7 +222,7 @@ def build_model(model: Model, seed: int, *, whole: bool = False, device: torch.d
                 return auto_class(task).from_config(config, trust_remote_code=False).train()
         base, _ = base_of(model)
         network_class = auto_class(task)
-        return _pretrained(base, network_class, folder, config, whole, device or torch.device("cpu")).train()
+        return _pretrained(base, network_class, folder, config, needs_all, device or torch.device("cpu")).train()
 
 
 def reopened(model: Model) -> PreTrainedModel:
@@ -243,7 +245,7 @@ def reopened(model: Model) -> PreTrainedModel:
 
 
 def _pretrained(
-    model: Model, network_class: Any, folder: Path, config: PretrainedConfig, whole: bool, device: torch.device
+    model: Model, network_class: Any, folder: Path, config: PretrainedConfig, needs_all: bool, device: torch.device
 ) -> PreTrainedModel:
     """Load a repository's weights and refuse missing and unknown ones."""
     repository = str(model.repository)
@@ -259,13 +261,13 @@ def _pretrained(
             ignore_mismatched_sizes=True,  # `require_fit` reports them with advice.
             **loading_options(model, config.dtype, device),
         )
-    require_fit(network, LoadingReport.of(info), shapes, repository, whole=whole, relabelled=sets_labels(model))
+    require_fit(network, LoadingReport.of(info), shapes, repository, needs_all=needs_all, relabelled=sets_labels(model))
     if model.quantization is not None:
         network.base_sha256 = fingerprint(model, folder)
     return network
 
 
-def compare_weights(model: Model, *, whole: bool = False) -> list[str]:
+def compare_weights(model: Model, *, needs_all: bool = False) -> list[str]:
     """Compare a repository's weights with its model before anything is loaded, by the headers of its files.
 
     Returns:
@@ -291,7 +293,7 @@ def compare_weights(model: Model, *, whole: bool = False) -> list[str]:
         network = skeleton(model)
         loaded = simulate_loading(network, tensors)
     shapes = tensor_shapes(tensors)
-    return require_fit(network, loaded, shapes, model.repository, whole=whole, relabelled=sets_labels(model))
+    return require_fit(network, loaded, shapes, model.repository, needs_all=needs_all, relabelled=sets_labels(model))
 
 
 def facts(model: Model) -> Facts:

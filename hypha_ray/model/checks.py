@@ -231,8 +231,8 @@ def _select_layers(kinds: Any, count: int) -> Any:
     """Return `count` entries of a list with one for each layer, every kind of layer among them if possible."""
     first_of_kinds: list[int] = []
     repeated: list[int] = []
-    for index, kind in enumerate(kinds):
-        if kind in kinds[:index]:
+    for index, kind_name in enumerate(kinds):
+        if kind_name in kinds[:index]:
             repeated.append(index)
         else:
             first_of_kinds.append(index)

@@ -326,7 +326,7 @@ def compile_layers(
     """
     # The compiler looks at gradients of a layer's inputs, which have none (torch 2.13).
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf Tensor")
-    forward_of = {kind: compiler(kind.forward) for kind in {type(layer) for layer in layers}}
+    forward_of = {layer_class: compiler(layer_class.forward) for layer_class in {type(layer) for layer in layers}}
     token_loss = compiler(token_cross_entropy)
 
     def compute_compiled(inputs: Mapping[str, Tensor]) -> Losses:

@@ -75,10 +75,10 @@ def check_names(layout: Layout, tensors: Mapping[str, Array]) -> None:
     missing = sorted(shapes.keys() - tensors.keys())
     unknown = sorted(tensors.keys() - shapes.keys())
     problems: list[str] = []
-    for kind, names in (("missing", missing), ("unknown", unknown), ("of another shape", mismatched)):
+    for fault, names in (("missing", missing), ("unknown", unknown), ("of another shape", mismatched)):
         if names:
             examples = ", ".join(names[:3])
-            problems.append(f"{len(names)} {kind} ({examples})")
+            problems.append(f"{len(names)} {fault} ({examples})")
     if problems:
         fix = "use the job file that they were made with"
         raise CheckpointError("MODEL010", "weights don't fit the model", "; ".join(problems), fix=fix)

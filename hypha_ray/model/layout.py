@@ -49,8 +49,8 @@ def contiguous(sizes: Mapping[str, int], fragments: int) -> dict[str, int]:
         if ends[index] - goal <= goal - starts[index]:
             index += 1
         earliest = cuts[-1] + 1
-        latest = len(ends) - (fragments - part)
-        cuts.append(min(max(index, earliest), latest))
+        latest_end = len(ends) - (fragments - part)
+        cuts.append(min(max(index, earliest), latest_end))
     return {name: bisect_right(cuts, index) - 1 for index, name in enumerate(sizes)}
 
 
@@ -232,11 +232,11 @@ def _untie(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], tuple[tuple
     tied: list[tuple[str, str]] = []
     names: dict[object, str] = {}
     for name, tensor in _sent(model):
-        first = names.setdefault(_memory(tensor), name)
-        if first == name:
+        first_name = names.setdefault(_memory(tensor), name)
+        if first_name == name:
             tensors[name] = tensor
         else:
-            tied.append((name, first))
+            tied.append((name, first_name))
     return tensors, tuple(tied)
 
 
@@ -280,16 +280,16 @@ def _memory(tensor: torch.Tensor) -> object:
 
 def _group(name: str, tensor: torch.Tensor) -> str:
     """Return a tensor's group: its kind, and its dtype or a wider one that numpy has."""
-    kind = "parameters" if isinstance(tensor, torch.nn.Parameter) else "buffers"
+    group_name = "parameters" if isinstance(tensor, torch.nn.Parameter) else "buffers"
     if tensor.is_complex():
         raise ConfigError("MODEL009", f"tensor {name} can't be sent", str(tensor.dtype), "real numbers")
     if tensor.dtype == torch.float64:
-        return f"{kind}/float64"
+        return f"{group_name}/float64"
     if tensor.is_floating_point():
-        return f"{kind}/float32"
+        return f"{group_name}/float32"
     if tensor.dtype == torch.bool:
-        return f"{kind}/uint8"
-    return f"{kind}/{_dtype_name(tensor)}"
+        return f"{group_name}/uint8"
+    return f"{group_name}/{_dtype_name(tensor)}"
 
 
 def _dtype_name(tensor: torch.Tensor) -> str:

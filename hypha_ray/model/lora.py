@@ -151,14 +151,14 @@ def merge_adapter(network: Any) -> Any:
             plain = module.get_base_layer()
         else:
             continue
-        parent, _, last = name.rpartition(".")
-        setattr(network.get_submodule(parent), last, plain)
+        parent, _, last_name = name.rpartition(".")
+        setattr(network.get_submodule(parent), last_name, plain)
         merged = (*merged, f"{name}.")
     del network.peft_config
     return network
 
 
-def save_adapter(network: Any, model: Model, folder: Path, final: Path | None = None) -> dict[str, str] | None:
+def save_adapter(network: Any, model: Model, folder: Path, final_folder: Path | None = None) -> dict[str, str] | None:
     """Write the adapter of a network as PEFT does: configuration and safetensors.
 
     A base model of this machine is named by its absolute path, with which PEFT loads the adapter from any folder.
@@ -167,7 +167,7 @@ def save_adapter(network: Any, model: Model, folder: Path, final: Path | None = 
         network: the network.
         model: table of the job file.
         folder: folder to write.
-        final: folder that the adapter is moved to; None: it stays.
+        final_folder: folder that the adapter is moved to; None: it stays.
 
     Returns:
         Path of such a base model from the final folder, by its absolute one; None for a base model of the hub.
@@ -182,7 +182,7 @@ def save_adapter(network: Any, model: Model, folder: Path, final: Path | None = 
     relative_paths = None
     if path.is_dir():
         config.base_model_name_or_path = str(path)
-        relative_paths = {str(path): os.path.relpath(path, (final or folder).resolve())}
+        relative_paths = {str(path): os.path.relpath(path, (final_folder or folder).resolve())}
     config.revision = base.revision
     config.task_type = _TASKS.get(find_task(model.type).name)
     config.save_pretrained(folder)
@@ -401,10 +401,10 @@ def build_trained(job: Job, device: torch.device | None = None) -> Any:
 
     """
     seed = job.run.seed
-    whole = needs_whole(job.model)
+    needs_all = needs_whole(job.model)
 
     def build() -> PreTrainedModel:
-        network = build_model(job.model, seed, whole=whole, device=device)
+        network = build_model(job.model, seed, needs_all=needs_all, device=device)
         return with_adapter(network, job.model, seed)
 
     return _with_critic(job, build)
@@ -424,11 +424,11 @@ def sketch_trained(job: Job) -> Any:
     return _with_critic(job, build)
 
 
-def exported(trained: Any) -> PreTrainedModel:
+def exported(trained_model: Any) -> PreTrainedModel:
     """Return the part of the trained modules that is exported: the model without a critic."""
-    if isinstance(trained, ActorCritic):
-        return trained.actor
-    return cast("PreTrainedModel", trained)
+    if isinstance(trained_model, ActorCritic):
+        return trained_model.actor
+    return cast("PreTrainedModel", trained_model)
 
 
 def _with_critic(job: Job, build: Callable[[], PreTrainedModel]) -> Any:

@@ -95,12 +95,12 @@ def _check(task: Task, network: Any, samples: Samples) -> None:
         if not task.count(inputs):
             return
         _check_apart(task, network, samples, inputs)
-        whole = compute_losses(task, network, inputs)
-        _check_against_own(task, network, inputs, whole)
+        whole_losses = compute_losses(task, network, inputs)
+        _check_against_own(task, network, inputs, whole_losses)
         if task.objective is None:  # Those of preferences may depend on the other samples of a batch.
-            _check_additive(task, network, samples, float(whole.reported) * task.count(inputs))
+            _check_additive(task, network, samples, float(whole_losses.reported) * task.count(inputs))
         if task.labels in ("shifted", "positions") and not task.classifies:
-            _check_causal(task, network, inputs, whole.output)
+            _check_causal(task, network, inputs, whole_losses.output)
 
 
 def _check_against_own(task: Task, network: Any, inputs: dict[str, Any], ours: Losses) -> None:
@@ -159,7 +159,7 @@ def _packing_difference(task: Task, network: Any, ids: torch.Tensor) -> float:
     return float(difference.max() / alone.abs().max())
 
 
-def _check_additive(task: Task, network: Any, samples: Samples, whole: float) -> None:
+def _check_additive(task: Task, network: Any, samples: Samples, whole_loss: float) -> None:
     """Compare the loss of all samples together with the losses of single samples."""
     parts = 0.0
     for index in range(len(samples)):
@@ -169,9 +169,11 @@ def _check_additive(task: Task, network: Any, samples: Samples, whole: float) ->
         if count:
             loss = compute_losses(task, network, inputs).reported
             parts += float(loss) * count
-    if not _close(parts, whole, _ADDITIVE):
+    if not _close(parts, whole_loss, _ADDITIVE):
         raise _wrong_loss(
-            network, task, f"{whole:.6g} for {counted(len(samples), 'sample')} together, {parts:.6g} for each by itself"
+            network,
+            task,
+            f"{whole_loss:.6g} for {counted(len(samples), 'sample')} together, {parts:.6g} for each by itself",
         )
 
 
@@ -185,14 +187,14 @@ def _check_causal(task: Task, network: Any, inputs: dict[str, Any], output: Any)
     logits = getattr(output, "logits", None)
     if not isinstance(logits, torch.Tensor) or logits.ndim != 3:
         return
-    changed = tokens.clone()
+    changed_tokens = tokens.clone()
     positions: list[int] = []
     for row, scored in enumerate(labels != task.ignored):
         position = _middle_position(task, scored)
         positions.append(position)
         if position:
-            changed[row, position] = _another_token(tokens[row], position, logits.shape[-1])
-    new_logits = compute_losses(task, network, inputs | {name: changed}).output.logits
+            changed_tokens[row, position] = _another_token(tokens[row], position, logits.shape[-1])
+    new_logits = compute_losses(task, network, inputs | {name: changed_tokens}).output.logits
     differences = (logits.float() - new_logits.float()).abs()
     changes = differences.amax(-1)[:, -tokens.shape[1] :]
     noise = 1e-6 * float(logits.abs().max())
@@ -313,10 +315,10 @@ def _own_loss(task: Task, network: Any, inputs: dict[str, Any]) -> float | None:
 
 def _another_token(row: torch.Tensor, position: int, vocabulary: int) -> int:
     """Return another token for a position, from the same sample if it has one."""
-    present = int(row[position])
-    different = [token for token in row.tolist() if token >= 0 and token != present]
+    token_id = int(row[position])
+    different = [token for token in row.tolist() if token >= 0 and token != token_id]
     if not different:
-        return (present + 1) % vocabulary
+        return (token_id + 1) % vocabulary
     return int(different[len(different) // 2])
 
 

@@ -81,12 +81,12 @@ def compute_losses(
     if task.labels == "shifted" and "labels" in inputs:
         with nullcontext() if head is None else bypassed_head(head):
             output = forward(task, model, _without_labels(inputs))
-        reported = shifted_cross_entropy(_logits(output), inputs["labels"], head, token_loss)
-        return Losses(reported, reported + router_loss(model, output), output)
+        reported_loss = shifted_cross_entropy(_logits(output), inputs["labels"], head, token_loss)
+        return Losses(reported_loss, reported_loss + router_loss(model, output), output)
     output = forward(task, model, inputs)
     divisor = task.count(inputs) if task.summed else 1
-    trained = loss_of(output) / divisor
-    return Losses(_plain(output, inputs, trained), trained, output)
+    trained_loss = loss_of(output) / divisor
+    return Losses(_plain(output, inputs, trained_loss), trained_loss, output)
 
 
 def _without_labels(inputs: Batch) -> Batch:
@@ -298,12 +298,12 @@ def _logits(output: Any) -> torch.Tensor:
     return logits
 
 
-def _plain(output: Any, inputs: Batch, trained: torch.Tensor) -> torch.Tensor:
+def _plain(output: Any, inputs: Batch, trained_loss: torch.Tensor) -> torch.Tensor:
     """Return the loss without auxiliary terms, which a few sequence-to-sequence models add to it."""
     names: Iterable[str] = getattr(output, "keys", dict)()
     has_auxiliary_loss = any(name.endswith(("aux_loss", "z_loss")) for name in names)
     if not has_auxiliary_loss or "labels" not in inputs:
-        return trained
+        return trained_loss
     return token_cross_entropy(_logits(output), inputs["labels"])
 
 
@@ -384,10 +384,10 @@ def result_of(call: Callable[[], Any], tensors: Mapping[str, Any], allowed: str,
         raise
     except Exception as error:
         raise refused(reason_of(error), allowed) from error
-    changed = [name for name, version in _versions_of(tensors).items() if version != versions[name]]
-    if changed:
+    changed_names = [name for name, version in _versions_of(tensors).items() if version != versions[name]]
+    if changed_names:
         unchanged = "inputs as they were given: change a copy, such as labels.clone()"
-        raise refused(f"a change in place of {', '.join(changed)}", unchanged)
+        raise refused(f"a change in place of {', '.join(changed_names)}", unchanged)
     return result
 
 

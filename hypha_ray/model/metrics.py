@@ -145,21 +145,21 @@ def check_metrics(metrics: Metrics, task: Task, output: Any, inputs: Batch) -> N
 def _check(metrics: Metrics, logits: torch.Tensor, labels: torch.Tensor) -> None:
     middle = len(labels) // 2
     for figure, metric in metrics.items():
-        whole = _sums(figure, metric, logits, labels)
+        whole_sums = _sums(figure, metric, logits, labels)
         if middle:
-            first = _sums(figure, metric, logits[:middle], labels[:middle])
+            first_sums = _sums(figure, metric, logits[:middle], labels[:middle])
             second = _sums(figure, metric, logits[middle:], labels[middle:])
-            _require_additive(figure, whole, (first, second))
+            _require_additive(figure, whole_sums, (first_sums, second))
         try:
-            value = metric.figure(whole)
+            value = metric.figure(whole_sums)
         except Exception as error:  # Code of users may raise anything.
             raise _failed(figure, "figure", error) from error
         if not isinstance(value, float | int):
             raise _refused(figure, f"a figure of type {type(value).__name__}", "a number")
 
 
-def _require_additive(figure: str, whole: Mapping[str, float], parts: Sequence[Mapping[str, float]]) -> None:
-    for name, value in whole.items():
+def _require_additive(figure: str, whole_sums: Mapping[str, float], parts: Sequence[Mapping[str, float]]) -> None:
+    for name, value in whole_sums.items():
         total = sum(part.get(name, 0.0) for part in parts)
         if not math.isclose(total, value, rel_tol=_CLOSE, abs_tol=_CLOSE):
             got = f"{name}: {total:g} for two parts of a batch, {value:g} for the whole"

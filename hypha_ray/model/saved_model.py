@@ -95,29 +95,29 @@ def export(
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
-            new = Path(scratch) / "new"
+            new_folder = Path(scratch) / "new"
             if adapted:
-                _save_adapter(network, job.model, preprocessor, new / ADAPTER, directory / ADAPTER)
+                _save_adapter(network, job.model, preprocessor, new_folder / ADAPTER, directory / ADAPTER)
                 network = merge_adapter(network.float())
                 network = network.to(getattr(torch, dtype_name or "float32"))
-            _save(network, job.model, preprocessor, new)
+            _save(network, job.model, preprocessor, new_folder)
             if compatible is not None:
-                make_compatible(new)
+                make_compatible(new_folder)
             if round is not None:
-                _write(new / TASK, _read(new / TASK) | {"round": round})
-            make_tree_private(new)
-            _replace(directory, new, Path(scratch) / "old")
+                _write(new_folder / TASK, _read(new_folder / TASK) | {"round": round})
+            make_tree_private(new_folder)
+            _replace(directory, new_folder, Path(scratch) / "old")
     except (OSError, SafetensorError) as error:
         raise CheckpointError("MODEL013", f"model folder {directory} can't be written", str(error)) from error
 
 
 def _with_weights(job: Job, tensors: Mapping[str, Array], dtype_name: str | None) -> PreTrainedModel:
     """Build a job's model with trained weights, in a dtype or, without its name, in that of its training."""
-    trained = build_trained(job)
+    trained_model = build_trained(job)
     if dtype_name is not None:
-        trained = trained.to(getattr(torch, dtype_name))
-    load(trained, layout_of(trained), tensors)
-    return exported(trained)
+        trained_model = trained_model.to(getattr(torch, dtype_name))
+    load(trained_model, layout_of(trained_model), tensors)
+    return exported(trained_model)
 
 
 def open_saved(
@@ -143,7 +143,7 @@ def open_saved(
         network = reopened(model)
     else:
         adapted = has_adapter(model)
-        network = build_model(model, seed=0, whole=not adapted or needs_whole(model))
+        network = build_model(model, seed=0, needs_all=not adapted or needs_whole(model))
         if adapted:
             merge_adapter(attach_adapter(network, model, seed=0))
     network = network.eval()
@@ -174,19 +174,19 @@ def original_dtype(model: Model) -> str | None:
     return None
 
 
-def _brought_along(trained: Model, task_name: str) -> dict[str, Any]:
+def _brought_along(trained_model: Model, task_name: str) -> dict[str, Any]:
     """Return the keys of a run's own factory, and of its loss if that is of the same task."""
     names = ["factory", "factory_options"]
-    if find_task(trained.type).name == find_task(task_name).name:
+    if find_task(trained_model.type).name == find_task(task_name).name:
         names += ["loss", "loss_options"]
-    return {name: getattr(trained, name) for name in names}
+    return {name: getattr(trained_model, name) for name in names}
 
 
-def _replace(directory: Path, new: Path, old: Path) -> None:
+def _replace(directory: Path, new_folder: Path, old_folder: Path) -> None:
     """Replace a folder by a new one."""
     if directory.exists():
-        directory.rename(old)
-    new.rename(directory)
+        directory.rename(old_folder)
+    new_folder.rename(directory)
 
 
 def _save(network: PreTrainedModel, model: Model, preprocessor: Any | None, folder: Path) -> None:
@@ -199,11 +199,13 @@ def _save(network: PreTrainedModel, model: Model, preprocessor: Any | None, fold
         remove_source(folder)
 
 
-def _save_adapter(network: PreTrainedModel, model: Model, preprocessor: Any | None, folder: Path, final: Path) -> None:
+def _save_adapter(
+    network: PreTrainedModel, model: Model, preprocessor: Any | None, folder: Path, final_folder: Path
+) -> None:
     """Write an adapter with its task, and with names and kind of its classes, which the base model doesn't know."""
     folder.mkdir(parents=True)
     keys: dict[str, Any] = {}
-    base = save_adapter(network, model, folder, final)
+    base = save_adapter(network, model, folder, final_folder)
     if base is not None:
         keys[BASE] = base
     if model.config:

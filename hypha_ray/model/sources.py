@@ -309,14 +309,14 @@ def require_same(job: Job, stored: Mapping[str, str]) -> None:
         CheckpointError: CKPT007, an input has changed, or differs on this machine.
 
     """
-    changed = changes(identity_of(job), stored)
-    if changed:
-        raise changed_error(changed)
+    changed_sources = changes(identity_of(job), stored)
+    if changed_sources:
+        raise changed_error(changed_sources)
 
 
-def changes(present: Mapping[str, str], stored: Mapping[str, str]) -> list[str]:
+def changes(present_hashes: Mapping[str, str], stored_hashes: Mapping[str, str]) -> list[str]:
     """Return the keys of inputs that differ from the stored ones; keys that either side lacks aren't compared."""
-    return [key for key, value in present.items() if stored.get(key, value) != value]
+    return [key for key, value in present_hashes.items() if stored_hashes.get(key, value) != value]
 
 
 def is_replaceable(key: str) -> bool:
@@ -330,12 +330,12 @@ def is_replaceable(key: str) -> bool:
     return names_member and not defines_training(path)
 
 
-def changed_error(changed: list[str]) -> CheckpointError:
+def changed_error(changed_sources: list[str]) -> CheckpointError:
     """Return the error that the inputs of these keys aren't those that the run began with."""
-    keys = ", ".join(changed)
+    keys = ", ".join(changed_sources)
     problem = f"{keys}: the content has changed since the run began, or is another one on this machine"
     fix = "put back what was there, the same on each machine, or choose another run.name"
-    if all(map(is_replaceable, changed)):
+    if all(map(is_replaceable, changed_sources)):
         fix = f"{fix}; --resume goes on with it as it is now"
     return CheckpointError("CKPT007", problem, fix=fix)
 

@@ -144,8 +144,8 @@ def mask_tokens(
     chosen = (score <= np.maximum(lowest, MASKED_FRACTION)) & ~fixed
     random_ids = (replacement * masking.vocab_size).astype(tokens.dtype)
     mask_id = tokens.dtype.type(masking.mask_id)
-    changed = np.where(kind < 0.8, mask_id, random_ids)
-    return np.where(chosen & (kind < 0.9), changed, tokens), chosen
+    changed_ids = np.where(kind < 0.8, mask_id, random_ids)
+    return np.where(chosen & (kind < 0.9), changed_ids, tokens), chosen
 
 
 def _special_ids(config: Any) -> Iterable[int]:

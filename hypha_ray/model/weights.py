@@ -102,17 +102,17 @@ def weight_files(folder: Path, repository: str) -> list[Path]:
     index = folder / INDEX
     if not index.is_file():
         refuse_adapter(folder, repository)
-        present = sorted(file.name for file in folder.glob("*.safetensors"))
-        got = _first_names(present) or "no *.safetensors"
+        present_names = sorted(file.name for file in folder.glob("*.safetensors"))
+        got = _first_names(present_names) or "no *.safetensors"
         raise CheckpointError("MODEL006", problem, got, f"{WHOLE}, or {INDEX} and its files", fix)
     try:
         content = json.loads(index.read_text(encoding="utf-8"))
         names = sorted(set(content["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError("MODEL006", problem, f"{INDEX}: {error!r}", fix="copy the file afresh") from None
-    absent = [name for name in names if not (folder / name).is_file()]
-    if absent or not names:
-        got = f"{len(absent)} of {len(names)} files of {INDEX} aren't there: {_first_names(absent)}"
+    absent_names = [name for name in names if not (folder / name).is_file()]
+    if absent_names or not names:
+        got = f"{len(absent_names)} of {len(names)} files of {INDEX} aren't there: {_first_names(absent_names)}"
         raise CheckpointError("MODEL006", problem, got, fix=fix)
     return [folder / name for name in names]
 
@@ -165,7 +165,7 @@ def require_fit(
     shapes: Stored,
     repository: str,
     *,
-    whole: bool,
+    needs_all: bool,
     relabelled: bool = False,
 ) -> list[str]:
     """Refuse weights of a repository that aren't the model's; only the head may be new.
@@ -175,7 +175,7 @@ def require_fit(
         loaded: result of loading its weights.
         shapes: shapes of the repository's tensors.
         repository: name for messages.
-        whole: the head must be in the repository, too.
+        needs_all: the head must be in the repository, too.
         relabelled: the job sets the labels, so that a head with others is replaced.
 
     Returns:
@@ -190,7 +190,7 @@ def require_fit(
     mismatched = {name for name, _, _ in loaded.mismatched}
     missing = {name for name in loaded.missing if not _BUFFER.search(name)} | mismatched
     new_head: set[str] = set()
-    if not whole:
+    if not needs_all:
         may_be_new: set[str] = set()
         if relabelled:
             may_be_new = missing

@@ -41,7 +41,7 @@ class Assembly(Protocol):
     def whole(self, part: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
         """Gather a tensor that is divided among the processes as a parameter is."""
 
-    def part(self, whole: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
+    def part(self, tensor: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
         """Return this process's part of a whole tensor, divided as a parameter is."""
 
 
@@ -225,19 +225,19 @@ def build_optimizer(
 
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    trained: list[Any] = list(parameters)
+    trained_parameters: list[Any] = list(parameters)
     if shards is not None:
-        trained = list(map(shards.piece_of, parameters))
+        trained_parameters = list(map(shards.piece_of, parameters))
     if config.name == "adamw":
-        return Inner([adamw(trained, config, workers)], config, total_steps)
+        return Inner([adamw(trained_parameters, config, workers)], config, total_steps)
     if config.name == EIGHT_BITS:
         check_eight_bits()
-        return Inner([_adamw_8bit(trained, config)], config, total_steps)
+        return Inner([_adamw_8bit(trained_parameters, config)], config, total_steps)
     if config.name == "muon":
-        pieces = dict(zip(parameters, trained, strict=True))
+        pieces = dict(zip(parameters, trained_parameters, strict=True))
         optimizers = find("inner_optimizers", config.name)(model, pieces, config, workers, shards)
         return Inner(optimizers, config, total_steps)
-    return Inner([_of_torch(trained, config, fuses)], config, total_steps)
+    return Inner([_of_torch(trained_parameters, config, fuses)], config, total_steps)
 
 
 def build_own(

@@ -167,11 +167,11 @@ def _decay_steps(config: InnerOptimizer, total: int) -> int:
     return config.decay_steps or max(1, total // 5)
 
 
-def _bounded(curve: Callable[[int], float], warmup: int, last: int, floor: float) -> Callable[[int], float]:
-    """Return a curve that falls to `floor` instead of 0 after the warm-up, and is constant from step `last`."""
+def _bounded(curve: Callable[[int], float], warmup: int, last_step: int, floor: float) -> Callable[[int], float]:
+    """Return a curve that falls to `floor` instead of 0 after the warm-up, and is constant from step `last_step`."""
 
     def bounded(step: int) -> float:
-        factor = curve(min(step, last))
+        factor = curve(min(step, last_step))
         if step < warmup:
             return factor
         return floor + (1 - floor) * factor

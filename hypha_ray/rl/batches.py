@@ -140,13 +140,13 @@ class SharedRollouts:
         """Respond to a piece with its own weights; those in training are the same afterwards."""
         if piece.weights.version == self._version:
             return rollout_by(self._role, piece.prompts, piece.arguments)
-        present = {name: tensor.clone() for name, tensor in self._role.weights().items()}
+        weights = {name: tensor.clone() for name, tensor in self._role.weights().items()}
         arrays = self._generators.get(piece.weights.handle)
         self._role.take_weights({name: tensor_of(array) for name, array in arrays.items()}, 1.0)
         try:
             return rollout_by(self._role, piece.prompts, piece.arguments)
         finally:
-            self._role.take_weights(present, 1.0)
+            self._role.take_weights(weights, 1.0)
 
 
 def _arrays(role: Role) -> dict[str, Any]:

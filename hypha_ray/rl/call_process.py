@@ -53,11 +53,11 @@ class CallProcess:
 
     """
 
-    def __init__(self, code: Code, first: object, start_s: float = START_S) -> None:
+    def __init__(self, code: Code, first_message: object, start_s: float = START_S) -> None:
         greeting = None
         for _ in range(_STARTS):
             self._begin(code)
-            self.send(first)
+            self.send(first_message)
             if not self._answers.poll(start_s):
                 self.kill()
                 fix = "see to what their modules do when they are imported"

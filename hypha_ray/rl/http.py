@@ -211,8 +211,8 @@ def _redirect(request: _Request, answer: ClientResponse) -> _Request:
     """
     location = answer.headers.get("Location", "")
     target = request.url.join(URL(location))
-    shown = redacted(str(target))[:300]
-    refused = Refused(f"status {answer.status}: a redirect to {shown}")
+    shown_target = redacted(str(target))[:300]
+    refused = Refused(f"status {answer.status}: a redirect to {shown_target}")
     refused.status = answer.status
     insecure = request.url.scheme == "https" and target.scheme != "https"
     if request.body is not None or insecure or target.scheme not in ("http", "https"):
@@ -255,8 +255,8 @@ async def _error_body(answer: ClientResponse) -> bytes:
 
 def _error_of(answer: ClientResponse, text: bytes) -> Unreachable | Refused:
     words = text.decode(errors="replace").split()
-    shown = " ".join(words)[:300]
-    message = f"status {answer.status}: {shown}"
+    shown_text = " ".join(words)[:300]
+    message = f"status {answer.status}: {shown_text}"
     if answer.status >= 500 or answer.status in _LATER:
         unreachable = Unreachable(message)
         unreachable.retry_after_s = retry_after_s(answer.headers)

@@ -165,12 +165,12 @@ class Island(WholeModel):
     def evaluate(self, batches: Iterable[Samples]) -> Sums:
         """Return reward, pass@1 and length of responses, which are sampled with the same random numbers each time."""
         remaining = iter(batches)
-        first = next(remaining, None)
-        if first is None:
+        first_prompt = next(remaining, None)
+        if first_prompt is None:
             self._validation = None
             return {}
-        self._validation = sample_of(first)
-        return validate(self._traverse, chain([first], remaining), self._rl, self._merged_version)
+        self._validation = sample_of(first_prompt)
+        return validate(self._traverse, chain([first_prompt], remaining), self._rl, self._merged_version)
 
     def merged(self, version: int) -> None:
         """Let the reference have the merged weights, if it is the policy that the round began with.
@@ -237,7 +237,7 @@ class Island(WholeModel):
         problems: list[str] = [] if self._shared is None else [*self._shared.take_problems()]
         for reply in (*traversed.before, *chain.from_iterable(replies.values())):
             problems += reply.problems
-        shown = with_advantages(traversed.shown, replies["advantage_inf"][0].facts["advantages"])
+        shown_responses = with_advantages(traversed.shown, replies["advantage_inf"][0].facts["advantages"])
         return Step(
             loss=torch.tensor(actor["loss"]),
             scored=actor["scored"],
@@ -245,7 +245,7 @@ class Island(WholeModel):
             tokens=actor["tokens"],
             sums=sums_of(replies) | traversed.sums | traversed.collectives,
             bad=batch.keys if damaged else batch.keys[:0],
-            shown=shown,
+            shown=shown_responses,
             revived=revived,
             problems=tuple(problems),
             times=times(traversed),
@@ -276,9 +276,9 @@ class Island(WholeModel):
         sums = shares_of_generators(responded)
         if self._rl.is_asynchronous:
             sums |= staleness_sums(rollouts, self._version)
-        shown = shown_of(responded, self._rl.shown_responses)
+        shown_responses = shown_of(responded, self._rl.shown_responses)
         responders = responders_of(responded)
-        return Traversed(replies, (), shown, sums, self._master.collectives, responders=responders)
+        return Traversed(replies, (), shown_responses, sums, self._master.collectives, responders=responders)
 
     def _traverse_refilled(self, batch: Samples, extras: Mapping[str, Extras]) -> Traversed:
         """Respond to a batch and to prompts in the place of others, and take those with a signal through the graph."""
@@ -300,8 +300,8 @@ class Island(WholeModel):
         sums = added([reply.sums for reply in earlier_replies])
         sums |= added([reply.facts.get("equal_groups", {}) for reply in earlier_replies])
         sums["extra_prompts"] = float(refilled.extra), 1.0
-        shown = refilled.draws[0]["rew_inf"][0].facts["shown"]
-        return Traversed(replies, tuple(earlier_replies), shown, sums, transfers, refilled.extra)
+        shown_responses = refilled.draws[0]["rew_inf"][0].facts["shown"]
+        return Traversed(replies, tuple(earlier_replies), shown_responses, sums, transfers, refilled.extra)
 
     def _extras(self, arguments: Mapping[str, Any]) -> dict[str, Extras]:
         """Return arguments and hooks of the calls of a step; `arguments` are those of training."""
@@ -420,10 +420,10 @@ def policy_folders(job: Job, worker: int) -> Path:
     return Path(job.run.dir or ".", job.run.name or ".", "policies", f"worker-{worker}")
 
 
-def _workers(job: Job, first: ModelWorker, tokenizer: Any) -> Any:
+def _workers(job: Job, first_worker: ModelWorker, tokenizer: Any) -> Any:
     """Return the way to an island's model workers, of which the first one is in this process."""
     if job.rl.model_workers == 1:
-        return Local({0: first})
+        return Local({0: first_worker})
     from hypha_ray.rl.dataflow.actor import Actors  # Without other processes, Ray has no part in this.
 
-    return Actors(first, job, pack(tokenizer))
+    return Actors(first_worker, job, pack(tokenizer))

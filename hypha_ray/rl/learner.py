@@ -182,17 +182,17 @@ class Learner(Role):
         reference: torch.Tensor | None = None
         if "reference_logprobs" in sample.data:
             reference = tokens_of(sample, "reference_logprobs", device)
-        old: torch.Tensor | None = None
+        old_logprobs: torch.Tensor | None = None
         if "proximal_logprobs" in sample.data:
-            old = tokens_of(sample, "proximal_logprobs", device)
+            old_logprobs = tokens_of(sample, "proximal_logprobs", device)
         elif not self._job.rl.corrects:
-            old = responses.logprobs
+            old_logprobs = responses.logprobs
         mask, counted = trained_tokens(self._job.rl, responses, is_trained_on.to(device))
         return Rollout(
             responses=responses,
             mask=mask,
             advantages=tokens_of(sample, "advantages", device),
-            old=old,
+            old=old_logprobs,
             reference=reference,
             counted=counted,
         )
@@ -220,7 +220,7 @@ def trained_tokens(rl: RL, responses: Responses, kept: torch.Tensor) -> tuple[to
     return mask, counted
 
 
-def step_on_parts(sample: Sample, model: torch.nn.Module, optimizer: Inner, kind: str | None) -> RoleOutcome:
+def step_on_parts(sample: Sample, model: torch.nn.Module, optimizer: Inner, gradient_kind: str | None) -> RoleOutcome:
     """Take a step on the gradients of all parts, or only add their mean or sum to the present gradients.
 
     Without a finite gradient, or with nothing to score, weights and gradients stay as they were.
@@ -229,7 +229,7 @@ def step_on_parts(sample: Sample, model: torch.nn.Module, optimizer: Inner, kind
         sample: gradients and losses of `Learner.inference`.
         model: the policy's model.
         optimizer: optimizer of the policy.
-        kind: ``mean`` or ``sum`` if only the gradient is wanted; None: a step.
+        gradient_kind: ``mean`` or ``sum`` if only the gradient is wanted; None: a step.
 
     """
     losses = sample.data["losses"].reshape(-1, 3)
@@ -237,18 +237,18 @@ def step_on_parts(sample: Sample, model: torch.nn.Module, optimizer: Inner, kind
     gradients = torch.from_numpy(sample.data["gradients"].reshape(len(losses), -1))
     gradient = gradients.sum(0)
     divisor = max(total_weight, 1e-12)
-    if kind != "sum":
+    if gradient_kind != "sum":
         gradient = gradient / divisor
     parameters = trained_parameters(model)
     old_gradients = [parameter.grad for parameter in parameters]
-    if kind is None:
+    if gradient_kind is None:
         optimizer.zero_grad()
     _add(parameters, gradient)
     loss = torch.tensor(total_loss / divisor)
     norm = optimizer.norm()
     is_finite = bool(torch.stack([loss, norm.cpu()]).isfinite().all())
     if total_weight and is_finite:
-        if kind is None:
+        if gradient_kind is None:
             optimizer.step(norm)
         facts = {
             "loss": float(loss),

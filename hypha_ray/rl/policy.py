@@ -388,8 +388,8 @@ class PolicyObjective:
         rl = self._rl
         recipe = self._recipe
         mask = rollout.mask
-        old = scores.logprobs.detach() if rollout.old is None else rollout.old
-        policy = checked(recipe.loss, self._loss, self._inputs(rollout, old, scores))
+        old_logprobs = scores.logprobs.detach() if rollout.old is None else rollout.old
+        policy = checked(recipe.loss, self._loss, self._inputs(rollout, old_logprobs, scores))
         loss = policy.losses
         if rl.entropy:
             loss = loss - rl.entropy * scores.entropy
@@ -405,20 +405,20 @@ class PolicyObjective:
             total = (figure.detach() * mask).sum()
             sums[name] = float(total), tokens
         if rollout.old is None:
-            sums |= logprob_gap(old, rollout.responses)
+            sums |= logprob_gap(old_logprobs, rollout.responses)
         return (loss * weights).sum(), sums
 
-    def _inputs(self, rollout: Rollout, old: torch.Tensor, scores: Scores) -> LossInputs:
+    def _inputs(self, rollout: Rollout, old_logprobs: torch.Tensor, scores: Scores) -> LossInputs:
         """Return what the policy's loss is made of."""
         behaviour = rollout.responses.logprobs
         return LossInputs(
             logprobs=scores.logprobs,
-            old_logprobs=old,
+            old_logprobs=old_logprobs,
             behaviour_logprobs=behaviour,
             reference_logprobs=rollout.reference,
             advantages=rollout.advantages.expand_as(scores.logprobs),
             mask=rollout.mask,
-            correction=self._correction(old, behaviour) if self._rl.corrects else None,
+            correction=self._correction(old_logprobs, behaviour) if self._rl.corrects else None,
             settings=self._rl,
         )
 

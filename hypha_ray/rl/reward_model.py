@@ -214,7 +214,7 @@ def load_scores(reward: Reward, model: Model, device: torch.device) -> ModelScor
 
     """
     table = _model_table(reward.model, model)
-    network = build_model(table, 0, whole=True)
+    network = build_model(table, 0, needs_all=True)
     network = network.to(device).eval().requires_grad_(False)
     return ModelScores(reward.model, network, load_tokenizer(reward.model, table), reward.by_task)
 
@@ -249,7 +249,7 @@ def check_reward_model(reward: Reward, model: Model) -> list[str]:
     network = skeleton(table)
     tokenizer = load_tokenizer(reward.model, table)
     ModelScores(reward.model, network, tokenizer)
-    notes = compare_weights(table, whole=True)
+    notes = compare_weights(table, needs_all=True)
     check = partial(_check_padding, settings=reward.model, tokenizer=tokenizer)
     build = partial(random_model, table, find_task(table.type))
     size = sum(parameter.numel() for parameter in network.parameters())

@@ -139,7 +139,7 @@ class Advantage(Role):
             self._kl_of_batch = self.kl
         rewards = torch.tensor(sample.data["rewards"])
         rewards = rewards.view(len(sample.ids), -1)
-        absent = rewards.isnan()
+        is_absent = rewards.isnan()
         equal = equal_groups(rewards)
         sums = _equal_sums(rewards)
         mask = sampled_mask(sample)
@@ -150,7 +150,7 @@ class Advantage(Role):
             mean = float(divergence.sum() / mask.sum())
             self.kl = adapted(self._kl_of_batch, mean, self._rl.kl_target, len(mask), self._rl.kl_horizon)
         groups_left_out = equal & self._recipe.drop_equal_groups
-        left_out = groups_left_out[:, None] | (absent & self._rl.has_critic)
+        left_out = groups_left_out[:, None] | (is_absent & self._rl.has_critic)
         is_trained_on = ~left_out.flatten()
         flags = packed_numbers(sample, {"kept": is_trained_on.numpy()})
         facts = {"advantages": _means_of_responses(sample, columns["advantages"], mask)}
@@ -161,10 +161,10 @@ class Advantage(Role):
         if self._recipe.kl_place != "reward" or self._rl.reference == "none":
             return None
         key = "proximal_logprobs" if self._rl.scores_again else "logprobs"
-        old = tokens_of(sample, key, _CPU)
+        old_logprobs = tokens_of(sample, key, _CPU)
         reference = tokens_of(sample, "reference_logprobs", _CPU)
         estimate = ESTIMATORS[self._recipe.kl_estimator]
-        return estimate(old, reference) * mask
+        return estimate(old_logprobs, reference) * mask
 
     def _columns(
         self,

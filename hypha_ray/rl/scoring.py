@@ -52,10 +52,10 @@ class Scored:
         if len(self.parts) > 1:
             for name, part in self.parts.items():
                 sums[f"reward/{name}"] = _sum(part)
-        present = np.isfinite(self.total)
-        absent = present.size - float(present.sum())
-        if absent:
-            sums["absent_rewards"] = absent, float(present.size)
+        is_present = np.isfinite(self.total)
+        absent_count = is_present.size - float(is_present.sum())
+        if absent_count:
+            sums["absent_rewards"] = absent_count, float(is_present.size)
         return sums
 
 
@@ -116,9 +116,9 @@ class Scorer:
         for row, response in enumerate(texts):
             functions = functions_of(response, self._tasks, self._names)
             applies[row] = [name in functions for name in self._names]
-            first = functions[0]
-            passed[row] = rewards[row, self._names.index(first)] >= 1
-            verified[row] = first != MODEL
+            first_function = functions[0]
+            passed[row] = rewards[row, self._names.index(first_function)] >= 1
+            verified[row] = first_function != MODEL
         counts = applies & (self._weights != 0)
         total = np.where(counts, rewards * self._weights, 0.0).sum(1)  # 0 · NaN isn't 0.
         total[~(np.abs(total) <= LARGEST)] = np.nan
@@ -193,14 +193,14 @@ class Scorer:
             tokens = ids[row, width:][is_token[row, width:]]
             sampled = is_own[row][is_token[row, width:]]
             turns = tuple(self._turns(tokens.tolist(), sampled.tolist()))
-            last = ""
+            last_content = ""
             for turn in turns:
                 if turn["role"] == _POLICY:
-                    last = turn["content"]
+                    last_content = turn["content"]
             yield replace(
                 response,
                 prompt=self._text(opening),
-                text=last,
+                text=last_content,
                 conversation=turns,
                 episode_reward=None if math.isnan(reward) else reward,
             )
@@ -262,8 +262,8 @@ def _extra(names: Sequence[str], row: Sequence[float]) -> dict[str, Any]:
 
 
 def _sum(rewards: npt.NDArray[np.float64]) -> tuple[float, float]:
-    present = np.isfinite(rewards)
-    return float(np.nansum(rewards)), float(present.sum())
+    is_present = np.isfinite(rewards)
+    return float(np.nansum(rewards)), float(is_present.sum())
 
 
 def rollout_records(ids: Sequence[str], scored: Scored, count: int) -> tuple[Mapping[str, Any], ...]:

@@ -224,10 +224,10 @@ class SchedulerCore:
         if not isinstance(event, t.Event) or isinstance(event, t.Failed):
             return False
         log.error("an event of worker %d can't be handled: %s", event.source.worker, event, exc_info=error)
-        lost = self._lose_worker(event.source, f"its {type(event).__name__} event can't be handled: {error}", now)
-        if lost:
+        was_lost = self._lose_worker(event.source, f"its {type(event).__name__} event can't be handled: {error}", now)
+        if was_lost:
             self._roster.slots[event.source.worker].member = None
-        return lost
+        return was_lost
 
     # ── time ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -40,7 +40,7 @@ class LossBook:
     def contributed(self, worker: int) -> None:
         """Forget work that a worker of this number was lost at: another one has got past it."""
         for work, losses in list(self._losses.items()):
-            if any(lost == worker for lost, _ in losses):
+            if any(lost_worker == worker for lost_worker, _ in losses):
                 del self._losses[work]
 
     def count(self, work: str) -> int:
@@ -66,8 +66,8 @@ class WeightHashes:
     def record_commit(self, round: int, theta_sha256: str) -> list[Source]:
         """Record the hash of a commit; return the joining workers with another one."""
         self._known[round] = theta_sha256
-        for old in sorted(self._known)[:-KNOWN_ROUNDS]:
-            del self._known[old]
+        for old_round in sorted(self._known)[:-KNOWN_ROUNDS]:
+            del self._known[old_round]
         mismatched: list[Source] = []
         for source, (claimed_round, claimed_sha256) in list(self._claims.items()):
             if claimed_round == round:
@@ -99,10 +99,10 @@ def failure(round_number: int, verdict: Verdict, exact: bool) -> HyphaError | No
 
     An `exact` round may lack only deltas that a worker is to blame for.
     """
-    lost = [rejection for rejection in verdict.rejected if not rejection.blamed]
-    if lost and (exact or not verdict.accepted):
+    lost_payloads = [rejection for rejection in verdict.rejected if not rejection.blamed]
+    if lost_payloads and (exact or not verdict.accepted):
         problem = f"round {round_number + 1} has to be trained again"
-        got = f"of worker {lost[0].worker}: {lost[0].reason}"
+        got = f"of worker {lost_payloads[0].worker}: {lost_payloads[0].reason}"
         fix = "submit again: the run goes on from its last commit"
         return LostError("NET012", problem, got=got, fix=fix)
     if verdict.accepted:

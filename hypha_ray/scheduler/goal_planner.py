@@ -186,13 +186,13 @@ class GoalPlanner:
             source = self._roster.slots[worker].source
             if source is not None and self._roster.slots[worker].working and self._roster.leave(source):
                 self._out.put(c.Drain(worker, DROPPED))
-        changed = earlier_decision is None or (earlier_decision.wanted, earlier_decision.is_patient) != (
+        has_changed = earlier_decision is None or (earlier_decision.wanted, earlier_decision.is_patient) != (
             decision.wanted,
             decision.is_patient,
         )
         if earlier_decision is None or limits != c.LimitLeases(earlier_decision.max_price, earlier_decision.firm_only):
             self._out.put(limits)
-        if changed or decision.drop:
+        if has_changed or decision.drop:
             outlook = {
                 "max_price": decision.max_price,
                 "end_s": decision.end_s,

@@ -110,12 +110,12 @@ class Ledger:
         if self._most is not None and samples > self._most:
             raise LedgerError("LED005", f"too much for worker {worker}", f"{samples} samples", f"up to {self._most}")
         assigned = self.held.setdefault(worker, [])
-        present = {*cached, *(span.slice for span in assigned)}
+        present_slices = {*cached, *(span.slice for span in assigned)}
         spans: list[Span] = []
         for number in self._epochs_to_come():
             if samples <= 0:
                 break
-            epoch_spans = self._epoch(number).assign(samples, present, nearby)
+            epoch_spans = self._epoch(number).assign(samples, present_slices, nearby)
             samples -= samples_of(epoch_spans)
             spans += epoch_spans
         assigned += spans

@@ -120,9 +120,9 @@ def plan_columns(
     finish = table.offset_s[rows] + nth * table.batch_s[rows]
     order = np.argsort(finish, kind="stable")
     samples = low @ table.sizes + np.cumsum(table.sizes[rows[order]])
-    last = int(np.searchsorted(samples, target))
-    batches = low + np.bincount(rows[order[: last + 1]], minlength=len(low))
-    return float(finish[order[last]]), batches, int(samples[last])
+    last_row = int(np.searchsorted(samples, target))
+    batches = low + np.bincount(rows[order[: last_row + 1]], minlength=len(low))
+    return float(finish[order[last_row]]), batches, int(samples[last_row])
 
 
 class _Table:
@@ -134,18 +134,20 @@ class _Table:
         self.workers = workers
         self.batch_s = self._checked("batch_s", batch_s, *SECONDS)
         self.offset_s = self._checked("offset_s", offset_s, 0.0, SECONDS[1])
-        self.sizes = self._checked("batch_size", sizes, 1, MAX_BATCH_SIZE, whole=True).astype(np.int64)
+        self.sizes = self._checked("batch_size", sizes, 1, MAX_BATCH_SIZE, is_whole=True).astype(np.int64)
 
-    def _checked(self, name: str, figures: Floats | Counts, least: float, most: float, whole: bool = False) -> Floats:
+    def _checked(
+        self, name: str, figures: Floats | Counts, least: float, most: float, is_whole: bool = False
+    ) -> Floats:
         column = figures.astype(np.float64)
         is_allowed = (column >= least) & (column <= most)
-        if whole:
+        if is_whole:
             is_allowed &= column == np.floor(column)
         if not is_allowed.all():
             row = int(np.argmin(is_allowed))
-            kind = "a whole number from" if whole else "from"
+            allowed_kind = "a whole number from" if is_whole else "from"
             problem = f"{name} of worker {self.workers[row]} can't be planned with"
-            raise PlannerInputError("PLN002", problem, str(column[row]), f"{kind} {least:g} to {most:g}")
+            raise PlannerInputError("PLN002", problem, str(column[row]), f"{allowed_kind} {least:g} to {most:g}")
         return column
 
     def finish_s(self, batches: Counts) -> Floats:
@@ -235,8 +237,8 @@ class CorrectionPace:
 class StorePace:
     """Counts the rounds that the store has written, earlier ones included."""
 
-    def __init__(self, written: int, out: Outbox) -> None:
-        self._written = written
+    def __init__(self, written_rounds: int, out: Outbox) -> None:
+        self._written = written_rounds
         self._out = out
         self._waiting_since: float | None = None
         """Time at which a round began to wait; None if none waits, infinity once the wait is reported."""

@@ -407,8 +407,8 @@ class Roster:
 
     def recall_loss(self, seconds: float) -> None:
         """Count what the workers of an earlier attempt did after its last commit as lost."""
-        trained = [slot.number for slot in self.slots.values() if slot.member is not None]
-        self.times.recall_loss(trained, seconds)
+        trained_workers = [slot.number for slot in self.slots.values() if slot.member is not None]
+        self.times.recall_loss(trained_workers, seconds)
 
     def _slot(self, source: Source) -> Slot | None:
         """Slot of a worker; None if another worker is in it."""

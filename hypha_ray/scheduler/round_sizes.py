@@ -249,7 +249,7 @@ def progress_of(
     """
     progresses = [member.progress for member in members]
     planned = np.array([member.planned for member in members])
-    reported = np.array([progress.batches for progress in progresses])
+    reported_batches = np.array([progress.batches for progress in progresses])
     sizes = np.array([member.batch_size for member in members])
     variance = np.array([member.batch_time.variance for member in members])
     known_s = batch_seconds_column(members)
@@ -263,11 +263,11 @@ def progress_of(
     batch_s = np.maximum(known_s, silence_s - report_every_s)
     origin = now - float(batch_s.max())
     unreported_s = silence_s if equal else np.minimum(silence_s, report_every_s)
-    unreported = np.maximum(0, np.floor(unreported_s / batch_s)).astype(np.int64)
-    began_at = heard_at + unreported * batch_s
+    unreported_batches = np.maximum(0, np.floor(unreported_s / batch_s)).astype(np.int64)
+    began_at = heard_at + unreported_batches * batch_s
     if not equal:
         began_at = np.maximum(began_at, now - (1 - OVERDUE_SHARE) * batch_s)
-    done = np.minimum(reported + unreported, planned)
+    done = np.minimum(reported_batches + unreported_batches, planned)
     offset_s = np.maximum(0.0, began_at - origin)
     workers = [member.source.worker for member in members]
     return origin, FleetProgress(workers, planned, done, batch_s, sizes, offset_s, np.sqrt(variance), idle)

@@ -434,7 +434,7 @@ class RoundStrategy(Generic[R, C]):
             self._roster.done(member.source.worker)
 
     def _persist(
-        self, round_number: int, verdict: Verdict, used: c.Used, deltas: Iterable[Delta], now: float, **more: int
+        self, round_number: int, verdict: Verdict, used_spans: c.Used, deltas: Iterable[Delta], now: float, **more: int
     ) -> dict[str, Any]:
         """Persist a round's weights and the state that a later scheduler needs; return the run's totals."""
         self.commits = round_number + 1
@@ -445,5 +445,5 @@ class RoundStrategy(Generic[R, C]):
             state["last"] = True
         responders = by_responder(chain.from_iterable(delta.responders for delta in deltas))
         positions = ledger.cursors(), ledger.epoch, ledger.ahead()
-        self._out.put(c.Persist(round_number, verdict, used, *positions, state, responders))
+        self._out.put(c.Persist(round_number, verdict, used_spans, *positions, state, responders))
         return totals

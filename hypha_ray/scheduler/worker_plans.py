@@ -278,7 +278,7 @@ class WorkerPlans:
         restores = member.needs_inner_state and bool(spans)
         return {"keep": frozenset(member.cached_slices), "restores": restores, "rejections": member.rejections}
 
-    def start(self, member: WorkerState, plan: Plan, newest: WeightsVersion) -> list[Command]:
+    def start(self, member: WorkerState, plan: Plan, newest_version: WeightsVersion) -> list[Command]:
         """Send a worker its plan of a round, which has its `standing`, the weights and, if needed, the inner state."""
         worker = member.source.worker
         member.start(plan)
@@ -286,20 +286,22 @@ class WorkerPlans:
         commands: list[Command] = [Assign(worker, plan)]
         if plan.restores:
             commands.append(RestoreInnerState(worker))
-        return commands + self.send_weights(member, newest)
+        return commands + self.send_weights(member, newest_version)
 
-    def send_weights(self, member: WorkerState, newest: WeightsVersion) -> list[Command]:
+    def send_weights(self, member: WorkerState, newest_version: WeightsVersion) -> list[Command]:
         """Send a worker the newest weights, unless it was sent them.
 
         All fragments go to a worker without weights, with weights to drop, or behind by more versions than exchanges.
         """
-        if member.sent_version == newest:
+        if member.sent_version == newest_version:
             return []
         merged = member.merged_version
-        whole = member.sent_version != newest - 1 or merged is None or merged < newest - 1 - self._behind
-        member.sent_version = newest
-        member.full_version = newest if whole else member.full_version
-        return [Merge(member.source.worker, newest, whole)]
+        sends_all = (
+            member.sent_version != newest_version - 1 or merged is None or merged < newest_version - 1 - self._behind
+        )
+        member.sent_version = newest_version
+        member.full_version = newest_version if sends_all else member.full_version
+        return [Merge(member.source.worker, newest_version, sends_all)]
 
     def correct(self, member: WorkerState, batches: int, now: float) -> list[Command]:
         """Send a new version of a worker's plan. Samples cut off stay assigned: the worker may have used them."""

@@ -236,9 +236,9 @@ class ParameterServer(ListedActor):
             return
         from hypha_ray.model.sources import changed_error, changes
 
-        changed = changes(source_hashes(self._job), self._job.begun_with)
-        if changed:
-            raise changed_error(changed)
+        changed_sources = changes(source_hashes(self._job), self._job.begun_with)
+        if changed_sources:
+            raise changed_error(changed_sources)
         self._has_checked = True
 
     @ray.method(concurrency_group="intake")

@@ -121,9 +121,9 @@ def _filled_rows(reader: _CsvReader, path: Path) -> Iterator[list[str]]:
 
 def _number(text: Any) -> Any:
     """Number that a text is; otherwise the text without blanks around it."""
-    for kind in (int, float):
+    for number_type in (int, float):
         try:
-            return kind(text)
+            return number_type(text)
         except (TypeError, ValueError):
             pass
     return text.strip() if isinstance(text, str) else text
@@ -149,20 +149,21 @@ def _event(fields: dict[str, Any], location: str, count: int) -> TraceEvent:
     _check_names(fields, location)
     at_s = fields["at_s"]
     machine = fields["machine"]
-    kind = fields["event"]
-    if not isinstance(at_s, int | float) or isinstance(at_s, bool) or not 0 <= at_s <= LATEST_S:
-        allowed = f"seconds from 0 to {LATEST_S:g}"
-        raise ConfigError("CFG003", f"{location}: at_s is out of range", shown(at_s), allowed, "write such a number")
+    event = fields["event"]
+    if not isinstance(at_s, int | float) or isinstance(at_s, bool) or not 0 <= at_s <= sys.float_info.max:
+        raise ConfigError(
+            "CFG003", f"{location}: at_s is out of range", shown(at_s), "seconds, 0 or more", "write such a number"
+        )
     if not isinstance(machine, int) or isinstance(machine, bool) or not 0 <= machine < count:
         allowed = f"0 … {count - 1}, machines of the group"
         raise ConfigError(
             "CFG003", f"{location}: machine is out of range", shown(machine), allowed, "write one of these"
         )
-    if kind not in EVENTS:
-        matches = get_close_matches(str(kind), EVENTS, n=1)
+    if event not in EVENTS:
+        matches = get_close_matches(str(event), EVENTS, n=1)
         fix = f"did you mean {matches[0]}?" if matches else "write one of these"
-        raise ConfigError("CFG003", f"{location}: event is out of range", shown(kind), ", ".join(EVENTS), fix)
-    return TraceEvent(float(at_s), machine, kind)
+        raise ConfigError("CFG003", f"{location}: event is out of range", shown(event), ", ".join(EVENTS), fix)
+    return TraceEvent(float(at_s), machine, event)
 
 
 def _check_names(fields: Iterable[str], location: str) -> None:
@@ -220,11 +221,11 @@ class FailureSchedule:
     def __init__(self, scenario: Scenario, machines: Sequence[Machine], host: MachineHost) -> None:
         self._host = host
         self._seed = scenario.seed
-        first = 0
+        first_machine = 0
         self._groups: list[tuple[MachineGroup, Sequence[Machine]]] = []
         for group in scenario.machines:
-            self._groups.append((group, machines[first : first + group.count]))
-            first += group.count
+            self._groups.append((group, machines[first_machine : first_machine + group.count]))
+            first_machine += group.count
 
     def start(self) -> None:
         """Say which machines are there at the beginning, and schedule the first events."""
@@ -246,13 +247,13 @@ class FailureSchedule:
 
     def _fail(self, machine: Machine, failures: Failures, dice: random.Random) -> None:
         weights = failures.kinds.weights
-        (kind,) = dice.choices(list(weights), list(weights.values()))
+        (event,) = dice.choices(list(weights), list(weights.values()))
         if machine.available:
-            self._strike(machine, kind, failures, dice)
+            self._strike(machine, event, failures, dice)
         self._expect_failure(machine, failures, dice)
 
-    def _strike(self, machine: Machine, kind: str, failures: Failures, dice: random.Random) -> None:
-        match kind:
+    def _strike(self, machine: Machine, event: str, failures: Failures, dice: random.Random) -> None:
+        match event:
             case "kill":
                 self._host.kill(machine)
             case "hang":
@@ -307,11 +308,11 @@ class FailureSchedule:
             seen.add(event.machine)
             self._host.later(event.at_s, self._action_of(event.event, machine, group.failures, dice))
 
-    def _action_of(self, kind: str, machine: Machine, failures: Failures, dice: random.Random) -> Callable[[], None]:
-        match kind:
+    def _action_of(self, event: str, machine: Machine, failures: Failures, dice: random.Random) -> Callable[[], None]:
+        match event:
             case "join":
                 return partial(self._host.join, machine, TRACE)
             case "leave":
                 return partial(self._host.leave, machine, TRACE)
             case _:
-                return partial(self._strike, machine, kind, failures, dice)
+                return partial(self._strike, machine, event, failures, dice)

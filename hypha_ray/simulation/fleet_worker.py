@@ -371,12 +371,12 @@ class Traffic:
         """Give up what is on its way from and to a machine; reductions go on without its payloads."""
         self.links.cancel(machine.number, "down")
         self.links.cancel(machine.number, "up")
-        lost = self._payloads_of.pop(machine.number, {})
-        for key in lost:
+        lost_payloads = self._payloads_of.pop(machine.number, {})
+        for key in lost_payloads:
             del self._on_way[key]
             self._lost.add(key)
-        if lost:
-            self._settled(list(lost))
+        if lost_payloads:
+            self._settled(list(lost_payloads))
 
 
 def _latencies(scenario: Scenario) -> list[float]:

@@ -440,6 +440,6 @@ def _slices(scenario: Scenario) -> list[SliceInfo]:
     """Slices of the dataset: by default with enough samples for the run, and a slice for each worker in flight."""
     model = scenario.model
     job = scenario.job
-    trained = sum(job.samples(round_number) for round_number in range(job.rounds.update_rounds))
-    sizes = model.slice_sizes(trained + job.num_workers * model.slice_samples)
+    trained_samples = sum(job.samples(round_number) for round_number in range(job.rounds.update_rounds))
+    sizes = model.slice_sizes(trained_samples + job.num_workers * model.slice_samples)
     return [SliceInfo(index, "", "", size) for index, size in enumerate(sizes)]

@@ -138,9 +138,9 @@ def least_cost(scenario: Scenario, until_s: float, efficiency: float = 1.0) -> f
             pieces.append((_sample_price(job.rounds.max_batch_size, machine), speed * seconds))
     cost = 0.0
     for price, possible in sorted(pieces):
-        used = min(possible, samples)
-        cost += price * used
-        samples -= used
+        used_samples = min(possible, samples)
+        cost += price * used_samples
+        samples -= used_samples
     return cost if samples <= 0 else float("inf")
 
 
@@ -155,10 +155,10 @@ def _market(scenario: Scenario, until_s: float) -> Iterator[tuple[float, list[Ma
     FailureSchedule(scenario, machines, host).start()
     while host.now < until_s:
         began_at = host.now
-        present = [machine for machine in machines if machine.available]
+        available_machines = [machine for machine in machines if machine.available]
         host.clock.advance(until_s)
         if host.now > began_at:
-            yield host.now - began_at, present
+            yield host.now - began_at, available_machines
 
 
 class _Observer:

@@ -184,8 +184,8 @@ def _settings(step: LadderStep, fragments: int, circumstances: Circumstances, li
     steps = round_steps * fragments
     in_flight = min(step.in_flight, fragments)
     undelayed = ExchangeSettings(step.codec, downward_codec, steps, fragments, 0, in_flight)
-    latest = math.floor(step.lateness * steps) - undelayed.lateness
-    most_delay = min(latest, round_steps - 1)
+    latest_step = math.floor(step.lateness * steps) - undelayed.lateness
+    most_delay = min(latest_step, round_steps - 1)
     if in_flight > 1 and most_delay < 0:
         undelayed = ExchangeSettings(step.codec, downward_codec, steps, fragments, 0, 1)
         most_delay = min(math.floor(step.lateness * steps), round_steps - 1)

@@ -283,12 +283,12 @@ class Links:
         for flow_class in list(self._active):
             least_bytes = flow_class.rate * least_s
             while flow_class.transfers:
-                target, _, first = flow_class.first_end()
+                target, _, first_transfer = flow_class.first_end()
                 missing = target - flow_class.received
-                if missing > least_bytes and missing > _ROUNDING * max(1, first.size):
+                if missing > least_bytes and missing > _ROUNDING * max(1, first_transfer.size):
                     break
-                self._leave_class(first)
-                ended.append(first)
+                self._leave_class(first_transfer)
+                ended.append(first_transfer)
         shared = False
         for transfer in ended:
             transfers = self._on_machine[transfer.direction][transfer.machine]

@@ -242,22 +242,11 @@ def _keys_of(table: type[Table]) -> str:
     return ", ".join(table.model_fields)
 
 
-def _explained(error: ValidationError, table: type[Table], key: str, path: Sequence[str]) -> ConfigError:
-    """The first error that pydantic reports of a table in which a key at a path was set."""
-    first = error.errors(include_url=False)[0]
-    for name in path[:-1]:
-        table = table_of(table, name) or table
-    if first["type"] == "missing":
-        name = str(first["loc"][-1])
-        missing = key.removesuffix(path[-1]) + name
-        meaning = table.model_fields[name].description
-        return ConfigError("CFG012", f"{key} needs {missing}", fix=f"give the {meaning}")
-    got = shown(first["input"])
-    allowed = key_of((path[-1],), table.model_fields[path[-1]]).kind
-    fix = choice_remedy(first["input"], allowed)
-    if first["type"].endswith("_type"):
-        return ConfigError("CFG002", f"{key} has the wrong type", got, allowed, fix)
-    return ConfigError("CFG003", f"{key} is out of range", got, allowed, fix)
+def _explained(error: ValidationError, key: str, value: Any) -> ConfigError:
+    first_error = error.errors(include_url=False)[0]
+    if first_error["type"].endswith("_type"):
+        return ConfigError("CFG002", f"{key} has the wrong type", shown(value), fix=first_error["msg"])
+    return ConfigError("CFG003", f"{key} is out of range", shown(value), fix=first_error["msg"])
 
 
 @dataclass(frozen=True)

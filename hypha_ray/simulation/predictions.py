@@ -333,11 +333,11 @@ def _some(rows: Sequence[Compared]) -> Sequence[Compared]:
     """All rows, or as many as are shown, at even distances."""
     if len(rows) <= SHOWN_ROUNDS:
         return rows
-    shown: list[Compared] = []
+    shown_rounds: list[Compared] = []
     for round_number in range(SHOWN_ROUNDS):
         index = round((len(rows) - 1) * round_number / (SHOWN_ROUNDS - 1))
-        shown.append(rows[index])
-    return shown
+        shown_rounds.append(rows[index])
+    return shown_rounds
 
 
 def _row(label: str, row: Compared, figure: str) -> tuple[str, str, str, str]:

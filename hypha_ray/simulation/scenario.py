@@ -51,15 +51,9 @@ class ModelSize(Table):
     def slice_count(self, least: int) -> int:
         """Number of slices: for `samples`, or for the least samples that are needed."""
         if self.samples is None:
-            return max(1, least // self.slice_samples)
-        return -(-self.samples // self.slice_samples)
-
-    def slice_sizes(self, least: int) -> list[int]:
-        """Samples of each slice: all have `slice_samples`, but the last one of `samples`, which has the rest."""
-        sizes = [self.slice_samples] * self.slice_count(least)
-        if self.samples is not None:
-            sizes[-1] = self.samples - sum(sizes[:-1])
-        return sizes
+            return [self.slice_samples] * max(1, least // self.slice_samples)
+        whole_slices, rest = divmod(self.samples, self.slice_samples)
+        return [self.slice_samples] * whole_slices + [rest] * bool(rest)
 
 
 class BatchTimes(Table):

@@ -111,22 +111,17 @@ def _sweep_points(document: Document) -> Iterator[dict[KeyPath, Any]]:
         problem = f"{document.location(('sweep',))}: sweep has the wrong type"
         raise ConfigError("CFG002", problem, shown(sweep), "a table of lists by key", "begin it with [sweep]")
     lists: dict[tuple[KeyPath, ...], Sequence[Any]] = {}
-    for written, values in _leaves(sweep, ()):
-        location = document.location(("sweep", *written))
+    for written_path, values in _leaves(sweep, ()):
+        location = document.location(("sweep", *written_path))
         if not isinstance(values, list):
-            problem = f"{location}: {dotted(written)} of the sweep has the wrong type"
+            problem = f"{location}: {dotted(written_path)} of the sweep has the wrong type"
             raise ConfigError("CFG002", problem, shown(values), "list of values", "put the values into brackets")
         if not values:
-            problem = f"{location}: {dotted(written)} of the sweep is out of range"
+            problem = f"{location}: {dotted(written_path)} of the sweep is out of range"
             raise ConfigError(
                 "CFG003", problem, "an empty list", "at least one value", "give one, or leave the key out"
             )
-        keys = _swept_keys(".".join(written))
-        for key in keys:
-            if key[:1] == ("job",) and is_below(key[1:], (*UNTOLD, *WITHOUT_EFFECT)):
-                problem = f"{location}: {dotted(key)} of the sweep changes nothing that is simulated"
-                raise ConfigError("SIM003", problem, fix="leave it out")
-        lists[keys] = values
+        lists[_swept_keys(".".join(written_path))] = values
     for values in itertools.product(*lists.values()):
         point: dict[KeyPath, Any] = {}
         for keys, value in zip(lists, values, strict=True):
@@ -175,10 +170,10 @@ class _Settings:
         location = self.document.location(path)
         if location != self.document.file and path not in self.point:
             return location
-        for written, _ in _leaves(self.document.table.get("sweep", {}), ()):
-            for key in _swept_keys(".".join(written)):
+        for written_path, _ in _leaves(self.document.table.get("sweep", {}), ()):
+            for key in _swept_keys(".".join(written_path)):
                 if key[: len(path)] == path:
-                    return self.document.location(("sweep", *written))
+                    return self.document.location(("sweep", *written_path))
         return location
 
     def key_location(self, path: KeyPath) -> str:
@@ -276,30 +271,30 @@ def _machine_count(groups: Any) -> int:
 def _explained(error: ValidationError, settings: _Settings) -> ConfigError:
     """The first error that pydantic reports, an unknown key before others, with file, line and the nearest key."""
     errors: list[dict[str, Any]] = [dict(details) for details in error.errors(include_url=False)]
-    first = min(errors, key=lambda details: details["type"] != "extra_forbidden")
-    kind = first["type"]
-    path = tuple(map(str, first["loc"]))
+    first_error = min(errors, key=lambda details: details["type"] != "extra_forbidden")
+    error_type = first_error["type"]
+    path = tuple(map(str, first_error["loc"]))
     location = settings.key_location(path)
     table = _table_at(path[:-1])
-    if kind == "extra_forbidden":
+    if error_type == "extra_forbidden":
         names = _names_of(table)
         matches = get_close_matches(path[-1], names, n=1)
         fix = f"did you mean {dotted([*path[:-1], matches[0]])}?" if matches else "leave it out"
         allowed = "" if matches else ", ".join(names)
         return ConfigError("CFG001", f"unknown key {location}", allowed=allowed, fix=fix)
-    if kind == "missing":
+    if error_type == "missing":
         meaning = table.model_fields[path[-1]].description
         problem = f"{settings.location(path[:-1])}: {dotted(path)} is missing"
         return ConfigError("CFG012", problem, fix=f"give the {meaning}")
     allowed = _kind_of(table, path[-1])
-    got = shown(first["input"])
-    if kind == "tuple_type":
+    got = shown(first_error["input"])
+    if error_type == "tuple_type":
         remedy = f"write [[{dotted(path)}]]"
         return ConfigError("CFG002", f"{location} has the wrong type", got, "list of tables", remedy)
-    fix = choice_remedy(first["input"], allowed)
-    if allowed.startswith("number") and isinstance(first["input"], str):
+    fix = choice_remedy(first_error["input"], allowed)
+    if allowed.startswith("number") and isinstance(first_error["input"], str):
         fix = "give the number alone, without a unit"
-    if kind.endswith("_type"):
+    if error_type.endswith("_type"):
         return ConfigError("CFG002", f"{location} has the wrong type", got, allowed, fix)
     return ConfigError("CFG003", f"{location} is out of range", got, allowed, fix)
 
@@ -315,8 +310,14 @@ def _table_at(path: KeyPath) -> type[Table]:
     for name in path:
         if name.isdecimal():
             continue
-        inner = table_of(table, name)
-        if inner is None:
+        annotation = table.model_fields[name].annotation
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        tables = [
+            table_class
+            for table_class in candidates
+            if isinstance(table_class, type) and issubclass(table_class, Table)
+        ]
+        if not tables:
             return table
         table = inner
     return table
@@ -418,7 +419,7 @@ def _with_job_of_fleet(scenario: S, locate: Locate) -> S:
         fix = "describe more machines, or want fewer workers"
         raise ConfigError("CFG003", problem, str(job.num_workers), f"up to {machines}, the number of machines", fix)
     if scenario.samples_per_worker is not None and "samples_between_updates" in job.rounds.model_fields_set:
-        first = locate(("samples_per_worker",))
+        samples_line = locate(("samples_per_worker",))
         second = locate(("job", "rounds", "samples_between_updates"))
-        raise ConfigError("CFG011", f"{first} and {second} exclude each other", fix="keep one of them")
+        raise ConfigError("CFG011", f"{samples_line} and {second} exclude each other", fix="keep one of them")
     return scenario.model_copy(update={"job": with_samples(job, scenario.samples_per_worker)})

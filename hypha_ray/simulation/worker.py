@@ -138,8 +138,8 @@ class SimulatedWorker:
         """Accept an order, as the control thread does."""
         match command:
             case c.Assign(plan=plan):
-                newest = self.plan
-                if newest is None or (plan.round, plan.version) > (newest.round, newest.version):
+                newest_plan = self.plan
+                if newest_plan is None or (plan.round, plan.version) > (newest_plan.round, newest_plan.version):
                     self.plan = plan
             case c.Merge(version=version, whole=whole):
                 may_be_late = self._world.job.sync.in_flight > 1
@@ -219,13 +219,13 @@ class SimulatedWorker:
         """Merge received weights on the way to the version that is due; False if there are none to merge."""
         if not self._weights:
             return False
-        complete = [version for version, whole in self._weights.items() if whole]
-        not_newer = [version for version in complete if version <= due_version]
+        complete_versions = [version for version, is_whole in self._weights.items() if is_whole]
+        not_newer = [version for version in complete_versions if version <= due_version]
         following = None if self._version is None else WeightsVersion(self._version + 1)
         if not not_newer and following is not None and following in self._weights:
             version = following
-        elif complete:
-            version = max(not_newer or complete)
+        elif complete_versions:
+            version = max(not_newer or complete_versions)
         else:
             return False
         self._version = version

@@ -152,8 +152,8 @@ class CommitWriter:
 
     def _is_due(self, round: int) -> bool:
         """Whether a snapshot is due: by its interval, or because an earlier one failed, and there is no good one."""
-        last = self._update_rounds - 1
-        regular = (round + 1) % self._checkpoint.every_rounds == 0 or round in (0, last)
+        last_round = self._update_rounds - 1
+        regular = (round + 1) % self._checkpoint.every_rounds == 0 or round in (0, last_round)
         regular = regular or (self._may_be_last and self._is_evaluated(round))
         return (regular or self._failures > 0) and not self._is_good(round)
 
@@ -220,8 +220,8 @@ class CommitWriter:
         spared = set() if copied_round is None else {copied_round}
         if self._checkpoint.best:
             spared |= self._best_candidates(good_rounds)
-        newest = good_rounds[-self._checkpoint.keep :]
-        prune(self._directory, min(newest, default=0), spared)
+        newest_rounds = good_rounds[-self._checkpoint.keep :]
+        prune(self._directory, min(newest_rounds, default=0), spared)
 
     def _best_candidates(self, good_rounds: list[int]) -> set[int]:
         """Round of the best evaluation, and those of `good_rounds` whose evaluation is still to come."""

@@ -104,17 +104,17 @@ class CommitLog:
             TryAgainError: the disk is full or can't be written.
 
         """
-        newest = self._last or self.newest()
+        newest_commit = self._last or self.newest()
         path = self.path(commit.round)
-        if newest == commit:
+        if newest_commit == commit:
             with room_for(path, 0):
                 sync(self._folder)
             return
-        next_round = 0 if newest is None else newest.round + 1
+        next_round = 0 if newest_commit is None else newest_commit.round + 1
         if commit.round != next_round:
             raise wrong_round(commit.round, commit.round, next_round)
-        if newest is not None and commit.parent_sha256 != newest.theta_sha256:
-            raise broken_chain(commit.round, f"parent {commit.parent_sha256}", f"parent {newest.theta_sha256}")
+        if newest_commit is not None and commit.parent_sha256 != newest_commit.theta_sha256:
+            raise broken_chain(commit.round, f"parent {commit.parent_sha256}", f"parent {newest_commit.theta_sha256}")
         writer = uuid4().hex  # Two writers never mix their bytes.
         temporary = path.with_suffix(f".{writer}.tmp")
         try:
@@ -139,13 +139,13 @@ class CommitLog:
         """
         return tuple(self.load(round) for round in self.rounds())
 
-    def set_aside(self, first: int) -> None:
+    def set_aside(self, first_round: int) -> None:
         """Move the records of a round and of all later ones to a new folder ``rewound/<n>``.
 
         The newest is moved first, so that a crash in between leaves a chain.
         """
         self._last = None
-        rounds = [round for round in self.rounds() if round >= first]
+        rounds = [round for round in self.rounds() if round >= first_round]
         if not rounds:
             return
         numbers = [int(path.name) for path in self._folder.glob("rewound/*") if path.name.isdecimal()]

@@ -93,7 +93,7 @@ class Lock:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
 
@@ -285,18 +285,18 @@ class RunDirectory:
         except FileExistsError:
             return False
         _log_to(file)
-        latest = file.with_name("latest")
-        latest.unlink(missing_ok=True)
-        latest.symlink_to(file.name)
+        latest_link = file.with_name("latest")
+        latest_link.unlink(missing_ok=True)
+        latest_link.symlink_to(file.name)
         return True
 
     def _last_attempt(self) -> int:
-        last = 0
+        last_attempt = 0
         for path in (self.path / "logs").glob("attempt_*.log"):
             match = _ATTEMPT.fullmatch(path.name)
             if match:
-                last = max(last, int(match[1]))
-        return last
+                last_attempt = max(last_attempt, int(match[1]))
+        return last_attempt
 
     def _log_file(self, attempt: int) -> Path:
         return self.path / "logs" / f"attempt_{attempt:03d}.log"

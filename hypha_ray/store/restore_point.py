@@ -129,23 +129,23 @@ def usable_rounds(directory: Path, verify: bool = False) -> int:
 
 def _read_chain(log: CommitLog) -> tuple[list[Commit], list[str]]:
     """Commits of the chain, and warnings; the newest record counts as absent if it is damaged."""
-    present = log.rounds()
-    commits = [log.load(round) for round in present[:-1]]
+    present_rounds = log.rounds()
+    commits = [log.load(round) for round in present_rounds[:-1]]
     damaged = []
-    if present:
+    if present_rounds:
         try:
-            commits.append(log.load(present[-1]))
+            commits.append(log.load(present_rounds[-1]))
         except CheckpointError:
-            damaged.append(f"commit round {present[-1] + 1}: its record is damaged and counts as absent")
+            damaged.append(f"commit round {present_rounds[-1] + 1}: its record is damaged and counts as absent")
     check_chain(commits)
     return commits, damaged
 
 
 def _is_half_begun(directory: Path, commits: Sequence[Commit]) -> bool:
     """Whether the first snapshot was written late, and a crash prevented the records that waited for it."""
-    present = rounds(directory)
-    headers = [read_header(directory, round) for round in present]
-    if min(present, default=0) < len(commits):
+    snapshot_rounds = rounds(directory)
+    headers = [read_header(directory, round) for round in snapshot_rounds]
+    if min(snapshot_rounds, default=0) < len(commits):
         return False
     return any(header and not header.state.get("records") for header in headers)
 
@@ -160,10 +160,10 @@ def _set_all_aside(directory: Path, damaged: Sequence[str]) -> None:
 
 
 def _newest_usable(directory: Path, commits: Sequence[Commit], skipped: Sequence[str]) -> RestorePoint:
-    present = set(rounds(directory))
+    snapshot_rounds = set(rounds(directory))
     problems = []
     for commit in reversed(commits):
-        if commit.round not in present:
+        if commit.round not in snapshot_rounds:
             continue
         try:
             _require_agreement(directory, commit)
@@ -173,7 +173,7 @@ def _newest_usable(directory: Path, commits: Sequence[Commit], skipped: Sequence
                 raise
             problems.append(error.what)
             continue
-        gaps = (*problems, *_missing_snapshots(commits, commit, present))
+        gaps = (*problems, *_missing_snapshots(commits, commit, snapshot_rounds))
         lines = [f"{line}; using round {commit.round + 1}" for line in gaps]
         return _restore_point(directory, commits[: commit.round + 1], snapshot, (*skipped, *lines))
     got = "; ".join(problems) or "none at all"
@@ -181,10 +181,10 @@ def _newest_usable(directory: Path, commits: Sequence[Commit], skipped: Sequence
     raise CheckpointError("STORE006", f"none of the checkpoints in {directory} can be used", got=got, fix=fix)
 
 
-def _missing_snapshots(commits: Sequence[Commit], used: Commit, present: set[int]) -> list[str]:
+def _missing_snapshots(commits: Sequence[Commit], restart_commit: Commit, present_rounds: set[int]) -> list[str]:
     """Warning about later rounds without a snapshot, if there are any."""
-    later = commits[used.round + 1 :]
-    missing = [commit.round + 1 for commit in later if commit.round not in present]
+    later = commits[restart_commit.round + 1 :]
+    missing = [commit.round + 1 for commit in later if commit.round not in present_rounds]
     if not missing:
         return []
     numbers = ", ".join(ranges(missing))
@@ -202,22 +202,22 @@ def _require_agreement(directory: Path, commit: Commit) -> None:
 def _restore_point(
     directory: Path, commits: Sequence[Commit], snapshot: Snapshot, skipped: tuple[str, ...]
 ) -> RestorePoint:
-    last = commits[-1]
+    last_commit = commits[-1]
     spans: list[Span] = []
     for commit in commits:
         for _, worker_spans in commit.spans:
-            spans += [span for span in worker_spans if span.epoch >= last.epoch]
+            spans += [span for span in worker_spans if span.epoch >= last_commit.epoch]
     return RestorePoint(
         directory=directory,
-        next_round=last.round + 1,
+        next_round=last_commit.round + 1,
         theta=snapshot.tensors,
         outer=snapshot.outer,
         inner=snapshot.inner,
         state=snapshot.state.get("scheduler", {}),
-        theta_sha256=last.theta_sha256,
+        theta_sha256=last_commit.theta_sha256,
         layout_sha256=snapshot.state["layout_sha256"],
         layout=saved_layout(snapshot.state),
-        epoch=last.epoch,
+        epoch=last_commit.epoch,
         used=[[span.epoch, span.slice, span.start, span.stop] for span in sorted(spans)],
         skipped=skipped,
     )

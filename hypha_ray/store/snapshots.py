@@ -97,24 +97,24 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def named(layout: Layout, flats: Sequence[Flat], kind: str = "") -> dict[str, Array]:
+def named(layout: Layout, flats: Sequence[Flat], prefix: str = "") -> dict[str, Array]:
     """Views of the tensors by name; all of the layout, or those of a kind such as ``parameters/``."""
     tensors = {}
     for entry in layout.entries:
-        if entry.group.startswith(kind):
+        if entry.group.startswith(prefix):
             group = flats[entry.fragment][entry.group]
             tensors[entry.name] = group[entry.offset : entry.offset + entry.size].reshape(entry.shape)
     return tensors
 
 
-def flattened(layout: Layout, tensors: Mapping[str, Array], kind: str = "") -> list[Flat]:
+def flattened(layout: Layout, tensors: Mapping[str, Array], prefix: str = "") -> list[Flat]:
     """Copy tensors into new arrays, one for each fragment and group: the reverse of `named`."""
     flats: list[Flat] = []
     for fragment in range(layout.fragments):
         sizes = layout.groups(fragment)
-        flats.append({group: np.empty(sizes[group], dtype_of(group)) for group in sizes if group.startswith(kind)})
+        flats.append({group: np.empty(sizes[group], dtype_of(group)) for group in sizes if group.startswith(prefix)})
     for entry in layout.entries:
-        if entry.group.startswith(kind):
+        if entry.group.startswith(prefix):
             group = flats[entry.fragment][entry.group]
             group[entry.offset : entry.offset + entry.size] = tensors[entry.name].ravel()
     return flats
@@ -133,8 +133,8 @@ def named_outer(layout: Layout, flats: Sequence[Flat]) -> dict[str, Array]:
 
 def flattened_outer(layout: Layout, tensors: Mapping[str, Array]) -> list[Flat]:
     """Reverse of `named_outer`."""
-    trained = {entry.name for entry in layout.entries if is_trained(entry.group)}
-    if tensors.keys() == trained:
+    trained_names = {entry.name for entry in layout.entries if is_trained(entry.group)}
+    if tensors.keys() == trained_names:
         return flattened(layout, tensors, "parameters/")
     flats: list[Flat] = [{} for _ in range(layout.fragments)]
     for name, array in tensors.items():
@@ -156,8 +156,8 @@ def chunks(tensors: Mapping[str, Array], notes: Mapping[str, str] | None = None)
     for name in names:
         tensor = tensors[name]
         stop = start + tensor.nbytes
-        kind = _DTYPES[tensor.dtype.name]
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, stop]}
+        dtype_code = _DTYPES[tensor.dtype.name]
+        header[name] = {"dtype": dtype_code, "shape": list(tensor.shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -321,10 +321,10 @@ def rounds(directory: Path) -> list[int]:
     return sorted(numbers)
 
 
-def prune(directory: Path, first: int, spared: Container[int] = ()) -> None:
-    """Remove the snapshots of all rounds before `first`, except those of `spared`."""
+def prune(directory: Path, first_round: int, spared: Container[int] = ()) -> None:
+    """Remove the snapshots of all rounds before `first_round`, except those of `spared`."""
     for round in rounds(directory):
-        if round < first and round not in spared:
+        if round < first_round and round not in spared:
             _clear(snapshot_path(directory, round))
 
 
@@ -375,7 +375,7 @@ def _read_record(path: Path, round: int) -> dict[str, Any]:
     try:
         record = unsealed((path / _STATE).read_bytes())
         newer = record["format"] > FORMAT
-        whole = {_MODEL, _OUTER} <= record["sha256"].keys()
+        is_whole = {_MODEL, _OUTER} <= record["sha256"].keys()
     except FileNotFoundError:
         raise _damaged(round, f"{_STATE} is missing") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -383,7 +383,7 @@ def _read_record(path: Path, round: int) -> dict[str, Any]:
     if newer:
         problem = f"checkpoint round {round + 1} is newer than this program"
         raise CheckpointError("STORE005", problem, f"format {record['format']}", f"format {FORMAT}")
-    if not whole or record["round"] != round:
+    if not is_whole or record["round"] != round:
         raise _damaged(round, f"{_STATE} is that of another one")
     return record
 

@@ -97,7 +97,7 @@ class Telemetry(ListedActor):
         figures = {**summary(records, events, extra.get("parameter_bytes")), **extra}
         self._sinks.summary(figures)  # before the sinks are waited for: little time may be left
         self._sinks.close()
-        final = {**figures, "sinks": self._sinks.losses(), RECORDED_BYTES: sizes}
+        final_record = {**figures, "sinks": self._sinks.losses(), RECORDED_BYTES: sizes}
         with contextlib.suppress(OSError):  # counted already, when the summary was written first
-            write_json(self._directory / SUMMARY, final)
-        return final
+            write_json(self._directory / SUMMARY, final_record)
+        return final_record

@@ -100,10 +100,10 @@ class News:
         lines = self._problems.lines(now, everything) + self._alerts
         self._alerts = []
         if any(everything or now >= self._not_before.get(kind, now) for kind in self._waiting):
-            reported = self._waiting
+            events_by_kind = self._waiting
             self._waiting = {}
-            self._not_before |= dict.fromkeys(reported, now + WINDOW_S)
-            lines += [line_about(kind, events) for kind, events in reported.items()]
+            self._not_before |= dict.fromkeys(events_by_kind, now + WINDOW_S)
+            lines += [line_about(kind, events) for kind, events in events_by_kind.items()]
         if self._shortage is not None:
             lines.append(self._shortage)
             self._shortage = None

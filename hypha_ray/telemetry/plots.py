@@ -416,8 +416,8 @@ def _time(series: Series) -> Figure:
     numbers = series.numbers
     edges = [numbers[0] - 0.5, *numbers, numbers[-1] + 0.5]
     shares: list[list[float]] = []
-    for kind in TIME_KINDS:
-        column = series.time_shares(kind)
+    for use in TIME_KINDS:
+        column = series.time_shares(use)
         shares.append([column[0], *column, column[-1]])
     parts.stackplot(edges, shares, labels=TIME_KINDS, colors=PALETTE)
     _by_round(parts, series, "all time of the fleet, from the first machine on", "%", from_zero=False)

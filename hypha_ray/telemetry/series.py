@@ -171,12 +171,12 @@ class Series:
             column.append(math.nan if value is None else scale * float(value))
         return column
 
-    def time_shares(self, kind: str) -> list[float]:
+    def time_shares(self, use: str) -> list[float]:
         """Return the percentage of the fleet's time that every round has spent on a use; NaN without it."""
         column: list[float] = []
         for record in self.rounds:
             shares = record.get("time_shares") or {}
-            column.append(100 * shares.get(kind, math.nan))
+            column.append(100 * shares.get(use, math.nan))
         return column
 
     def total_after(self, totals: Sequence[float], round_number: int) -> float:
@@ -184,11 +184,11 @@ class Series:
 
         `round_number` is that of a record, counted from 0.
         """
-        latest = 0.0
+        latest_total = 0.0
         for record_number, total in zip(self.numbers, totals, strict=True):
             if record_number <= round_number + 1:
-                latest = total
-        return latest
+                latest_total = total
+        return latest_total
 
     @property
     def workers(self) -> list[str]:
@@ -386,10 +386,10 @@ def _since(rounds: list[Record], total: str, per_round: str) -> float | None:
     """Sum that these rounds have added to a total of the run, without the rounds before them."""
     if not rounds or rounds[-1].get(total) is None:
         return None
-    first = rounds[0]
+    first_round = rounds[0]
     earlier_total = 0.0
-    if first["round"]:
-        earlier_total = (first.get(total) or 0) - (first.get(per_round) or 0)
+    if first_round["round"]:
+        earlier_total = (first_round.get(total) or 0) - (first_round.get(per_round) or 0)
     return float(rounds[-1][total] - max(0.0, earlier_total))
 
 

@@ -115,9 +115,9 @@ class TimeBook:
         for worker in workers:
             slot = self._slots[worker] = _SlotTime(worker, since=0.0)
             slot.unrated_s += seconds
-            lost = FleetTime()
-            lost.seconds["loss"] = seconds
-            self._add(slot, self._next_record, lost)
+            lost_time = FleetTime()
+            lost_time.seconds["loss"] = seconds
+            self._add(slot, self._next_record, lost_time)
 
     def hire(self, worker: int, now: float) -> None:
         """Begin to look for a machine."""

@@ -121,10 +121,10 @@ def window(spans: Iterable[Span], start: int, stop: int) -> tuple[Span, ...]:
         if stop <= 0:
             break
         size = end - begin
-        first = max(start, 0)
-        last = min(stop, size)
-        if first < last:
-            parts.append(Span(epoch, index, begin + first, begin + last))
+        first_sample = max(start, 0)
+        stop_sample = min(stop, size)
+        if first_sample < stop_sample:
+            parts.append(Span(epoch, index, begin + first_sample, begin + stop_sample))
         start -= size
         stop -= size
     return tuple(parts)

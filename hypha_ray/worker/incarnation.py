@@ -155,8 +155,8 @@ class BatchSource(Interruptible):
     def upcoming(self, spans: Sequence[Span], start: int, size: int, waits: bool) -> Iterator[Samples]:
         """Yield batches from ``start`` on; without waiting, up to the first one whose slices haven't arrived."""
         samples = sum(span.samples for span in spans)
-        for first in range(start, samples, size):
-            batch_spans = window(spans, first, min(first + size, samples))
+        for first_sample in range(start, samples, size):
+            batch_spans = window(spans, first_sample, min(first_sample + size, samples))
             with self._changed:
                 if not waits and not all(span.slice in self._slices for span in batch_spans):
                     return
@@ -277,15 +277,15 @@ class Inbox(Interruptible):
                 return None
             return self._plan
 
-    def weights(self, latest: WeightsVersion | None = None) -> NewWeights:
+    def weights(self, latest_version: WeightsVersion | None = None) -> NewWeights:
         """Wait for the weights to take next, until all of their fragments are there.
 
         They are the changes to the previous weights, unless the worker lacks those, or newer whole weights are there.
-        They are no newer than `latest`, unless there are only newer ones.
+        They are no newer than `latest_version`, unless there are only newer ones.
         """
         with self._changed:
-            self._wait(lambda: self._next_version(latest) is not None)
-            version = self.version = self._next_version(latest)
+            self._wait(lambda: self._next_version(latest_version) is not None)
+            version = self.version = self._next_version(latest_version)
             assert version is not None
             fragments = self._fragments[version]
             self._fragments = {later: parts for later, parts in self._fragments.items() if later > version}
@@ -305,7 +305,7 @@ class Inbox(Interruptible):
             self._restored = True
             return state
 
-    def _next_version(self, latest: WeightsVersion | None) -> WeightsVersion | None:
+    def _next_version(self, latest_version: WeightsVersion | None) -> WeightsVersion | None:
         """Version of the weights to take next; None while they aren't there."""
         following_version = None if self.version is None else self.version + 1
         has_following = False
@@ -318,7 +318,7 @@ class Inbox(Interruptible):
                 has_following = True
             if piece.whole:
                 whole_versions.append(version)
-        early_versions = [version for version in whole_versions if latest is None or version <= latest]
+        early_versions = [version for version in whole_versions if latest_version is None or version <= latest_version]
         if has_following and not early_versions:
             assert following_version is not None
             return WeightsVersion(following_version)
@@ -395,8 +395,8 @@ class Incarnation:
         try:
             item = self._out.get(timeout=self._job.lease_s / PULSES)
         except Empty:
-            work = current_work()
-            return Alive(self.source, work.text, work.limited, platform.node())
+            present_work = current_work()
+            return Alive(self.source, present_work.text, present_work.limited, platform.node())
         if isinstance(item, Exception):
             raise item
         return item

@@ -401,7 +401,7 @@ class TrainingLoop:
         """Round of a span."""
         return RoundKey(self._source.attempt, round_number)
 
-    def _encode_result(self, fragment: int, last: bool) -> tuple[Flat, Quality]:
+    def _encode_result(self, fragment: int, is_last: bool) -> tuple[Flat, Quality]:
         """Encode a fragment's result, or its last one, on the model's device if that is possible.
 
         The arrays of the last result are free, because new weights arrive only after that result was read.
@@ -417,13 +417,13 @@ class TrainingLoop:
         theta = None
         if self._sends_differences and self._weights.theta:
             theta = self._weights.theta[fragment]
-        return self._encoders[fragment].encode(result, theta, last)
+        return self._encoders[fragment].encode(result, theta, is_last)
 
 
 def _describe_samples(batch: Samples) -> str:
     """Name the samples of a batch by its first and last one."""
     if not len(batch.keys):
         return ""
-    _, first_slice, first = batch.keys[0]
-    _, last_slice, last = batch.keys[-1]
-    return f"samples {first} of slice {first_slice} to {last} of slice {last_slice}"
+    _, first_slice, first_index = batch.keys[0]
+    _, last_slice, last_index = batch.keys[-1]
+    return f"samples {first_index} of slice {first_slice} to {last_index} of slice {last_slice}"

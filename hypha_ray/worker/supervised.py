@@ -90,10 +90,10 @@ class SupervisedTrainer(WholeModel):
         require_mean(self._task, job.sync.traits)
         self._metrics = metrics_named(job.model.metrics)
         self.shards: Shards | None = None
-        trained: torch.nn.Module = self.model
+        trained_module: torch.nn.Module = self.model
         if mesh is not None:
             self.shards = _shard(self.model, mesh)
-            trained = self.shards.pieces
+            trained_module = self.shards.pieces
         inner = job.inner_optimizer
         fuses = job.run.mode != "replay"
         self.optimizer = build_optimizer(self.model, inner, inner_steps(job), job.num_workers, self.shards, fuses)
@@ -105,7 +105,7 @@ class SupervisedTrainer(WholeModel):
             self.loss_scale = LossScale(self.device)
         saved_names = self.model.state_dict().keys()
         self._buffers = [buffer for name, buffer in self.model.named_buffers() if name in saved_names]
-        self._trained = [parameter for parameter in trained.parameters() if parameter.requires_grad]
+        self._trained = [parameter for parameter in trained_module.parameters() if parameter.requires_grad]
         self._statistics = [buffer for buffer in self._buffers if buffer.is_floating_point()]
         self._input_copies = InputCopies(self.device)
         runs_ahead = mesh is None and job.run.mode != "replay" and self.optimizer.skips

@@ -159,9 +159,9 @@ def divided(values: torch.Tensor, divisor: int) -> torch.Tensor:
 
 def pack4(codes: torch.Tensor) -> torch.Tensor:
     """Pack two 4-bit codes into each byte, the first one in the lower half."""
-    first = codes[:, ::2]
+    even_codes = codes[:, ::2]
     second = codes[:, 1::2]
-    return first | second << 4
+    return even_codes | second << 4
 
 
 def look_up4(packed: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

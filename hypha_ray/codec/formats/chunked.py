@@ -133,8 +133,8 @@ class Chunked(ABC):
         padding = -len(values) % self.chunk
         chunks = torch.nn.functional.pad(values, (0, padding)).view(-1, self.chunk)
         parts = self.compress(chunks)
-        first = start // self.chunk
+        first_chunk = start // self.chunk
         for name, array in parts.items():
-            out[name][first : first + len(chunks)].copy_(array, non_blocking=True)
+            out[name][first_chunk : first_chunk + len(chunks)].copy_(array, non_blocking=True)
         decoded = self.expand(parts).view(-1)
         return decoded[: len(values)]

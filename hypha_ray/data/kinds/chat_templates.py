@@ -254,11 +254,11 @@ def find_answers(
 
 def count_lost_thoughts(messages: Messages, text: str) -> int:
     """Count the thoughts in messages that the text of the chat lacks."""
-    lost = 0
+    lost_count = 0
     for message in messages:
         for thought in _THOUGHTS.findall(message["content"]):
-            lost += thought not in text
-    return lost
+            lost_count += thought not in text
+    return lost_count
 
 
 def _opening(render: Render, earlier_messages: Messages, text_before: str) -> int | None:
@@ -376,14 +376,14 @@ def _is_absent(message: dict[str, object], text: str) -> bool:
 
 
 def _without_key(messages: Messages, key: str, indices: Sequence[int]) -> Messages:
-    changed = list(messages)
+    changed_messages = list(messages)
     for index in indices:
-        changed[index] = {name: value for name, value in messages[index].items() if name != key}
-    return changed
+        changed_messages[index] = {name: value for name, value in messages[index].items() if name != key}
+    return changed_messages
 
 
 def _with_other_content(messages: Messages, indices: Sequence[int]) -> Messages:
-    changed = list(messages)
+    changed_messages = list(messages)
     for index in indices:
-        changed[index] = messages[index] | {"content": _OTHER}
-    return changed
+        changed_messages[index] = messages[index] | {"content": _OTHER}
+    return changed_messages

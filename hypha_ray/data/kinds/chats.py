@@ -186,15 +186,15 @@ def answer_rules(
     """Rules of the samples. Answers without an end are noted, since a trained model won't stop behind them."""
     if options.is_templated:
         note_date(tokenizer, account)
-    last: list[int] = []
+    last_ids: list[int] = []
     for sample in samples:
-        last += _last_scored(sample)
-    ends = ends_among(tokenizer, last)
-    endless = sum(token_id not in ends for token_id in last)
-    if endless == len(last):
+        last_ids += _last_scored(sample)
+    ends = ends_among(tokenizer, last_ids)
+    endless = sum(token_id not in ends for token_id in last_ids)
+    if endless == len(last_ids):
         account.note("no answer ends in a special token, so a trained model won't stop: choose another --chat-template")
     elif endless:
-        endings = f"{counted(endless, 'answers')} of {len(last):,} end in no special token"
+        endings = f"{counted(endless, 'answers')} of {len(last_ids):,} end in no special token"
         account.note(f"{endings}, so a trained model may not stop: choose another --chat-template")
     return token_rules(tokenizer, ends, templated=options.is_templated)
 
@@ -202,8 +202,8 @@ def answer_rules(
 def _last_scored(sample: ScoredTokens) -> list[int]:
     """The last token of each scored part."""
     is_last = sample.scored & ~np.append(sample.scored[1:], False)
-    last: list[int] = sample.ids[is_last].tolist()
-    return last
+    last_ids: list[int] = sample.ids[is_last].tolist()
+    return last_ids
 
 
 def _arrays(samples: Sequence[ScoredTokens], length: int, padding: int) -> Arrays:

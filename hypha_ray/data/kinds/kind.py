@@ -58,12 +58,12 @@ class SliceWriter:
         folder: Path,
         samples_per_slice: int,
         report: Report,
-        first: int = 0,
-        written: Callable[[Path], None] = lambda file: None,
+        first_slice: int = 0,
+        on_written: Callable[[Path], None] = lambda file: None,
     ) -> None:
         self.folder = folder
-        self._first = first
-        self._written = written
+        self._first = first_slice
+        self._written = on_written
         self.slices: list[SliceInfo] = []
         self.tensors: tuple[TensorInfo, ...] = ()
         self.classes: ClassInfo | None = None
@@ -241,10 +241,10 @@ def _samples(
         raise _refused(name, reason_of(error)) from error
     if not samples:
         raise _refused(name, "no sample")
-    first = _form(samples[0])
+    first_form = _form(samples[0])
     for number, sample in enumerate(samples):
-        if _form(sample) != first:
-            raise _refused(name, f"sample {number} with {_form(sample)}, sample 0 with {first}")
+        if _form(sample) != first_form:
+            raise _refused(name, f"sample {number} with {_form(sample)}, sample 0 with {first_form}")
     return samples
 
 

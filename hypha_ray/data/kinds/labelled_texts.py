@@ -130,17 +130,17 @@ def _common_kind(texts: Sequence[LabelledText]) -> LabelKind:
         DataError: a text has labels of another kind than the first, or words and labels don't match.
 
     """
-    first = _kind(texts[0])
+    first_kind = _kind(texts[0])
     for text in texts:
         kind = _kind(text)
-        if kind != first:
+        if kind != first_kind:
             problem = f"{text.location}: the labels are of another kind than those of {texts[0].location}"
-            raise DataError("DATA037", problem, _KINDS[kind], _KINDS[first], "give all rows labels of one kind")
+            raise DataError("DATA037", problem, _KINDS[kind], _KINDS[first_kind], "give all rows labels of one kind")
         if isinstance(text.text, list) and isinstance(text.label, list) and len(text.text) != len(text.label):
             problem = f"{text.location}: there isn't one label for each word"
             got = counted(len(text.label), "labels")
             raise DataError("DATA037", problem, got, f"{len(text.text)}", "mend or remove the row")
-    return first
+    return first_kind
 
 
 def _kind(text: LabelledText) -> LabelKind:

@@ -101,8 +101,8 @@ def _ends(tokenizer: Any, options: PrepareOptions) -> list[int]:
         with suppress(DataError):  # Templates may refuse short chats, or leave open what the assistant wrote.
             text = ChatTemplate(tokenizer, options.tokenizer).rendered(chat)
             sample = TextTokenizer(tokenizer, literal=False).tokenized([text])[0]
-            last = sample.ids[sample.scored][-1:].tolist()
-            ends = [*ends_among(tokenizer, last), *ends]
+            last_ids = sample.ids[sample.scored][-1:].tolist()
+            ends = [*ends_among(tokenizer, last_ids), *ends]
     return list(dict.fromkeys(ends))
 
 
@@ -205,22 +205,22 @@ def preview(folder: Path, manifest: Manifest) -> Preview:
     """
     different: dict[str, set[bytes]] = {}
     lengths_of_slices = []
-    first: Arrays = {}
+    first_arrays: Arrays = {}
     for info in manifest.slices:
         arrays = read_slice(folder, info, manifest)
-        first = first or arrays
+        first_arrays = first_arrays or arrays
         different.setdefault(info.split, set()).update(row.tobytes() for row in arrays["input_ids"])
         lengths_of_slices.append(arrays["attention_mask"].sum(axis=1))
     lengths = np.concatenate(lengths_of_slices)
-    is_token = first["attention_mask"][0] == 1
-    ids = first["input_ids"][0][is_token]
+    is_token = first_arrays["attention_mask"][0] == 1
+    ids = first_arrays["input_ids"][0][is_token]
     return Preview(
         different={split: len(rows) for split, rows in different.items()},
         shortest=int(lengths.min()),
         mean=float(lengths.mean()),
         longest=int(lengths.max()),
         prompt=load_tokenizer(str(folder / FOLDER)).decode(ids),
-        record=records_of(first["reward_data"][:1])[0],
+        record=records_of(first_arrays["reward_data"][:1])[0],
     )
 
 

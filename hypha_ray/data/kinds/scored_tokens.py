@@ -93,21 +93,21 @@ class TextTokenizer:
 
     def tokenized(self, texts: Sequence[ScoredText]) -> list[ScoredTokens]:
         """Tokens of texts; those with a character of a scored part are scored."""
-        wholes = self._encoded([scored.text for scored in texts])
-        firsts = self._encoded([scored.text[: scored.segments[0][1]] for scored in texts])
+        whole_encodings = self._encoded([scored.text for scored in texts])
+        first_encodings = self._encoded([scored.text[: scored.segments[0][1]] for scored in texts])
         samples = []
-        for scored, whole, first in zip(texts, wholes, firsts, strict=True):
-            ids = [*first.ids]
+        for scored, whole_encoding, first_encoding in zip(texts, whole_encodings, first_encodings, strict=True):
+            ids = [*first_encoding.ids]
             for start, end in scored.segments[1:]:
                 ids += self._continued(scored.text[start:end]).ids
-            encoding = whole if ids == whole.ids else self._by_segments(scored, first)
-            self.joined += encoding.ids != whole.ids
+            encoding = whole_encoding if ids == whole_encoding.ids else self._by_segments(scored, first_encoding)
+            self.joined += encoding.ids != whole_encoding.ids
             samples.append(ScoredTokens(np.array(encoding.ids, np.int32), _scored(scored, encoding.offsets)))
         return samples
 
-    def _by_segments(self, text: ScoredText, first: _Encoding) -> _Encoding:
+    def _by_segments(self, text: ScoredText, first_encoding: _Encoding) -> _Encoding:
         """Tokens of each segment behind those of the text before it."""
-        encoding = first
+        encoding = first_encoding
         for start, end in text.segments[1:]:
             longer = self._encoded([text.text[:end]])[0]
             if longer.ids[: len(encoding.ids)] == encoding.ids:
@@ -119,11 +119,11 @@ class TextTokenizer:
 
     def _continued(self, text: str) -> _Encoding:
         """Tokens of a text that goes on from another one, without a space that the tokenizer puts before texts."""
-        whole = self._encoded([text])[0]
+        whole_encoding = self._encoded([text])[0]
         if self._core is None:
-            return whole
+            return whole_encoding
         cut = len(text)
-        for token_id, (start, _) in zip(whole.ids, whole.offsets, strict=True):
+        for token_id, (start, _) in zip(whole_encoding.ids, whole_encoding.offsets, strict=True):
             if token_id in self._added_ids:
                 cut = start
                 break

@@ -56,29 +56,29 @@ def arrow_rows(path: Path, columns: Sequence[Column], account: Account) -> Itera
             schema, batches = _opened(stream, kind_of(path))
             outer = outer_columns(columns, schema.names)
             require_columns(str(path), dict.fromkeys(schema.names), outer)
-            used = list(dict.fromkeys(column.name for column in outer)) or schema.names
-            require_unique(str(path), [name for name in schema.names if name in used])
-            account.drop(name for name in schema.names if name not in used)
+            column_names = list(dict.fromkeys(column.name for column in outer)) or schema.names
+            require_unique(str(path), [name for name in schema.names if name in column_names])
+            account.drop(name for name in schema.names if name not in column_names)
             row_numbers = itertools.count(1)
             decoders = _json_decoders(schema)
-            for batch in batches(used):
+            for batch in batches(column_names):
                 for record in batch.to_pylist():
                     yield f"{path}, row {next(row_numbers)}", _decoded(without_nulls(record), decoders)
     except pyarrow.ArrowInvalid as error:
-        kind = "a Parquet file" if kind_of(path) == ".parquet" else "an Arrow file"
+        format_name = "a Parquet file" if kind_of(path) == ".parquet" else "an Arrow file"
         fix = "unpack it first" if path.suffix.lower() in COMPRESSIONS else "copy it afresh"
-        raise DataError("DATA031", f"{path} isn't {kind}", str(error), fix=fix) from None
+        raise DataError("DATA031", f"{path} isn't {format_name}", str(error), fix=fix) from None
     except (OverflowError, ValueError) as error:  # Such as a date after the year 9999.
         fix = "write such values as text, or leave their column out"
         raise DataError("DATA031", f"{path} has values that Python lacks", str(error), fix=fix) from None
 
 
-def _opened(stream: IO[bytes], kind: str) -> tuple[Any, Batches]:
+def _opened(stream: IO[bytes], format_name: str) -> tuple[Any, Batches]:
     """The schema of a file, and a function that reads batches of some columns."""
     import pyarrow
     from pyarrow import parquet
 
-    if kind == ".parquet":
+    if format_name == ".parquet":
         file = parquet.ParquetFile(stream)
         return file.schema_arrow, lambda used: file.iter_batches(columns=used, batch_size=_BATCH)
     try:
@@ -91,11 +91,11 @@ def _opened(stream: IO[bytes], kind: str) -> tuple[Any, Batches]:
     return table.schema, lambda used: _slices(batches, used)
 
 
-def _slices(batches: Iterable[Any], used: list[str]) -> Iterator[Any]:
+def _slices(batches: Iterable[Any], column_names: list[str]) -> Iterator[Any]:
     """Some columns of batches, in parts of a bounded length."""
     for batch in batches:
         for begin in range(0, batch.num_rows, _BATCH):
-            yield batch.select(used).slice(begin, _BATCH)
+            yield batch.select(column_names).slice(begin, _BATCH)
 
 
 def without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,18 +172,18 @@ def _json_decoders(fields: Iterable[Any]) -> dict[str, Decoder | None]:
     return {field.name: _json_decoder(field.type) for field in fields}
 
 
-def _json_decoder(kind: Any) -> Decoder | None:
+def _json_decoder(column_type: Any) -> Decoder | None:
     """A function that reads the JSON texts in values of an Arrow type; None if there are none."""
     from pyarrow import types
 
-    if getattr(kind, "extension_name", None) == "arrow.json":
+    if getattr(column_type, "extension_name", None) == "arrow.json":
         return _read_json
-    if types.is_struct(kind):
-        decoders = _json_decoders(kind)
+    if types.is_struct(column_type):
+        decoders = _json_decoders(column_type)
         if any(decoders.values()):
             return partial(_decoded, decoders=decoders)
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        decode = _json_decoder(kind.value_type)
+    if types.is_list(column_type) or types.is_large_list(column_type) or types.is_fixed_size_list(column_type):
+        decode = _json_decoder(column_type.value_type)
         if decode is not None:
             return partial(_decoded_list, decode)
     return None

@@ -364,10 +364,10 @@ def count_calls(messages: list[dict[str, Any]]) -> int:
 
 def without_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return messages without their calls."""
-    changed = []
+    bare_messages = []
     for message in messages:
-        changed.append({name: value for name, value in message.items() if name != _CALLS})
-    return changed
+        bare_messages.append({name: value for name, value in message.items() if name != _CALLS})
+    return bare_messages
 
 
 def with_objects(message: dict[str, Any]) -> dict[str, Any]:

@@ -239,15 +239,15 @@ def _files(
         file_account = Account()
         documents_of_file = _file(path, reader, file_account, alone=len(files) == 1)
         try:
-            first = next(documents_of_file, None)
+            first_document = next(documents_of_file, None)
         except DataError as error:
             refused = refused or error
             leave_out_file(path, folder, error, account)
             continue
         has_read = True
         try:
-            if first is not None:
-                yield first
+            if first_document is not None:
+                yield first_document
                 yield from documents_of_file
         finally:
             account.add(file_account)
@@ -260,20 +260,20 @@ def _files(
 
 
 def _file(path: Path, reader: Reader[T], account: Account, alone: bool) -> Iterator[T]:
-    kind = kind_of(path)
+    suffix = kind_of(path)
     columns = reader.columns
     account.files += 1
     try:
-        if kind in ARROW:
+        if suffix in ARROW:
             yield from reader.of_rows(arrow_rows(path, columns, account), account)
             return
         if alone and is_binary(path):
             fix = f"unpack it, or convert it by `iconv -f UTF-16 -t UTF-8 {path.name} > NEW` if it is text in UTF-16"
             raise DataError("DATA031", f"{path} is binary", "zero bytes", "text in UTF-8", fix)
-        with opened(path, "rt", encoding="utf-8-sig", newline="" if kind in CSV else None) as file:
-            if kind in JSON:
+        with opened(path, "rt", encoding="utf-8-sig", newline="" if suffix in CSV else None) as file:
+            if suffix in JSON:
                 yield from reader.of_rows(json_rows(file, path), account)
-            elif kind in CSV:
+            elif suffix in CSV:
                 yield from reader.of_rows(csv_rows(file, path, columns, account), account)
             else:
                 yield from reader.of_text(path, file, alone)

@@ -266,10 +266,10 @@ class PreferenceReader:
         for location, row in rows:
             columns = columns or self._recognised(location, row)
             beside = BESIDE_CHATS if self._options.is_templated else frozenset[str]()
-            used = {column.name for column in columns}
+            used_columns = {column.name for column in columns}
             if self._rejected in columns:
-                used.add(self._margin.name)
-            account.drop(sorted(row.keys() - used - beside))
+                used_columns.add(self._margin.name)
+            account.drop(sorted(row.keys() - used_columns - beside))
             require_columns(location, row, columns)
             if self._rejected in columns and self._prompt not in columns:
                 self._refuse_late_prompt(location, row)

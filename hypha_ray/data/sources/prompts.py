@@ -122,8 +122,8 @@ def gym_entries(name: str, seed: int, count: int) -> Iterator[dict[str, Any]]:
 
     """
     _require(name)
-    first = seed * _SPREAD % _SEEDS
-    command = [sys.executable, "-P", "-c", f"from {__name__} import _draw; _draw()", name, str(first), str(count)]
+    first_seed = seed * _SPREAD % _SEEDS
+    command = [sys.executable, "-P", "-c", f"from {__name__} import _draw; _draw()", name, str(first_seed), str(count)]
     path = os.pathsep.join(filter(None, sys.path))
     environment = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0"}
     with tempfile.TemporaryFile() as printed:

@@ -210,9 +210,9 @@ def complete(rows: Iterable[Row], columns: Sequence[Column], account: Account) -
         DataError: DATA032, a row lacks a column.
 
     """
-    used = {column.name for column in columns}
+    used_columns = {column.name for column in columns}
     for location, row in rows:
-        account.drop(sorted(row.keys() - used))
+        account.drop(sorted(row.keys() - used_columns))
         require_columns(location, row, columns)
         yield location, row
 
@@ -337,9 +337,9 @@ def list_of(value: Any, beginnings: str = "[") -> Any:
     return value
 
 
-def is_list_of(value: Any, kind: type) -> TypeGuard[list[Any]]:
+def is_list_of(value: Any, item_type: type) -> TypeGuard[list[Any]]:
     """Check that a value is a list whose items are all of a type."""
-    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
+    return isinstance(value, list) and all(isinstance(item, item_type) for item in value)
 
 
 def objects_of(value: Any) -> Any:

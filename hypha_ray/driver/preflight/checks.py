@@ -389,7 +389,7 @@ def check_case(case: Case) -> list[str]:
         check(case)
     model = case.job.model
     # For a repository of the hub, the nodes that fetch it report that.
-    notes = compare_weights(model, whole=needs_whole(model))
+    notes = compare_weights(model, needs_all=needs_whole(model))
     notes.extend(compare_tokens(case))
     notes.extend(token_notes(case))
     for manifest in case.source.manifests:

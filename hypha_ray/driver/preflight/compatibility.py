@@ -135,8 +135,8 @@ def check_scaled_loss(case: Case) -> None:
 
 
 def _trained_dtypes(case: Case) -> set[str]:
-    trained = [parameter for parameter in case.network.parameters() if parameter.requires_grad]
-    return {str(parameter.dtype).removeprefix("torch.") for parameter in trained}
+    trained_parameters = [parameter for parameter in case.network.parameters() if parameter.requires_grad]
+    return {str(parameter.dtype).removeprefix("torch.") for parameter in trained_parameters}
 
 
 def check_processes(case: Case) -> None:

@@ -333,22 +333,22 @@ class SketchedShards:
 
     def _reduce_gradients(self, module: nn.Module, parameters: list[nn.Parameter]) -> None:
         """Reduce a module's gradients as soon as the last one is computed, and free its weights then."""
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
-        missing = set(trained)
+        trained_parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        missing = set(trained_parameters)
 
         def reduce_if_complete(parameter: nn.Parameter) -> None:
             missing.discard(parameter)
             if missing:
                 return
-            missing.update(trained)
-            self._gathered[None] = torch.empty(bytes_of(trained), dtype=torch.uint8)
-            for whole in trained:
+            missing.update(trained_parameters)
+            self._gathered[None] = torch.empty(bytes_of(trained_parameters), dtype=torch.uint8)
+            for whole in trained_parameters:
                 whole.grad = None
                 piece = self._pieces[whole]
                 piece.grad = torch.empty_like(piece)
             self._free(module)
 
-        for parameter in trained:
+        for parameter in trained_parameters:
             parameter.register_post_accumulate_grad_hook(reduce_if_complete)
 
     def piece_of(self, parameter: Tensor) -> Tensor:
@@ -363,9 +363,9 @@ class SketchedShards:
         """Return a tensor of the gathered size."""
         return torch.empty(self.shape_of(piece), dtype=part.dtype, device=part.device)
 
-    def part(self, whole: Tensor, piece: Tensor) -> Tensor:
+    def part(self, tensor: Tensor, piece: Tensor) -> Tensor:
         """Return the first process's part of a whole tensor."""
-        return whole[: len(piece)]
+        return tensor[: len(piece)]
 
     def end_backward(self) -> None:
         """Free the gathered weights and gradients of the backward pass."""

@@ -412,10 +412,10 @@ def _choice_lines(choice: Choice, by_value: bool) -> Iterator[str]:
 
 def _group_lines(job: Job, workers: Collection[int]) -> Iterator[str]:
     """Numbers, needs and fitting workers of each of the ``[[workers]]``."""
-    first = 0
+    first_worker = 0
     for group in job.workers:
-        last = first + group.count - 1
-        numbers = f"workers {first} to {last}, each" if group.count > 1 else f"worker {first}"
-        fitting = [worker for worker in workers if first <= worker <= last]
+        last_worker = first_worker + group.count - 1
+        numbers = f"workers {first_worker} to {last_worker}, each" if group.count > 1 else f"worker {first_worker}"
+        fitting = [worker for worker in workers if first_worker <= worker <= last_worker]
         yield f"{numbers} with {group_need(group)}: {len(fitting)} of {group.count} fit"
-        first += group.count
+        first_worker += group.count

@@ -212,12 +212,12 @@ def _of_case(case: Case) -> JobReport:
 
 def _of_model(snapshot: SnapshotHeader) -> Iterator[tuple[str, str]]:
     """Facts about the model of a run, by the layout in a snapshot."""
-    trained = 0
+    trained_count = 0
     for *_, group, _, size in snapshot.state.get("entries", []):
         if is_trained(group):
-            trained += size
-    if trained:
-        yield "model", f"{trained:,} parameters are trained"
+            trained_count += size
+    if trained_count:
+        yield "model", f"{trained_count:,} parameters are trained"
 
 
 def _of_snapshots(directory: RunDirectory, rounds: Sequence[int]) -> Iterator[tuple[str, str]]:
@@ -246,19 +246,19 @@ def _of_records(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     yield "exchange", f"{newest}, {total}"
 
 
-def model_text(trained: Any, layout: Layout) -> str:
+def model_text(trained_model: Any, layout: Layout) -> str:
     """Describe a model by its class and its parameters.
 
     Args:
-        trained: modules that are trained and exchanged, on any device.
+        trained_model: modules that are trained and exchanged, on any device.
         layout: their layout.
 
     """
-    name = type(trained).__name__
-    if hasattr(trained, "actor"):
-        name = f"{type(trained.actor).__name__} as policy and as critic"
+    name = type(trained_model).__name__
+    if hasattr(trained_model, "actor"):
+        name = f"{type(trained_model.actor).__name__} as policy and as critic"
     count = layout.parameters()
-    total = sum(parameter.numel() for parameter in trained.parameters())
+    total = sum(parameter.numel() for parameter in trained_model.parameters())
     if count == total:
         return f"{name}, {total:,} parameters, all of them trained"
     return f"{name}, {count:,} of {total:,} parameters trained ({count / total:.2%})"

@@ -150,12 +150,12 @@ def _unused_tensors(case: Case, task: Task, samples: Samples) -> list[str]:
     """Return a note for each tensor of the dataset that the model isn't fed, unless the job chooses tensors."""
     if case.job.model.input_names is not None:
         return []
-    used = {name for name, _, _ in task.model_tensors(tensors_of(samples))}
+    used_tensors = {name for name, _, _ in task.model_tensors(tensors_of(samples))}
     if "attention_mask" not in task.accepts:
-        used.add("attention_mask")  # It still marks the scored tokens.
+        used_tensors.add("attention_mask")  # It still marks the scored tokens.
     architecture = type(case.network).__name__
     notes = []
-    for name in sorted(set(samples.arrays) - used):
+    for name in sorted(set(samples.arrays) - used_tensors):
         notes.append(f"the dataset's tensor {name!r} is left out: {architecture} takes none like it")
     return notes
 

@@ -288,9 +288,9 @@ class Objective:
             settings=self._settings,
         )
         losses = losses_of(self._loss, preference_inputs)
-        reported = losses.float().mean()
+        reported_loss = losses.float().mean()
         figures = self._figures(preference_inputs).detach()
-        return Losses(reported, reported + router_loss(model, scores.output), scores.output, figures)
+        return Losses(reported_loss, reported_loss + router_loss(model, scores.output), scores.output, figures)
 
     def _reference_logprobs(self, task: Task, model: Any, inputs: Batch) -> Tensor:
         """Log-probabilities by the reference, [N, 2], without a gradient."""
@@ -309,18 +309,18 @@ class Objective:
             scores = inputs.logprobs / inputs.lengths.clamp(min=1)
         else:
             scores = inputs.log_ratios
-        first, second = (self._settings.beta * scores).unbind(1)
-        everyone = torch.ones_like(first)
+        first_scores, second_scores = (self._settings.beta * scores).unbind(1)
+        everyone = torch.ones_like(first_scores)
         if inputs.desirable is None:
-            chosen = _sum_and_weight(first, everyone)
-            rejected = _sum_and_weight(second, everyone)
-            is_right = first > second
+            chosen = _sum_and_weight(first_scores, everyone)
+            rejected = _sum_and_weight(second_scores, everyone)
+            is_right = first_scores > second_scores
         else:
-            is_desirable = inputs.desirable.to(first.dtype)
-            chosen = _sum_and_weight(first, is_desirable)
-            rejected = _sum_and_weight(first, 1 - is_desirable)
-            is_right = (first > 0) == inputs.desirable
-        accuracy = _sum_and_weight(is_right.to(first.dtype), everyone)
+            is_desirable = inputs.desirable.to(first_scores.dtype)
+            chosen = _sum_and_weight(first_scores, is_desirable)
+            rejected = _sum_and_weight(first_scores, 1 - is_desirable)
+            is_right = (first_scores > 0) == inputs.desirable
+        accuracy = _sum_and_weight(is_right.to(first_scores.dtype), everyone)
         return torch.stack([chosen, rejected, accuracy])
 
 
@@ -376,7 +376,7 @@ def has_frozen_copy(settings: Preference, adapted: bool) -> bool:
 def reference_model(model: Any, adapted: bool = False) -> Reference:
     """Return the reference that a model in evaluation mode is, or its base below an adapter, whatever is trained."""
 
-    def logprobs(task: Task, trained: Any, inputs: Batch) -> Tensor:
+    def logprobs(task: Task, trained_model: Any, inputs: Batch) -> Tensor:
         if adapted:
             return _base_logprobs(task, model, inputs)
         return score_sequences(task, model, inputs).logprobs

@@ -64,13 +64,13 @@ def batch_std(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     Arguments are those of `group_std`; a response counts once for each of its tokens.
     """
     centered = group_mean(rewards, lengths)
-    present = ~rewards.isnan()
-    weights = lengths * present
+    is_present = ~rewards.isnan()
+    weights = lengths * is_present
     tokens = weights.sum()
     mean = (centered * weights).sum() / tokens.clamp(min=1)
     squares = (centered - mean) ** 2 * weights
     variance = squares.sum() / (tokens - 1).clamp(min=1)
-    return (centered - mean) * torch.rsqrt(variance + _LEAST_VARIANCE) * present
+    return (centered - mean) * torch.rsqrt(variance + _LEAST_VARIANCE) * is_present
 
 
 def batch_scale(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -78,8 +78,8 @@ def batch_scale(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
     This is `scale_rewards = "batch"` of trl; arguments are those of `group_std`.
     """
-    present = rewards[~rewards.isnan()]
-    deviation = present.std() if len(present) > 1 else torch.zeros_like(rewards[0, 0])
+    present_rewards = rewards[~rewards.isnan()]
+    deviation = present_rewards.std() if len(present_rewards) > 1 else torch.zeros_like(rewards[0, 0])
     return group_mean(rewards, lengths) / (deviation + _LEAST_STD_OF_BATCH)
 
 
@@ -96,8 +96,8 @@ def compared_groups(rewards: torch.Tensor) -> torch.Tensor:
 
 def _sizes(rewards: torch.Tensor) -> torch.Tensor:
     """Number of present rewards of each group, [prompts, 1]."""
-    present = ~rewards.isnan()
-    return present.sum(1, keepdim=True).to(rewards)
+    is_present = ~rewards.isnan()
+    return is_present.sum(1, keepdim=True).to(rewards)
 
 
 def _means(rewards: torch.Tensor) -> torch.Tensor:
@@ -138,10 +138,10 @@ def generalized_advantages(
     following = torch.cat([values[:, 1:], zeros], 1)
     errors = (rewards + discount * following - values) * mask
     advantages = torch.zeros_like(values)
-    last = torch.zeros_like(values[:, 0])
+    next_advantage = torch.zeros_like(values[:, 0])
     for token in reversed(range(values.shape[1])):
-        last = errors[:, token] + discount * decay * last
-        advantages[:, token] = last
+        next_advantage = errors[:, token] + discount * decay * next_advantage
+        advantages[:, token] = next_advantage
     return advantages, advantages + values
 
 
@@ -168,7 +168,7 @@ def advantages_of(name: str, function: Advantages, rewards: torch.Tensor, length
 
     """
     allowed = f"finite numbers, {list(rewards.shape)}"
-    absent = rewards.isnan()
+    is_absent = rewards.isnan()
     try:
         advantages = function(rewards.clone(), lengths.clone())  # Code of users may change what it gets.
     except Exception as error:  # Code of users may raise anything.
@@ -178,10 +178,10 @@ def advantages_of(name: str, function: Advantages, rewards: torch.Tensor, length
     if advantages.shape != rewards.shape:
         raise _refusal(name, str(list(advantages.shape)), allowed)
     advantages = advantages.detach()
-    is_finite = advantages.isfinite() | absent
+    is_finite = advantages.isfinite() | is_absent
     if not is_finite.all():
         raise _refusal(name, "a number that isn't finite, of a reward that is there", allowed)
-    return advantages.masked_fill(absent, 0.0) if absent.any() else advantages
+    return advantages.masked_fill(is_absent, 0.0) if is_absent.any() else advantages
 
 
 def try_advantages(name: str, options: Mapping[str, Any] | None) -> None:
@@ -204,10 +204,10 @@ def check_advantages(name: str, options: Mapping[str, Any] | None, apart: bool) 
     function: Advantages = create("advantages", name, options)
     rewards = torch.tensor(_TRIED)
     lengths = torch.tensor(_LENGTHS)
-    present = torch.tensor([True, False, True, True])
-    absent = rewards[:1].masked_fill(~present, torch.nan)
-    with_absent = advantages_of(name, function, absent, lengths[:1])[:, present]
-    without_absent = advantages_of(name, function, rewards[:1, present], lengths[:1, present])
+    is_present = torch.tensor([True, False, True, True])
+    absent = rewards[:1].masked_fill(~is_present, torch.nan)
+    with_absent = advantages_of(name, function, absent, lengths[:1])[:, is_present]
+    without_absent = advantages_of(name, function, rewards[:1, is_present], lengths[:1, is_present])
     if not _are_close(with_absent, without_absent):
         fix = "leave NaN out of sums, means and sizes, as torch.nanmean does"
         raise _refusal(name, "others beside an absent reward", "advantages of the other rewards alone", fix)

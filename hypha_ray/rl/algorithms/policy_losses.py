@@ -291,13 +291,13 @@ ESTIMATORS: dict[Estimator, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def clipped_value_loss(
-    new: torch.Tensor, old: torch.Tensor, returns: torch.Tensor, clip: float
+    new_values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, clip: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Half the larger squared error, of the value or of the value clipped around the old one (arXiv 2005.12729).
 
     Args:
-        new: values of the trained critic, [responses, tokens].
-        old: values that advantages were computed with, of the same shape.
+        new_values: values of the trained critic, [responses, tokens].
+        old_values: values that advantages were computed with, of the same shape.
         returns: values to learn, of the same shape.
         clip: largest distance from the old value that is learned in one step.
 
@@ -305,8 +305,8 @@ def clipped_value_loss(
         Loss of each token, and whether the clipping has taken its gradient.
 
     """
-    loss = (new - returns).square()
-    clipped_values = new.clamp(old - clip, old + clip)
+    loss = (new_values - returns).square()
+    clipped_values = new_values.clamp(old_values - clip, old_values + clip)
     bounded = (clipped_values - returns).square()
     return 0.5 * torch.maximum(loss, bounded), bounded > loss
 

@@ -257,8 +257,8 @@ class Mesh:
     @cached_property
     def heads(self) -> tuple[int, ...]:
         """Worker of each copy that holds its inputs and outputs: the last stage, tensor rank 0."""
-        last = len(self.workers) - self.data * self.tensor
-        return self.workers[last :: self.tensor]
+        last_start = len(self.workers) - self.data * self.tensor
+        return self.workers[last_start :: self.tensor]
 
     def copy(self, rank: int) -> tuple[int, ...]:
         """Return the workers of the copy with this data rank."""
@@ -291,7 +291,7 @@ class Moves:
 def windows(samples: int, parts: int) -> tuple[range, ...]:
     """Divide samples into ranges one after the other, whose sizes differ by one at most."""
     bounds = [samples * part // parts for part in range(parts + 1)]
-    return tuple(range(first, last) for first, last in pairwise(bounds))
+    return tuple(range(start, stop) for start, stop in pairwise(bounds))
 
 
 def balanced(tokens: Sequence[int], parts: int) -> tuple[tuple[int, ...], ...]:

@@ -158,8 +158,8 @@ class Master(Generic[R]):
         pending = self._queue.request(*requests)
         self._queue.flush()
         self._wait_for(pending)
-        [first] = [reply for reply in pending.replies if reply.worker == workers[0]]
-        return first
+        [first_reply] = [reply for reply in pending.replies if reply.worker == workers[0]]
+        return first_reply
 
     def traverse(
         self,
@@ -385,10 +385,10 @@ class StreamDataset(Generic[R]):
         for batch in batches:
             if batch.ids not in self._ahead:
                 self._ahead[batch.ids] = self._begin(batch, {"version": version, "round": round})
-        first = self._ahead[names[0]]
-        first.wait()
+        first_batch = self._ahead[names[0]]
+        first_batch.wait()
         del self._ahead[names[0]]
-        return tuple(sorted(first.pending.replies, key=lambda reply: reply.worker))
+        return tuple(sorted(first_batch.pending.replies, key=lambda reply: reply.worker))
 
     def begin_anew(self) -> None:
         """Drop everything: the weights have been replaced."""

@@ -131,8 +131,8 @@ class Storage:
         ids = set(sample.ids)
         with self._changing:
             for key in sample.data:
-                present = self._samples.get(key, [])
-                remaining = [stored for stored in present if ids.isdisjoint(stored.ids)]
+                shard_samples = self._samples.get(key, [])
+                remaining = [stored for stored in shard_samples if ids.isdisjoint(stored.ids)]
                 self._samples[key] = [*remaining, sample]
 
     def sample(self, ids: Sequence[str], keys: Sequence[str]) -> Sample:

@@ -245,13 +245,13 @@ class ModelRequest:
         for index, hook in enumerate(self.before):
             late_transfer = isinstance(hook, Transfer) and index > 0
             if late_transfer or isinstance(hook, Offload | Evaluate | Save):
-                kind = type(hook).__name__
-                raise ValueError(f"{kind} can't stand at place {index} before {self.name}")
+                hook_name = type(hook).__name__
+                raise ValueError(f"{hook_name} can't stand at place {index} before {self.name}")
         for hook in self.after:
             needs_training = isinstance(hook, Evaluate | Save)
             if isinstance(hook, Transfer) or (needs_training and self.name != "train_step"):
-                kind = type(hook).__name__
-                raise ValueError(f"{kind} can't stand after {self.name}")
+                hook_name = type(hook).__name__
+                raise ValueError(f"{hook_name} can't stand after {self.name}")
 
     @property
     def at_once(self) -> bool:

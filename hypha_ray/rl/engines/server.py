@@ -121,10 +121,10 @@ class Batch:
             if reason:
                 raise Refused(reason)
             count = len(completion.ids)
-            last = completion.ids[-1]
-            is_unfinished = count < most and last not in self.ends
+            last_id = completion.ids[-1]
+            is_unfinished = count < most and last_id not in self.ends
             if count > most or is_unfinished:
-                raise Refused(f"a response of {count} of {most} tokens, the last of them {last}")
+                raise Refused(f"a response of {count} of {most} tokens, the last of them {last_id}")
 
 
 class ServerEngine:

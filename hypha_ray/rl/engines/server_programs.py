@@ -299,7 +299,7 @@ class _RefuseIncomplete:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, error_type: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, ArithmeticError | AttributeError | LookupError | TypeError | ValueError):
             cause = type(error).__name__
             raise Refused(f"an answer without what is needed ({cause}: {error})") from None

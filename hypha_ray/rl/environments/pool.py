@@ -94,7 +94,7 @@ class EnvironmentPool:
         for episode in episodes:
             waiting[episode.number % len(waiting)].append(episode)
         busy: dict[int, _Requests] = {}  # By the number of the process.
-        lost: list[Episode] = []
+        lost_episodes: list[Episode] = []
         answered = False
         with working(f"environment {self._name}", limited=True):
             while any(waiting) or busy:
@@ -106,13 +106,13 @@ class EnvironmentPool:
                     episode = requests.episodes.popleft()
                     self._settle(slot, episode)
                     if self._processes[slot] is None:  # The episodes behind it go on in another process.
-                        lost.append(episode)
+                        lost_episodes.append(episode)
                         waiting[slot].extendleft(reversed(requests.episodes))
                         requests.episodes.clear()
                     else:
                         answered = True
-                    if not answered and _are_many(lost):
-                        _give_up(waiting, lost[-1].failure)
+                    if not answered and _are_many(lost_episodes):
+                        _give_up(waiting, lost_episodes[-1].failure)
                     if requests.episodes:
                         self._begin_next(requests)
                     else:
@@ -211,10 +211,10 @@ class EnvironmentPool:
         self._processes[slot] = None
 
 
-def _are_many(lost: Sequence[Episode]) -> bool:
+def _are_many(lost_episodes: Sequence[Episode]) -> bool:
     """Whether so many calls were lost that the environment itself is at fault, and no single prompt."""
-    prompts = {id(episode.record) for episode in lost}
-    return len(lost) >= _MOST_LOST and len(prompts) > 1
+    prompts = {id(episode.record) for episode in lost_episodes}
+    return len(lost_episodes) >= _MOST_LOST and len(prompts) > 1
 
 
 def _give_up(waiting: Sequence[deque[Episode]], failure: str) -> None:

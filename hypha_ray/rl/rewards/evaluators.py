@@ -166,7 +166,7 @@ class Processes:
         units = units_of(self._signatures, responses)
         waiting = deque(units)
         busy: dict[RewardProcess, tuple[Unit, float]] = {}  # Unit and deadline of each process.
-        lost = 0
+        lost_count = 0
         while waiting or busy:
             while waiting and len(busy) < self._count:
                 process = self._process()
@@ -186,12 +186,12 @@ class Processes:
                         self._idle.append(process)
                 elif answer is None or time.monotonic() >= deadline:
                     process.kill()
-                    lost += 1
+                    lost_count += 1
                     self._warn_once(process.called, responses[unit.rows[0]], died=answer is None)
                 else:
                     continue
                 del busy[process]
-            if lost >= _MOST_LOST and lost == len(units) - len(waiting) - len(busy):
+            if lost_count >= _MOST_LOST and lost_count == len(units) - len(waiting) - len(busy):
                 waiting.clear()
         return table.rows()
 

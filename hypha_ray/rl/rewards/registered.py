@@ -172,10 +172,10 @@ def _parsed(package: Any, text: str) -> Any:
 
 def _improper(number: re.Match[str]) -> str:
     """Write a mixed number as one fraction; leave a fraction of 1 or more that stands behind another number."""
-    whole, numerator, denominator = map(int, number.groups())
+    whole_number, numerator, denominator = map(int, number.groups())
     if numerator >= denominator:
         return number[0]
-    return f"{whole * denominator + numerator}/{denominator}"
+    return f"{whole_number * denominator + numerator}/{denominator}"
 
 
 def _package() -> Any:

@@ -283,11 +283,11 @@ class _Logs:
             TypeError: the number of values isn't that of the responses.
 
         """
-        shown = [_shown(value) for value in values]
-        if len(shown) != self._responses:
+        shown_values = [_shown(value) for value in values]
+        if len(shown_values) != self._responses:
             responses = counted(self._responses, "response")
-            raise TypeError(f"log_extra got {counted(len(shown), 'value')} of {column} for {responses}")
-        self._extra[str(column)] = shown
+            raise TypeError(f"log_extra got {counted(len(shown_values), 'value')} of {column} for {responses}")
+        self._extra[str(column)] = shown_values
 
     def beside(self, results: list[Any]) -> list[Any]:
         """Return results with what was logged."""

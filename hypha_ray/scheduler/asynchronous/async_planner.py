@@ -102,8 +102,8 @@ class AsyncPlanner:
     def plan_last(self, version: WeightsVersion, member: WorkerState, share: tuple[Span, ...]) -> list[Command]:
         """Send a worker its final plan: evaluate its share, then end."""
         feeds = self.plans.feed_spans(member, share)
-        last = Plan(version, 0, (), member.batch_size, share, final=True, **self.plans.standing(member, ()))
-        return [*feeds, *self.plans.start(member, last, version)]
+        last_plan = Plan(version, 0, (), member.batch_size, share, final=True, **self.plans.standing(member, ()))
+        return [*feeds, *self.plans.start(member, last_plan, version)]
 
     def resize(self, member: WorkerState, fleet: Sequence[WorkerState], began_at: float, now: float) -> list[Command]:
         """Resize a worker's local round after its report, so that it ends on the beat."""

@@ -247,8 +247,8 @@ class ArrivalQueue:
     def commit(self, round: int) -> None:
         """Record that the newest weights are those of a commit."""
         self.commits[self.version] = round
-        for old in sorted(self.commits)[:-KNOWN_COMMITS]:
-            del self.commits[old]
+        for old_version in sorted(self.commits)[:-KNOWN_COMMITS]:
+            del self.commits[old_version]
 
     def state(self) -> dict[str, int]:
         """State for a later scheduler, as plain JSON."""

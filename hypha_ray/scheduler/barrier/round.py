@@ -292,8 +292,8 @@ class QuorumPlanner:
             first_late = max(1, len(arrivals.times_s) - without)
             delays_s += [time_s - quorum_s for time_s in arrivals.times_s[first_late:]]
         delays_s.sort()
-        last = len(delays_s) - 1
-        return sorted({delays_s[round(quantile * last)] for quantile in WAITS})
+        last_index = len(delays_s) - 1
+        return sorted({delays_s[round(quantile * last_index)] for quantile in WAITS})
 
     def _sample_s(self, without: int, grace_s: float) -> float:
         """Seconds for each sample that arrives in time, over the known rounds."""

@@ -94,9 +94,9 @@ class RoundPlanner:
         return max(self._first_version, version_due(self._job, round_number))
 
     def plan_round(
-        self, round_number: int, members: Sequence[WorkerState], newest: WeightsVersion, started_at: float
+        self, round_number: int, members: Sequence[WorkerState], newest_version: WeightsVersion, started_at: float
     ) -> tuple[BarrierRound, list[Command]]:
-        """Plan a round while `newest` is the newest version; the round after the last only evaluates.
+        """Plan a round while `newest_version` is the newest version; the round after the last only evaluates.
 
         The weights due in the round are evaluated if they, or versions skipped since the round before, are to be.
         """
@@ -127,7 +127,7 @@ class RoundPlanner:
             commands += self.plans.feed_spans(member, (*share, *spans, *member.overlap_spans))
             fields = self.plans.standing(member, spans) | {"ahead": member.overlap_spans, "progress": opened.progress}
             plan = Plan(round_number, 0, spans, member.batch_size, share, final=final, **fields)
-            commands += self.plans.start(member, plan, newest)
+            commands += self.plans.start(member, plan, newest_version)
             if spans:
                 opened.awaiting.add(worker)
         trains_ahead = any(member.overlap_spans for member in members)
@@ -184,7 +184,7 @@ class RoundPlanner:
         return member.overlap_spans + self.plans.assign(member, samples)
 
     def plan_joiner(
-        self, current: BarrierRound, member: WorkerState, share: tuple[Span, ...], newest: WeightsVersion
+        self, current: BarrierRound, member: WorkerState, share: tuple[Span, ...], newest_version: WeightsVersion
     ) -> list[Command]:
         """Let a worker into the current round; the next correction gives it batches.
 
@@ -196,7 +196,7 @@ class RoundPlanner:
         plan = orphan or Plan(current.number, 0, (), member.batch_size, final=final, progress=current.progress)
         feeds = self.plans.feed_spans(member, (*share, *plan.spans))
         plan = replace(plan, version=0, evaluate=share, **self.plans.standing(member, plan.spans))
-        orders = self.plans.start(member, plan, newest)
+        orders = self.plans.start(member, plan, newest_version)
         return [*feeds, *orders]
 
     def replan(self, current: BarrierRound, members: Sequence[WorkerState], now: float) -> tuple[float, list[Command]]:

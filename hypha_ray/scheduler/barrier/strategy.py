@@ -346,14 +346,14 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
     def _commit(self, current: BarrierRound, verdict: Verdict, now: float) -> dict[str, Any]:
         """Mark the samples of accepted deltas as used, and persist the round; return the run's totals."""
         deltas = {contribution.worker: current.deltas[contribution.worker] for contribution in verdict.accepted}
-        used = {worker: delta.spans for worker, delta in sorted(deltas.items())}
-        self.plans.commit(used, self._spans_of_later_rounds())
+        used_spans = {worker: delta.spans for worker, delta in sorted(deltas.items())}
+        self.plans.commit(used_spans, self._spans_of_later_rounds())
         for worker, delta in deltas.items():
             self._roster.contributed(worker)
             self._totals.count(delta)
             if delta.inner_state:
                 self._inner_states.add(worker)
-        return self._persist(current.number, verdict, tuple(used.items()), deltas.values(), now)
+        return self._persist(current.number, verdict, tuple(used_spans.items()), deltas.values(), now)
 
     def _record_merge(self, member: WorkerState, event: Merged, now: float) -> None:
         for committed in self.pending.awaiting_merge:

@@ -234,24 +234,24 @@ class Scheduler(ListedActor):
         await self._weights.prepare()
 
     async def _watch_nodes(self) -> None:
-        reported: Mapping[str, str] = {}
+        reported_notices: Mapping[str, str] = {}
         attendance = NodeAttendance()
         while True:
             await asyncio.sleep(DRAIN_CHECK_S)
             with suppress(RayError):  # The control service doesn't answer: the next look will find it.
                 nodes = await asyncio.to_thread(ray.nodes)
                 workers = await self._actors.workers_by_node()
-                for lost in attendance.lost(nodes, workers, time.monotonic()):
-                    self._telemetry.note("machine_loss", machine=lost.name, workers=lost.workers)
+                for lost_node in attendance.lost(nodes, workers, time.monotonic()):
+                    self._telemetry.note("machine_loss", machine=lost_node.name, workers=lost_node.workers)
                 leaving = await self._staffing.leaving()
                 for worker, reason in leaving.items():
                     self._inbox.put_nowait(c.Draining((worker,), reason))
                 if self._job.goal.is_set:
                     self._inbox.put_nowait(await self._staffing.quotes(self._costs.spent))
                 notices = self._actors.notices
-                for name in notices.keys() - reported.keys():
+                for name in notices.keys() - reported_notices.keys():
                     self._telemetry.problem(f"{name} has to leave its machine: {notices[name]}")
-                reported = notices
+                reported_notices = notices
                 self._actors.evict()
 
     # ── events in, commands out ───────────────────────────────────────────────────────────────────────────────────
@@ -339,8 +339,8 @@ class Scheduler(ListedActor):
         self._round_traces.committed(commit.round)
         self._unwritten.append(commit)
         if saved.written:  # Rounds before it that a full disk had refused are written with it.
-            for written in self._unwritten:
-                self._telemetry.committed(written)
+            for unwritten in self._unwritten:
+                self._telemetry.committed(unwritten)
             self._unwritten.clear()
         self._inbox.put_nowait(c.Committed(saved))
 

@@ -116,15 +116,15 @@ def look_up(dataset: str) -> tuple[list[Replica], list[LostReplica]]:
     """
     names_by_dataset = names()
     replicas = list[Replica]()
-    lost = list[LostReplica]()
+    lost_replicas = list[LostReplica]()
     if dataset not in names_by_dataset:
         raise unknown(dataset, names_by_dataset)
     for name in names_by_dataset[dataset]:
         try:
             replicas.append(described(name))
         except HyphaError as error:
-            lost.append(LostReplica(name, error))
-    return replicas, lost
+            lost_replicas.append(LostReplica(name, error))
+    return replicas, lost_replicas
 
 
 def replicas_of(dataset: str) -> list[Replica]:
@@ -135,9 +135,9 @@ def replicas_of(dataset: str) -> list[Replica]:
         HyphaError: none of its data nodes serves it.
 
     """
-    replicas, lost = look_up(dataset)
+    replicas, lost_replicas = look_up(dataset)
     if not replicas:
-        raise lost[0].error
+        raise lost_replicas[0].error
     require_equal(dataset, replicas)
     whole([replica.manifest for replica in replicas])
     return replicas
@@ -152,11 +152,11 @@ def require_equal(dataset: str, replicas: Sequence[Replica]) -> None:
     """
     if not replicas:
         return
-    first = replicas[0]
-    by_part = {first.manifest.part: first}
+    first_replica = replicas[0]
+    by_part = {first_replica.manifest.part: first_replica}
     for replica in replicas[1:]:
-        if _division(replica.manifest) != _division(first.manifest):
-            raise _conflict(dataset, first, replica)
+        if _division(replica.manifest) != _division(first_replica.manifest):
+            raise _conflict(dataset, first_replica, replica)
         same_part = by_part.setdefault(replica.manifest.part, replica)
         if same_part.manifest.identity != replica.manifest.identity:
             raise _conflict(dataset, same_part, replica)

@@ -123,21 +123,21 @@ class GlobalWeights:
         momentum, _ = await self._actors.servers[fragment].ask(momentum_and_receipt)
         return momentum
 
-    def orders(self, to: Source, version: WeightsVersion, whole: bool) -> list[Callable[[Any], Any]]:
+    def orders(self, to: Source, version: WeightsVersion, sends_all: bool) -> list[Callable[[Any], Any]]:
         """Calls that give a worker the newest θ: one object for each fragment, however many readers.
 
         Args:
             to: the worker.
             version: version of these weights.
-            whole: whether the worker is sent all fragments; otherwise those that changed since the version before.
+            sends_all: whether the worker is sent all fragments; otherwise those that changed since the version before.
 
         """
-        fragments = range(len(self._theta)) if whole else fragments_of_round(self._job, version - 1)
+        fragments = range(len(self._theta)) if sends_all else fragments_of_round(self._job, version - 1)
         orders: list[Callable[[Any], Any]] = []
         for fragment in fragments:
-            is_difference = not whole and fragment in self._differences
+            is_difference = not sends_all and fragment in self._differences
             ref = self._differences[fragment] if is_difference else self._theta[fragment]
-            update = FragmentUpdate(version, fragment, len(fragments), whole, is_difference)
+            update = FragmentUpdate(version, fragment, len(fragments), sends_all, is_difference)
             orders.append(partial(_merge, to, update, ref))
         return orders
 
@@ -154,10 +154,10 @@ class GlobalWeights:
                 calls = await self._calls(command, deltas)
                 steps = await asyncio.gather(*(self._step(*call) for call in calls))
             except GONE:
-                lost = await self._lost_payloads(command.round, deltas)
-                if not lost:
+                lost_payloads = await self._lost_payloads(command.round, deltas)
+                if not lost_payloads:
                     raise  # It is θ: the run has to go on from its last snapshot.
-                rejected |= lost
+                rejected |= lost_payloads
                 continue
             verdicts = [await verdict for _, _, verdict in steps]
             newly_rejected: dict[int, Rejection] = {}

@@ -310,10 +310,10 @@ class ReplicaReader:
             replicas = await asyncio.to_thread(replicas_of, self._dataset)
             self._begin(whole([replica.manifest for replica in replicas]))
         else:
-            replicas, lost = await asyncio.to_thread(look_up, self._dataset)
-            self._refusals = {replica.name: replica.error for replica in lost}
+            replicas, lost_replicas = await asyncio.to_thread(look_up, self._dataset)
+            self._refusals = {replica.name: replica.error for replica in lost_replicas}
             if self._manifest is None:
-                self._begin(_manifest_of(self._dataset, replicas, lost, str(self._identity)))
+                self._begin(_manifest_of(self._dataset, replicas, lost_replicas, str(self._identity)))
         nodes: dict[str, _Node] = {}
         self._others = {}
         for replica in replicas:
@@ -374,7 +374,9 @@ def _is_equal(info: SliceInfo, first_info: SliceInfo | None) -> bool:
     )
 
 
-def _manifest_of(dataset: str, replicas: Sequence[Replica], lost: Sequence[LostReplica], identity: str) -> Manifest:
+def _manifest_of(
+    dataset: str, replicas: Sequence[Replica], lost_replicas: Sequence[LostReplica], identity: str
+) -> Manifest:
     """Find the manifest of a dataset by its identity; some of the data nodes may serve other samples.
 
     Raises:
@@ -383,7 +385,7 @@ def _manifest_of(dataset: str, replicas: Sequence[Replica], lost: Sequence[LostR
 
     """
     if not replicas:
-        raise lost[0].error
+        raise lost_replicas[0].error
     undivided: dict[str, Manifest] = {}
     by_division: dict[int, dict[int, dict[str, Manifest]]] = {}
     """Manifests by number of parts, by part and by identity."""

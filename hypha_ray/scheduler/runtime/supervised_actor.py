@@ -92,14 +92,14 @@ class NodeAttendance:
             seen_at = self._last_seen_at.setdefault(node, {})
             seen_at.update(dict.fromkeys(numbers, now))
         alive = {node["NodeID"]: _name(node) for node in nodes if node["Alive"]}
-        lost: list[LostNode] = []
+        lost_nodes: list[LostNode] = []
         for node, name in self._names.items():
             if node not in alive:
                 seen_at = self._last_seen_at.pop(node, {})
                 recent = [worker for worker, at in seen_at.items() if now - at <= MEMORY_S]
-                lost.append(LostNode(name, sorted(recent)))
+                lost_nodes.append(LostNode(name, sorted(recent)))
         self._names = alive
-        return lost
+        return lost_nodes
 
 
 def _name(node: Mapping[str, Any]) -> str:

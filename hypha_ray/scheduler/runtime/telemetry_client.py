@@ -253,16 +253,16 @@ class _UncommittedResponses:
             self._forget_earlier(delta.worker, delta.incarnation)
         return responses
 
-    def _pop(self, source: tuple[int, int], newest: int) -> list[Record]:
-        """Remove and return the responses of one delta, which began in the round `newest` or before it.
+    def _pop(self, source: tuple[int, int], newest_round: int) -> list[Record]:
+        """Remove and return the responses of one delta, which began in the round `newest_round` or before it.
 
         Without a barrier it is the worker's oldest one. Otherwise it is of that round, and older ones were lost.
         """
         by_round = self._by_source.get(source, {})
-        rounds = [round_number for round_number in by_round if round_number <= newest]
+        rounds = [round_number for round_number in by_round if round_number <= newest_round]
         if self._is_async:
             return by_round.pop(min(rounds)) if rounds else []
-        responses = by_round.get(newest, [])
+        responses = by_round.get(newest_round, [])
         for round_number in rounds:
             del by_round[round_number]
         return responses
@@ -349,8 +349,8 @@ class RoundTraces:
             self._end(round_number)
 
     def _start(self, round_number: int) -> None:
-        newest = max(self._spans, default=round_number)
-        if round_number in self._spans or round_number <= newest - self._most_open:
+        newest_round = max(self._spans, default=round_number)
+        if round_number in self._spans or round_number <= newest_round - self._most_open:
             return
         started = start_round(RoundKey(self._attempt, round_number))
         if started is None:

@@ -162,8 +162,8 @@ class WorkerDispatcher:
     async def _send_layout(self, source: Source) -> None:
         """Send the layout, once it is known, to a worker that doesn't build the model."""
         layout = await self._weights.described()
-        handle, present = self._actors.worker(source.worker) or (None, None)
-        if present == source:
+        handle, present_source = self._actors.worker(source.worker) or (None, None)
+        if present_source == source:
             self._call_worker(handle, lambda worker: worker.describe.remote(source, layout))
 
     async def _listen(self, source: Source, stream: Any) -> None:

@@ -181,21 +181,21 @@ def newest_records(path: Path, kinds: Iterable[str]) -> dict[str, dict[str, Any]
         OSError: the file is there and can't be read.
 
     """
-    latest: dict[str, dict[str, Any]] = {}
+    latest_records: dict[str, dict[str, Any]] = {}
     kinds = set(kinds)
     mention = _mention_of(kinds)
     if not path.exists():
-        return latest
+        return latest_records
     for line in _lines_backwards(path):
         if not mention.search(line):
             continue
         record = _parsed(line) or {}
         kind = record.get("kind")
         if kind in kinds:
-            latest.setdefault(kind, record)
-        if len(latest) == len(kinds):
+            latest_records.setdefault(kind, record)
+        if len(latest_records) == len(kinds):
             break
-    return latest
+    return latest_records
 
 
 def records_in_turn(path: Path, kind: str, backwards: bool = False) -> Iterator[dict[str, Any]]:
@@ -285,10 +285,10 @@ def rewind(path: Path, next_round: int) -> None:
         _replace(path, b"".join(earlier_lines))
 
 
-def _is_of_a_round_from(first: int, line: bytes) -> bool:
+def _is_of_a_round_from(first_round: int, line: bytes) -> bool:
     record = _parsed(line) or {}
     round_number = record.get("round")
-    return record.get("kind") in _REPEATED and isinstance(round_number, int) and round_number >= first
+    return record.get("kind") in _REPEATED and isinstance(round_number, int) and round_number >= first_round
 
 
 def uncommitted_s(directory: Path, totals: Record) -> float:
@@ -349,11 +349,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def by_round(records: Iterable[Record], kind: str) -> list[Record]:
     """Sort the records of a kind by round; of a round that was trained again after a crash, take the last."""
-    latest: dict[int, Record] = {}
+    latest_records: dict[int, Record] = {}
     for record in of_kind(records, kind):
         if isinstance(record.get("round"), int):
-            latest[record["round"]] = record
-    return [latest[round_number] for round_number in sorted(latest)]
+            latest_records[record["round"]] = record
+    return [latest_records[round_number] for round_number in sorted(latest_records)]
 
 
 def of_kind(records: Iterable[Record], *kinds: str) -> list[Record]:

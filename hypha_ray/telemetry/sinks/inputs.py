@@ -168,12 +168,12 @@ class Measures:
             if metric.kind == kind:
                 field = record.get(metric.field)
                 measurements += _finite_values(metric, field if reporter is None else {reporter: field})
-        present = {(measurement.metric, measurement.label) for measurement in measurements}
+        present_metrics = {(measurement.metric, measurement.label) for measurement in measurements}
         of_kind = {(name, label) for name, label in self._known if KINDS[name] == kind}
         if reporter is not None:  # A report says nothing of other workers.
             of_kind = {(name, label) for name, label in of_kind if label == reporter}
-        self._known |= present
-        return measurements + self._end(of_kind - present)
+        self._known |= present_metrics
+        return measurements + self._end(of_kind - present_metrics)
 
     def departure(self, event: Record) -> list[Measurement]:
         """Return NaN for metrics of a worker's reports, if the event tells that it is gone."""

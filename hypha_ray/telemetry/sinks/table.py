@@ -234,9 +234,9 @@ def _largest_losses(figures: Record) -> str:
     shares.pop("training", None)
     largest = sorted(shares, key=lambda kind: -shares[kind])[:2]
     parts: list[str] = []
-    for kind in largest:
-        if shares[kind] >= 0.01:
-            parts.append(f"{kind} {100 * shares[kind]:.0f} %")
+    for use in largest:
+        if shares[use] >= 0.01:
+            parts.append(f"{use} {100 * shares[use]:.0f} %")
     return f" ({', '.join(parts)})" if parts else ""
 
 

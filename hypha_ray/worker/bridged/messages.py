@@ -171,8 +171,8 @@ class Outbound:
         key = span, shuffled
         if key in self._slices:
             return self._slices[key]
-        kind = "train" if shuffled else "evaluate"
-        path = f"slices/{kind}_{round_number}_{span.epoch}_{span.slice}_{span.start}_{span.stop}.safetensors"
+        purpose = "train" if shuffled else "evaluate"
+        path = f"slices/{purpose}_{round_number}_{span.epoch}_{span.slice}_{span.start}_{span.stop}.safetensors"
         samples = self._batch_source.batch((span,), 0, span.samples, shuffled)
         self.sample_limits = self.sample_limits.combined(limits_of(samples.arrays))
         indices = samples.keys[:, 2].tolist()

@@ -247,10 +247,10 @@ class TrainerProcess:
         """Let the process end by itself; if it doesn't, end it and all that it has started."""
         if self._process is None:
             return
-        for kind in (None, signal.SIGTERM, signal.SIGKILL):
+        for signal_number in (None, signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                if kind is not None:
-                    os.killpg(self._process.pid, kind)
+                if signal_number is not None:
+                    os.killpg(self._process.pid, signal_number)
                 self._process.wait(END_S)
 
     def close(self) -> None:

@@ -180,11 +180,11 @@ class Members:
 
     """
 
-    def __init__(self, job: Job, specials: SpecialTokens | None, worker: int, kind: type = Member) -> None:
+    def __init__(self, job: Job, specials: SpecialTokens | None, worker: int, actor_class: type = Member) -> None:
         self.processes = job.processes_of(worker)
         """Number of processes of the worker, with the first."""
         self._deadline_s = job.worker.stall_s
-        self._actors = [start_child(kind, job, specials, worker, rank) for rank in range(1, self.processes)]
+        self._actors = [start_child(actor_class, job, specials, worker, rank) for rank in range(1, self.processes)]
         self._replies: list[Any] = []
 
     def same_for_all(self, *arguments: Any) -> list[tuple[Any, ...]]:
@@ -305,9 +305,9 @@ class GroupTrainer(SupervisedTrainer):
 
     def begin_step(self, batch: Samples) -> PendingStep:
         """Begin one inner step on the gradient of all parts."""
-        pending = super().begin_step(batch)
+        pending_step = super().begin_step(batch)
         self._has_stale_members = True
-        return pending
+        return pending_step
 
     def step_without_damage(self, batch: Samples, rates: Sequence[Sequence[float]]) -> Step:
         """Take a step on the undamaged samples of a batch, in all processes."""

@@ -150,9 +150,9 @@ def _raising_process_lost() -> Iterator[None]:
 
 def loopback_gloo(store: Store, rank: int, size: int, limit: timedelta) -> ProcessGroupGloo:
     """Make a group of gloo that listens on the loopback interface alone."""
-    kind: Any = ProcessGroupGloo
-    options = kind._Options()
-    options._devices = [kind.create_device(hostname=_HOST)]
+    group_class: Any = ProcessGroupGloo
+    options = group_class._Options()
+    options._devices = [group_class.create_device(hostname=_HOST)]
     options._timeout = limit
     return ProcessGroupGloo(store, rank, size, options)
 

@@ -175,16 +175,16 @@ class Shards:
         elif self._is_first:
             flat = pinned(layout, fragment) if is_on_gpu else empty(layout, fragment)
         for entry, tensor in live_tensors(self._model, layout, fragment):
-            whole = tensor.detach()
+            full_tensor = tensor.detach()
             if gradients and tensor in self._piece_of:
                 piece = self._piece_of[tensor]
                 gradient = torch.zeros_like(piece) if piece.grad is None else piece.grad
-                whole = self.whole(gradient, piece)
-            elif isinstance(whole, DTensor):
-                whole = whole.full_tensor()
+                full_tensor = self.whole(gradient, piece)
+            elif isinstance(full_tensor, DTensor):
+                full_tensor = full_tensor.full_tensor()
             if self._is_first:
                 target = torch.from_numpy(view(entry, flat))
-                target.copy_(whole, non_blocking=True)
+                target.copy_(full_tensor, non_blocking=True)
         if is_on_gpu:
             torch.cuda.synchronize()
         return flat
@@ -213,9 +213,9 @@ class Shards:
         """Return an optimizer's state as `optim.step.export_state`; only the first process gets it."""
         arrays: Flat = {}
         for key, piece, tensor in self._state_tensors(inner):
-            whole = self.whole(tensor, piece) if tensor.ndim else tensor
+            full_tensor = self.whole(tensor, piece) if tensor.ndim else tensor
             if self._is_first:
-                arrays[key] = array_of(whole, copy=True)
+                arrays[key] = array_of(full_tensor, copy=True)
         return arrays
 
     def require_fit(self, inner: Inner, arrays: Mapping[str, Array]) -> None:
@@ -282,18 +282,18 @@ class Shards:
         sharded = DTensor.from_local(part, self._mesh, parameter.placements, run_check=False, **shape)
         return sharded.full_tensor()
 
-    def part(self, whole: Tensor, piece: Tensor) -> Tensor:
+    def part(self, tensor: Tensor, piece: Tensor) -> Tensor:
         """Return this process's part of a tensor like a parameter, which all processes have whole."""
         parameter = self._parameter_of[piece]
-        return distribute_tensor(whole, self._mesh, parameter.placements, src_data_rank=None).to_local()
+        return distribute_tensor(tensor, self._mesh, parameter.placements, src_data_rank=None).to_local()
 
     def _receive_part(self, source: Tensor | None, parameter: DTensor, dtype: torch.dtype) -> Tensor:
         """Return this process's part of a tensor that the first process has."""
         if source is None:
-            whole = torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
+            full_tensor = torch.empty(parameter.shape, dtype=dtype, device=parameter.device)
         else:
-            whole = to_device(source, parameter.device)
-        return distribute_tensor(whole, self._mesh, parameter.placements, src_data_rank=0).to_local()
+            full_tensor = to_device(source, parameter.device)
+        return distribute_tensor(full_tensor, self._mesh, parameter.placements, src_data_rank=0).to_local()
 
 
 def _pieces_of(inner: Inner) -> list[list[Tensor]]:

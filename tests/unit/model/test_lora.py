@@ -254,7 +254,7 @@ def test_classifier_on_a_language_model_trains_its_head_and_saves_it(
 
 def refused(job: Job) -> HyphaError:
     with pytest.raises(HyphaError) as sketched:
-        compare_weights(job.model, whole=needs_whole(job.model))
+        compare_weights(job.model, needs_all=needs_whole(job.model))
         sketch_trained(job)
     with pytest.raises(HyphaError) as built:
         build_trained(job)

@@ -127,7 +127,7 @@ def sharded(folder: Path) -> list[Path]:
 
 def test_sharded_weights_fit(tmp_path: Path) -> None:
     sharded(tmp_path)
-    assert compare_weights(Model(repository=str(tmp_path)), whole=True) == []
+    assert compare_weights(Model(repository=str(tmp_path)), needs_all=True) == []
 
 
 @pytest.mark.parametrize("half", [False, True])

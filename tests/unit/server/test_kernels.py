@@ -75,11 +75,11 @@ def test_what_is_not_wanted_is_not_written() -> None:
     theta, velocity, worker = (values(5000, seed) for seed in range(3))
     block = Averaged([worker], portions([1.0]), theta, velocity, torch.empty(5000), torch.empty(5000))
     norms = nesterov(0.7, 0.9, block)
-    assert block.new is not None and block.new_velocity is not None
+    assert block.new_theta is not None and block.new_velocity is not None
     new, state = torch.zeros(5000), torch.zeros(5000)
-    assert nesterov(0.7, 0.9, block._replace(new=new, new_velocity=None)) == pytest.approx(norms, nan_ok=True)
-    assert nesterov(0.7, 0.9, block._replace(new=None, new_velocity=state)) == pytest.approx(norms, nan_ok=True)
-    assert new.numpy().tobytes() == block.new.numpy().tobytes()
+    assert nesterov(0.7, 0.9, block._replace(new_theta=new, new_velocity=None)) == pytest.approx(norms, nan_ok=True)
+    assert nesterov(0.7, 0.9, block._replace(new_theta=None, new_velocity=state)) == pytest.approx(norms, nan_ok=True)
+    assert new.numpy().tobytes() == block.new_theta.numpy().tobytes()
     assert state.numpy().tobytes() == block.new_velocity.numpy().tobytes()
 
 
