@@ -233,16 +233,16 @@ def largest_batch(
         gpu_part = USABLE_GPU_PART * min(1.0, group.gpu)
     threads = max(1, int(group.cpu))
     with TrialProcesses(process_limit_bytes, check) as trials:
-        while (size := bounds.next_trial(limit)) is not None:
+        while (trial_size := bounds.next_trial(limit)) is not None:
             worker_bytes = resident_bytes() + job.worker.prefetch_mb * 1_000_000
             trial_job = _job_on_device(job, device_type)
-            trial = Trial(trial_job, specials, samples, size, lease_bytes - worker_bytes, gpu_part, threads)
+            trial = Trial(trial_job, specials, samples, trial_size, lease_bytes - worker_bytes, gpu_part, threads)
             outcome = trials.outcome(trial)
             if outcome == TrialOutcome.FITS:
-                bounds = Bounds(size, bounds.fails)
-                saved_bounds = Bounds(size, saved_bounds.fails)
+                bounds = Bounds(trial_size, bounds.fails)
+                saved_bounds = Bounds(trial_size, saved_bounds.fails)
             else:
-                bounds = Bounds(bounds.fits, size)
+                bounds = Bounds(bounds.fits, trial_size)
                 if outcome == TrialOutcome.TOO_LARGE:
                     saved_bounds = bounds
             _write(file, saved_bounds)

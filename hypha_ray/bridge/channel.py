@@ -154,15 +154,15 @@ class Channel:
         """
         assert self._directory is not None
         with self._closing(receiving=False), self._sending, self._directory.open(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            self._write("file", pb.File(path=path, size=size))
-            buffer = memoryview(bytearray(min(MAX_PART, size)))
-            while size:
-                length = file.readinto(buffer[:size])
+            size_bytes = os.fstat(file.fileno()).st_size
+            self._write("file", pb.File(path=path, size=size_bytes))
+            buffer = memoryview(bytearray(min(MAX_PART, size_bytes)))
+            while size_bytes:
+                length = file.readinto(buffer[:size_bytes])
                 if not length:
                     raise BridgeError("PATH004", f"{path} has become shorter")
                 self._frames.write(buffer[:length], HEADER_S + length / MIN_RATE)
-                size -= length
+                size_bytes -= length
 
     def receive(self) -> tuple[str, Any]:
         """Receive the other side's next message and its name. Signs of life are skipped; files are stored.
@@ -234,17 +234,17 @@ class Channel:
             raise error_class(message.code, f"the {other_side} says: {message.text}")
         return content, message
 
-    def _receive_file(self, path: str, size: int) -> None:
+    def _receive_file(self, path: str, size_bytes: int) -> None:
         """Receive an announced file."""
         if self._directory is None:
             raise BridgeError("PATH008", f"no files are accepted here, such as {path}")
-        self._admit(path, size)
+        self._admit(path, size_bytes)
         with self._directory.create(path) as file:
-            buffer = memoryview(bytearray(min(MAX_PART, size)))
-            while size:
-                length = self._frames.read_into(buffer[:size], self.silence_s)
+            buffer = memoryview(bytearray(min(MAX_PART, size_bytes)))
+            while size_bytes:
+                length = self._frames.read_into(buffer[:size_bytes], self.silence_s)
                 file.write(buffer[:length])
-                size -= length
+                size_bytes -= length
 
     @contextlib.contextmanager
     def _closing(self, receiving: bool = True) -> Iterator[None]:
@@ -271,7 +271,7 @@ def _token_error(side: str) -> AuthenticationError:
     return AuthenticationError("AUTH002", f"the {side} has another token", fix="give both sides the same one")
 
 
-def _nothing(path: str, size: int) -> None:
+def _nothing(path: str, size_bytes: int) -> None:
     pass
 
 

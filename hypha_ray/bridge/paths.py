@@ -104,15 +104,15 @@ class WorkDirectory:
         """
         with self.open(path, expected.size) as source, _writing(to, to.unlink), to.open("xb") as target:
             sha256 = hashlib.sha256()
-            size = 0
-            while chunk := source.read(min(_CHUNK_BYTES, expected.size + 1 - size)):
+            size_bytes = 0
+            while chunk := source.read(min(_CHUNK_BYTES, expected.size + 1 - size_bytes)):
                 sha256.update(chunk)
                 target.write(chunk)
-                size += len(chunk)
-            if size != expected.size or sha256.digest() != expected.sha256:
+                size_bytes += len(chunk)
+            if size_bytes != expected.size or sha256.digest() != expected.sha256:
                 hex_digest = sha256.hexdigest()
                 expected_digest = expected.sha256.hex()
-                got = f"{size} bytes, sha256 {hex_digest[:12]}…"
+                got = f"{size_bytes} bytes, sha256 {hex_digest[:12]}…"
                 allowed = f"{expected.size} bytes, sha256 {expected_digest[:12]}…"
                 raise BridgeError("PATH005", f"{path} isn't the announced file", got, allowed)
 
@@ -124,13 +124,13 @@ class WorkDirectory:
 
         """
         with self.open(path) as file:
-            size = os.fstat(file.fileno()).st_size
+            size_bytes = os.fstat(file.fileno()).st_size
             sha256 = hashlib.file_digest(file, "sha256")
-            return Content(size=size, sha256=sha256.digest())
+            return Content(size=size_bytes, sha256=sha256.digest())
 
     @contextlib.contextmanager
-    def open(self, path: str, size: int | None = None) -> Iterator[FileIO]:
-        """Open a file for reading; `size` is its required size in bytes, None: any.
+    def open(self, path: str, size_bytes: int | None = None) -> Iterator[FileIO]:
+        """Open a file for reading; `size_bytes` is its required size, None: any.
 
         Raises:
             BridgeError: PATH001 the path isn't allowed, PATH002 it leads over a link, PATH003 it isn't a private
@@ -142,7 +142,7 @@ class WorkDirectory:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
             descriptor = _open(name, flags, folder, path)
         try:
-            _check(os.fstat(descriptor), path, size)
+            _check(os.fstat(descriptor), path, size_bytes)
         except BaseException:
             os.close(descriptor)
             raise
@@ -172,15 +172,15 @@ class WorkDirectory:
         """
         *folders, name = split_path(path)
         sha256 = hashlib.sha256()
-        size = 0
+        size_bytes = 0
         draft = f".{secrets.token_hex(8)}.part"
         with self._folder(folders, path) as folder, _create(draft, folder, path) as file:
             for chunk in chunks:
                 sha256.update(chunk)
-                size += file.write(chunk)
+                size_bytes += file.write(chunk)
             file.flush()
             os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
-        return Content(size=size, sha256=sha256.digest())
+        return Content(size=size_bytes, sha256=sha256.digest())
 
     def unlink(self, path: str) -> None:
         """Remove a file if it exists.
@@ -239,15 +239,15 @@ def _create(name: str, folder: int, path: str) -> Iterator[BinaryIO]:
         yield file
 
 
-def _check(facts: os.stat_result, path: str, size: int | None) -> None:
+def _check(facts: os.stat_result, path: str, size_bytes: int | None) -> None:
     """Check that a file is regular and private, and has that size."""
     if not stat.S_ISREG(facts.st_mode):
         raise BridgeError("PATH003", f"{path} isn't a regular file", got=_kind(facts.st_mode))
     if facts.st_nlink != 1 or facts.st_uid != os.geteuid():
         got = f"{facts.st_nlink} names, user {facts.st_uid}"
         raise BridgeError("PATH003", f"{path} isn't private", got, f"one name, user {os.geteuid()}")
-    if size is not None and facts.st_size != size:
-        raise BridgeError("PATH004", f"{path} has another size", str(facts.st_size), f"{size} bytes")
+    if size_bytes is not None and facts.st_size != size_bytes:
+        raise BridgeError("PATH004", f"{path} has another size", str(facts.st_size), f"{size_bytes} bytes")
 
 
 def _is_link(name: str, folder: int) -> bool:

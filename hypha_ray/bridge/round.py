@@ -119,9 +119,9 @@ class DriverConnection:
 
         """
         file = self._directory.path.joinpath(*split_path(path))
-        size = file.stat().st_size
-        if size != content.size:
-            raise BridgeError("PATH004", f"{path} has another size", str(size), f"{content.size} bytes")
+        size_bytes = file.stat().st_size
+        if size_bytes != content.size:
+            raise BridgeError("PATH004", f"{path} has another size", str(size_bytes), f"{content.size} bytes")
         return file
 
     def _receive(self) -> None:
@@ -354,11 +354,11 @@ class Round:
         driver = self._driver
         driver.wait(lambda: driver.is_over(self.number) or driver.assignment is not idle)
 
-    def _read(self, slices: Sequence[pb.Slice], size: int) -> Samples:
-        """Read the next `size` samples of this round."""
+    def _read(self, slices: Sequence[pb.Slice], batch_samples: int) -> Samples:
+        """Read the next `batch_samples` samples of this round."""
         batch: list[Samples] = []
         start = self._totals.samples
-        stop = start + size
+        stop = start + batch_samples
         for slice_message in slices:
             first_sample = max(start, 0)
             stop_sample = min(stop, slice_message.samples)

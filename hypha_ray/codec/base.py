@@ -171,7 +171,7 @@ class Fp32:
 
     def form(self, groups: Mapping[str, int]) -> dict[str, Form]:
         """Describe one array for each group, of the group's own dtype."""
-        return {group: Form(dtype_of(group), size) for group, size in groups.items()}
+        return {group: Form(dtype_of(group), elements) for group, elements in groups.items()}
 
     def decode(
         self, payload: Mapping[str, torch.Tensor], group: str, part: slice, theta: torch.Tensor | None = None

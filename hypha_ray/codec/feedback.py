@@ -20,10 +20,10 @@ _LAG = "momentum/"
 """Prefix of a group's name in an encoder's residual: the momentum that the receiver lacks for postponed changes."""
 
 
-def blocks(size: int, block: int = BLOCK) -> Iterator[slice]:
+def blocks(elements: int, block: int = BLOCK) -> Iterator[slice]:
     """Cut a range of elements into blocks."""
-    for start in range(0, size, block):
-        yield slice(start, min(start + block, size))
+    for start in range(0, elements, block):
+        yield slice(start, min(start + block, elements))
 
 
 def tensors(flat: Flat) -> dict[str, torch.Tensor]:
@@ -99,10 +99,10 @@ class Feedback:
             self.residual.clear()  # A damaged result is rejected, and must not damage the next ones.
         return payload, quality
 
-    def _array(self, name: str, size: int) -> torch.Tensor:
+    def _array(self, name: str, elements: int) -> torch.Tensor:
         """Return an array of the residual, which begins as zeros."""
         if name not in self.residual:
-            self.residual[name] = np.zeros(size, np.float32)
+            self.residual[name] = np.zeros(elements, np.float32)
         return torch.from_numpy(self.residual[name])
 
     def _late_effect(self, residual: torch.Tensor, lag: torch.Tensor) -> torch.Tensor:

@@ -283,9 +283,9 @@ class UrlFolder:
                 content = fs.cat_file(path, limit_bytes=limit_bytes)
                 return content
             if limit_bytes is not None:
-                size = fs.size(path) or 0
-                if size > limit_bytes:
-                    raise TooLargeError(f"{size:,} bytes")
+                size_bytes = fs.size(path) or 0
+                if size_bytes > limit_bytes:
+                    raise TooLargeError(f"{size_bytes:,} bytes")
             content = fs.cat_file(path)
             return content
 

@@ -203,9 +203,9 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        size = path.stat().st_size
-        if size > MOST_BYTES:
-            raise _too_large(path, size)
+        size_bytes = path.stat().st_size
+        if size_bytes > MOST_BYTES:
+            raise _too_large(path, size_bytes)
         data = path.read_bytes()
     except OSError as error:
         raise _malformed(path, error.strerror or str(error)) from None
@@ -324,10 +324,10 @@ def _short(number: int) -> str:
     return text
 
 
-def _too_large(path: Path | str, size: int) -> DataError:
+def _too_large(path: Path | str, size_bytes: int) -> DataError:
     allowed = f"{MOST_BYTES:,} bytes"
     fix = "prepare the dataset with larger --samples-per-slice"
-    return DataError("DATA003", f"{path} is too large", f"{size:,} bytes", allowed, fix)
+    return DataError("DATA003", f"{path} is too large", f"{size_bytes:,} bytes", allowed, fix)
 
 
 def _malformed(path: Path | str, problem: str) -> DataError:

@@ -140,15 +140,15 @@ def _positions(data: bytes, info: SliceInfo, manifest: Manifest) -> list[_Positi
     length = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:length])
     positions = list[_Position]()
-    size = info.samples * manifest.sample_bytes
-    if header.keys() - {"__metadata__"} != manifest.shapes.keys() or length + size != len(data):
+    size_bytes = info.samples * manifest.sample_bytes
+    if header.keys() - {"__metadata__"} != manifest.shapes.keys() or length + size_bytes != len(data):
         raise ValueError("other tensors, or another size")
     for tensor in manifest.tensors:
         dtype = np.dtype(tensor.dtype)
         shape = (info.samples, *tensor.shape)
         entry = header[tensor.name]
         start, stop = entry["data_offsets"]
-        if not 0 <= start <= stop <= size or stop - start != info.samples * tensor.sample_bytes:
+        if not 0 <= start <= stop <= size_bytes or stop - start != info.samples * tensor.sample_bytes:
             raise ValueError("another size")
         if entry["dtype"] != _header_dtype(dtype) or entry["shape"] != list(shape):
             raise ValueError("another dtype or shape")

@@ -245,7 +245,7 @@ class UrlFiles:
     def _small_files(self, folder: str) -> list[str]:
         """Files of a folder that may be a preprocessor's; none if they can't be listed."""
         sizes = self._folder.sizes(folder)
-        names = [name for name, size in sizes.items() if size is None or size <= LARGEST_BYTES]
+        names = [name for name, size_bytes in sizes.items() if size_bytes is None or size_bytes <= LARGEST_BYTES]
         return names[:MOST_FILES]
 
 
@@ -379,14 +379,14 @@ class DiskCache:
             files.extend(account.files)
         heapq.heapify(files)
         while files and total > limit_bytes:
-            listed_ns, path, size = heapq.heappop(files)
+            listed_ns, path, size_bytes = heapq.heappop(files)
             with suppress(FileNotFoundError):
                 used_ns = os.lstat(path).st_mtime_ns
                 if used_ns > listed_ns:  # It was used since the subfolder was listed.
-                    heapq.heappush(files, (used_ns, path, size))
+                    heapq.heappush(files, (used_ns, path, size_bytes))
                     continue
                 Path(path).unlink()
-            total -= size
+            total -= size_bytes
 
     def _current(self) -> list[_Account]:
         """Accounts of all subfolders as they are now."""

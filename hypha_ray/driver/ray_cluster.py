@@ -253,9 +253,9 @@ class ProbeActor(ListedActor):
         """Time of the node's clock, in seconds since 1970."""
         return time.time()
 
-    def send(self, size: int) -> npt.NDArray[np.uint8]:
+    def send(self, size_bytes: int) -> npt.NDArray[np.uint8]:
         """Return an array of that many bytes, which can't be compressed."""
-        return np.random.default_rng(0).integers(0, 256, size, np.uint8)
+        return np.random.default_rng(0).integers(0, 256, size_bytes, np.uint8)
 
     def receive(self, array: npt.NDArray[np.uint8]) -> int:
         """Size of an array that has arrived."""

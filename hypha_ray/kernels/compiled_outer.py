@@ -26,14 +26,14 @@ _ARGUMENTS = (_ADDRESSES, _TABLE, _ADDRESSES, _RATES, types.intp, _ADDRESSES, _S
 
 
 @njit(types.f8(types.f4, types.u8, types.u8, types.intp), nogil=True, cache=True, fastmath={"reassoc"})
-def _square_distance(quick: float, x: int, y: int, size: int) -> Any:
+def _square_distance(quick: float, x: int, y: int, elements: int) -> Any:
     """‖x − y‖² of what lies at two addresses, measured anew where overflow or underflow may have spoilt `quick`."""
     if SMALL < quick < math.inf:
         return np.float64(quick)
-    minuends = carray(pointer(x), (size,), np.float32)
-    subtrahends = carray(pointer(y), (size,), np.float32)
+    minuends = carray(pointer(x), (elements,), np.float32)
+    subtrahends = carray(pointer(y), (elements,), np.float32)
     squares = 0.0
-    for i in range(size):
+    for i in range(elements):
         difference = np.float64(minuends[i] - subtrahends[i])
         squares += difference * difference
     return squares
@@ -63,7 +63,7 @@ def _mean_with(mean: Any, value: Any, less_one: float, is_of_value: float) -> An
 
 @njit(types.void(*_ARGUMENTS), nogil=True, cache=True)
 def nesterov(
-    values: _Array, portions: _Array, state: _Array, rates: _Array, size: int, scratch: _Array, squares: _Array
+    values: _Array, portions: _Array, state: _Array, rates: _Array, elements: int, scratch: _Array, squares: _Array
 ) -> None:
     """Average weights and take a step on the mean; see `passes.nesterov`.
 
@@ -72,7 +72,7 @@ def nesterov(
         portions: as `passes.portions` gives them.
         state: addresses of θ and momentum, and of where new ones go; 0: nowhere.
         rates: the outer learning rate, and what momentum is multiplied by.
-        size: values of each array, a multiple of `LANES`.
+        elements: values of each array, a multiple of `LANES`.
         scratch: addresses of `LANES` float32 values for each worker, and of `ROW` values for a new θ that goes nowhere.
         squares: squared L2 norms of each worker's delta and of θ's change are added to these.
 
@@ -82,9 +82,9 @@ def nesterov(
     mu = splat(rates[1])
     zero = splat(np.float32(0))
     workers = len(values)
-    for start in range(0, size, ROW):
+    for start in range(0, elements, ROW):
         row = np.uint64(4 * start)
-        length = min(ROW, size - start)
+        length = min(ROW, elements - start)
         after = new + row if new else scratch[workers]
         first_squares = zero
         changed_squares = zero

@@ -293,8 +293,8 @@ def _lack(need: Need, remainders: Sequence[_Remainder]) -> str:
 
 def _amount_text(amounts: Mapping[str, float], resource: str) -> str:
     """Amount of a resource as text: memory in GB, others in Ray's unit."""
-    size = GB if resource == "memory" else 1
-    amount = round(amounts.get(resource, 0.0) / size, 4)
+    unit_size = GB if resource == "memory" else 1
+    amount = round(amounts.get(resource, 0.0) / unit_size, 4)
     return f"{max(0.0, amount):g}"
 
 

@@ -88,12 +88,12 @@ class Huffman(FourBits):
         inflated: list[torch.Tensor] = []
         for block in range(first_block, end_block):
             chunks = min(block_chunks, len(scales) - block * block_chunks)
-            size = chunks * self.chunk // 2
+            byte_count = chunks * self.chunk // 2
             stream = stream_of_block(streams, ends, block)
-            codes = None if stream is None else inflate(stream, size)
+            codes = None if stream is None else inflate(stream, byte_count)
             if codes is None:
                 scales = torch.full_like(scales, NAN_BITS)
-                codes = bytes(size)
+                codes = bytes(byte_count)
             inflated.append(torch.frombuffer(bytearray(codes), dtype=torch.uint8))
         first_chunk = first_block * block_chunks
         rows = torch.cat(inflated).view(-1, self.chunk // 2)

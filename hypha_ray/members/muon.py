@@ -157,8 +157,8 @@ def _batches_of_shapes(shapes: Iterable[torch.Size]) -> Iterator[list[int]]:
     batches_by_shape: dict[torch.Size, list[list[int]]] = {}
     for index, shape in enumerate(shapes):
         batches = batches_by_shape.setdefault(shape, [[]])
-        size = len(batches[-1]) + 1
-        if size > 1 and size * shape.numel() > TOGETHER:
+        batch_length = len(batches[-1]) + 1
+        if batch_length > 1 and batch_length * shape.numel() > TOGETHER:
             batches.append([])
         batches[-1].append(index)
     for batches in batches_by_shape.values():

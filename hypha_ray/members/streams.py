@@ -65,14 +65,14 @@ def deflate(*planes: bytes, strategy: int = zlib.Z_HUFFMAN_ONLY) -> bytes:
     return bytes(stream)
 
 
-def inflate(stream: bytes, size: int) -> bytes | None:
-    """Decode exactly `size` bytes; None if the stream is malformed."""
+def inflate(stream: bytes, size_bytes: int) -> bytes | None:
+    """Decode exactly this number of bytes; None if the stream is malformed."""
     reader = zlib.decompressobj(_RAW)
     try:
-        content = reader.decompress(stream, size + 1)
+        content = reader.decompress(stream, size_bytes + 1)
     except zlib.error:
         return None
-    if len(content) != size or not reader.eof or reader.unused_data:
+    if len(content) != size_bytes or not reader.eof or reader.unused_data:
         return None
     return content
 

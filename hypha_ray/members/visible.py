@@ -80,12 +80,12 @@ class Visible(Bf16):
     def form(self, groups: Mapping[str, int]) -> dict[str, Form]:
         """Describe the arrays, with an upper limit of the bytes of the codes: their number is known after encoding."""
         forms: dict[str, Form] = {}
-        for group, size in groups.items():
+        for group, elements in groups.items():
             if not is_trained(group):
-                forms[group] = Form(dtype_of(group), size)
+                forms[group] = Form(dtype_of(group), elements)
                 continue
-            streams = -(-size // BLOCK)
-            forms[f"{group}/codes"] = Form("uint8", 2 * size + streams, exact=False)
+            streams = -(-elements // BLOCK)
+            forms[f"{group}/codes"] = Form("uint8", 2 * elements + streams, exact=False)
             forms[f"{group}/ends"] = Form("int64", streams)
             forms[f"{group}/size"] = Form("int64", 1)
         return forms
@@ -268,9 +268,9 @@ class VisiblePatch(VisibleDeltas):
         out.copy_(_after(weights, block.codes))
 
 
-def _rows(out: Mapping[str, torch.Tensor], start: int, size: int) -> dict[str, torch.Tensor]:
+def _rows(out: Mapping[str, torch.Tensor], start: int, elements: int) -> dict[str, torch.Tensor]:
     """View the rows of a block in the arrays of its group, 1-D."""
-    return {name: array[start : start + size, 0] for name, array in out.items()}
+    return {name: array[start : start + elements, 0] for name, array in out.items()}
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:
@@ -314,5 +314,5 @@ def _after(weights: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 
 def _size(payload: Mapping[str, torch.Tensor], group: str) -> int:
     """Return the number of elements of a group; 0 if it doesn't fit the number of blocks."""
-    size = int(payload[f"{group}/size"])
-    return size if -(-size // BLOCK) == len(payload[f"{group}/ends"]) else 0
+    elements = int(payload[f"{group}/size"])
+    return elements if -(-elements // BLOCK) == len(payload[f"{group}/ends"]) else 0

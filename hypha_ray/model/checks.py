@@ -282,9 +282,9 @@ def _build(config: Any, build: Build) -> Any:
     """Build a model with random weights only: the zeros that some families begin with would hide every difference."""
     with torch.device("meta"):
         sketch = build(config)
-    size = sum(parameter.numel() for parameter in sketch.parameters())
-    if size > BUDGET:
-        raise ValueError(f"{size} parameters")
+    parameter_count = sum(parameter.numel() for parameter in sketch.parameters())
+    if parameter_count > BUDGET:
+        raise ValueError(f"{parameter_count} parameters")
     with torch.random.fork_rng(devices=[]), uncollected():
         torch.manual_seed(0)
         network = build(config)

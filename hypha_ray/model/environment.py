@@ -125,8 +125,8 @@ class Sent(Protocol):
 class Transfers(Protocol):
     """Transfers to a device, which go on beside the host and in the order of their calls."""
 
-    def buffer(self, size: int) -> torch.Tensor:
-        """Return memory to send from: `size` bytes, as uint8."""
+    def buffer(self, size_bytes: int) -> torch.Tensor:
+        """Return memory to send from, as uint8."""
         ...
 
     def send(self, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -149,9 +149,9 @@ class GpuTransfers:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def buffer(self, size: int) -> torch.Tensor:
+    def buffer(self, size_bytes: int) -> torch.Tensor:
         """Return pinned memory."""
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
 
     def send(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Begin to copy."""

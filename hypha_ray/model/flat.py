@@ -19,7 +19,7 @@ Groups: TypeAlias = Mapping[str, Array]
 
 def empty(layout: Layout, fragment: int) -> Flat:
     """Return uninitialised arrays for a fragment, one a group."""
-    return {group: np.empty(size, dtype_of(group)) for group, size in layout.groups(fragment).items()}
+    return {group: np.empty(elements, dtype_of(group)) for group, elements in layout.groups(fragment).items()}
 
 
 def view(entry: Entry, flat: Mapping[str, Array]) -> Array:
@@ -61,7 +61,7 @@ def pack(layout: Layout, fragment: int, tensors: Mapping[str, Array]) -> Flat:
 
 def check(layout: Layout, fragment: int, flat: Mapping[str, Array]) -> None:
     """Raise `CheckpointError` unless the arrays have the groups, dtypes and sizes of a fragment."""
-    expected = {group: (dtype_of(group), (size,)) for group, size in layout.groups(fragment).items()}
+    expected = {group: (dtype_of(group), (elements,)) for group, elements in layout.groups(fragment).items()}
     got = {group: (array.dtype.name, array.shape) for group, array in flat.items()}
     if got != expected:
         problem = f"weights of fragment {fragment} don't fit the model"

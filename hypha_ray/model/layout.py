@@ -145,10 +145,10 @@ def layout_of(model: torch.nn.Module, fragments: int = 1, partition: str = "cont
     for name, tensor in tensors.items():
         fragment = fragment_of.get(name, 0)
         group = groups[name]
-        size = tensor.numel()
+        elements = tensor.numel()
         offset = ends.get((fragment, group), 0)
-        ends[fragment, group] = offset + size
-        entries.append(Entry(name, _dtype_name(tensor), tuple(tensor.shape), fragment, group, offset, size))
+        ends[fragment, group] = offset + elements
+        entries.append(Entry(name, _dtype_name(tensor), tuple(tensor.shape), fragment, group, offset, elements))
     return Layout(tuple(entries), tied, fragments, _frozen_sha256(model))
 
 
@@ -299,9 +299,9 @@ def _dtype_name(tensor: torch.Tensor) -> str:
 def pinned(layout: Layout, fragment: int) -> Flat:
     """Return arrays like `empty` in page-locked memory, into which a GPU copies several times faster."""
     flat: Flat = {}
-    for group, size in layout.groups(fragment).items():
+    for group, elements in layout.groups(fragment).items():
         dtype: torch.dtype = getattr(torch, dtype_of(group))
-        flat[group] = torch.empty(size, dtype=dtype, pin_memory=True).numpy()
+        flat[group] = torch.empty(elements, dtype=dtype, pin_memory=True).numpy()
     return flat
 
 

@@ -306,13 +306,13 @@ def _scored_inputs(task: Task, batches: Iterable[Evaluated], device: torch.devic
 
 
 def batches_of(
-    slices: Iterable[Mapping[str, Array]], size: int, indices: Iterable[int] | None = None
+    slices: Iterable[Mapping[str, Array]], batch_samples: int, indices: Iterable[int] | None = None
 ) -> Iterator[Samples]:
     """Cut slices into batches for `evaluate`, in order; the last batch of a slice may be short.
 
     Args:
         slices: tensors of each slice by name, samples along the first axis.
-        size: samples in a batch.
+        batch_samples: samples in a batch.
         indices: index of each slice, by which tokens are masked; None: slices are numbered from 0.
 
     """
@@ -320,8 +320,8 @@ def batches_of(
     for arrays in slices:
         index = next(slice_indices)
         samples = max(map(len, arrays.values()), default=0)
-        for start in range(0, samples, size):
-            part = {name: np.array(array[start : start + size]) for name, array in arrays.items()}
+        for start in range(0, samples, batch_samples):
+            part = {name: np.array(array[start : start + batch_samples]) for name, array in arrays.items()}
             yield Samples(part, _keys(index, start, batch_size(part)))
 
 
@@ -371,16 +371,16 @@ def _with_keys(batches: Iterable[Evaluated]) -> Iterator[tuple[Batch, SampleKeys
         if isinstance(batch, Samples):
             yield tensors_of(batch), _without_epoch(batch.keys)
         else:
-            size = batch_size(batch)
-            yield batch, _keys(0, start, size)
-            start += size
+            samples = batch_size(batch)
+            yield batch, _keys(0, start, samples)
+            start += samples
 
 
-def _keys(index: int, start: int, size: int) -> SampleKeys:
+def _keys(index: int, start: int, samples: int) -> SampleKeys:
     """Return the keys of consecutive samples of a slice."""
-    keys = np.zeros((size, 3), np.int64)
+    keys = np.zeros((samples, 3), np.int64)
     keys[:, 1] = index
-    keys[:, 2] = np.arange(start, start + size)
+    keys[:, 2] = np.arange(start, start + samples)
     return keys
 
 

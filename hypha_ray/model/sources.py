@@ -402,23 +402,23 @@ def folder_hash(folder: Path) -> str:
     for file in sorted(folder.iterdir()):
         if file.suffix not in _SUFFIXES or not file.is_file():
             continue
-        size = file.stat().st_size
-        description = repr((file.name, size))
+        size_bytes = file.stat().st_size
+        description = repr((file.name, size_bytes))
         sha256.update(description.encode())
         with file.open("rb") as content:
-            for start, length in _hashed_parts(size):
+            for start, part_bytes in _hashed_parts(size_bytes):
                 content.seek(start)
-                sha256.update(content.read(length))
+                sha256.update(content.read(part_bytes))
     return sha256.hexdigest()
 
 
-def _hashed_parts(size: int) -> Iterator[tuple[int, int]]:
+def _hashed_parts(size_bytes: int) -> Iterator[tuple[int, int]]:
     """Return start and length of the parts of a file that are read: all of a small one, otherwise head and samples."""
-    if size <= _WHOLE_BYTES:
-        yield 0, size
+    if size_bytes <= _WHOLE_BYTES:
+        yield 0, size_bytes
         return
     yield 0, 1 << 20
-    step = (size - _SPOT_BYTES) / (_SPOTS - 1)
+    step = (size_bytes - _SPOT_BYTES) / (_SPOTS - 1)
     for number in range(_SPOTS):
         yield int(number * step), _SPOT_BYTES
 

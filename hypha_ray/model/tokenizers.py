@@ -326,11 +326,11 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
     ids = set(get_vocab().values())
     if not ids:
         return EVERY_ROW
-    size = max(ids) + 1
-    if len(ids) >= size:
-        return Vocabulary(size)
-    gaps = set(range(size)) - ids
-    return Vocabulary(size, tuple(sorted(gaps)))
+    vocabulary_size = max(ids) + 1
+    if len(ids) >= vocabulary_size:
+        return Vocabulary(vocabulary_size)
+    gaps = set(range(vocabulary_size)) - ids
+    return Vocabulary(vocabulary_size, tuple(sorted(gaps)))
 
 
 def settle_generation(network: PreTrainedModel, preprocessor: Any | None) -> list[int]:

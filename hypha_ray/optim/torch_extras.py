@@ -122,13 +122,13 @@ def step_rounded(optimizer: torch.optim.Optimizer) -> None:
 def _batches(parameters: list[torch.Tensor]) -> Iterator[slice]:
     """Cut parameters into ranges that are stepped on together, in order."""
     start = 0
-    size = 0
+    elements = 0
     for index, parameter in enumerate(parameters):
-        if index > start and size + parameter.numel() > TOGETHER:
+        if index > start and elements + parameter.numel() > TOGETHER:
             yield slice(start, index)
             start = index
-            size = 0
-        size += parameter.numel()
+            elements = 0
+        elements += parameter.numel()
     if parameters:
         yield slice(start, len(parameters))
 

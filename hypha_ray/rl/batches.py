@@ -71,12 +71,12 @@ class SharedRollouts:
     """
 
     def __init__(
-        self, role: Role, generators: WeightStore, pool: GeneratorPool[Rollout], size: int, staleness: int
+        self, role: Role, generators: WeightStore, pool: GeneratorPool[Rollout], piece_prompts: int, staleness: int
     ) -> None:
         self._role = role
         self._generators = generators
         self._pool = pool
-        self._size = size
+        self._size = piece_prompts
         self._staleness = staleness
         self._batches = 0
         """Number of batches that were sent."""

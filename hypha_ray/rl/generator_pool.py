@@ -121,11 +121,11 @@ class _UnderWay:
 
 
 def pieces_of(
-    batch: int, prompts: Sample, size: int, weights: SharedWeights, arguments: Mapping[str, Any]
+    batch: int, prompts: Sample, piece_prompts: int, weights: SharedWeights, arguments: Mapping[str, Any]
 ) -> Iterator[Piece]:
-    """Divide a batch into pieces of `size` prompts; the last one has the rest."""
-    for index, start in enumerate(range(0, len(prompts.ids), size)):
-        part = prompts.take(prompts.ids[start : start + size])
+    """Divide a batch into pieces of so many prompts; the last one has the rest."""
+    for index, start in enumerate(range(0, len(prompts.ids), piece_prompts)):
+        part = prompts.take(prompts.ids[start : start + piece_prompts])
         yield Piece(batch, index, part, weights, arguments)
 
 

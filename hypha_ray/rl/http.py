@@ -238,10 +238,10 @@ async def _body(answer: ClientResponse, request: _Request, most_bytes: int) -> b
 async def _read(answer: ClientResponse, most_bytes: int) -> bytes:
     """Return the first bytes of a body."""
     pieces = []
-    size = 0
-    while size < most_bytes and (piece := await answer.content.read(min(_PIECE_BYTES, most_bytes - size))):
+    size_bytes = 0
+    while size_bytes < most_bytes and (piece := await answer.content.read(min(_PIECE_BYTES, most_bytes - size_bytes))):
         pieces.append(piece)
-        size += len(piece)
+        size_bytes += len(piece)
     return b"".join(pieces)
 
 

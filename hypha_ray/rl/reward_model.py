@@ -151,11 +151,11 @@ class ModelScores:
         self._accepted = set(inspect.signature(network.forward).parameters)
         self._padding = {"input_ids": _pad_token(settings, network, tokenizer)}
         self._padding["token_type_ids"] = getattr(tokenizer, "pad_token_type_id", 0)
-        size = network.config.get_text_config().vocab_size
+        vocabulary_size = network.config.get_text_config().vocab_size
         vocabulary = tokenizer.get_vocab()
         largest = max(vocabulary.values())
-        if largest >= size:
-            raise unfit(settings, f"a tokenizer with token {largest}", f"token ids below {size}")
+        if largest >= vocabulary_size:
+            raise unfit(settings, f"a tokenizer with token {largest}", f"token ids below {vocabulary_size}")
 
     def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
         """Return rewards as `Evaluator` says; responses longer than the model's positions have none.
@@ -252,8 +252,8 @@ def check_reward_model(reward: Reward, model: Model) -> list[str]:
     notes = compare_weights(table, needs_all=True)
     check = partial(_check_padding, settings=reward.model, tokenizer=tokenizer)
     build = partial(random_model, table, find_task(table.type))
-    size = sum(parameter.numel() for parameter in network.parameters())
-    check_on_copy(check, network.config, build, size)
+    parameter_count = sum(parameter.numel() for parameter in network.parameters())
+    check_on_copy(check, network.config, build, parameter_count)
     return notes
 
 

@@ -133,12 +133,12 @@ class Epoch:
     def check(self, assigned: Mapping[int, list[Span]]) -> None:
         """Check that every sample is in one state; `assigned` has the assigned spans of each slice."""
         available_samples = 0
-        for index, size in self._sizes.items():
+        for index, slice_samples in self._sizes.items():
             runs = self._runs(index)
             available_samples += samples_of(runs)
             assigned_spans = assigned.get(index, [])
             spans = [*runs, *assigned_spans, *self.used.get(index, ())]
-            whole_slice = [Span(self._epoch_number, index, 0, size)]
+            whole_slice = [Span(self._epoch_number, index, 0, slice_samples)]
             is_whole = spans == whole_slice or joined(spans) == whole_slice
             rank = self._rank(index)
             is_queued = rank is None or self._key(index, rank) in self._queued

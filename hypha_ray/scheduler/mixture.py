@@ -191,17 +191,17 @@ class Mixture:
         if self._others is not None:
             own_room, others_room = self._room()
         while samples > 0:
-            size = min(batch, samples)
+            batch_samples = min(batch, samples)
             dataset_counts = [counts[dataset] for dataset in datasets]
-            deal = _deal(dataset_counts, self._weights, size)
-            largest_samples = _within(deal[self._largest], size - others_room, own_room)
+            deal = _deal(dataset_counts, self._weights, batch_samples)
+            largest_samples = _within(deal[self._largest], batch_samples - others_room, own_room)
             if largest_samples != deal[self._largest]:
-                deal = _deal_beside(self._largest, largest_samples, dataset_counts, self._weights, size)
+                deal = _deal_beside(self._largest, largest_samples, dataset_counts, self._weights, batch_samples)
             own_room -= largest_samples
-            others_room -= size - largest_samples
+            others_room -= batch_samples - largest_samples
             deals.append(deal)
             counts.update(dict(enumerate(deal)))
-            samples -= size
+            samples -= batch_samples
         return deals
 
     def _of_epoch(self, epoch_number: int) -> dict[int, int]:

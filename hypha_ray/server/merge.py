@@ -256,8 +256,8 @@ def over_blocks(tensor: torch.Tensor, work: Work[T], threads: int, block: int = 
                 index, part = queue.popleft()
             except IndexError:  # Another thread took the last block.
                 return
-            size = part.stop - part.start
-            results[index] = work(part, scratch[:size], more_scratch[:size])
+            elements = part.stop - part.start
+            results[index] = work(part, scratch[:elements], more_scratch[:elements])
 
     helpers = min(threads, len(parts)) - 1
     if helpers < 1:

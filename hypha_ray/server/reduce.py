@@ -116,9 +116,9 @@ def initial_momentum(layout: Layout, fragment: int, outer: str = "nesterov") -> 
     sizes = layout.groups(fragment)
     momentum = {}
     for slot in slots_of(outer):
-        for group, size in sizes.items():
+        for group, elements in sizes.items():
             if is_trained(group):
-                momentum[slot + group] = np.zeros(size, dtype_of(group))
+                momentum[slot + group] = np.zeros(elements, dtype_of(group))
     return momentum
 
 

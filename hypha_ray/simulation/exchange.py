@@ -359,7 +359,7 @@ def estimate(settings: ExchangeSettings, circumstances: Circumstances) -> Exchan
     Times of the exchange are those of the largest fragment; `wait_s` and `worker_bytes` are means over all fragments.
     """
     sizes = circumstances.model.fragment_parameters(settings.fragments)
-    exchanges = [_of_fragment(size, settings, circumstances) for size in sizes]
+    exchanges = [_of_fragment(parameters, settings, circumstances) for parameters in sizes]
     largest = max(exchanges, key=lambda exchange: exchange.exchange_s)
     wait_s = sum(exchange.wait_s for exchange in exchanges) / len(exchanges)
     worker_bytes = sum(exchange.worker_bytes for exchange in exchanges) // len(exchanges)

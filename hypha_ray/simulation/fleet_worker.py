@@ -145,14 +145,14 @@ class FleetWorker(SimulatedWorker):
         self._batches = []
         is_report_due = False
         while samples < target and not is_report_due:
-            size = min(plan.batch_size, target - samples)
+            batch_samples = min(plan.batch_size, target - samples)
             batch_s = self.machine.batch_s(ends_at)
             ends_at += batch_s
-            samples += size
+            samples += batch_samples
             seconds += batch_s
-            self._batches.append((ends_at, size, batch_s))
-            batches = (samples - self._reported) / size
-            is_report_due = self._accounts.report_due(seconds, batches, (target - samples) / size)
+            self._batches.append((ends_at, batch_samples, batch_s))
+            batches = (samples - self._reported) / batch_samples
+            is_report_due = self._accounts.report_due(seconds, batches, (target - samples) / batch_samples)
         self._spend_batch(ends_at - now, self._end_batches)
 
     def _end_batches(self) -> None:
@@ -296,10 +296,10 @@ class Traffic:
 
     # ── to workers ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def send_slice(self, worker: int, machine: Machine, size: int) -> None:
+    def send_slice(self, worker: int, machine: Machine, size_bytes: int) -> None:
         """Send a slice of so many bytes."""
         self._slices_on_way[worker] += 1
-        self.links.send(machine.number, "down", size, partial(self._slice_arrived, worker, size))
+        self.links.send(machine.number, "down", size_bytes, partial(self._slice_arrived, worker, size_bytes))
 
     def after_slices(self, worker: int, action: Action) -> None:
         """Do something once all slices that were sent to a worker are there."""
@@ -308,19 +308,19 @@ class Traffic:
         else:
             action()
 
-    def _slice_arrived(self, worker: int, size: int) -> None:
-        self.bytes_slices += size
+    def _slice_arrived(self, worker: int, size_bytes: int) -> None:
+        self.bytes_slices += size_bytes
         self._slices_on_way[worker] -= 1
         if not self._slices_on_way[worker]:
             for action in self._after_slices.pop(worker, []):
                 action()
 
-    def send_weights(self, machine: Machine, size: int, on_arrival: Action) -> None:
+    def send_weights(self, machine: Machine, size_bytes: int, on_arrival: Action) -> None:
         """Send weights of so many bytes."""
-        self.links.send(machine.number, "down", size, partial(self._weights_arrived, size, on_arrival))
+        self.links.send(machine.number, "down", size_bytes, partial(self._weights_arrived, size_bytes, on_arrival))
 
-    def _weights_arrived(self, size: int, on_arrival: Action) -> None:
-        self.bytes_down += size
+    def _weights_arrived(self, size_bytes: int, on_arrival: Action) -> None:
+        self.bytes_down += size_bytes
         on_arrival()
 
     # ── to the head ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -83,7 +83,7 @@ class FleetWorld(World):
         held_samples = self.job.worker.prefetch_mb * 1_000_000 // self.scenario.model.sample_bytes
         sizes = Sizes(max(1, held_samples))
         core = SchedulerCore(self.job, self.scenario.name, self._slices, sizes, resume_point)
-        parts = tuple(WEIGHT_BYTES * size for size in self.sizes.fragments)
+        parts = tuple(WEIGHT_BYTES * parameters for parameters in self.sizes.fragments)
         weights = c.Initialised(sum(parts), "theta", "layout", parts)
         self.core = core
         self._failures.start()
@@ -324,8 +324,8 @@ class FleetWorld(World):
         deliver = partial(self._deliver, command)
         match command:
             case c.Feed(slice=index):
-                size = self._slices[index].samples * self.scenario.model.sample_bytes
-                self.traffic.send_slice(worker, machine, size)
+                size_bytes = self._slices[index].samples * self.scenario.model.sample_bytes
+                self.traffic.send_slice(worker, machine, size_bytes)
             case c.Merge():
                 self.traffic.send_weights(machine, self.sizes.weights_bytes(command), deliver)
             case c.Assign():
@@ -442,4 +442,4 @@ def _slices(scenario: Scenario) -> list[SliceInfo]:
     job = scenario.job
     trained_samples = sum(job.samples(round_number) for round_number in range(job.rounds.update_rounds))
     sizes = model.slice_sizes(trained_samples + job.num_workers * model.slice_samples)
-    return [SliceInfo(index, "", "", size) for index, size in enumerate(sizes)]
+    return [SliceInfo(index, "", "", samples) for index, samples in enumerate(sizes)]

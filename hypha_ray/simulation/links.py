@@ -154,9 +154,9 @@ class Links:
         self._alarm: object | None = None
         """Token of the next end of a transfer that is scheduled."""
 
-    def send(self, machine: int, direction: Direction, size: int, on_arrival: Then) -> Transfer:
+    def send(self, machine: int, direction: Direction, size_bytes: int, on_arrival: Then) -> Transfer:
         """Begin a transfer; `on_arrival` is called at its end, without the latency of the way."""
-        transfer = Transfer(machine, direction, size, on_arrival, float(size))
+        transfer = Transfer(machine, direction, size_bytes, on_arrival, float(size_bytes))
         self._advance()
         self._on_machine[direction][machine].append(transfer)
         self._regroup(machine, direction)

@@ -115,16 +115,16 @@ DROPPED: Final = Evidence("half of all deltas dropped cost 2.1 % of perplexity",
 
 def loss_beside_data_parallelism(parameters: float, workers: int) -> str | None:
     """Write the nearest published loss over that of data parallelism; None beyond the measured sizes and fleets."""
-    size = min(LOSS_AT_H_30, key=lambda measured: max(measured / parameters, parameters / measured))
-    if max(size / parameters, parameters / size) > TOLERANCE:
+    measured_parameters = min(LOSS_AT_H_30, key=lambda measured: max(measured / parameters, parameters / measured))
+    if max(measured_parameters / parameters, parameters / measured_parameters) > TOLERANCE:
         return None
-    losses = LOSS_AT_H_30[size]
+    losses = LOSS_AT_H_30[measured_parameters]
     fleets = [fleet for fleet in losses if fleet]
     fleet = min(fleets, key=lambda measured: max(measured / workers, workers / measured))
     if max(fleet / workers, workers / fleet) > TOLERANCE:
         return None
     excess = 100 * (losses[fleet] / losses[0] - 1)
-    condition = f"{counted(fleet, 'worker')} with H = 30 and {size_text(size)} parameters"
+    condition = f"{counted(fleet, 'worker')} with H = 30 and {size_text(measured_parameters)} parameters"
     return f"{condition} end {excess:+.1f} % from data parallelism's loss ({SCALING})"
 
 

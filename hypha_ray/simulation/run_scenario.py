@@ -287,10 +287,10 @@ def visible_shares(fit: Calibration) -> tuple[float, float]:
 
 def _model_size(fit: Calibration, sizes: DataSize) -> ModelSize:
     samples = sizes.epoch_samples or fit.samples.get("train")
-    size = ModelSize(parameters=fit.parameter_bytes // FLOAT32_BYTES, samples=samples)
+    model_size = ModelSize(parameters=fit.parameter_bytes // FLOAT32_BYTES, samples=samples)
     if sizes.sample_bytes is None or sizes.slice_samples is None:
-        return size
-    return size.model_copy(update={"sample_bytes": sizes.sample_bytes, "slice_samples": sizes.slice_samples})
+        return model_size
+    return model_size.model_copy(update={"sample_bytes": sizes.sample_bytes, "slice_samples": sizes.slice_samples})
 
 
 def _machine(fit: Calibration, job: Job, worker_number: int) -> MachineGroup:
@@ -328,8 +328,8 @@ def mean_batch_s(base: Job, job: Job, worker: WorkerFit, worker_number: int) -> 
         raise ConfigError("SIM003", problem, got, fix="take a run without it, or try longer times")
     if floor_s:
         return worker.mean_s + new_floor_s - floor_s
-    size = job.rounds.max_batch_size / base.rounds.max_batch_size
-    return max(worker.mean_s / slowdown * size * new_slowdown, new_floor_s)
+    batch_ratio = job.rounds.max_batch_size / base.rounds.max_batch_size
+    return max(worker.mean_s / slowdown * batch_ratio * new_slowdown, new_floor_s)
 
 
 def _throttle(testing: Testing, worker: int) -> tuple[float, float]:

@@ -278,14 +278,14 @@ class SimulatedWorker:
     def _train(self, plan: Plan) -> None:
         assert self._longest is not None
         self._longest = max(self._longest, plan, key=attrgetter("samples"))
-        size = min(plan.batch_size, plan.samples - self._samples)
+        batch_samples = min(plan.batch_size, plan.samples - self._samples)
         seconds = self._world.batch_s(self.source)
-        self._spend_batch(seconds, partial(self._trained, size, seconds))
+        self._spend_batch(seconds, partial(self._trained, batch_samples, seconds))
 
-    def _trained(self, size: int, seconds: float) -> None:
+    def _trained(self, batch_samples: int, seconds: float) -> None:
         """End a batch."""
         assert self.plan is not None
-        self._samples += size
+        self._samples += batch_samples
         self._seconds += seconds
         if self.leaving:
             if not self._replays:
@@ -294,8 +294,8 @@ class SimulatedWorker:
             self._samples = 0
             self._merged = False
         elif self._samples < self.plan.samples:
-            batches = (self._samples - self._reported) / size
-            remaining = (self.plan.samples - self._samples) / size
+            batches = (self._samples - self._reported) / batch_samples
+            remaining = (self.plan.samples - self._samples) / batch_samples
             if self._world.report_due(self._seconds, batches, remaining):
                 self._report(self.plan)
             self._train(self.plan)

@@ -120,13 +120,13 @@ def window(spans: Iterable[Span], start: int, stop: int) -> tuple[Span, ...]:
     for epoch, index, begin, end in spans:
         if stop <= 0:
             break
-        size = end - begin
+        samples = end - begin
         first_sample = max(start, 0)
-        stop_sample = min(stop, size)
+        stop_sample = min(stop, samples)
         if first_sample < stop_sample:
             parts.append(Span(epoch, index, begin + first_sample, begin + stop_sample))
-        start -= size
-        stop -= size
+        start -= samples
+        stop -= samples
     return tuple(parts)
 
 
@@ -189,17 +189,17 @@ class Layout:
         """Size of these fragments, or of all, in bytes."""
         total = 0
         for fragment in fragments or range(self.fragments):
-            for group, size in self.groups(fragment).items():
-                total += size * np.dtype(dtype_of(group)).itemsize
+            for group, elements in self.groups(fragment).items():
+                total += elements * np.dtype(dtype_of(group)).itemsize
         return total
 
     def parameters(self, *fragments: int) -> int:
         """Number of trained parameters of these fragments, or of all; tied ones count once."""
         total = 0
         for fragment in fragments or range(self.fragments):
-            for group, size in self.groups(fragment).items():
+            for group, elements in self.groups(fragment).items():
                 if is_trained(group):
-                    total += size
+                    total += elements
         return total
 
     def sha256(self) -> str:

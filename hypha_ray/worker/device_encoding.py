@@ -107,9 +107,9 @@ class DeviceFeedback:
             self.residual.clear()  # A damaged result is rejected, and must not damage the next ones.
         return {key: array.numpy() for key, array in payload.items()}, quality
 
-    def _host_array(self, key: str, size: int, dtype: str) -> torch.Tensor:
+    def _host_array(self, key: str, elements: int, dtype: str) -> torch.Tensor:
         if key not in self._host_arrays:
-            self._host_arrays[key] = self._allocate(size, getattr(torch, dtype))
+            self._host_arrays[key] = self._allocate(elements, getattr(torch, dtype))
         return self._host_arrays[key]
 
     def _encode_block(
@@ -130,11 +130,11 @@ class DeviceFeedback:
         difference = difference.double()
         return torch.stack([target.dot(target), decoded.dot(decoded), target.dot(decoded), difference.dot(difference)])
 
-    def _residual(self, group: str, size: int, device: torch.device) -> torch.Tensor | None:
+    def _residual(self, group: str, elements: int, device: torch.device) -> torch.Tensor | None:
         if not self._decay:
             return None
         if group not in self.residual:
-            self.residual[group] = torch.zeros(size, device=device)
+            self.residual[group] = torch.zeros(elements, device=device)
         return self.residual[group]
 
 
@@ -241,18 +241,18 @@ class DeviceEncoding:
     def _copy_buffers(self, fragment: int) -> Flat:
         """Begin to copy buffers, which aren't trained, to the host; return their arrays."""
         copies = self._buffers.setdefault(fragment, {})
-        for group, size in self._layout.groups(fragment).items():
+        for group, elements in self._layout.groups(fragment).items():
             if not is_trained(group) and group not in copies:
-                copies[group] = self._empty_on_host(size, getattr(torch, dtype_of(group)))
+                copies[group] = self._empty_on_host(elements, getattr(torch, dtype_of(group)))
         for entry, tensor in live_tensors(self._trainer.model, self._layout, fragment):
             if not is_trained(entry.group):
                 target = copies[entry.group][entry.offset : entry.offset + entry.size]
                 target.copy_(tensor.reshape(-1), non_blocking=True)
         return {group: copy.numpy() for group, copy in copies.items()}
 
-    def _empty_on_host(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+    def _empty_on_host(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         is_pinned = self._trainer.device.type == "cuda"
-        return torch.empty(size, dtype=dtype, pin_memory=is_pinned)
+        return torch.empty(elements, dtype=dtype, pin_memory=is_pinned)
 
     def _wait(self) -> None:
         if self._trainer.device.type == "cuda":

@@ -144,19 +144,19 @@ class BatchSource(Interruptible):
             self._slices = {index: arrays for index, arrays in self._slices.items() if index in indices}
             self._orders = {key: rows for key, rows in self._orders.items() if key[1] in indices}
 
-    def batch(self, spans: Sequence[Span], start: int, size: int, shuffled: bool = True) -> Samples:
+    def batch(self, spans: Sequence[Span], start: int, batch_samples: int, shuffled: bool = True) -> Samples:
         """Samples ``start … start + size - 1`` of the spans taken together; waits for slices on their way.
 
         Shuffled spans have the order of their epoch, others that of the file.
         """
-        parts = [self._read_span(span, shuffled) for span in window(spans, start, start + size)]
+        parts = [self._read_span(span, shuffled) for span in window(spans, start, start + batch_samples)]
         return joined(parts)
 
-    def upcoming(self, spans: Sequence[Span], start: int, size: int, waits: bool) -> Iterator[Samples]:
+    def upcoming(self, spans: Sequence[Span], start: int, batch_samples: int, waits: bool) -> Iterator[Samples]:
         """Yield batches from ``start`` on; without waiting, up to the first one whose slices haven't arrived."""
         samples = sum(span.samples for span in spans)
-        for first_sample in range(start, samples, size):
-            batch_spans = window(spans, first_sample, min(first_sample + size, samples))
+        for first_sample in range(start, samples, batch_samples):
+            batch_spans = window(spans, first_sample, min(first_sample + batch_samples, samples))
             with self._changed:
                 if not waits and not all(span.slice in self._slices for span in batch_spans):
                     return

@@ -206,8 +206,8 @@ class TrainingLoop:
     def _validation(self, plan: Plan) -> Iterator[Samples]:
         samples = sum(span.samples for span in plan.evaluate)
         for start in range(0, samples, plan.batch_size):
-            size = min(plan.batch_size, samples - start)
-            yield self._batch_source.batch(plan.evaluate, start, size, shuffled=False)
+            batch_samples = min(plan.batch_size, samples - start)
+            yield self._batch_source.batch(plan.evaluate, start, batch_samples, shuffled=False)
 
     def _train(self, plan: Plan) -> None:
         """Take one round's steps. The plan may be corrected meanwhile; if the fleet has moved on, the round is dropped.
@@ -269,11 +269,11 @@ class TrainingLoop:
     def _train_batch(self, plan: Plan, meter: Meter, round_samples: int | None = None) -> None:
         """Train on the plan's next batch; `round_samples` is the size of the round, None: the plan's."""
         start = meter.begun
-        size = min(plan.batch_size, plan.samples - start)
+        batch_samples = min(plan.batch_size, plan.samples - start)
         with meter.waiting():
-            batch = self._batch_source.batch(plan.spans, start, size)
+            batch = self._batch_source.batch(plan.spans, start, batch_samples)
             waits = self._replay or self._refills
-            upcoming = self._batch_source.upcoming(plan.spans, start + size, plan.batch_size, waits)
+            upcoming = self._batch_source.upcoming(plan.spans, start + batch_samples, plan.batch_size, waits)
             self._trainer.announce(upcoming)
         began = time.monotonic()
         # All workers go through the schedule together, by parts of the round: a fast one isn't ahead.
@@ -286,11 +286,11 @@ class TrainingLoop:
             if self._throttle.slows:
                 step.result()
             if self._refills:
-                size += step.result().extra
+                batch_samples += step.result().extra
         self._throttle.wait(time.monotonic() - began)
-        meter.begun += size
+        meter.begun += batch_samples
         meter.planned = plan.samples
-        self._pending.append(PendingBatch(plan.round, meter, text, size, learning_rate, step))
+        self._pending.append(PendingBatch(plan.round, meter, text, batch_samples, learning_rate, step))
         self._collect_results(MAX_PENDING_STEPS)
         failpoint("worker.step", self._source.worker)
 

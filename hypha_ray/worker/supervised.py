@@ -405,8 +405,8 @@ class SupervisedTrainer(WholeModel):
 
 def micro_batches(batch: Samples, parts: int) -> list[Samples]:
     """Cut a batch into that many micro-batches, or fewer if it has fewer samples."""
-    size = max(1, math.ceil(len(batch) / parts))
-    return [batch.part(slice(start, start + size)) for start in range(0, len(batch), size)]
+    part_samples = max(1, math.ceil(len(batch) / parts))
+    return [batch.part(slice(start, start + part_samples)) for start in range(0, len(batch), part_samples)]
 
 
 def _named(result: Step) -> Step:

@@ -131,8 +131,8 @@ class E3m0(FourBits):
         """Round to the nearest level. Between 2ᵉ and 2ᵉ⁺¹ the border is 1.5 · 2ᵉ, so adding to the bits rounds."""
         largest = values.abs().amax(1, keepdim=True)
         scales = bits_of_bf16(largest)
-        size = bf16_of_bits(scales)
-        inverse = torch.where(size > 0, 1 / size, 0)
+        step_size = bf16_of_bits(scales)
+        inverse = torch.where(step_size > 0, 1 / step_size, 0)
         bits = (values * inverse).view(torch.int32)
         magnitude_bits = bits & 0x7FFFFFFF
         exponent = magnitude_bits.add_(_ONE_AND_A_HALF).bitwise_right_shift_(_MANTISSA)

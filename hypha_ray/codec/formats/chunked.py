@@ -45,11 +45,11 @@ class Chunked(ABC):
     def form(self, groups: Mapping[str, int]) -> dict[str, Form]:
         """Describe the arrays of each group of parameters, and the one array of each other group."""
         forms: dict[str, Form] = {}
-        for group, size in groups.items():
+        for group, elements in groups.items():
             if not is_trained(group):
-                forms[group] = Form(dtype_of(group), size)
+                forms[group] = Form(dtype_of(group), elements)
                 continue
-            for name, form in self._forms(size).items():
+            for name, form in self._forms(elements).items():
                 forms[f"{group}/{name}"] = form
         return forms
 
@@ -81,13 +81,13 @@ class Chunked(ABC):
             rows[name] = array.view(-1, columns)[part]
         return rows
 
-    def allocate(self, size: int) -> Flat:
+    def allocate(self, elements: int) -> Flat:
         """Allocate the arrays that `encode_block` writes to, for a group of this size."""
-        return {name: np.empty(form.size, form.dtype) for name, form in self._forms(size).items()}
+        return {name: np.empty(form.size, form.dtype) for name, form in self._forms(elements).items()}
 
-    def _forms(self, size: int) -> dict[str, Form]:
+    def _forms(self, elements: int) -> dict[str, Form]:
         """Describe the arrays of a group of this size."""
-        chunks = -(-size // self.chunk)
+        chunks = -(-elements // self.chunk)
         return {name: Form(dtype, chunks * columns) for name, (dtype, columns) in self.arrays.items()}
 
     def pack(self, arrays: Flat) -> Flat:

@@ -226,11 +226,11 @@ def write_packed(
     writer: SliceWriter,
 ) -> None:
     """Pack the chats of each split in their order, and write the slices."""
-    size = options.samples_per_slice
+    samples_per_slice = options.samples_per_slice
     for rows, name in zip(splits, ("train", "validation"), strict=True):
         packed = pack_chats([samples[row] for row in rows], options.seq_len)
-        for start in range(0, len(packed), size):
-            writer.add(_packed_arrays(packed[start : start + size], options.seq_len, padding), name)
+        for start in range(0, len(packed), samples_per_slice):
+            writer.add(_packed_arrays(packed[start : start + samples_per_slice], options.seq_len, padding), name)
 
 
 def pack_chats(chats: Iterable[ScoredTokens], most: int) -> list[Parts]:

@@ -39,14 +39,14 @@ BATCH_CHARACTERS = 1 << 20
 """Approximate characters of the documents that are tokenised together."""
 
 
-def batches(documents: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Group documents to `size` characters or slightly more; no document is read ahead."""
+def batches(documents: Iterable[str], batch_size: int) -> Iterator[list[str]]:
+    """Group documents to `batch_size` characters or slightly more; no document is read ahead."""
     group: list[str] = []
     characters = 0
     for document in documents:
         group.append(document)
         characters += len(document)
-        if characters >= size:
+        if characters >= batch_size:
             yield group
             group = []
             characters = 0
@@ -54,14 +54,14 @@ def batches(documents: Iterable[str], size: int) -> Iterator[list[str]]:
         yield group
 
 
-def shuffle(documents: Iterable[str], generator: np.random.Generator, size: int) -> Iterator[str]:
-    """Shuffle documents within a buffer of `size` characters."""
+def shuffle(documents: Iterable[str], generator: np.random.Generator, buffer_size: int) -> Iterator[str]:
+    """Shuffle documents within a buffer of `buffer_size` characters."""
     buffer: list[str] = []
     characters = 0
     for document in documents:
         buffer.append(document)
         characters += len(document)
-        while characters > size:
+        while characters > buffer_size:
             chosen = int(generator.integers(len(buffer)))
             buffer[chosen], buffer[-1] = buffer[-1], buffer[chosen]
             characters -= len(buffer[-1])

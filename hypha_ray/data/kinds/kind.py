@@ -129,11 +129,13 @@ def _alternating(groups: Sequence[Sequence[int]]) -> list[int]:
     return rows
 
 
-def write_split(splits: tuple[Rows, Rows], load: Callable[[Rows], Arrays], size: int, writer: SliceWriter) -> None:
-    """Write training and validation slices of `size` samples; `load` makes the tensors of one slice at a time."""
+def write_split(
+    splits: tuple[Rows, Rows], load: Callable[[Rows], Arrays], samples_per_slice: int, writer: SliceWriter
+) -> None:
+    """Write training and validation slices of so many samples; `load` makes the tensors of one slice at a time."""
     for rows, name in zip(splits, ("train", "validation"), strict=True):
-        for start in range(0, len(rows), size):
-            writer.add(load(rows[start : start + size]), name)
+        for start in range(0, len(rows), samples_per_slice):
+            writer.add(load(rows[start : start + samples_per_slice]), name)
 
 
 Write: TypeAlias = Callable[[PrepareOptions, SliceWriter, Report, Account], PreprocessorInfo | None]

@@ -321,8 +321,8 @@ class ReferenceModel:
         rows = self._network.get_input_embeddings().weight.shape[0]
         if int(ids.max()) >= rows:
             raise _foreign_tokens(self._name, f"token {ids.max()}", f"0 … {rows - 1}")
-        size = max(1, _TOKENS_AT_ONCE // (2 * ids.shape[-1]))
-        parts = [self._part(arrays, slice(start, start + size)) for start in range(0, len(ids), size)]
+        rows_at_once = max(1, _TOKENS_AT_ONCE // (2 * ids.shape[-1]))
+        parts = [self._part(arrays, slice(start, start + rows_at_once)) for start in range(0, len(ids), rows_at_once)]
         return np.concatenate(parts)
 
     def _part(self, arrays: Arrays, rows: slice) -> Any:

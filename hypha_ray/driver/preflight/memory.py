@@ -194,8 +194,8 @@ class _LiveBytes(TorchDispatchMode):
             self.now += storage.nbytes()
             self.peak = max(self.peak, self.now)
 
-    def _remove(self, size: int) -> None:
-        self.now -= size
+    def _remove(self, size_bytes: int) -> None:
+        self.now -= size_bytes
 
 
 @contextmanager
@@ -276,12 +276,12 @@ def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
     return total
 
 
-def _size_text(size: int) -> str:
-    if size >= 2**28:
-        return f"{size / 2**30:.2f} GiB"
-    if size < 2**20:
-        return f"{size / 2**10:.0f} KiB"
-    return f"{size / 2**20:.0f} MiB"
+def _size_text(size_bytes: int) -> str:
+    if size_bytes >= 2**28:
+        return f"{size_bytes / 2**30:.2f} GiB"
+    if size_bytes < 2**20:
+        return f"{size_bytes / 2**10:.0f} KiB"
+    return f"{size_bytes / 2**20:.0f} MiB"
 
 
 class SketchedShards:

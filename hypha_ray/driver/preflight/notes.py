@@ -74,10 +74,11 @@ def _row_notes(tokenizer: Any, rows: int | None) -> Iterator[str]:
     """Yield a note about rows of a model that stand for no token."""
     if rows is None:
         return
-    size = vocabulary_of(tokenizer).size
-    if size is not None and size > rows:
-        counts = f"the tokenizer has {size:,} tokens, the model {rows:,} rows"
-        yield f"{counts}: the dataset has none of the last {size - rows:,}, and prompts that have one will be refused"
+    vocabulary_size = vocabulary_of(tokenizer).size
+    if vocabulary_size is not None and vocabulary_size > rows:
+        counts = f"the tokenizer has {vocabulary_size:,} tokens, the model {rows:,} rows"
+        missing = f"the dataset has none of the last {vocabulary_size - rows:,}"
+        yield f"{counts}: {missing}, and prompts that have one will be refused"
         return
     unknown = vocabulary_of(tokenizer).unknown(rows)
     if unknown:

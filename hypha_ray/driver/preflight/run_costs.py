@@ -145,28 +145,28 @@ def _payload_bytes(
     """Bytes of a fragment's payload, and whether their number is fixed; otherwise they are estimated."""
     total = 0
     has_fixed_size = True
-    for group, size in groups.items():
-        forms = sender.form({group: size}).values()
+    for group, elements in groups.items():
+        forms = sender.form({group: elements}).values()
         if all(form.exact for form in forms):
             for form in forms:
                 total += np.dtype(form.dtype).itemsize * form.size
         else:
             has_fixed_size = False
-            total += _estimated_bytes(name, options, group, size)
+            total += _estimated_bytes(name, options, group, elements)
     return total, has_fixed_size
 
 
-def _estimated_bytes(name: str, options: Mapping[str, object] | None, group: str, size: int) -> int:
+def _estimated_bytes(name: str, options: Mapping[str, object] | None, group: str, elements: int) -> int:
     """Bytes of a group by a codec whose payloads have no fixed size, if its values are Gaussian, and all visible."""
-    count = min(size, MOST_ENCODED)
+    count = min(elements, MOST_ENCODED)
     random = np.random.default_rng(0)
     values: npt.NDArray[np.generic] = random.standard_normal(count).astype(dtype_of(group))
     payload, _ = encoder(name, 0.0, options).encode({group: values}, None)
-    return round(payload_bytes(payload) * size / max(1, count))
+    return round(payload_bytes(payload) * elements / max(1, count))
 
 
 def _sum(rounds: Counter[int]) -> int:
-    return sum(size * count for size, count in rounds.items())
+    return sum(round_bytes * count for round_bytes, count in rounds.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,9 +277,9 @@ def _trained_bytes(layout: Layout) -> int:
     """Bytes of all trained parameters as they travel."""
     total = 0
     for fragment in range(layout.fragments):
-        for group, size in layout.groups(fragment).items():
+        for group, elements in layout.groups(fragment).items():
             if is_trained(group):
-                total += size * np.dtype(dtype_of(group)).itemsize
+                total += elements * np.dtype(dtype_of(group)).itemsize
     return total
 
 
@@ -333,9 +333,9 @@ def round_samples(job: Job) -> int:
     """Samples of a round after the warm-up: those that the job asks for, in whole batches unless it gives epochs."""
     if job.rounds.epochs is not None:
         return job.rounds.samples_between_updates
-    size = batch_size(job)
-    batches = -(-job.rounds.samples_between_updates // size)
-    return batches * size
+    batch_samples = batch_size(job)
+    batches = -(-job.rounds.samples_between_updates // batch_samples)
+    return batches * batch_samples
 
 
 def machine_lines(job: Job, nodes: Sequence[NodeResources], home: str, speeds: Speeds = UNKNOWN) -> Iterator[str]:

@@ -100,9 +100,9 @@ def _range(rounds: Counter[int]) -> str:
     return f"{least} to {most}"
 
 
-def size_text(size: int) -> str:
+def size_text(size_bytes: int) -> str:
     """Write a number of bytes: 999 B, 1.23 kB, 45.6 MB."""
-    text = si(size)
+    text = si(size_bytes)
     if text[-1].isdigit():
         return f"{text} B"
     return f"{text[:-1]} {text[-1]}B"
@@ -213,21 +213,21 @@ def _of_case(case: Case) -> JobReport:
 def _of_model(snapshot: SnapshotHeader) -> Iterator[tuple[str, str]]:
     """Facts about the model of a run, by the layout in a snapshot."""
     trained_count = 0
-    for *_, group, _, size in snapshot.state.get("entries", []):
+    for *_, group, _, elements in snapshot.state.get("entries", []):
         if is_trained(group):
-            trained_count += size
+            trained_count += elements
     if trained_count:
         yield "model", f"{trained_count:,} parameters are trained"
 
 
 def _of_snapshots(directory: RunDirectory, rounds: Sequence[int]) -> Iterator[tuple[str, str]]:
     """Facts about the snapshots of a run, which it has of these rounds."""
-    size = 0
+    size_bytes = 0
     for file in snapshot_path(directory.path, rounds[-1]).iterdir():
-        size += file.stat().st_size
+        size_bytes += file.stat().st_size
     free = size_text(free_bytes(directory.path))
     count = counted(len(rounds), "snapshot")
-    yield "disk", f"{count}, the newest of {size_text(size)}; {free} free in {directory.path.parent}"
+    yield "disk", f"{count}, the newest of {size_text(size_bytes)}; {free} free in {directory.path.parent}"
 
 
 def _of_records(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
@@ -366,8 +366,8 @@ def tokens_of(source: DataSource) -> tuple[int, bool] | None:
         return positions, False
     if mask is not None and mask.minimum == 1:
         return positions, False
-    size = manifest.samples("train") * manifest.sample_bytes
-    if source.places != (Place(str(source.folder)),) or size > MOST_READ_BYTES:
+    size_bytes = manifest.samples("train") * manifest.sample_bytes
+    if source.places != (Place(str(source.folder)),) or size_bytes > MOST_READ_BYTES:
         return positions, True
     from hypha_ray.model.checks import token_counts
 
@@ -423,8 +423,8 @@ def _noun(job: Job) -> str:
 
 def _batches_text(job: Job, samples: int) -> str:
     """Say which batches a worker takes in a round of so many samples, if all workers are equally fast."""
-    size = min(batch_size(job), samples)
-    batches = -(-samples // size)
+    batch_samples = min(batch_size(job), samples)
+    batches = -(-samples // batch_samples)
     deltas = job.num_workers
     if not job.sync.traits.has_barrier:
         deltas = job.sync.period or job.num_workers
@@ -434,7 +434,7 @@ def _batches_text(job: Job, samples: int) -> str:
         text = f"{least} to {least + 1} batches"
     elif least == 1:
         text = "1 batch"
-    text += f" of {size}"
+    text += f" of {batch_samples}"
     if job.num_workers == 1:
         return text
     text += f" by each of {job.num_workers} workers"

@@ -243,11 +243,11 @@ class Mesh:
     """Number of stages."""
 
     def __post_init__(self) -> None:
-        size = self.tensor * self.pipeline
+        copy_size = self.tensor * self.pipeline
         worker_count = len(self.workers)
-        if not worker_count or len(set(self.workers)) != worker_count or worker_count % size:
+        if not worker_count or len(set(self.workers)) != worker_count or worker_count % copy_size:
             problem = "model workers can't be divided into copies of the model"
-            raise ConfigError("RL013", problem, str(self.workers), f"a multiple of {size} workers, each once")
+            raise ConfigError("RL013", problem, str(self.workers), f"a multiple of {copy_size} workers, each once")
 
     @property
     def data(self) -> int:

@@ -191,12 +191,12 @@ class CommittedAsyncRound:
 class ArrivalQueue:
     """Counts versions of the weights, and the staleness of each delta; `size` deltas make a round."""
 
-    def __init__(self, job: Job, size: int, resume_point: ResumePoint) -> None:
+    def __init__(self, job: Job, round_deltas: int, resume_point: ResumePoint) -> None:
         self._sync = job.sync
         self._target = job.rounds.samples_between_updates
-        default_staleness = MAX_STALE_ROUNDS * size
+        default_staleness = MAX_STALE_ROUNDS * round_deltas
         self._max_staleness = default_staleness if job.sync.max_staleness is None else job.sync.max_staleness
-        self._size = size
+        self._size = round_deltas
         self.version = WeightsVersion(int(resume_point.state.get("step", 0)))
         """Version of the newest weights: number of reductions in the run."""
         self.merged = int(resume_point.state.get("merged", 0))
@@ -209,7 +209,7 @@ class ArrivalQueue:
         """Samples of all queued deltas, including those being reduced."""
         self._unaged: set[int] = set()
         """Workers whose deltas arrived since `drop_stale` last ran; older ones have been checked."""
-        self._norms: deque[float] = deque(maxlen=2 * size)
+        self._norms: deque[float] = deque(maxlen=2 * round_deltas)
         self._rejected_in_a_row = 0
         """Number of deltas rejected as invalid since the last accepted one."""
 
@@ -280,7 +280,7 @@ class ArrivalQueue:
         self.arrived = {}
         self._unaged.clear()
         deltas = [arrival.delta for arrival in self.reducing.values()]
-        size = min(self._size, len(current.accepted) + len(deltas)) if is_last else self._size
+        round_deltas = min(self._size, len(current.accepted) + len(deltas)) if is_last else self._size
         unit = self._size if self._sync.weighting == "uniform" else self._target
         norms = tuple(self._norms)
         return Reduce(
@@ -289,7 +289,7 @@ class ArrivalQueue:
             tuple(weight(self._sync, delta) for delta in deltas),
             tuple(delta.round for delta in deltas),
             self.version if since is None else since,
-            RoundProgress(current.number, size, unit, len(current.accepted), current.weight, norms),
+            RoundProgress(current.number, round_deltas, unit, len(current.accepted), current.weight, norms),
         )
 
     def is_awaited(self, verdict: Verdict) -> bool:

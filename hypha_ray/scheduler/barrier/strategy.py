@@ -358,7 +358,7 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
     def _record_merge(self, member: WorkerState, event: Merged, now: float) -> None:
         for committed in self.pending.awaiting_merge:
             if committed.number < event.version:
-                size = received_bytes(self._job, self.sent_bytes, committed, member, event.version)
-                committed.merged(member.source.worker, member.merged_at, now, size, event.waited_s)
+                size_bytes = received_bytes(self._job, self.sent_bytes, committed, member, event.version)
+                committed.merged(member.source.worker, member.merged_at, now, size_bytes, event.waited_s)
         self._take_merge(member, event, now)
         self._settle(now)

@@ -225,10 +225,10 @@ def _lines_backwards(path: Path) -> Iterator[bytes]:
         position = file.seek(0, os.SEEK_END)
         beginning = b""
         while position > 0:
-            size = min(_BLOCK_BYTES, position)
-            position -= size
+            block_bytes = min(_BLOCK_BYTES, position)
+            position -= block_bytes
             file.seek(position)
-            block = file.read(size) + beginning
+            block = file.read(block_bytes) + beginning
             beginning, *lines = block.split(b"\n")
             yield from reversed(lines)
         yield beginning

@@ -257,14 +257,14 @@ class Inbound:
         assert self._round is not None
         self._round.assign(plan, sample_limits)
 
-    def admit(self, path: str, size: int) -> None:
+    def admit(self, path: str, size_bytes: int) -> None:
         """Check an update file: its folder, size, and the number of files. Deletes the previous file.
 
         Raises:
             BridgeError: PATH009.
 
         """
-        self._check_file(path, size)
+        self._check_file(path, size_bytes)
         if self._file_count >= MAX_FILES:
             raise BridgeError("PATH009", f"{path} is one too many", allowed=f"{MAX_FILES} files in a round")
         self._file_count += 1
@@ -365,14 +365,14 @@ class Inbound:
             self._delete_pending_file()
             return read(copy, expected)
 
-    def _check_file(self, path: str, size: int) -> None:
+    def _check_file(self, path: str, size_bytes: int) -> None:
         if not path.startswith(FOLDER):
             raise BridgeError("PATH009", f"{path} isn't welcome", allowed=f"a file in {FOLDER}")
         limit = 0
         if self.layout is not None:
             limit = int(self.layout.bytes() * 1.01) + HEADER_BYTES
-        if size > limit:
-            raise BridgeError("PATH009", f"{path} is too large", got=f"{size} bytes", allowed=f"up to {limit}")
+        if size_bytes > limit:
+            raise BridgeError("PATH009", f"{path} is too large", got=f"{size_bytes} bytes", allowed=f"up to {limit}")
 
     def _sums(self, message: pb.Evaluation) -> Sums:
         """Figures of a trainer's evaluation."""

@@ -58,11 +58,11 @@ def limits_of(arrays: Arrays) -> SampleLimits:
     tokens = 0
     positions = 1
     for name, array in arrays.items():
-        size = array.size // len(array)
+        elements_per_sample = array.size // len(array)
         if name == "input_ids":
-            tokens = size
+            tokens = elements_per_sample
         if name == "input_ids" or "labels" in name or "mask" in name:
-            positions = max(positions, size)
+            positions = max(positions, elements_per_sample)
     return SampleLimits(tokens, positions)
 
 

@@ -79,10 +79,10 @@ class Member(ListedActor):
 
     def join(self, port: int) -> None:
         """Connect to the other processes, whose store has this port."""
-        size = self._job.processes_of(self._worker)
+        processes = self._job.processes_of(self._worker)
         limit_s = self._job.worker.stall_s
         store = find_store(port, limit_s)
-        self._collectives = Collectives(store, self._rank, size, self._trainer.device, limit_s)
+        self._collectives = Collectives(store, self._rank, processes, self._trainer.device, limit_s)
         self._trainer.join(self._collectives)
 
     def seed(self, entropy: tuple[int, ...]) -> None:

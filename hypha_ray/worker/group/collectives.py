@@ -28,8 +28,8 @@ _BUCKET_BYTES = 32 << 20
 
 def split_batch(batch: Samples, count: int) -> list[Samples]:
     """Split a batch into `count` parts; the first ones may be larger by a sample, and the last ones empty."""
-    size, larger_parts = divmod(len(batch), count)
-    bounds = [number * size + min(number, larger_parts) for number in range(count + 1)]
+    part_samples, larger_parts = divmod(len(batch), count)
+    bounds = [number * part_samples + min(number, larger_parts) for number in range(count + 1)]
     return [batch.part(slice(start, stop)) for start, stop in pairwise(bounds)]
 
 

@@ -69,11 +69,11 @@ class Follower:
         job = self._job
         limit_s = self._job.worker.stall_s
         store = find_store(port, limit_s)
-        size = job.processes_of(self._worker)
+        processes = job.processes_of(self._worker)
         device = device_of(job.worker.device)
-        mesh = connect(store, self._rank, size, device, limit_s)
+        mesh = connect(store, self._rank, processes, device, limit_s)
         self._trainer = SupervisedTrainer(job, self._specials, mesh)
-        self._sums_of = partial(Collectives, store, self._rank, size, device, limit_s)
+        self._sums_of = partial(Collectives, store, self._rank, processes, device, limit_s)
         self._layout = layout_of(self._trainer.model, job.sync.fragments, job.sync.partition)
         return self._layout.sha256()
 
