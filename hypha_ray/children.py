@@ -43,8 +43,12 @@ def start_child(cls: type, *arguments: Any) -> Any:
         strategy: Any = NodeAffinitySchedulingStrategy(context.get_node_id(), soft=False)
     else:
         strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-    leased = context.get_assigned_resources() if context.get_actor_id() else {}
-    amounts = {"num_cpus": leased.get("CPU", 0), "num_gpus": leased.get("GPU", 0), "memory": leased.get("memory")}
+    leased_amounts = context.get_assigned_resources() if context.get_actor_id() else {}
+    amounts = {
+        "num_cpus": leased_amounts.get("CPU", 0),
+        "num_gpus": leased_amounts.get("GPU", 0),
+        "memory": leased_amounts.get("memory"),
+    }
     groups = {"control": 1, "pulse": 1}
     actor_class = ray.remote(concurrency_groups=groups, max_restarts=0, max_task_retries=0)(cls)
     return actor_class.options(scheduling_strategy=strategy, **amounts).remote(*arguments)
@@ -52,11 +56,11 @@ def start_child(cls: type, *arguments: Any) -> Any:
 
 def own_cores() -> int:
     """Number of threads that an actor should compute with: its CPUs, and at least one."""
-    leased = ray.get_runtime_context().get_assigned_resources()
-    return max(1, int(leased.get("CPU", 0)))
+    leased_amounts = ray.get_runtime_context().get_assigned_resources()
+    return max(1, int(leased_amounts.get("CPU", 0)))
 
 
 def own_gpus() -> float:
     """GPUs that an actor has leased, of which it may have a part."""
-    leased = ray.get_runtime_context().get_assigned_resources()
-    return float(leased.get("GPU", 0))
+    leased_amounts = ray.get_runtime_context().get_assigned_resources()
+    return float(leased_amounts.get("GPU", 0))

@@ -38,18 +38,18 @@ class ReportSchedule:
         is_fixed = job.run.mode == "replay"
         return cls(job.report_interval_s, adapts and not is_fixed and job.num_workers <= SMALL_FLEET)
 
-    def due(self, seconds: float, batches: float, remaining: float) -> bool:
+    def due(self, seconds: float, batches: float, remaining_batches: float) -> bool:
         """Whether a report is due.
 
         Args:
             seconds: time since the last report.
             batches: number of batches since then.
-            remaining: number of batches up to the end of the plan.
+            remaining_batches: number of batches up to the end of the plan.
 
         """
         if seconds >= self.every_s:
             return True
-        return self.halves_rest and seconds >= LEAST_PART * self.every_s and 2 * batches >= remaining
+        return self.halves_rest and seconds >= LEAST_PART * self.every_s and 2 * batches >= remaining_batches
 
 
 def is_last_round(job: Job, round: int) -> bool:

@@ -57,13 +57,13 @@ def make_tree_private(folder: Path) -> None:
 def with_imports(script: Path) -> set[Path]:
     """A file, and the modules beside it that it imports, directly or by way of others of them."""
     files = {script}
-    waiting = [script]
-    while waiting:
-        for name in _imported_names(waiting.pop()):
+    waiting_files = [script]
+    while waiting_files:
+        for name in _imported_names(waiting_files.pop()):
             module = script.with_name(f"{name}.py")
             if module not in files and module.is_file():
                 files.add(module)
-                waiting.append(module)
+                waiting_files.append(module)
     return files
 
 

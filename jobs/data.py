@@ -65,7 +65,7 @@ def main() -> None:
     from hypha_ray.driver.ray_cluster import connected, connecting
 
     phases.begin(f"{connecting('auto')} Ray")
-    with connected(CLUSTER, alone="auto"):
+    with connected(CLUSTER, address_alone="auto"):
         phases.begin(doing(options))
         if options.serve is not None:
             replica = serve(options.serve, options.name, options.node)

@@ -90,7 +90,7 @@ def main() -> None:
     from hypha_ray.market.auction import close_auction, open_auction
 
     phases.begin(f"{connecting('auto')} Ray")
-    with connected("market", alone="auto"):
+    with connected("market", address_alone="auto"):
         phases.begin("asking the machines")
         if options.offer:
             print(post(options.node, options.labels()))

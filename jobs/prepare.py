@@ -92,7 +92,7 @@ def prepare_parts(options: PrepareOptions) -> None:
     from hypha_ray.driver.ray_cluster import connected, connecting
 
     phases.begin(f"{connecting('auto')} Ray")
-    with connected(CLUSTER, alone="auto"):
+    with connected(CLUSTER, address_alone="auto"):
         phases.begin(f"reading and tokenizing on {options.nodes} nodes")
         replicas = prepare_on_nodes(options)
         phases.end()

@@ -287,9 +287,9 @@ class Conversation:
     def _check_turn(self, content: str, side: Side, code: str) -> None:
         """Check that this message is allowed now."""
         if self._opening:
-            expected, speaker = self._opening[0]
-            if (content, side) != (expected, speaker):
-                raise BridgeError(code, f"{content} from the {side} out of turn", allowed=f"{expected}, {speaker}")
+            expected_name, speaker = self._opening[0]
+            if (content, side) != (expected_name, speaker):
+                raise BridgeError(code, f"{content} from the {side} out of turn", allowed=f"{expected_name}, {speaker}")
             self._opening.pop(0)
         elif content not in _WORK[side]:
             raise BridgeError(code, f"a {side} doesn't send {content} now")

@@ -56,18 +56,18 @@ def split_path(path: str) -> list[str]:
 
     """
     names = path.split("/")
-    plain = all(name not in ("", ".", "..") and name.isprintable() and "\\" not in name for name in names)
+    is_plain = all(name not in ("", ".", "..") and name.isprintable() and "\\" not in name for name in names)
     drive = len(names[0]) > 1 and names[0][1] == ":"
-    if not plain or drive or len(path.encode(errors="surrogatepass")) > MAX_PATH or max(map(len, names)) > 255:
+    if not is_plain or drive or len(path.encode(errors="surrogatepass")) > MAX_PATH or max(map(len, names)) > 255:
         raise BridgeError("PATH001", "a path that isn't allowed", got=repr(path[:80]), allowed=_ALLOWED)
     return names
 
 
 def content_of(file: Path) -> Content:
     """Size and sha256 of a file in a private folder."""
-    with file.open("rb") as opened:
-        sha256 = hashlib.file_digest(opened, "sha256").digest()
-        return Content(size=opened.tell(), sha256=sha256)
+    with file.open("rb") as opened_file:
+        sha256 = hashlib.file_digest(opened_file, "sha256").digest()
+        return Content(size=opened_file.tell(), sha256=sha256)
 
 
 class WorkDirectory:

@@ -337,22 +337,22 @@ class Round:
         return assignment
 
     def _next_batch(self) -> Samples | None:
-        began = time.monotonic()
+        began_at = time.monotonic()
         while (assignment := self._assignment()) is not None and not self._driver.is_over(self.number):
             samples = _count_samples(assignment)
             samples_left = samples - self._totals.samples
             if samples_left > 0:
                 batch = self._read(assignment.train, min(assignment.batch_size, samples_left))
-                self._waited_s += time.monotonic() - began
+                self._waited_s += time.monotonic() - began_at
                 return batch
             if samples:
                 break
             self._await_another(assignment)
         return None
 
-    def _await_another(self, idle: pb.Assignment) -> None:
+    def _await_another(self, idle_assignment: pb.Assignment) -> None:
         driver = self._driver
-        driver.wait(lambda: driver.is_over(self.number) or driver.assignment is not idle)
+        driver.wait(lambda: driver.is_over(self.number) or driver.assignment is not idle_assignment)
 
     def _read(self, slices: Sequence[pb.Slice], batch_samples: int) -> Samples:
         """Read the next `batch_samples` samples of this round."""

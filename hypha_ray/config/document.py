@@ -223,9 +223,9 @@ def _location_in(text: str, file: str, path: Sequence[str]) -> str:
     depth = 0
     location = file
     for line, entry in _entries(text):
-        common = _common_length(path, entry)
-        if common > depth:
-            depth = common
+        common_length = _common_length(path, entry)
+        if common_length > depth:
+            depth = common_length
             location = f"{file}:{line}"
     return location
 

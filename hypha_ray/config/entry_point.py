@@ -407,8 +407,8 @@ def explanation_of(text: str) -> Explanation:
     similar = get_close_matches(code, all_codes, n=3)
     fix = "see docs/errors.md, or give no code for the list"
     if similar:
-        listed = " or ".join(similar)
-        fix = f"did you mean {listed}?"
+        listed_codes = " or ".join(similar)
+        fix = f"did you mean {listed_codes}?"
     raise ConfigError("CFG003", "there is no such error code", repr(text), "letters and three digits", fix)
 
 

@@ -194,7 +194,7 @@ def values(table: Table, path: KeyPath = ()) -> Iterator[tuple[Key, Any]]:
 def similar_sibling(path: Sequence[str]) -> str | None:
     """The known key or table of a similar name in the same table; None without one."""
     table = tuple(path[:-1])
-    siblings = [known[-1] for known in _nameable_paths() if known[:-1] == schema_path(table)]
+    siblings = [known_path[-1] for known_path in _nameable_paths() if known_path[:-1] == schema_path(table)]
     for match in get_close_matches(path[-1][:_LONGEST], siblings, n=1):
         return ".".join([*table, match])
     return None

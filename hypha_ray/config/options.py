@@ -152,10 +152,10 @@ def parse_options(options_class: type[T], doc: str | None, arguments: Sequence[s
         print(_help(doc or "", keys))
         raise SystemExit(0)
     types = get_type_hints(options_class)
-    repeated = {field.name for field in fields(options_class) if field.metadata == REPEATED}
+    repeated_names = {field.name for field in fields(options_class) if field.metadata == REPEATED}
     values: dict[str, Any] = {}
-    for name, text in _texts(arguments, keys, position, repeated).items():
-        values[name] = text.split(_BETWEEN) if name in repeated else _value(keys[name], text, types[name])
+    for name, text in _texts(arguments, keys, position, repeated_names).items():
+        values[name] = text.split(_BETWEEN) if name in repeated_names else _value(keys[name], text, types[name])
     for name, key in keys.items():
         if key.default is MISSING and name not in values:
             problem = f"{_flag(name)} is missing"
@@ -235,7 +235,7 @@ def require_sampling(max_new_tokens: int, seed: int, sampling: Sampling) -> None
 
 
 def _texts(
-    arguments: Sequence[str], keys: Mapping[str, Key], position: str | None, repeated: Collection[str]
+    arguments: Sequence[str], keys: Mapping[str, Key], position: str | None, repeated_names: Collection[str]
 ) -> dict[str, str]:
     """Texts of the values on a command line, by the option's name; a flag given twice has its last value.
 
@@ -246,9 +246,9 @@ def _texts(
     while words:
         word = words.popleft()
         flag, equals_sign, _ = word.partition("=")
-        is_position = position in repeated or position not in texts
+        is_position = position in repeated_names or position not in texts
         if position is not None and not word.startswith("-") and is_position:
-            _add_values(texts, position, [word], repeated)
+            _add_values(texts, position, [word], repeated_names)
             continue
         if not flag.startswith("--"):
             raise _stray(flag, texts, keys, position)
@@ -267,7 +267,7 @@ def _texts(
         values = [value]
         while key.many and not equals_sign and (value := value_behind("", words)) is not None:
             values.append(value)
-        _add_values(texts, name, values, repeated)
+        _add_values(texts, name, values, repeated_names)
     return texts
 
 
@@ -285,9 +285,9 @@ def _stray(word: str, texts: Mapping[str, str], keys: Mapping[str, Key], positio
     return ConfigError("CFG015", f"unexpected argument {shown(word)}", fix=fix)
 
 
-def _add_values(texts: dict[str, str], name: str, values: Sequence[str], repeated: Collection[str]) -> None:
+def _add_values(texts: dict[str, str], name: str, values: Sequence[str], repeated_names: Collection[str]) -> None:
     """Add the values of an option, to those of its earlier flags if it may be repeated, otherwise instead of them."""
-    if name not in repeated:
+    if name not in repeated_names:
         texts[name] = ",".join(values)
         return
     earlier = [texts[name]] if name in texts else []

@@ -125,9 +125,9 @@ def find(name: str, folders: Sequence[Path] | None = None) -> Path:
     for folder in folders:
         if name in _datasets(folder):
             return folder / name
-    listed = ", ".join(map(str, folders))
+    listed_folders = ", ".join(map(str, folders))
     fix = _suggestion(name, _names_in(folders))
-    raise DataError("DATA001", f"there is no dataset {name!r} in {listed}", fix=fix)
+    raise DataError("DATA001", f"there is no dataset {name!r} in {listed_folders}", fix=fix)
 
 
 def load(folder: Path | str) -> Manifest:

@@ -93,12 +93,12 @@ def _fast_tokenizer(tokenizer: Any, spare: Sequence[str] = ()) -> Any:
     """A tokenizer of transformers around one of the library tokenizers."""
     from transformers import PreTrainedTokenizerFast
 
-    pad, end, unknown = _SPECIALS
+    pad_token, end_token, unknown_token = _SPECIALS
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        pad_token=pad,
-        eos_token=end,
-        unk_token=unknown,
+        pad_token=pad_token,
+        eos_token=end_token,
+        unk_token=unknown_token,
         additional_special_tokens=list(spare),
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,

@@ -74,9 +74,9 @@ def whole(manifests: Sequence[Manifest]) -> Manifest:
     missing = sorted(set(range(count)) - numbers)
     if missing:
         problem = f"dataset {manifests[0].name!r} has parts, and not all of them are here"
-        listed = ", ".join(f"{number}/{count}" for number in missing[:8])
+        listed_parts = ", ".join(f"{number}/{count}" for number in missing[:8])
         fix = "serve all parts under one name: `python jobs/data.py --serve DIR --name NAME` on the machine of each"
-        raise DataError("DATA045", problem, f"no part {listed}", f"all {count}", fix)
+        raise DataError("DATA045", problem, f"no part {listed_parts}", f"all {count}", fix)
     ordered = [parts[number, count] for number in range(count)]
     _require_alike(ordered, "parts of one dataset")
     slices = list[SliceInfo]()

@@ -108,20 +108,20 @@ def _waiting(
     nodes: Sequence[NodeResources], entries: Sequence[LeaseEntry], runs: Sequence[tuple[Standing, Ruling]]
 ) -> list[dict[str, Any]]:
     """Leases without a machine, and runs with fewer workers than they want: each with the node that comes nearest."""
-    waiting = []
+    waiting_leases = []
     for entry in entries:
         if entry.node is None:
             cpu, gpu, memory = (entry.amounts.get(name, 0.0) for name in LEASED)
             need = Need(entry.name.partition("-")[0], cpu, gpu, round(memory))
             bid = entry.agreement.bid if entry.agreement else 0.0
-            waiting.append(_unmet_need(entry.run, need, 1, bid, nodes))
+            waiting_leases.append(_unmet_need(entry.run, need, 1, bid, nodes))
     for standing, ruling in runs:
         missing = Counter(standing.needs)
         missing.subtract(ruling.needs or {})
         for need, count in missing.items():
             if count > 0:
-                waiting.append(_unmet_need(standing.run, need, count, standing.bid, nodes))
-    return waiting
+                waiting_leases.append(_unmet_need(standing.run, need, count, standing.bid, nodes))
+    return waiting_leases
 
 
 def _unmet_need(run: str, need: Need, count: int, bid: float, nodes: Sequence[NodeResources]) -> dict[str, Any]:
@@ -197,8 +197,10 @@ def _find_node(nodes: Sequence[NodeResources], name: str | None) -> NodeResource
         if name and (node.address == name or node.id.startswith(name)):
             matches.append(node)
     if len(matches) != 1:
-        listed = ", ".join(_node_text(node.address, node.id) for node in nodes[:20])
-        raise ConfigError("CFG003", f"--node {name} names {len(matches)} machines", allowed=listed, fix="give an id")
+        listed_nodes = ", ".join(_node_text(node.address, node.id) for node in nodes[:20])
+        raise ConfigError(
+            "CFG003", f"--node {name} names {len(matches)} machines", allowed=listed_nodes, fix="give an id"
+        )
     return matches[0]
 
 
@@ -300,17 +302,17 @@ def _require_name(name: str) -> str:
 def _node_id(node: str) -> str:
     """Id of the live node with an address or the beginning of an id."""
     matches: list[str] = []
-    listed = []
+    listed_offers = []
     for entry in ray.nodes():
         if not entry["Alive"]:
             continue
         node_id = entry["NodeID"]
         address = entry["NodeManagerAddress"]
-        listed.append(f"{address} ({node_id[:8]})")
+        listed_offers.append(f"{address} ({node_id[:8]})")
         if node and (node_id.startswith(node) or address == node):
             matches.append(node_id)
     if len(matches) != 1:
-        allowed = ", ".join(listed)
+        allowed = ", ".join(listed_offers)
         problem = "--node means several nodes" if matches else "--node means no node of the cluster"
         raise ConfigError("CFG003", problem, node, allowed, "give the first characters of its id")
     return matches[0]

@@ -277,14 +277,14 @@ def preprocessor_for(preprocessor: Preprocessor, model: Model, source: DataSourc
     """
     from hypha_ray.model.tokenizers import load_preprocessor
 
-    loaded = load_preprocessor(preprocessor, source.folder, model)
-    tokenizer = getattr(loaded, "tokenizer", loaded)
+    loaded_preprocessor = load_preprocessor(preprocessor, source.folder, model)
+    tokenizer = getattr(loaded_preprocessor, "tokenizer", loaded_preprocessor)
     task_name = find_task(model.type).name
     if task_name in _WRITES and hasattr(tokenizer, "init_kwargs"):
         rules = _rules(model, source, tokenizer)
         if rules:
             apply_rules(tokenizer, rules, translates=_WRITES[task_name])
-    return loaded
+    return loaded_preprocessor
 
 
 def is_silent(manifest: Manifest) -> bool:

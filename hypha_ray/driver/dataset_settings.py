@@ -174,9 +174,9 @@ def by_number(manifest: Manifest, task: Task, id2label: Mapping[int, str]) -> st
     for number, name in enumerate(classes.names):
         if number in id2label:
             pairs.append(f"{name} = {id2label[number]}")
-    listed = ", ".join(pairs[:_LISTED])
+    listed_pairs = ", ".join(pairs[:_LISTED])
     ellipsis = ", …" if len(pairs) > _LISTED else ""
-    return f"model and dataset share no class name, so classes go by number: {listed}{ellipsis}"
+    return f"model and dataset share no class name, so classes go by number: {listed_pairs}{ellipsis}"
 
 
 def _renumbered(labels: Array, numbers: Array, several: bool, classes: int) -> Array:

@@ -422,10 +422,10 @@ def time_facts(job: Job, pace: Pace | None, price: float | None, done: int = 0) 
     rest = ""
     if done:
         rest = " for the rest"
-    measured = f"{duration(pace.round_s)} a round, the median of {counted(pace.rounds, 'round')} of run {pace.run}"
+    pace_text = f"{duration(pace.round_s)} a round, the median of {counted(pace.rounds, 'round')} of run {pace.run}"
     if pace.devices:
-        measured += f" on {', '.join(pace.devices)}"
-    yield "time", f"about {duration(time_s)}{rest}: {measured}"
+        pace_text += f" on {', '.join(pace.devices)}"
+    yield "time", f"about {duration(time_s)}{rest}: {pace_text}"
     if price is not None:
         cost = price * time_s / 3600
         yield "cost", f"about {cost:.2f}{rest}, at {price:.2f} an hour"

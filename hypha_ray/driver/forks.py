@@ -116,10 +116,10 @@ def _serve(listener: socket.socket, driver: int) -> NoReturn:
     loaded_with = _read_by_libraries(dict(os.environ))
     workers: set[int] = set()
     while True:
-        ready, _, _ = select.select([listener.fileno(), driver], [], [], POLL_S)
-        if driver in ready:
+        readable, _, _ = select.select([listener.fileno(), driver], [], [], POLL_S)
+        if driver in readable:
             break
-        if ready:
+        if readable:
             worker = _fork_worker(listener, driver, loaded_with)
             if worker is not None:
                 workers.add(worker)
@@ -144,12 +144,12 @@ def _read_by_libraries(environment: dict[str, str]) -> dict[str, str]:
 
 def _reap(workers: set[int]) -> set[int]:
     """Return the workers that have ended; their process ids are free from now on."""
-    ended = set()
+    ended_pids = set()
     for worker in workers:
         pid, _ = os.waitpid(worker, os.WNOHANG)
         if pid:
-            ended.add(worker)
-    return ended
+            ended_pids.add(worker)
+    return ended_pids
 
 
 def _fork_worker(listener: socket.socket, driver: int, loaded_with: dict[str, str]) -> int | None:

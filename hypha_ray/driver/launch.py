@@ -66,20 +66,20 @@ AT_THE_END = (
 """Modules that only the end of a run needs."""
 
 
-def run_job(loaded: Loaded, job_name: str, check: Callable[[], None] | None = None) -> Path:
+def run_job(loaded_job: Loaded, job_name: str, check: Callable[[], None] | None = None) -> Path:
     """Run a job and return its run directory; a run with commits resumes, one with all its rounds is only exported.
 
     Args:
-        loaded: the job.
+        loaded_job: the job.
         job_name: beginning of the names of runs that have none.
         check: called at least once a second while the run trains; an exception of it ends the run.
 
     """
-    print_notes(loaded.notes)
-    job, directory = name_run(loaded.job, job_name)
+    print_notes(loaded_job.notes)
+    job, directory = name_run(loaded_job.job, job_name)
     interruption = InterruptionReport(job, directory)
     with interruption.reported():
-        run_in(loaded, (job, directory), Phases(began_s=time.monotonic()), interruption, check=check)
+        run_in(loaded_job, (job, directory), Phases(began_s=time.monotonic()), interruption, check=check)
     return directory.path
 
 
@@ -233,13 +233,13 @@ def _print_summary(job: Job, directory: RunDirectory, source: DataSource, case: 
 
 
 def dry_run(
-    loaded: Loaded, phases: Phases, service: RayService | None = None, show: Callable[[str], None] = print
+    loaded_job: Loaded, phases: Phases, service: RayService | None = None, show: Callable[[str], None] = print
 ) -> None:
     """Run the checks of a start; a partial job file is checked as far as possible.
 
     `service` is a Ray of our own that is starting, and `show` prints the summary.
     """
-    job = loaded.job
+    job = loaded_job.job
     phases.begin("checking the model and the data")
     check_job(job)
     print_notes(check_plugins(job))
@@ -258,12 +258,12 @@ def dry_run(
             require_complete(job)
             job = with_sample_tokens(with_classes(job, source.manifest), source.manifest)
             job = _with_rounds_of_run(job, source)
-            _compare_with_run(job, loaded.resume, source)
+            _compare_with_run(job, loaded_job.resume, source)
             case = case_of(job, source)
             print_notes(check_case(case))
             check_end(job, source.folder)
         _check_upload(job)
-        print_notes(_missing_parts(loaded, has_model, has_data))
+        print_notes(_missing_parts(loaded_job, has_model, has_data))
         phases.begin(f"{connecting()} Ray")
         stack.enter_context(connected("dry-run", service=service))
         nodes = possible_nodes()
@@ -280,9 +280,9 @@ def dry_run(
         phases.end()
 
 
-def _missing_parts(loaded: Loaded, has_model: bool, has_data: bool) -> Iterator[str]:
+def _missing_parts(loaded_job: Loaded, has_model: bool, has_data: bool) -> Iterator[str]:
     """Notes about parts that a partial job file lacks."""
-    origin = ", ".join(loaded.files) or "the command line"
+    origin = ", ".join(loaded_job.files) or "the command line"
     for part, is_there in (("model", has_model), ("dataset", has_data)):
         if not is_there:
             yield f"{origin}: the job has no {part}, so what depends on one isn't checked"

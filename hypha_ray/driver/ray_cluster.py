@@ -75,21 +75,21 @@ Answers = dict[str, Any]
 
 
 @contextmanager
-def connected(namespace: str, alone: str = "local", service: RayService | None = None) -> Iterator[None]:
+def connected(namespace: str, address_alone: str = "local", service: RayService | None = None) -> Iterator[None]:
     """Connect to the cluster of RAY_ADDRESS, or start a Ray of our own on this machine.
 
     Nothing happens if this process is connected already.
 
     Args:
         namespace: namespace of this process.
-        alone: Ray's address without RAY_ADDRESS; "auto": the cluster that this machine is a node of.
+        address_alone: Ray's address without RAY_ADDRESS; "auto": the cluster that this machine is a node of.
         service: a Ray of our own that is starting already; it begins to end with the connection.
 
     """
     if ray.is_initialized():
         yield
         return
-    address = os.environ.get("RAY_ADDRESS") or alone
+    address = os.environ.get("RAY_ADDRESS") or address_alone
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # It would warn that the token is on.
     # In another thread than the main one, Ray would warn that it can't handle SIGTERM.
     logging.getLogger("ray._private.worker").addFilter(_is_not_about_signals)
@@ -134,9 +134,9 @@ def _log_messages_of_ray() -> None:
     worker.print_to_stdstream = log_lines
 
 
-def connecting(alone: str = "local") -> str:
+def connecting(address_alone: str = "local") -> str:
     """Return the verb for the next call of `connected`."""
-    address = os.environ.get("RAY_ADDRESS") or alone
+    address = os.environ.get("RAY_ADDRESS") or address_alone
     return "starting" if address == "local" else "connecting to"
 
 
@@ -265,7 +265,7 @@ class ProbeActor(ListedActor):
 def cluster_reports() -> Iterator[CheckReport]:
     """Check the cluster that RAY_ADDRESS names, or that this machine is a node of; without one, say so."""
     try:
-        with connected("doctor", alone=ALONE):
+        with connected("doctor", address_alone=ALONE):
             yield from _connected_reports()
     except HyphaError as error:
         if isinstance(error, ClusterError) and not os.environ.get("RAY_ADDRESS"):
@@ -349,12 +349,12 @@ def ports_report(address: str, ports: Mapping[str, int]) -> CheckReport:
     """Check that Ray's ports of a node can be reached from here."""
     with ThreadPoolExecutor(len(ports)) as pool:
         answers = dict(zip(ports, pool.map(lambda port: _answers(address, port), ports.values()), strict=True))
-    listed = ", ".join(f"{name} {port}" for name, port in ports.items())
+    listed_ports = ", ".join(f"{name} {port}" for name, port in ports.items())
     closed = [f"{name} {ports[name]}" for name, is_open in answers.items() if not is_open]
     if closed:
         remedy = "let the nodes of the cluster reach each other on all of Ray's ports, and nothing else reach them"
         return fail("ports", f"no answer of {', '.join(closed)}", remedy, ClusterError)
-    return ok("ports", listed)
+    return ok("ports", listed_ports)
 
 
 def _answers(address: str, port: int) -> bool:

@@ -78,13 +78,13 @@ def split_words(words: Sequence[str], options: type[DataclassInstance]) -> tuple
     own_words: list[str] = []
     switches: list[str] = []
     job_words: list[str] = []
-    waiting = deque(words)
-    while waiting:
-        word = waiting.popleft()
+    words_left = deque(words)
+    while words_left:
+        word = words_left.popleft()
         name, equals_sign, _ = word.partition("=")
         flag = _flag(name)
         if word.startswith("@"):
-            file = word[1:] or value_behind("", waiting) or ""
+            file = word[1:] or value_behind("", words_left) or ""
             job_words += ["@", file]
         elif not word.startswith("-"):
             if word.endswith(".toml"):
@@ -97,7 +97,7 @@ def split_words(words: Sequence[str], options: type[DataclassInstance]) -> tuple
             if flag not in flags:
                 _refuse_unknown(flag, flags)
             target = own_words if flag in flags else job_words
-            value = None if equals_sign else value_behind("", waiting)
+            value = None if equals_sign else value_behind("", words_left)
             target += [word] if value is None else [word, value]
     return [*own_words, *switches], job_words
 
@@ -149,8 +149,8 @@ def rerun(folder: Path, words: Sequence[str], accepts_changes: bool, is_dry_run:
     try:
         arguments = arguments_of(folder, provenance, words)
         _become(name, arguments, job_folder)
-        loaded = load([*arguments, "--dry-run"] if is_dry_run else arguments)
-        changes = _changes(folder, provenance, loaded)
+        loaded_job = load([*arguments, "--dry-run"] if is_dry_run else arguments)
+        changes = _changes(folder, provenance, loaded_job)
     finally:
         phases.end()
     print_notes(changes)
@@ -159,7 +159,7 @@ def rerun(folder: Path, words: Sequence[str], accepts_changes: bool, is_dry_run:
         differences = counted(len(changes), "difference")
         raise ConfigError("RUN003", problem, differences, "none", "undo what the notes name, or accept it by --anyway")
     print_notes([f"this is {shlex.join(own_command())}"])
-    start(loaded, name)
+    start(loaded_job, name)
 
 
 def _become(job_name: str, arguments: Sequence[str], job_folder: Path) -> None:
@@ -174,7 +174,7 @@ def _become(job_name: str, arguments: Sequence[str], job_folder: Path) -> None:
     look_beside_the_job()
 
 
-def _changes(folder: Path, provenance: Mapping[str, Any], loaded: Loaded) -> list[str]:
+def _changes(folder: Path, provenance: Mapping[str, Any], loaded_job: Loaded) -> list[str]:
     """Changes since a run, in a line each, for a job that has another name.
 
     Raises:
@@ -183,11 +183,11 @@ def _changes(folder: Path, provenance: Mapping[str, Any], loaded: Loaded) -> lis
     """
     from hypha_ray.driver.run_provenance import changes_since
 
-    run = loaded.job.run
+    run = loaded_job.job.run
     if runs(run.dir) / str(run.name) == folder:
         problem = f"run.name: {folder.name!r} is the run that is to be repeated"
         raise ConfigError("RUN001", problem, fix="choose another run.name, or leave it out")
-    return list(changes_since(folder, provenance, loaded.job))
+    return list(changes_since(folder, provenance, loaded_job.job))
 
 
 def arguments_of(folder: Path, provenance: Mapping[str, Any], words: Sequence[str]) -> list[str]:
@@ -306,10 +306,10 @@ def job_folder_of(provenance: Mapping[str, Any]) -> Path:
     from hypha_ray.driver.run_provenance import CHECKOUT
 
     current_folder = Path.cwd()
-    recorded = provenance.get("folder")
-    if recorded is None or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+    recorded_folder = provenance.get("folder")
+    if recorded_folder is None or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
         return current_folder
-    folder = Path(recorded)
+    folder = Path(recorded_folder)
     if not os.access(folder, os.R_OK | os.X_OK):
         return current_folder
     has_other_package = (folder / "hypha_ray" / "__init__.py").is_file() and folder != CHECKOUT

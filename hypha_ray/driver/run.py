@@ -128,8 +128,8 @@ def runs(folder: str | Path | None = None) -> Runs:
     if folder is not None and not parent.is_dir():
         problem = "folder is out of range"
         raise ConfigError("CFG003", problem, str(parent), "a folder that exists", "name one with runs in it")
-    listed, _ = overviews(parent)
-    return Runs(Run(listed_run.folder) for listed_run in listed)
+    run_overviews, _ = overviews(parent)
+    return Runs(Run(listed_run.folder) for listed_run in run_overviews)
 
 
 class Run:

@@ -267,14 +267,14 @@ def check_harness() -> None:
 
 
 def score_tasks(
-    folder: Path, tasks: Sequence[str], further: Path | None, batch_size: int, seed: int
+    folder: Path, tasks: Sequence[str], task_folder: Path | None, batch_size: int, seed: int
 ) -> tuple[str, dict[str, float]]:
     """Score a language model on tasks.
 
     Args:
         folder: folder with the model and its tokenizer.
         tasks: names of tasks, or of groups of them.
-        further: folder with tasks in YAML files, besides those of the package; None: no further ones.
+        task_folder: folder with tasks in YAML files, besides those of the package; None: no further ones.
         batch_size: number of requests that the model answers at once.
         seed: seed of the examples in prompts, and of sampling.
 
@@ -287,7 +287,7 @@ def score_tasks(
 
     """
     check_harness()
-    manager = _known_tasks(tasks, further)
+    manager = _known_tasks(tasks, task_folder)
     from hypha_ray.model.environment import device_of
     from hypha_ray.model.saved_model import open_saved
     from hypha_ray.model.tokenizers import load_preprocessor, settle_generation, tokenizer_of
@@ -329,7 +329,7 @@ def _evaluate(
     return results
 
 
-def _known_tasks(tasks: Sequence[str], further: Path | None) -> Any:
+def _known_tasks(tasks: Sequence[str], task_folder: Path | None) -> Any:
     """Return the harness' list of tasks, which has these.
 
     Raises:
@@ -339,10 +339,10 @@ def _known_tasks(tasks: Sequence[str], further: Path | None) -> Any:
     from hypha_ray.model.configuration import errors_as
 
     with errors_as(ConfigError, "EVL003", f"lm-eval can't run {' '.join(tasks)}"):
-        return _task_manager(tasks, further)
+        return _task_manager(tasks, task_folder)
 
 
-def _task_manager(tasks: Sequence[str], further: Path | None) -> Any:
+def _task_manager(tasks: Sequence[str], task_folder: Path | None) -> Any:
     """Return the harness' list of tasks: of the folder alone if that has them all, which saves many seconds.
 
     Raises:
@@ -351,11 +351,11 @@ def _task_manager(tasks: Sequence[str], further: Path | None) -> Any:
     """
     from lm_eval.tasks import TaskManager
 
-    if further is not None:
-        folder_manager = TaskManager(include_path=str(further), include_defaults=False)
+    if task_folder is not None:
+        folder_manager = TaskManager(include_path=str(task_folder), include_defaults=False)
         if set(tasks) <= set(folder_manager.all_subtasks):
             return folder_manager
-    manager = TaskManager(include_path=None if further is None else str(further))
+    manager = TaskManager(include_path=None if task_folder is None else str(task_folder))
     refuse_unknown(tasks, manager.all_tasks)
     return manager
 

@@ -147,15 +147,15 @@ class InterruptionReport:
         from hypha_ray.store.commits import CommitLog
         from hypha_ray.store.restore_point import usable_rounds
 
-        committed = max(CommitLog(self._directory.path).rounds(), default=-1) + 1
+        committed_rounds = max(CommitLog(self._directory.path).rounds(), default=-1) + 1
         usable = usable_rounds(self._directory.path)
-        if not committed:
+        if not committed_rounds:
             text = "stopped before the first commit: nothing is committed yet"
         else:
-            text = f"stopped after round {committed}"
-            if self.rounds is not None and committed <= self.rounds:
+            text = f"stopped after round {committed_rounds}"
+            if self.rounds is not None and committed_rounds <= self.rounds:
                 text += f" of {self.rounds}"
-            if usable != committed:
+            if usable != committed_rounds:
                 text += f"; the newest checkpoint is that of round {usable}"
         command = self._resume if self._directory.begun else self._command
         if command:
@@ -174,26 +174,26 @@ def interruption_of_command(job: Job, directory: RunDirectory, has_name: bool) -
     return InterruptionReport(job, directory, command, resume)
 
 
-def start(loaded: Loaded, kind: str) -> None:
+def start(loaded_job: Loaded, kind: str) -> None:
     """Run the job of a command line, or with ``--dry-run`` only print what it would do.
 
     Args:
-        loaded: the job of the command line.
+        loaded_job: the job of the command line.
         kind: beginning of the name of a run that has none.
 
     """
     phases = Phases()
-    print_notes(loaded.notes)
-    if loaded.dry_run:
-        _dry_run(loaded, phases)
+    print_notes(loaded_job.notes)
+    if loaded_job.dry_run:
+        _dry_run(loaded_job, phases)
         return
-    job, directory = name_run(loaded.job, kind)
-    interruption = interruption_of_command(job, directory, has_name=loaded.job.run.name is not None)
+    job, directory = name_run(loaded_job.job, kind)
+    interruption = interruption_of_command(job, directory, has_name=loaded_job.job.run.name is not None)
     with ExitStack() as stack, interruption.reported():
         phases.begin("checking the settings")
         from hypha_ray.driver.preflight.checks import check_early
 
-        check_early(job, directory, loaded.resume)
+        check_early(job, directory, loaded_job.resume)
         phases.begin("loading libraries")
         service = None
         if _needs_own_ray(job, directory):
@@ -201,12 +201,12 @@ def start(loaded: Loaded, kind: str) -> None:
         with interruption.ending_at_once():
             from hypha_ray.driver.launch import run_in
 
-        run_in(loaded, (job, directory), phases, interruption, own_command(), service)
+        run_in(loaded_job, (job, directory), phases, interruption, own_command(), service)
 
 
-def _dry_run(loaded: Loaded, phases: Phases) -> None:
+def _dry_run(loaded_job: Loaded, phases: Phases) -> None:
     """Run the checks of a start, and print the summary and the resolved job file; that also if a check fails."""
-    job = loaded.job
+    job = loaded_job.job
     job_file = _JobFile(resolved_toml(job))
     phases.begin("checking the settings")
     from hypha_ray.driver.preflight.checks import check_early
@@ -216,14 +216,14 @@ def _dry_run(loaded: Loaded, phases: Phases) -> None:
         require_secrets(job)
         check_places(job)
         directory = None if job.run.name is None else RunDirectory(runs(job.run.dir) / job.run.name)
-        check_early(job, directory, loaded.resume)
+        check_early(job, directory, loaded_job.resume)
         service = None
         if _starts_ray():
             service = stack.enter_context(closing(RayService(forks=False)))
         phases.begin("loading libraries")
         from hypha_ray.driver.launch import dry_run
 
-        dry_run(loaded, phases, service, job_file.print)
+        dry_run(loaded_job, phases, service, job_file.print)
 
 
 class _JobFile:

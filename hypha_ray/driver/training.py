@@ -92,18 +92,18 @@ class Training:
     `train(job, wait=False)` returns one. It ends with this process; the run then goes on when its job is trained again.
     """
 
-    def __init__(self, loaded: Loaded, kind: str, callbacks: Sequence[Callback]) -> None:
+    def __init__(self, loaded_job: Loaded, kind: str, callbacks: Sequence[Callback]) -> None:
         if not _is_training.acquire(blocking=False):
             fix = "wait for it by result(), or stop it by stop()"
             raise ConfigError("API001", "this process trains another run", fix=fix)
         try:
-            job, directory = name_run(loaded.job, kind)
+            job, directory = name_run(loaded_job.job, kind)
             self._follower = _Follower(directory.path, callbacks)
         except BaseException:
             _is_training.release()
             raise
         self._job = job
-        self._loaded = replace(loaded, job=job)
+        self._loaded = replace(loaded_job, job=job)
         self._kind = kind
         self._folder = directory.path
         self._error: BaseException | None = None
@@ -353,17 +353,17 @@ def require_choice(choices: Sequence[Any], /, **arguments: object) -> None:
             raise ConfigError("CFG003", problem, repr(value)[:_LONGEST], allowed, choice_remedy(value, allowed))
 
 
-def require_settings(function: str, given: Iterable[str], known: Collection[str]) -> None:
+def require_settings(function: str, given_names: Iterable[str], known_names: Collection[str]) -> None:
     """Refuse settings that a function doesn't have, in the words in which Python refuses arguments.
 
     Raises:
         TypeError: it lacks one of them.
 
     """
-    for name in given:
-        if name not in known:
-            hint = f"its settings are {', '.join(known)}"
-            for match in get_close_matches(name, known, n=1):
+    for name in given_names:
+        if name not in known_names:
+            hint = f"its settings are {', '.join(known_names)}"
+            for match in get_close_matches(name, known_names, n=1):
                 hint = f"did you mean {match!r}?"
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}; {hint}")
 

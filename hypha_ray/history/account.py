@@ -281,11 +281,11 @@ def _dataset_name(run: RunFiles) -> str:
 def _evaluations(evaluations: Sequence[Record], figures: Record) -> str | None:
     """Objective of the first evaluation, the last one and the best one, and the last one's further figures."""
     objective = objective_of(evaluations)
-    measured = [record for record in evaluations if record.get(objective.name) is not None]
-    if not measured:
+    measured_evaluations = [record for record in evaluations if record.get(objective.name) is not None]
+    if not measured_evaluations:
         return None
-    last_evaluation = measured[-1]
-    values = _values(measured, objective.name)
+    last_evaluation = measured_evaluations[-1]
+    values = _values(measured_evaluations, objective.name)
     parts = [f"{objective.validated} {_arrow(values)}"]
     for name in shown_beside(objective, last_evaluation):
         value = last_evaluation[name]
@@ -340,9 +340,9 @@ def _workers(figures: Record, last_round: Record) -> str:
 
 
 def _traffic(figures: Record) -> str:
-    up = si(figures["bytes_up"])
-    down = si(figures["bytes_down"])
-    text = f"{up}B up, {down}B down"
+    up_text = si(figures["bytes_up"])
+    down_text = si(figures["bytes_down"])
+    text = f"{up_text}B up, {down_text}B down"
     ratio = figures["traffic_ratio"]
     if ratio is not None:
         text += f", 1/{ratio:.0f} of a gradient exchange at every step"
@@ -356,9 +356,9 @@ def _time(figures: Record) -> str:
         speed = figures[f"{noun}_per_s"]
         if speed:
             parts.append(f"{si(speed)} {noun}/s")
-    idle = figures["idle_fraction"]
-    if idle is not None:
-        parts.append(f"workers idle for {idle:.1%}")
+    idle_fraction = figures["idle_fraction"]
+    if idle_fraction is not None:
+        parts.append(f"workers idle for {idle_fraction:.1%}")
     return ", ".join(parts)
 
 

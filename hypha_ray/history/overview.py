@@ -128,16 +128,16 @@ def overviews(parent: Path) -> tuple[list[RunOverview], list[Path]]:
 
     Folders without a job file are no runs.
     """
-    listed: list[RunOverview] = []
+    run_overviews: list[RunOverview] = []
     unreadable: list[Path] = []
     for folder in sorted(parent.glob("*")):
         try:
             if RunDirectory(folder).begun:
-                listed.append(overview(folder))
+                run_overviews.append(overview(folder))
         except (OSError, *RECORD_ERRORS):
             unreadable.append(folder)
-    listed.sort(key=lambda run: run.written_s, reverse=True)
-    return listed, unreadable
+    run_overviews.sort(key=lambda run: run.written_s, reverse=True)
+    return run_overviews, unreadable
 
 
 def overview(folder: Path) -> RunOverview:
@@ -201,11 +201,11 @@ def committed_rounds(folder: Path) -> int:
     return max(CommitLog(folder).rounds(), default=-1) + 1
 
 
-def progress_of(committed: int, total: int | None, recorded: int) -> str:
+def progress_of(committed_rounds: int, total_rounds: int | None, recorded_rounds: int) -> str:
     """Return a run's rounds for people, with those that its figures are of, if some of them aren't committed."""
-    text = f"{committed} of {text_of(total, absent='?')} rounds"
-    if recorded > committed:
-        text += f", figures of {recorded}"
+    text = f"{committed_rounds} of {text_of(total_rounds, absent='?')} rounds"
+    if recorded_rounds > committed_rounds:
+        text += f", figures of {recorded_rounds}"
     return text
 
 

@@ -291,8 +291,8 @@ def _charts(report: RunReport) -> ReportCharts:
     series = report.series
     (learning_rate, *further_steps) = OPTIMIZATION
     (workers, goodput) = FLEET
-    further = further_charts(series)
-    most_points = MOST_POINTS // (len(ALL_CHARTS) + len(further))
+    further_figures = further_charts(series)
+    most_points = MOST_POINTS // (len(ALL_CHARTS) + len(further_figures))
     most_points = max(LEAST_POINTS, min(POINTS_OF_A_CURVE, most_points))
     curves = [
         line_figure(series.objective.trained.capitalize(), "", objective_lines(series), most_points),
@@ -316,7 +316,7 @@ def _charts(report: RunReport) -> ReportCharts:
         time=_present(time),
         traffic=list(traffic_figures(series, most_points)),
         cost=_present(cost),
-        further=list(figures_of(series, further, most_points)),
+        further=list(figures_of(series, further_figures, most_points)),
     )
 
 

@@ -96,7 +96,7 @@ def html_section(name: str, title: str, content: Iterable[str]) -> str:
     return "\n".join([f'<section id="{name}">\n<h2>{escape(title)}</h2>', *content, "</section>"])
 
 
-def points_to_draw(values: Sequence[float], most: int) -> list[int]:
+def points_to_draw(values: Sequence[float], most_points: int) -> list[int]:
     """Return the places of the points of a curve that are drawn.
 
     The curve is cut into pieces of equal length, and each keeps its least and its greatest value. A piece without any
@@ -104,16 +104,16 @@ def points_to_draw(values: Sequence[float], most: int) -> list[int]:
 
     Args:
         values: the curve; NaN: there is no value.
-        most: number of points that is about the most, at least 4.
+        most_points: number of points that is about the most, at least 4.
 
     Returns:
         All places if there are no more than that; otherwise some of them, in order, with the first and the last one.
 
     """
-    if len(values) <= most:
+    if len(values) <= most_points:
         return list(range(len(values)))
     drawn = {0, len(values) - 1}
-    for piece in cut(len(values), (most - 2) // 2):
+    for piece in cut(len(values), (most_points - 2) // 2):
         present_points = [point for point in piece if not math.isnan(values[point])]
         if present_points:
             drawn.add(min(present_points, key=values.__getitem__))
@@ -123,17 +123,17 @@ def points_to_draw(values: Sequence[float], most: int) -> list[int]:
     return sorted(drawn)
 
 
-def spread(elements: Sequence[T], most: int) -> list[T]:
-    """Return evenly spread elements, with the first and the last one; all if there are no more than `most`."""
-    if len(elements) <= most:
+def spread(elements: Sequence[T], most_elements: int) -> list[T]:
+    """Return evenly spread elements, with the first and the last one; all if there are no more than `most_elements`."""
+    if len(elements) <= most_elements:
         return list(elements)
-    step = (len(elements) - 1) / (most - 1)
-    return [elements[round(number * step)] for number in range(most)]
+    step = (len(elements) - 1) / (most_elements - 1)
+    return [elements[round(number * step)] for number in range(most_elements)]
 
 
-def cut(length: int, most: int) -> Iterator[range]:
+def cut(length: int, most_pieces: int) -> Iterator[range]:
     """Cut the places of a list into pieces of equal length, as far as possible: at most so many, of one at least."""
-    pieces = min(length, max(1, most))
+    pieces = min(length, max(1, most_pieces))
     for piece in range(pieces):
         yield range(piece * length // pieces, (piece + 1) * length // pieces)
 

@@ -74,11 +74,11 @@ def shares_bar(shares: Mapping[str, float]) -> Iterator[str]:
     """Lines of HTML with the uses of the time of the whole run, as one bar with its key."""
     parts = ""
     items = ""
-    for use, look in USES.items():
+    for use, style in USES.items():
         share = shares.get(use)
         if share:
-            parts += f'<span style="flex:{share:.6f};background:var({look.colour})"></span>'
-            items += f'<li style="--of:var({look.colour})">{look.label} {share:.1%}</li>'
+            parts += f'<span style="flex:{share:.6f};background:var({style.colour})"></span>'
+            items += f'<li style="--of:var({style.colour})">{style.label} {share:.1%}</li>'
     yield f'<div class="shares" aria-hidden="true">{parts}</div>'
     yield f'<ul class="key">{items}</ul>'
 
@@ -356,11 +356,11 @@ def _plain_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _cut(text: str, most: int) -> str:
+def _cut(text: str, most_characters: int) -> str:
     """A text, or its beginning with the number of characters that are left out."""
-    if len(text) <= most:
+    if len(text) <= most_characters:
         return text
-    return f"{text[:most]} … {len(text) - most} more characters"
+    return f"{text[:most_characters]} … {len(text) - most_characters} more characters"
 
 
 class HostFilter:

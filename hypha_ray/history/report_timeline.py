@@ -137,10 +137,10 @@ class Mark(NamedTuple):
     text: str
 
 
-def columns_of(rounds: Sequence[Record], most: int) -> list[RoundColumn]:
+def columns_of(rounds: Sequence[Record], most_columns: int) -> list[RoundColumn]:
     """Return rounds as columns, at most so many."""
     columns = []
-    for places in cut(len(rounds), most):
+    for places in cut(len(rounds), most_columns):
         columns.append(RoundColumn(rounds[places.start : places.stop]))
     return columns
 
@@ -237,8 +237,8 @@ def _workers(series: Series, marks: Iterable[Mark]) -> list[str]:
 def _time_traces(columns: Sequence[RoundColumn], workers: Sequence[str]) -> list[Trace]:
     """Return a trace of bars for each use of time that there is."""
     traces: dict[str, Trace] = {}
-    for use, look in USES.items():
-        traces[use] = _bars(look)
+    for use, style in USES.items():
+        traces[use] = _bars(style)
     for column in columns:
         seconds_by_worker = {worker: column.seconds(worker) for worker in workers}
         longest_s = max(map(_total, seconds_by_worker.values()))
@@ -253,17 +253,17 @@ def _total(seconds: Mapping[str, float]) -> float:
     return sum(seconds.values())
 
 
-def _bars(look: Use) -> Trace:
+def _bars(style: Use) -> Trace:
     return {
         "type": "bar",
         "orientation": "h",
-        "name": look.label,
+        "name": style.label,
         "base": [],
         "x": [],
         "y": [],
         "customdata": [],
-        "marker": {"color": look.colour},
-        "hovertemplate": f"%{{y}}, %{{customdata}} {look.label}<extra></extra>",
+        "marker": {"color": style.colour},
+        "hovertemplate": f"%{{y}}, %{{customdata}} {style.label}<extra></extra>",
     }
 
 
@@ -294,23 +294,23 @@ def _mark_traces(marks: Iterable[Mark], workers: Sequence[str]) -> list[Trace]:
         if mark.worker in workers:
             marks_by_kind.setdefault(mark.kind, []).append(mark)
     traces = []
-    for kind, look in MARKS.items():
+    for kind, style in MARKS.items():
         if kind in marks_by_kind:
-            traces.append(_mark_trace(look, spread(marks_by_kind[kind], MOST_MARKS)))
+            traces.append(_mark_trace(style, spread(marks_by_kind[kind], MOST_MARKS)))
     return traces
 
 
-def _mark_trace(look: MarkStyle, marks: Sequence[Mark]) -> Trace:
+def _mark_trace(style: MarkStyle, marks: Sequence[Mark]) -> Trace:
     edge = {"width": 1.5, "color": "--panel"}
     trace: Trace = {
         "type": "scatter",
         "mode": "markers",
-        "name": look.label,
+        "name": style.label,
         "x": [],
         "y": [],
         "text": [],
-        "marker": {"symbol": look.symbol, "size": 10, "color": look.colour, "line": edge},
-        "hovertemplate": f"%{{y}} {look.verb} %{{text}}<extra></extra>",
+        "marker": {"symbol": style.symbol, "size": 10, "color": style.colour, "line": edge},
+        "hovertemplate": f"%{{y}} {style.verb} %{{text}}<extra></extra>",
     }
     for mark in marks:
         trace["x"].append(mark.round)
@@ -371,8 +371,8 @@ def shares_figure(series: Series) -> ReportFigure | None:
     if not columns:
         return None
     traces = []
-    for use, look in USES.items():
-        traces.append(_share_trace(use, look, columns))
+    for use, style in USES.items():
+        traces.append(_share_trace(use, style, columns))
     layout = {
         "barmode": "stack",
         "hovermode": "closest",
@@ -385,16 +385,16 @@ def shares_figure(series: Series) -> ReportFigure | None:
     return ReportFigure("Use of time", summary, traces, layout, height_px=300, wide=True, thinned=is_thinned)
 
 
-def _share_trace(use: str, look: Use, columns: Iterable[tuple[RoundColumn, Mapping[str, float]]]) -> Trace:
+def _share_trace(use: str, style: Use, columns: Iterable[tuple[RoundColumn, Mapping[str, float]]]) -> Trace:
     trace: Trace = {
         "type": "bar",
-        "name": look.label,
+        "name": style.label,
         "x": [],
         "width": [],
         "y": [],
         "customdata": [],
-        "marker": {"color": look.colour},
-        "hovertemplate": f"%{{customdata}}: %{{y:.2~%}} {look.label}<extra></extra>",
+        "marker": {"color": style.colour},
+        "hovertemplate": f"%{{customdata}}: %{{y:.2~%}} {style.label}<extra></extra>",
     }
     for column, shares in columns:
         trace["x"].append((column.begin + column.end) / 2)

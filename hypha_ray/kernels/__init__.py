@@ -58,8 +58,8 @@ def copy(source: torch.Tensor, out: torch.Tensor) -> None:
         out: tensor of the same shape.
 
     """
-    plain = source.shape == out.shape and _is_plain(source) and _is_plain(out)
-    if plain and is_worth_it("copy", out.numel()):
+    is_plain = source.shape == out.shape and _is_plain(source) and _is_plain(out)
+    if is_plain and is_worth_it("copy", out.numel()):
         numba = compiled("copy")
         assert numba is not None
         numba.copy(source.data_ptr(), out.data_ptr(), out.numel())
@@ -127,12 +127,12 @@ def nesterov(eta: float, mu: float, block: Averaged) -> list[float]:
     _take_step(eta, mu, block.each(lambda tensor: tensor[:whole_size]), squares)
     if remainder:
         padding = (0, LANES - remainder)
-        padded = block.each(lambda tensor: pad(tensor[whole_size:], padding))
-        _take_step(eta, mu, padded, squares)
-        if block.new_theta is not None and padded.new_theta is not None:
-            block.new_theta[whole_size:] = padded.new_theta[:remainder]
-        if block.new_velocity is not None and padded.new_velocity is not None:
-            block.new_velocity[whole_size:] = padded.new_velocity[:remainder]
+        padded_block = block.each(lambda tensor: pad(tensor[whole_size:], padding))
+        _take_step(eta, mu, padded_block, squares)
+        if block.new_theta is not None and padded_block.new_theta is not None:
+            block.new_theta[whole_size:] = padded_block.new_theta[:remainder]
+        if block.new_velocity is not None and padded_block.new_velocity is not None:
+            block.new_velocity[whole_size:] = padded_block.new_velocity[:remainder]
     norms: list[float] = squares.tolist()
     return norms
 

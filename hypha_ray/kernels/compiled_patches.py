@@ -124,11 +124,11 @@ def collect(marks: _Array, codes: _Array, starts: _Array, gaps: _Array, sent: _A
     for i in range(marks.size):
         mark = marks[i]
         band = mark & (_BANDS - 1)
-        at = starts[band]
-        gaps[at] = run[band]
-        sent[at] = codes[i]
+        position = starts[band]
+        gaps[position] = run[band]
+        sent[position] = codes[i]
         is_sent = mark >> 7
-        starts[band] = at + is_sent
+        starts[band] = position + is_sent
         run[band] = run[band] + 1 & is_sent - 1
 
 

@@ -105,16 +105,16 @@ class Leases:
         self._requested[name] = need
         try:
             while True:
-                look = await self._look()
-                if not self._trades(look.nodes):
-                    return await self._lease(name, need, look, deadline_s)
-                offer = self._choose(name, look)
+                cluster_look = await self._look()
+                if not self._trades(cluster_look.nodes):
+                    return await self._lease(name, need, cluster_look, deadline_s)
+                offer = self._choose(name, cluster_look)
                 if offer is not None:
                     with suppress(CapacityError):
-                        return await self._lease(name, need, look, OFFER_S, offer)
+                        return await self._lease(name, need, cluster_look, OFFER_S, offer)
                     self._buyer.fail(offer.node.id, time.monotonic())  # Another run was faster.
                 if time.monotonic() > deadline:
-                    raise self._buyer.refusal(need, look.nodes, own_node())
+                    raise self._buyer.refusal(need, cluster_look.nodes, own_node())
                 self._requested[name] = need  # Another look, if the quota didn't allow it.
                 await asyncio.sleep(0.0 if offer else LOOK_AGAIN_S)
         finally:
@@ -123,14 +123,16 @@ class Leases:
             if name not in self._groups:
                 self._buyer.end(name, time.monotonic())
 
-    async def _lease(self, name: str, need: Need, look: _Look, wait_s: float, offer: Offer | None = None) -> Lease:
+    async def _lease(
+        self, name: str, need: Need, cluster_look: _Look, wait_s: float, offer: Offer | None = None
+    ) -> Lease:
         """Lease on the node of an offer while it has room, or on any node if it is placed within `wait_s` seconds."""
-        group = self._open(name, need, offer, look)
+        group = self._open(name, need, offer, cluster_look)
         lease = None
         try:
-            ready = group.ready()
+            ready_ref = group.ready()
             waits = 1
-            while not await _done(ready, wait_s):
+            while not await _done(ready_ref, wait_s):
                 nodes = (await self._look()).nodes
                 waits += 1
                 if offer is None or waits > OFFER_WAITS or not has_room(offer, nodes):
@@ -146,15 +148,15 @@ class Leases:
                 self._close(name)
         return lease
 
-    def _choose(self, name: str, look: _Look) -> Offer | None:
+    def _choose(self, name: str, cluster_look: _Look) -> Offer | None:
         """Offer for a lease; the first of those that have waited for a look chooses for all of them."""
         if name in self._requested:
             allowed = self._allowed()
             for allowed_name in allowed:
                 del self._requested[allowed_name]
-            placed = {lease for lease, is_placed in look.leases.items() if is_placed}
-            self._buyer.speeds = look.speeds
-            self._offers |= self._buyer.choose(allowed, look.nodes, own_node(), placed, time.monotonic())
+            placed = {lease for lease, is_placed in cluster_look.leases.items() if is_placed}
+            self._buyer.speeds = cluster_look.speeds
+            self._offers |= self._buyer.choose(allowed, cluster_look.nodes, own_node(), placed, time.monotonic())
         return self._offers.pop(name, None)
 
     def adopt(self, needs: Mapping[str, Need]) -> dict[str, Lease]:
@@ -176,11 +178,11 @@ class Leases:
     def nodes(self) -> list[NodeResources]:
         """The nodes that are alive, and what would be free there without these leases."""
         amounts = {lease.holder: lease.amounts for lease in self._book.leases}
-        leased: dict[str, Counter[str]] = {}
+        leased_amounts: dict[str, Counter[str]] = {}
         """Amounts of this run's leases by node id."""
         for name, node in self.placed().items():
-            leased.setdefault(node, Counter()).update(amounts.get(name, {}))
-        return cluster_nodes(leased)
+            leased_amounts.setdefault(node, Counter()).update(amounts.get(name, {}))
+        return cluster_nodes(leased_amounts)
 
     def options(self, lease: Lease, parts: int = 1) -> dict[str, Any]:
         """Options that place an actor on the lease and give it what is leased, or an equal part of it.
@@ -323,14 +325,14 @@ class Leases:
                 workers.append(name)
             else:
                 allowed[name] = need
-        leased = Counter[Need]()
+        leased_needs = Counter[Need]()
         for need, _ in self._groups.values():
             if need.role == "worker":
-                leased[need] += 1
+                leased_needs[need] += 1
         for name in sorted(workers, key=_number):
             need = self._requested[name]
-            if self._ruling is None or self._ruling.allows(need, leased):
-                leased[need] += 1
+            if self._ruling is None or self._ruling.allows(need, leased_needs):
+                leased_needs[need] += 1
                 allowed[name] = need
         return allowed
 
@@ -345,13 +347,13 @@ class Leases:
         leases = lease_entries(self._run) if self._trades(nodes) else []
         return _Look(nodes, {lease.name: lease.placed for lease in leases}, self.speeds())
 
-    def _open(self, name: str, need: Need, offer: Offer | None, look: _Look) -> PlacementGroup:
+    def _open(self, name: str, need: Need, offer: Offer | None, cluster_look: _Look) -> PlacementGroup:
         """Ask Ray for the group; it says at once if the name is taken."""
         bundle = need.bundle()
-        selector = need.selector(look.nodes)
+        selector = need.selector(cluster_look.nodes)
         full_name = group_name(self._run, name)
         if offer is not None:
-            if name in look.leases:
+            if name in cluster_look.leases:
                 raise _refused(full_name, "it is there already")
             bundle = dict(offer.amounts)
             selector = {ID_LABEL: offer.node.id}
@@ -372,13 +374,13 @@ class Leases:
 
     def _no_room(self, name: str, need: Need, nodes: list[NodeResources]) -> CapacityError:
         """Reason of a failed lease: this run asks for too much, or others hold the resources."""
-        idle = [replace(node, free=node.total) for node in nodes]
+        idle_nodes = [replace(node, free=node.total) for node in nodes]
         needs_of_run = Counter(group_need for group_need, _ in self._groups.values())
-        missing = shortage(needs_of_run, idle) or shortage({need: 1}, nodes)
+        missing = shortage(needs_of_run, idle_nodes) or shortage({need: 1}, nodes)
         if missing is not None:
             return missing.error()
-        late = f"Ray placed {self._run}/{name} too late"
-        return CapacityError("CFG004", late, fix="raise resources.start_deadline_s")
+        late_problem = f"Ray placed {self._run}/{name} too late"
+        return CapacityError("CFG004", late_problem, fix="raise resources.start_deadline_s")
 
 
 def _number(name: str) -> int:
@@ -386,10 +388,10 @@ def _number(name: str) -> int:
     return int(worker)
 
 
-async def _done(ready: Any, wait_s: float) -> bool:
+async def _done(ready_ref: Any, wait_s: float) -> bool:
     """Whether Ray has placed a group before the end of a wait."""
     try:
-        await asyncio.wait_for(ready, wait_s)
+        await asyncio.wait_for(ready_ref, wait_s)
     except TimeoutError:
         return False
     return True

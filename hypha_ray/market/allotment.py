@@ -135,9 +135,9 @@ class NodeOffers:
         offers = list[NodeOffer]()
         for answer, nodes in zip(kind_answers, self._kinds.values(), strict=True):
             if isinstance(answer, Offer):
-                least = least_bid(answer)
+                lowest_bid = least_bid(answer)
                 for index, node in nodes:
-                    offers.append(NodeOffer(answer.price, index, node, answer.amounts, least))
+                    offers.append(NodeOffer(answer.price, index, node, answer.amounts, lowest_bid))
         return offers
 
 

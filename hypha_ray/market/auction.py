@@ -252,10 +252,10 @@ class AuctionClient:
         needs = worker_needs(job)
         leased_needs = {worker: need for worker, need in enumerate(needs) if need.bundle()}
         without_lease = len(needs) - len(leased_needs)
-        least = job.num_workers if job.run.mode == "replay" else job.resources.min_workers
-        least = max(0, least - without_lease)
+        least_workers = job.num_workers if job.run.mode == "replay" else job.resources.min_workers
+        least_workers = max(0, least_workers - without_lease)
         bid = job.resources.worker_price.public_bid
-        self.standing = Standing(run, bid, tuple(leased_needs.values()), least, numbers=tuple(leased_needs))
+        self.standing = Standing(run, bid, tuple(leased_needs.values()), least_workers, numbers=tuple(leased_needs))
         self._last = Ruling(0)
         """Last ruling, without leases to hand back."""
         self._timeouts = 0

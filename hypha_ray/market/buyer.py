@@ -91,9 +91,9 @@ def workers_to_hire(job: Job, nodes: Sequence[NodeResources], home: str, speeds:
     if job.goal.at_most is not None and not any("price" in node.labels for node in nodes):
         fix = "name prices, see docs/market.md, or leave goal.at_most out"
         raise ConfigError("CFG012", "goal.at_most needs a price, and no owner of a machine has named one", fix=fix)
-    fitting = workers_to_start(job, nodes)
+    fitting_workers = workers_to_start(job, nodes)
     if not trades(job.resources, nodes):
-        return fitting
+        return fitting_workers
     all_choices = choices(job, nodes, home, speeds)
     available = Counter[Need]()
     for choice in all_choices:
@@ -109,9 +109,9 @@ def workers_to_hire(job: Job, nodes: Sequence[NodeResources], home: str, speeds:
             available[need] -= count
         numbers += range(first_worker, first_worker + count)
         first_worker += group.count
-    least = min(job.resources.min_workers, job.num_workers)
-    if len(numbers) < least:
-        raise too_few(_of_role("worker", all_choices), len(numbers), least)
+    least_workers = min(job.resources.min_workers, job.num_workers)
+    if len(numbers) < least_workers:
+        raise too_few(_of_role("worker", all_choices), len(numbers), least_workers)
     return numbers
 
 
@@ -128,7 +128,7 @@ def _of_role(role: str, all_choices: Sequence[Choice]) -> list[Choice]:
     return [choice for choice in all_choices if choice.request.need.role == role]
 
 
-def too_few(role_choices: Sequence[Choice], count: int, least: int) -> CapacityError:
+def too_few(role_choices: Sequence[Choice], count: int, least_workers: int) -> CapacityError:
     """The reason that only `count` leases of one role are to be had on terms that the job accepts."""
     incomplete_choice = next(choice for choice in role_choices if len(choice.chosen) < choice.count)
     capacity = 0
@@ -144,7 +144,7 @@ def too_few(role_choices: Sequence[Choice], count: int, least: int) -> CapacityE
     role = incomplete_choice.request.need.role
     key = "parameter_server_price" if role == "server" else "worker_price"
     if capacity > len(incomplete_choice.chosen):
-        problem = f"resources.max_price_per_hour pays for {count} of {least} {role}s"
+        problem = f"resources.max_price_per_hour pays for {count} of {least_workers} {role}s"
         return CapacityError("CFG004", problem, fix="raise it, or wait for cheaper nodes")
     if prices:
         problem = "no further node is cheap enough" if count else "no node is cheap enough"
@@ -155,7 +155,7 @@ def too_few(role_choices: Sequence[Choice], count: int, least: int) -> CapacityE
     reason = "no node has room"
     if refusals:
         reason = f"{refusals[0].node.address} is refused: {refusals[0].reason}"
-    problem = f"owners' terms leave {count} of {least} {role}s"
+    problem = f"owners' terms leave {count} of {least_workers} {role}s"
     return CapacityError("CFG004", problem, got=reason, fix=f"see --dry-run; raise resources.{key}.bid, or add nodes")
 
 

@@ -41,21 +41,21 @@ LEASE = re.compile(
 """Name of a lease's placement group."""
 
 
-def cluster_nodes(leased: Mapping[str, Mapping[str, float]] | None = None) -> list[NodeResources]:
+def cluster_nodes(leased_amounts: Mapping[str, Mapping[str, float]] | None = None) -> list[NodeResources]:
     """The nodes that are alive, and what is free on them at this moment.
 
     Args:
-        leased: amounts by node id that are to be counted as free.
+        leased_amounts: amounts by node id that are to be counted as free.
 
     """
     free = available_resources_per_node()
-    leased = leased or {}
+    leased_amounts = leased_amounts or {}
     posted = posted_labels()
     nodes = []
     for entry in ray.nodes():
         if entry["Alive"]:
             node_id = entry["NodeID"]
-            free_here = Counter(free.get(node_id, {})) + Counter(leased.get(node_id, {}))
+            free_here = Counter(free.get(node_id, {})) + Counter(leased_amounts.get(node_id, {}))
             labels = {**entry["Labels"], **posted.get(node_id, {})}
             nodes.append(NodeResources(entry["NodeManagerAddress"], entry["Resources"], free_here, labels))
     return nodes

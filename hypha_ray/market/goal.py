@@ -104,26 +104,26 @@ def decide(standing: Standing) -> Decision:
     firm_only = spare_s <= margin_s and any(machine.is_firm for machine in machines)
     is_patient = spare_s > (2 if standing.was_patient else 4) * margin_s
     if is_patient:
-        chosen = _cheap_ones(standing, machines, standing.left_s - margin_s)
+        chosen_machines = _cheap_ones(standing, machines, standing.left_s - margin_s)
     elif firm_only:
-        chosen = _without_new_spot_machines(machines)
+        chosen_machines = _without_new_spot_machines(machines)
     else:
-        chosen = machines
-    chosen = _at_least(standing.least, chosen[: standing.most], machines)
-    drop = _to_drop(standing, chosen) if standing.may_drop else []
+        chosen_machines = machines
+    chosen_machines = _at_least(standing.least, chosen_machines[: standing.most], machines)
+    drop = _to_drop(standing, chosen_machines) if standing.may_drop else []
     if not is_patient:
         drop = drop[: max(1, standing.most // 4)]
-    prices = list(map(attrgetter("price"), chosen))
+    prices = list(map(attrgetter("price"), chosen_machines))
     hourly = sum(prices)
     return Decision(
-        wanted=len(chosen),
+        wanted=len(chosen_machines),
         drop=tuple(drop),
         max_price=max(prices, default=math.inf),
         firm_only=firm_only,
         is_patient=is_patient,
         end_s=end_s,
         spare_s=spare_s,
-        cost=hourly * _seconds(standing, chosen) / HOUR_S if hourly else 0.0,
+        cost=hourly * _seconds(standing, chosen_machines) / HOUR_S if hourly else 0.0,
     )
 
 
@@ -139,12 +139,12 @@ def _without_new_spot_machines(machines: Sequence[Machine]) -> list[Machine]:
     return own_machines + firm_offers
 
 
-def _at_least(least: int, chosen: Sequence[Machine], machines: Sequence[Machine]) -> list[Machine]:
+def _at_least(least_workers: int, chosen_machines: Sequence[Machine], machines: Sequence[Machine]) -> list[Machine]:
     """The chosen machines, and as many further ones as the least number needs."""
-    filled = list(chosen)
-    chosen_ids = set(map(id, chosen))  # Offers may be equal.
+    filled = list(chosen_machines)
+    chosen_ids = set(map(id, chosen_machines))  # Offers may be equal.
     for machine in machines:
-        if len(filled) < least and id(machine) not in chosen_ids:
+        if len(filled) < least_workers and id(machine) not in chosen_ids:
             filled.append(machine)
     return filled
 
@@ -177,10 +177,10 @@ def _affordable(standing: Standing, machines: Sequence[Machine]) -> list[Machine
     return affordable
 
 
-def _fastest(machines: Sequence[Machine], most: int) -> list[Machine]:
+def _fastest(machines: Sequence[Machine], most_workers: int) -> list[Machine]:
     """Machines to rely on: those on demand, and others for the slots that these leave."""
     ranked = sorted(machines, key=lambda machine: (not machine.is_firm, -machine.samples_per_s))
-    return ranked[:most]
+    return ranked[:most_workers]
 
 
 def _seconds(standing: Standing, machines: Sequence[Machine]) -> float:
@@ -196,7 +196,7 @@ def _cheap_ones(standing: Standing, machines: Sequence[Machine], horizon_s: floa
 
     Machines of the lowest price all work: to be early costs nothing.
     """
-    chosen: list[Machine] = []
+    chosen_machines: list[Machine] = []
     speed = 0.0
     lowest = min((machine.price for machine in machines), default=0.0)
     for machine in machines:
@@ -204,23 +204,23 @@ def _cheap_ones(standing: Standing, machines: Sequence[Machine], horizon_s: floa
         waits = machine.is_firm and machine.price > standing.spot_price
         if waits or (suffices and machine.price > lowest):
             continue
-        chosen.append(machine)
+        chosen_machines.append(machine)
         speed += machine.samples_per_s
-    return chosen
+    return chosen_machines
 
 
-def _to_drop(standing: Standing, chosen: Sequence[Machine]) -> list[int]:
+def _to_drop(standing: Standing, chosen_machines: Sequence[Machine]) -> list[int]:
     """Workers whose machines aren't chosen, the dearest first; none for another machine of the same price."""
     staying: set[int] = set()
     new_prices: list[float] = []
-    for machine in chosen:
+    for machine in chosen_machines:
         if machine.worker is None:
             new_prices.append(machine.price)
         else:
             staying.add(machine.worker)
-    least = min(new_prices, default=-1.0)
+    least_price = min(new_prices, default=-1.0)
     drop: list[int] = []
     for machine in sorted(standing.machines, key=lambda machine: -machine.price):
-        if machine.worker is not None and machine.worker not in staying and machine.price > least:
+        if machine.worker is not None and machine.worker not in staying and machine.price > least_price:
             drop.append(machine.worker)
     return drop

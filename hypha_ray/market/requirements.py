@@ -175,44 +175,44 @@ def workers_to_start(job: Job, nodes: Sequence[NodeResources]) -> list[int]:
         CapacityError: not even `min_workers` do.
 
     """
-    chosen = {server_need(job): job.sync.fragments}
+    counts = {server_need(job): job.sync.fragments}
     numbers = list[int]()
     first_worker = 0
     for group in job.worker_groups:
         need = group_need(group)
-        fitting = _largest_count({need: 0, **chosen}, need, group.count, nodes)
-        chosen[need] = chosen.get(need, 0) + fitting
-        numbers += range(first_worker, first_worker + fitting)
+        fitting_count = _largest_count({need: 0, **counts}, need, group.count, nodes)
+        counts[need] = counts.get(need, 0) + fitting_count
+        numbers += range(first_worker, first_worker + fitting_count)
         first_worker += group.count
-    least = min(job.resources.min_workers, job.num_workers)
-    if len(numbers) < least:
-        missing = shortage(needs(job, least), nodes)
+    least_workers = min(job.resources.min_workers, job.num_workers)
+    if len(numbers) < least_workers:
+        missing = shortage(needs(job, least_workers), nodes)
         if missing is not None:
             raise missing.error()
     return numbers
 
 
-def _largest_count(chosen: Mapping[Need, int], need: Need, count: int, nodes: Sequence[NodeResources]) -> int:
+def _largest_count(counts: Mapping[Need, int], need: Need, count: int, nodes: Sequence[NodeResources]) -> int:
     """The most workers of one need, `count` at most, that fit beside what is chosen."""
 
     def fits(more: int) -> bool:
-        return shortage({**chosen, need: chosen[need] + more}, nodes) is None
+        return shortage({**counts, need: counts[need] + more}, nodes) is None
 
     larger = {}
-    for chosen_need, chosen_count in chosen.items():
+    for chosen_need, chosen_count in counts.items():
         if _size(chosen_need) > _size(need):
             larger[chosen_need] = chosen_count
-    while count > 0 and (missing := shortage({**larger, need: chosen[need] + count}, nodes)) is not None:
+    while count > 0 and (missing := shortage({**larger, need: counts[need] + count}, nodes)) is not None:
         count = count - missing.short if missing.need == need else 0
     # Smaller needs take few of the places that are left, so the search goes down from there in growing steps.
-    least = count
+    least_count = count
     step = 1
-    while least > 0 and not fits(least):
-        count = least - 1
-        least = least - step
+    while least_count > 0 and not fits(least_count):
+        count = least_count - 1
+        least_count = least_count - step
         step = 2 * step
-    least = max(0, least)
-    return least + bisect_left(range(least + 1, count + 1), True, key=lambda more: not fits(more))
+    least_count = max(0, least_count)
+    return least_count + bisect_left(range(least_count + 1, count + 1), True, key=lambda more: not fits(more))
 
 
 def shortage(counts: Mapping[Need, int], nodes: Sequence[NodeResources]) -> Shortage | None:
@@ -237,7 +237,7 @@ def _pack(
     counts: Mapping[Need, int], nodes: Sequence[NodeResources], free: Sequence[Mapping[str, float]], busy: bool
 ) -> Shortage | None:
     """Pack needs onto nodes with these free amounts; returns the first shortage, None if all needs fit."""
-    remaining = [dict(amounts) for amounts in free]
+    remaining_amounts = [dict(amounts) for amounts in free]
     for need in sorted(counts, key=_size, reverse=True):
         admitted = [index for index, admits in enumerate(need.admits(nodes)) if admits]
         short = counts[need]
@@ -245,13 +245,13 @@ def _pack(
         for index in admitted:
             if not short:
                 break
-            amounts = remaining[index]
+            amounts = remaining_amounts[index]
             count = min(short, _times_in(bundle, amounts))
             for name, amount in bundle.items():
                 amounts[name] = amounts.get(name, 0.0) - count * amount
             short -= count
         if short > 0:
-            remainders = [_Remainder(nodes[index], remaining[index]) for index in admitted]
+            remainders = [_Remainder(nodes[index], remaining_amounts[index]) for index in admitted]
             reason = _lack(need, remainders) if remainders else _no_node(need, nodes)
             return Shortage(need, counts[need], short, busy, reason)
     return None

@@ -99,23 +99,23 @@ def worths(offers: Sequence[Offer]) -> dict[str, Worth]:
     """
     all_stated = _all_state_throughput(offers)
     guesses = {}
-    measured = {}
+    measured_speeds = {}
     for offer in offers:
         if all_stated:
             guesses[offer.node.id] = share(offer.amounts, offer.node) * (offer.terms.throughput or 0.0)
         else:
             guesses[offer.node.id] = _units(offer.amounts)
         if offer.speed is not None:
-            measured[offer.node.id] = offer.speed
-    if not measured:
+            measured_speeds[offer.node.id] = offer.speed
+    if not measured_speeds:
         basis = "of the stated throughput" if all_stated else "units of resources"
         return {node: Worth(guess, basis) for node, guess in guesses.items()}
-    ratio = median(speed / guesses[node] for node, speed in measured.items())
+    ratio = median(speed / guesses[node] for node, speed in measured_speeds.items())
     source = "the stated throughput" if all_stated else "resources"
     worth_by_node = {}
     for node, guess in guesses.items():
-        if node in measured:
-            worth_by_node[node] = Worth(measured[node], "samples/s, measured")
+        if node in measured_speeds:
+            worth_by_node[node] = Worth(measured_speeds[node], "samples/s, measured")
         else:
             worth_by_node[node] = Worth(ratio * guess, f"samples/s, estimated from {source}")
     return worth_by_node
@@ -183,7 +183,7 @@ def select(offers: Sequence[Offer], count: int, preference: Preference) -> list[
             break
         reserve[index, number] = offers[index].price
         total += offers[index].price
-    chosen: list[Offer] = []
+    chosen_offers: list[Offer] = []
     for index, number in _ranked(offers, _rank_of(offers, preference)):
         if not reserve:
             break
@@ -194,8 +194,8 @@ def select(offers: Sequence[Offer], count: int, preference: Preference) -> list[
                 continue
             total = new_total
             del reserve[dearest]
-        chosen.append(offers[index])
-    return chosen
+        chosen_offers.append(offers[index])
+    return chosen_offers
 
 
 def choose_machines(

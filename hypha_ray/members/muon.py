@@ -95,11 +95,11 @@ class Muon(GroupOptimizer):
             ]
             torch._foreach_mul_(parameters, torch.where(skips, 1.0, shrink))
         torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
-        ahead = torch._foreach_lerp(gradients, averages, group["momentum"])
+        nesterov_averages = torch._foreach_lerp(gradients, averages, group["momentum"])
         shapes = [self._assembly.shape_of(parameter) for parameter in parameters]
         for members in _batches_of_shapes(shapes):
             pieces = [parameters[member] for member in members]
-            steps = self._orthogonal([ahead[member] for member in members], pieces)
+            steps = self._orthogonal([nesterov_averages[member] for member in members], pieces)
             if skipped is not None:
                 factor = (1 - skipped).to(steps[0].dtype)
                 torch._foreach_mul_(steps, factor)
@@ -111,8 +111,8 @@ class Muon(GroupOptimizer):
         pairs = zip(parts, pieces, strict=True)
         matrices = torch.stack([self._assembly.whole(part, piece) for part, piece in pairs])
         rows, columns = matrices.shape[-2:]
-        most = max(1, TOGETHER // max(1, rows * columns))
-        batches = matrices.view(-1, rows, columns).split(most)
+        most_matrices = max(1, TOGETHER // max(1, rows * columns))
+        batches = matrices.view(-1, rows, columns).split(most_matrices)
         if len(batches) == 1:
             orthogonalized = orthogonal(batches[0])
         else:

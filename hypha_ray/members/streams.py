@@ -93,7 +93,7 @@ def stream_of_block(codes: torch.Tensor, ends: torch.Tensor, block: int) -> byte
     return stream.tobytes()
 
 
-def patch_stream(codes: Codes, marks: Bands, least: int = 0) -> bytes:
+def patch_stream(codes: Codes, marks: Bands, least_code: int = 0) -> bytes:
     """Encode the values of a sparse patch of a block, and their positions by Rice codes (Rice, 1979).
 
     A band is a set of elements that are about as likely to be in a patch. Both ends know the bands. So gaps between the
@@ -103,7 +103,7 @@ def patch_stream(codes: Codes, marks: Bands, least: int = 0) -> bytes:
         codes: codes of all elements.
         marks: band of each element, and `SENT` if it is in the patch; if all of a band are, their positions take no
             bits.
-        least: least code of the patch.
+        least_code: least code of the patch.
 
     Returns:
         Number of values in each band, number of upper bits of the gaps, these bits, and the lower bits. Deflated
@@ -119,15 +119,15 @@ def patch_stream(codes: Codes, marks: Bands, least: int = 0) -> bytes:
     upper, lower, upper_size = patches().write_gaps(gaps, _starts(numbers), numbers, widths)
     header = np.array([*numbers, upper_size], "<u4").view(np.uint8).reshape(-1, 4)[:, :_NUMBER_BYTES]
     ends = _starts(numbers) + numbers
-    sent = np.delete(values[: ends[-1] + 1], ends) - np.uint16(least)
+    sent_codes = np.delete(values[: ends[-1] + 1], ends) - np.uint16(least_code)
     gap_bytes: bytes = upper.tobytes() + lower.tobytes()
-    return header.tobytes() + gap_bytes + _deflated(sent)
+    return header.tobytes() + gap_bytes + _deflated(sent_codes)
 
 
-def read_patch(stream: bytes, bands: Bands, least: int = 0) -> tuple[Codes, int] | None:
+def read_patch(stream: bytes, bands: Bands, least_code: int = 0) -> tuple[Codes, int] | None:
     """Decode the codes of all elements from a result of `patch_stream`, 0 if they aren't in the patch.
 
-    `least` is the least code of a patch that hasn't all elements.
+    `least_code` is the least code of a patch that hasn't all elements.
 
     Returns:
         The codes, and the number of elements in the patch; None if the stream is malformed.
@@ -157,7 +157,7 @@ def read_patch(stream: bytes, bands: Bands, least: int = 0) -> tuple[Codes, int]
     if values is None or not patches().read_gaps(upper, upper_size, lower, numbers, members, widths, gaps):
         return None
     if count < bands.size:
-        values += np.uint16(least)
+        values += np.uint16(least_code)
     codes = np.zeros(bands.size, np.uint16)
     patches().place(bands, gaps, values, numbers, members, codes)
     return codes, count

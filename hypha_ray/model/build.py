@@ -291,9 +291,11 @@ def compare_weights(model: Model, *, needs_all: bool = False) -> list[str]:
     tensors = meta_tensors(folder, model.repository)
     with errors_as(CheckpointError, "MODEL006", f"weights of {model.repository} can't be loaded"):
         network = skeleton(model)
-        loaded = simulate_loading(network, tensors)
+        loading_report = simulate_loading(network, tensors)
     shapes = tensor_shapes(tensors)
-    return require_fit(network, loaded, shapes, model.repository, needs_all=needs_all, relabelled=sets_labels(model))
+    return require_fit(
+        network, loading_report, shapes, model.repository, needs_all=needs_all, relabelled=sets_labels(model)
+    )
 
 
 def facts(model: Model) -> Facts:
@@ -325,8 +327,8 @@ def random_model(model: Model, task: Task, config: PretrainedConfig) -> PreTrain
     """
     if model.factory is not None:
         return built_by_factory(model)
-    trusted = remote_code_allowed(model.trust_remote_code)
-    network: PreTrainedModel = auto_class(task).from_config(config, trust_remote_code=trusted)
+    is_trusted = remote_code_allowed(model.trust_remote_code)
+    network: PreTrainedModel = auto_class(task).from_config(config, trust_remote_code=is_trusted)
     return network
 
 

@@ -230,13 +230,13 @@ def _narrow(config: Any, sizes: dict[str, int], plan: _Plan) -> None:
 def _select_layers(kinds: Any, count: int) -> Any:
     """Return `count` entries of a list with one for each layer, every kind of layer among them if possible."""
     first_of_kinds: list[int] = []
-    repeated: list[int] = []
+    repeated_rows: list[int] = []
     for index, kind_name in enumerate(kinds):
         if kind_name in kinds[:index]:
-            repeated.append(index)
+            repeated_rows.append(index)
         else:
             first_of_kinds.append(index)
-    selected = sorted((first_of_kinds + repeated)[:count])
+    selected = sorted((first_of_kinds + repeated_rows)[:count])
     return type(kinds)(kinds[index] for index in selected)
 
 

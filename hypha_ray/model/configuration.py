@@ -79,17 +79,17 @@ def configuration_of(model: Model, task: Task, *, weights: bool) -> tuple[Path |
         if model.config is None:
             raise _source_error("neither")
         config = _new_configuration(settings)
-        _check_class(task, config, "[model.config]", trusted=False)
+        _check_class(task, config, "[model.config]", is_trusted=False)
         return None, config
     if not settings.keys() <= BESIDE_REPOSITORY:
         raise _source_error("both")
     model, _ = base_of(model)
     repository = str(model.repository)
-    trusted = remote_code_allowed(model.trust_remote_code)
-    folder = fetch(repository, model.revision, hub_token(model), weights=weights, code=trusted)
+    is_trusted = remote_code_allowed(model.trust_remote_code)
+    folder = fetch(repository, model.revision, hub_token(model), weights=weights, code=is_trusted)
     refuse_adapter(folder, repository)
-    config = _saved_configuration(folder, repository, trusted, model.config or {})
-    _check_class(task, config, repository, trusted)
+    config = _saved_configuration(folder, repository, is_trusted, model.config or {})
+    _check_class(task, config, repository, is_trusted)
     return folder, config
 
 
@@ -144,25 +144,25 @@ def _read_by_the_model(config: PretrainedConfig) -> set[str]:
 
 
 def _saved_configuration(
-    folder: Path, repository: str, trusted: bool, job_settings: dict[str, Any]
+    folder: Path, repository: str, is_trusted: bool, job_settings: dict[str, Any]
 ) -> PretrainedConfig:
     """Read a repository's configuration, and override its labels, special tokens and dtype by the job's.
 
     Whatever dtype the weights were saved in, they are trained in float32 unless the job names another one.
     """
     settings = read_config(folder)
-    if settings.get("model_type") not in transformers.CONFIG_MAPPING and not trusted:
+    if settings.get("model_type") not in transformers.CONFIG_MAPPING and not is_trusted:
         if "auto_map" in settings:
             raise _untrusted(repository)
         raise _unknown_model_type(f"model_type in {folder / 'config.json'}", settings.get("model_type"))
     with errors_as(CheckpointError, "MODEL005", f"configuration of {repository} can't be used"):
-        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=is_trusted)
     overrides = dict(job_settings)
     dtype = overrides.pop("dtype", "float32")
     if overrides:
         problem = f"labels or special tokens of [model.config] can't be used for {repository}"
         with errors_as(ConfigError, "MODEL004", problem):
-            config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusted, **overrides)
+            config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=is_trusted, **overrides)
     config.dtype = _dtype(dtype)
     return config
 
@@ -192,21 +192,21 @@ def auto_class(task: Task) -> Any:
     return auto
 
 
-def _check_class(task: Task, config: PretrainedConfig, source: str, trusted: bool) -> None:
+def _check_class(task: Task, config: PretrainedConfig, source: str, is_trusted: bool) -> None:
     """Refuse a configuration for which the task's Auto class has no model."""
     if type(config) in auto_class(task)._model_mapping:
         return
     custom_classes = getattr(config, "auto_map", None) or {}
     if task.auto_class in custom_classes and source != "[model.config]":
-        if trusted:
+        if is_trusted:
             return
         raise _untrusted(source)
-    fitting: set[str] = set()
+    fitting_types: set[str] = set()
     for candidate in TASKS.values():
         if candidate.name not in UNTRAINABLE and type(config) in auto_class(candidate)._model_mapping:
-            fitting.add(candidate.name)
+            fitting_types.add(candidate.name)
     problem = f"model.type doesn't fit the {config.model_type} model of {source}"
-    raise ConfigError("HUB004", problem, task.name, ", ".join(sorted(fitting)) or "none")
+    raise ConfigError("HUB004", problem, task.name, ", ".join(sorted(fitting_types)) or "none")
 
 
 def _unknown_model_type(source: str, model_type: object) -> ConfigError:
@@ -264,10 +264,10 @@ def resolve_task(task: Task, network: Any, preprocessor: Any | None, explicit: b
 
     """
     config = network.config
-    takes = parameters(network)
+    parameter_names = parameters(network)
     task = replace(task, caches=_caches(network))
     if not explicit:
-        task = replace(task, tensors=_pairs(task, takes), accepts=takes)
+        task = replace(task, tensors=_pairs(task, parameter_names), accepts=parameter_names)
     if task.labels == "masked":
         task = replace(task, masking=masking_of(config, preprocessor))
     if task.labels == "pixels":
@@ -299,12 +299,12 @@ def _caches(network: Any) -> bool:
     return "kwargs" in arguments and "use_cache" in parameters(network.base_model)
 
 
-def _pairs(task: Task, takes: frozenset[str]) -> tuple[tuple[str, str], ...]:
+def _pairs(task: Task, parameter_names: frozenset[str]) -> tuple[tuple[str, str], ...]:
     """Return the tensors that the model takes, with its keywords; all of them if its forward names none."""
     pairs: list[tuple[str, str]] = []
     for name, keyword in task.tensors:
         for alternative in (keyword, *_ALTERNATIVES.get(keyword, ())):
-            if alternative in takes:
+            if alternative in parameter_names:
                 pairs.append((name, alternative))
                 break
     if not pairs:

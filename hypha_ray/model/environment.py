@@ -39,12 +39,12 @@ _ALIGNED_BYTES = 256
 """Multiple at which a tensor begins in a buffer."""
 
 
-def use_gpus(leased: float) -> None:
+def use_gpus(leased_gpus: float) -> None:
     """Let `device_of` choose by the GPUs that this process has leased.
 
     Ray hides no GPU from a process that has leased none: it would use one that others pay for.
     """
-    _lease["gpus"] = leased
+    _lease["gpus"] = leased_gpus
 
 
 def device_of(wish: str) -> torch.device:
@@ -221,9 +221,9 @@ class Staging:
         self._sent[self._buffer_index] = self._transfers.mark()
         self._buffer_index = (self._buffer_index + 1) % len(self._buffers)
         self._filled_bytes = 0
-        sent = self._sent[self._buffer_index]
-        if sent is not None:
-            sent.synchronize()
+        last_transfer = self._sent[self._buffer_index]
+        if last_transfer is not None:
+            last_transfer.synchronize()
 
 
 @cache

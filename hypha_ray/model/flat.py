@@ -61,21 +61,25 @@ def pack(layout: Layout, fragment: int, tensors: Mapping[str, Array]) -> Flat:
 
 def check(layout: Layout, fragment: int, flat: Mapping[str, Array]) -> None:
     """Raise `CheckpointError` unless the arrays have the groups, dtypes and sizes of a fragment."""
-    expected = {group: (dtype_of(group), (elements,)) for group, elements in layout.groups(fragment).items()}
+    expected_forms = {group: (dtype_of(group), (elements,)) for group, elements in layout.groups(fragment).items()}
     got = {group: (array.dtype.name, array.shape) for group, array in flat.items()}
-    if got != expected:
+    if got != expected_forms:
         problem = f"weights of fragment {fragment} don't fit the model"
-        raise CheckpointError("MODEL010", problem, str(got), str(expected))
+        raise CheckpointError("MODEL010", problem, str(got), str(expected_forms))
 
 
 def check_names(layout: Layout, tensors: Mapping[str, Array]) -> None:
     """Raise `CheckpointError` unless the tensors have the layout's names and shapes."""
     shapes = {entry.name: entry.shape for entry in layout.entries}
-    mismatched = [name for name, shape in shapes.items() if name in tensors and tensors[name].shape != shape]
-    missing = sorted(shapes.keys() - tensors.keys())
-    unknown = sorted(tensors.keys() - shapes.keys())
+    mismatched_names = [name for name, shape in shapes.items() if name in tensors and tensors[name].shape != shape]
+    missing_names = sorted(shapes.keys() - tensors.keys())
+    unknown_names = sorted(tensors.keys() - shapes.keys())
     problems: list[str] = []
-    for fault, names in (("missing", missing), ("unknown", unknown), ("of another shape", mismatched)):
+    for fault, names in (
+        ("missing", missing_names),
+        ("unknown", unknown_names),
+        ("of another shape", mismatched_names),
+    ):
         if names:
             examples = ", ".join(names[:3])
             problems.append(f"{len(names)} {fault} ({examples})")

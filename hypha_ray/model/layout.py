@@ -95,10 +95,10 @@ def layers_of(names: Iterable[str]) -> dict[str, int]:
     return layer_of
 
 
-def _check(fragments: int, most: int, of: str) -> None:
-    if not 1 <= fragments <= most:
-        allowed = f"1 to {most}, {of}"
-        fix = f"set sync.fragments to {most} or less"
+def _check(fragments: int, most_fragments: int, of: str) -> None:
+    if not 1 <= fragments <= most_fragments:
+        allowed = f"1 to {most_fragments}, {of}"
+        fix = f"set sync.fragments to {most_fragments} or less"
         raise ConfigError("MODEL009", "sync.fragments doesn't fit the model", str(fragments), allowed, fix)
 
 
@@ -265,9 +265,9 @@ def _sent(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.requires_grad:
             yield name, parameter
-    saved = model.state_dict().keys()
+    saved_names = model.state_dict().keys()
     for name, buffer in model.named_buffers(remove_duplicate=False):
-        if name in saved:
+        if name in saved_names:
             yield name, buffer
 
 

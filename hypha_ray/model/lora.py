@@ -145,14 +145,14 @@ def merge_adapter(network: Any) -> Any:
         if name.startswith(merged):  # Layers of adapters may be nested, as those of experts are.
             continue
         if hasattr(module, "unload_and_optionally_merge_module"):
-            plain = module.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+            plain_network = module.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
         elif isinstance(module, BaseTunerLayer):
             module.merge()
-            plain = module.get_base_layer()
+            plain_network = module.get_base_layer()
         else:
             continue
         parent, _, last_name = name.rpartition(".")
-        setattr(network.get_submodule(parent), last_name, plain)
+        setattr(network.get_submodule(parent), last_name, plain_network)
         merged = (*merged, f"{name}.")
     del network.peft_config
     return network
@@ -318,10 +318,10 @@ def _load(network: PreTrainedModel, folder: Path) -> None:
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
     try:
-        saved = load_file(folder / WEIGHTS)
+        saved_tensors = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise CheckpointError("MODEL006", f"{folder / WEIGHTS} can't be loaded", str(error)) from None
-    tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in saved.items()}
+    tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in saved_tensors.items()}
     expected_shapes = tensor_shapes(get_peft_model_state_dict(network, save_embedding_layers=False))
     shapes = tensor_shapes(tensors)
     if shapes != expected_shapes:

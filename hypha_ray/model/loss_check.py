@@ -114,20 +114,20 @@ def _check_against_own(task: Task, network: Any, inputs: dict[str, Any], ours: L
         loss = _own_loss(task, network, inputs)
         if loss is None:
             return
-        expected = float(ours.trained)
+        expected_loss = float(ours.trained)
         without_shift = float(ours.trained - ours.reported + unshifted)
-        is_right = _close(loss, expected) or _close(loss, without_shift)
+        is_right = _close(loss, expected_loss) or _close(loss, without_shift)
     elif task.perplexity and isinstance(logits, torch.Tensor):
         labels = inputs["labels"]
         if logits.shape[:-1] != labels.shape:
             return
         loss = float(ours.reported)
-        expected = float(token_cross_entropy(logits, labels))
-        is_right = _close(loss, expected)
+        expected_loss = float(token_cross_entropy(logits, labels))
+        is_right = _close(loss, expected_loss)
     else:
         return
     if not is_right:
-        raise _wrong_loss(network, task, f"{loss:.6g} where the cross entropy of its tokens is {expected:.6g}")
+        raise _wrong_loss(network, task, f"{loss:.6g} where the cross entropy of its tokens is {expected_loss:.6g}")
 
 
 def _check_apart(task: Task, network: Any, samples: Samples, inputs: dict[str, Any]) -> None:
@@ -152,11 +152,11 @@ def _packing_difference(task: Task, network: Any, ids: torch.Tensor) -> float:
     for part in ids[:, : 2 * half].split(half, dim=1):
         output = forward(task, network, {"input_ids": part, "position_ids": positions})
         separate.append(output.logits)
-    alone = torch.cat(separate, dim=1)
+    separate_logits = torch.cat(separate, dim=1)
     packed_positions = torch.cat([positions, positions], dim=1)
-    packed = forward(task, network, {"input_ids": ids[:, : 2 * half], "position_ids": packed_positions})
-    difference = (packed.logits - alone).abs()
-    return float(difference.max() / alone.abs().max())
+    packed_output = forward(task, network, {"input_ids": ids[:, : 2 * half], "position_ids": packed_positions})
+    difference = (packed_output.logits - separate_logits).abs()
+    return float(difference.max() / separate_logits.abs().max())
 
 
 def _check_additive(task: Task, network: Any, samples: Samples, whole_loss: float) -> None:
@@ -322,11 +322,11 @@ def _another_token(row: torch.Tensor, position: int, vocabulary: int) -> int:
     return int(different[len(different) // 2])
 
 
-def _close(loss: float, expected: float, tolerance: float = _CLOSE) -> bool:
-    if not (math.isfinite(loss) and math.isfinite(expected)):
+def _close(loss: float, expected_loss: float, tolerance: float = _CLOSE) -> bool:
+    if not (math.isfinite(loss) and math.isfinite(expected_loss)):
         return True  # A sample that overflows and a diverged model tell nothing about the loss.
-    scale = max(abs(loss), abs(expected))
-    return abs(loss - expected) <= tolerance * scale + 1e-6
+    scale = max(abs(loss), abs(expected_loss))
+    return abs(loss - expected_loss) <= tolerance * scale + 1e-6
 
 
 @contextmanager
@@ -427,14 +427,17 @@ def _check_head(task: Task, network: Any, samples: Samples) -> None:
     inputs = task.inputs(tensors_of(few), few.keys, MASKING_SEED)
     inputs.pop("labels", None)
     with torch.inference_mode():
-        expected = forward(task, network, inputs).logits
+        expected_logits = forward(task, network, inputs).logits
         try:
             with bypassed_head(head):
                 hidden = forward(task, network, inputs).logits
             logits = head(hidden)
         except Exception as error:  # The model computes something with logits that fails with hidden states.
             raise _refused(network, reason_of(error)) from error
-    if logits.shape != expected.shape or (logits - expected).abs().max() > _SAME_LOGITS * expected.abs().max():
+    if (
+        logits.shape != expected_logits.shape
+        or (logits - expected_logits).abs().max() > _SAME_LOGITS * expected_logits.abs().max()
+    ):
         raise _refused(network, "logits that aren't those of its head")
 
 

@@ -143,12 +143,12 @@ def check_metrics(metrics: Metrics, task: Task, output: Any, inputs: Batch) -> N
 
 
 def _check(metrics: Metrics, logits: torch.Tensor, labels: torch.Tensor) -> None:
-    middle = len(labels) // 2
+    half = len(labels) // 2
     for figure, metric in metrics.items():
         whole_sums = _sums(figure, metric, logits, labels)
-        if middle:
-            first_sums = _sums(figure, metric, logits[:middle], labels[:middle])
-            second = _sums(figure, metric, logits[middle:], labels[middle:])
+        if half:
+            first_sums = _sums(figure, metric, logits[:half], labels[:half])
+            second = _sums(figure, metric, logits[half:], labels[half:])
             _require_additive(figure, whole_sums, (first_sums, second))
         try:
             value = metric.figure(whole_sums)

@@ -141,11 +141,11 @@ def mask_tokens(
     score = np.where(fixed, 2.0, choice)
     token_axes = tuple(range(1, score.ndim))
     lowest = score.min(axis=token_axes, keepdims=True)
-    chosen = (score <= np.maximum(lowest, MASKED_FRACTION)) & ~fixed
+    is_masked = (score <= np.maximum(lowest, MASKED_FRACTION)) & ~fixed
     random_ids = (replacement * masking.vocab_size).astype(tokens.dtype)
     mask_id = tokens.dtype.type(masking.mask_id)
     changed_ids = np.where(kind < 0.8, mask_id, random_ids)
-    return np.where(chosen & (kind < 0.9), changed_ids, tokens), chosen
+    return np.where(is_masked & (kind < 0.9), changed_ids, tokens), is_masked
 
 
 def _special_ids(config: Any) -> Iterable[int]:
@@ -246,9 +246,9 @@ class Task:
         pairs: list[tuple[str, str]] = []
         for name, keyword in self.tensors:
             pairs.append((name if name in batch else keyword, keyword))
-        listed = {name for pair in pairs for name in pair}
+        listed_names = {name for pair in pairs for name in pair}
         for name in batch:
-            if name in self.accepts and name not in listed and self._takes_labels(name, batch):
+            if name in self.accepts and name not in listed_names and self._takes_labels(name, batch):
                 pairs.append((name, name))
         return [(name, keyword, self._typed(keyword, batch[name])) for name, keyword in pairs if name in batch]
 
@@ -318,8 +318,8 @@ class Task:
             keys[:, 2] = np.arange(len(ids))
         padding = (labels == IGNORE_INDEX).numpy()
         fixed = padding | np.isin(tokens, self.masking.special_ids)
-        hidden, chosen = mask_tokens(tokens, fixed, self.masking, keys, seed)
-        unscored = labels.new_tensor(~chosen).bool()
+        hidden, is_masked = mask_tokens(tokens, fixed, self.masking, keys, seed)
+        unscored = labels.new_tensor(~is_masked).bool()
         return ids.new_tensor(hidden), labels.masked_fill(unscored, IGNORE_INDEX)
 
 

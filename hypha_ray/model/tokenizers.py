@@ -58,20 +58,20 @@ def load_preprocessor(preprocessor: Preprocessor, dataset: Path | None, model: M
 
     """
     token = hub_token(model)
-    trusted = remote_code_allowed(model.trust_remote_code)
+    is_trusted = remote_code_allowed(model.trust_remote_code)
     if preprocessor.repository:
-        return _load(fetch(preprocessor.repository, preprocessor.revision, token, code=trusted), trusted)
+        return _load(fetch(preprocessor.repository, preprocessor.revision, token, code=is_trusted), is_trusted)
     if dataset is not None:
         for folder in _folders(dataset):
             if _has_preprocessor(folder):
-                return _load(folder, trusted=False)
+                return _load(folder, is_trusted=False)
     if not model.repository:
         return None
     base, _ = base_of(model)
     for table in (model, base):
-        folder = fetch(str(table.repository), table.revision, token, code=trusted)
+        folder = fetch(str(table.repository), table.revision, token, code=is_trusted)
         if _has_preprocessor(folder):
-            return _load(folder, trusted)
+            return _load(folder, is_trusted)
     return None
 
 
@@ -82,8 +82,8 @@ def load_special_tokens(preprocessor: Preprocessor, dataset: Path | None, model:
         HyphaError: any error of `load_preprocessor`.
 
     """
-    loaded = load_preprocessor(preprocessor, dataset, model)
-    tokenizer: Any = getattr(loaded, "tokenizer", loaded)
+    loaded_preprocessor = load_preprocessor(preprocessor, dataset, model)
+    tokenizer: Any = getattr(loaded_preprocessor, "tokenizer", loaded_preprocessor)
     if not hasattr(tokenizer, "all_special_ids"):
         return None
     return SpecialTokens(getattr(tokenizer, "mask_token_id", None), tuple(tokenizer.all_special_ids))
@@ -101,11 +101,11 @@ def _has_preprocessor(folder: Path) -> bool:
     return any((folder / file).is_file() for file in _FILES)
 
 
-def _load(folder: Path, trusted: bool) -> Any:
+def _load(folder: Path, is_trusted: bool) -> Any:
     from transformers import AutoProcessor
 
     try:
-        return AutoProcessor.from_pretrained(folder, trust_remote_code=trusted)
+        return AutoProcessor.from_pretrained(folder, trust_remote_code=is_trusted)
     except Exception as error:  # Tokenizers raise anything from KeyError to exceptions of their Rust code.
         raise CheckpointError(
             "MODEL011",

@@ -161,7 +161,7 @@ def simulate_loading(network: PreTrainedModel, tensors: Mapping[str, torch.Tenso
 
 def require_fit(
     network: PreTrainedModel,
-    loaded: LoadingReport,
+    loading_report: LoadingReport,
     shapes: Stored,
     repository: str,
     *,
@@ -172,7 +172,7 @@ def require_fit(
 
     Args:
         network: model; only its names are read.
-        loaded: result of loading its weights.
+        loading_report: result of loading its weights.
         shapes: shapes of the repository's tensors.
         repository: name for messages.
         needs_all: the head must be in the repository, too.
@@ -187,8 +187,8 @@ def require_fit(
     """
     architectures = getattr(network.config, "architectures", None) or ()
     other_architecture = bool(architectures) and type(network).__name__ not in architectures
-    mismatched = {name for name, _, _ in loaded.mismatched}
-    missing = {name for name in loaded.missing if not _BUFFER.search(name)} | mismatched
+    mismatched = {name for name, _, _ in loading_report.mismatched}
+    missing = {name for name in loading_report.missing if not _BUFFER.search(name)} | mismatched
     new_head: set[str] = set()
     if not needs_all:
         may_be_new: set[str] = set()
@@ -200,14 +200,14 @@ def require_fit(
     if not (other_architecture or relabelled):
         new_head -= _damaged_head(network, new_head, missing)
     missing_body = missing - new_head
-    dropped = {name for name in loaded.unknown if not _is_buffer(name, shapes)}
-    unknown = {name for name in dropped if _is_needed(network, name, other_architecture)}
+    dropped_names = {name for name in loading_report.unknown if not _is_buffer(name, shapes)}
+    unknown_names = {name for name in dropped_names if _is_needed(network, name, other_architecture)}
     if missing_body:
-        raise _misfit(repository, loaded, missing_body, dropped)
-    if unknown:
-        raise _misfit(repository, loaded, missing_body, unknown)
+        raise _misfit(repository, loading_report, missing_body, dropped_names)
+    if unknown_names:
+        raise _misfit(repository, loading_report, missing_body, unknown_names)
     notes = _note(repository, "lack the head, which begins with random numbers", new_head)
-    notes += _note(repository, "are more than this model has; left out", dropped)
+    notes += _note(repository, "are more than this model has; left out", dropped_names)
     return notes
 
 
@@ -235,8 +235,8 @@ def _says_nothing(_: logging.LogRecord) -> bool:
 
 def _damaged_head(network: PreTrainedModel, head: set[str], missing: set[str]) -> set[str]:
     """Return a head's tensors whose module is partly in the files: the head is damaged, not new."""
-    loaded = network.state_dict().keys() - missing
-    loaded_modules = {_module(name) for name in loaded}
+    loaded_names = network.state_dict().keys() - missing
+    loaded_modules = {_module(name) for name in loaded_names}
     return {name for name in head if _module(name) in loaded_modules}
 
 
@@ -302,30 +302,32 @@ def _outermost_module(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _misfit(repository: str, loaded: LoadingReport, missing: set[str], unknown: set[str]) -> CheckpointError:
+def _misfit(
+    repository: str, loading_report: LoadingReport, missing_names: set[str], unknown_names: set[str]
+) -> CheckpointError:
     mismatched: list[str] = []
-    lacking = set(missing)
-    for name, file_shape, model_shape in loaded.mismatched:
-        if name in missing:
+    lacking = set(missing_names)
+    for name, file_shape, model_shape in loading_report.mismatched:
+        if name in missing_names:
             mismatched.append(f"{name} {list(file_shape)} for {list(model_shape)}")
             lacking.discard(name)
-    kinds = {"missing": sorted(lacking), "unknown": sorted(unknown), "of another shape": mismatched}
+    kinds = {"missing": sorted(lacking), "unknown": sorted(unknown_names), "of another shape": mismatched}
     counts: list[str] = []
     for kind, names in kinds.items():
         if names:
             counts.append(f"{len(names)} {kind} ({_first_names(names)})")
     problem = f"weights of {repository} aren't those of its model"
-    return CheckpointError("MODEL006", problem, "; ".join(counts), fix=_advice(missing, unknown))
+    return CheckpointError("MODEL006", problem, "; ".join(counts), fix=_advice(missing_names, unknown_names))
 
 
-def _advice(missing: set[str], unknown: set[str]) -> str:
+def _advice(missing_names: set[str], unknown_names: set[str]) -> str:
     """Return advice: a prefix of all names, for example, comes from a wrapper that was saved."""
-    for name in sorted(unknown):
-        for missing_name in missing:
+    for name in sorted(unknown_names):
+        for missing_name in missing_names:
             if name.endswith(f".{missing_name}"):
                 prefix = name.removesuffix(missing_name)
                 return f"take the prefix {prefix!r} off all names, or save the model inside its wrapper instead"
-    if unknown and not missing:
+    if unknown_names and not missing_names:
         return "mend config.json, which describes a smaller model than the file has"
     return "copy the whole folder that save_pretrained() wrote, with config.json and weights of one model"
 

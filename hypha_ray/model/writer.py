@@ -104,15 +104,15 @@ class Writer:
 
     def _sampling(self, temperature: float | None, top_p: float | None, top_k: int | None) -> dict[str, float]:
         """Return the settings of sampling, each as given or saved with the model; none for the most probable token."""
-        saved = self._network.generation_config
+        saved_config = self._network.generation_config
         if temperature is None:
-            temperature = DEFAULT_TEMPERATURE if saved.temperature is None else saved.temperature
+            temperature = DEFAULT_TEMPERATURE if saved_config.temperature is None else saved_config.temperature
         if not temperature:
             return {}
         if top_p is None:
-            top_p = saved.top_p
+            top_p = saved_config.top_p
         if top_k is None:
-            top_k = saved.top_k
+            top_k = saved_config.top_k
         # Without a number transformers chooses one of its own.
         return {"temperature": temperature, "top_p": 1.0 if top_p is None else top_p, "top_k": top_k or 0}
 

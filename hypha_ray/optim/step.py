@@ -182,10 +182,10 @@ def put_state(optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str,
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     parameters = _parameters(optimizer)
     for index, tensors in state.items():
-        loaded = optimizer.state[parameters[index]]
+        loaded_state = optimizer.state[parameters[index]]
         for name, tensor in tensors.items():
-            if loaded[name].dtype != tensor.dtype:
-                loaded[name] = tensor.to(loaded[name].device)
+            if loaded_state[name].dtype != tensor.dtype:
+                loaded_state[name] = tensor.to(loaded_state[name].device)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:

@@ -160,7 +160,7 @@ class RayGenerators:
         for name in self._names:
             if name not in self._actors:
                 self._find(name)
-        ready: list[str] = []
+        ready_names: list[str] = []
         for name, preparation in list(self._preparing.items()):
             finished, _ = ray.wait([preparation], timeout=0)
             if not finished:
@@ -171,8 +171,8 @@ class RayGenerators:
             except RayError:
                 self._actors.pop(name)
             else:
-                ready.append(name)
-        return ready
+                ready_names.append(name)
+        return ready_names
 
     def _find(self, name: str) -> None:
         """Look a generator up, and let it prepare itself."""
@@ -192,8 +192,8 @@ class RayGenerators:
 
     def wait(self, references: Sequence[Reference], timeout_s: float) -> Sequence[Arrival[Rollout]]:
         """Wait for the first answer; an error of a machine is a `GeneratorLostError`."""
-        ready, _ = ray.wait(list(references), num_returns=1, timeout=timeout_s)
-        return [Arrival(reference, self._answer(reference)) for reference in ready]
+        ready_refs, _ = ray.wait(list(references), num_returns=1, timeout=timeout_s)
+        return [Arrival(reference, self._answer(reference)) for reference in ready_refs]
 
     def _answer(self, reference: Any) -> Rollout | Exception:
         name = self._asked.pop(reference)

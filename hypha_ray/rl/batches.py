@@ -196,7 +196,7 @@ class Refill:
         left_out: list[str] = []
         draws: list[Mapping[str, Sequence[Reply]]] = []
         missing = len(batch)
-        extra = 0
+        extra_prompts = 0
         for draw in range(self._draws + 1):
             replies = respond(prompts)
             draws.append(replies)
@@ -208,14 +208,14 @@ class Refill:
             missing -= int(has_signal.sum())
             if not missing or draw == self._draws:
                 break
-            prompts = self._take(extra, missing)
+            prompts = self._take(extra_prompts, missing)
             if not len(prompts):
                 break
-            extra += len(prompts)
+            extra_prompts += len(prompts)
         if missing == len(batch):
             parts = [batch]
             del left_out[: len(batch)]
-        return Refilled(joined(parts), tuple(draws), tuple(left_out), extra)
+        return Refilled(joined(parts), tuple(draws), tuple(left_out), extra_prompts)
 
     def _take(self, start: int, count: int) -> Samples:
         """Return up to `count` of the prompts that come next, from `start` on; none if there are no more."""
@@ -293,13 +293,13 @@ def staleness_sums(streamed: Sequence[Reply], version: int) -> Sums:
     return added(sums)
 
 
-def shown_of(responded: Sequence[Responded[Rollout]], most: int) -> tuple[Mapping[str, Any], ...]:
+def shown_of(responded: Sequence[Responded[Rollout]], most_responses: int) -> tuple[Mapping[str, Any], ...]:
     """Return the records of a batch's first responses, each with the name of the process that has given it."""
     records: list[Mapping[str, Any]] = []
     for part in responded:
         for record in part.answer.facts["shown"]:
             records.append({**record, "responder": part.responder})
-    return tuple(records[:most])
+    return tuple(records[:most_responses])
 
 
 def responders_of(responded: Sequence[Responded[Rollout]]) -> tuple[PromptsOfResponder, ...]:

@@ -48,16 +48,16 @@ class Rollout(NamedTuple):
     seconds: float
     """Time of responding and rewarding."""
 
-    def reply(self, kept: Reply) -> Reply:
+    def reply(self, kept_reply: Reply) -> Reply:
         """Return the reply by which a worker keeps the samples, with the figures of their making."""
-        return replace(kept, sums=self.sums, facts=self.facts, problems=self.problems, seconds=self.seconds)
+        return replace(kept_reply, sums=self.sums, facts=self.facts, problems=self.problems, seconds=self.seconds)
 
 
 def rollout_by(role: Any, prompts: Sample, arguments: Mapping[str, Any]) -> Rollout:
     """Respond to prompts by a role that responds and rewards."""
-    began = perf_counter()
+    began_at = perf_counter()
     outcome = role.generate(prompts, arguments)
-    seconds = perf_counter() - began
+    seconds = perf_counter() - began_at
     return Rollout(outcome.sample, outcome.sums, outcome.facts, outcome.problems, seconds)
 
 
@@ -209,13 +209,13 @@ class Dispatch(Generic[A]):
 
     def expire(self, now: float) -> tuple[str, ...]:
         """Queue pieces again whose generators haven't answered in time; return the names of these."""
-        late: list[str] = []
+        late_generators: list[str] = []
         for name, request in self._under_way.items():
             if not request.is_overdue and now - request.asked_at > self._deadline_s:
                 request.is_overdue = True
                 self._queue_again(request.piece)
-                late.append(name)
-        return tuple(late)
+                late_generators.append(name)
+        return tuple(late_generators)
 
     def answers(self, batch: int) -> list[Responded[A]] | None:
         """Return the answers to a batch in the order of its pieces; None until all are there."""

@@ -164,13 +164,13 @@ class Island(WholeModel):
 
     def evaluate(self, batches: Iterable[Samples]) -> Sums:
         """Return reward, pass@1 and length of responses, which are sampled with the same random numbers each time."""
-        remaining = iter(batches)
-        first_prompt = next(remaining, None)
+        batches_left = iter(batches)
+        first_prompt = next(batches_left, None)
         if first_prompt is None:
             self._validation = None
             return {}
         self._validation = sample_of(first_prompt)
-        return validate(self._traverse, chain([first_prompt], remaining), self._rl, self._merged_version)
+        return validate(self._traverse, chain([first_prompt], batches_left), self._rl, self._merged_version)
 
     def merged(self, version: int) -> None:
         """Let the reference have the merged weights, if it is the policy that the round began with.
@@ -264,14 +264,16 @@ class Island(WholeModel):
         sums = staleness_sums(streamed, self._version)
         return Traversed(replies, (), rewarded[0].facts["shown"], sums, self._master.collectives)
 
-    def _traverse_shared(self, shared: SharedRollouts, prompts: Sample, extras: Mapping[str, Extras]) -> Traversed:
+    def _traverse_shared(
+        self, shared_rollouts: SharedRollouts, prompts: Sample, extras: Mapping[str, Extras]
+    ) -> Traversed:
         """Have generators respond to a batch, and take it through the graph of a step."""
         self._master.clear()  # A batch that is repeated has ids that were trained on before.
-        responded = shared.fetch([prompts, *self._upcoming], self._version, self._merged_version)
+        responded = shared_rollouts.fetch([prompts, *self._upcoming], self._version, self._merged_version)
         rollouts: list[Reply] = []
         for part in responded:
-            kept = self._master.keep(0, part.answer.sample)
-            rollouts.append(part.answer.reply(kept))
+            kept_reply = self._master.keep(0, part.answer.sample)
+            rollouts.append(part.answer.reply(kept_reply))
         replies = {ROLLOUT: tuple(rollouts), **self._traverse(self._graph, prompts, extras, rollouts)}
         sums = shares_of_generators(responded)
         if self._rl.is_asynchronous:

@@ -204,16 +204,16 @@ class Learner(Role):
         return self._objective.loss(part, weights, scores)
 
 
-def trained_tokens(rl: RL, responses: Responses, kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def trained_tokens(rl: RL, responses: Responses, is_kept: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the mask of tokens that are trained on, and the flags of responses that a mean over responses is of.
 
     Args:
         rl: table of the job file.
         responses: responses of a batch.
-        kept: flags of responses that aren't left out, [responses].
+        is_kept: flags of responses that aren't left out, [responses].
 
     """
-    mask = responses.mask * kept[:, None]
+    mask = responses.mask * is_kept[:, None]
     counted = mask.sum(1) > 0
     if rl.mask_truncated:
         mask = mask * responses.ended[:, None]

@@ -152,8 +152,8 @@ def packed_numbers(sample: Sample, columns: Mapping[str, Packed]) -> Sample:
 
 def tokens_of(sample: Sample, key: str, device: torch.device) -> torch.Tensor:
     """Return values of the tokens of each response, padded with zeros on the right, [responses, tokens]."""
-    padded = _padded(sample.data[key], token_mask(sample))
-    return padded.to(device)
+    padded_values = _padded(sample.data[key], token_mask(sample))
+    return padded_values.to(device)
 
 
 def responses_of(sample: Sample, device: torch.device) -> Responses:
@@ -193,9 +193,9 @@ def _grouped(lengths: list[int], group: int) -> Lengths:
 
 
 def _padded(packed: Packed, mask: npt.NDArray[np.bool_]) -> torch.Tensor:
-    padded = np.zeros(mask.shape, packed.dtype)
-    padded[mask] = packed
-    return torch.from_numpy(padded)
+    padded_values = np.zeros(mask.shape, packed.dtype)
+    padded_values[mask] = packed
+    return torch.from_numpy(padded_values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,7 @@ class Generator(PolicyRole):
         settings = evaluation_sampling(self._rl) if is_evaluation else training_sampling(self._rl)
         sampling = replace(settings, vocabulary=self.policy.vocabulary)
         problems: list[str] = []
-        began = time.thread_time()
+        began_at = time.thread_time()
 
         def respond(ids: Integers, mask: Integers, keys: Integers, sampling: Sampling) -> Responses:
             responses, new_problems = self._respond(ids, mask, keys, sampling, is_evaluation)
@@ -167,7 +167,7 @@ class Generator(PolicyRole):
             records = records_of(sample.data["reward_data"])
             trajectories = self._rollouts.play(token_ids, sample.data["keys"], records, sampling, respond)
             generated = packed_episodes(sample.ids, trajectories, sampling.samples)
-        worked_s = time.thread_time() - began
+        worked_s = time.thread_time() - began_at
         if failpoint("rl.generate") == "triple":
             time.sleep(2 * worked_s)
         return RoleOutcome(generated, problems=tuple(dict.fromkeys(problems)))
@@ -219,9 +219,9 @@ class Generator(PolicyRole):
         rows = int(embeddings.shape[0])
         tokens = responses.ids[:, responses.prompt_width :]
         ids = tokens[mask]
-        unknown = torch.tensor(self.policy.vocabulary.unknown(rows), dtype=torch.long, device=ids.device)
+        unknown_ids = torch.tensor(self.policy.vocabulary.unknown(rows), dtype=torch.long, device=ids.device)
         problem = f"{engine.name} has made what can't be a response"
-        wrong_ids = ids[(ids < 0) | (ids >= rows) | torch.isin(ids, unknown)]
+        wrong_ids = ids[(ids < 0) | (ids >= rows) | torch.isin(ids, unknown_ids)]
         if len(wrong_ids):
             got = f"the token id {int(wrong_ids[0])}"
             raise ConfigError("RL021", problem, got, "ids of the model that its tokenizer has", engine.remedy)

@@ -191,8 +191,8 @@ class ModelScores:
                 continue
             rows = [torch.tensor(tokens[name]) for tokens in batch]
             padding = self._padding.get(name, 0)
-            padded = pad_sequence(rows, batch_first=True, padding_value=padding)
-            inputs[name] = padded.to(self._network.device)
+            padded_ids = pad_sequence(rows, batch_first=True, padding_value=padding)
+            inputs[name] = padded_ids.to(self._network.device)
         if "use_cache" in self._accepted:
             inputs["use_cache"] = False
         output = self._network(**inputs)
@@ -259,13 +259,13 @@ def check_reward_model(reward: Reward, model: Model) -> list[str]:
 
 def _check_padding(network: Any, settings: RewardModel, tokenizer: Any) -> None:
     """Compare scores of texts of different lengths with those of each text by itself."""
-    plain = settings.model_copy(update={"chat_column": None})
+    plain_settings = settings.model_copy(update={"chat_column": None})
     texts = [Response(str(10**length), "1", (), True, {}, 1) for length in range(3)]
-    scores = ModelScores(plain, network, tokenizer)
+    scores = ModelScores(plain_settings, network, tokenizer)
     distances: list[float] = []
-    for text, (padded,) in zip(texts, scores.rewards(texts), strict=True):
-        [(alone,)] = scores.rewards([text])
-        distances.append(abs(padded - alone))
+    for text, (padded_score,) in zip(texts, scores.rewards(texts), strict=True):
+        [(single_score,)] = scores.rewards([text])
+        distances.append(abs(padded_score - single_score))
     largest = max(distances)
     if not largest <= _CLOSE:
         raise unfit(settings, f"scores {largest:.2g} apart with padding and without", f"up to {_CLOSE:g}")
@@ -276,8 +276,8 @@ def _model_table(settings: RewardModel, model: Model) -> Model:
     if settings.repository is None:
         fix = "name a sequence classifier with one label in rl.reward.model.repository"
         raise ConfigError("RWD007", "reward function model has no model", fix=fix)
-    trusted = remote_code_allowed(model.trust_remote_code)
-    folder = Path(fetch(settings.repository, settings.revision, hub_token(model), code=trusted))
+    is_trusted = remote_code_allowed(model.trust_remote_code)
+    folder = Path(fetch(settings.repository, settings.revision, hub_token(model), code=is_trusted))
     config = read_config(folder)
     architectures = config.get("architectures") or [None]
     architecture = str(architectures[0])

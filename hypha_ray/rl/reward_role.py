@@ -65,10 +65,12 @@ class RewardRole(Role):
             turns = sample.data["turns"]
             sums["turns"] = float(turns.sum()), float(len(turns))
         rewards = torch.from_numpy(scored.total)
-        equal = equal_groups(rewards)
+        has_equal_rewards = equal_groups(rewards)
         if arguments.get("evaluation"):
             sums |= _pass_sums(scored)
-        without_signal = [name for name, is_equal in zip(sample.ids, equal.tolist(), strict=True) if is_equal]
+        without_signal = [
+            name for name, is_equal in zip(sample.ids, has_equal_rewards.tolist(), strict=True) if is_equal
+        ]
         facts = {
             "shown": rollout_records(sample.ids, scored, self._shown),
             "without_signal": without_signal,
@@ -102,8 +104,8 @@ def _pass_sums(scored: Scored) -> Sums:
 def _length_sums(responses: Responses) -> Sums:
     count = float(len(responses.ended))
     tokens = float(responses.mask.sum())
-    ended = float(responses.ended.sum())
-    return {"response_tokens": (tokens, count), "truncated": (count - ended, count)}
+    ended_count = float(responses.ended.sum())
+    return {"response_tokens": (tokens, count), "truncated": (count - ended_count, count)}
 
 
 class Advantage(Role):
@@ -140,7 +142,7 @@ class Advantage(Role):
         rewards = torch.tensor(sample.data["rewards"])
         rewards = rewards.view(len(sample.ids), -1)
         is_absent = rewards.isnan()
-        equal = equal_groups(rewards)
+        has_equal_rewards = equal_groups(rewards)
         sums = _equal_sums(rewards)
         mask = sampled_mask(sample)
         divergence = self._divergence(sample, mask)
@@ -149,7 +151,7 @@ class Advantage(Role):
             sums["kl_coefficient"] = self._kl_of_batch, 1.0
             mean = float(divergence.sum() / mask.sum())
             self.kl = adapted(self._kl_of_batch, mean, self._rl.kl_target, len(mask), self._rl.kl_horizon)
-        groups_left_out = equal & self._recipe.drop_equal_groups
+        groups_left_out = has_equal_rewards & self._recipe.drop_equal_groups
         left_out = groups_left_out[:, None] | (is_absent & self._rl.has_critic)
         is_trained_on = ~left_out.flatten()
         flags = packed_numbers(sample, {"kept": is_trained_on.numpy()})

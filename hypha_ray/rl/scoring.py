@@ -172,12 +172,12 @@ class Scorer:
         masks = responses.mask.cpu().bool()
         texts = self._prompts(prompts)
         records = records_of(prompts["reward_data"])
-        for row, ended in enumerate(responses.ended.tolist()):
+        for row, has_ended in enumerate(responses.ended.tolist()):
             prompt = row // samples
             tokens = tuple(ids[row][masks[row]].tolist())
-            text_tokens = tokens[:-1] if ended else tokens  # A text would show an end token that isn't special.
+            text_tokens = tokens[:-1] if has_ended else tokens  # A text would show an end token that isn't special.
             text = self._text(text_tokens)
-            response = Response(texts[prompt], text, tokens, ended, records[prompt], self._longest, self._is_chat)
+            response = Response(texts[prompt], text, tokens, has_ended, records[prompt], self._longest, self._is_chat)
             yield replace(response, trainer_state=states[prompt]) if states else response
 
     def _conversations(
@@ -253,12 +253,12 @@ def _parts(names: Sequence[str], rows: Sequence[Sequence[float]]) -> dict[str, n
 
 def _extra(names: Sequence[str], row: Sequence[float]) -> dict[str, Any]:
     """Return what functions have logged of a response, to be shown in its record."""
-    extra: dict[str, Any] = {}
+    extra_columns: dict[str, Any] = {}
     for name, reward in zip(names, row, strict=True):
         if isinstance(reward, PartedReward):
             for column, value in reward.extra.items():
-                extra[f"{name}/{column}"] = value
-    return extra
+                extra_columns[f"{name}/{column}"] = value
+    return extra_columns
 
 
 def _sum(rewards: npt.NDArray[np.float64]) -> tuple[float, float]:
@@ -291,9 +291,9 @@ def _record(key: str, response: Response, scored: Scored, prompt: int, sample_nu
     if response.conversation:
         turns = [{**turn, "content": turn["content"][:_LONGEST]} for turn in response.conversation]
         details["conversation"] = turns
-    extra = scored.extra[prompt * scored.total.shape[1] + sample_number]
-    if extra:
-        details["extra"] = extra
+    extra_columns = scored.extra[prompt * scored.total.shape[1] + sample_number]
+    if extra_columns:
+        details["extra"] = extra_columns
     return {
         "epoch": epoch,
         "slice": index,

@@ -102,17 +102,17 @@ class SchedulerCore:
         """Seconds between two checks for silent workers and empty slots."""
         self._store_pace = StorePace(resume_point.next_round, self._out)
 
-    def start(self, fitting: Collection[int], now: float) -> list[c.Command]:
-        """Hire workers; the first round waits for the numbers in `fitting`, the others come when there is room."""
+    def start(self, fitting_workers: Collection[int], now: float) -> list[c.Command]:
+        """Hire workers; the first round waits for `fitting_workers`, the others come when there is room."""
         resume_point = self._resume_point
         self._out.event("attempt", now, attempt=resume_point.attempt, next_round=resume_point.next_round)
         for text in resume_point.skipped:
             self._out.problem(text, now)
-        self._roster.open(fitting, now)
+        self._roster.open(fitting_workers, now)
         self._goal_planner.begin(now)
         self._hire(now)
         self._starters = set(self._roster.starting)
-        if fitting:
+        if fitting_workers:
             self._set_timer("start", now + self._resources.start_deadline_s)
         else:
             self._set_timer("idle", now + self._resources.max_idle_s)
@@ -262,7 +262,7 @@ class SchedulerCore:
 
     def _end_timers(self, now: float) -> list[str]:
         """Check for silent workers and empty slots if that is due; return the names of timers that are over."""
-        ended_timers = [name for name, at in self._timers.items() if now >= at]
+        ended_timers = [name for name, ends_at in self._timers.items() if now >= ends_at]
         if "check" in ended_timers:
             self._set_timer("check", now + self._check_s)
             for source, reason in self._roster.silent(now, self._strategy.busy):
@@ -274,12 +274,12 @@ class SchedulerCore:
 
     def _stop_waiting_for_starters(self, now: float) -> None:
         """At the start deadline continue with the ready workers, if they are enough."""
-        late = self._starters
+        late_starters = self._starters
         self._starters = set()
         if self._roster.assignable_count < self._needed:
             self._give_up(self._too_few("were ready by the start deadline"), now)
             return
-        for source in sorted(late, key=attrgetter("worker")):
+        for source in sorted(late_starters, key=attrgetter("worker")):
             self._lose_worker(source, "not ready by the start deadline", now)
 
     def _give_up(self, error: Exception, now: float) -> None:
@@ -300,29 +300,29 @@ class SchedulerCore:
     def _record_event(self, event: t.Event, now: float) -> None:
         """Handle a worker's event, unless it has lost its lease or the event isn't of the current round."""
         source = event.source
-        trusted = self._roster.renew_lease(source, now, progress=not isinstance(event, t.Alive))
-        if trusted and isinstance(event, t.Merged) and event.theta_sha256 is not None:
-            trusted = self._has_right_weights(source, event.version, event.theta_sha256, now)
+        is_trusted = self._roster.renew_lease(source, now, progress=not isinstance(event, t.Alive))
+        if is_trusted and isinstance(event, t.Merged) and event.theta_sha256 is not None:
+            is_trusted = self._has_right_weights(source, event.version, event.theta_sha256, now)
         member = self._roster.member(source)
         match event:
             case t.Report() | t.Delta() | t.Merged() | t.Evaluated() if (
-                trusted and member and self._strategy.accepts(member, event)
+                is_trusted and member and self._strategy.accepts(member, event)
             ):
                 self._strategy.handle(member, event, now)
             case t.Alive(work=work, limited=limited, machine=machine):
-                if trusted:
+                if is_trusted:
                     self._roster.works_on(source, work, limited, machine, now)
-            case t.Ready() if trusted:
+            case t.Ready() if is_trusted:
                 self._admit(event, now)
-            case t.Leaving(reason=reason) if trusted:
+            case t.Leaving(reason=reason) if is_trusted:
                 if self._roster.leave(source):
                     self._out.event("leaving", now, worker=source.worker, incarnation=source.incarnation, reason=reason)
                     self._strategy.correct_plans(now)
-            case t.Left() if trusted:
+            case t.Left() if is_trusted:
                 self._lose_worker(source, "left", now, blame=False)
-            case t.Damaged() | t.RolloutReport() | t.ModelWorkersRevived() | t.WorkerWarned() if trusted:
+            case t.Damaged() | t.RolloutReport() | t.ModelWorkersRevived() | t.WorkerWarned() if is_trusted:
                 self._out.logged(event, now)
-            case t.Failed(error=error) if trusted:
+            case t.Failed(error=error) if is_trusted:
                 self._out.finish(error)
             case _:
                 self._out.stale(event, now)
@@ -363,8 +363,8 @@ class SchedulerCore:
         if was_present and self._roster.is_fatal(work):
             self._give_up(fatal(work, reason), now)
         elif was_present and losses == FATAL:
-            repeated = f"worker {source.worker} was lost {losses} times in a row at {work}, and no other one was"
-            self._out.problem(f"{repeated}: its next starts wait longer, so see to its machine", now)
+            repeated_reason = f"worker {source.worker} was lost {losses} times in a row at {work}, and no other one was"
+            self._out.problem(f"{repeated_reason}: its next starts wait longer, so see to its machine", now)
         return was_present
 
     def _limit_waiting(self, now: float) -> None:

@@ -213,8 +213,8 @@ class GoalPlanner:
             self._is_late = True
             begun_s = now - (self._ends_at - (self._goal.by_s or 0.0))
             end = duration(begun_s + decision.end_s)
-            late = duration(-decision.spare_s)
-            text = f"at this rate the run ends after {end}, {late} after its goal.by of {self._goal.by}"
+            late_text = duration(-decision.spare_s)
+            text = f"at this rate the run ends after {end}, {late_text} after its goal.by of {self._goal.by}"
             self._out.problem(f"{text}: raise goal.by or {self._remedy(decision, standing)}", now)
 
     def _remedy(self, decision: Decision, standing: Standing) -> str:

@@ -36,13 +36,13 @@ class Ledger:
     """
 
     def __init__(
-        self, slices: Sequence[SliceInfo], seed: int, most: int | None = None, epochs: int | None = None
+        self, slices: Sequence[SliceInfo], seed: int, most_samples: int | None = None, epochs: int | None = None
     ) -> None:
         self._sizes = {info.index: info.samples for info in slices}
         if not self._sizes or len(self._sizes) < len(slices) or min(self._sizes.values()) < 1:
             raise LedgerError("LED001", "there are no slices, or one is empty or listed twice")
         self._seed = seed
-        self._most = most
+        self._most = most_samples
         self._limit = epochs
         self._epoch_samples = sum(self._sizes.values())
         self._oldest = 0
@@ -56,7 +56,7 @@ class Ledger:
         slices: Sequence[SliceInfo],
         seed: int,
         state: Mapping[str, Any],
-        most: int | None = None,
+        most_samples: int | None = None,
         epochs: int | None = None,
     ) -> Ledger:
         """Restore a ledger from its `state`; all samples that aren't used are available.
@@ -67,7 +67,7 @@ class Ledger:
             LedgerError: the state doesn't fit the slices.
 
         """
-        ledger = cls(slices, seed, most, epochs)
+        ledger = cls(slices, seed, most_samples, epochs)
         ledger._oldest = state["epoch"]
         used_spans = by_slice(Span(*fields) for fields in state["used"])
         for (number, index), spans in used_spans.items():

@@ -302,8 +302,8 @@ class Outbox:
         for index, sample in event.samples[:MAX_LISTED_SAMPLES]:
             self.event("damaged", now, **worker, round=event.round, slice=index, sample=sample, whole_batch=event.whole)
         index, sample = event.samples[0]
-        further = len(event.samples) - 1
-        more = f" and {further} more" if further else ""
+        further_samples = len(event.samples) - 1
+        more = f" and {further_samples} more" if further_samples else ""
         left_out = "the batch is skipped" if event.whole else "left out"
         self.problem(f"slice {index}, sample {sample}{more}: no finite loss and gradient, {left_out}", now)
 

@@ -145,11 +145,11 @@ class Mixture:
                 newer[ledger.epoch] = ledger.cursors()
             for epoch_number, cursors in newer.items():
                 by_epoch[epoch_number] = by_epoch.get(epoch_number, {}) | cursors
-        ahead: dict[int, dict[int, int]] = {}
+        newer_cursors: dict[int, dict[int, int]] = {}
         for epoch_number, cursors in sorted(by_epoch.items()):
             if cursors:
-                ahead[epoch_number] = dict(sorted(cursors.items()))
-        return ahead
+                newer_cursors[epoch_number] = dict(sorted(cursors.items()))
+        return newer_cursors
 
     def shares(self) -> dict[str, list[int]]:
         """Used samples of each worker by dataset, as plain JSON, for the attempt that may follow."""

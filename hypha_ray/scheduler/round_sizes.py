@@ -191,16 +191,16 @@ def fitted(samples_by_worker: Mapping[int, int], needy: Collection[int], samples
 
     A worker in `needy` keeps at least one, also if there are more together then.
     """
-    fitting = dict(samples_by_worker)
-    excess = sum(fitting.values()) - samples
-    for worker in reversed(fitting):
+    fitting_samples = dict(samples_by_worker)
+    excess = sum(fitting_samples.values()) - samples
+    for worker in reversed(fitting_samples):
         if excess <= 0:
             break
         least_samples = 1 if worker in needy else 0
-        cut = min(excess, max(0, fitting[worker] - least_samples))
-        fitting[worker] -= cut
+        cut = min(excess, max(0, fitting_samples[worker] - least_samples))
+        fitting_samples[worker] -= cut
         excess -= cut
-    return fitting
+    return fitting_samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +225,8 @@ class FleetProgress:
     @property
     def further(self) -> Counts:
         """Batches of its present plan that each worker hasn't done."""
-        further: Counts = np.maximum(0, self.planned - self.done)
-        return further
+        further_batches: Counts = np.maximum(0, self.planned - self.done)
+        return further_batches
 
     def finish_s(self) -> Floats:
         """Seconds from the origin to the expected end of each worker's present plan."""
@@ -239,12 +239,12 @@ def progress_of(
     evaluating: bool,
     report_every_s: float,
     now: float,
-    equal: bool = False,
+    equal_batches: bool = False,
 ) -> tuple[float, FleetProgress]:
     """Expected progress of the fleet in a round, and the time that its paces count from, on the scheduler's clock.
 
     Batches that a worker should have finished since its last report are counted. It would have reported any that don't
-    fit into `report_every_s`, so longer silence means a slow batch that isn't finished. With `equal` batches for all,
+    fit into `report_every_s`, so longer silence means a slow batch that isn't finished. With equal batches for all,
     silence only bounds the batch time.
     """
     progresses = [member.progress for member in members]
@@ -253,24 +253,24 @@ def progress_of(
     sizes = np.array([member.batch_size for member in members])
     variance = np.array([member.batch_time.variance for member in members])
     known_s = batch_seconds_column(members)
-    idle = planned == 0
+    is_idle = planned == 0
     heard_at = np.array([progress.heard_at for progress in progresses], np.float64)  # None becomes NaN.
-    heard_at[idle] = now
+    heard_at[is_idle] = now
     for row in np.flatnonzero(np.isnan(heard_at)).tolist():
         overhead_s = members[row].overhead[evaluating].mean or 0.0
         heard_at[row] = max(now, started_at + overhead_s)
     silence_s = now - heard_at
     batch_s = np.maximum(known_s, silence_s - report_every_s)
     origin = now - float(batch_s.max())
-    unreported_s = silence_s if equal else np.minimum(silence_s, report_every_s)
+    unreported_s = silence_s if equal_batches else np.minimum(silence_s, report_every_s)
     unreported_batches = np.maximum(0, np.floor(unreported_s / batch_s)).astype(np.int64)
     began_at = heard_at + unreported_batches * batch_s
-    if not equal:
+    if not equal_batches:
         began_at = np.maximum(began_at, now - (1 - OVERDUE_SHARE) * batch_s)
     done = np.minimum(reported_batches + unreported_batches, planned)
     offset_s = np.maximum(0.0, began_at - origin)
     workers = [member.source.worker for member in members]
-    return origin, FleetProgress(workers, planned, done, batch_s, sizes, offset_s, np.sqrt(variance), idle)
+    return origin, FleetProgress(workers, planned, done, batch_s, sizes, offset_s, np.sqrt(variance), is_idle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,7 @@ class _Remainder:
 
 
 def correct(
-    fleet: FleetProgress, planned_samples: int, missing_samples: int, now_s: float, equal: bool
+    fleet: FleetProgress, planned_samples: int, missing_samples: int, now_s: float, equal_batches: bool
 ) -> CorrectedAllocation:
     """Plan anew for the workers of a round that haven't delivered.
 
@@ -316,29 +316,29 @@ def correct(
         planned_samples: number of samples in their present plans.
         missing_samples: number of samples of the round's target that aren't delivered.
         now_s: present time, in seconds from the origin of the paces.
-        equal: whether all workers get equally many batches; then batch times are taken as exact.
+        equal_batches: whether all workers get equally many batches; then batch times are taken as exact.
 
     """
     misses_target = planned_samples < missing_samples
-    remainder = _exact(fleet) if equal else _remainder(fleet, now_s, misses_target)
+    remainder = _exact(fleet) if equal_batches else _remainder(fleet, now_s, misses_target)
     kept_batches = fleet.done + remainder.certain
     missing_samples -= int(kept_batches @ fleet.sizes)
-    shared_finish_s, further = _shared_out(fleet, remainder, max(0, missing_samples))
+    shared_finish_s, further_batches = _shared_out(fleet, remainder, max(0, missing_samples))
     certain_ends_s = remainder.offset_s[remainder.certain > 0]
     finish_s = float(certain_ends_s.max(initial=max(now_s, shared_finish_s)))
-    return CorrectedAllocation(kept_batches + further, finish_s, float(remainder.finish_s.max()), misses_target)
+    return CorrectedAllocation(kept_batches + further_batches, finish_s, float(remainder.finish_s.max()), misses_target)
 
 
 def _shared_out(fleet: FleetProgress, remainder: _Remainder, missing_samples: int) -> tuple[float, Counts]:
     """Time at which the missing samples are delivered, and further batches of each worker whose plan isn't kept."""
-    further = np.zeros_like(fleet.done)
+    further_batches = np.zeros_like(fleet.done)
     rows = np.flatnonzero(~remainder.closed)
     if not len(rows):
-        return 0.0, further
+        return 0.0, further_batches
     workers = [fleet.workers[row] for row in rows.tolist()]
     columns = fleet.batch_s[rows], fleet.sizes[rows], remainder.offset_s[rows]
-    finish_s, further[rows], _ = plan_columns(workers, *columns, missing_samples)
-    return finish_s, further
+    finish_s, further_batches[rows], _ = plan_columns(workers, *columns, missing_samples)
+    return finish_s, further_batches
 
 
 def cautious(members: Sequence[WorkerState], paces: Sequence[Pace], allocation: Allocation) -> list[Pace]:

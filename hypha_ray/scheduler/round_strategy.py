@@ -79,16 +79,16 @@ class Evaluation:
         parts = [part for _, part in sorted(self.parts.items()) if part.has_weight]
         if not parts or not self.complete:
             return None
-        common = set(parts[0].sums)
+        common_names = set(parts[0].sums)
         for part in parts[1:]:
-            common &= part.sums.keys()
+            common_names &= part.sums.keys()
         sums: Sums = {}
         count = 0.0
         for name, (total, weight) in added(part.sums for part in parts).items():
             is_metric = name.startswith(METRIC)
-            if name in common or is_metric:
+            if name in common_names or is_metric:
                 sums[name] = total, weight
-            if name in common and not is_metric:
+            if name in common_names and not is_metric:
                 count = max(count, weight)
         figures = figures_of(sums, perplexity, metrics)
         seconds = max(part.seconds for part in parts)
@@ -194,15 +194,15 @@ class PendingRounds(Generic[C]):
         workers: set[int] = set()
         if self._evaluation is not None:
             workers.update(self._evaluation.pending)
-        for committed in self.awaiting_merge:
-            if committed.number < version:
-                workers |= committed.merging
+        for committed_round in self.awaiting_merge:
+            if committed_round.number < version:
+                workers |= committed_round.merging
         return workers
 
     def forget(self, worker: int) -> None:
         """Stop waiting for a lost worker; its evaluation share goes to another."""
-        for committed in self.awaiting_merge:
-            committed.merging.discard(worker)
+        for committed_round in self.awaiting_merge:
+            committed_round.merging.discard(worker)
         if self._evaluation is not None:
             self._evaluation.lose(worker)
 
@@ -211,9 +211,9 @@ class PendingRounds(Generic[C]):
 
         A partial evaluation makes no record.
         """
-        for committed in self.awaiting_merge:
-            if committed.number < version:
-                committed.merging.clear()
+        for committed_round in self.awaiting_merge:
+            if committed_round.number < version:
+                committed_round.merging.clear()
         if self._evaluation is not None and self._evaluation.weights_round < version:
             self._evaluation = None
         self.settle(now)
@@ -239,9 +239,9 @@ class PendingRounds(Generic[C]):
     def emit(self, now: float) -> None:
         """Write the record of the oldest round, if any."""
         if self.awaiting_merge:
-            committed = self.awaiting_merge[-1].number + 1
+            committed_rounds = self.awaiting_merge[-1].number + 1
             oldest_round = self.awaiting_merge.popleft()
-            rounds = self._plans.expected_rounds(committed)
+            rounds = self._plans.expected_rounds(committed_rounds)
             record = oldest_round.record(rounds, self._totals.elapsed_s(now), self._plans.ledger.epoch)
             self._times.record(oldest_round.number, now)
             self._plans.round_sizes.observe(oldest_round.number, self._times.recorded(oldest_round.number))
@@ -287,15 +287,15 @@ State: TypeAlias = Waiting[R] | Training[R] | Reducing[R] | Evaluating[R]
 
 def strike(roster: Roster, out: Outbox, verdict: Verdict, now: float) -> list[Source]:
     """Count strikes for a verdict's rejections; return the workers that are excluded."""
-    excluded: list[Source] = []
+    excluded_workers: list[Source] = []
     for rejection in verdict.rejected:
         worker = rejection.worker
         if rejection.blamed and roster.strike(worker):
             out.event("exclude", now, worker=worker, strikes=roster.most_strikes)
             source = roster.slots[worker].source
             if source is not None:
-                excluded.append(source)
-    return excluded
+                excluded_workers.append(source)
+    return excluded_workers
 
 
 class RoundStrategy(Generic[R, C]):
@@ -370,12 +370,12 @@ class RoundStrategy(Generic[R, C]):
             uncommitted = warmup_rounds * self._job.samples(0) + later_rounds * self.plans.round_sizes.samples
         return max(0, uncommitted - (self.samples - self._totals.samples))
 
-    def _enter(self, current: R, round_number: int) -> None:
+    def _enter(self, current_round: R, round_number: int) -> None:
         """Make a round the current one; the round after the last only evaluates."""
         if self.plans.is_over(round_number):
-            self.state = Evaluating(current)
+            self.state = Evaluating(current_round)
         else:
-            self.state = Training(current)
+            self.state = Training(current_round)
 
     def correct_plans(self, now: float, urgent: bool = False) -> None:
         """Adapt plans to the progress of other workers; without a barrier there is nothing to adapt."""

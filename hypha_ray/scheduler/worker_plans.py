@@ -157,7 +157,7 @@ class WorkerPlans:
     """
 
     def __init__(
-        self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, resume_point: ResumePoint, most: int
+        self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, resume_point: ResumePoint, most_samples: int
     ) -> None:
         self._job = job
         self._sizes = sizes
@@ -180,13 +180,13 @@ class WorkerPlans:
                 train,
                 weights,
                 job.run.seed,
-                most,
+                most_samples,
                 resume_point.used,
                 resume_point.state.get("mixture", {}),
                 job.rounds.epochs,
             )
         else:
-            self.ledger = Ledger.restore(train, job.run.seed, resume_point.used, most, job.rounds.epochs)
+            self.ledger = Ledger.restore(train, job.run.seed, resume_point.used, most_samples, job.rounds.epochs)
 
     def resize(self, job: Job) -> None:
         """Go on with rounds of another length, and another number of them."""
@@ -203,12 +203,12 @@ class WorkerPlans:
             return self.used_up
         return round_number == self._job.rounds.update_rounds
 
-    def expected_rounds(self, committed: int) -> int:
+    def expected_rounds(self, committed_rounds: int) -> int:
         """Number of rounds of the whole run, as far as is known after so many commits."""
         if not self.ends_by_samples:
             return self._job.rounds.update_rounds
         unused = self.ledger.unused
-        rounds = committed + rounds_for(self._job, unused, committed)
+        rounds = committed_rounds + rounds_for(self._job, unused, committed_rounds)
         if unused and self._job.sync.traits.has_barrier:
             return max(rounds, self._job.rounds.update_rounds)
         return rounds
@@ -328,9 +328,9 @@ class WorkerPlans:
         shares = {"mixture": self.ledger.shares()} if isinstance(self.ledger, Mixture) else {}
         return {**shares, **self.round_sizes.state()}
 
-    def commit(self, spans: Mapping[int, Sequence[Span]], ahead: Mapping[int, Sequence[Span]]) -> None:
+    def commit(self, spans: Mapping[int, Sequence[Span]], ahead_spans: Mapping[int, Sequence[Span]]) -> None:
         """Mark samples as used, and release all others except those of later rounds."""
         self.ledger.commit(spans)
         for worker in self._assigned:
-            self.ledger.release(worker, ahead.get(worker, ()))
-        self._assigned = set(ahead)
+            self.ledger.release(worker, ahead_spans.get(worker, ()))
+        self._assigned = set(ahead_spans)

@@ -73,18 +73,18 @@ class Decayed:
         self._weight = self._gain(count)
 
     def _follow(self, mean: float, seconds: float, count: int) -> None:
-        believed = min(max(seconds, mean / self._outlier), mean * self._outlier)
-        earlier = self._doubted
-        self._doubted = None if believed == seconds else seconds
-        if self._doubted is not None and earlier is not None and (earlier > mean) == (seconds > mean):
-            nearer = min(earlier, seconds) if seconds > mean else max(earlier, seconds)
+        believed_s = min(max(seconds, mean / self._outlier), mean * self._outlier)
+        earlier_doubt_s = self._doubted
+        self._doubted = None if believed_s == seconds else seconds
+        if self._doubted is not None and earlier_doubt_s is not None and (earlier_doubt_s > mean) == (seconds > mean):
+            nearer = min(earlier_doubt_s, seconds) if seconds > mean else max(earlier_doubt_s, seconds)
             self._restart(nearer, count)
             return
         gain = self._gain(count)
         self._weight = gain + (1 - gain) * self._weight
         share = gain / self._weight
-        moved = mean + share * (believed - mean)
-        self.mean = min(max(moved, min(mean, believed)), max(mean, believed))
+        moved = mean + share * (believed_s - mean)
+        self.mean = min(max(moved, min(mean, believed_s)), max(mean, believed_s))
 
     def _gain(self, count: int) -> float:
         """Weight of `count` new observations against an infinite past."""
@@ -107,8 +107,8 @@ class BatchTime(Decayed):
         return math.sqrt(self.variance)
 
     def _follow(self, mean: float, seconds: float, count: int) -> None:
-        believed = min(max(seconds, mean / self._outlier), mean * self._outlier)
-        deviation = believed / mean - 1
+        believed_s = min(max(seconds, mean / self._outlier), mean * self._outlier)
+        deviation = believed_s / mean - 1
         gain = self._gain(1)  # One deviation is as good as another, whatever the number of batches behind it.
         self.variance += gain * (count * deviation**2 - self.variance)
         super()._follow(mean, seconds, count)
@@ -231,12 +231,12 @@ class WorkerState:
 
 def batch_size(job: Job) -> int:
     """Samples of a batch; in synchronous training evened out, so that each worker has a part in every step."""
-    most = job.rounds.max_batch_size
+    most_samples = job.rounds.max_batch_size
     target = job.rounds.samples_between_updates
     workers = job.num_workers
     if not job.sync.traits.sends_gradients:
-        return most
-    steps = -(-target // (workers * most))
+        return most_samples
+    steps = -(-target // (workers * most_samples))
     return -(-target // (workers * steps))
 
 
@@ -250,11 +250,11 @@ def makes_up(job: Job) -> bool:
     return not (job.sync.traits.sends_gradients or job.run.mode == "replay")
 
 
-def batch_seconds(members: Iterable[WorkerState], equal: bool) -> dict[int, float]:
-    """Seconds per batch of each worker: the fleet's median if unknown, or one value for all if `equal`."""
+def batch_seconds(members: Iterable[WorkerState], equal_batches: bool) -> dict[int, float]:
+    """Seconds per batch of each worker: the fleet's median if unknown, or one value for all if `equal_batches`."""
     members = list(members)
     workers = [member.source.worker for member in members]
-    if equal:
+    if equal_batches:
         return dict.fromkeys(workers, UNKNOWN_BATCH_S)
     return dict(zip(workers, batch_seconds_column(members).tolist(), strict=True))
 
@@ -262,9 +262,9 @@ def batch_seconds(members: Iterable[WorkerState], equal: bool) -> dict[int, floa
 def batch_seconds_column(members: Sequence[WorkerState]) -> Floats:
     """Seconds per batch of each worker, one row for each: the fleet's median if unknown."""
     seconds = np.array([member.batch_time.mean for member in members], np.float64)  # None becomes NaN.
-    unknown = np.isnan(seconds)
-    if unknown.any():
-        seconds[unknown] = typical_seconds(members)
+    is_unknown = np.isnan(seconds)
+    if is_unknown.any():
+        seconds[is_unknown] = typical_seconds(members)
     return seconds
 
 
@@ -283,13 +283,13 @@ def known_batch_s(members: Iterable[WorkerState]) -> dict[int, float]:
     return seconds
 
 
-def paces_at_start(members: Sequence[WorkerState], evaluating: bool, equal: bool) -> list[Pace]:
+def paces_at_start(members: Sequence[WorkerState], evaluating: bool, equal_batches: bool) -> list[Pace]:
     """Paces of the fleet before a round."""
-    seconds = batch_seconds(members, equal)
+    seconds = batch_seconds(members, equal_batches)
     paces: list[Pace] = []
     for member in members:
         worker = member.source.worker
-        offset_s = 0.0 if equal else member.overhead[evaluating].mean or 0.0
+        offset_s = 0.0 if equal_batches else member.overhead[evaluating].mean or 0.0
         paces.append(Pace(worker, seconds[worker], member.batch_size, offset_s))
     return paces
 

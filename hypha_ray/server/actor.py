@@ -135,13 +135,13 @@ class ParameterServer(ListedActor):
         """
         failpoint("server.before_reduce")
         self._last = None
-        began = time.monotonic()
+        began_at = time.monotonic()
         with traces.traced("reduce", request.key, fragment=request.fragment, deltas=len(payloads)):
             new_theta, state, difference, verdict = self._step(request, theta, momentum, payloads, outputs="theta")
-        ended = time.monotonic()
+        ended_at = time.monotonic()
         self._busy_until = 0.0
         if self._has_one_machine:
-            self._busy_until = ended + COPYING * (ended - began)
+            self._busy_until = ended_at + COPYING * (ended_at - began_at)
         if state is not None:
             self._last = request.id, state
         failpoint("server.after_reduce")

@@ -80,12 +80,12 @@ def misfit(payload: Flat, form: Mapping[str, Form]) -> str | None:
 
 def excessive(norms: Sequence[float], times: float, known_norms: Sequence[float] = ()) -> list[str | None]:
     """Reason to reject each delta: its norm exceeds `times` the median, known norms included; None if it doesn't."""
-    middle = _median([*norms, *known_norms])
-    limit = times * middle if middle else math.inf
+    median_norm = _median([*norms, *known_norms])
+    limit = times * median_norm if median_norm else math.inf
     reasons: list[str | None] = []
     for norm in norms:
         if norm > limit:
-            reasons.append(f"norm {norm:.3g} is more than {times:g} times the median {middle:.3g}")
+            reasons.append(f"norm {norm:.3g} is more than {times:g} times the median {median_norm:.3g}")
         else:
             reasons.append(None)
     return reasons

@@ -164,13 +164,13 @@ def reduce(
         reasons = result.reasons_to_reject(len(admitted), spec.sync.norm_gate, spec.known_norms)
         if not any(reasons):
             return *result.state, result.verdict(round, admitted, rejected)
-        remaining = []
+        remaining_deltas = []
         for delta, reason in zip(admitted, reasons, strict=True):
             if reason:
                 rejected.append(Rejection(delta.worker, reason))
             else:
-                remaining.append(delta)
-        admitted = remaining
+                remaining_deltas.append(delta)
+        admitted = remaining_deltas
     return theta, momentum, Verdict(round, (), _in_order(rejected), 0.0)
 
 
@@ -219,10 +219,10 @@ class _Result(NamedTuple):
 
     def verdict(self, round: int, admitted: Sequence[Received], rejected: Iterable[Rejection]) -> Verdict:
         """Verdict of a round in which all admitted deltas are accepted."""
-        accepted = []
+        contributions = []
         for index, delta in enumerate(admitted):
-            accepted.append(Contribution(delta.worker, delta.incarnation, delta.weight, self.norm(index)))
-        return Verdict(round, tuple(accepted), _in_order(rejected), self.update_norm())
+            contributions.append(Contribution(delta.worker, delta.incarnation, delta.weight, self.norm(index)))
+        return Verdict(round, tuple(contributions), _in_order(rejected), self.update_norm())
 
     def norm(self, index: int) -> float:
         """L2 norm of a worker's delta, buffers left out."""
@@ -337,13 +337,13 @@ class _Reduction:
     def returned_state(self, state: Flat) -> Flat:
         """New state without the arrays that weren't computed, and without the sums of a round that is over."""
         drops_sums = self.part is not None and (self.part.closes or not self.spec.sync.delayed_nesterov)
-        dropped = set(self.state_not_returned)
+        dropped_names = set(self.state_not_returned)
         for name in state:
             if drops_sums and name.startswith(SUM):
-                dropped.add(name)
-        if not dropped:
+                dropped_names.add(name)
+        if not dropped_names:
             return state
-        return {name: array for name, array in state.items() if name not in dropped}
+        return {name: array for name, array in state.items() if name not in dropped_names}
 
     def _sweep(self, values: Values, step: Step) -> Squares:
         merge = self.merge

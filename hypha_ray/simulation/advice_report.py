@@ -327,6 +327,6 @@ def _table(rows: Iterator[tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
     for row in cells:
-        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(padded).rstrip())
+        padded_cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(padded_cells).rstrip())
     return lines

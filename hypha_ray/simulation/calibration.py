@@ -194,8 +194,8 @@ class BatchReports:
         """Median time, with each report as often as it has batches."""
         order = np.argsort(self.seconds, kind="stable")
         passed = np.cumsum(np.array(self.batches)[order])
-        middle = int(np.searchsorted(passed, passed[-1] / 2))
-        return float(self.seconds[order[middle]])
+        middle_index = int(np.searchsorted(passed, passed[-1] / 2))
+        return float(self.seconds[order[middle_index]])
 
     @property
     def squares(self) -> float:

@@ -146,8 +146,10 @@ def size_notes(job: Job, visible_shares: tuple[float, float] = ALL_VISIBLE) -> t
     for codec in sorted(codecs & MEAN_BITS.keys()):
         notes.append(f"bytes of {codec} are estimated as those of Gaussian values")
     if visible_shares != ALL_VISIBLE:
-        up, down = visible_shares
-        notes.append(f"bytes of visible are {up:.1%} up and {down:.1%} down of those of bf16, as in the run")
+        up_share, down_share = visible_shares
+        notes.append(
+            f"bytes of visible are {up_share:.1%} up and {down_share:.1%} down of those of bf16, as in the run"
+        )
         return tuple(notes)
     for codec in sorted(codecs & MOST_BITS.keys()):
         notes.append(f"bytes of {codec} are the most there can be, those of bf16: the shorter the steps, the fewer")

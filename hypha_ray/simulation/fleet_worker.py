@@ -42,7 +42,7 @@ class Accounts(Surroundings, Protocol):
     def payload_bytes(self, round: int) -> int:
         """Bytes of a worker's delta of a round."""
 
-    def renew_lease(self, worker: FleetWorker, at: float) -> bool:
+    def renew_lease(self, worker: FleetWorker, sent_at: float) -> bool:
         """Renew a worker's lease, which is all that a sign of life does; False if its machine's link was cut then."""
 
 
@@ -166,14 +166,14 @@ class FleetWorker(SimulatedWorker):
         if len(self._batches) < 2 or not self.alive:
             return
         now = self._clock.now
-        ended = [batch for batch in self._batches if batch[0] <= now]
-        if len(ended) == len(self._batches):
+        ended_batches = [batch for batch in self._batches if batch[0] <= now]
+        if len(ended_batches) == len(self._batches):
             return
-        under_way = self._batches[len(ended)]
+        under_way = self._batches[len(ended_batches)]
         self._batches = [under_way]
-        if ended:
-            self._count(ended)
-            self._count_time(ended[-1][0])
+        if ended_batches:
+            self._count(ended_batches)
+            self._count_time(ended_batches[-1][0])
         self._spend(under_way[0] - now, self._end_batches)
 
     def _count(self, batches: list[Batch]) -> None:

@@ -224,11 +224,11 @@ class FleetWorld(World):
                 self.tell(c.Tick())
         return self
 
-    def renew_lease(self, worker: FleetWorker, at: float) -> bool:
+    def renew_lease(self, worker: FleetWorker, sent_at: float) -> bool:
         """Renew a worker's lease, which is all that a sign of life does; False if its machine's link was cut then."""
-        is_heard = worker.machine.cut_until <= at
+        is_heard = worker.machine.cut_until <= sent_at
         if is_heard and not self.over:
-            self.core.arrived(worker.sign_of_life, at)
+            self.core.arrived(worker.sign_of_life, sent_at)
         return is_heard
 
     def batch_s(self, source: Source) -> float:
@@ -399,15 +399,15 @@ class FleetWorld(World):
 
     def verdict(self, command: c.Reduce) -> Verdict:
         """Accept all deltas whose payloads are there."""
-        accepted: list[Contribution] = []
+        contributions: list[Contribution] = []
         rejected: list[Rejection] = []
         for source, key, weight in zip(command.sources, _deltas_of(command), command.weights, strict=True):
             if self.traffic.is_lost(key):
                 rejected.append(Rejection(source.worker, LOST, blamed=False))
             else:
-                accepted.append(Contribution(source.worker, source.incarnation, weight, 1.0))
+                contributions.append(Contribution(source.worker, source.incarnation, weight, 1.0))
         coded_bytes = self.sizes.coded_bytes(command.round)
-        return Verdict(command.round, tuple(accepted), tuple(rejected), 0.0, coded_bytes)
+        return Verdict(command.round, tuple(contributions), tuple(rejected), 0.0, coded_bytes)
 
     def persist(self, command: c.Persist) -> None:
         """Count the committed samples, and write the round."""

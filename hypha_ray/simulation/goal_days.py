@@ -95,22 +95,22 @@ def day_of(scenario: Scenario, result: SimulationResult, efficiency: float) -> D
     deadline_s = scenario.job.goal.by_s or 0.0
     is_complete = result.failure is None and result.rounds == scenario.job_of_run.rounds.update_rounds
     is_missed = not is_complete or result.time_s > deadline_s
-    least = least_cost(scenario, deadline_s, efficiency)
+    least_cost_of_day = least_cost(scenario, deadline_s, efficiency)
     bare = least_cost(scenario, deadline_s)
-    return Day(scenario.seed, result.time_s, result.cost, least, bare, is_missed)
+    return Day(scenario.seed, result.time_s, result.cost, least_cost_of_day, bare, is_missed)
 
 
 def lines_of_days(days: Sequence[Day]) -> list[str]:
     """Summary of all days, as lines for the console."""
     missed = [day.seed for day in days if day.is_missed]
     cost = sum(day.cost for day in days) / len(days)
-    least = sum(day.least_cost for day in days) / len(days)
+    mean_least_cost = sum(day.least_cost for day in days) / len(days)
     bare = sum(day.bare_cost for day in days) / len(days)
     longest = max(days, key=lambda day: day.time_s)
     seeds = f", of seeds {', '.join(map(str, missed))}" if missed else ""
     return [
         f"days: {len(days)}; deadlines missed: {len(missed)}{seeds}",
-        f"mean cost: {cost:.2f}; least cost that knows each day's market: {_beside(cost, least)}",
+        f"mean cost: {cost:.2f}; least cost that knows each day's market: {_beside(cost, mean_least_cost)}",
         f"without waits and exchanges it would be: {_beside(cost, bare)}",
         f"longest run: {longest.time_s / HOUR_S:.2f} h, of seed {longest.seed}",
     ]

@@ -138,17 +138,17 @@ def sufficient_scale(circumstances: Circumstances, limits: Limits, most_overhead
 
 def ladder(circumstances: Circumstances, limits: Limits, most_overhead: float) -> Iterator[ExchangeSettings]:
     """Settings of each step that the job and its model allow, with rounds that suit the servers."""
-    least = least_steps(circumstances, most_overhead)
-    most = max(1, limits.total_steps // LEAST_OUTER_STEPS)
+    least_round_steps = least_steps(circumstances, most_overhead)
+    most_round_steps = max(1, limits.total_steps // LEAST_OUTER_STEPS)
 
     def settings(step: LadderStep, fragments: int) -> ExchangeSettings:
-        steps = min(max(step.steps, least), most)
+        steps = min(max(step.steps, least_round_steps), most_round_steps)
         return _settings(replace(step, steps=steps), fragments, circumstances, limits)
 
     for step in AT_ONCE:
         yield settings(step, 1)
     fragments = most_fragments(circumstances.model)
-    if not limits.overlaps or fragments < 2 or most < 2 * fragments:
+    if not limits.overlaps or fragments < 2 or most_round_steps < 2 * fragments:
         for step in WITHOUT_OVERLAP:
             yield settings(step, 1)
         return

@@ -279,7 +279,7 @@ class Links:
         self._advance()
         # On a very fast link the rest may take less time than the clock can tell: then it would ring for ever.
         least_s = math.ulp(self._clock.now)
-        ended: list[Transfer] = []
+        ended_transfers: list[Transfer] = []
         for flow_class in list(self._active):
             least_bytes = flow_class.rate * least_s
             while flow_class.transfers:
@@ -288,17 +288,17 @@ class Links:
                 if missing > least_bytes and missing > _ROUNDING * max(1, first_transfer.size):
                     break
                 self._leave_class(first_transfer)
-                ended.append(first_transfer)
-        shared = False
-        for transfer in ended:
+                ended_transfers.append(first_transfer)
+        is_shared = False
+        for transfer in ended_transfers:
             transfers = self._on_machine[transfer.direction][transfer.machine]
             transfers.remove(transfer)
-            shared = shared or bool(transfers)
-        if shared:
-            for transfer in ended:
+            is_shared = is_shared or bool(transfers)
+        if is_shared:
+            for transfer in ended_transfers:
                 self._regroup(transfer.machine, transfer.direction)
         self._settle_soon()
-        for transfer in ended:
+        for transfer in ended_transfers:
             transfer.then()
 
     # ── rates ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -326,30 +326,30 @@ class Links:
                 demands[link] = demands.get(link, 0.0) + demand
         return all(demand < ROOMY * link.capacity for link, demand in demands.items())
 
-    def _fill(self, waiting: list[FlowClass]) -> None:
+    def _fill(self, waiting_classes: list[FlowClass]) -> None:
         """Compute rates of classes if a shared link may be full."""
-        links = list(dict.fromkeys(link for flow_class in waiting for link in flow_class.links))
+        links = list(dict.fromkeys(link for flow_class in waiting_classes for link in flow_class.links))
         for link in links:
             link.unallocated = link.capacity
             link.waiting = 0
-        for flow_class in waiting:
+        for flow_class in waiting_classes:
             for link in flow_class.links:
                 link.waiting += flow_class.transfers
-        while waiting:
+        while waiting_classes:
             shares = [link.unallocated / link.waiting for link in links if link.waiting]
-            rate = min([flow_class.limit for flow_class in waiting] + shares)
+            rate = min([flow_class.limit for flow_class in waiting_classes] + shares)
             full = [link for link in links if link.waiting and link.unallocated / link.waiting <= rate]
-            remaining: list[FlowClass] = []
-            for flow_class in waiting:
+            remaining_classes: list[FlowClass] = []
+            for flow_class in waiting_classes:
                 is_full = flow_class.limit <= rate or any(link in full for link in flow_class.links)
                 if not is_full:
-                    remaining.append(flow_class)
+                    remaining_classes.append(flow_class)
                     continue
                 flow_class.rate = rate
                 for link in flow_class.links:
                     link.unallocated = max(0.0, link.unallocated - rate * flow_class.transfers)
                     link.waiting -= flow_class.transfers
-            waiting = remaining
+            waiting_classes = remaining_classes
 
 
 def _shared_links(scenario: Scenario) -> dict[tuple[int, Direction], tuple[SharedLink, ...]]:
@@ -363,13 +363,13 @@ def _shared_links(scenario: Scenario) -> dict[tuple[int, Direction], tuple[Share
         to_site[site.name] = SharedLink(_gbps(site.down_gbps))
     links: dict[tuple[int, Direction], tuple[SharedLink, ...]] = {}
     for number, group in enumerate(scenario.machines):
-        up = [head_links["up"]]
-        down = [head_links["down"]]
+        up_links = [head_links["up"]]
+        down_links = [head_links["down"]]
         if not is_beside_head(scenario, group):
-            up += [links_of[name] for links_of, name in ((from_site, group.site), (to_site, head.site)) if name]
-            down += [links_of[name] for links_of, name in ((from_site, head.site), (to_site, group.site)) if name]
-        links[number, "up"] = tuple(link for link in up if link.capacity < math.inf)
-        links[number, "down"] = tuple(link for link in down if link.capacity < math.inf)
+            up_links += [links_of[name] for links_of, name in ((from_site, group.site), (to_site, head.site)) if name]
+            down_links += [links_of[name] for links_of, name in ((from_site, head.site), (to_site, group.site)) if name]
+        links[number, "up"] = tuple(link for link in up_links if link.capacity < math.inf)
+        links[number, "down"] = tuple(link for link in down_links if link.capacity < math.inf)
     return links
 
 

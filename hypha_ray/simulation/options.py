@@ -116,13 +116,13 @@ def with_scenario_keys(scenario: S, settings: Sequence[tuple[str, str]]) -> S:
     for key, text in settings:
         table, *path = key.split(".")
         value = _parsed(text)
-        current = getattr(scenario, table)
-        if isinstance(current, Table):
-            changed: Any = _with(current, key, path, value)
+        current_table = getattr(scenario, table)
+        if isinstance(current_table, Table):
+            changed: Any = _with(current_table, key, path, value)
         else:
-            chosen, rest = _chosen(len(current), key, path)
-            entries = list(current)
-            for index in chosen:
+            chosen_indices, rest = _chosen(len(current_table), key, path)
+            entries = list(current_table)
+            for index in chosen_indices:
                 entries[index] = _with(entries[index], key, rest, value)
             changed = tuple(entries)
         scenario = scenario.model_copy(update={table: changed})

@@ -160,11 +160,11 @@ def predict(
     for row in totals:
         if row.error is not None:
             errors[row.name] = abs(row.error)
-    recorded, *of_trials = [replace(prediction, errors=errors) for prediction in predictions]
+    recorded_prediction, *of_trials = [replace(prediction, errors=errors) for prediction in predictions]
     return WhatIf(
         fit=fit,
-        recorded=recorded,
-        rounds=_rounds(fit, recorded.result),
+        recorded=recorded_prediction,
+        rounds=_rounds(fit, recorded_prediction.result),
         totals=totals,
         trials=tuple(of_trials),
     )
@@ -190,18 +190,18 @@ def _scenarios(
 
 def _prediction(label: str, results: Sequence[SimulationResult], notes: Sequence[str]) -> Prediction:
     by_time = sorted(map(_with_recorded_bytes, results), key=attrgetter("time_s"))
-    middle = by_time[len(by_time) // 2]
+    median_result = by_time[len(by_time) // 2]
     spread: dict[str, float] = {}
     for figure in FIGURES:
         spread[figure] = pstdev(map(attrgetter(figure), by_time))
-    return Prediction(label, middle, spread, (*notes, *middle.notes))
+    return Prediction(label, median_result, spread, (*notes, *median_result.notes))
 
 
 def _with_recorded_bytes(result: SimulationResult) -> SimulationResult:
     """The result with bytes as a run's records count them: the first weights of a worker are in no round."""
-    up = sum(map(itemgetter("bytes_up"), result.round_metrics))
-    down = sum(map(itemgetter("bytes_down"), result.round_metrics))
-    return replace(result, bytes_up=up, bytes_down=down)
+    up_bytes = sum(map(itemgetter("bytes_up"), result.round_metrics))
+    down_bytes = sum(map(itemgetter("bytes_down"), result.round_metrics))
+    return replace(result, bytes_up=up_bytes, bytes_down=down_bytes)
 
 
 # ── against what took place ───────────────────────────────────────────────────────────────────────────────────────────
@@ -391,11 +391,11 @@ def _choice(what_if: WhatIf, deadline_s: float | None, budget: float | None) -> 
         limits.append(f"within {_text('time_s', deadline_s)}")
     if budget is not None:
         limits.append(f"for at most {_text('cost', budget)}")
-    chosen = best(what_if.all, deadline_s, budget)
-    if chosen is None:
+    best_prediction = best(what_if.all, deadline_s, budget)
+    if best_prediction is None:
         return f"best: none of these ends {' and '.join(limits)}" if limits else "best: none of these comes to its end"
     reason = " and ".join(limits) or "the fastest"
-    return f"best: {chosen.label} ({reason}): {_with_uncertainty(chosen, 'time_s')}"
+    return f"best: {best_prediction.label} ({reason}): {_with_uncertainty(best_prediction, 'time_s')}"
 
 
 # ── texts ─────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -63,10 +63,10 @@ class Evidence:
         text = f"{self.figure} ({self.source})"
         if self.least_parameters / TOLERANCE <= parameters <= self.most_parameters * TOLERANCE:
             return text
-        measured = size_text(self.least_parameters)
+        range_text = size_text(self.least_parameters)
         if self.most_parameters > self.least_parameters:
-            measured = f"{measured} to {size_text(self.most_parameters)}"
-        return f"{text}; measured at {measured} parameters, so an extrapolation to {size_text(parameters)}"
+            range_text = f"{range_text} to {size_text(self.most_parameters)}"
+        return f"{text}; measured at {range_text} parameters, so an extrapolation to {size_text(parameters)}"
 
 
 def size_text(parameters: float) -> str:

@@ -184,14 +184,14 @@ def elastic_goodput(
     useful_s = 0.0
     training_since = 0.0
     pending_failures = [failure for failure in failures if failure.at_s < horizon_s]
-    failure_count = 0
+    failure_index = 0
     while training_since < horizon_s:
         resize_at = _resize_at(down, group, training_since, costs.resize_s)
-        failure_at = pending_failures[failure_count].at_s if failure_count < len(pending_failures) else math.inf
+        failure_at = pending_failures[failure_index].at_s if failure_index < len(pending_failures) else math.inf
         end_s = min(resize_at, failure_at, horizon_s)
         if failure_at <= end_s:
-            failure = pending_failures[failure_count]
-            failure_count += 1
+            failure = pending_failures[failure_index]
+            failure_index += 1
             down.fail(failure)
             if failure.machine not in group:
                 continue

@@ -218,7 +218,7 @@ def scenario_of(fit: Calibration, job: Job, sizes: DataSize, seed: int) -> Recor
         ConfigError: SIM003, the run doesn't tell how long batches are under that job.
 
     """
-    recorded = RecordedTimes(
+    recorded_times = RecordedTimes(
         merge_s=fit.typical("merge_s"),
         hand_over_s=hand_over_s(fit),
         reduce_s=fit.typical("reduce_s"),
@@ -236,7 +236,7 @@ def scenario_of(fit: Calibration, job: Job, sizes: DataSize, seed: int) -> Recor
         machines=tuple(_machine(fit, job, number) for number in range(job.num_workers)),
         sites=(Site(name=SITE),),
         head=Head(site=SITE),
-        recorded=recorded,
+        recorded=recorded_times,
     )
 
 
@@ -248,9 +248,11 @@ def _with_all_rounds(job: Job) -> Job:
 def scenario_notes(fit: Calibration, job: Job, sizes: DataSize) -> list[str]:
     """Assumptions of a scenario's figures, beside the run's own records."""
     notes = list(sizes.notes)
-    recorded = len(fit.workers)
-    if job.num_workers > recorded:
-        notes.append(f"workers {recorded} … {job.num_workers - 1} are taken to be like those of the run, in turn")
+    recorded_workers = len(fit.workers)
+    if job.num_workers > recorded_workers:
+        notes.append(
+            f"workers {recorded_workers} … {job.num_workers - 1} are taken to be like those of the run, in turn"
+        )
     if job.sync.codec != fit.job.sync.codec:
         notes.append(
             f"bytes of {job.sync.codec} are those of the codec's own format; "
@@ -262,8 +264,8 @@ def scenario_notes(fit: Calibration, job: Job, sizes: DataSize) -> list[str]:
         notes.append("all rounds are simulated: whether rounds.patience ends a run before, no time tells")
     if not job.sync.traits.has_barrier:
         notes.append("the run had a barrier: times without one are the simulation's alone")
-    if unknown := unknown_failpoints(job.testing.failpoints):
-        notes.append(f"testing.failpoints {', '.join(unknown)} are left out")
+    if unknown_names := unknown_failpoints(job.testing.failpoints):
+        notes.append(f"testing.failpoints {', '.join(unknown_names)} are left out")
     return notes
 
 
@@ -349,12 +351,12 @@ def _start(starts_s: Sequence[float]) -> StartTimes:
 
 def hand_over_s(fit: Calibration) -> float:
     """Seconds of a round besides batches, evaluation and merge; from rounds without an evaluation if there are any."""
-    plain: list[float] = []
+    plain_seconds: list[float] = []
     after_evaluation: list[float] = []
     for times in fit.times[1:]:
-        overheads = after_evaluation if times.evaluate_s else plain
+        overheads = after_evaluation if times.evaluate_s else plain_seconds
         overheads.append(times.overhead_s)
-    return max(0.0, median(plain or after_evaluation) - fit.typical("merge_s"))
+    return max(0.0, median(plain_seconds or after_evaluation) - fit.typical("merge_s"))
 
 
 def _evaluate_sample_s(fit: Calibration) -> tuple[float, ...]:

@@ -431,9 +431,9 @@ def machines_of(scenario: Scenario) -> list[Machine]:
     return machines
 
 
-def resized(count: int, factor: float, most: int) -> int:
+def resized(count: int, factor: float, most_count: int) -> int:
     """A number times a factor, rounded, from 1 up to the most."""
-    return min(most, max(1, round(factor * count)))
+    return min(most_count, max(1, round(factor * count)))
 
 
 def with_samples(job: Job, samples_per_worker: int | None) -> Job:

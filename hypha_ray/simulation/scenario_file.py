@@ -372,10 +372,10 @@ def _refuse_what_is_not_simulated(scenario: Scenario, locate: Locate) -> None:
         if refused:
             raise ConfigError("CFG011", f"{locate(('job', *path))} isn't simulated", fix=fix)
     for key, codec in (("codec", job.sync.codec), ("downward_codec", job.sync.downward_codec)):
-        known = (*BYTES_PER_CHUNK, *MEAN_BITS, *MOST_BITS)
-        if codec not in known:
+        known_codecs = (*BYTES_PER_CHUNK, *MEAN_BITS, *MOST_BITS)
+        if codec not in known_codecs:
             problem = f"{locate(('job', 'sync', key))} has no known size"
-            allowed = ", ".join(known)
+            allowed = ", ".join(known_codecs)
             raise ConfigError("CFG003", problem, codec, allowed, "choose one of them")
 
 

@@ -56,7 +56,7 @@ class Surroundings(Protocol):
     def pulse_s(self) -> float:
         """Time between two signs of life."""
 
-    def report_due(self, seconds: float, batches: float, remaining: float) -> bool:
+    def report_due(self, seconds: float, batches: float, remaining_batches: float) -> bool:
         """Whether a worker reports, so long and so many batches after its last report, with so many ahead of it."""
 
     def theta_sha256(self, source: Source, version: int) -> str:
@@ -295,8 +295,8 @@ class SimulatedWorker:
             self._merged = False
         elif self._samples < self.plan.samples:
             batches = (self._samples - self._reported) / batch_samples
-            remaining = (self.plan.samples - self._samples) / batch_samples
-            if self._world.report_due(self._seconds, batches, remaining):
+            remaining_batches = (self.plan.samples - self._samples) / batch_samples
+            if self._world.report_due(self._seconds, batches, remaining_batches):
                 self._report(self.plan)
             self._train(self.plan)
         else:

@@ -223,13 +223,18 @@ class World(ABC):
     # ── the core ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(
-        self, core: SchedulerCore, resume_point: ResumePoint, weights: c.Initialised, ready_s: float, fitting: int
+        self,
+        core: SchedulerCore,
+        resume_point: ResumePoint,
+        weights: c.Initialised,
+        ready_s: float,
+        fitting_workers: int,
     ) -> None:
-        """Start an attempt; its weights are ready after `ready_s` seconds, and `fitting` workers have room at first."""
+        """Start an attempt; its weights are ready after `ready_s`, and so many workers have room at first."""
         self.core = core
         self._hashes[resume_point.state.get("step", resume_point.next_round)] = weights.theta_sha256
         self.answer(ready_s, weights)
-        self.carry_out(core.start(range(fitting), self.now))
+        self.carry_out(core.start(range(fitting_workers), self.now))
 
     def tell(self, event: c.Input) -> None:
         """Have the core handle an event, and carry out its commands."""
@@ -283,10 +288,10 @@ class World(ABC):
 
     def verdict(self, command: c.Reduce) -> Verdict:
         """Verdict on deltas."""
-        accepted: list[Contribution] = []
+        contributions: list[Contribution] = []
         for source, weight in zip(command.sources, command.weights, strict=True):
-            accepted.append(Contribution(source.worker, source.incarnation, weight, 1.0))
-        return Verdict(command.round, tuple(accepted), (), 0.5)
+            contributions.append(Contribution(source.worker, source.incarnation, weight, 1.0))
+        return Verdict(command.round, tuple(contributions), (), 0.5)
 
     def persist(self, command: c.Persist) -> None:
         """Write a round after those before it, and answer."""
@@ -366,9 +371,9 @@ class World(ABC):
         """Time between two signs of life."""
         return self._pulse_s
 
-    def report_due(self, seconds: float, batches: float, remaining: float) -> bool:
+    def report_due(self, seconds: float, batches: float, remaining_batches: float) -> bool:
         """Whether a worker reports, so long and so many batches after its last report, with so many ahead of it."""
-        return self._reports.due(seconds, batches, remaining)
+        return self._reports.due(seconds, batches, remaining_batches)
 
     def theta_sha256(self, source: Source, version: int) -> str:
         """Hash that a worker finds of the weights of that version."""

@@ -116,15 +116,15 @@ class CommitWriter:
         if outcome.state.get("last"):  # The run ends by samples, in this round.
             self._update_rounds = outcome.round + 1
         parts = _SnapshotParts.of(outcome, layout, inner, flats)
-        repeated = self._newest if self._newest and outcome.round == self._newest.round else None
-        if repeated:
-            _compare(repeated, outcome, parts)
+        repeated_commit = self._newest if self._newest and outcome.round == self._newest.round else None
+        if repeated_commit:
+            _compare(repeated_commit, outcome, parts)
         else:
             self._require_next(outcome.round)
         failpoint("store.before_snapshot")
         hashes, refusal = self._save_snapshot(outcome.round, parts)
         failpoint("store.before_record")
-        commit = repeated or self._queue_record(commit_of(outcome, self._parent, *hashes))
+        commit = repeated_commit or self._queue_record(commit_of(outcome, self._parent, *hashes))
         return self._save_records(commit, refusal)
 
     def _require_next(self, round: int) -> None:
@@ -245,10 +245,10 @@ class CommitWriter:
 
 def _compare(commit: Commit, outcome: RoundOutcome, parts: _SnapshotParts) -> None:
     """Raise `CheckpointError` unless a commit has this outcome."""
-    repeated = commit_of(outcome, commit.parent_sha256, *parts.hashes())
-    if repeated != commit:
+    repeated_commit = commit_of(outcome, commit.parent_sha256, *parts.hashes())
+    if repeated_commit != commit:
         problem = f"round {commit.round + 1} is committed already, with another outcome"
-        got = f"weights {repeated.theta_sha256}"
+        got = f"weights {repeated_commit.theta_sha256}"
         fix = "is another run writing to this directory?"
         raise CheckpointError("STORE003", problem, got, f"weights {commit.theta_sha256}", fix)
 

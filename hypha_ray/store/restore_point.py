@@ -84,8 +84,8 @@ class RestorePoint:
             tensor = self.theta.get(entry.name)
             if tensor is None or tensor.shape != entry.shape:
                 problem = f"the checkpoint in {self.directory} is of another model: {entry.name} differs"
-                saved = "no such" if tensor is None else f"shape {tensor.shape}"
-                raise CheckpointError("STORE013", problem, f"shape {entry.shape}", saved)
+                saved_text = "no such" if tensor is None else f"shape {tensor.shape}"
+                raise CheckpointError("STORE013", problem, f"shape {entry.shape}", saved_text)
         theta = flattened(layout, self.theta)
         outer = flattened_outer(layout, self.outer)
         inner = [self.inner[worker] for worker in sorted(self.inner)]

@@ -352,14 +352,14 @@ def _write_parts(folder: Path, parts: Mapping[str, Mapping[str, Array]]) -> dict
 def _verify_files(path: Path, round: int) -> dict[str, Any]:
     """Read a snapshot's record, and compare the files with its hashes."""
     record = _read_record(path, round)
-    for name, expected in record["sha256"].items():
+    for name, expected_sha256 in record["sha256"].items():
         try:
             sha256 = file_sha256(path / name)
         except FileNotFoundError:
             raise _damaged(round, f"{name} is missing") from None
         except OSError as error:
             raise _damaged(round, f"{name} can't be read: {error.strerror}") from error
-        if sha256 != expected:
+        if sha256 != expected_sha256:
             raise _damaged(round, f"{name} has other bytes than were written")
     return record
 

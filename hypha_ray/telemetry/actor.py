@@ -86,15 +86,15 @@ class Telemetry(ListedActor):
         """Process id; an answer shows that the actor is alive."""
         return os.getpid()
 
-    def finish(self, extra: Record) -> dict[str, Any]:
+    def finish(self, closing_fields: Record) -> dict[str, Any]:
         """Write summary.json, close the sinks and return the summary.
 
-        `extra` is added to it; its `parameter_bytes` is the base of the run's traffic ratio.
+        `closing_fields` is added to it; its `parameter_bytes` is the base of the run's traffic ratio.
         """
         sizes = recorded_bytes(self._directory)
         records = read_jsonl(self._directory / METRICS, kinds=("round", "eval"))
         events = read_jsonl(self._directory / EVENTS, kinds=SUMMARY_EVENTS)
-        figures = {**summary(records, events, extra.get("parameter_bytes")), **extra}
+        figures = {**summary(records, events, closing_fields.get("parameter_bytes")), **closing_fields}
         self._sinks.summary(figures)  # before the sinks are waited for: little time may be left
         self._sinks.close()
         final_record = {**figures, "sinks": self._sinks.losses(), RECORDED_BYTES: sizes}

@@ -120,8 +120,8 @@ class News:
                 count = len(self._present)
                 self._reported_count = count
                 if count < self._job_workers:
-                    further = "further ones join when there are machines for them"
-                    self._shortage = f"trains with {count} of {counted(self._job_workers, 'worker')}; {further}"
+                    joining_note = "further ones join when there are machines for them"
+                    self._shortage = f"trains with {count} of {counted(self._job_workers, 'worker')}; {joining_note}"
 
 
 class Problems:

@@ -341,10 +341,10 @@ def _finish(series: Series) -> Figure:
 
 def _bytes(series: Series) -> Figure:
     figure, (each, total) = panels("Bytes between workers and servers", rows=2, height=3)
-    up = series.column("bytes_up")
-    down = series.column("bytes_down")
+    up_bytes = series.column("bytes_up")
+    down_bytes = series.column("bytes_down")
     # The two are often equal; the wider line is then visible on both sides of the other.
-    for values, colour, width, label in ((up, SKY, 5, "up: deltas"), (down, BLUE, 1.8, "down: weights")):
+    for values, colour, width, label in ((up_bytes, SKY, 5, "up: deltas"), (down_bytes, BLUE, 1.8, "down: weights")):
         for axes, points in ((each, values), (total, running_totals(values))):
             axes.plot(series.numbers, points, color=colour, lw=width, marker="o", ms=width, label=label)
     _by_round(each, series, "in each round", "bytes", unit="B")

@@ -395,10 +395,10 @@ def _since(rounds: list[Record], total: str, per_round: str) -> float | None:
 
 def _quality(rounds: list[Record], evaluations: list[Record]) -> dict[str, Any]:
     objective = objective_of(evaluations)
-    measured = [record for record in evaluations if record.get(objective.name) is not None]
-    best = objective.best(measured, key=lambda record: float(record[objective.name]), default=None)
+    measured_evaluations = [record for record in evaluations if record.get(objective.name) is not None]
+    best = objective.best(measured_evaluations, key=lambda record: float(record[objective.name]), default=None)
     last_round: Record = rounds[-1] if rounds else {}
-    last_evaluation: Record = measured[-1] if measured else {}
+    last_evaluation: Record = measured_evaluations[-1] if measured_evaluations else {}
     return {
         "loss": last_round.get("loss"),
         **_evaluation(objective, last_evaluation, ""),
@@ -413,17 +413,17 @@ def _evaluation(objective: Objective, record: Record, prefix: str) -> dict[str, 
 
 
 def _traffic(rounds: list[Record], parameter_bytes: int | None) -> dict[str, Any]:
-    up = int(_total(rounds, "bytes_up"))
+    up_bytes = int(_total(rounds, "bytes_up"))
     steps = 0
     for record in rounds:
         batches_by_worker = record.get("batches") or {}
         steps += sum(batches_by_worker.values())
     every_step = None if parameter_bytes is None else steps * parameter_bytes
     ratio = None
-    if every_step is not None and up:
-        ratio = every_step / up
+    if every_step is not None and up_bytes:
+        ratio = every_step / up_bytes
     return {
-        "bytes_up": up,
+        "bytes_up": up_bytes,
         "bytes_down": int(_total(rounds, "bytes_down")),
         "inner_steps": steps,
         "every_step_bytes": every_step,

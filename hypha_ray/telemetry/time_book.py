@@ -209,7 +209,7 @@ class TimeBook:
                 self._spend(slot, now, "loss", {"barrier": self._barrier_s(slot, 0.0)})
                 slot.waits = True
 
-    def decide(self, worker: int, round: int, record_round: int, accepted: bool) -> None:
+    def decide(self, worker: int, round: int, record_round: int, is_accepted: bool) -> None:
         """Decide a worker's delta of a round, and discard older ones.
 
         The time belongs in the record of round `record_round`.
@@ -220,7 +220,7 @@ class TimeBook:
             if cycle.round > round:
                 undecided.append(cycle)
                 continue
-            if cycle.round < round or not accepted:
+            if cycle.round < round or not is_accepted:
                 cycle.spent.lose_training()
             self._add(slot, record_round, cycle.spent)
         slot.cycles = undecided
@@ -229,13 +229,13 @@ class TimeBook:
         """Discard a worker's undecided delta, if it has one; the time belongs in the record of round `record_round`."""
         slot = self._slots[worker]
         if slot.cycles:
-            self.decide(worker, slot.cycles[-1].round, record_round, accepted=False)
+            self.decide(worker, slot.cycles[-1].round, record_round, is_accepted=False)
 
-    def decide_all(self, round: int, accepted: Collection[int]) -> None:
+    def decide_all(self, round: int, accepted_workers: Collection[int]) -> None:
         """Decide all deltas of a round, by the workers whose deltas are accepted."""
         for worker, slot in self._slots.items():
             if slot.cycles:
-                self.decide(worker, round, round, worker in accepted)
+                self.decide(worker, round, round, worker in accepted_workers)
 
     # ── records ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -289,12 +289,12 @@ class TimeBook:
             if typical_rate is not None:
                 time.possible_samples += slot.unrated_s * typical_rate
                 slot.unrated_s = 0.0
-        closing = FleetTime()
+        closing_time = FleetTime()
         for unrecorded in self._rounds.values():
-            closing.add(unrecorded)
+            closing_time.add(unrecorded)
         self._rounds = {}
         self._worker_rounds = {}
-        self.closing = closing
+        self.closing = closing_time
 
     def _spend_end(self, slot: _SlotTime, now: float, trains: bool) -> None:
         """Account for a worker's time up to the end of the run."""

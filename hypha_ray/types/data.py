@@ -42,10 +42,10 @@ class Samples:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def part(self, chosen: slice | npt.NDArray[np.bool_]) -> Samples:
+    def part(self, rows: slice | npt.NDArray[np.bool_]) -> Samples:
         """Return some of the samples."""
-        arrays = {name: array[chosen] for name, array in self.arrays.items()}
-        return Samples(arrays, self.keys[chosen])
+        arrays = {name: array[rows] for name, array in self.arrays.items()}
+        return Samples(arrays, self.keys[rows])
 
 
 def joined(parts: Sequence[Samples]) -> Samples:
@@ -63,12 +63,12 @@ def _join_arrays(name: str, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[An
     if len({part.shape[1:] for part in parts}) == 1:
         return np.concatenate(parts)
     width = max(part.shape[1] for part in parts)
-    padded: list[npt.NDArray[Any]] = []
+    padded_arrays: list[npt.NDArray[Any]] = []
     for part in parts:
         missing = width - part.shape[1]
         columns = (0, missing) if name == "reward_data" else (missing, 0)
-        padded.append(np.pad(part, ((0, 0), columns)))
-    return np.concatenate(padded)
+        padded_arrays.append(np.pad(part, ((0, 0), columns)))
+    return np.concatenate(padded_arrays)
 
 
 @dataclass(frozen=True, slots=True)

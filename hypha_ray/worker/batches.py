@@ -214,14 +214,14 @@ class Meter:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Context of the wait for a batch, with which a step begins."""
-        began = time.monotonic()
+        began_at = time.monotonic()
         if self._paused_s is not None:
-            self._began_s += began - self._paused_s
-            self._reported_s += began - self._paused_s
-            self._timed_s += began - self._paused_s
+            self._began_s += began_at - self._paused_s
+            self._reported_s += began_at - self._paused_s
+            self._timed_s += began_at - self._paused_s
             self._paused_s = None
         yield
-        self.data_wait_s += time.monotonic() - began
+        self.data_wait_s += time.monotonic() - began_at
 
     def step(self, result: Step, samples: int, learning_rate: float) -> None:
         """Count a batch and its result."""
@@ -254,8 +254,8 @@ class Meter:
             return False
         seconds = time.monotonic() - self._reported_s
         batches = self.batches - self._reported[0]
-        remaining = batches * (self.planned - self.samples) / samples
-        return self.schedule.due(seconds, batches, remaining)
+        remaining_batches = batches * (self.planned - self.samples) / samples
+        return self.schedule.due(seconds, batches, remaining_batches)
 
     @property
     def pending(self) -> bool:

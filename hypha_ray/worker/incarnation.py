@@ -268,12 +268,12 @@ class Inbox(Interruptible):
             assert self._plan is not None
             return self._plan
 
-    def correction(self, idle: Plan) -> Plan | None:
+    def correction(self, idle_plan: Plan) -> Plan | None:
         """Wait for a newer version of an idle plan; None once the plan of a later round is there."""
         with self._changed:
-            self._wait(lambda: self._plan is not None and _plan_key(self._plan) > _plan_key(idle))
+            self._wait(lambda: self._plan is not None and _plan_key(self._plan) > _plan_key(idle_plan))
             assert self._plan is not None
-            if self._plan.round != idle.round:
+            if self._plan.round != idle_plan.round:
                 return None
             return self._plan
 

@@ -196,11 +196,11 @@ class TrainingLoop:
         self._weights_proved = True
 
     def _evaluate(self, plan: Plan) -> None:
-        began = time.monotonic()
+        began_at = time.monotonic()
         key = self._key(version_due(self._job, plan.round) - 1)
         with traced("evaluation", key, worker=self._source.worker), self._weights.with_global_weights():
             sums = self._trainer.evaluate(self._validation(plan))
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - began_at
         self._emit(Evaluated(self._source, plan.round, sums, seconds))
 
     def _validation(self, plan: Plan) -> Iterator[Samples]:
@@ -250,11 +250,11 @@ class TrainingLoop:
         if not plan.ahead:
             return
         self._meter_ahead = meter = self._begin_round(plan.round + 1)
-        ahead = replace(plan, round=plan.round + 1, spans=plan.ahead)
-        with traced("training", self._key(plan.round), worker=self._source.worker, for_round=ahead.round):
-            while meter.begun < ahead.samples:
+        ahead_plan = replace(plan, round=plan.round + 1, spans=plan.ahead)
+        with traced("training", self._key(plan.round), worker=self._source.worker, for_round=ahead_plan.round):
+            while meter.begun < ahead_plan.samples:
                 self._inbox.check()
-                self._train_batch(ahead, meter, plan.samples)
+                self._train_batch(ahead_plan, meter, plan.samples)
             self._collect_results()
         meter.pause()
 
@@ -275,7 +275,7 @@ class TrainingLoop:
             waits = self._replay or self._refills
             upcoming = self._batch_source.upcoming(plan.spans, start + batch_samples, plan.batch_size, waits)
             self._trainer.announce(upcoming)
-        began = time.monotonic()
+        began_at = time.monotonic()
         # All workers go through the schedule together, by parts of the round: a fast one isn't ahead.
         self._optimizer.seek(position(self._job, plan, start / (round_samples or plan.samples)))
         learning_rate = self._optimizer.learning_rate  # Read before the step, which advances the schedule.
@@ -287,7 +287,7 @@ class TrainingLoop:
                 step.result()
             if self._refills:
                 batch_samples += step.result().extra
-        self._throttle.wait(time.monotonic() - began)
+        self._throttle.wait(time.monotonic() - began_at)
         meter.begun += batch_samples
         meter.planned = plan.samples
         self._pending.append(PendingBatch(plan.round, meter, text, batch_samples, learning_rate, step))

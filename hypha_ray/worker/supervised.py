@@ -254,21 +254,21 @@ class SupervisedTrainer(WholeModel):
         """
         return self.add_parts(micro_batches(batch, self._accumulation), summed)
 
-    def add_parts(self, parts: Sequence[Samples], summed: bool, idle: int = 0) -> Step:
-        """Add the gradient of micro-batches, of which the last `idle` ones have no weight.
+    def add_parts(self, parts: Sequence[Samples], summed: bool, idle_count: int = 0) -> Step:
+        """Add the gradient of micro-batches, of which the last `idle_count` ones have no weight.
 
         Those are run all the same, because all processes of a sharded model have to run equally many.
         """
         all_inputs = [self._inputs(part) for part in parts]
-        busy = len(all_inputs) - idle
-        counts = [self._task.count(inputs) for inputs in all_inputs[:busy]] + [0] * idle
+        busy_count = len(all_inputs) - idle_count
+        counts = [self._task.count(inputs) for inputs in all_inputs[:busy_count]] + [0] * idle_count
         summed |= self._task.summed
         scored = self._reduction.total(sum(counts))
         totals = torch.zeros(1 + 2 * self._figure_count, device=self.device)
         sums = summed and self.loss_scale is None  # The sum of many losses would overflow.
         earlier_gradients = self._detach_gradients()
         for inputs, count in zip(all_inputs, counts, strict=True):
-            if count or idle:
+            if count or idle_count:
                 losses = self._forward(inputs)
                 weight = count if sums else count / scored
                 self._scale_loss(losses.trained * weight).backward()
@@ -349,8 +349,8 @@ class SupervisedTrainer(WholeModel):
     def _skipped(self, bad: npt.NDArray[np.int64] | None = None) -> Step:
         """Return the result of a batch that has changed nothing, with the keys of its damaged samples."""
         zero = torch.zeros((), device=self.device)
-        skipped = Step(zero, 0, zero)
-        return skipped if bad is None else replace(skipped, bad=bad)
+        skipped_step = Step(zero, 0, zero)
+        return skipped_step if bad is None else replace(skipped_step, bad=bad)
 
     def _scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Multiply a loss by the scale of losses, if there is one."""
@@ -392,8 +392,8 @@ class SupervisedTrainer(WholeModel):
         """Restore gradients and buffers to those before a batch."""
         for parameter, gradient in zip(self._trained, backup.gradients, strict=True):
             parameter.grad = _clone(gradient)
-        for buffer, saved in zip(self._buffers, backup.buffers, strict=True):
-            buffer.copy_(saved)
+        for buffer, saved_buffer in zip(self._buffers, backup.buffers, strict=True):
+            buffer.copy_(saved_buffer)
 
     def _inputs(self, part: Samples) -> dict[str, torch.Tensor]:
         return self._task.inputs(tensors_of(part), part.keys, self._masking_seed)

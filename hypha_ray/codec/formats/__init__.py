@@ -142,11 +142,11 @@ class E3m0(FourBits):
         return {"codes": pack4(codes), "scales": scales}
 
 
-def multiples(values: torch.Tensor, scales: torch.Tensor, most: int) -> torch.Tensor:
-    """Return the nearest multiples of the scales, up to ±`most`, as whole floats; 0 if a scale is 0 or NaN."""
+def multiples(values: torch.Tensor, scales: torch.Tensor, largest: int) -> torch.Tensor:
+    """Return the nearest multiples of the scales, up to ±`largest`, as whole floats; 0 if a scale is 0 or NaN."""
     inverse = torch.where(scales > 0, 1 / scales, 0)
     rounded = (values * inverse).round_()
-    return rounded.clamp_(-most, most).nan_to_num_(0.0)
+    return rounded.clamp_(-largest, largest).nan_to_num_(0.0)
 
 
 def divided(values: torch.Tensor, divisor: int) -> torch.Tensor:

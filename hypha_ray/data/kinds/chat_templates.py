@@ -278,12 +278,15 @@ def _opening(render: Render, earlier_messages: Messages, text_before: str) -> in
 
 def _generation_prompt(render: Render, earlier_messages: Messages) -> str:
     """The text that a template writes behind messages for an answer to them; empty if it writes none."""
-    opened = render(earlier_messages, True)
-    plain = render(earlier_messages, False)
-    shared = 0
-    while shared < min(len(opened), len(plain)) and opened[shared] == plain[shared]:
-        shared += 1
-    return opened[shared:]
+    opened_text = render(earlier_messages, True)
+    plain_text = render(earlier_messages, False)
+    shared_length = 0
+    while (
+        shared_length < min(len(opened_text), len(plain_text))
+        and opened_text[shared_length] == plain_text[shared_length]
+    ):
+        shared_length += 1
+    return opened_text[shared_length:]
 
 
 def _closing(text_after: str, ends: tuple[str, ...], calls: bool) -> int:

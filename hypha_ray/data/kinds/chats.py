@@ -65,13 +65,13 @@ def write_chats(options: PrepareOptions, writer: SliceWriter, report: Report, ac
         HyphaError: source or tokenizer can't be had.
 
     """
-    answered = list(_answered(chats(options, account), account))
-    tokenizer = tokenizer_of(options, _texts(answered))
+    answered_chats = list(_answered(chats(options, account), account))
+    tokenizer = tokenizer_of(options, _texts(answered_chats))
     require_fast(tokenizer, options.tokenizer)
-    encoded = list(encoded_chats(tokenizer, answered, options, report, account))
+    encoded = list(encoded_chats(tokenizer, answered_chats, options, report, account))
     samples = list(_fitting(encoded, options.seq_len, account))
     if not samples:
-        fix = "raise --seq-len" if answered else "name another --source, or other columns"
+        fix = "raise --seq-len" if answered_chats else "name another --source, or other columns"
         raise no_samples("chats with an answer", options, account, fix)
     writer.tokens = answer_rules(tokenizer, encoded, options, account)
     padding = padding_of(tokenizer, options.tokenizer)
@@ -157,20 +157,20 @@ def _plain(chat: Chat) -> ScoredText:
     return ScoredText(text, ((start, len(text)),))
 
 
-def _fitting(samples: Iterable[ScoredTokens], most: int, account: Account) -> Iterator[ScoredTokens]:
+def _fitting(samples: Iterable[ScoredTokens], most_tokens: int, account: Account) -> Iterator[ScoredTokens]:
     """Samples cut off at a length; those without scored tokens, and the tokens cut off, are put into the account."""
     cut_chats = 0
     for ids, scored in samples:
         # The first token has none before it, so that nothing can predict it.
-        if not scored[1:most].any():
-            account.leave_out("chats", f"without an answer in the first {most} tokens, see --seq-len")
+        if not scored[1:most_tokens].any():
+            account.leave_out("chats", f"without an answer in the first {most_tokens} tokens, see --seq-len")
             continue
-        cut_tokens = max(0, len(ids) - most)
-        account.leave_out("tokens", f"behind the first {most} of a chat, see --seq-len", cut_tokens)
+        cut_tokens = max(0, len(ids) - most_tokens)
+        account.leave_out("tokens", f"behind the first {most_tokens} of a chat, see --seq-len", cut_tokens)
         cut_chats += cut_tokens > 0
-        yield ScoredTokens(ids[:most], scored[:most])
+        yield ScoredTokens(ids[:most_tokens], scored[:most_tokens])
     if cut_chats:
-        account.note(f"{counted(cut_chats, 'chats')} cut off at --seq-len {most}")
+        account.note(f"{counted(cut_chats, 'chats')} cut off at --seq-len {most_tokens}")
 
 
 def _framed(sample: ScoredTokens, begin: Sequence[int], end: int) -> ScoredTokens:
@@ -228,32 +228,32 @@ def write_packed(
     """Pack the chats of each split in their order, and write the slices."""
     samples_per_slice = options.samples_per_slice
     for rows, name in zip(splits, ("train", "validation"), strict=True):
-        packed = pack_chats([samples[row] for row in rows], options.seq_len)
-        for start in range(0, len(packed), samples_per_slice):
-            writer.add(_packed_arrays(packed[start : start + samples_per_slice], options.seq_len, padding), name)
+        packed_rows = pack_chats([samples[row] for row in rows], options.seq_len)
+        for start in range(0, len(packed_rows), samples_per_slice):
+            writer.add(_packed_arrays(packed_rows[start : start + samples_per_slice], options.seq_len, padding), name)
 
 
-def pack_chats(chats: Iterable[ScoredTokens], most: int) -> list[Parts]:
-    """Put each chat into the first of the last `_OPEN` samples that has space for it; a sample has `most` tokens."""
-    packed: list[Parts] = []
+def pack_chats(chats: Iterable[ScoredTokens], most_tokens: int) -> list[Parts]:
+    """Put each chat into the first of the last `_OPEN` samples with space for it; a sample has `most_tokens`."""
+    packed_rows: list[Parts] = []
     free_tokens: list[int] = []
     for chat in chats:
-        open_index = max(0, len(packed) - _OPEN)
-        while open_index < len(packed) and free_tokens[open_index] < len(chat.ids):
+        open_index = max(0, len(packed_rows) - _OPEN)
+        while open_index < len(packed_rows) and free_tokens[open_index] < len(chat.ids):
             open_index += 1
-        if open_index == len(packed):
-            packed.append([])
-            free_tokens.append(most)
-        packed[open_index].append(chat)
+        if open_index == len(packed_rows):
+            packed_rows.append([])
+            free_tokens.append(most_tokens)
+        packed_rows[open_index].append(chat)
         free_tokens[open_index] -= len(chat.ids)
-    return packed
+    return packed_rows
 
 
-def _packed_arrays(packed: Sequence[Parts], length: int, padding: int) -> Arrays:
-    tokens = np.full((len(packed), length), padding, np.int32)
+def _packed_arrays(packed_rows: Sequence[Parts], length: int, padding: int) -> Arrays:
+    tokens = np.full((len(packed_rows), length), padding, np.int32)
     positions = np.zeros_like(tokens)
     labels = np.full_like(tokens, IGNORE_INDEX)
-    for row, parts in enumerate(packed):
+    for row, parts in enumerate(packed_rows):
         start = 0
         for ids, scored in parts:
             end = start + len(ids)

@@ -62,8 +62,8 @@ def shuffle(documents: Iterable[str], generator: np.random.Generator, buffer_siz
         buffer.append(document)
         characters += len(document)
         while characters > buffer_size:
-            chosen = int(generator.integers(len(buffer)))
-            buffer[chosen], buffer[-1] = buffer[-1], buffer[chosen]
+            chosen_index = int(generator.integers(len(buffer)))
+            buffer[chosen_index], buffer[-1] = buffer[-1], buffer[chosen_index]
             characters -= len(buffer[-1])
             yield buffer.pop()
     generator.shuffle(buffer)
@@ -107,11 +107,11 @@ def hold_out(
     held_out = set[int]()
     for group in choice.chosen:
         held_out.update(group.indices)
-    remaining = [text for index, text in enumerate(window) if index not in held_out]
-    if choice.tokens < seq_len or not _fills_sequence(remaining, encode, seq_len):
+    remaining_texts = [text for index, text in enumerate(window) if index not in held_out]
+    if choice.tokens < seq_len or not _fills_sequence(remaining_texts, encode, seq_len):
         reason = _why_none(len(groups), limit if choice.passed_over_large else None)
         return replace(empty, why_none=reason)
-    window[:] = remaining
+    window[:] = remaining_texts
     sequences = next(pack(choice.parts, seq_len, limit))
     digests = frozenset(group.digest for group in choice.chosen)
     return ValidationSplit(sequences, digests, len(held_out), choice.tokens - sequences.size)
@@ -243,10 +243,10 @@ def pack(tokens: Iterable[Tokens], seq_len: int, block: int) -> Iterator[Tokens]
         length += len(ids)
         if length >= full:
             stream = np.concatenate(parts)
-            packed = length - length % full
-            yield from stream[:packed].reshape(-1, block, seq_len)
-            parts = [stream[packed:].copy()]
-            length -= packed
+            packed_length = length - length % full
+            yield from stream[:packed_length].reshape(-1, block, seq_len)
+            parts = [stream[packed_length:].copy()]
+            length -= packed_length
     if length >= seq_len:
         stream = np.concatenate(parts)
         yield stream[: length - length % seq_len].reshape(-1, seq_len)
@@ -326,17 +326,17 @@ def _sequences(tokens: Iterable[Tokens], options: PrepareOptions, account: Accou
     slices = max(1, BLOCK_TOKENS // (options.seq_len * options.samples_per_slice))
     samples_left = options.max_samples
     counter = _TokenCounter(tokens)
-    packed = 0
+    packed_tokens = 0
     for block in pack(counter, options.seq_len, slices * options.samples_per_slice):
         yield block[:samples_left]
-        packed += block.size
+        packed_tokens += block.size
         if samples_left is None:
             continue
         samples_left -= len(block)
         if samples_left <= 0:
             account.note(f"the source has more: --max-samples {options.max_samples} is reached")
             return
-    account.leave_out("tokens", "at the end, less than a sample", counter.tokens - packed)
+    account.leave_out("tokens", "at the end, less than a sample", counter.tokens - packed_tokens)
 
 
 class _TokenCounter:

@@ -114,8 +114,8 @@ def split(keys: Sequence[bytes], options: PrepareOptions, account: Account, plur
     excess = len(held_out[options.validation_samples :])
     account.leave_out(plural, f"more repetitions of validation {plural}", excess)
     validation = held_out[: options.validation_samples]
-    remaining = list(itertools.chain.from_iterable(groups[held_out_groups:]))
-    train = generator.permutation(np.array(remaining, np.int64))
+    remaining_rows = list(itertools.chain.from_iterable(groups[held_out_groups:]))
+    train = generator.permutation(np.array(remaining_rows, np.int64))
     if options.max_samples is not None and len(train) > options.max_samples:
         account.note(f"the source isn't used up: --max-samples {options.max_samples} is reached")
     return train[: options.max_samples], np.array(validation, np.int64)
@@ -192,10 +192,10 @@ def _write(
         keys.append(b"".join(map(np.ndarray.tobytes, sample.values())))
     splits = split(keys, options, account, "samples")
 
-    def load(chosen: Rows) -> Arrays:
+    def load(chosen_rows: Rows) -> Arrays:
         arrays: Arrays = {}
         for key in samples[0]:
-            arrays[key] = np.stack([samples[row][key] for row in chosen])
+            arrays[key] = np.stack([samples[row][key] for row in chosen_rows])
         return arrays
 
     write_split(splits, load, options.samples_per_slice, writer)

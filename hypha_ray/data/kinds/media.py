@@ -92,9 +92,9 @@ class Recordings:
 
         The extractor pads them to a silence of that length behind them, whose tensors are dropped.
         """
-        padded = [wave[: self._most] for wave in waves]
-        padded.append(np.zeros(self._longest, np.float32))
-        features = self._extractor(padded, sampling_rate=self._rate, padding=self._padding, return_tensors="np")
+        padded_waves = [wave[: self._most] for wave in waves]
+        padded_waves.append(np.zeros(self._longest, np.float32))
+        features = self._extractor(padded_waves, sampling_rate=self._rate, padding=self._padding, return_tensors="np")
         audio = features["input_values"] if "input_values" in features else features["input_features"]
         arrays: Arrays = {"audio": np.asarray(audio[: len(waves)], np.float32)}
         if "attention_mask" in features:
@@ -329,14 +329,14 @@ def write_media(options: PrepareOptions, writer: SliceWriter, report: Report, ac
     splits = split(keys, options, account, options.kind_name)
 
     def load(rows: Rows) -> Arrays:
-        chosen = [files[row] for row in rows]
+        chosen_files = [files[row] for row in rows]
         try:
-            tensors = decoder.tensors([decoder.decode(file.content()) for file in chosen])
+            tensors = decoder.tensors([decoder.decode(file.content()) for file in chosen_files])
         except Exception as error:  # Preprocessors raise anything, for instance for images of several sizes.
             got = reason_of(error)
             problem = f"preprocessor {options.preprocessor!r} makes no tensors of these {options.kind_name}"
             raise DataError("DATA038", problem, got, fix="choose another --preprocessor, or give it a size") from None
-        labels = [numbered(file.label, numbers) for file in chosen if file.label is not None]
+        labels = [numbered(file.label, numbers) for file in chosen_files if file.label is not None]
         if labels:
             tensors = tensors | {"labels": np.stack(labels)}
         return tensors

@@ -141,7 +141,7 @@ def _encoded(
 ) -> Iterator[PairSample]:
     """Tokens of pairs, taken literally; source and target end as the tokenizer ends a text, even if cut off."""
     end = require_end(tokenizer, options.tokenizer)
-    most = options.seq_len
+    most_tokens = options.seq_len
     cut_pairs = 0
     source_tail = _tail(_ids(tokenizer, [""])[0], end)
     target_tail = _tail(_ids(tokenizer, text_target=[""])[0], end)
@@ -150,22 +150,22 @@ def _encoded(
         sources = _ids(tokenizer, [pair.source for pair in batch])
         targets = _ids(tokenizer, text_target=[pair.target for pair in batch])
         for source, target in zip(sources, targets, strict=True):
-            source_ids, cut_off_source = _ended(source, source_tail, most)
-            target_ids, cut_off_target = _ended(target, target_tail, most)
+            source_ids, cut_off_source = _ended(source, source_tail, most_tokens)
+            target_ids, cut_off_target = _ended(target, target_tail, most_tokens)
             cut_tokens = cut_off_source + cut_off_target
-            account.leave_out("tokens", f"behind the first {most} of a text, see --seq-len", cut_tokens)
+            account.leave_out("tokens", f"behind the first {most_tokens} of a text, see --seq-len", cut_tokens)
             cut_pairs += cut_tokens > 0
             yield PairSample(source_ids, target_ids)
         report("pairs", len(batch))
     if cut_pairs:
-        account.note(f"{counted(cut_pairs, 'pairs')} cut off at --seq-len {most}")
+        account.note(f"{counted(cut_pairs, 'pairs')} cut off at --seq-len {most_tokens}")
 
 
-def _ended(ids: list[int], tail: list[int], most: int) -> tuple[Tokens, int]:
+def _ended(ids: list[int], tail: list[int], most_tokens: int) -> tuple[Tokens, int]:
     """Tokens of a text, cut off so that they end with the tail, and the number of tokens that were cut off."""
     body = ids[: -len(tail)] if ids[-len(tail) :] == tail else ids
-    cut_tokens = max(0, len(body) + len(tail) - most)
-    return np.array([*body[: most - len(tail)], *tail], np.int32), cut_tokens
+    cut_tokens = max(0, len(body) + len(tail) - most_tokens)
+    return np.array([*body[: most_tokens - len(tail)], *tail], np.int32), cut_tokens
 
 
 def _ids(tokenizer: Any, text: list[str] | None = None, text_target: list[str] | None = None) -> list[list[int]]:
@@ -184,10 +184,10 @@ def _tail(specials: list[int], end: int) -> list[int]:
 
 
 def _padded(rows: Sequence[Tokens], width: int, padding: int) -> Tokens:
-    padded = np.full((len(rows), width), padding, np.int32)
+    padded_rows = np.full((len(rows), width), padding, np.int32)
     for number, row in enumerate(rows):
-        padded[number, : len(row)] = row
-    return padded
+        padded_rows[number, : len(row)] = row
+    return padded_rows
 
 
 KIND: Final = Kind(write_pairs, "language", "source and target are")

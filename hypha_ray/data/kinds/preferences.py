@@ -64,14 +64,14 @@ def write_preferences(
         HyphaError: source, tokenizer or reference can't be had.
 
     """
-    answered = _with_margins(list(_answered(preferences(options, account), account)), options, account)
-    tokenizer = tokenizer_of(options, _texts(answered, options.is_templated))
+    preference_rows = _with_margins(list(_answered(preferences(options, account), account)), options, account)
+    tokenizer = tokenizer_of(options, _texts(preference_rows, options.is_templated))
     require_fast(tokenizer, options.tokenizer)
-    all_chats = list(_chats(answered))
+    all_chats = list(_chats(preference_rows))
     encoded = list(encoded_chats(tokenizer, all_chats, options, report, account))
-    samples = list(_fitting(_samples(answered, encoded), options.seq_len, account))
+    samples = list(_fitting(_samples(preference_rows, encoded), options.seq_len, account))
     if not samples:
-        fix = "raise --seq-len" if answered else "name another --source, or other columns"
+        fix = "raise --seq-len" if preference_rows else "name another --source, or other columns"
         raise no_samples("preferences", options, account, fix)
     writer.tokens = answer_rules(tokenizer, encoded, options, account)
     padding = padding_of(tokenizer, options.tokenizer)
@@ -146,53 +146,53 @@ def _sides(preference: PreferenceRow) -> list[Chat]:
     return [preference.answer, preference.rejected]
 
 
-def _chats(answered: Sequence[PreferenceRow]) -> Iterator[Chat]:
-    for preference in answered:
+def _chats(preference_rows: Sequence[PreferenceRow]) -> Iterator[Chat]:
+    for preference in preference_rows:
         yield from _sides(preference)
 
 
-def _texts(answered: Sequence[PreferenceRow], templated: bool) -> Iterator[str]:
-    for chat in _chats(answered):
+def _texts(preference_rows: Sequence[PreferenceRow], templated: bool) -> Iterator[str]:
+    for chat in _chats(preference_rows):
         for message in chat.messages:
             if templated:
                 yield message["role"]
             yield message["content"]
 
 
-def _samples(answered: Sequence[PreferenceRow], encoded: Sequence[ScoredTokens]) -> Iterator[Sample]:
+def _samples(preference_rows: Sequence[PreferenceRow], encoded: Sequence[ScoredTokens]) -> Iterator[Sample]:
     tokens = iter(encoded)
-    for preference in answered:
+    for preference in preference_rows:
         answer = next(tokens)
         rejected = None if preference.rejected is None else next(tokens)
         yield Sample(answer, rejected, preference.desirable, preference.margin)
 
 
-def _fitting(samples: Iterator[Sample], most: int, account: Account) -> Iterator[Sample]:
+def _fitting(samples: Iterator[Sample], most_tokens: int, account: Account) -> Iterator[Sample]:
     """Samples cut off at a length; those that are left without two different answers are put into the account."""
     cut_answers = 0
     for sample in samples:
-        answer = _cut(sample.answer, most)
-        rejected = None if sample.rejected is None else _cut(sample.rejected, most)
+        answer = _cut(sample.answer, most_tokens)
+        rejected = None if sample.rejected is None else _cut(sample.rejected, most_tokens)
         sequences = [answer] if rejected is None else [answer, rejected]
         # The first token has none before it, so that nothing can predict it.
         if not all(sequence.scored[1:].any() for sequence in sequences):
-            account.leave_out("preferences", f"without an answer in the first {most} tokens, see --seq-len")
+            account.leave_out("preferences", f"without an answer in the first {most_tokens} tokens, see --seq-len")
             continue
         if rejected is not None and np.array_equal(answer.ids, rejected.ids):
-            account.leave_out("preferences", f"whose first {most} tokens are the same, see --seq-len")
+            account.leave_out("preferences", f"whose first {most_tokens} tokens are the same, see --seq-len")
             continue
         originals = [sample.answer] if sample.rejected is None else [sample.answer, sample.rejected]
         for original in originals:
-            excess = max(0, len(original.ids) - most)
-            account.leave_out("tokens", f"behind the first {most} of an answer, see --seq-len", excess)
+            excess = max(0, len(original.ids) - most_tokens)
+            account.leave_out("tokens", f"behind the first {most_tokens} of an answer, see --seq-len", excess)
             cut_answers += excess > 0
         yield sample._replace(answer=answer, rejected=rejected)
     if cut_answers:
-        account.note(f"{counted(cut_answers, 'answers')} cut off at --seq-len {most}")
+        account.note(f"{counted(cut_answers, 'answers')} cut off at --seq-len {most_tokens}")
 
 
-def _cut(tokens: ScoredTokens, most: int) -> ScoredTokens:
-    return ScoredTokens(tokens.ids[:most], tokens.scored[:most])
+def _cut(tokens: ScoredTokens, most_tokens: int) -> ScoredTokens:
+    return ScoredTokens(tokens.ids[:most_tokens], tokens.scored[:most_tokens])
 
 
 def _require_both_judgements(samples: Sequence[Sample], options: PrepareOptions) -> None:
@@ -216,7 +216,7 @@ def _key(sample: Sample) -> bytes:
 
 
 def _sequences(
-    samples: Sequence[Sample], splits: tuple[Rows, Rows], most: int
+    samples: Sequence[Sample], splits: tuple[Rows, Rows], most_tokens: int
 ) -> dict[int, tuple[ScoredTokens, ScoredTokens]]:
     """Both sequences of each row; the second one has the rejected answer, or that of the row before in the split."""
     sequences = {}
@@ -225,7 +225,7 @@ def _sequences(
             answer = samples[row].answer
             rejected = samples[row].rejected
             if rejected is None:
-                rejected = _mismatched(answer, samples[previous_row].answer, most)
+                rejected = _mismatched(answer, samples[previous_row].answer, most_tokens)
             sequences[row] = answer, rejected
     return sequences
 

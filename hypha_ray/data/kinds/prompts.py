@@ -162,7 +162,7 @@ def _opened(tokenizer: Any, messages: Messages) -> str:
 
 
 def _fitting(
-    prompts: Iterable[Prompt], encoded: Iterable[list[int]], most: int, account: Account
+    prompts: Iterable[Prompt], encoded: Iterable[list[int]], most_tokens: int, account: Account
 ) -> tuple[list[Tokens], list[dict[str, Any]]]:
     """Tokens and records of prompts that have tokens and aren't too long; the others are put into the account."""
     ids = []
@@ -170,8 +170,8 @@ def _fitting(
     for prompt, tokens in zip(prompts, encoded, strict=True):
         if not tokens:
             account.leave_out("prompts", "without tokens")
-        elif len(tokens) > most:
-            account.leave_out("prompts", f"longer than {most} tokens, see --seq-len")
+        elif len(tokens) > most_tokens:
+            account.leave_out("prompts", f"longer than {most_tokens} tokens, see --seq-len")
         else:
             ids.append(np.array(tokens, np.int32))
             records.append(prompt.data)

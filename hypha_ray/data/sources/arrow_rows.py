@@ -107,7 +107,9 @@ def without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
     return columns
 
 
-def with_fields(row: Mapping[str, Any], fields: Collection[str], kept: Collection[str] = ()) -> Mapping[str, Any]:
+def with_fields(
+    row: Mapping[str, Any], fields: Collection[str], kept_fields: Collection[str] = ()
+) -> Mapping[str, Any]:
     """A row with fields such as ``extra_info.index`` or ``answers.text.0`` as columns of their own.
 
     A table within the row, or its JSON text, gives way to all its fields, unless its column is to be kept.
@@ -119,12 +121,12 @@ def with_fields(row: Mapping[str, Any], fields: Collection[str], kept: Collectio
             if inner is None:
                 break
             columns = dict(row)
-            if outer not in kept:
+            if outer not in kept_fields:
                 del columns[outer]
             for name, value in inner.items():
                 columns[f"{outer}.{name}"] = value
             row = columns
-            outer = outer_name(field_name, row.keys() - kept)
+            outer = outer_name(field_name, row.keys() - kept_fields)
     return row
 
 

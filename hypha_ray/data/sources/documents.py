@@ -319,21 +319,21 @@ def _hub(name: str, options: PrepareOptions, reader: Reader[T], account: Account
 
         datasets.disable_progress_bars()
         if saved:
-            loaded = datasets.load_from_disk(name)
-            if isinstance(loaded, datasets.DatasetDict):
-                if options.split not in loaded:
+            dataset = datasets.load_from_disk(name)
+            if isinstance(dataset, datasets.DatasetDict):
+                if options.split not in dataset:
                     problem = f"dataset {name!r} has no split {options.split!r}"
-                    raise DataError("HUB004", problem, allowed=", ".join(loaded), fix="choose one by --split")
-                splits = sorted(loaded.keys() - {options.split})
-                loaded = loaded[options.split]
+                    raise DataError("HUB004", problem, allowed=", ".join(dataset), fix="choose one by --split")
+                splits = sorted(dataset.keys() - {options.split})
+                dataset = dataset[options.split]
                 for split in splits:
                     account.leave_out("splits", "not requested, see --split", name=split)
         else:
             path = str(Path(name).resolve()) if Path(name).is_dir() else name
-            loaded = datasets.load_dataset(
+            dataset = datasets.load_dataset(
                 path, options.subset, split=options.split, revision=options.revision, streaming=True
             )
-        rows = _with_class_names(_undecoded(loaded), loaded.features, reader.columns)
+        rows = _with_class_names(_undecoded(dataset), dataset.features, reader.columns)
         yield from reader.of_rows(_located(rows, name), account)
 
 
@@ -343,14 +343,14 @@ def _located(rows: Iterable[Mapping[str, Any]], name: str) -> Iterator[Row]:
         yield f"dataset {readable(name)!r}, row {row_number}", without_nulls(row)
 
 
-def _undecoded(loaded: Any) -> Any:
+def _undecoded(dataset: Any) -> Any:
     """A dataset whose images and recordings stay as in their files, since a preprocessor decodes those it needs."""
     import datasets
 
-    for name, feature in (loaded.features or {}).items():
+    for name, feature in (dataset.features or {}).items():
         if isinstance(feature, datasets.Image | datasets.Audio):
-            loaded = loaded.cast_column(name, type(feature)(decode=False))
-    return loaded
+            dataset = dataset.cast_column(name, type(feature)(decode=False))
+    return dataset
 
 
 @contextmanager

@@ -212,16 +212,16 @@ def medium_of(source: str, mixed: bool) -> Medium | None:
     folder = Path(source).expanduser()
     if not folder.is_dir():
         return None
-    common: Medium | None = None
+    common_medium: Medium | None = None
     for path in _files(folder):
         medium = _medium_of_file(path)
         if mixed:
-            common = common or medium
-        elif medium is None or common not in (None, medium):
+            common_medium = common_medium or medium
+        elif medium is None or common_medium not in (None, medium):
             return None
         else:
-            common = medium
-    return common
+            common_medium = medium
+    return common_medium
 
 
 def _medium_of_file(path: Path) -> Medium | None:

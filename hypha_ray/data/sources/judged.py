@@ -379,27 +379,27 @@ class PreferenceReader:
                 raise _without_prompt(location, column, "a text")
         chosen = self._answer(location, row, self._chosen)
         rejected = self._answer(location, row, self._rejected)
-        common = 0
-        while common < min(len(chosen), len(rejected)) and chosen[common] == rejected[common]:
-            common += 1
-        if common == 0 and chosen[0]["role"] == "assistant":
+        common_words = 0
+        while common_words < min(len(chosen), len(rejected)) and chosen[common_words] == rejected[common_words]:
+            common_words += 1
+        if common_words == 0 and chosen[0]["role"] == "assistant":
             raise _without_prompt(location, self._chosen, "a message of the assistant")
-        return given_before(chosen[:common]), chosen[common:], rejected[common:]
+        return given_before(chosen[:common_words]), chosen[common_words:], rejected[common_words:]
 
     def _common_text(self, location: str, row: Mapping[str, Any]) -> tuple[Messages, Messages, Messages]:
         """Text that both answers begin with, without a space at its end, and the texts behind it."""
         (chosen,) = self._answer(location, row, self._chosen)
         (rejected,) = self._answer(location, row, self._rejected)
         texts = chosen["content"], rejected["content"]
-        common = 0
-        while common < min(map(len, texts)) and texts[0][common] == texts[1][common]:
-            common += 1
-        if common and common < min(map(len, texts)) and texts[0][common - 1] == " ":
-            common -= 1
-        prompt = {"role": "user", "content": texts[0][:common]}
+        common_messages = 0
+        while common_messages < min(map(len, texts)) and texts[0][common_messages] == texts[1][common_messages]:
+            common_messages += 1
+        if common_messages and common_messages < min(map(len, texts)) and texts[0][common_messages - 1] == " ":
+            common_messages -= 1
+        prompt = {"role": "user", "content": texts[0][:common_messages]}
         sides: list[Messages] = []
         for message in (chosen, rejected):
-            rest = message["content"][common:]
+            rest = message["content"][common_messages:]
             sides.append([message | {"content": rest}] if rest else [])
         return [prompt], sides[0], sides[1]
 

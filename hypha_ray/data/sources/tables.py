@@ -311,12 +311,12 @@ def csv_rows(file: IO[str], path: Path, columns: Sequence[Column], account: Acco
         allowed = "a first line with the names of the columns"
         raise DataError("DATA032", f"{path} begins with a row", listed(names), allowed, "put such a line before it")
     for column in columns:
-        chosen = _chosen_column(names, sample, column, needed - {column.name}, path)
-        if chosen != column.name:
-            name = readable(chosen)
+        chosen_name = _chosen_column(names, sample, column, needed - {column.name}, path)
+        if chosen_name != column.name:
+            name = readable(chosen_name)
             note = f"the text of {readable(path.name)} is its column {name!r}, the only one with text"
             account.note(f"{note}; its first line is no sample")
-            names[names.index(chosen)] = column.name
+            names[names.index(chosen_name)] = column.name
     for location, fields in itertools.chain(sample, rows):
         yield location, dict(zip(names, fields, strict=True))
 

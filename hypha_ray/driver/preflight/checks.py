@@ -180,8 +180,8 @@ def advice(job: Job, gpus: float = 0.0) -> Iterator[str]:
 
 def _of_gpus(job: Job, gpus: float) -> Iterator[str]:
     """Advice on GPUs that no worker leases: a worker uses only the GPUs of its lease."""
-    leased = any(group.gpu for group in job.worker_groups if not group.bridged)
-    if gpus and not leased and job.worker.device == "auto":
+    leases_gpus = any(group.gpu for group in job.worker_groups if not group.bridged)
+    if gpus and not leases_gpus and job.worker.device == "auto":
         yield f"all workers train on CPUs, because none leases a GPU, and there are {gpus:g}: set resources.worker.gpu"
 
 

@@ -183,10 +183,10 @@ def _torch_report(gpus: str) -> CheckReport:
 def memory_report() -> CheckReport:
     """Compare /dev/shm, which has Ray's object store, with the share of the memory that the store takes."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    shared = Path("/dev/shm")
-    if not shared.is_dir():
+    shared_memory = Path("/dev/shm")
+    if not shared_memory.is_dir():
         return note("/dev/shm", "missing: Ray's object store is on the disk", "mount a tmpfs there")
-    usage = shutil.disk_usage(shared)
+    usage = shutil.disk_usage(shared_memory)
     text = f"{si(usage.free)}B free of {si(usage.total)}B, with {si(memory_bytes)}B of memory"
     if usage.free < _STORE_SHARE * memory_bytes:
         wanted_text = si(_STORE_SHARE * memory_bytes)
@@ -312,22 +312,24 @@ def s3_report(environment: Mapping[str, str], names: list[str]) -> CheckReport:
         names: names of the variables that are set.
 
     """
-    listed = ", ".join(names)
+    listed_names = ", ".join(names)
     if _KEY_ID in names and _SECRET not in names:
         return fail("s3", f"{_KEY_ID} is set, and {_SECRET} isn't", f"set {_SECRET}", AuthenticationError)
     if find_spec("s3fs") is None:
-        return note("s3", f"{listed}; s3fs isn't installed", "pip install s3fs on the machine of the run directory")
+        return note(
+            "s3", f"{listed_names}; s3fs isn't installed", "pip install s3fs on the machine of the run directory"
+        )
     try:
         in_time(_ask_s3)
     except Exception as error:  # The client raises errors of its own, of HTTP and of the system.
         cause = cause_of(error)
         if cause is not None:
-            return fail("s3", f"{listed}: {cause.problem}", cause.fix, AuthenticationError)
+            return fail("s3", f"{listed_names}: {cause.problem}", cause.fix, AuthenticationError)
         if _is_refusal(error):
-            return ok("s3", f"{listed}: known to the store, which doesn't list its buckets for them")
+            return ok("s3", f"{listed_names}: known to the store, which doesn't list its buckets for them")
         reason = type(error).__name__
-        return note("s3", f"{listed}: not tried, since the store can't be asked ({reason})", "see to the network")
-    return ok("s3", f"{listed}: the store accepts them")
+        return note("s3", f"{listed_names}: not tried, since the store can't be asked ({reason})", "see to the network")
+    return ok("s3", f"{listed_names}: the store accepts them")
 
 
 def _ask_s3() -> None:

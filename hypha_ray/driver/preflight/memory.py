@@ -129,8 +129,8 @@ def step_memory(job: Job, task: Task, samples: Samples, processes: int = 1) -> S
     process_batch = math.ceil(job.rounds.max_batch_size / processes)
     micro_batch = math.ceil(process_batch / job.rounds.accumulation)
     rows = [index % len(samples) for index in range(micro_batch)]
-    repeated = Samples({name: array[rows] for name, array in samples.arrays.items()}, samples.keys[rows])
-    inputs = task.inputs(tensors_of(repeated), repeated.keys, MASKING_SEED)
+    repeated_samples = Samples({name: array[rows] for name, array in samples.arrays.items()}, samples.keys[rows])
+    inputs = task.inputs(tensors_of(repeated_samples), repeated_samples.keys, MASKING_SEED)
     try:
         network = sketch_trained(job).train()
         set_execution(network, job.worker)

@@ -80,10 +80,10 @@ def _row_notes(tokenizer: Any, rows: int | None) -> Iterator[str]:
         missing = f"the dataset has none of the last {vocabulary_size - rows:,}"
         yield f"{counts}: {missing}, and prompts that have one will be refused"
         return
-    unknown = vocabulary_of(tokenizer).unknown(rows)
-    if unknown:
-        counts = f"the model has {rows:,} rows, the tokenizer {rows - len(unknown):,} tokens"
-        yield f"{counts}: the other {len(unknown):,} rows stand for nothing, and are never generated"
+    unknown_ids = vocabulary_of(tokenizer).unknown(rows)
+    if unknown_ids:
+        counts = f"the model has {rows:,} rows, the tokenizer {rows - len(unknown_ids):,} tokens"
+        yield f"{counts}: the other {len(unknown_ids):,} rows stand for nothing, and are never generated"
 
 
 def _template_of(tokenizer: Any) -> str | None:

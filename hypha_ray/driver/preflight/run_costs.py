@@ -94,18 +94,18 @@ def exchange_of(job: Job, layout: Layout) -> Exchange:
     if not sync.traits.has_barrier:
         deltas = sync.period or job.num_workers
     senders, may_be_fewer = _senders(job, deltas)
-    up = Counter[int]()
-    down = Counter[int]()
+    up_rounds = Counter[int]()
+    down_rounds = Counter[int]()
     for fragments, rounds in _rounds_by_fragments(job).items():
         up_bytes = 0
         down_bytes = 0
         for fragment in fragments:
             up_bytes += senders * payloads[fragment]
             down_bytes += deltas * results[fragment]
-        up[up_bytes] += rounds
-        down[down_bytes] += rounds
+        up_rounds[up_bytes] += rounds
+        down_rounds[down_bytes] += rounds
     is_bound = may_be_fewer or bool({sync.codec, sync.downward_codec} & MOST_BITS.keys())
-    return Exchange(up, down, is_estimated, is_bound)
+    return Exchange(up_rounds, down_rounds, is_estimated, is_bound)
 
 
 def _senders(job: Job, deltas: int) -> tuple[int, bool]:
@@ -362,8 +362,9 @@ def machine_lines(job: Job, nodes: Sequence[NodeResources], home: str, speeds: S
     workers = workers_to_hire(job, nodes, home, speeds)
     yield from _group_lines(job, workers)
     if job.rl.generators:
-        fitting = generators_with_room(job, nodes)
-        yield f"generators with {generator_need(job)} each: {fitting} of {job.rl.generators} fit beside the workers"
+        fitting_count = generators_with_room(job, nodes)
+        room_text = f"{fitting_count} of {job.rl.generators} fit beside the workers"
+        yield f"generators with {generator_need(job)} each: {room_text}"
     yield f"resources: {len(workers)} of {job.num_workers} workers fit; nodes: {len(nodes)}"
 
 
@@ -416,6 +417,6 @@ def _group_lines(job: Job, workers: Collection[int]) -> Iterator[str]:
     for group in job.workers:
         last_worker = first_worker + group.count - 1
         numbers = f"workers {first_worker} to {last_worker}, each" if group.count > 1 else f"worker {first_worker}"
-        fitting = [worker for worker in workers if first_worker <= worker <= last_worker]
-        yield f"{numbers} with {group_need(group)}: {len(fitting)} of {group.count} fit"
+        fitting_workers = [worker for worker in workers if first_worker <= worker <= last_worker]
+        yield f"{numbers} with {group_need(group)}: {len(fitting_workers)} of {group.count} fit"
         first_worker += group.count

@@ -51,15 +51,15 @@ def exchange_text(job: Job, exchange: Exchange) -> str:
     about = "at most " if exchange.is_bound else ""
     if exchange.is_estimated:
         about += "about "
-    up = f"{_range(exchange.up)} up"
-    down = f"{_range(exchange.down)} down"
+    up_text = f"{_range(exchange.up)} up"
+    down_text = f"{_range(exchange.down)} down"
     total = f"{size_text(exchange.total_up)} and {size_text(exchange.total_down)} in all"
     if job.rounds.max_exchange_share is not None:
         total = f"at most {total}"
     codecs = f"{job.sync.codec} up, {job.sync.downward_codec} down"
     if job.sync.codec == job.sync.downward_codec:
         codecs = job.sync.codec
-    return f"{about}{up} and {down} a round, {total} ({counted(job.num_workers, 'worker')}, {codecs})"
+    return f"{about}{up_text} and {down_text} a round, {total} ({counted(job.num_workers, 'worker')}, {codecs})"
 
 
 def disk_text(job: Job, use: DiskSizes) -> str:
@@ -93,11 +93,11 @@ def space_notes(job: Job, use: DiskSizes) -> Iterator[str]:
 
 def _range(rounds: Counter[int]) -> str:
     """Write the bytes of a round, or the least and the most of them if rounds differ."""
-    least = size_text(min(rounds))
-    most = size_text(max(rounds))
-    if least == most:
-        return most
-    return f"{least} to {most}"
+    least_text = size_text(min(rounds))
+    most_text = size_text(max(rounds))
+    if least_text == most_text:
+        return most_text
+    return f"{least_text} to {most_text}"
 
 
 def size_text(size_bytes: int) -> str:
@@ -234,14 +234,14 @@ def _of_records(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
     """Facts about the traffic of the rounds so far."""
     total_up = 0
     total_down = 0
-    up = 0
-    down = 0
+    up_bytes = 0
+    down_bytes = 0
     for record in records:
-        up = record.get("bytes_up") or 0
-        down = record.get("bytes_down") or 0
-        total_up += up
-        total_down += down
-    newest = f"{size_text(up)} up and {size_text(down)} down in the newest round"
+        up_bytes = record.get("bytes_up") or 0
+        down_bytes = record.get("bytes_down") or 0
+        total_up += up_bytes
+        total_down += down_bytes
+    newest = f"{size_text(up_bytes)} up and {size_text(down_bytes)} down in the newest round"
     total = f"{size_text(total_up)} and {size_text(total_down)} so far"
     yield "exchange", f"{newest}, {total}"
 
@@ -428,11 +428,11 @@ def _batches_text(job: Job, samples: int) -> str:
     deltas = job.num_workers
     if not job.sync.traits.has_barrier:
         deltas = job.sync.period or job.num_workers
-    least, more = divmod(batches, deltas)
-    text = f"{least} batches"
+    least_batches, more = divmod(batches, deltas)
+    text = f"{least_batches} batches"
     if more:
-        text = f"{least} to {least + 1} batches"
-    elif least == 1:
+        text = f"{least_batches} to {least_batches + 1} batches"
+    elif least_batches == 1:
         text = "1 batch"
     text += f" of {batch_samples}"
     if job.num_workers == 1:

@@ -244,8 +244,8 @@ def _missing_tasks(case: Case, slices: Mapping[int, Arrays]) -> list[str]:
     missing = [task for task in rewarded_tasks if task not in tasks]
     if not missing:
         return []
-    listed = ", ".join(sorted(tasks))
-    return [f"rl.reward.tasks names {', '.join(missing)}, and the first prompts are of {listed} alone"]
+    listed_tasks = ", ".join(sorted(tasks))
+    return [f"rl.reward.tasks names {', '.join(missing)}, and the first prompts are of {listed_tasks} alone"]
 
 
 def _few_prompts(index: int, arrays: Arrays) -> Samples:
@@ -306,8 +306,8 @@ def _without_padding(responses: Responses, row: int) -> Responses:
     response_tokens = responses.mask[row].bool()
     ids = responses.ids[row][all_tokens][None]
     logprobs = responses.logprobs[row][response_tokens][None]
-    ended = responses.ended[row : row + 1]
-    return Responses(ids, torch.ones_like(ids), torch.ones_like(logprobs), logprobs, ended)
+    has_ended = responses.ended[row : row + 1]
+    return Responses(ids, torch.ones_like(ids), torch.ones_like(logprobs), logprobs, has_ended)
 
 
 def try_environment(

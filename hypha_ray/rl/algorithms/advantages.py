@@ -54,8 +54,8 @@ def group_mean(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 def leave_one_out(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Subtract the mean of the group's other rewards (RLOO, arXiv 2402.14740); arguments as in `group_std`."""
     sizes = _sizes(rewards)
-    remaining = (sizes - 1).clamp(min=1)
-    return group_mean(rewards, lengths) * (sizes / remaining)
+    other_count = (sizes - 1).clamp(min=1)
+    return group_mean(rewards, lengths) * (sizes / other_count)
 
 
 def batch_std(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -211,17 +211,17 @@ def check_advantages(name: str, options: Mapping[str, Any] | None, apart: bool) 
     if not _are_close(with_absent, without_absent):
         fix = "leave NaN out of sums, means and sizes, as torch.nanmean does"
         raise _refusal(name, "others beside an absent reward", "advantages of the other rewards alone", fix)
-    together = advantages_of(name, function, rewards, lengths)
-    single: list[torch.Tensor] = []
+    joint_advantages = advantages_of(name, function, rewards, lengths)
+    single_advantages: list[torch.Tensor] = []
     for row in range(len(rewards)):
-        single.append(advantages_of(name, function, rewards[row, None], lengths[row, None]))
-    if apart and not _are_close(together, torch.cat(single)):
+        single_advantages.append(advantages_of(name, function, rewards[row, None], lengths[row, None]))
+    if apart and not _are_close(joint_advantages, torch.cat(single_advantages)):
         fix = "choose one of a group by itself: each worker sees a part of the prompts"
         raise _refusal(name, "others beside another group", "advantages of each group alone, in synchronous steps", fix)
 
 
-def _are_close(advantages: torch.Tensor, expected: torch.Tensor) -> bool:
-    return bool(torch.allclose(advantages.double(), expected.double(), rtol=_CLOSE, atol=_CLOSE))
+def _are_close(advantages: torch.Tensor, expected_advantages: torch.Tensor) -> bool:
+    return bool(torch.allclose(advantages.double(), expected_advantages.double(), rtol=_CLOSE, atol=_CLOSE))
 
 
 def _refusal(name: str, got: str, allowed: str, fix: str | None = None) -> ConfigError:

@@ -198,10 +198,10 @@ def clipped(
         Loss of each token, and whether the clipping has taken its gradient.
 
     """
-    plain = -advantage * ratio
+    plain_loss = -advantage * ratio
     bounded = -advantage * ratio.clamp(1 - low, 1 + high)
-    loss = torch.maximum(plain, bounded)
-    is_clipped = bounded > plain
+    loss = torch.maximum(plain_loss, bounded)
+    is_clipped = bounded > plain_loss
     if dual is None:
         return loss, is_clipped
     limit = -advantage * dual

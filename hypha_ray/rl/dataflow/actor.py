@@ -183,10 +183,10 @@ class Actors:
             reply_number = self._next_number()
             request = self._waiting.pop(reply_number)
             return reply_number, self._handle(request)
-        ready, _ = ray.wait(list(replies), num_returns=1, timeout=deadline_s)
-        if not ready:
+        ready_refs, _ = ray.wait(list(replies), num_returns=1, timeout=deadline_s)
+        if not ready_refs:
             raise ClusterError("RL015", "no model worker has answered", f"{deadline_s:g} s of silence")
-        return ready[0], _values(ready)[0]
+        return ready_refs[0], _values(ready_refs)[0]
 
     def revive(self) -> tuple[int, ...]:
         """Replace actors that have died or are silent, and forget requests that worker 0 hasn't seen.
@@ -197,12 +197,12 @@ class Actors:
         """
         self._waiting = {}
         pings = {actor.ping.remote(): worker for worker, actor in self._actors.items()}
-        answered, silent = ray.wait(list(pings), num_returns=len(pings), timeout=self._ping_s)
+        answered_pings, silent_pings = ray.wait(list(pings), num_returns=len(pings), timeout=self._ping_s)
         reasons: dict[int, str] = {}
-        for ping in answered:
+        for ping in answered_pings:
             if not _is_pong(ping):
                 reasons[pings[ping]] = "has died"
-        for ping in silent:
+        for ping in silent_pings:
             reasons[pings[ping]] = f"is silent for {self._ping_s:g} s"
         for worker, reason in sorted(reasons.items()):
             log.warning("model worker %d %s and is replaced", worker, reason)

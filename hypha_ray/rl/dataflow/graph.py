@@ -175,8 +175,8 @@ def generation_hooks(model_workers: int) -> tuple[Hook, ...]:
 
 def _generation(rl: RL) -> Call:
     role = "generator" if rl.model_workers > 1 else "actor"
-    takes = ("prompts", "keys") if rl.environment is None else _DATASET
-    return Call(_GENERATION, role, "generate", takes, _generated(rl))
+    prompt_keys = ("prompts", "keys") if rl.environment is None else _DATASET
+    return Call(_GENERATION, role, "generate", prompt_keys, _generated(rl))
 
 
 def _generated(rl: RL) -> tuple[str, ...]:

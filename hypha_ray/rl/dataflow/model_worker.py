@@ -132,8 +132,8 @@ class Storage:
         with self._changing:
             for key in sample.data:
                 shard_samples = self._samples.get(key, [])
-                remaining = [stored for stored in shard_samples if ids.isdisjoint(stored.ids)]
-                self._samples[key] = [*remaining, sample]
+                remaining_samples = [stored for stored in shard_samples if ids.isdisjoint(stored.ids)]
+                self._samples[key] = [*remaining_samples, sample]
 
     def sample(self, ids: Sequence[str], keys: Sequence[str]) -> Sample:
         """Return ids with these keys, in their order."""
@@ -147,10 +147,10 @@ class Storage:
 
     def clear(self, ids: Collection[str]) -> None:
         """Drop samples of which all ids are among these."""
-        dropped = set(ids)
+        dropped_ids = set(ids)
         with self._changing:
             for key, samples in self._samples.items():
-                self._samples[key] = [sample for sample in samples if not dropped.issuperset(sample.ids)]
+                self._samples[key] = [sample for sample in samples if not dropped_ids.issuperset(sample.ids)]
 
     def _column(self, ids: tuple[str, ...], key: str) -> Sample:
         """Return samples of exactly these ids that have a key, and maybe other keys."""
@@ -187,14 +187,14 @@ class ModelWorker:
             objects: samples of other workers, and weights as arrays, in the order in which the hooks need them.
 
         """
-        remaining = iter(objects)
+        objects_left = iter(objects)
         for hook in request.before:
-            self._run(hook, remaining)
-        began = time.perf_counter()
+            self._run(hook, objects_left)
+        began_at = time.perf_counter()
         outcome = self._operation(request)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began_at
         for hook in request.after:
-            hook_outcome = self._run(hook, remaining)
+            hook_outcome = self._run(hook, objects_left)
             outcome.sums |= hook_outcome.sums
             outcome.problems += hook_outcome.problems
         meta: Meta | None = None

@@ -339,9 +339,9 @@ class RequestQueue(Generic[R]):
 
     def flush(self) -> None:
         """Send all waiting requests, those to few workers first, and otherwise in the order in which they were made."""
-        waiting = self._waiting
+        waiting_requests = self._waiting
         self._waiting = []
-        for pending in sorted(waiting, key=lambda pending: len(pending.requests)):
+        for pending in sorted(waiting_requests, key=lambda pending: len(pending.requests)):
             self._send(pending)
 
     def _send(self, pending: Pending) -> None:

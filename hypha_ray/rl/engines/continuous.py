@@ -102,9 +102,9 @@ class PagedBatches:
             if output.error is not None:
                 raise RuntimeError(output.error)
             outputs[output.request_id] = output
-        expected = len(prompts) * sampling.samples
-        if len(outputs) != expected:
-            raise RuntimeError(f"{counted(len(outputs), 'response')} of {expected}")
+        expected_count = len(prompts) * sampling.samples
+        if len(outputs) != expected_count:
+            raise RuntimeError(f"{counted(len(outputs), 'response')} of {expected_count}")
         in_order: list[Any] = []
         for name in names:
             in_order.append(outputs[name])

@@ -244,14 +244,14 @@ def generate(
         logits, cache = _next_logits(model, inputs, mask, cache)
         if step == 0 and sampling.max_tokens >= _LONG:
             reserve(cache, sampling.max_tokens - 1)
-        chosen, logprob = choose(logits, uniform[:, step], sampling)
-        chosen = torch.where(alive, chosen, pad)
+        chosen_ids, logprob = choose(logits, uniform[:, step], sampling)
+        chosen_ids = torch.where(alive, chosen_ids, pad)
         masks.append(alive)
         logprobs.append(logprob * alive)
-        ids = torch.cat([ids, chosen[:, None]], 1)
+        ids = torch.cat([ids, chosen_ids[:, None]], 1)
         mask = torch.cat([mask, alive[:, None].long()], 1)
-        inputs = ids if cache is None else chosen[:, None]
-        alive = alive & ~torch.isin(chosen, end_ids)
+        inputs = ids if cache is None else chosen_ids[:, None]
+        alive = alive & ~torch.isin(chosen_ids, end_ids)
         if not alive.any():
             break
     return Responses(

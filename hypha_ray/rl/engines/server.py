@@ -112,7 +112,7 @@ class Batch:
             Refused: with the number.
 
         """
-        most = self.sampling.max_tokens
+        most_tokens = self.sampling.max_tokens
         samples = self.sampling.samples
         if len(group) != samples:
             raise Refused(f"{counted(len(group), 'response')} to a prompt instead of {samples}")
@@ -122,9 +122,9 @@ class Batch:
                 raise Refused(reason)
             count = len(completion.ids)
             last_id = completion.ids[-1]
-            is_unfinished = count < most and last_id not in self.ends
-            if count > most or is_unfinished:
-                raise Refused(f"a response of {count} of {most} tokens, the last of them {last_id}")
+            is_unfinished = count < most_tokens and last_id not in self.ends
+            if count > most_tokens or is_unfinished:
+                raise Refused(f"a response of {count} of {most_tokens} tokens, the last of them {last_id}")
 
 
 class ServerEngine:

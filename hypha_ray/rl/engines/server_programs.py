@@ -238,7 +238,7 @@ class SGLang:
         self, ask: Ask, prompt: Sequence[int], seed: int, sampling: Sampling, ends: Sequence[int]
     ) -> list[Completion]:
         """Make responses as `Dialect` says; seeds count if the server runs with deterministic inference."""
-        common = {
+        common_fields = {
             **_common_settings(sampling, ends),
             "max_new_tokens": sampling.max_tokens,
             "top_k": sampling.top_k or -1,
@@ -246,7 +246,7 @@ class SGLang:
         seeds = range(seed, seed + sampling.samples)
         payload = {
             "input_ids": [list(prompt)] * sampling.samples,
-            "sampling_params": [{**common, "sampling_seed": sampling_seed} for sampling_seed in seeds],
+            "sampling_params": [{**common_fields, "sampling_seed": sampling_seed} for sampling_seed in seeds],
             "return_logprob": True,
         }
         answers = ask("/generate", payload)

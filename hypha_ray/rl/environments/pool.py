@@ -90,33 +90,33 @@ class EnvironmentPool:
             ConfigError: the environment can't be had.
 
         """
-        waiting: list[deque[Episode]] = [deque() for _ in self._processes]
+        waiting_episodes: list[deque[Episode]] = [deque() for _ in self._processes]
         for episode in episodes:
-            waiting[episode.number % len(waiting)].append(episode)
-        busy: dict[int, _Requests] = {}  # By the number of the process.
+            waiting_episodes[episode.number % len(waiting_episodes)].append(episode)
+        open_requests: dict[int, _Requests] = {}  # By the number of the process.
         lost_episodes: list[Episode] = []
-        answered = False
+        has_answered = False
         with working(f"environment {self._name}", limited=True):
-            while any(waiting) or busy:
-                for slot, queue in enumerate(waiting):
-                    if queue and slot not in busy:
-                        busy[slot] = self._ask(slot, queue)
-                for slot in self._ready(busy):
-                    requests = busy[slot]
+            while any(waiting_episodes) or open_requests:
+                for slot, queue in enumerate(waiting_episodes):
+                    if queue and slot not in open_requests:
+                        open_requests[slot] = self._ask(slot, queue)
+                for slot in self._ready(open_requests):
+                    requests = open_requests[slot]
                     episode = requests.episodes.popleft()
                     self._settle(slot, episode)
                     if self._processes[slot] is None:  # The episodes behind it go on in another process.
                         lost_episodes.append(episode)
-                        waiting[slot].extendleft(reversed(requests.episodes))
+                        waiting_episodes[slot].extendleft(reversed(requests.episodes))
                         requests.episodes.clear()
                     else:
-                        answered = True
-                    if not answered and _are_many(lost_episodes):
-                        _give_up(waiting, lost_episodes[-1].failure)
+                        has_answered = True
+                    if not has_answered and _are_many(lost_episodes):
+                        _give_up(waiting_episodes, lost_episodes[-1].failure)
                     if requests.episodes:
                         self._begin_next(requests)
                     else:
-                        del busy[slot]
+                        del open_requests[slot]
 
     def end(self) -> None:
         """Have the processes end all episodes; one that takes too long for it is killed."""
@@ -125,8 +125,8 @@ class EnvironmentPool:
             process.forget()
         until = time.monotonic() + self._deadline_s
         for process in processes:
-            ready, *_ = select.select([process], [], [], max(0.0, until - time.monotonic()))
-            if not ready or process.receive() is None:
+            readable, *_ = select.select([process], [], [], max(0.0, until - time.monotonic()))
+            if not readable or process.receive() is None:
                 self._warn("its method close took too long, or ended its process")
                 self._drop(self._processes.index(process))
 
@@ -157,28 +157,28 @@ class EnvironmentPool:
         """Set the deadline of the first answer that isn't there; it has a limit for each response to take in."""
         requests.deadline = time.monotonic() + requests.limits_s.popleft()
 
-    def _ready(self, busy: Mapping[int, _Requests]) -> list[int]:
+    def _ready(self, open_requests: Mapping[int, _Requests]) -> list[int]:
         """Wait for answers; return the numbers of processes that have one, or whose deadline is over."""
-        next_deadline = min(requests.deadline for requests in busy.values())
-        by_process = {self._process_at(slot): slot for slot in busy}
+        next_deadline = min(requests.deadline for requests in open_requests.values())
+        by_process = {self._process_at(slot): slot for slot in open_requests}
         limit_s = max(0.0, next_deadline - time.monotonic())
-        answered, *_ = select.select(list(by_process), [], [], limit_s)
-        slots = {by_process[process] for process in answered}
+        answered_processes, *_ = select.select(list(by_process), [], [], limit_s)
+        slots = {by_process[process] for process in answered_processes}
         now = time.monotonic()
-        slots |= {slot for slot, requests in busy.items() if now >= requests.deadline}
+        slots |= {slot for slot, requests in open_requests.items() if now >= requests.deadline}
         return sorted(slots)
 
     def _settle(self, slot: int, episode: Episode) -> None:
         """Take an answer in, or kill a process without one."""
         process = self._process_at(slot)
-        ready, *_ = select.select([process], [], [], 0.0)
-        answer = process.receive() if ready else None
+        readable, *_ = select.select([process], [], [], 0.0)
+        answer = process.receive() if readable else None
         if isinstance(answer, EnvironmentReply):
             episode.reply = answer
             return
         if answer is None:
             self._drop(slot)
-            answer = "its process died" if ready else f"a call took longer than {self._deadline_s:g} s"
+            answer = "its process died" if readable else f"a call took longer than {self._deadline_s:g} s"
         elif NO_FILES in answer:
             self._drop(slot)
         episode.failure = answer
@@ -217,9 +217,9 @@ def _are_many(lost_episodes: Sequence[Episode]) -> bool:
     return len(lost_episodes) >= _MOST_LOST and len(prompts) > 1
 
 
-def _give_up(waiting: Sequence[deque[Episode]], failure: str) -> None:
+def _give_up(waiting_episodes: Sequence[deque[Episode]], failure: str) -> None:
     """Let the episodes that wait fail without a call."""
-    for queue in waiting:
+    for queue in waiting_episodes:
         for episode in queue:
             episode.failure = f"it wasn't tried, since no call before it was answered: {failure}"
         queue.clear()

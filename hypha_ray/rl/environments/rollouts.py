@@ -89,8 +89,8 @@ class Renderer:
             raise RenderingError("the chat template changes earlier messages as a conversation goes on")
         response_end = opening_text.rindex(_ASSISTANT) + len(_ASSISTANT)
         ids = self._ids(all_text[response_end:])
-        closing = self._tokenized(opening_text[response_end:])
-        for position, token in enumerate(closing):
+        closing_ids = self._tokenized(opening_text[response_end:])
+        for position, token in enumerate(closing_ids):
             if token in self._ends:  # The response has an end token of its own.
                 return ids[position + 1 :]
         return ids
@@ -339,20 +339,20 @@ class EnvironmentRollouts:
     def _room(self, trajectory: Trajectory, sampling: Sampling, of_turn: bool = True) -> int:
         """Return the number of tokens that the rest of the episode, or its next turn, may have."""
         tokens_left = sampling.max_tokens - len(trajectory.tokens)
-        most = self._rl.episode.turn_tokens
-        if of_turn and most is not None:
-            return min(tokens_left, most)
+        most_tokens = self._rl.episode.turn_tokens
+        if of_turn and most_tokens is not None:
+            return min(tokens_left, most_tokens)
         return tokens_left
 
     def _response(self, trajectory: Trajectory, tokens: list[int], limit: int) -> Response:
         """Return a turn of the policy as its environment gets it."""
-        ended = tokens[-1] in self._ends
-        text_tokens = tokens[:-1] if ended else tokens
+        has_ended = tokens[-1] in self._ends
+        text_tokens = tokens[:-1] if has_ended else tokens
         return Response(
             prompt=str(trajectory.episode.record["prompt"]),
             text=self._text(text_tokens),
             ids=tuple(tokens),
-            ended=ended,
+            ended=has_ended,
             data=trajectory.episode.record,
             most_tokens=limit,
             is_chat=self._renderer.is_chat,

@@ -164,20 +164,20 @@ class Processes:
             self._signatures = process.signatures
             self._idle.append(process)
         units = units_of(self._signatures, responses)
-        waiting = deque(units)
-        busy: dict[RewardProcess, tuple[Unit, float]] = {}  # Unit and deadline of each process.
+        waiting_units = deque(units)
+        unit_of_process: dict[RewardProcess, tuple[Unit, float]] = {}  # Unit and deadline of each process.
         lost_count = 0
-        while waiting or busy:
-            while waiting and len(busy) < self._count:
+        while waiting_units or unit_of_process:
+            while waiting_units and len(unit_of_process) < self._count:
                 process = self._process()
-                unit = waiting.popleft()
+                unit = waiting_units.popleft()
                 process.ask(unit, responses)
-                busy[process] = unit, time.monotonic() + self._deadline_s
-            next_deadline = min(deadline for _, deadline in busy.values())
+                unit_of_process[process] = unit, time.monotonic() + self._deadline_s
+            next_deadline = min(deadline for _, deadline in unit_of_process.values())
             limit_s = next_deadline - time.monotonic()
-            ready, *_ = select.select(list(busy), [], [], max(0.0, limit_s))
-            for process, (unit, deadline) in list(busy.items()):
-                answer = process.receive() if process in ready else ""
+            readable, *_ = select.select(list(unit_of_process), [], [], max(0.0, limit_s))
+            for process, (unit, deadline) in list(unit_of_process.items()):
+                answer = process.receive() if process in readable else ""
                 if isinstance(answer, list):
                     table.fill(unit, answer)
                     if _lacks_files(answer):
@@ -190,9 +190,9 @@ class Processes:
                     self._warn_once(process.called, responses[unit.rows[0]], died=answer is None)
                 else:
                     continue
-                del busy[process]
-            if lost_count >= _MOST_LOST and lost_count == len(units) - len(waiting) - len(busy):
-                waiting.clear()
+                del unit_of_process[process]
+            if lost_count >= _MOST_LOST and lost_count == len(units) - len(waiting_units) - len(unit_of_process):
+                waiting_units.clear()
         return table.rows()
 
     def _process(self) -> RewardProcess:

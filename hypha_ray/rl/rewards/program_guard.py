@@ -73,8 +73,8 @@ def _stops(process: int, wake: int, until: float) -> bool:
         if changed:
             return os.WIFSTOPPED(status)
         left_s = max(0.0, until - time.monotonic())
-        ready, *_ = select.select([0, wake], [], [], left_s)
-        if not ready or 0 in ready:
+        readable, *_ = select.select([0, wake], [], [], left_s)
+        if not readable or 0 in readable:
             return False
         with suppress(BlockingIOError):
             os.read(wake, 4096)

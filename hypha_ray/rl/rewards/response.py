@@ -43,8 +43,8 @@ class TrainerState(SimpleNamespace):
             AttributeError: always; an attribute that is there isn't looked up so.
 
         """
-        known = ", ".join(self.__dict__)
-        raise AttributeError(f"trainer_state has no {name!r} here, only {known}")
+        known_names = ", ".join(self.__dict__)
+        raise AttributeError(f"trainer_state has no {name!r} here, only {known_names}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,14 +84,14 @@ class AsyncPlanner:
         member: WorkerState,
         fleet: Sequence[WorkerState],
         share: tuple[Span, ...],
-        at: float,
+        trained_rounds: float,
         now: float,
     ) -> list[Command]:
-        """Plan a worker's next local round; `at` is the run's progress in rounds, and `share` is evaluated first."""
+        """Plan a worker's next local round; `share` is evaluated first, and `trained_rounds` is the run's progress."""
         batches = self._batches(member, fleet, now)
         spans = self.plans.assign(member, batches * member.batch_size)
         rounds = self._job.rounds.update_rounds
-        progress = min(at, rounds), min(at + self._length_in_rounds(member, spans), rounds)
+        progress = min(trained_rounds, rounds), min(trained_rounds + self._length_in_rounds(member, spans), rounds)
         feeds = self.plans.feed_spans(member, (*share, *spans))
         fields = self.plans.standing(member, spans)
         plan = Plan(version, 0, spans, member.batch_size, share, progress=progress, **fields)
@@ -177,10 +177,10 @@ class AsyncPlanner:
         """Compute the fleet's speed, and divide the samples of one local round of all workers among them."""
         if not self._speeds_pace.allows(now):
             return
-        seconds = batch_seconds(fleet, equal=False)
+        seconds = batch_seconds(fleet, equal_batches=False)
         self._typical_s = typical_seconds(fleet)
         self._fleet_speed = sum(member.batch_size / seconds[member.source.worker] for member in fleet)
-        paces = paces_at_start(fleet, evaluating=False, equal=False)
+        paces = paces_at_start(fleet, evaluating=False, equal_batches=False)
         self._allocation = plan_batches(paces, self._local_round_samples(len(fleet)))
 
     def _length_in_rounds(self, member: WorkerState, spans: Sequence[Span]) -> float:

@@ -58,10 +58,10 @@ class LocalRounds:
 
     def pop(self, member: WorkerState) -> LocalRound | None:
         """End a worker's local round; None: it has none."""
-        ended = self.rounds.pop(member.source.worker, None)
-        if ended is not None:
+        ended_round = self.rounds.pop(member.source.worker, None)
+        if ended_round is not None:
             self.reported -= member.progress.samples
-        return ended
+        return ended_round
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,11 +267,11 @@ class ArrivalQueue:
                 rejections.append(Rejection(worker, reason))
         return rejections
 
-    def reduce(self, current: AsyncRound, since: int | None, is_last: bool) -> Reduce:
+    def reduce(self, current_round: AsyncRound, since: int | None, is_last: bool) -> Reduce:
         """Start a reduction of all waiting deltas, in the order of worker numbers.
 
         Args:
-            current: round that they will belong to.
+            current_round: round that they will belong to.
             since: oldest version that a worker still trains from; None: no worker trains.
             is_last: whether the run ends with these deltas if all are accepted, however many its last round has.
 
@@ -280,7 +280,7 @@ class ArrivalQueue:
         self.arrived = {}
         self._unaged.clear()
         deltas = [arrival.delta for arrival in self.reducing.values()]
-        round_deltas = min(self._size, len(current.accepted) + len(deltas)) if is_last else self._size
+        round_deltas = min(self._size, len(current_round.accepted) + len(deltas)) if is_last else self._size
         unit = self._size if self._sync.weighting == "uniform" else self._target
         norms = tuple(self._norms)
         return Reduce(
@@ -289,7 +289,9 @@ class ArrivalQueue:
             tuple(weight(self._sync, delta) for delta in deltas),
             tuple(delta.round for delta in deltas),
             self.version if since is None else since,
-            RoundProgress(current.number, round_deltas, unit, len(current.accepted), current.weight, norms),
+            RoundProgress(
+                current_round.number, round_deltas, unit, len(current_round.accepted), current_round.weight, norms
+            ),
         )
 
     def is_awaited(self, verdict: Verdict) -> bool:

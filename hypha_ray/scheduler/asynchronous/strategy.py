@@ -147,13 +147,13 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
             case Evaluated():
                 self._record_evaluation(member, event, now)
 
-    def _record_report(self, member: WorkerState, current: AsyncRound, report: Report, now: float) -> None:
+    def _record_report(self, member: WorkerState, current_round: AsyncRound, report: Report, now: float) -> None:
         self.training.report(member, report.samples)
         member.report(report, now)
-        current.figures.learning_rate = report.learning_rate
-        samples = self._trained_samples() - self._totals.samples + current.samples
+        current_round.figures.learning_rate = report.learning_rate
+        samples = self._trained_samples() - self._totals.samples + current_round.samples
         record = step_record(report, samples, self._job.rounds.samples_between_updates)
-        record |= {"round": current.number, "elapsed_s": self._totals.elapsed_s(now)}
+        record |= {"round": current_round.number, "elapsed_s": self._totals.elapsed_s(now)}
         self._out.put(c.LogMetric(record))
         local_round = self.training.rounds.get(member.source.worker)
         if self.open and local_round is not None:
@@ -161,13 +161,13 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
             commands = self._planner.resize(member, fleet, local_round.began_at, now)
             self._out.put(*commands)
 
-    def _record_delta(self, member: WorkerState, current: AsyncRound, delta: Delta, now: float) -> None:
+    def _record_delta(self, member: WorkerState, current_round: AsyncRound, delta: Delta, now: float) -> None:
         worker = member.source.worker
         local_round = self.training.pop(member)
         if local_round is None:
             self._out.stale(delta, now)
             return
-        current.bytes_up += delta.payload_bytes
+        current_round.bytes_up += delta.payload_bytes
         member.delivered(delta, now - local_round.began_at, local_round.evaluating)
         self._roster.times.deliver(worker, delta, now)
         self.queue.receive(ReceivedDelta(delta, local_round))
@@ -213,8 +213,10 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         share = self._share(member)
         version = self.queue.version
         handed_over_at = self._handed_over_at.pop(worker, None)
-        at = self._trained_samples() / self._job.rounds.samples_between_updates
-        commands = self._planner.plan_local_round(version, member, self._roster.assignable_and(member), share, at, now)
+        trained_rounds = self._trained_samples() / self._job.rounds.samples_between_updates
+        commands = self._planner.plan_local_round(
+            version, member, self._roster.assignable_and(member), share, trained_rounds, now
+        )
         self.training.rounds[worker] = LocalRound(version, self.queue.merged, now, handed_over_at, bool(share))
         batches = {worker: member.plan and member.plan.batches}
         self._out.event("plan", now, round=self.current.number, batches=batches, predicted_s=None, step=version)
@@ -230,32 +232,32 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
 
     def reduced(self, verdict: Verdict, now: float) -> list[Source]:
         """Merge accepted deltas, and commit a complete round; return the workers that are excluded."""
-        current = self.current
-        if current is None or not self.queue.is_awaited(verdict):
+        current_round = self.current
+        if current_round is None or not self.queue.is_awaited(verdict):
             return []
         self._unplanned |= self.queue.reducing.keys()
         blamed = [rejection for rejection in verdict.rejected if rejection.blamed]
         self._roster.refused({self.queue.reducing[rejection.worker].delta.source for rejection in blamed})
         for contribution, arrival, staleness in self.queue.take_verdict(verdict):
             worker = contribution.worker
-            current.accept(contribution, arrival, staleness, weight(self._job.sync, arrival.delta))
+            current_round.accept(contribution, arrival, staleness, weight(self._job.sync, arrival.delta))
             self._planner.settle(worker, arrival.delta.spans)
             self._totals.count(arrival.delta)
-            self._roster.times.decide(worker, arrival.delta.round, current.number, accepted=True)
+            self._roster.times.decide(worker, arrival.delta.round, current_round.number, is_accepted=True)
             self._roster.contributed(worker)
             fields = {"worker": worker, "incarnation": contribution.incarnation, "staleness": staleness}
-            self._out.event("arrival", now, round=current.number, step=self.queue.version, **fields)
+            self._out.event("arrival", now, round=current_round.number, step=self.queue.version, **fields)
         for rejection in verdict.rejected:
             self._reject(rejection, now)
         if self.queue.hopeless:
-            self._out.finish(diverged(current.number, blamed[0].reason))
+            self._out.finish(diverged(current_round.number, blamed[0].reason))
             return []
-        excluded = strike(self._roster, self._out, verdict, now)
-        if current.whole or self.plans.used_up:
-            self._commit_round(current, verdict.update_norm, now)
+        excluded_workers = strike(self._roster, self._out, verdict, now)
+        if current_round.whole or self.plans.used_up:
+            self._commit_round(current_round, verdict.update_norm, now)
         else:
             self._advance(now)
-        return excluded
+        return excluded_workers
 
     def _reject(self, rejection: Rejection, now: float) -> None:
         """Record a rejected delta; its samples become available again."""
@@ -265,17 +267,19 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         self.current.rejected.append(rejection)
         self._out.event("reject", now, round=self.current.number, worker=rejection.worker, reason=rejection.reason)
 
-    def _commit_round(self, current: AsyncRound, update_norm: float, now: float) -> None:
+    def _commit_round(self, current_round: AsyncRound, update_norm: float, now: float) -> None:
         """Commit a round; the next one begins at once if there are enough workers."""
         self._settle(now)
         self.pending.emit(now)
         members = self._roster.members
-        verdict = current.verdict(update_norm)
-        self.queue.commit(current.number)
-        totals = self._persist(current.number, verdict, current.spans, current.deltas, now, **self.queue.state())
+        verdict = current_round.verdict(update_norm)
+        self.queue.commit(current_round.number)
+        totals = self._persist(
+            current_round.number, verdict, current_round.spans, current_round.deltas, now, **self.queue.state()
+        )
         commit = CommitMetrics(verdict, known_batch_s(members), totals)
-        self.pending.awaiting_merge.append(CommittedAsyncRound(current, commit, len(members), now))
-        self.state = Waiting(current.number + 1, current)
+        self.pending.awaiting_merge.append(CommittedAsyncRound(current_round, commit, len(members), now))
+        self.state = Waiting(current_round.number + 1, current_round)
 
     def _discard_unmerged(self, now: float) -> None:
         """Discard all unmerged work after the last commit."""

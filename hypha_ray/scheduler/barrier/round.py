@@ -117,8 +117,10 @@ class BarrierRound:
 
     def judged(self, verdict: Verdict) -> Verdict:
         """The verdict with the samples of each delta, which may differ from its weight."""
-        accepted = [counted(contribution, self.deltas[contribution.worker]) for contribution in verdict.accepted]
-        return replace(verdict, accepted=tuple(accepted))
+        accepted_contributions = [
+            counted(contribution, self.deltas[contribution.worker]) for contribution in verdict.accepted
+        ]
+        return replace(verdict, accepted=tuple(accepted_contributions))
 
     def refused(self, verdict: Verdict) -> set[Source]:
         """Workers whose deltas were rejected for their content."""
@@ -163,8 +165,8 @@ class CommittedRound:
         """Record of the round in a run of so many `rounds`; see docs/telemetry.md."""
         done_round = self.round
         verdict = self.commit.verdict
-        accepted = {contribution.worker for contribution in verdict.accepted}
-        deltas = {worker: delta for worker, delta in sorted(done_round.deltas.items()) if worker in accepted}
+        accepted_workers = {contribution.worker for contribution in verdict.accepted}
+        deltas = {worker: delta for worker, delta in sorted(done_round.deltas.items()) if worker in accepted_workers}
         actual_s = done_round.ready_at - done_round.started_at
         time_s = actual_s if done_round.overlapped else self.last_merged_at - done_round.started_at
         plan_error = None

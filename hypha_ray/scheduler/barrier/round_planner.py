@@ -103,17 +103,17 @@ class RoundPlanner:
         final = self.plans.is_over(round_number)
         weights_version = self.due(round_number)
         shares = self._eval_shares(round_number, members, final)
-        equal = self._equal_in(round_number)
+        equal_batches = self._equal_in(round_number)
         target = 0 if final else self._target_samples(round_number, members)
-        paces = paces_at_start(members, bool(shares), equal)
+        paces = paces_at_start(members, bool(shares), equal_batches)
         exact = allocation = plan_batches(paces, target)
-        if not equal:
+        if not equal_batches:
             allocation = plan_batches(cautious(members, paces, exact), target)
-        self._basis = _Basis(members, exact, allocation, bool(shares), equal)
-        is_predictable = round_number > 0 and not final and not equal
+        self._basis = _Basis(members, exact, allocation, bool(shares), equal_batches)
+        is_predictable = round_number > 0 and not final and not equal_batches
         predicted_s = allocation.finish_s if is_predictable else None
-        opened = BarrierRound(round_number, started_at, predicted_s, weights_version, target, shares)
-        opened.progress = None if final else self.plans.round_sizes.progress(round_number, target)
+        opened_round = BarrierRound(round_number, started_at, predicted_s, weights_version, target, shares)
+        opened_round.progress = None if final else self.plans.round_sizes.progress(round_number, target)
         new_samples = self._new_samples(members, allocation, target)
         self._workers_ahead = 0
         unplanned_samples = sum(new_samples.values())
@@ -125,14 +125,17 @@ class RoundPlanner:
             spans = self._round_spans(member, new_samples[worker])
             member.overlap_spans = self._overlap_spans(member, round_number, samples_of(spans), unplanned_samples)
             commands += self.plans.feed_spans(member, (*share, *spans, *member.overlap_spans))
-            fields = self.plans.standing(member, spans) | {"ahead": member.overlap_spans, "progress": opened.progress}
+            fields = self.plans.standing(member, spans) | {
+                "ahead": member.overlap_spans,
+                "progress": opened_round.progress,
+            }
             plan = Plan(round_number, 0, spans, member.batch_size, share, final=final, **fields)
             commands += self.plans.start(member, plan, newest_version)
             if spans:
-                opened.awaiting.add(worker)
+                opened_round.awaiting.add(worker)
         trains_ahead = any(member.overlap_spans for member in members)
-        opened.overlapped = trains_ahead or self.due(round_number + 1) <= round_number
-        return opened, commands
+        opened_round.overlapped = trains_ahead or self.due(round_number + 1) <= round_number
+        return opened_round, commands
 
     def reasons(self) -> ReasonBook:
         """Reasons of the plans of the round that was planned last."""
@@ -184,40 +187,46 @@ class RoundPlanner:
         return member.overlap_spans + self.plans.assign(member, samples)
 
     def plan_joiner(
-        self, current: BarrierRound, member: WorkerState, share: tuple[Span, ...], newest_version: WeightsVersion
+        self, current_round: BarrierRound, member: WorkerState, share: tuple[Span, ...], newest_version: WeightsVersion
     ) -> list[Command]:
         """Let a worker into the current round; the next correction gives it batches.
 
         In replay mode it takes over its predecessor's plan.
         """
         worker = member.source.worker
-        orphan = current.replay_plans.pop(worker, None)
-        final = self.plans.is_over(current.number)
-        plan = orphan or Plan(current.number, 0, (), member.batch_size, final=final, progress=current.progress)
+        orphan = current_round.replay_plans.pop(worker, None)
+        final = self.plans.is_over(current_round.number)
+        plan = orphan or Plan(
+            current_round.number, 0, (), member.batch_size, final=final, progress=current_round.progress
+        )
         feeds = self.plans.feed_spans(member, (*share, *plan.spans))
         plan = replace(plan, version=0, evaluate=share, **self.plans.standing(member, plan.spans))
         orders = self.plans.start(member, plan, newest_version)
         return [*feeds, *orders]
 
-    def replan(self, current: BarrierRound, members: Sequence[WorkerState], now: float) -> tuple[float, list[Command]]:
+    def replan(
+        self, current_round: BarrierRound, members: Sequence[WorkerState], now: float
+    ) -> tuple[float, list[Command]]:
         """Plan the rest of the round anew for workers that haven't delivered; return seconds saved and the new plans.
 
         Plans change only if the present ones miss the target, or new ones would end the round notably earlier.
         """
-        members = [member for member in members if member.source.worker not in current.deltas]
+        members = [member for member in members if member.source.worker not in current_round.deltas]
         if self._fixed or not members:
             return 0.0, []
-        equal = self._equal_in(current.number)
+        equal_batches = self._equal_in(current_round.number)
         report_every_s = self._job.report_interval_s
-        origin, fleet = progress_of(members, current.started_at, current.evaluating, report_every_s, now, equal)
-        missing_samples = current.target_samples - current.samples
+        origin, fleet = progress_of(
+            members, current_round.started_at, current_round.evaluating, report_every_s, now, equal_batches
+        )
+        missing_samples = current_round.target_samples - current_round.samples
         planned_samples = sum(member.planned_samples for member in members)
-        correction = correct(fleet, planned_samples, missing_samples, now - origin, equal)
+        correction = correct(fleet, planned_samples, missing_samples, now - origin, equal_batches)
         if not correction.misses_target:
-            length_s = origin + correction.present_finish_s - current.started_at
-            if equal or correction.saved_s <= CORRECTION_GAIN * length_s:
+            length_s = origin + correction.present_finish_s - current_round.started_at
+            if equal_batches or correction.saved_s <= CORRECTION_GAIN * length_s:
                 return 0.0, []
-        is_last = self.plans.ends_by_samples and current.number >= self._job.rounds.update_rounds - 1
+        is_last = self.plans.ends_by_samples and current_round.number >= self._job.rounds.update_rounds - 1
         # A worker with a plan is at least at its first batch after the merge, and delivers that.
         least_batches = np.array([member.prestarted_batches + 1 for member in members])
         batches = np.where(fleet.idle, correction.batches, np.maximum(correction.batches, least_batches))
@@ -226,17 +235,17 @@ class RoundPlanner:
         commands: list[Command] = []
         for row in np.flatnonzero(batches != fleet.planned).tolist():
             commands += self.plans.correct(members[row], int(batches[row]), now)
-        current.awaiting.update(member.source.worker for member in members if not member.idle)
+        current_round.awaiting.update(member.source.worker for member in members if not member.idle)
         return correction.saved_s, commands
 
     def expected_deltas(
-        self, current: BarrierRound, members: Sequence[WorkerState], now: float
+        self, current_round: BarrierRound, members: Sequence[WorkerState], now: float
     ) -> list[tuple[float, int]]:
         """Expected time and samples of the deltas of workers that haven't delivered, by their present plans."""
         if not members:
             return []
         report_every_s = self._job.report_interval_s
-        origin, fleet = progress_of(members, current.started_at, current.evaluating, report_every_s, now)
+        origin, fleet = progress_of(members, current_round.started_at, current_round.evaluating, report_every_s, now)
         deltas: list[tuple[float, int]] = []
         for member, finish_s in zip(members, fleet.finish_s().tolist(), strict=True):
             deltas.append((max(now, origin + finish_s), member.planned_samples))

@@ -71,8 +71,8 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
         if isinstance(event, Merged) and self._overlapped:
             newer = member.merged_version is None or member.merged_version < event.version
             return newer and event.version <= self.latest_version
-        current = self.current
-        return current is not None and event.round == current.number
+        current_round = self.current
+        return current_round is not None and event.round == current_round.number
 
     def commit_before(self, version: WeightsVersion) -> int | None:
         """Round whose commit has the weights of a version; None: they were never committed."""
@@ -94,19 +94,19 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
             share = round_sizes.exchange_share
             self._out.event("round_growth", now, round=round_number, samples=round_sizes.samples, exchange_share=share)
         started_at = previous_round.ready_at if previous_round is not None and previous_round.overlapped else now
-        current, commands = self._planner.plan_round(round_number, members, self.latest_version, started_at)
+        current_round, commands = self._planner.plan_round(round_number, members, self.latest_version, started_at)
         self.reported_samples = sum(member.progress.samples for member in self._roster.members)
-        self._enter(current, round_number)
-        self.pending.start_evaluation(current.weights_version - 1, current.eval_shares)
+        self._enter(current_round, round_number)
+        self.pending.start_evaluation(current_round.weights_version - 1, current_round.eval_shares)
         if previous_round is not None:
             self._quorums.observe(previous_round, now)
-        current.quorum = self._quorums.choose(len(current.awaiting))
+        current_round.quorum = self._quorums.choose(len(current_round.awaiting))
         batches = {member.source.worker: member.plan.batches for member in members if member.plan is not None}
         quorum_fields: dict[str, Any] = {}
         if self._quorums.adapts:
-            quorum_fields = {"quorum": current.quorum.deltas, "grace_s": current.quorum.grace_s}
+            quorum_fields = {"quorum": current_round.quorum.deltas, "grace_s": current_round.quorum.grace_s}
         self._out.event(
-            "plan", now, round=round_number, batches=batches, predicted_s=current.predicted_s, **quorum_fields
+            "plan", now, round=round_number, batches=batches, predicted_s=current_round.predicted_s, **quorum_fields
         )
         self._out.put(*commands)
 
@@ -133,19 +133,19 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
     def forget(self, member: WorkerState, now: float) -> None:
         """Stop waiting for a lost worker. Its delivered deltas stay; others, or its successor, do the rest."""
         worker = member.source.worker
-        current = self._open_round
+        current_round = self._open_round
         self.reported_samples -= member.progress.samples
         self.pending.forget(worker)
         delivered = self._delivered_by(worker)
-        if current is not None and worker in current.deltas:
-            current = None  # Nothing is missing from it.
-        if current is not None and self._replay and member.plan is not None:
-            current.replay_plans[worker] = member.plan
-        elif current is not None or self._overlapped or not delivered:  # Otherwise the commit takes the rest back.
-            self.plans.ledger.release(worker, delivered)
-        if current is not None and worker not in current.replay_plans:
-            current.awaiting.discard(worker)
-            current.lost_at.append(now)
+        if current_round is not None and worker in current_round.deltas:
+            current_round = None  # Nothing is missing from it.
+        if current_round is not None and self._replay and member.plan is not None:
+            current_round.replay_plans[worker] = member.plan
+        elif current_round is not None or self._overlapped or not delivered:
+            self.plans.ledger.release(worker, delivered)  # Otherwise the commit takes the rest back.
+        if current_round is not None and worker not in current_round.replay_plans:
+            current_round.awaiting.discard(worker)
+            current_round.lost_at.append(now)
             self.correct_plans(now, urgent=True)
             self._close_if_complete(now)
         self._settle(now)
@@ -157,9 +157,9 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
             quorum = state.round.quorum.deltas or 1
             if len(state.round.deltas) < quorum:
                 state.grace_until = None
-        for waiting in list(self.in_flight)[1:]:
-            if waiting.discard_delta(source) and not waiting.deltas:
-                self._out.finish(disowned(waiting.number))
+        for waiting_round in list(self.in_flight)[1:]:
+            if waiting_round.discard_delta(source) and not waiting_round.deltas:
+                self._out.finish(disowned(waiting_round.number))
 
     def handle(self, member: WorkerState, event: RoundEvent | Merged, now: float) -> None:
         """Handle a worker's event about the current round."""
@@ -200,42 +200,42 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
         if not isinstance(state, Training) or worker in state.round.deltas or worker not in state.round.awaiting:
             self._out.stale(delta, now)
             return
-        current = state.round
-        current.deltas[worker] = delta
-        current.delivered_at[worker] = now
-        member.delivered(delta, now - current.started_at, current.evaluating)
+        current_round = state.round
+        current_round.deltas[worker] = delta
+        current_round.delivered_at[worker] = now
+        member.delivered(delta, now - current_round.started_at, current_round.evaluating)
         self._roster.times.deliver(worker, delta, now)
-        if len(current.deltas) == current.quorum.deltas and not self._replay:
-            state.grace_until = now + current.quorum.grace_s
+        if len(current_round.deltas) == current_round.quorum.deltas and not self._replay:
+            state.grace_until = now + current_round.quorum.grace_s
         self.correct_plans(now)
         self._close_if_complete(now)
 
     def _close_if_complete(self, now: float) -> None:
         """Close the round once all deltas are in, unless a deferred correction asks for more samples."""
-        current = self._open_round
-        if current is not None and current.complete and self._correction_pace.overdue:
+        current_round = self._open_round
+        if current_round is not None and current_round.complete and self._correction_pace.overdue:
             self._correction_pace.hurry()
             self.correct_plans(now)
-        if current is not None and current.complete:
+        if current_round is not None and current_round.complete:
             self.close(now)
 
     def close(self, now: float) -> None:
         """Queue the deltas for reduction, and send the slices that the next round probably needs."""
         assert isinstance(self.state, Training)
-        current = self.state.round
-        late = current.awaiting - current.deltas.keys()
-        current.closed_at = now
+        current_round = self.state.round
+        late_workers = current_round.awaiting - current_round.deltas.keys()
+        current_round.closed_at = now
         if self._quorums.adapts:
-            late_members = [member for member in self._roster.members if member.source.worker in late]
-            current.late = self._planner.expected_deltas(current, late_members, now)
-        self._roster.times.close(WeightsVersion(current.number + 1), late, now)
-        self.state = Reducing(current)
+            late_members = [member for member in self._roster.members if member.source.worker in late_workers]
+            current_round.late = self._planner.expected_deltas(current_round, late_members, now)
+        self._roster.times.close(WeightsVersion(current_round.number + 1), late_workers, now)
+        self.state = Reducing(current_round)
         if self._overlapped:
             self._roster.rest_idle()
-        self.in_flight.append(current)
+        self.in_flight.append(current_round)
         if len(self.in_flight) == 1:
-            self._out.put(current.reduction(self._job.sync))
-        next_samples = self._planner.usual_samples(current.number + 1)
+            self._out.put(current_round.reduction(self._job.sync))
+        next_samples = self._planner.usual_samples(current_round.number + 1)
         feeds = self.plans.feed_ahead(next_samples, self._roster.assignable)
         self._out.put(*feeds)
         self._advance()
@@ -255,7 +255,7 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
             return []
         reduced_round = self.in_flight.popleft()
         self.pending.stop_waiting(reduced_round.weights_version, now)
-        excluded = self._decide(reduced_round, verdict, now)
+        excluded_workers = self._decide(reduced_round, verdict, now)
         if self._out.over:
             return []
         if self._overlapped:
@@ -266,7 +266,7 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
             oldest = self.in_flight[0]
             self._out.put(oldest.reduction(self._job.sync))
         self._advance()
-        return excluded
+        return excluded_workers
 
     def _send_result(self) -> None:
         """Send the newest weights to workers that train on; the others get them with the next plan."""
@@ -283,24 +283,24 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
         if (error := failure(reduced_round.number, verdict, self._replay)) is not None:
             self._out.finish(error)
             return []
-        excluded = strike(self._roster, self._out, verdict, now)
-        accepted = {contribution.worker for contribution in verdict.accepted}
-        self._roster.times.decide_all(reduced_round.number, accepted)
+        excluded_workers = strike(self._roster, self._out, verdict, now)
+        accepted_workers = {contribution.worker for contribution in verdict.accepted}
+        self._roster.times.decide_all(reduced_round.number, accepted_workers)
         totals = self._commit(reduced_round, verdict, now)
         self._owe_samples(reduced_round, verdict, now)
         members = self._roster.members
         self._inner_states -= self._roster.refused(reduced_round.refused(verdict))
         if self._job.sync.overlaps:
-            not_accepted = reduced_round.awaiting - accepted
+            not_accepted = reduced_round.awaiting - accepted_workers
             for member in members:
                 if member.source.worker in not_accepted:
                     member.merged_version = None  # Its own weights contain samples that are given out again.
         commit = CommitMetrics(verdict, known_batch_s(members), totals)
         merging = {member.source.worker for member in self._roster.assignable}
-        committed = CommittedRound(reduced_round, commit, merging, now)
-        self.pending.awaiting_merge.append(committed)
+        committed_round = CommittedRound(reduced_round, commit, merging, now)
+        self.pending.awaiting_merge.append(committed_round)
         self.latest_version = WeightsVersion(reduced_round.number + 1)
-        return excluded
+        return excluded_workers
 
     def _owe_samples(self, reduced_round: BarrierRound, verdict: Verdict, now: float) -> None:
         """Have later rounds make up for samples that a round lacks: workers have left, or a delta was rejected.
@@ -323,11 +323,11 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
 
     def _spans_of_later_rounds(self) -> dict[int, tuple[Span, ...]]:
         """Samples of later rounds, by worker: delivered, planned or trained ahead."""
-        current = self._open_round
+        current_round = self._open_round
         later_spans = {worker: self._delivered_by(worker) for worker in self._roster.slots}
         for member in self._roster.members:
             worker = member.source.worker
-            if current is not None and worker in current.awaiting and worker not in current.deltas:
+            if current_round is not None and worker in current_round.awaiting and worker not in current_round.deltas:
                 later_spans[worker] += member.assigned
             later_spans[worker] += member.overlap_spans
         return {worker: spans for worker, spans in later_spans.items() if spans}
@@ -343,9 +343,9 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
                 spans += delivered_round.deltas[worker].spans
         return tuple(spans)
 
-    def _commit(self, current: BarrierRound, verdict: Verdict, now: float) -> dict[str, Any]:
+    def _commit(self, current_round: BarrierRound, verdict: Verdict, now: float) -> dict[str, Any]:
         """Mark the samples of accepted deltas as used, and persist the round; return the run's totals."""
-        deltas = {contribution.worker: current.deltas[contribution.worker] for contribution in verdict.accepted}
+        deltas = {contribution.worker: current_round.deltas[contribution.worker] for contribution in verdict.accepted}
         used_spans = {worker: delta.spans for worker, delta in sorted(deltas.items())}
         self.plans.commit(used_spans, self._spans_of_later_rounds())
         for worker, delta in deltas.items():
@@ -353,12 +353,12 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
             self._totals.count(delta)
             if delta.inner_state:
                 self._inner_states.add(worker)
-        return self._persist(current.number, verdict, tuple(used_spans.items()), deltas.values(), now)
+        return self._persist(current_round.number, verdict, tuple(used_spans.items()), deltas.values(), now)
 
     def _record_merge(self, member: WorkerState, event: Merged, now: float) -> None:
-        for committed in self.pending.awaiting_merge:
-            if committed.number < event.version:
-                size_bytes = received_bytes(self._job, self.sent_bytes, committed, member, event.version)
-                committed.merged(member.source.worker, member.merged_at, now, size_bytes, event.waited_s)
+        for committed_round in self.pending.awaiting_merge:
+            if committed_round.number < event.version:
+                size_bytes = received_bytes(self._job, self.sent_bytes, committed_round, member, event.version)
+                committed_round.merged(member.source.worker, member.merged_at, now, size_bytes, event.waited_s)
         self._take_merge(member, event, now)
         self._settle(now)

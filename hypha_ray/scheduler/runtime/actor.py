@@ -325,9 +325,9 @@ class Scheduler(ListedActor):
         for rejection in verdict.rejected:
             if rejection.blamed:
                 self._weights.inner.pop(rejection.worker, None)  # It begins anew, and so would its successor.
-        accepted = {contribution.worker for contribution in verdict.accepted}
+        accepted_workers = {contribution.worker for contribution in verdict.accepted}
         for source, refs in zip(command.sources, payloads, strict=True):
-            if source.worker in accepted and len(refs) > fragments:
+            if source.worker in accepted_workers and len(refs) > fragments:
                 self._weights.inner[source.worker] = refs[fragments]
         self._inbox.put_nowait(c.Reduced(verdict))
 

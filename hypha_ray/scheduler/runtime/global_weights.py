@@ -165,8 +165,8 @@ class GlobalWeights:
                 for rejection in verdict.rejected:
                     newly_rejected[rejection.worker] = rejection
             rejected |= newly_rejected
-            agree = all(len(verdict.rejected) == len(newly_rejected) for verdict in verdicts)
-            if agree or not deltas:
+            all_agree = all(len(verdict.rejected) == len(newly_rejected) for verdict in verdicts)
+            if all_agree or not deltas:
                 break
         if verdicts[0].accepted:
             for fragment, call, (theta, difference, _) in zip(fragments, calls, steps, strict=True):
@@ -267,10 +267,10 @@ async def _known(ref: Any) -> Any:
 
 def _join_verdicts(verdicts: list[Verdict], rejected: tuple[Rejection, ...]) -> Verdict:
     """Join the verdicts of all fragments; squares of norms add up."""
-    accepted: list[Contribution] = []
+    contributions: list[Contribution] = []
     for parts in zip(*(verdict.accepted for verdict in verdicts), strict=True):
         squares = sum(part.norm**2 for part in parts)
-        accepted.append(replace(parts[0], norm=squares**0.5))
+        contributions.append(replace(parts[0], norm=squares**0.5))
     update_squares = sum(verdict.update_norm**2 for verdict in verdicts)
     coded_bytes = sum(verdict.coded_bytes for verdict in verdicts)
-    return Verdict(verdicts[0].round, tuple(accepted), rejected, update_squares**0.5, coded_bytes)
+    return Verdict(verdicts[0].round, tuple(contributions), rejected, update_squares**0.5, coded_bytes)

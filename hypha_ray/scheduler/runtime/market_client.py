@@ -61,14 +61,14 @@ class Staffing:
         """
         resumed = resume_point.attempt > 1 or resume_point.next_round > 0
         deadline = time.monotonic() + self._job.resources.max_idle_s
-        least = min(self._job.resources.min_workers, self._job.num_workers)
+        least_workers = min(self._job.resources.min_workers, self._job.num_workers)
         while True:
             ruling = await self._attend()
             numbers, error = await self._workers_with_room(ruling)
-            if (error is None and len(numbers) >= least) or (ruling is None and resumed):
+            if (error is None and len(numbers) >= least_workers) or (ruling is None and resumed):
                 return numbers
             if ruling is None or time.monotonic() > deadline:
-                raise error or self._refusal(ruling, least)
+                raise error or self._refusal(ruling, least_workers)
             await asyncio.sleep(AGAIN_S)
 
     async def leaving(self) -> dict[int, str]:
@@ -122,7 +122,7 @@ class Staffing:
         nodes = self._actors.nodes()
         return nodes, self._actors.leases.speeds()
 
-    def _refusal(self, ruling: Ruling | None, least: int) -> CapacityError:
+    def _refusal(self, ruling: Ruling | None, least_workers: int) -> CapacityError:
         """The reason that an auction allows too few workers although machines for them are free."""
         fix = "raise resources.worker_price.bid, or wait"
         if ruling is not None and ruling.behind is not None:
@@ -130,7 +130,7 @@ class Staffing:
             return CapacityError("CFG004", problem, fix=fix)
         bid = self._job.resources.worker_price.public_bid
         quota = 0 if ruling is None else ruling.quota
-        problem = f"machines whose owners take a bid of {bid:g} have room for {quota} of {least} workers"
+        problem = f"machines whose owners take a bid of {bid:g} have room for {quota} of {least_workers} workers"
         return CapacityError("CFG004", problem, fix=fix)
 
 
@@ -248,9 +248,9 @@ class SpeedBook:
         if event.source not in self._measured:
             self._measured[event.source] = _Measured()
             return
-        measured = self._measured[event.source]
-        measured.samples += event.samples
-        measured.seconds += max(0.0, event.train_s - event.data_wait_s)
+        measured_worker = self._measured[event.source]
+        measured_worker.samples += event.samples
+        measured_worker.seconds += max(0.0, event.train_s - event.data_wait_s)
 
     async def publish(self) -> None:
         """Publish the speeds that have changed, of workers that are still there."""
@@ -259,16 +259,16 @@ class SpeedBook:
                 del self._measured[source]
         changed: list[_Measured] = []
         speeds: dict[str, float] = {}
-        for source, measured in self._measured.items():
-            if measured.has_changed:
-                changed.append(measured)
-                speeds[f"worker-{source.worker}"] = measured.speed
+        for source, measured_worker in self._measured.items():
+            if measured_worker.has_changed:
+                changed.append(measured_worker)
+                speeds[f"worker-{source.worker}"] = measured_worker.speed
         if changed and time.monotonic() >= self._publish_at:
             self._publish_at = time.monotonic() + PUBLISH_INTERVAL_S
             with suppress(RayError):  # The control service doesn't answer: a later round publishes them.
                 await asyncio.to_thread(self._write, speeds)
-                for measured in changed:
-                    measured.published = measured.speed
+                for measured_worker in changed:
+                    measured_worker.published = measured_worker.speed
 
     def _is_there(self, source: Source) -> bool:
         worker = self._actors.worker(source.worker)
@@ -280,6 +280,6 @@ class SpeedBook:
         speed_by_place: dict[str, float] = {}
         for entry in lease_entries(self._run):
             if entry.name in speeds and entry.node in nodes:
-                leased = places(nodes[entry.node], entry.amounts)
-                speed_by_place |= dict.fromkeys(leased, speeds[entry.name])
+                leased_gpus = places(nodes[entry.node], entry.amounts)
+                speed_by_place |= dict.fromkeys(leased_gpus, speeds[entry.name])
         post_speeds(str(self._training), speed_by_place)

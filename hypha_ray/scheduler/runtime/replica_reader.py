@@ -261,7 +261,7 @@ class ReplicaReader:
             text = f"{text}; another one is read from"
         self._report_problem(text)
 
-    def _require_hope(self, index: int, late: bool) -> None:
+    def _require_hope(self, index: int, is_late: bool) -> None:
         """Say that no data node serves a slice, and for how long the run waits.
 
         Raises:
@@ -269,11 +269,11 @@ class ReplicaReader:
 
         """
         refusals = list(self._refusals.values())
-        if len(refusals) >= len(self._nodes) and (late or not self._bytes):
+        if len(refusals) >= len(self._nodes) and (is_late or not self._bytes):
             for refusal in refusals:
                 if isinstance(refusal, AuthenticationError):
                     raise refusal
-        if late:
+        if is_late:
             problem = f"no data node of {self._dataset!r} has served slice {index} for {self._patience.idle_s:g} s"
             raise ClusterError("DATA061", problem, self._states(), fix=self._remedy())
         self._patience.tell(f"no data node of {self._dataset!r} serves the run's samples ({self._states()})")

@@ -256,10 +256,10 @@ class RunActors:
 
     async def _look_nodes_up(self) -> None:
         """Look up the nodes of all workers that haven't been looked up, at once."""
-        unknown = [source for _, source in self._workers.values() if source not in self._nodes]
-        if unknown:
+        unknown_sources = [source for _, source in self._workers.values() if source not in self._nodes]
+        if unknown_sources:
             node_by_lease = await asyncio.to_thread(self.leases.placed)
-            for source in unknown:
+            for source in unknown_sources:
                 self._nodes[source] = node_by_lease.get(f"worker-{source.worker}")
 
     def nodes(self) -> list[NodeResources]:
@@ -342,9 +342,9 @@ class RunActors:
             return generator
         async with self._placing_generator:
             nodes = await asyncio.to_thread(self.nodes)
-            leased = self._lease_by_name.keys() & {generator.name for generator in self.generators}
+            leased_names = self._lease_by_name.keys() & {generator.name for generator in self.generators}
             room = generators_with_room(self._job, nodes)
-            if room <= len(leased):
+            if room <= len(leased_names):
                 problem = f"the cluster has room for {room} of {self._job.rl.generators} generators beside the workers"
                 raise CapacityError("CFG004", problem, fix="add nodes")
             options = await self._place(name, wait_s=GENERATOR_S)

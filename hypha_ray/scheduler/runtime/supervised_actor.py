@@ -96,7 +96,7 @@ class NodeAttendance:
         for node, name in self._names.items():
             if node not in alive:
                 seen_at = self._last_seen_at.pop(node, {})
-                recent = [worker for worker, at in seen_at.items() if now - at <= MEMORY_S]
+                recent = [worker for worker, last_seen_at in seen_at.items() if now - last_seen_at <= MEMORY_S]
                 lost_nodes.append(LostNode(name, sorted(recent)))
         self._names = alive
         return lost_nodes

@@ -148,7 +148,7 @@ class TelemetryClient:
         """Send the event that something went wrong which doesn't end the run."""
         self.note("problem", text=text)
 
-    async def finish(self, extra: Record) -> dict[str, Any]:
+    async def finish(self, closing_fields: Record) -> dict[str, Any]:
         """Send what waits, close files and sinks, and return the summary, which a failed run has too."""
         if self.telemetry is None:
             return {}
@@ -160,7 +160,7 @@ class TelemetryClient:
         try:
             if self._sender is not None:
                 await asyncio.wait({self._sender}, timeout=FINISH_S)
-            figures = {**extra, "dropped": self._dropped}
+            figures = {**closing_fields, "dropped": self._dropped}
             call = self.telemetry.ask(lambda telemetry: telemetry.finish.remote(figures))
             summary = await asyncio.wait_for(call, FINISH_S)
             return dict(await summary)

@@ -44,8 +44,8 @@ async def upcoming(stream: Any) -> None:
     """
     wait_s = FIRST_POLL_S
     while isinstance(stream, ObjectRefGenerator):
-        ready, _ = await asyncio.to_thread(ray.wait, [stream], timeout=0, fetch_local=False)
-        if ready:
+        ready_streams, _ = await asyncio.to_thread(ray.wait, [stream], timeout=0, fetch_local=False)
+        if ready_streams:
             return
         await asyncio.sleep(wait_s)
         wait_s = min(LONGEST_POLL_S, 1.5 * wait_s)

@@ -308,9 +308,9 @@ class Composite:
 
     def add(self, isolated: Iterable[Isolated]) -> None:
         """Add further sinks, before the start."""
-        further = list(isolated)
-        self._sinks += further
-        self._isolated += further
+        further_sinks = list(isolated)
+        self._sinks += further_sinks
+        self._isolated += further_sinks
 
     def start(self, config: Record) -> None:
         """Start every sink."""

@@ -161,13 +161,13 @@ class Console:
     def round(self, record: Record) -> None:
         """Show a complete round, a record with ``kind="round"``."""
         round_number = record["round"]
-        evaluated = self._evaluation.get("round", round_number)
-        figures = table.validated(self._evaluation) if evaluated == round_number else {}
+        evaluated_round = self._evaluation.get("round", round_number)
+        figures = table.validated(self._evaluation) if evaluated_round == round_number else {}
         self._total = record.get("rounds", self._total)
         row = {"rounds": self._total, **figures, **record}
         if self._shows_rounds:
             self._show(lambda view: view.row(row))
-        if evaluated <= round_number:
+        if evaluated_round <= round_number:
             self._evaluation = {}
         eta_s = record.get("eta_s")
         self._end_s = None if eta_s is None else self._clock() + eta_s

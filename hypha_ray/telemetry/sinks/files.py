@@ -316,8 +316,8 @@ def since_first_attempt_s(directory: Path) -> float:
     attempts = read_jsonl(directory / EVENTS, kinds=("attempt",))
     if not attempts:
         return 0.0
-    began = datetime.fromisoformat(attempts[0]["wall_time"])
-    return max(0.0, (datetime.now(UTC) - began).total_seconds())
+    began_at = datetime.fromisoformat(attempts[0]["wall_time"])
+    return max(0.0, (datetime.now(UTC) - began_at).total_seconds())
 
 
 def write_json(path: Path, value: object) -> None:

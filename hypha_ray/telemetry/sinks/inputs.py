@@ -182,11 +182,11 @@ class Measures:
         worker = str(event["worker"])
         return self._end({(name, label) for name, label in self._known if KINDS[name] == "step" and label == worker})
 
-    def _end(self, ended: set[tuple[str, str | None]]) -> list[Measurement]:
+    def _end(self, ended_metrics: set[tuple[str, str | None]]) -> list[Measurement]:
         """Forget metrics, by name and label; return their last values."""
-        self._known -= ended
+        self._known -= ended_metrics
         measurements: list[Measurement] = []
-        for name, label in sorted(ended, key=lambda key: (key[0], key[1] or "")):
+        for name, label in sorted(ended_metrics, key=lambda key: (key[0], key[1] or "")):
             measurements.append(Measurement(name, NONE_LEFT.get(name, math.nan), label))
         return measurements
 

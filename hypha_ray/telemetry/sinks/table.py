@@ -267,8 +267,8 @@ def _quality(figures: Record) -> Iterator[str]:
         text = f"{objective.validated} {value:.4f}"
         names = [name for name in shown_beside(objective, figures) if figures[name] is not None]
         if names:
-            further = ", ".join(f"{name} {figures[name]:.4g}" for name in names)
-            text += f" ({further})"
+            further_text = ", ".join(f"{name} {figures[name]:.4g}" for name in names)
+            text += f" ({further_text})"
         yield text
 
 

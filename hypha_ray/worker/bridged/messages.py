@@ -54,33 +54,33 @@ ROUND_MESSAGES = frozenset({"merged", "metrics", "evaluation", "update"})
 """Kinds of messages about a round."""
 
 
-def read(path: Path, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Array]:
+def read(path: Path, expected_forms: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Array]:
     """Read a private safetensors file, which no other process may change meanwhile.
 
     Args:
         path: the file.
-        expected: numpy's name of the dtype, and the shape, of every tensor; no other tensors are allowed.
+        expected_forms: numpy's name of the dtype, and the shape, of every tensor; no other tensors are allowed.
 
     Raises:
         BridgeError: DLT001 not a safetensors file, DLT002 other tensors, DLT003 another shape, DLT004 another dtype.
 
     """
-    header_bytes = sum(_HEADER_BYTES + len(name) for name in expected)
+    header_bytes = sum(_HEADER_BYTES + len(name) for name in expected_forms)
     _check_header(path, header_bytes)
     try:
         with safe_open(path, framework="numpy") as file:
-            _check_names(set(file.keys()), set(expected))
-            for name, (_, shape) in expected.items():
+            _check_names(set(file.keys()), set(expected_forms))
+            for name, (_, shape) in expected_forms.items():
                 tensor = file.get_slice(name)
                 file_shape = tuple(tensor.get_shape())
                 if file_shape != shape:
                     raise BridgeError("DLT003", f"{name} has another shape", got=str(file_shape), allowed=str(shape))
-            tensors = {name: file.get_tensor(name) for name in expected}
+            tensors = {name: file.get_tensor(name) for name in expected_forms}
     except SafetensorError as error:
         raise BridgeError("DLT001", "not a safetensors file", got=str(error)[:100]) from None
     except (TypeError, AttributeError, KeyError) as error:  # A dtype that numpy doesn't have.
         raise BridgeError("DLT004", "an unexpected dtype", got=str(error)[:100]) from None
-    for name, (dtype, _) in expected.items():
+    for name, (dtype, _) in expected_forms.items():
         if tensors[name].dtype.name != dtype:
             raise BridgeError("DLT004", f"{name} has another dtype", got=tensors[name].dtype.name, allowed=dtype)
     return tensors
@@ -96,8 +96,8 @@ def _check_header(path: Path, expected_bytes: int) -> None:
         raise BridgeError("DLT001", "not a safetensors file", got=repr(start), allowed=f"a header of {limit} bytes")
 
 
-def _check_names(names: set[str], expected: set[str]) -> None:
-    for wrong_names, problem in ((expected - names, "is missing"), (names - expected, "is unexpected")):
+def _check_names(names: set[str], expected_names: set[str]) -> None:
+    for wrong_names, problem in ((expected_names - names, "is missing"), (names - expected_names, "is unexpected")):
         if wrong_names:
             first_name = min(wrong_names)[:80]
             raise BridgeError("DLT002", f"a tensor {problem}", got=f"{first_name!r} and {len(wrong_names) - 1} more")
@@ -357,13 +357,13 @@ class Inbound:
     def _read(self, path: str, content: pb.Content, layout: Layout) -> dict[str, Any]:
         """Read the tensors of an update, from a copy that no other process changes."""
         self._check_file(path, content.size)
-        expected = {entry.name: (dtype_of(entry.group), entry.shape) for entry in layout.entries}
+        expected_forms = {entry.name: (dtype_of(entry.group), entry.shape) for entry in layout.entries}
         with private_folder(SPOOL) as folder:
             copy = folder / "update"
             self._directory.copy(path, content, copy)
             self._directory.unlink(path)
             self._delete_pending_file()
-            return read(copy, expected)
+            return read(copy, expected_forms)
 
     def _check_file(self, path: str, size_bytes: int) -> None:
         if not path.startswith(FOLDER):

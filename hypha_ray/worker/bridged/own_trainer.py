@@ -57,9 +57,9 @@ def train(connection: client.Trainer, device: str) -> None:
     inner_strategy = strategy(job, trainer)
     peak_rate = job.inner_optimizer.learning_rate
     try:
-        for count, current_round in enumerate(connection.rounds()):
+        for round_index, current_round in enumerate(connection.rounds()):
             trainer.seed(job.run.seed, current_round.number, worker)
-            _train_round(current_round, trainer, inner_strategy, peak_rate, is_first=count == 0)
+            _train_round(current_round, trainer, inner_strategy, peak_rate, is_first=round_index == 0)
     finally:
         trainer.close()
 
@@ -68,10 +68,10 @@ def _train_round(
     current_round: Round, trainer: Trainer, inner_strategy: Strategy, peak_rate: float, *, is_first: bool
 ) -> None:
     layout = layout_of(trainer.model)
-    began = time.monotonic()
+    began_at = time.monotonic()
     load(trainer.model, layout, current_round.parameters())
     trainer.merged(current_round.number)
-    current_round.merged(time.monotonic() - began)
+    current_round.merged(time.monotonic() - began_at)
     if current_round.evaluates:
         _evaluate(current_round, trainer)
     inner_strategy.begin()

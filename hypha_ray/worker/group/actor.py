@@ -216,15 +216,15 @@ class Members:
         """
         refs = self._replies
         self._replies = []
-        waiting = list(refs)
+        waiting_refs = list(refs)
         errors = list[Exception]()
         if limit_s is None:
             limit_s = self._deadline_s
-        while waiting:
-            ready, waiting = ray.wait(waiting, timeout=limit_s)
-            if not ready:
+        while waiting_refs:
+            ready_refs, waiting_refs = ray.wait(waiting_refs, timeout=limit_s)
+            if not ready_refs:
                 break
-            error = _error_of(ready[0])
+            error = _error_of(ready_refs[0])
             if error is not None:
                 errors.append(error)
                 limit_s = min(limit_s, ERROR_WAIT_S)
@@ -232,8 +232,10 @@ class Members:
             raise min(
                 errors, key=lambda error: isinstance(error, ProcessLostError)
             )  # Another error is the cause of a lost process.
-        if waiting:
-            silent = "1 process of this worker is" if len(waiting) == 1 else f"{len(waiting)} of its processes are"
+        if waiting_refs:
+            silent = (
+                "1 process of this worker is" if len(waiting_refs) == 1 else f"{len(waiting_refs)} of its processes are"
+            )
             raise ProcessLostError(f"{silent} silent for {limit_s:g} s")
         return [ray.get(ref) for ref in refs]
 

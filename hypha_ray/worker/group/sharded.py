@@ -105,11 +105,11 @@ class Follower:
         """Restore gradients and buffers to those before the batch."""
         self._trainer.undo_batch(self._backup)
 
-    def add_parts(self, parts: Sequence[Samples], idle: int, summed: bool) -> None:
+    def add_parts(self, parts: Sequence[Samples], idle_count: int, summed: bool) -> None:
         """Add the gradient of this process's micro-batches."""
         failpoint("worker.process", self._worker)
         copies = [_copied(part) for part in parts]
-        step = self._trainer.add_parts(copies, summed, idle)
+        step = self._trainer.add_parts(copies, summed, idle_count)
         self._norm = step.norm
 
     def step(self, rates: Sequence[Sequence[float]]) -> None:
@@ -121,10 +121,10 @@ class Follower:
         """Forget the optimizer's state."""
         self._trainer.optimizer.reset()
 
-    def evaluate(self, parts: Sequence[Samples], idle: int) -> Sums | None:
+    def evaluate(self, parts: Sequence[Samples], idle_count: int) -> Sums | None:
         """Evaluate samples; return the sums of their figures, None if they have no weight here."""
         sums = self._trainer.evaluate([_copied(part) for part in parts])
-        if idle:
+        if idle_count:
             return None
         return sums
 
@@ -140,9 +140,9 @@ class Follower:
         """Take part in copying the optimizer's state."""
         self._shards.export_state(self._trainer.optimizer)
 
-    def load_state(self, shared: Mapping[str, SharedState]) -> None:
+    def load_state(self, shared_states: Mapping[str, SharedState]) -> None:
         """Receive this process's part of an optimizer's state."""
-        self._shards.load_state(self._trainer.optimizer, shared)
+        self._shards.load_state(self._trainer.optimizer, shared_states)
 
     @property
     def _shards(self) -> Shards:
@@ -218,9 +218,9 @@ class ShardedTrainer(SupervisedTrainer):
         shares = self._split_equally(batch, self._accumulation, self.count)
         if shares is None:
             return Step(torch.zeros((), device=self.device), 0, torch.zeros((), device=self.device))
-        (parts, idle), *other_shares = shares
+        (parts, idle_count), *other_shares = shares
         with self._with_others("add_parts", [(*share, summed) for share in other_shares]):
-            return self.add_parts(parts, summed, idle)
+            return self.add_parts(parts, summed, idle_count)
 
     def evaluate(self, batches: Iterable[Samples]) -> Sums:
         """Return sums of the model's loss and metrics over the parts of all processes."""
@@ -229,10 +229,10 @@ class ShardedTrainer(SupervisedTrainer):
             shares = self._split_equally(batch, 1, self._count_scored)
             if shares is None:
                 continue
-            (parts, idle), *other_shares = shares
+            (parts, idle_count), *other_shares = shares
             with self._with_others("evaluate", other_shares):
                 sums = super().evaluate(parts)
-                if not idle:
+                if not idle_count:
                     all_sums.append(sums)
                 for member_sums in self._team.replies():
                     if member_sums is not None:
@@ -266,9 +266,9 @@ class ShardedTrainer(SupervisedTrainer):
         """Continue with a state that `optimizer_state` returned."""
         assert self.shards is not None
         self.shards.require_fit(self.optimizer, state)
-        shared = self.shards.shared_state(state)
-        with self._with_others("load_state", self._team.same_for_all(shared)):
-            self.shards.load_state(self.optimizer, shared, state)
+        shared_states = self.shards.shared_state(state)
+        with self._with_others("load_state", self._team.same_for_all(shared_states)):
+            self.shards.load_state(self.optimizer, shared_states, state)
 
     def close(self) -> None:
         """End the other processes."""
@@ -290,14 +290,14 @@ class ShardedTrainer(SupervisedTrainer):
         scored_parts: list[list[Samples]] = []
         for part in split_batch(batch, self._team.processes):
             scored_parts.append([micro_batch for micro_batch in micro_batches(part, pieces) if count(micro_batch)])
-        most = max(len(parts) for parts in scored_parts)
-        if not most:
+        most_parts = max(len(parts) for parts in scored_parts)
+        if not most_parts:
             return None
         filler = min(chain.from_iterable(scored_parts), key=len)
         shares: list[Share] = []
         for parts in scored_parts:
-            idle = most - len(parts)
-            shares.append((parts + [filler] * idle, idle))
+            idle_count = most_parts - len(parts)
+            shares.append((parts + [filler] * idle_count, idle_count))
         return shares
 
     def _count_scored(self, part: Samples) -> int:

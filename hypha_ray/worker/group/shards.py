@@ -235,24 +235,24 @@ class Shards:
 
     def shared_state(self, arrays: Mapping[str, Array]) -> dict[str, SharedState]:
         """Return the part of a state that the other processes need when the first one loads it."""
-        shared: dict[str, SharedState] = {}
+        shared_states: dict[str, SharedState] = {}
         for key, array in arrays.items():
             if array.ndim == 0:
-                shared[key] = np.array(array)
+                shared_states[key] = np.array(array)
             elif array.dtype == np.uint16:
-                shared[key] = "bfloat16"
+                shared_states[key] = "bfloat16"
             else:
-                shared[key] = array.dtype.name
-        return shared
+                shared_states[key] = array.dtype.name
+        return shared_states
 
     @torch.no_grad()
     def load_state(
-        self, inner: Inner, shared: Mapping[str, SharedState], arrays: Mapping[str, Array] | None = None
+        self, inner: Inner, shared_states: Mapping[str, SharedState], arrays: Mapping[str, Array] | None = None
     ) -> None:
         """Load an optimizer's state; all processes have `shared_state` of it, and the first one its arrays."""
         pieces = _pieces_of(inner)
         states: list[dict[int, dict[str, Tensor]]] = [{} for _ in inner.optimizers]
-        for key, shared_value in shared.items():
+        for key, shared_value in shared_states.items():
             optimizer, index, name = _parse_key(key)
             if isinstance(shared_value, str):
                 dtype = getattr(torch, shared_value)

@@ -277,7 +277,7 @@ def test_batch_time_is_one_that_can_be_planned_with(seconds: float) -> None:
 
 
 def test_ledger_refuses_more_than_anybody_is_given_at_once() -> None:
-    ledger = Ledger(slices_of(train=2, samples=10, validation=0), 0, most=24)
+    ledger = Ledger(slices_of(train=2, samples=10, validation=0), 0, most_samples=24)
     with pytest.raises(LedgerError, match=r"LED005.*25 samples, allowed up to 24"):
         ledger.assign(0, 25)
     assert sum(span.samples for span in ledger.assign(0, 24)) == 24

@@ -219,7 +219,7 @@ def test_responses_that_are_left_out_have_no_part_in_what_losses_are_divided_by(
     ended = torch.tensor([True, False, True])
     responses = Responses(tokens.long(), tokens.long(), tokens, tokens, ended)
     rl = RL.model_validate({"algorithm": "grpo", "aggregation": name, "mask_truncated": masks})
-    mask, counted = trained_tokens(rl, responses, kept=torch.tensor([True, False, True]))
+    mask, counted = trained_tokens(rl, responses, is_kept=torch.tensor([True, False, True]))
     weights, found = AGGREGATIONS[name](mask, int(counted.sum()), 10)  # type: ignore[index]
     assert found == total
     assert weights[1].tolist() == [0.0, 0.0, 0.0]

@@ -54,7 +54,7 @@ def corrected(members: list[WorkerState], fleet: list[Standing], batches: int, n
         idle=np.array([member.idle for member in members]),
     )
     planned_samples = sum(member.planned_samples for member in members)
-    return correct(progress, planned_samples, batches * BATCH, now_s, equal=False)
+    return correct(progress, planned_samples, batches * BATCH, now_s, equal_batches=False)
 
 
 def test_batch_under_way_is_counted_so_others_do_fewer() -> None:
