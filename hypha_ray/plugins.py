@@ -121,8 +121,9 @@ def require_known(family: str, name: str) -> None:
     if table.members.get(name) or _is_own(name) or name in _installed(family):
         return
     members = names(family)
-    matches = get_close_matches(name, members, n=1)
-    fix = f"did you mean {matches[0]!r}?" if matches else f"for a {table.noun} of your own write {OWN}"
+    fix = f"for a {table.noun} of your own write {OWN}"
+    for match in get_close_matches(name, members, n=1):
+        fix = f"did you mean {match!r}?"
     raise ConfigError(table.unknown, f"there is no such {table.noun}", repr(name), ", ".join(members), fix)
 
 
@@ -230,7 +231,9 @@ def sources(family: str, name: str) -> frozenset[Path]:
     if spec is None or spec.origin is None:
         return frozenset()
     path = Path(spec.origin)
-    return frozenset(with_imports(path)) if path.is_file() else frozenset()
+    if not path.is_file():
+        return frozenset()
+    return frozenset(with_imports(path))
 
 
 def _is_own(name: str) -> bool:
@@ -386,6 +389,7 @@ def _wrong_option(key: str, options_class: type[BaseModel], error: ValidationErr
 
 def unknown_option(problem: str, name: str, options: Sequence[str]) -> ConfigError:
     """Error of an option that there isn't, with the nearest one."""
-    matches = get_close_matches(name, options, n=1)
-    fix = f"did you mean `{matches[0]}`?" if matches else "leave it out"
+    fix = "leave it out"
+    for match in get_close_matches(name, options, n=1):
+        fix = f"did you mean `{match}`?"
     return ConfigError("CFG001", problem, allowed=", ".join(options), fix=fix)

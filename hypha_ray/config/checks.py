@@ -261,9 +261,9 @@ def flaws_of_alerts(job: Job) -> Iterator[AlertFlaw]:
         yield from _missing_keys(table, alert)
         yield from _of_metric(table, alert, job)
         yield from _of_values(table, alert)
-        other = tables_by_title.setdefault(alert.title, table)
-        if other != table:
-            problem = f"has the name of {other}"
+        other_table = tables_by_title.setdefault(alert.title, table)
+        if other_table != table:
+            problem = f"has the name of {other_table}"
             yield AlertFlaw("CFG011", table, problem, alert.title, "", "give one of them another name")
 
 

@@ -133,8 +133,8 @@ def duration(text: str) -> str:
     """Check a time, and give it a unit: a number alone is seconds."""
     if seconds_of(text) is None:
         raise ValueError("a time above 0 in s, min, h or d, such as 6h")
-    given = text.strip()
-    return given if given[-1].isalpha() else f"{given}s"
+    stripped = text.strip()
+    return stripped if stripped[-1].isalpha() else f"{stripped}s"
 
 
 class Table(BaseModel):

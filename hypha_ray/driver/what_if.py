@@ -98,8 +98,8 @@ def _manifests(folder: Path) -> list[Manifest]:
     """Manifests of the run's dataset, or of those of its mixture, as far as they are on this machine."""
     dataset = read_json(folder / PROVENANCE).get("dataset") or {}
     manifests: list[Manifest] = []
-    for place in dataset.get("places") or ():
-        path = Path(place)
+    for folder_name in dataset.get("places") or ():
+        path = Path(folder_name)
         if (path / MANIFEST).is_file():
             with suppress(HyphaError):
                 manifests.append(read_manifest(path))

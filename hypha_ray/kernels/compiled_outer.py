@@ -26,10 +26,10 @@ _ARGUMENTS = (_ADDRESSES, _TABLE, _ADDRESSES, _RATES, types.intp, _ADDRESSES, _S
 
 
 @njit(types.f8(types.f4, types.u8, types.u8, types.intp), nogil=True, cache=True, fastmath={"reassoc"})
-def _square_distance(quick: float, x: int, y: int, elements: int) -> Any:
-    """‖x − y‖² of what lies at two addresses, measured anew where overflow or underflow may have spoilt `quick`."""
-    if SMALL < quick < math.inf:
-        return np.float64(quick)
+def _square_distance(fast_sum: float, x: int, y: int, elements: int) -> Any:
+    """‖x − y‖² of what lies at two addresses, measured anew where overflow or underflow may have spoilt `fast_sum`."""
+    if SMALL < fast_sum < math.inf:
+        return np.float64(fast_sum)
     minuends = carray(pointer(x), (elements,), np.float32)
     subtrahends = carray(pointer(y), (elements,), np.float32)
     squares = 0.0

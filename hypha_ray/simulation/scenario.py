@@ -374,8 +374,8 @@ class MachinePool:
 
     def lease(self, worker: int, now: float) -> Machine | None:
         """Lease the machine of the worker's own number if it is free, otherwise the first that is; None if none is."""
-        own = self.machines[worker]
-        machine = own if own.is_free else self._first_free()
+        own_machine = self.machines[worker]
+        machine = own_machine if own_machine.is_free else self._first_free()
         if machine is not None:
             machine.lease(worker, now)
         return machine

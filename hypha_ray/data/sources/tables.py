@@ -412,15 +412,15 @@ def _fitting(
 
 def _has_no_header(names: list[str], sample: Iterable[tuple[str, list[str]]]) -> bool:
     """Whether a first line looks like a row: it has a number, a long text, or values that later rows have there."""
-    given = list(filter(None, names))
-    if given == list(map(str, range(len(given)))):  # As pandas numbers columns.
+    filled_names = list(filter(None, names))
+    if filled_names == list(map(str, range(len(filled_names)))):  # As pandas numbers columns.
         return False
     if any(map(_is_number, names)) or max(map(len, names), default=0) > _LONGEST_NAME:
         return True
     repetitions = Counter[str]()
     for _, fields in sample:
         if fields != names:  # Tables that were joined have their names again.
-            repetitions.update(set(given).intersection(fields))
+            repetitions.update(set(filled_names).intersection(fields))
     return max(repetitions.values(), default=0) > 1
 
 

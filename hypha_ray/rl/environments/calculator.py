@@ -73,9 +73,9 @@ class Calculator:
         if response.ended and expressions:
             results = map(result_of, expressions)
             return [{"role": "tool", "name": "calculator", "content": result} for result in results], 0.0
-        right = last_number(self._answer)
-        given = last_number(response.text)
-        return None, float(response.ended and given is not None and given == right)
+        right_number = last_number(self._answer)
+        response_number = last_number(response.text)
+        return None, float(response.ended and response_number is not None and response_number == right_number)
 
 
 def called_expressions(text: str) -> list[str]:

@@ -19,7 +19,7 @@ from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.scheduler.messages import Reduce
 from hypha_ray.scheduler.worker_state import WorkerState, counted, weight
 from hypha_ray.telemetry.round_records import CommitMetrics, RoundMetrics, train_speeds
-from hypha_ray.types import Delta, Plan, Source, Span, Verdict, WeightsVersion
+from hypha_ray.types import Contribution, Delta, Plan, Source, Span, Verdict, WeightsVersion
 
 LOST = "its payload was lost with its node"
 """Reason of a delta's absence from a round without a verdict."""
@@ -117,9 +117,9 @@ class BarrierRound:
 
     def judged(self, verdict: Verdict) -> Verdict:
         """The verdict with the samples of each delta, which may differ from its weight."""
-        accepted_contributions = [
-            counted(contribution, self.deltas[contribution.worker]) for contribution in verdict.accepted
-        ]
+        accepted_contributions: list[Contribution] = []
+        for contribution in verdict.accepted:
+            accepted_contributions.append(counted(contribution, self.deltas[contribution.worker]))
         return replace(verdict, accepted=tuple(accepted_contributions))
 
     def refused(self, verdict: Verdict) -> set[Source]:

@@ -343,9 +343,11 @@ class RunActors:
         async with self._placing_generator:
             nodes = await asyncio.to_thread(self.nodes)
             leased_names = self._lease_by_name.keys() & {generator.name for generator in self.generators}
-            room = generators_with_room(self._job, nodes)
-            if room <= len(leased_names):
-                problem = f"the cluster has room for {room} of {self._job.rl.generators} generators beside the workers"
+            room_count = generators_with_room(self._job, nodes)
+            if room_count <= len(leased_names):
+                problem = (
+                    f"the cluster has room for {room_count} of {self._job.rl.generators} generators beside the workers"
+                )
                 raise CapacityError("CFG004", problem, fix="add nodes")
             options = await self._place(name, wait_s=GENERATOR_S)
         tokenizer, _ = self._from_dataset

@@ -253,7 +253,7 @@ async def keep(generator: SupervisedActor, tell: Callable[[str], None]) -> None:
         tell: takes a line for the user if the generator has no machine or can't be started, each reason once.
 
     """
-    told: str | None = None
+    told_reason: str | None = None
     while True:
         reason = None
         pause_s = GENERATOR_RETRY_S
@@ -264,7 +264,7 @@ async def keep(generator: SupervisedActor, tell: Callable[[str], None]) -> None:
             reason = f"{error.what}; workers respond in their place"
         except (HyphaError, RayError) as error:
             reason = f"{generator.name} can't be started: {first_line(error)}"
-        if reason is not None and reason != told:
+        if reason is not None and reason != told_reason:
             tell(reason)
-        told = reason
+        told_reason = reason
         await asyncio.sleep(pause_s)
