@@ -120,7 +120,7 @@ def show_tokens(folder: Path, manifest: Manifest, with_lengths: bool, pairs: boo
 
     from hypha_ray.data.report import lengths_of, marked, sample_of
 
-    lengths = lengths_of(folder, manifest, pairs=pairs)
+    lengths = lengths_of(folder, manifest, are_pairs=pairs)
     scored = ""
     if pairs:
         scored = f", and {lengths.scored:,} in targets, which are scored"
@@ -134,7 +134,7 @@ def show_tokens(folder: Path, manifest: Manifest, with_lengths: bool, pairs: boo
         for bar in lengths.bars():
             print(f"{'':<10} {bar}")
         console = Console(soft_wrap=True, highlight=False)
-        sample = sample_of(folder, manifest, pairs=pairs)
+        sample = sample_of(folder, manifest, are_pairs=pairs)
         console.print(f"{'sample':<10} ", marked(sample, console.is_terminal), sep="")
 
 

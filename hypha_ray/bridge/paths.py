@@ -57,8 +57,8 @@ def split_path(path: str) -> list[str]:
     """
     names = path.split("/")
     is_plain = all(name not in ("", ".", "..") and name.isprintable() and "\\" not in name for name in names)
-    drive = len(names[0]) > 1 and names[0][1] == ":"
-    if not is_plain or drive or len(path.encode(errors="surrogatepass")) > MAX_PATH or max(map(len, names)) > 255:
+    has_drive = len(names[0]) > 1 and names[0][1] == ":"
+    if not is_plain or has_drive or len(path.encode(errors="surrogatepass")) > MAX_PATH or max(map(len, names)) > 255:
         raise BridgeError("PATH001", "a path that isn't allowed", got=repr(path[:80]), allowed=_ALLOWED)
     return names
 

@@ -27,9 +27,9 @@ _LEAVE_ONE_OUT = "leave one of them out"
 
 def conflicts(job: Job) -> Iterator[Conflict]:
     """All conflicts in a job."""
-    replay = job.run.mode == "replay"
+    is_replay = job.run.mode == "replay"
     external_key = external_trainers_key(job)
-    if external_key and replay:
+    if external_key and is_replay:
         fix = "an external trainer isn't reproducible bit for bit: choose elastic"
         yield Conflict(external_key, _REPLAY, fix)
     for number, group in enumerate(job.workers):
@@ -41,12 +41,12 @@ def conflicts(job: Job) -> Iterator[Conflict]:
             "rounds.epochs", "rounds.update_rounds", f"{_LEAVE_ONE_OUT}: epochs make as many rounds as needed"
         )
     if job.goal.is_set:
-        yield from _of_goal(job, replay, external_key)
+        yield from _of_goal(job, is_replay, external_key)
     yield from exchange_conflicts(job)
     yield from _of_optimizer(job)
     yield from _of_model(job)
     yield from _of_own_loss(job)
-    yield from _of_computation(job, replay)
+    yield from _of_computation(job, is_replay)
     if not job.rounds.evaluate_every:
         yield from _of_single_evaluation(job)
     if job.rl.algorithm is not None:
@@ -56,9 +56,9 @@ def conflicts(job: Job) -> Iterator[Conflict]:
     yield from growth_conflicts(job)
 
 
-def _of_goal(job: Job, replay: bool, external_key: str | None) -> Iterator[Conflict]:
+def _of_goal(job: Job, is_replay: bool, external_key: str | None) -> Iterator[Conflict]:
     """Conflicts of a goal, for which workers come and go, all of one kind."""
-    if replay:
+    if is_replay:
         yield Conflict("goal", _REPLAY, "replay needs all workers: leave one out")
     if job.workers:
         yield Conflict("goal", "workers", "a goal chooses among machines of one kind: give resources.worker instead")
@@ -88,12 +88,12 @@ def _of_optimizer(job: Job) -> Iterator[Conflict]:
             yield Conflict(name, _REPLAY, fix)
 
 
-def _of_computation(job: Job, replay: bool) -> Iterator[Conflict]:
+def _of_computation(job: Job, is_replay: bool) -> Iterator[Conflict]:
     """Conflicts of the ways in which workers compute."""
     worker = job.worker
     if worker.probe_batch_size:
-        yield from _of_probe(job, replay)
-    if replay and str(worker.attention).startswith("flash"):
+        yield from _of_probe(job, is_replay)
+    if is_replay and str(worker.attention).startswith("flash"):
         fix = "flash attention's sums have no fixed order: choose sdpa or eager"
         yield Conflict("worker.attention", "run.mode", fix)
     if worker.sharding == "full":
@@ -107,22 +107,22 @@ def _of_computation(job: Job, replay: bool) -> Iterator[Conflict]:
         yield from _of_scaled_loss(job)
 
 
-def _of_probe(job: Job, replay: bool) -> Iterator[Conflict]:
+def _of_probe(job: Job, is_replay: bool) -> Iterator[Conflict]:
     """Conflicts of batch sizes that are tried, so that they differ between workers."""
     probe = "worker.probe_batch_size"
-    if replay:
+    if is_replay:
         yield Conflict(probe, _REPLAY, "a successor may have less memory: leave it out")
     if job.rl.algorithm is not None:
         yield Conflict(probe, "rl.algorithm", "the memory of rollouts isn't tried: leave it out")
     if job.rounds.warmup_rounds:
         yield Conflict(probe, "rounds.warmup_rounds", "its rounds are one batch of each worker: leave one out")
-    on_cpu = job.worker.device == "cpu"
+    is_on_cpu = job.worker.device == "cpu"
     for number, group in enumerate(job.worker_groups):
         table = f"workers.{number}" if job.workers else "resources.worker"
         if job.processes_in(group) > 1 and job.rl.algorithm is None:
             cause = "worker.processes" if job.worker.processes else f"{table}.gpu = {group.gpu:g}"
             yield Conflict(probe, cause, "sizes are tried in one process: leave it out, or set worker.processes = 1")
-        on_gpu = group.gpu and not on_cpu
+        on_gpu = group.gpu and not is_on_cpu
         if not (group.bridged or group.memory_gb or on_gpu):
             yield Conflict(probe, f"{table}.memory_gb = 0", "give workers memory, which batches have to fit into")
 

@@ -19,16 +19,16 @@ class Conflict(NamedTuple):
 
 def exchange_conflicts(job: Job) -> Iterator[Conflict]:
     """All conflicts of the keys of `[sync]`."""
-    replay = job.run.mode == "replay"
+    is_replay = job.run.mode == "replay"
     yield from _of_strategy(job)
     yield from _of_visible_changes(job)
     yield from _of_sparse_deltas(job)
     if job.sync.in_flight > 1:
         yield from _of_exchanges_in_flight(job)
     if job.sync.overlaps:
-        yield from _of_overlap(job, replay)
+        yield from _of_overlap(job, is_replay)
     if not job.sync.traits.has_barrier:
-        yield from _of_asynchrony(job, replay)
+        yield from _of_asynchrony(job, is_replay)
 
 
 def growth_conflicts(job: Job) -> Iterator[Conflict]:
@@ -105,7 +105,7 @@ def _of_exchanges_in_flight(job: Job) -> Iterator[Conflict]:
     yield Conflict("sync.in_flight", cause, "set at least as many fragments, which take turns")
 
 
-def _of_overlap(job: Job, replay: bool) -> Iterator[Conflict]:
+def _of_overlap(job: Job, is_replay: bool) -> Iterator[Conflict]:
     """Conflicts of overlap, with which workers have weights of their own."""
     hint = ""
     if job.sync.delay_steps:
@@ -115,7 +115,7 @@ def _of_overlap(job: Job, replay: bool) -> Iterator[Conflict]:
     else:
         key = "sync.fragments"
         hint = "; or set sync.stagger = false"
-    if replay:
+    if is_replay:
         yield Conflict(key, "run.mode", f"workers' own weights aren't saved: choose elastic{hint}")
     if not job.sync.traits.own_weights:
         yield Conflict(key, "sync.strategy", f"only DiLoCo workers have weights of their own{hint}")
@@ -125,11 +125,11 @@ def _of_overlap(job: Job, replay: bool) -> Iterator[Conflict]:
         yield Conflict(key, external_key, fix)
 
 
-def _of_asynchrony(job: Job, replay: bool) -> Iterator[Conflict]:
+def _of_asynchrony(job: Job, is_replay: bool) -> Iterator[Conflict]:
     """Conflicts of options that need the deltas or weights of all workers at the same time."""
     sync = job.sync
     strategy = strategy_text(job)
-    if replay:
+    if is_replay:
         yield Conflict("run.mode", strategy, "the order of arrival isn't reproducible: choose elastic")
     if sync.downward_codec != "fp32":
         yield Conflict("sync.downward_codec", strategy, "workers have different weights: choose fp32")

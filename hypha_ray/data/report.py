@@ -67,8 +67,8 @@ class Lengths:
             yield f"{start:>6,} to {end - 1:>6,} {count:>9,} {bar}".rstrip()
 
 
-def lengths_of(folder: Path, manifest: Manifest, *, pairs: bool = False) -> Lengths:
-    """Lengths of the training samples, read from their slices; `pairs` have labels that are tokens of a target.
+def lengths_of(folder: Path, manifest: Manifest, *, are_pairs: bool = False) -> Lengths:
+    """Lengths of the training samples, read from their slices; labels of pairs are tokens of a target.
 
     Raises:
         DataError: a slice is missing or damaged.
@@ -79,14 +79,14 @@ def lengths_of(folder: Path, manifest: Manifest, *, pairs: bool = False) -> Leng
     for info in manifest.of("train"):
         arrays = read_slice(folder, info, manifest)
         lengths.append(token_counts(arrays))
-        is_scored = arrays[_LABELS] != IGNORE_INDEX if pairs else _scored(arrays, manifest)
+        is_scored = arrays[_LABELS] != IGNORE_INDEX if are_pairs else _scored(arrays, manifest)
         scored += int(is_scored.sum())
-    has_token_labels = pairs or _has_token_labels(manifest)
+    has_token_labels = are_pairs or _has_token_labels(manifest)
     return Lengths(np.concatenate(lengths), scored if has_token_labels else None)
 
 
-def sample_of(folder: Path, manifest: Manifest, *, pairs: bool = False) -> list[Part]:
-    """Parts of the first sample of the first slice, special tokens included; `pairs` end with the scored target.
+def sample_of(folder: Path, manifest: Manifest, *, are_pairs: bool = False) -> list[Part]:
+    """Parts of the first sample of the first slice, special tokens included; that of pairs ends with the scored target.
 
     Raises:
         DataError: the slice is missing or damaged.
@@ -95,7 +95,7 @@ def sample_of(folder: Path, manifest: Manifest, *, pairs: bool = False) -> list[
     arrays = read_slice(folder, manifest.slices[0], manifest)
     ids = arrays["input_ids"][0][: token_counts(arrays)[0]]
     tokenizer = load_tokenizer(str(folder / FOLDER))
-    if pairs:
+    if are_pairs:
         labels = arrays[_LABELS][0]
         target = labels[labels != IGNORE_INDEX]
         return [(tokenizer.decode(ids), False), (tokenizer.decode(target), True)]
@@ -165,8 +165,8 @@ def class_counts(folder: Path, manifest: Manifest) -> dict[str, int]:
 
 def _has_token_labels(manifest: Manifest) -> bool:
     """Whether there is a label for each token; several classes of a text may be as many as its tokens."""
-    several = manifest.classes is not None and manifest.classes.several
-    return not several and manifest.shapes.get(_LABELS) == manifest.shapes["input_ids"]
+    has_several = manifest.classes is not None and manifest.classes.several
+    return not has_several and manifest.shapes.get(_LABELS) == manifest.shapes["input_ids"]
 
 
 def _scored(arrays: Arrays, manifest: Manifest) -> npt.NDArray[np.bool_]:

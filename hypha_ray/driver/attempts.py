@@ -243,10 +243,10 @@ def probe_samples(source: DataSource) -> Samples:
 
 def _scored(arrays: Arrays, samples: int) -> npt.NDArray[np.int64]:
     """Number of scored labels, or of tokens, of each sample; zeros if it has neither."""
-    marks = arrays.get("attention_mask", np.zeros(samples))
+    counted_positions = arrays.get("attention_mask", np.zeros(samples))
     if "labels" in arrays:
-        marks = arrays["labels"] != IGNORE_INDEX
-    return np.asarray(marks.reshape(samples, -1).sum(axis=1), np.int64)
+        counted_positions = arrays["labels"] != IGNORE_INDEX
+    return np.asarray(counted_positions.reshape(samples, -1).sum(axis=1), np.int64)
 
 
 def end_leftovers(run: str, deadline_s: float = DEADLINE_S, spared: Container[str] = ()) -> None:

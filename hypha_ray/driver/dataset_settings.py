@@ -123,8 +123,8 @@ def _predicted_kind(task: Task, config: PretrainedConfig) -> str | None:
     if task.labels != "samples":
         return None
     if task.measures:
-        several = config.problem_type == "multi_label_classification"
-        return _SEVERAL if several else _NUMBER
+        has_several = config.problem_type == "multi_label_classification"
+        return _SEVERAL if has_several else _NUMBER
     return _CLASS if task.classifies else None
 
 
@@ -158,7 +158,7 @@ def relabelled(
             "DATA023", problem, ", ".join(missing[:5]), allowed, "evaluate a model that was trained on them"
         )
     numbers = np.array([label2id[name] for name in classes.names])
-    renumber = partial(_renumbered, numbers=numbers, several=classes.several, classes=len(label2id))
+    renumber = partial(_renumbered, numbers=numbers, has_several=classes.several, classes=len(label2id))
     return ({**arrays, "labels": renumber(arrays["labels"])} for arrays in slices)
 
 
@@ -179,14 +179,14 @@ def by_number(manifest: Manifest, task: Task, id2label: Mapping[int, str]) -> st
     return f"model and dataset share no class name, so classes go by number: {listed_pairs}{ellipsis}"
 
 
-def _renumbered(labels: Array, numbers: Array, several: bool, classes: int) -> Array:
+def _renumbered(labels: Array, numbers: Array, has_several: bool, classes: int) -> Array:
     """Labels with other numbers; labels with several classes a sample have a column for each class."""
-    if several:
+    if has_several:
         columns = np.zeros((len(labels), classes), labels.dtype)
         columns[:, numbers] = labels
         return columns
-    scored = labels >= 0
-    return np.where(scored, numbers[np.where(scored, labels, 0)], labels).astype(labels.dtype)
+    is_scored = labels >= 0
+    return np.where(is_scored, numbers[np.where(is_scored, labels, 0)], labels).astype(labels.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,5 +422,5 @@ def _of_folder(name: str, device: torch.device) -> Reference:
     from hypha_ray.model.saved_model import open_saved
     from hypha_ray.model.sources import fetch
 
-    network, _ = open_saved(fetch(name, None, None, weights=True))
+    network, _ = open_saved(fetch(name, None, None, needs_weights=True))
     return reference_model(network.to(device))

@@ -176,22 +176,22 @@ def check_places(job: Job) -> None:
         ConfigError: CFG008 with the wrong setting.
 
     """
-    local = not os.environ.get("RAY_ADDRESS")
+    is_local = not os.environ.get("RAY_ADDRESS")
     if "TMPDIR" in os.environ:
         require_folder("TMPDIR", Path(os.environ["TMPDIR"]), exists=True)
-    for setting, folder in _written_folders(job, local):
+    for setting, folder in _written_folders(job, is_local):
         require_folder(setting, folder)
-    if local:
+    if is_local:
         _require_short_sockets()
 
 
-def _written_folders(job: Job, local: bool) -> Iterator[tuple[str, Path]]:
+def _written_folders(job: Job, is_local: bool) -> Iterator[tuple[str, Path]]:
     """Settings in force, and the folders that they name."""
-    if local and os.environ.get("RAY_TMPDIR"):
+    if is_local and os.environ.get("RAY_TMPDIR"):
         yield "RAY_TMPDIR", Path(os.environ["RAY_TMPDIR"])
     token_mode = os.environ.get("RAY_AUTH_MODE") == "token"
     has_token = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
-    if local and token_mode and not has_token:
+    if is_local and token_mode and not has_token:
         token = _home() / ".ray" / "auth_token"
         if not token.exists():
             yield "HOME", token.parent

@@ -59,14 +59,14 @@ def write_cards(folder: Path, job: Job, manifest: Manifest, directory: RunDirect
     base = _base(job)
     for saved_folder in (folder, folder / ADAPTER):
         if saved_folder.is_dir():
-            text = card(job, manifest, round, figures, base, adapter=saved_folder != folder)
+            text = card(job, manifest, round, figures, base, has_adapter=saved_folder != folder)
             path = saved_folder / CARD
             path.write_text(text, encoding="utf-8")
             make_private(path)
 
 
 def card(
-    job: Job, manifest: Manifest, round: int, figures: Mapping[str, float], base: str | None, *, adapter: bool
+    job: Job, manifest: Manifest, round: int, figures: Mapping[str, float], base: str | None, *, has_adapter: bool
 ) -> str:
     """Return the text of a card.
 
@@ -76,7 +76,7 @@ def card(
         round: round of the weights, counted from 0.
         figures: figures after this round, by name.
         base: hub id of the model that it begins with; None: it is on no hub.
-        adapter: the card is that of an adapter alone.
+        has_adapter: the card is that of an adapter alone.
 
     """
     tags = ["hypha_ray", job.rl.algorithm or job.preference.loss or job.sync.strategy]
@@ -86,14 +86,14 @@ def card(
 
     data = ModelCardData(
         base_model=base,
-        library_name="peft" if adapter else "transformers",
+        library_name="peft" if has_adapter else "transformers",
         license="unknown",  # A base model's licence holds for models made of it, and isn't known here.
         pipeline_tag=_PIPELINES.get(job.model.type),
         tags=tags,
     )
     sections = [
         f"---\n{data.to_yaml()}\n---\n",
-        f"# {'Adapter' if adapter else 'Model'} trained on {manifest.name}\n",
+        f"# {'Adapter' if has_adapter else 'Model'} trained on {manifest.name}\n",
         "Trained by hypha_ray. The licence of its base model and the terms of its data hold; fill in `license`.\n",
         _table("", _facts(job, manifest, round, base)),
         _table("## Settings\n\n", _settings(job)),

@@ -305,13 +305,13 @@ class Allotment:
             return True
         self._undo.clear()
         while self._granted[standing.run] < min(standing.least, len(standing.needs)):
-            if not self._serve_next(standing, gangs=True):
+            if not self._serve_next(standing, takes_gangs=True):
                 while self._undo:
                     self._undo.pop()()
                 return False
         return True
 
-    def _serve_next(self, standing: Standing, gangs: bool = False) -> bool:
+    def _serve_next(self, standing: Standing, takes_gangs: bool = False) -> bool:
         """Grant one more worker, on free room or on that of a lower bid; False if there is neither.
 
         Only for its least workers may a run take all leases of another one, which would come back for them otherwise.
@@ -320,7 +320,7 @@ class Allotment:
             return False
         needs = [need for need, count in self._missing[standing.run].items() if count > 0]
         grant = self._free_grant(standing, needs) or self._take_spare(standing, needs)
-        if grant is None and gangs:
+        if grant is None and takes_gangs:
             grant = self._take_gang(standing, needs)
         if grant is None:
             return False

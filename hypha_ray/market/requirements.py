@@ -220,8 +220,8 @@ def shortage(counts: Mapping[Need, int], nodes: Sequence[NodeResources]) -> Shor
 
     First fit, the largest need first: exact for equal needs, and for one kind beside others that reserve nothing.
     """
-    of_idle_nodes = _pack(counts, nodes, [node.total for node in nodes], busy=False)
-    return of_idle_nodes or _pack(counts, nodes, [node.free for node in nodes], busy=True)
+    of_idle_nodes = _pack(counts, nodes, [node.total for node in nodes], is_busy=False)
+    return of_idle_nodes or _pack(counts, nodes, [node.free for node in nodes], is_busy=True)
 
 
 def nearest(need: Need, nodes: Sequence[NodeResources]) -> NodeResources | None:
@@ -234,7 +234,7 @@ def nearest(need: Need, nodes: Sequence[NodeResources]) -> NodeResources | None:
 
 
 def _pack(
-    counts: Mapping[Need, int], nodes: Sequence[NodeResources], free: Sequence[Mapping[str, float]], busy: bool
+    counts: Mapping[Need, int], nodes: Sequence[NodeResources], free: Sequence[Mapping[str, float]], is_busy: bool
 ) -> Shortage | None:
     """Pack needs onto nodes with these free amounts; returns the first shortage, None if all needs fit."""
     remaining_amounts = [dict(amounts) for amounts in free]
@@ -253,7 +253,7 @@ def _pack(
         if short > 0:
             remainders = [_Remainder(nodes[index], remaining_amounts[index]) for index in admitted]
             reason = _lack(need, remainders) if remainders else _no_node(need, nodes)
-            return Shortage(need, counts[need], short, busy, reason)
+            return Shortage(need, counts[need], short, is_busy, reason)
     return None
 
 

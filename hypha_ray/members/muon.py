@@ -140,8 +140,8 @@ def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
 
     Five Newton-Schulz iterations, in bfloat16 on GPUs and in float32 elsewhere.
     """
-    tall = matrices.shape[1] > matrices.shape[2]
-    x = matrices.mT if tall else matrices
+    is_tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT if is_tall else matrices
     x = x.to(torch.bfloat16 if x.is_cuda else torch.float32)
     norms = torch.linalg.matrix_norm(x, keepdim=True)
     x = x / norms.clamp(min=_LEAST_NORM)
@@ -149,7 +149,7 @@ def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
         gram = x @ x.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=_B, alpha=_C)
         x = torch.baddbmm(x, polynomial, x, beta=_A)
-    return x.mT if tall else x
+    return x.mT if is_tall else x
 
 
 def _batches_of_shapes(shapes: Iterable[torch.Size]) -> Iterator[list[int]]:
@@ -183,8 +183,8 @@ def muon_weights(model: nn.Module) -> dict[int, bool]:
     for module in body.modules():
         experts = list(_experts(module))
         if experts:  # The module's other parameters are biases, of two dimensions.
-            transposed = type(module).__name__ in _TRANSPOSED
-            sideways = bool(getattr(module, "is_transposed", transposed))
+            is_transposed = type(module).__name__ in _TRANSPOSED
+            sideways = bool(getattr(module, "is_transposed", is_transposed))
             for parameter in experts:
                 sideways_by_id[id(parameter)] = sideways
             continue

@@ -32,10 +32,10 @@ class TopK(Chunked):
         largest = values.gather(1, indices)
         sizes = largest.abs()
         means = (sizes / _K).sum(1, keepdim=True)
-        large = sizes > means
-        levels = torch.stack([_mean(sizes, ~large), _mean(sizes, large)], dim=1)
+        is_large = sizes > means
+        levels = torch.stack([_mean(sizes, ~is_large), _mean(sizes, is_large)], dim=1)
         signs = (largest < 0).to(torch.uint8)
-        codes = large.to(torch.uint8) | signs << 1
+        codes = is_large.to(torch.uint8) | signs << 1
         first, second, third, fourth = codes.view(-1, _K // 4, 4).unbind(2)
         packed = first | second << 2 | third << 4 | fourth << 6
         return {"places": _pack12(indices.int()), "codes": packed, "levels": bits_of_bf16(levels)}

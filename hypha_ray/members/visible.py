@@ -111,10 +111,10 @@ class Visible(Bf16):
         if int(steps.count_nonzero()) > _MOST_VISIBLE * len(values):
             return self.encode_block(values, out, start)
         rows = _rows(out, start, len(values))
-        visible = steps != 0
-        parts = self.compress(torch.where(visible, _of_bits(new_bits) - old_weights, 0.0))
+        is_visible = steps != 0
+        parts = self.compress(torch.where(is_visible, _of_bits(new_bits) - old_weights, 0.0))
         rows["codes"].copy_(parts["codes"])
-        rows["marks"].copy_(visible.to(torch.uint8) * SENT)
+        rows["marks"].copy_(is_visible.to(torch.uint8) * SENT)
         return self.expand(parts)
 
     def pack(self, arrays: Flat) -> Flat:

@@ -214,7 +214,7 @@ def build_model(
     if model.factory is not None:
         with seeded(seed):
             return built_by_factory(model).train()
-    folder, config = configuration_of(model, task, weights=True)
+    folder, config = configuration_of(model, task, needs_weights=True)
     _load_class(task, config)
     with seeded(seed):
         if folder is None:
@@ -283,7 +283,7 @@ def compare_weights(model: Model, *, needs_all: bool = False) -> list[str]:
     if not model.repository:
         return []
     local = Path(model.repository).expanduser().is_dir()
-    folder, config = configuration_of(model, task, weights=local)
+    folder, config = configuration_of(model, task, needs_weights=local)
     if folder is None or getattr(config, "transformers_weights", None):
         return []
     if not local and not is_whole(folder):
@@ -314,7 +314,7 @@ def skeleton(model: Model) -> PreTrainedModel:
     if model.factory is not None:
         with torch.device("meta"):
             return built_by_factory(model)
-    _, config = configuration_of(model, task, weights=False)
+    _, config = configuration_of(model, task, needs_weights=False)
     _load_class(task, config)
     with torch.device("meta"), errors_as(ConfigError, "MODEL004", "the model can't be built from its configuration"):
         return random_model(model, task, config)

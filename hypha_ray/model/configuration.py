@@ -64,7 +64,7 @@ OWN_CLASSES = ("multiple-choice", "next-sentence-prediction")
 """Tasks whose classes don't depend on the configuration's labels."""
 
 
-def configuration_of(model: Model, task: Task, *, weights: bool) -> tuple[Path | None, PretrainedConfig]:
+def configuration_of(model: Model, task: Task, *, needs_weights: bool) -> tuple[Path | None, PretrainedConfig]:
     """Return the configuration and its folder; None instead of the folder if it is the job file's.
 
     Raises:
@@ -86,7 +86,7 @@ def configuration_of(model: Model, task: Task, *, weights: bool) -> tuple[Path |
     model, _ = base_of(model)
     repository = str(model.repository)
     is_trusted = remote_code_allowed(model.trust_remote_code)
-    folder = fetch(repository, model.revision, hub_token(model), weights=weights, code=is_trusted)
+    folder = fetch(repository, model.revision, hub_token(model), needs_weights=needs_weights, needs_code=is_trusted)
     refuse_adapter(folder, repository)
     config = _saved_configuration(folder, repository, is_trusted, model.config or {})
     _check_class(task, config, repository, is_trusted)

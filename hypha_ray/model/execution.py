@@ -222,14 +222,16 @@ def can_compile() -> bool:
 def model_facts(job: Job, network: PreTrainedModel) -> ModelFacts:
     """Return the facts about a job's model, which may be on torch's meta device, that settings depend on."""
     config = network.config.get_text_config()
-    narrow = any(parameter.is_floating_point() and parameter.element_size() == 2 for parameter in network.parameters())
+    is_narrow = any(
+        parameter.is_floating_point() and parameter.element_size() == 2 for parameter in network.parameters()
+    )
     return ModelFacts(
         task=find_task(job.model.type).name,
         parameters=_parameters(network),
         layers=_number(config, "num_hidden_layers"),
         features=_number(config, "hidden_size"),
         vocabulary=_number(config, "vocab_size"),
-        narrow=narrow,
+        narrow=is_narrow,
         foreign=not type(network).__module__.startswith("transformers."),
         routed=is_routed(config),
         adapted=has_adapter(job.model),

@@ -62,7 +62,7 @@ def trains_head(task: Task) -> bool:
     return not task.perplexity
 
 
-def with_adapter(network: PreTrainedModel, model: Model, seed: int, *, weights: bool = True) -> PreTrainedModel:
+def with_adapter(network: PreTrainedModel, model: Model, seed: int, *, needs_weights: bool = True) -> PreTrainedModel:
     """Return the network with a job's adapter attached, if the job trains one.
 
     Raises:
@@ -71,17 +71,17 @@ def with_adapter(network: PreTrainedModel, model: Model, seed: int, *, weights: 
     """
     if not has_adapter(model):
         return network
-    return attach_adapter(network, model, seed, weights=weights)
+    return attach_adapter(network, model, seed, needs_weights=needs_weights)
 
 
-def attach_adapter(network: PreTrainedModel, model: Model, seed: int, *, weights: bool = True) -> PreTrainedModel:
+def attach_adapter(network: PreTrainedModel, model: Model, seed: int, *, needs_weights: bool = True) -> PreTrainedModel:
     """Attach a job's adapter to its base model, in place, and freeze all other weights.
 
     Args:
         network: base model; on torch's meta device, the adapter has no weights either.
         model: table of the job file, for which `has_adapter` holds.
         seed: seed of a new adapter's weights.
-        weights: load the weights of an adapter in a repository.
+        needs_weights: load the weights of an adapter in a repository.
 
     Returns:
         The network.
@@ -114,7 +114,7 @@ def attach_adapter(network: PreTrainedModel, model: Model, seed: int, *, weights
     with seeded(seed), _silent(), errors_as(ConfigError, "MODEL019", f"{source} can't be attached to the model"):
         LoraModel(network, config, _NAME)
         cast_adapter_dtype(network, _NAME)  # An adapter of 16-bit weights is float32.
-    if folder is not None and weights:
+    if folder is not None and needs_weights:
         _load(network, folder)
     return network.train()
 
@@ -419,7 +419,7 @@ def sketch_trained(job: Job) -> Any:
     """
 
     def build() -> PreTrainedModel:
-        return with_adapter(skeleton(job.model), job.model, job.run.seed, weights=False)
+        return with_adapter(skeleton(job.model), job.model, job.run.seed, needs_weights=False)
 
     return _with_critic(job, build)
 

@@ -261,8 +261,8 @@ def _filled(task: Task, inputs: dict[str, Any]) -> int:
     if inputs.get("attention_mask") is not None:
         count += int(inputs["attention_mask"].sum())
     if inputs.get("labels") is not None:
-        scored = inputs["labels"] != task.ignored
-        count += int(scored.sum())
+        is_scored = inputs["labels"] != task.ignored
+        count += int(is_scored.sum())
     return count
 
 
@@ -288,8 +288,8 @@ def _cut(task: Task, samples: Samples) -> Samples:
 
 def _cut_preferences(samples: Samples) -> Samples:
     """Cut sequences of tokens, [N, 2, L], behind the first tokens of each sample's answers."""
-    scored = samples.arrays["labels"] != IGNORE_INDEX
-    end = max(TOKENS, int(scored.argmax(-1).max()) + TOKENS // 2)
+    is_scored = samples.arrays["labels"] != IGNORE_INDEX
+    end = max(TOKENS, int(is_scored.argmax(-1).max()) + TOKENS // 2)
     arrays = {}
     for name, array in samples.arrays.items():
         arrays[name] = array[..., :end] if array.ndim == 3 else array

@@ -199,9 +199,9 @@ class _Fused(torch.autograd.Function):
         Arguments are hidden states, weight and bias of the head, labels, the dtype, and whether gradients are enabled.
         """
         hidden, weight, bias, labels, dtype, learns = arguments
-        scored = labels != IGNORE_INDEX
-        classes = labels.masked_fill(~scored, 0)[:, None]
-        shares = (scored / scored.sum())[:, None]
+        is_scored = labels != IGNORE_INDEX
+        classes = labels.masked_fill(~is_scored, 0)[:, None]
+        shares = (is_scored / is_scored.sum())[:, None]
         gradients: list[torch.Tensor | None] = [None, None, None]
         for index, needs_gradient in enumerate(ctx.needs_input_grad[:3]):
             if needs_gradient and learns:

@@ -116,8 +116,8 @@ def scored_pairs(task: Task, output: Any, inputs: Batch) -> tuple[torch.Tensor, 
     if labels.shape != logits.shape[:-1]:
         got = f"logits {list(logits.shape)} for labels {list(labels.shape)}"
         raise _without_pairs(task, got)
-    scored = labels != task.ignored
-    return logits[scored].float(), labels[scored]
+    is_scored = labels != task.ignored
+    return logits[is_scored].float(), labels[is_scored]
 
 
 def try_metric(name: str, options: Mapping[str, Any] | None) -> None:
@@ -223,8 +223,8 @@ class Top5:
         """Count labels that are among the first classes, and all labels."""
         classes = min(_CLASSES, logits.shape[-1])
         best = logits.topk(classes, -1).indices
-        matches = best == labels[..., None]
-        right = matches.any(-1)
+        is_match = best == labels[..., None]
+        right = is_match.any(-1)
         return {"right": float(right.sum()), "all": float(right.numel())}
 
     def figure(self, sums: Mapping[str, float]) -> float:

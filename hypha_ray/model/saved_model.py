@@ -158,7 +158,7 @@ def original_dtype(model: Model) -> str | None:
     model, _ = base_of(model)
     if not model.repository:
         return None
-    folder = fetch(model.repository, model.revision, hub_token(model), weights=True)
+    folder = fetch(model.repository, model.revision, hub_token(model), needs_weights=True)
     settings = read_config(folder)
     setting = settings.get("dtype") or settings.get("torch_dtype") or ""
     dtype_name = str(setting).removeprefix("torch.")

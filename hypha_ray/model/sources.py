@@ -97,7 +97,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def fetch(
-    repository: str, revision: str | None, token: str | None, *, weights: bool = False, code: bool = False
+    repository: str, revision: str | None, token: str | None, *, needs_weights: bool = False, needs_code: bool = False
 ) -> Path:
     """Return a folder with a repository's files.
 
@@ -105,8 +105,8 @@ def fetch(
         repository: folder, or hub id `name` or `owner/name`.
         revision: branch, tag or commit on the hub; None: the default branch.
         token: hub token; None: `HF_TOKEN` of the environment.
-        weights: fetch weights, too.
-        code: fetch Python files, too.
+        needs_weights: fetch weights, too.
+        needs_code: fetch Python files, too.
 
     Raises:
         ConfigError: the id is malformed, or folder, repository or revision doesn't exist.
@@ -118,12 +118,12 @@ def fetch(
     folder = local_folder(repository)
     if folder is None:
         patterns = list(_SETTINGS)
-        if weights:
+        if needs_weights:
             patterns += _WEIGHTS
-        if code:
+        if needs_code:
             patterns += _CODE
         folder = _download(repository, revision, token, patterns)
-    if weights and not any(folder.glob("*.safetensors")):
+    if needs_weights and not any(folder.glob("*.safetensors")):
         pickled = sorted(file.name for file in folder.glob("*.bin"))
         raise CheckpointError(
             "SEC003",

@@ -263,20 +263,20 @@ class Task:
         labels = inputs.get("labels")
         match self.labels:
             case "spans" if "start_positions" in inputs:
-                scored = inputs["start_positions"] < OUTSIDE
+                is_scored = inputs["start_positions"] < OUTSIDE
             case "patches" if "bool_masked_pos" in inputs:
-                scored = inputs["bool_masked_pos"]
+                is_scored = inputs["bool_masked_pos"]
             case "frames" if labels is not None:
-                scored = (labels != self.ignored).any(-1)
+                is_scored = (labels != self.ignored).any(-1)
             case _ if labels is None or labels.is_floating_point():
                 return batch_size(inputs)
             case "samples" if labels.ndim != 1:
                 return batch_size(inputs)
             case "shifted":
-                scored = labels[..., 1:] != self.ignored
+                is_scored = labels[..., 1:] != self.ignored
             case _:
-                scored = labels != self.ignored
-        return int(scored.sum())
+                is_scored = labels != self.ignored
+        return int(is_scored.sum())
 
     @property
     def counts_samples(self) -> bool:

@@ -60,7 +60,7 @@ def load_preprocessor(preprocessor: Preprocessor, dataset: Path | None, model: M
     token = hub_token(model)
     is_trusted = remote_code_allowed(model.trust_remote_code)
     if preprocessor.repository:
-        return _load(fetch(preprocessor.repository, preprocessor.revision, token, code=is_trusted), is_trusted)
+        return _load(fetch(preprocessor.repository, preprocessor.revision, token, needs_code=is_trusted), is_trusted)
     if dataset is not None:
         for folder in _folders(dataset):
             if _has_preprocessor(folder):
@@ -69,7 +69,7 @@ def load_preprocessor(preprocessor: Preprocessor, dataset: Path | None, model: M
         return None
     base, _ = base_of(model)
     for table in (model, base):
-        folder = fetch(str(table.repository), table.revision, token, code=is_trusted)
+        folder = fetch(str(table.repository), table.revision, token, needs_code=is_trusted)
         if _has_preprocessor(folder):
             return _load(folder, is_trusted)
     return None

@@ -327,8 +327,8 @@ def is_this_machine(host: str) -> bool:
             address = IPv4Address(socket.inet_aton(name))  # Short forms, such as 127.1.
         except OSError:
             return False
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return (mapped or address).is_loopback or address.is_unspecified
+    mapped_address = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (mapped_address or address).is_loopback or address.is_unspecified
 
 
 class Pauses:

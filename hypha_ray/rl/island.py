@@ -230,7 +230,7 @@ class Island(WholeModel):
         self._version += 1
         training = [call.name for call in self._graph.calls if call.op == "train_step"]
         facts_of_roles = [replies[name][0].facts for name in training]
-        damaged = any(facts["damaged"] for facts in facts_of_roles)
+        is_damaged = any(facts["damaged"] for facts in facts_of_roles)
         actor = facts_of_roles[0]
         revived = tuple(self._revived)
         self._revived = []
@@ -244,7 +244,7 @@ class Island(WholeModel):
             norm=torch.tensor(actor["norm"]),
             tokens=actor["tokens"],
             sums=sums_of(replies) | traversed.sums | traversed.collectives,
-            bad=batch.keys if damaged else batch.keys[:0],
+            bad=batch.keys if is_damaged else batch.keys[:0],
             shown=shown_responses,
             revived=revived,
             problems=tuple(problems),

@@ -85,10 +85,10 @@ def _contexts_of(sample: Sample) -> tuple[Packed, Packed]:
 def _padded_left(sample: Sample, key: str) -> tuple[Packed, Packed]:
     lengths = np.array(sample.meta.flat(key))
     width = int(lengths.max())
-    mask = np.arange(width) >= width - lengths[:, None]
-    ids = np.zeros(mask.shape, np.int64)
-    ids[mask] = sample.data[key]
-    return ids, mask.astype(np.int64)
+    is_token = np.arange(width) >= width - lengths[:, None]
+    ids = np.zeros(is_token.shape, np.int64)
+    ids[is_token] = sample.data[key]
+    return ids, is_token.astype(np.int64)
 
 
 def packed_responses(ids: Sequence[str], responses: Responses, group: int) -> Sample:

@@ -277,7 +277,7 @@ def _model_table(settings: RewardModel, model: Model) -> Model:
         fix = "name a sequence classifier with one label in rl.reward.model.repository"
         raise ConfigError("RWD007", "reward function model has no model", fix=fix)
     is_trusted = remote_code_allowed(model.trust_remote_code)
-    folder = Path(fetch(settings.repository, settings.revision, hub_token(model), code=is_trusted))
+    folder = Path(fetch(settings.repository, settings.revision, hub_token(model), needs_code=is_trusted))
     config = read_config(folder)
     architectures = config.get("architectures") or [None]
     architecture = str(architectures[0])

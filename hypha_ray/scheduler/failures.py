@@ -94,13 +94,13 @@ def diverged(round_number: int, reason: str) -> ConfigError:
     return ConfigError("TRN001", problem, fix="lower inner_optimizer.learning_rate, or set inner_optimizer.clip_norm")
 
 
-def failure(round_number: int, verdict: Verdict, exact: bool) -> HyphaError | None:
+def failure(round_number: int, verdict: Verdict, must_be_exact: bool) -> HyphaError | None:
     """Reason that a round can't be committed; None if it can.
 
-    An `exact` round may lack only deltas that a worker is to blame for.
+    A round that must be exact may lack only deltas that a worker is to blame for.
     """
     lost_payloads = [rejection for rejection in verdict.rejected if not rejection.blamed]
-    if lost_payloads and (exact or not verdict.accepted):
+    if lost_payloads and (must_be_exact or not verdict.accepted):
         problem = f"round {round_number + 1} has to be trained again"
         got = f"of worker {lost_payloads[0].worker}: {lost_payloads[0].reason}"
         fix = "submit again: the run goes on from its last commit"
@@ -170,11 +170,11 @@ class EvaluationPatience:
         if value is None:
             return
         self._name = objective.name
-        if self._best is None or self._is_better(value, self._best[1], upward=objective.best is max):
+        if self._best is None or self._is_better(value, self._best[1], is_upward=objective.best is max):
             self._best = self._newest, value
 
-    def _is_better(self, value: float, best: float, upward: bool) -> bool:
-        gain = value - best if upward else best - value
+    def _is_better(self, value: float, best: float, is_upward: bool) -> bool:
+        gain = value - best if is_upward else best - value
         return gain > 0 and gain >= self._min_delta
 
     @property

@@ -104,11 +104,11 @@ class ValidationSamples:
         self._evaluated = resume_point.next_round if resume_point.evaluated else None
         """Version of the weights whose evaluation an earlier attempt has recorded; None without one."""
 
-    def is_due(self, round_number: int, final: bool) -> bool:
-        """Whether the weights that a round starts from are to be evaluated; a `final` round has no training."""
+    def is_due(self, round_number: int, is_final: bool) -> bool:
+        """Whether the weights that a round starts from are to be evaluated; the final round has no training."""
         if not self._spans or round_number <= 0 or round_number == self._evaluated:
             return False
-        return final or (self._every > 0 and round_number % self._every == 0)
+        return is_final or (self._every > 0 and round_number % self._every == 0)
 
     def shares(self, members: Sequence[WorkerState]) -> dict[int, tuple[Span, ...]]:
         """Validation samples for each worker, in proportion to its speed."""

@@ -167,8 +167,8 @@ def replacement(theta: torch.Tensor, out: torch.Tensor) -> Step:
 
 def has_fused_kernel(outer: OuterOptimizer, sync: Sync) -> bool:
     """Whether a job's outer steps are those of the kernel: Nesterov's, on the mean of fp32 weights."""
-    fp32 = sync.codec == "fp32" and not sync.traits.sends_gradients
-    return fp32 and (outer.name, sync.merge) == ("nesterov", "mean")
+    is_fp32 = sync.codec == "fp32" and not sync.traits.sends_gradients
+    return is_fp32 and (outer.name, sync.merge) == ("nesterov", "mean")
 
 
 def load_kernel(job: Job, flats: Iterable[Flat]) -> None:
@@ -184,11 +184,11 @@ def load_kernel(job: Job, flats: Iterable[Flat]) -> None:
 
 
 def fused_step(
-    values: Values, weights: Sequence[float], eta: float, mu: float, group: Group, theta: bool, state: bool
+    values: Values, weights: Sequence[float], eta: float, mu: float, group: Group, needs_theta: bool, needs_state: bool
 ) -> Work[list[float]] | None:
     """Work of `merge.sweep` on a block; results are bit-identical to those of `mean` and `outer_step`.
 
-    New θ and new momentum are computed only if `theta` and `state` ask for them.
+    New θ and new momentum are computed only if `needs_theta` and `needs_state` ask for them.
 
     Returns:
         The work; None if the values aren't fp32 weights, are too few, or the kernel can't be compiled here.
@@ -207,8 +207,8 @@ def fused_step(
     new_state = group.new_state[0]
 
     def work(part: slice, _: torch.Tensor, __: torch.Tensor) -> list[float]:
-        theta_out = group.new_theta[part] if theta else None
-        state_out = new_state[part] if state else None
+        theta_out = group.new_theta[part] if needs_theta else None
+        state_out = new_state[part] if needs_state else None
         block = Averaged(values.read(part), table, group.theta[part], old_state[part], theta_out, state_out)
         return fused_nesterov(eta, mu, block)
 

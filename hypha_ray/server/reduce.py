@@ -122,11 +122,11 @@ def initial_momentum(layout: Layout, fragment: int, outer: str = "nesterov") -> 
     return momentum
 
 
-def blank(layout: Layout, fragment: int, outer: str = "nesterov", stepwise: bool = False) -> State:
-    """Uninitialized arrays for a result of `reduce`; `stepwise`: whether rounds have several steps."""
+def blank(layout: Layout, fragment: int, outer: str = "nesterov", is_stepwise: bool = False) -> State:
+    """Uninitialized arrays for a result of `reduce`; `is_stepwise`: whether rounds have several steps."""
     momentum = initial_momentum(layout, fragment, outer)
     state = {name: np.empty_like(array) for name, array in momentum.items()}
-    if stepwise:
+    if is_stepwise:
         for group, array in empty(layout, fragment).items():
             if is_trained(group):
                 state[SUM + group] = array
@@ -305,8 +305,8 @@ class _Reduction:
 
     def copy_first(self, group: str) -> None:
         """Copy a buffer of integers from the first delta, because they have no mean."""
-        first = self.spec.codec.decode(self.payloads[0], group, slice(None))
-        self.new_theta[group].copy_(first)
+        first_values = self.spec.codec.decode(self.payloads[0], group, slice(None))
+        self.new_theta[group].copy_(first_values)
 
     def merge_buffer(self, group: str) -> Squares:
         """Merge a buffer by the same rule as parameters, but without factors and without an optimizer."""
@@ -433,12 +433,12 @@ def _values(
     payloads: Sequence[_Tensors],
     spec: ReduceSpec,
     scales: Sequence[float] | None = None,
-    deltas: bool = False,
+    needs_deltas: bool = False,
 ) -> Values:
     """Workers' values of a group, with deltas multiplied by `scales`."""
     sends_deltas = spec.codec.yields == "deltas" or spec.optimizer_step is not None
     read = partial(_decode, spec.codec, payloads, group, theta)
-    return Values(read, theta, is_trained(group) and sends_deltas, scales or [1.0] * len(payloads), deltas)
+    return Values(read, theta, is_trained(group) and sends_deltas, scales or [1.0] * len(payloads), needs_deltas)
 
 
 def _decode(

@@ -165,10 +165,9 @@ def check_advisable(job: Job) -> None:
 def limits_of(job: Job) -> Limits:
     """Return the limits of a job: nothing is proposed that `config.conflicts` refuses."""
     sync = job.sync
-    replay = job.run.mode == "replay"
-    external = any(group.bridged for group in job.worker_groups)
-    grows = job.rounds.max_exchange_share is not None
-    overlaps = sync.traits.own_weights and not (replay or external or grows)
+    is_replay = job.run.mode == "replay"
+    is_external = any(group.bridged for group in job.worker_groups)
+    overlaps = sync.traits.own_weights and not is_replay and not is_external
     return Limits(total_steps(job), overlaps, sync.traits.has_barrier)
 
 

@@ -153,9 +153,9 @@ class CommitWriter:
     def _is_due(self, round: int) -> bool:
         """Whether a snapshot is due: by its interval, or because an earlier one failed, and there is no good one."""
         last_round = self._update_rounds - 1
-        regular = (round + 1) % self._checkpoint.every_rounds == 0 or round in (0, last_round)
-        regular = regular or (self._may_be_last and self._is_evaluated(round))
-        return (regular or self._failures > 0) and not self._is_good(round)
+        is_regular = (round + 1) % self._checkpoint.every_rounds == 0 or round in (0, last_round)
+        is_regular = is_regular or (self._may_be_last and self._is_evaluated(round))
+        return (is_regular or self._failures > 0) and not self._is_good(round)
 
     def _is_evaluated(self, round: int) -> bool:
         """Whether the weights after a round are to be evaluated, apart from those after the last."""

@@ -265,12 +265,12 @@ class SupervisedTrainer(WholeModel):
         summed |= self._task.summed
         scored = self._reduction.total(sum(counts))
         totals = torch.zeros(1 + 2 * self._figure_count, device=self.device)
-        sums = summed and self.loss_scale is None  # The sum of many losses would overflow.
+        sums_losses = summed and self.loss_scale is None  # The sum of many losses would overflow.
         earlier_gradients = self._detach_gradients()
         for inputs, count in zip(all_inputs, counts, strict=True):
             if count or idle_count:
                 losses = self._forward(inputs)
-                weight = count if sums else count / scored
+                weight = count if sums_losses else count / scored
                 self._scale_loss(losses.trained * weight).backward()
                 totals[0] += losses.reported.detach() * (count / scored)
                 if count and losses.figures is not None:

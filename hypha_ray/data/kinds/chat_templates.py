@@ -245,8 +245,8 @@ def find_answers(
         if start is None or form is None:
             return None
         answer, text_behind = form
-        calls = "tool_calls" in messages[index]
-        closing = _closing(text_behind, ends if calls else ends + added, calls)
+        has_calls = "tool_calls" in messages[index]
+        closing = _closing(text_behind, ends if has_calls else ends + added, has_calls)
         parts.append((position - len(text_before) + start, position + len(answer) + closing))
         position += len(answer) + len(text_behind)
     return parts if position == len(text) else None
@@ -289,11 +289,11 @@ def _generation_prompt(render: Render, earlier_messages: Messages) -> str:
     return opened_text[shared_length:]
 
 
-def _closing(text_after: str, ends: tuple[str, ...], calls: bool) -> int:
+def _closing(text_after: str, ends: tuple[str, ...], has_calls: bool) -> int:
     """Length of the special token that ends an answer, with the text before it."""
     matches = [(text_after.find(end), -len(end)) for end in ends if end in text_after]
     start, negative_length = min(matches, default=(0, 0))
-    if calls or not text_after[:start].strip():
+    if has_calls or not text_after[:start].strip():
         return start - negative_length
     return 0
 

@@ -216,9 +216,9 @@ class _RowReader:
         for _, row in rows:
             yield dict(row)
 
-    def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[Mapping[str, Any]]:
+    def of_text(self, path: Path, file: IO[str], is_only_file: bool) -> Iterator[Mapping[str, Any]]:
         """Refuse a plain text: it has no columns."""
-        del file, alone
+        del file, is_only_file
         raise no_table(path, "rows")
 
 

@@ -189,7 +189,7 @@ def _encoded(
     """Tokens and label of each text. Text is taken literally, and the tokenizer adds its special tokens."""
     class_names = () if classes is None else classes.names
     numbers = {name: number for number, name in enumerate(class_names)}
-    several = classes is not None and classes.several
+    has_several = classes is not None and classes.several
     cut_texts = 0
     separator = word_separator(tokenizer)
     for start in range(0, len(texts), _AT_ONCE):
@@ -202,7 +202,7 @@ def _encoded(
             yield LabelledSample(
                 ids=np.array(encoding.ids, np.int32),
                 types=np.array(encoding.type_ids, np.int32),
-                labels=_labels(text, encoding.word_ids, numbers, several),
+                labels=_labels(text, encoding.word_ids, numbers, has_several),
             )
         report("texts", len(batch))
     if cut_texts:
@@ -252,11 +252,11 @@ def _encodings(tokenizer: Any, batch: Sequence[LabelledText], separator: str, op
         raise ConfigError("PREP011", problem, got, fix="choose another --tokenizer") from None
 
 
-def _labels(text: LabelledText, words: Sequence[int | None], numbers: dict[str, int], several: bool) -> Labels:
+def _labels(text: LabelledText, words: Sequence[int | None], numbers: dict[str, int], has_several: bool) -> Labels:
     """Labels of a text, or of the first token of each word."""
     if isinstance(text.label, float):
         return np.array(text.label, np.float32)
-    if several or isinstance(text.label, str):
+    if has_several or isinstance(text.label, str):
         return numbered(text.label, numbers)
     labels = np.full(len(words), IGNORE_INDEX, np.int32)
     previous = None
@@ -314,13 +314,13 @@ def _ids(tokenizer: Any, text: str | list[str]) -> list[int]:
 KIND: Final = Kind(write_texts, "language", "text and label are")
 
 
-def classes_of(labels: Iterable[Label], class_names: Sequence[str], several: bool, source: str) -> ClassInfo:
+def classes_of(labels: Iterable[Label], class_names: Sequence[str], has_several: bool, source: str) -> ClassInfo:
     """Classes of a source with their names by number.
 
     Args:
         labels: label of each sample.
         class_names: names that the source has for its classes; empty without.
-        several: whether a sample may have several classes.
+        has_several: whether a sample may have several classes.
         source: name of the source, for the error.
 
     Raises:
@@ -333,10 +333,10 @@ def classes_of(labels: Iterable[Label], class_names: Sequence[str], several: boo
         combination = frozenset([label] if isinstance(label, str) else label)
         combinations.add(combination)
         names |= combination
-    if len(combinations if several else names) < 2:
+    if len(combinations if has_several else names) < 2:
         only = ", ".join(map(repr, sorted(names))) or "none"
         raise _all_equal(source, only, "at least two classes", "add samples of other classes")
-    return ClassInfo(tuple(class_names) or _by_number(names), several)
+    return ClassInfo(tuple(class_names) or _by_number(names), has_several)
 
 
 def require_different(numbers: Iterable[float], source: str) -> None:

@@ -201,9 +201,9 @@ class MediaReader:
             else:
                 yield MediaFile(location, content, label_of(location, self._label, row[self._label.name]))
 
-    def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[MediaFile]:
+    def of_text(self, path: Path, file: IO[str], is_only_file: bool) -> Iterator[MediaFile]:
         """Refuse a plain text: it has no columns."""
-        del file, alone
+        del file, is_only_file
         raise no_table(path, f"column {self._file.name!r}")
 
     def _content(self, location: str, value: Any) -> Path | bytes | None:
@@ -312,8 +312,8 @@ def write_media(options: PrepareOptions, writer: SliceWriter, report: Report, ac
 
     """
     processor = _preprocessor(options)
-    images = options.kind_name == "images"
-    decoder: MediaDecoder = Images(processor) if images else Recordings(processor, options.max_seconds)
+    are_images = options.kind_name == "images"
+    decoder: MediaDecoder = Images(processor) if are_images else Recordings(processor, options.max_seconds)
     class_names: list[str] = []
     files = list[MediaFile]()
     keys = list[bytes]()
@@ -379,12 +379,12 @@ def _class_numbers(
     labels = [file.label for file in files if file.label is not None]
     if not labels:
         return {}
-    several = isinstance(labels[0], list)
+    has_several = isinstance(labels[0], list)
     for file in files:
-        if isinstance(file.label, list) != several:
+        if isinstance(file.label, list) != has_several:
             problem = f"{file.location}: the labels are of another kind than those of {files[0].location}"
             raise DataError("DATA037", problem, fix="give all rows one label, or all of them a list of labels")
-    writer.classes = classes_of(labels, class_names, several, source)
+    writer.classes = classes_of(labels, class_names, has_several, source)
     return {name: number for number, name in enumerate(writer.classes.names)}
 
 

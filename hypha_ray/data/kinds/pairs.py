@@ -81,9 +81,9 @@ class PairReader:
                 blank = self._target if source else self._source
                 account.leave_out("rows", f"without text in {readable(blank.name)}")
 
-    def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[Pair]:
+    def of_text(self, path: Path, file: IO[str], is_only_file: bool) -> Iterator[Pair]:
         """Refuse a plain text: it has no columns."""
-        del file, alone
+        del file, is_only_file
         raise no_table(path, f"column {self._source.name!r}")
 
 

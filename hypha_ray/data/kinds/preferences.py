@@ -288,7 +288,7 @@ class ReferenceModel:
         from hypha_ray.model.saved_model import open_saved
         from hypha_ray.model.sources import fetch, folder_hash, snapshot_commit
 
-        folder = fetch(name, revision, token=None, weights=True)
+        folder = fetch(name, revision, token=None, needs_weights=True)
         if not same_tokens(folder, tokenizer):
             raise _foreign_tokens(name, "another tokenizer", f"that of {name}")
         self.hashes = {"reference_sha256": folder_hash(folder)}

@@ -130,9 +130,9 @@ class ChatReader:
                 messages[0]["content"] += _input_text(columns[0], row)
                 yield Chat(location, messages)
 
-    def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[Chat]:
+    def of_text(self, path: Path, file: IO[str], is_only_file: bool) -> Iterator[Chat]:
         """Refuse a plain text: it has no columns."""
-        del file, alone
+        del file, is_only_file
         raise no_table(path, "chats")
 
     def _used(self, columns: tuple[Column, ...]) -> set[str]:

@@ -110,7 +110,7 @@ def read(options: PrepareOptions, reader: Reader[T], account: Account) -> Iterab
         return _folder(path, options, reader, account)
     if path.exists():
         _refuse_split(options)
-        return _file(path, reader, account, alone=True)
+        return _file(path, reader, account, is_only_file=True)
     if set(source) & set("*?["):
         _refuse_split(options)
         return _files(_matches(path), Path(), options, reader, account)
@@ -149,9 +149,9 @@ class _FieldReader(Generic[T]):
         opened_rows = ((location, with_fields(row, self._fields, self._kept)) for location, row in rows)
         return self._reader.of_rows(opened_rows, account)
 
-    def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[T]:
+    def of_text(self, path: Path, file: IO[str], is_only_file: bool) -> Iterator[T]:
         """The documents of a plain text, or a refusal."""
-        return self._reader.of_text(path, file, alone)
+        return self._reader.of_text(path, file, is_only_file)
 
 
 def require_source(source: str) -> None:
@@ -237,7 +237,7 @@ def _files(
     refused = None
     for path in texts_among(files, folder, account):
         file_account = Account()
-        documents_of_file = _file(path, reader, file_account, alone=len(files) == 1)
+        documents_of_file = _file(path, reader, file_account, is_only_file=len(files) == 1)
         try:
             first_document = next(documents_of_file, None)
         except DataError as error:
@@ -259,7 +259,7 @@ def _files(
         raise DataError("DATA030", problem, account.left_out, fix=fix)
 
 
-def _file(path: Path, reader: Reader[T], account: Account, alone: bool) -> Iterator[T]:
+def _file(path: Path, reader: Reader[T], account: Account, is_only_file: bool) -> Iterator[T]:
     suffix = kind_of(path)
     columns = reader.columns
     account.files += 1
@@ -267,7 +267,7 @@ def _file(path: Path, reader: Reader[T], account: Account, alone: bool) -> Itera
         if suffix in ARROW:
             yield from reader.of_rows(arrow_rows(path, columns, account), account)
             return
-        if alone and is_binary(path):
+        if is_only_file and is_binary(path):
             fix = f"unpack it, or convert it by `iconv -f UTF-16 -t UTF-8 {path.name} > NEW` if it is text in UTF-16"
             raise DataError("DATA031", f"{path} is binary", "zero bytes", "text in UTF-8", fix)
         with opened(path, "rt", encoding="utf-8-sig", newline="" if suffix in CSV else None) as file:
@@ -276,7 +276,7 @@ def _file(path: Path, reader: Reader[T], account: Account, alone: bool) -> Itera
             elif suffix in CSV:
                 yield from reader.of_rows(csv_rows(file, path, columns, account), account)
             else:
-                yield from reader.of_text(path, file, alone)
+                yield from reader.of_text(path, file, is_only_file)
     except UnicodeDecodeError as error:
         fix = "convert it, or name a folder or pattern of files: those that aren't text are left out"
         raise DataError("DATA031", f"{path} isn't UTF-8 text", error.reason, "UTF-8", fix) from None

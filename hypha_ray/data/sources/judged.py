@@ -127,9 +127,9 @@ class LabelledTextReader:
                 second = self._second_text(location, *seconds) if seconds else None
                 yield LabelledText(location, self._words(location, text), self._label(location, labels), second)
 
-    def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[LabelledText]:
+    def of_text(self, path: Path, file: IO[str], is_only_file: bool) -> Iterator[LabelledText]:
         """Refuse a plain text: it has no columns."""
-        del file, alone
+        del file, is_only_file
         raise no_table(path, f"column {self._labels[0].name!r}")
 
     def _label(self, location: str, values: Sequence[Any]) -> Label | float:
@@ -281,9 +281,9 @@ class PreferenceReader:
             else:
                 yield from self._compared(location, row, columns, account)
 
-    def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[PreferenceRow]:
+    def of_text(self, path: Path, file: IO[str], is_only_file: bool) -> Iterator[PreferenceRow]:
         """Refuse a plain text: it has no columns."""
-        del file, alone
+        del file, is_only_file
         raise no_table(path, "preferences")
 
     def _recognised(self, location: str, row: Mapping[str, Any]) -> tuple[Column, ...]:

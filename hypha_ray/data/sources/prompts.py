@@ -237,9 +237,9 @@ class PromptReader:
                 record[column.name] = _copied(location, column, row)
             yield Prompt(text, record)
 
-    def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[Prompt]:
+    def of_text(self, path: Path, file: IO[str], is_only_file: bool) -> Iterator[Prompt]:
         """Refuse a plain text: it has no columns."""
-        del file, alone
+        del file, is_only_file
         raise no_table(path, f"column {self._prompt.name!r}")
 
     def _text(self, location: str, row: Mapping[str, Any]) -> str | Messages:

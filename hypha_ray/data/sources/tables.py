@@ -74,8 +74,8 @@ class Reader(Protocol[T_co]):
         """Documents or prompts of a table; unusable rows are recorded in the account, or refused."""
         ...
 
-    def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[T_co]:
-        """Documents or prompts of a plain text; `alone` if it is the source's only file."""
+    def of_text(self, path: Path, file: IO[str], is_only_file: bool) -> Iterator[T_co]:
+        """Documents or prompts of a plain text; `is_only_file` if it is the source's only file."""
         ...
 
 
@@ -94,9 +94,9 @@ class TextReader:
         """The texts in the column."""
         return texts(rows, self._column, account)
 
-    def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[str]:
+    def of_text(self, path: Path, file: IO[str], is_only_file: bool) -> Iterator[str]:
         """The text in pieces, cut at line ends."""
-        characters = lone_piece_characters(path) if alone else PIECE_CHARACTERS
+        characters = lone_piece_characters(path) if is_only_file else PIECE_CHARACTERS
         return pieces(file, characters)
 
 

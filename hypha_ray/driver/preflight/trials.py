@@ -365,9 +365,7 @@ def _refuse(rl: RL, trajectory: Trajectory) -> None:
 
 def _note(rl: RL, trajectory: Trajectory) -> str:
     prompt = str(trajectory.episode.record["prompt"])[-80:]
-    turns = counted(len(trajectory.episode.responses), "response")
-    end = "was ended by it" if trajectory.done else "was ended by the limits of rl.episode"
-    text = (
-        f"environment {rl.environment} was tried with the right answer to {prompt!r}: the episode {end} after {turns}"
-    )
-    return f"{text}, with a reward of {trajectory.reward:g}"
+    turns_text = counted(len(trajectory.episode.responses), "response")
+    end_text = "was ended by it" if trajectory.done else "was ended by the limits of rl.episode"
+    trial = f"environment {rl.environment} was tried with the right answer to {prompt!r}"
+    return f"{trial}: the episode {end_text} after {turns_text}, with a reward of {trajectory.reward:g}"

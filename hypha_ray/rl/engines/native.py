@@ -98,12 +98,12 @@ def choose(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> t
 
     """
     if sampling.temperature:
-        scaled = sampling.vocabulary.known(logits / sampling.temperature)
-        ids = _draw_ids(scaled, uniform, sampling)
+        scaled_logits = sampling.vocabulary.known(logits / sampling.temperature)
+        ids = _draw_ids(scaled_logits, uniform, sampling)
     else:
-        scaled = sampling.vocabulary.known(logits)
-        ids = scaled.argmax(-1)
-    logprobs = torch.log_softmax(scaled, -1)
+        scaled_logits = sampling.vocabulary.known(logits)
+        ids = scaled_logits.argmax(-1)
+    logprobs = torch.log_softmax(scaled_logits, -1)
     return ids, logprobs.gather(1, ids[:, None])[:, 0]
 
 

@@ -57,8 +57,8 @@ class AsyncPlanner:
         """Reasons of each worker's newest plan."""
         self._ends: dict[int, float] = {}
         """Time at which each worker's local round should end, if that was known when it began."""
-        everything = self._local_round_samples(job.num_workers)  # One worker may have to do the work of all.
-        self.plans = WorkerPlans(job, slices, sizes, resume_point, everything + batch_size(job))
+        most_local_samples = self._local_round_samples(job.num_workers)  # One worker may have to do the work of all.
+        self.plans = WorkerPlans(job, slices, sizes, resume_point, most_local_samples + batch_size(job))
         self._validation = ValidationSamples(job, slices, resume_point)
 
     @property
@@ -71,10 +71,10 @@ class AsyncPlanner:
         return -(-self._target * workers // self.size)
 
     def eval_shares(
-        self, round_number: int, members: Sequence[WorkerState], final: bool
+        self, round_number: int, members: Sequence[WorkerState], is_final: bool
     ) -> dict[int, tuple[Span, ...]]:
         """Each worker's share in the evaluation of the weights that a round begins with; empty if none is due."""
-        if not self._validation.is_due(round_number, final):
+        if not self._validation.is_due(round_number, is_final):
             return {}
         return self._validation.shares(members)
 

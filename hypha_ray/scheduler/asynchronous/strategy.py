@@ -325,8 +325,8 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
 
     def _is_idle(self, worker: int) -> bool:
         slot = self._roster.slots[worker]
-        occupied = worker in self.training.rounds or self.queue.holds(worker)
-        return slot.working and not occupied and not slot.excluded
+        is_occupied = worker in self.training.rounds or self.queue.holds(worker)
+        return slot.working and not is_occupied and not slot.excluded
 
     def _share(self, member: WorkerState) -> tuple[Span, ...]:
         """Evaluation share of a worker, if the newest weights are the ones to evaluate."""

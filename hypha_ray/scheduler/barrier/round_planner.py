@@ -100,20 +100,20 @@ class RoundPlanner:
 
         The weights due in the round are evaluated if they, or versions skipped since the round before, are to be.
         """
-        final = self.plans.is_over(round_number)
+        is_final = self.plans.is_over(round_number)
         weights_version = self.due(round_number)
-        shares = self._eval_shares(round_number, members, final)
+        shares = self._eval_shares(round_number, members, is_final)
         equal_batches = self._equal_in(round_number)
-        target = 0 if final else self._target_samples(round_number, members)
+        target = 0 if is_final else self._target_samples(round_number, members)
         paces = paces_at_start(members, bool(shares), equal_batches)
         exact = allocation = plan_batches(paces, target)
         if not equal_batches:
             allocation = plan_batches(cautious(members, paces, exact), target)
         self._basis = _Basis(members, exact, allocation, bool(shares), equal_batches)
-        is_predictable = round_number > 0 and not final and not equal_batches
+        is_predictable = round_number > 0 and not is_final and not equal_batches
         predicted_s = allocation.finish_s if is_predictable else None
         opened_round = BarrierRound(round_number, started_at, predicted_s, weights_version, target, shares)
-        opened_round.progress = None if final else self.plans.round_sizes.progress(round_number, target)
+        opened_round.progress = None if is_final else self.plans.round_sizes.progress(round_number, target)
         new_samples = self._new_samples(members, allocation, target)
         self._workers_ahead = 0
         unplanned_samples = sum(new_samples.values())
@@ -129,7 +129,7 @@ class RoundPlanner:
                 "ahead": member.overlap_spans,
                 "progress": opened_round.progress,
             }
-            plan = Plan(round_number, 0, spans, member.batch_size, share, final=final, **fields)
+            plan = Plan(round_number, 0, spans, member.batch_size, share, final=is_final, **fields)
             commands += self.plans.start(member, plan, newest_version)
             if spans:
                 opened_round.awaiting.add(worker)
@@ -148,12 +148,12 @@ class RoundPlanner:
         return reasons
 
     def _eval_shares(
-        self, round_number: int, members: Sequence[WorkerState], final: bool
+        self, round_number: int, members: Sequence[WorkerState], is_final: bool
     ) -> dict[int, tuple[Span, ...]]:
         """Each worker's share in the evaluation that a round begins with; empty if none is due."""
         weights_version = self.due(round_number)
         oldest = self.due(round_number - 1) + 1 if round_number > self._first_version else weights_version
-        if not any(self._validation.is_due(version, final) for version in range(oldest, weights_version + 1)):
+        if not any(self._validation.is_due(version, is_final) for version in range(oldest, weights_version + 1)):
             return {}
         # A worker that was sent newer weights with all fragments may merge those instead.
         able_members = [member for member in members if (member.full_version or 0) <= weights_version]
@@ -195,9 +195,9 @@ class RoundPlanner:
         """
         worker = member.source.worker
         orphan = current_round.replay_plans.pop(worker, None)
-        final = self.plans.is_over(current_round.number)
+        is_final = self.plans.is_over(current_round.number)
         plan = orphan or Plan(
-            current_round.number, 0, (), member.batch_size, final=final, progress=current_round.progress
+            current_round.number, 0, (), member.batch_size, final=is_final, progress=current_round.progress
         )
         feeds = self.plans.feed_spans(member, (*share, *plan.spans))
         plan = replace(plan, version=0, evaluate=share, **self.plans.standing(member, plan.spans))

@@ -59,7 +59,7 @@ class MLflow:
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         self._client = MlflowClient(uri or f"sqlite:///{self._directory / DATABASE}")
         if self._run is None:  # An earlier start that failed later may have made a run.
-            experiment = self._experiment(local=uri is None)
+            experiment = self._experiment(is_local=uri is None)
             run = self._client.create_run(experiment, run_name=self._name, tags=_tags(Labels.of(config)))
             self._run = str(run.info.run_id)
         parameters = [Param(key, str(value)) for key, value in _leaves(plain(config)) if value is not None]
@@ -90,13 +90,13 @@ class MLflow:
         finally:
             self._client.set_terminated(self._run)
 
-    def _experiment(self, local: bool) -> str:
+    def _experiment(self, is_local: bool) -> str:
         """Identifier of the experiment, which is made if there is none of its name."""
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         experiment = self._client.get_experiment_by_name(name)
         if experiment is not None:
             return str(experiment.experiment_id)
-        artifacts = (self._directory / "mlflow").as_uri() if local else None
+        artifacts = (self._directory / "mlflow").as_uri() if is_local else None
         return str(self._client.create_experiment(name, artifact_location=artifacts))
 
     def _add(self, values: Mapping[str, int | float], step: int) -> None:

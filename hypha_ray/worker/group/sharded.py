@@ -165,7 +165,7 @@ class Team(Protocol):
     def same_for_all(self, *arguments: Any) -> list[tuple[Any, ...]]:
         """Return the same arguments for each of them."""
 
-    def call(self, name: str, each: Sequence[tuple[Any, ...]]) -> None:
+    def call(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> None:
         """Call a method of all followers, each with arguments of its own, once earlier calls are done."""
 
     def replies(self, limit_s: float | None = None) -> list[Any]:

@@ -109,9 +109,9 @@ def test_report_counts_targets_and_shows_one_though_sources_are_as_long(tmp_path
     manifest = run(
         table(tmp_path / "a.jsonl", {"en": "two", "de": "owt"}, {"en": "ten", "de": "net"}), tmp_path / "out"
     )
-    found = lengths_of(tmp_path / "out", manifest, pairs=True)
+    found = lengths_of(tmp_path / "out", manifest, are_pairs=True)
     assert (found.tokens, found.scored) == (8, 8)
-    shown = marked(sample_of(tmp_path / "out", manifest, pairs=True), coloured=False).plain
+    shown = marked(sample_of(tmp_path / "out", manifest, are_pairs=True), coloured=False).plain
     assert shown in ("two</s>«owt</s>»", "ten</s>«net</s>»")
 
 

@@ -73,7 +73,7 @@ def test_saved_model_has_a_card_that_tells_what_it_is_and_nothing_of_the_machine
 
 def test_card_of_an_adapter_names_the_base_of_a_hub(corpus: Path) -> None:
     job = Job.model_validate({"model": {"lora": {"rank": 4}}})
-    text = card(job, in_folder(corpus).manifest, 2, {"loss": 1.5}, "owner/base", adapter=True)
+    text = card(job, in_folder(corpus).manifest, 2, {"loss": 1.5}, "owner/base", has_adapter=True)
     described = ModelCard(text).data
     assert described.library_name == "peft"
     assert described.base_model == "owner/base"

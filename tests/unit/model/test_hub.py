@@ -143,10 +143,10 @@ def test_fetch_offline_with_filled_cache_needs_no_hub(
     hub: type[Hub], saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.files = serve(saved)
-    fetch("owner/tiny", None, None, weights=True)
+    fetch("owner/tiny", None, None, needs_weights=True)
     hub.asked.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert (fetch("owner/tiny", None, None, weights=True) / "model.safetensors").is_file()
+    assert (fetch("owner/tiny", None, None, needs_weights=True) / "model.safetensors").is_file()
     assert hub.asked == []
 
 
@@ -157,13 +157,13 @@ def test_fetch_offline_with_half_filled_cache_raises(
     fetch("owner/tiny", None, None)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(HubError, match="HUB003"):
-        fetch("owner/tiny", None, None, weights=True)
+        fetch("owner/tiny", None, None, needs_weights=True)
 
 
 def test_fetch_hub_repository_with_pickled_weights_only_raises(hub: type[Hub], saved: Path) -> None:
     hub.files = serve(saved, "model.safetensors", **{"pytorch_model.bin": b"pickle"})
     with pytest.raises(CheckpointError, match=r"SEC003.*owner/tiny has no safetensors weights") as caught:
-        fetch("owner/tiny", None, None, weights=True)
+        fetch("owner/tiny", None, None, needs_weights=True)
     assert caught.value.exit_code == 5
 
 
@@ -230,10 +230,10 @@ def test_fetch_file_instead_of_folder_raises(saved: Path) -> None:
 
 
 def test_fetch_local_folder_is_taken_as_it_is(saved: Path) -> None:
-    assert fetch(str(saved), None, None, weights=True) == saved
+    assert fetch(str(saved), None, None, needs_weights=True) == saved
 
 
 def test_fetch_local_folder_with_pickled_weights_only_names_them(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
     with pytest.raises(CheckpointError, match=r"SEC003.*got pytorch_model.bin"):
-        fetch(str(tmp_path), None, None, weights=True)
+        fetch(str(tmp_path), None, None, needs_weights=True)
