@@ -100,7 +100,7 @@ class TrialProcesses:
     """Runs trials, each in a process of its own. All are forked from a server process, which loads the libraries.
 
     Args:
-        most_bytes: physical memory of a trial beyond which it is ended; None: it is not looked at.
+        most_bytes: physical memory of a trial beyond which it is ended; None: memory isn't watched.
         check: raises when the worker is to end.
 
     """

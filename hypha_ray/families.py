@@ -34,7 +34,7 @@ class Family:
     trial: str | None = None
     """Function of a name and its options that tries a member on a small example, as ``package.module:function``."""
     unknown: str = "PLG001"
-    """Code of the error of a name that there isn't."""
+    """Code of the error of an unknown name."""
     unloadable: str = "PLG002"
     """Code of the error of a member that can't be loaded or used."""
 

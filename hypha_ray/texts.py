@@ -1,10 +1,10 @@
-"""Texts for people: without the secrets of URLs, and with numbers beside their nouns.
+"""Texts for users: without the secrets of URLs, and with numbers beside their nouns.
 
     sftp://me:s3cret@backup/runs      sftp://me:***@backup/runs
     https://hub.example/x?token=abc   https://hub.example/x?token=***
 
 A user's name alone stays, for most servers want one; but of a web server it is a token as often as not. A URL that was
-taken for a path has lost a slash, and is one all the same.
+handled as a path has lost a slash, and counts as a URL nevertheless.
 
 Records and names of files count rounds from zero; consoles, errors and options count them from one.
 """

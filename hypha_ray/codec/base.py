@@ -113,7 +113,7 @@ class Encoder(Protocol):
     """Encoder of a sender's payloads of one fragment, round after round."""
 
     residual: Flat
-    """Encoding error so far, by group, which later payloads make up for."""
+    """Encoding error so far, by group, which is added to later payloads."""
 
     def encode(self, values: Flat, theta: Flat | None, is_last: bool = False) -> tuple[Flat, Quality]:
         """Encode a round's result.

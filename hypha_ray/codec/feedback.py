@@ -29,8 +29,8 @@ def blocks(elements: int, block: int = BLOCK) -> Iterator[slice]:
 def tensors(flat: Flat) -> dict[str, torch.Tensor]:
     """View arrays as tensors, without a copy.
 
-    Ray's arrays are read-only and shared by all readers on a node. Torch has no read-only tensors: it warns, and would
-    write all the same. So the caller must not write into tensors of arrays that aren't its own.
+    Ray's arrays are read-only and shared by all readers on a node. Torch has no read-only tensors: it warns, and writes
+    nevertheless. So the caller must not write into tensors of arrays that aren't its own.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)

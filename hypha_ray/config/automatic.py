@@ -58,7 +58,7 @@ COMPILE_LAYER_S = 2.0
 LAYERS_SHARE = 0.9
 """Estimated part of what compiling saves that compiled layers and a compiled loss save."""
 LAYERS_S = 4.0
-"""Estimated seconds that compiling the layers takes, however many there are, and the loss."""
+"""Estimated seconds to compile the layers and the loss; the number of layers has no influence."""
 CHUNK: Final = 1 << 24
 """Number of logits of a chunk of the fused loss; chunks of a batch with fewer would save little."""
 
@@ -230,7 +230,7 @@ def settings_of(job: Job) -> dict[str, Value]:
 
 
 def settings_told(job: Job) -> tuple[dict[str, Value], dict[str, str]]:
-    """Return a worker's settings and the reasons of chosen ones; none in reinforcement learning, which has its own."""
+    """Return a worker's settings, with reasons for chosen ones; none in reinforcement learning, which has its own."""
     if job.rl.algorithm is not None:
         return {}, {}
     return settings_of(job), dict(job.reasons)

@@ -47,11 +47,11 @@ _results: list[TextIO] = []
 SILENCE_S = 60.0
 """Longest silence of a command that is at work, in seconds, if its output isn't a terminal."""
 SHORT_S = 0.8
-"""Seconds that a phase has to last before it is said: a command that ends at once prints only its result or error."""
+"""Seconds that a phase has to last before its line is printed, so a quick command prints only its result or error."""
 CODE = 2
 """Exit code of such a library."""
 _TRIED = "_HYPHA_RAY_BEGUN_ANEW"
-"""Variable of the environment that a process has which begins anew; its children don't."""
+"""Environment variable of a process that has started itself anew; its children don't have the variable."""
 INTERRUPTED = 130
 _TABLE = Path(__file__).with_name("error_codes.toml")
 _BEGIN = "<!-- codes: made by hypha_ray.config.entry_point -->"
@@ -100,7 +100,7 @@ def write_result(option: str, file: Path, content: str | bytes) -> None:
 
 
 def require_writable(option: str, file: Path | None) -> None:
-    """Refuse a file for a result that comes late; None is no file.
+    """Refuse a file that can't be written, before the result that it is for is computed; None: no file.
 
     Raises:
         ConfigError: CFG008, the file can't be written.
@@ -209,8 +209,9 @@ class Phases:
         stream: where to write; default: standard error.
         began_s: monotonic time at which the command began; default: when this process did.
         clock: monotonic seconds.
-        silence_s: seconds after which a phase that goes on is said again.
-        short_s: seconds after which a phase is said; those of the first one count from the beginning of the command.
+        silence_s: seconds after which the line of a phase that goes on is printed again.
+        short_s: seconds after which a phase's line is printed; for the first phase they count from the command's
+            beginning.
 
     """
 
@@ -245,11 +246,11 @@ class Phases:
         self._heartbeat.restart(max(0.0, wait_s))
 
     def update(self, text: str) -> None:
-        """Change the words for the phase that goes on, which are said after a silence."""
+        """Change the text about the present phase, which is printed after a silence."""
         self._text = text
 
     def end(self) -> None:
-        """End the last phase without a word."""
+        """End the last phase, and print nothing."""
         if self._heartbeat is not None:
             self._heartbeat.stop()
             self._heartbeat = None

@@ -85,7 +85,7 @@ class Metric(NamedTuple):
 
 
 class Alert(Table):
-    """Condition on a metric, and what is told of it when it holds."""
+    """Condition on a metric, and the channels that report it while it holds."""
 
     required = ("metric", "op", "value")
     metric: str | None = Field(
@@ -133,7 +133,7 @@ def find_metric(name: str) -> Metric | None:
 
 
 def nearest_metric(name: str) -> str | None:
-    """Return the name that was probably meant; None if none is near."""
+    """Return the most similar name; None if no name is similar."""
     names = [*DERIVED, *ROUND_FIELDS, *TASK_FIELDS, *PREFERENCE_FIELDS, *EVAL_FIELDS, *STEP_FIELDS, *SHARES, "pass@1"]
     prefix, slash, field = name.partition("/")
     if not slash or prefix not in RECORD_KINDS:

@@ -26,7 +26,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 MACHINES_AT_MOST = 100_000
-"""Most machines of a fleet, ten times as many as a simulation of five minutes has."""
+"""Largest number of machines of a fleet: ten times as many as can be simulated in five minutes."""
 FleetSize = Annotated[int, Field(ge=1, le=MACHINES_AT_MOST)]
 
 

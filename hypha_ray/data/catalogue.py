@@ -308,7 +308,8 @@ class UrlFolder:
     def create(self, name: str, content: bytes) -> bool:
         """Write a file unless it is there; whether it was written.
 
-        Of two processes at once, one alone writes it, if the store has conditional writes as S3 and GCS have.
+        If two processes try at once, only one writes it, provided that the store has conditional writes, as S3 and GCS
+        do.
         """
 
         def create(fs: Any, path: str) -> bool:

@@ -48,7 +48,7 @@ def byte_tokenizer(spare: int = _SPARE) -> Any:
 
 
 def as_fast(tokenizer: Any) -> Any:
-    """A fast tokenizer with the ids and the end of a ByT5 tokenizer, which is written in Python; any other as it is."""
+    """A fast tokenizer with the ids and the end of a ByT5 tokenizer, which is written in Python; others unchanged."""
     from tokenizers.processors import TemplateProcessing
     from transformers import ByT5Tokenizer
 

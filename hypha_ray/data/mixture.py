@@ -44,7 +44,7 @@ def mixed(manifests: Sequence[Manifest]) -> Manifest:
 
 
 def identities(manifest: Manifest) -> list[str]:
-    """Identity of each dataset of a mixture, in its order; of one dataset its own."""
+    """Identity of each dataset of a mixture, in its order; a single dataset has its own identity."""
     slices: dict[int, list[SliceInfo]] = {}
     for info in manifest.slices:
         dataset = dataset_of(info.index)

@@ -1,4 +1,4 @@
-"""Report on a prepared dataset of tokens, for people: lengths of its samples, and one of them as text."""
+"""Text about a prepared dataset of tokens: lengths of its samples, and one sample as text."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class DataSource:
         return preprocessor is None or same_tokens(model, self.folder / (preprocessor.folder or ""))
 
     def require_tokens_of(self, model: Path) -> None:
-        """Refuse a saved model of other tokens than the dataset's numbers are.
+        """Refuse a saved model whose tokens differ from those of the dataset.
 
         Raises:
             DataError: DATA023, it is one.

@@ -200,7 +200,7 @@ class EpochSamples:
 
 
 def with_rounds(job: Job, manifest: Manifest, directory: RunDirectory | None) -> Job:
-    """The job with the number of rounds that its epochs take, those included that its run has; others as they are.
+    """The job with the number of rounds that its epochs take, rounds of its run included; without epochs unchanged.
 
     Args:
         job: the job.

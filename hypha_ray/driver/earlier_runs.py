@@ -66,7 +66,7 @@ _OF_NO_PACE: tuple[KeyPath, ...] = (
 )
 """Keys whose values change no round's time."""
 _OF_RATES = ("learning_rate", "momentum", "weight_decay", "betas", "epsilon", "schedule", "clip_norm", "total_steps")
-"""Last keys of settings of optimizers that are numbers of a step, whatever they are."""
+"""Last parts of optimizer keys whose values change a step's result, but not its time."""
 _OF_RESPONDERS: tuple[KeyPath, ...] = (
     ("rl", "model_workers"),
     ("rl", "generators"),

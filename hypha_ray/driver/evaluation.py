@@ -1,4 +1,4 @@
-"""Evaluation of a saved model on a prepared dataset: loss and what it amounts to, or rewards of its answers to prompts.
+"""Evaluation of a saved model on a prepared dataset: the loss and what follows from it, or rewards of answers.
 
 The model is a folder, or a run by its name or directory.
 
@@ -297,7 +297,7 @@ class ModelCase(NamedTuple):
 
     folder: Path
     job: Job | None
-    """Job of the run that saved it; None: it lies in no run."""
+    """Job of the run that saved it; None: it isn't in a run directory."""
 
     def metrics(self, request: EvaluationRequest) -> list[str]:
         """Return the names of further figures: those of a request, otherwise those of the run."""
@@ -309,7 +309,7 @@ class ModelCase(NamedTuple):
 def score_samples(
     request: EvaluationRequest, model: ModelCase, source: DataSource, infos: Sequence[SliceInfo], begin: Begin
 ) -> tuple[str, dict[str, float]]:
-    """Return model and task, and loss with what it amounts to."""
+    """Return model and task, and the loss with figures that follow from it."""
     with uncollected():
         from hypha_ray.driver.dataset_settings import by_number, preference_task, relabelled, require_fitting_labels
         from hypha_ray.model.build import describe

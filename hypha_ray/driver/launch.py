@@ -407,7 +407,7 @@ def _upload(job: Job, directory: RunDirectory) -> None:
 
 
 def _export_best(job: Job, directory: RunDirectory, source: DataSource) -> None:
-    """Save the model with the best evaluation, and say which it is."""
+    """Save the model with the best evaluation, and print its round."""
     from hypha_ray.store.commit_writer import Evaluations
     from hypha_ray.store.snapshots import rounds
 

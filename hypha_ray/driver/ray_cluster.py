@@ -61,7 +61,7 @@ ROUND_TRIPS = 5
 TRANSFER_BYTES = 16 << 20
 """Size of the object that is sent each way; Ray sends it in several chunks."""
 MOST_NODES = 32
-"""Most nodes that are measured; of a larger cluster, those are."""
+"""Number of nodes that are measured in a larger cluster."""
 _OFF_S = 1.0
 """Difference of clocks that is worth a note, in seconds."""
 _REFUSED_S = 300.0
@@ -263,7 +263,7 @@ class ProbeActor(ListedActor):
 
 
 def cluster_reports() -> Iterator[CheckReport]:
-    """Check the cluster that RAY_ADDRESS names, or that this machine is a node of; without one, say so."""
+    """Check the cluster that RAY_ADDRESS names, or that this machine is a node of; report it if there is none."""
     try:
         with connected("doctor", address_alone=ALONE):
             yield from _connected_reports()

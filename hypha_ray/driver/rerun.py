@@ -53,7 +53,7 @@ _OUTPUTS: frozenset[KeyPath] = frozenset(
 _NAME: KeyPath = ("run", "name")
 _DIR: KeyPath = ("run", "dir")
 _PINNED_TABLES = ("model", "preprocessor", "rl.reward.model")
-"""Tables with a repository of a hub, whose branch may stand for another commit now."""
+"""Tables with a hub repository, whose branch may point to another commit now."""
 _TIME_SUFFIX = re.compile(r"-\d{8}-\d{6}$")
 _LONGEST_STEM = 84
 """Longest beginning of a run's name, in characters, that leaves room for the time."""

@@ -348,7 +348,7 @@ class Run:
         """Let the language model answer a prompt, as `jobs/generate.py` does; the model stays loaded.
 
         Args:
-            prompt: text to answer; without a chat template, to go on from.
+            prompt: text to answer; without a chat template, text to continue.
             round: as for `load_model`.
             max_new_tokens: number of tokens after which the answer is cut off.
             seed: seed of the choices; equal settings give equal answers.

@@ -22,7 +22,7 @@ from hypha_ray.store.directory import RunDirectory, runs
 
 FIX = "give the name or folder of a run, as the job `runs` lists them"
 _MOST_NAMES = 5
-"""Most names that the remedy for a missing run has."""
+"""Largest number of names in the remedy for a missing run."""
 _FIX = "give the name or folder of a run; to begin one, leave --resume out"
 _SOCKET = "ray/session_2000-01-01_00-00-00_000000_{pid}/sockets/plasma_store"
 """Longest path of a socket that Ray makes in its temporary folder."""

@@ -316,7 +316,7 @@ def data_changes(dataset: RunDataset, job: Job) -> Iterator[str]:
 
 
 def _manifest_of(job: Job) -> Manifest:
-    """Manifest of a job's dataset, wherever it lies.
+    """Manifest of a job's dataset, from a folder, a URL or a data node.
 
     Raises:
         HyphaError: there is none, or it can't be reached.

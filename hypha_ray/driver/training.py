@@ -369,7 +369,7 @@ def require_settings(function: str, given_names: Iterable[str], known_names: Col
 
 
 def require_callbacks(callbacks: object) -> None:
-    """Refuse callbacks that can't be told of anything.
+    """Refuse callbacks without the methods of `Callback`.
 
     Raises:
         ConfigError: CFG002, they are no list, or one of them lacks a function.

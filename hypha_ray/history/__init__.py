@@ -1,1 +1,1 @@
-"""Runs as their directories tell of them: lists, accounts and comparisons, without Ray and without torch."""
+"""Runs, as read from their directories: lists, accounts and comparisons, without Ray and without torch."""

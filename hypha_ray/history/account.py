@@ -310,7 +310,7 @@ def _values(records: Sequence[Record], name: str) -> list[float]:
 
 
 def _data(run: RunFiles, figures: Record) -> str:
-    """Samples, tokens and epochs; of a mixture each dataset has epochs of its own, and none is shown."""
+    """Samples, tokens and epochs; the datasets of a mixture have epochs of their own, which aren't shown."""
     samples = si(figures["samples"])
     parts = [counted(samples, "sample")]
     if figures["tokens"]:

@@ -1,4 +1,4 @@
-"""State and figures of runs, read from their directories: no run is asked, and none is changed.
+"""State and figures of runs, read from their directories without a call to the runs.
 
 A run is a folder with the job file that its start has written. Its state is
 
@@ -202,7 +202,7 @@ def committed_rounds(folder: Path) -> int:
 
 
 def progress_of(committed_rounds: int, total_rounds: int | None, recorded_rounds: int) -> str:
-    """Return a run's rounds for people, with those that its figures are of, if some of them aren't committed."""
+    """Return a text about a run's rounds: the committed ones, and those with figures if they are more."""
     text = f"{committed_rounds} of {text_of(total_rounds, absent='?')} rounds"
     if recorded_rounds > committed_rounds:
         text += f", figures of {recorded_rounds}"

@@ -272,7 +272,7 @@ def _present(line: Line) -> list[float]:
 
 
 def _summary(line: Line, unit: Unit) -> str:
-    """Text about a curve: its first value, its last one, and between which it lies."""
+    """Text about a curve: its first and last values, and its least and greatest ones."""
     present_values = _present(line)
     if not present_values:
         return line.label

@@ -254,7 +254,7 @@ def _cells(tag: str, texts: Iterable[str]) -> str:
 
 
 def _event_text(event: Record) -> str:
-    """Text about an event: the console's if that tells of such events, otherwise its fields."""
+    """Text about an event: the console's line if there is one for its kind, otherwise its fields."""
     kind = str(event.get("kind"))
     if kind == "problem" and "text" in event:
         return str(event["text"])
@@ -402,7 +402,7 @@ def _names(provenance: Record) -> Iterator[str]:
 
 
 def _nodes(events: Iterable[Record]) -> Iterator[str]:
-    """Names and addresses of the machines that events tell of."""
+    """Names and addresses of the machines in events."""
     for event in events:
         if event.get("kind") == "lease":
             yield str(event.get("node") or "")

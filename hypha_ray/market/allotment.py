@@ -3,7 +3,7 @@
     standings of runs, Ray's table of leases, nodes ──► allot ──► for each run: a quota, and leases to hand back
 
 It never leases anything: Ray's table of placement groups is the only account of what is taken, and a run makes its own
-groups. So nothing is granted twice, and a new auction knows all once the runs have spoken again.
+groups. So nothing is granted twice, and a new auction knows everything once each run has called again.
 
 Machines of a cluster during one ruling of the auction: what they offer for each need, and what is free there.
 

@@ -1,8 +1,8 @@
 """The auction: its actor, which hears the standing of each run and answers with a ruling, and a run's side of it.
 
-Without an open auction all this costs one look-up. One may end at any time: leases stay, and the next one knows all
-once each run has spoken again. There is one ruling on all runs a second at most, and answers come from memory until the
-next:
+Without an open auction all this costs one look-up. An auction may end at any time: leases stay, and the next auction
+knows everything once each run has called again. There is one ruling on all runs a second at most, and answers come from
+memory until the next:
 
 of(run) ──► from memory, if the run was ruled on within the last second
 └─────► otherwise the next ruling on all runs, at the earliest a second after the last one
@@ -35,21 +35,21 @@ from hypha_ray.market.requirements import NodeResources, worker_needs
 CHECK_S = 5.0
 """Seconds between two checks for silent runs."""
 SILENT_S = 10.0
-"""Seconds of silence after which a run's wishes are forgotten; it speaks every two seconds."""
+"""Seconds without a call after which a run's standing is forgotten; runs call every two seconds."""
 TTL_S = 60.0
 """Seconds of silence after which a run's leases are to be ended; a scheduler is replaced in less."""
 RULING_S = 1.0
-"""Least time in seconds from one ruling to the next, and the age up to which one is told."""
+"""Least time in seconds between two rulings, and the largest age of a ruling that is an answer."""
 AUCTION = "market"
 """Name of the auction in the namespace of what belongs to no run."""
 ATTEND_S = 5.0
 """Longest wait in seconds for a ruling."""
 PATIENCE = 2
-"""Waits in vain, one after the other, after which the auction's process is replaced."""
+"""Number of successive waits without an answer after which the auction's process is replaced."""
 
 
 class Attendance:
-    """Keeps the latest standing of each run that speaks; times are monotonic seconds, passed in.
+    """Keeps the latest standing of each run that calls; times are monotonic seconds, passed in.
 
     Args:
         now: time of the first check.
@@ -154,7 +154,7 @@ class Auction(ListedActor):
         runs_with_terms = {entry.run for entry in lease_entries() if entry.agreement is not None}
         self._attendance = Attendance(time.monotonic(), runs_with_terms, ttl_s)
         self._lock = Lock()
-        """Guards attendance, and the runs that have spoken since the last ruling began."""
+        """Guards attendance, and the runs that have called since the last ruling began."""
         self._new_runs = set[str]()
         self._rulings = Rulings(self._rule)
         self._demand: list[dict[str, float]] | None = None
@@ -194,7 +194,7 @@ class Auction(ListedActor):
         return rulings
 
     def _forget_ended(self, new_runs: Collection[str] = ()) -> None:
-        """Forget runs that have no actors any more; those that have just spoken have some."""
+        """Forget runs without actors; runs that have just called have actors."""
         runs_with_actors = {actor["namespace"] for actor in list_named_actors(all_namespaces=True)}
         with self._lock:
             self._attendance.forget_all_but(runs_with_actors.union(new_runs, self._new_runs))
@@ -259,7 +259,7 @@ class AuctionClient:
         self._last = Ruling(0)
         """Last ruling, without leases to hand back."""
         self._timeouts = 0
-        """Number of waits in vain, one after the other."""
+        """Number of successive waits without an answer."""
         self._refusals = 0
         """Successive rulings that leave the run too few workers; one that takes leases counts twice."""
 

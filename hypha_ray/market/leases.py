@@ -1,8 +1,8 @@
 """Leases of machines: the book of those that were granted, and offers on the terms of the machines' owners.
 
-A lease ends by release, or at its expiry if it isn't renewed before. A renewal sets the expiry anew and never adds up;
-a late one is refused, since the resources may be another holder's by then. Times are monotonic seconds, passed in, so
-that no wall clock matters.
+A lease ends by release, or at its expiry if it isn't renewed before. A renewal sets the expiry anew, and two don't add
+up. A late one is refused, since another holder may have the resources. Times are monotonic seconds, passed in, so that
+no wall clock matters.
 
 evaluate(node, terms, request) → Offer | Refusal        pure: every job of a cluster comes to the same answer
 
@@ -271,7 +271,7 @@ def _answer(node: NodeResources, request: LeaseRequest) -> Offer | Refusal:
 
 
 def _objection(terms: Terms, role: str) -> str | None:
-    """Objection of the owner to a role, whatever it pays; None without one."""
+    """Objection of the owner to a role, at any price; None without one."""
     if role not in terms.accepts:
         return f"its owner accepts no {role}"
     if not terms.max_lease_s:

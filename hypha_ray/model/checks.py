@@ -5,7 +5,7 @@ reserve positions for padding, or name a limit without effect, as models with ro
 positions that are looked up limits anything.
 
 A small copy has fewer and narrower layers, with random weights. Most families share the names of their sizes. If a
-family's sizes have to fit each other in another way, a copy can't be built, and the next, larger one is tried.
+family requires other relations of its sizes, a copy can't be built, and the next larger one is tried.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ Compiler: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Function that compiles another one, for one shape of its tensors at a time."""
 Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 ADMITTED_AFTER: Final = 3
-"""Batches of one new shape in a row after which it is compiled, too; a round's last batch is short, and alone."""
+"""Number of successive batches of a new shape after which that is compiled; a round's short last batch comes alone."""
 _COMPILERS: Final = ("cc", "gcc", "clang")
 _TRIED_TOKENS: Final = 16
 """Number of tokens of a sequence on which the fused loss is tried."""

@@ -145,7 +145,7 @@ def shifted_cross_entropy(
     """Return the mean cross entropy of each label given the logits one position earlier.
 
     Logits of a prefix that has no labels, such as an image's patches, are skipped. With a head, hidden states are in
-    the place of logits. Without one, `token_loss` may stand for `token_cross_entropy`.
+    the place of logits. Without a head, `token_loss` may replace `token_cross_entropy`.
 
     Raises:
         ConfigError: there are fewer logits than labels.

@@ -1,6 +1,6 @@
 """Folder of a trained model for `from_pretrained`: written with its task in a file, and opened for evaluation.
 
-Release 5 of transformers renamed settings, which release 4 ignores without a word. For it a folder is rewritten:
+Release 5 of transformers renamed settings, which release 4 ignores silently. For it a folder is rewritten:
 
 rope_parameters                 ──► rope_theta, rope_scaling, partial_rotary_factor, rope_local_base_freq
 tokenizer_class of release 5    ──► PreTrainedTokenizerFast

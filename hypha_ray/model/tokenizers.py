@@ -293,7 +293,7 @@ class Vocabulary:
     size: int | None = None
     """One more than the largest id; None: each row of a model is a token."""
     gaps: tuple[int, ...] = ()
-    """Smaller ids that stand for nothing."""
+    """Smaller ids without a token."""
 
     def __contains__(self, token: int) -> bool:
         return token >= 0 and (self.size is None or token < self.size) and token not in self.gaps
@@ -308,7 +308,7 @@ class Vocabulary:
         return logits.index_fill(-1, torch.tensor(self.gaps, device=logits.device), _NEVER)
 
     def unknown(self, rows: int) -> list[int]:
-        """Return the ids of a model with that many rows that stand for nothing."""
+        """Return the ids without a token, for a model with that many rows."""
         if self.size is None:
             return list(self.gaps)
         return [*self.gaps, *range(self.size, rows)]

@@ -133,7 +133,7 @@ class Inner:
 
         Args:
             norm: result of `norm`, if it is known.
-            skipped: float32 scalar on the device: if it is 1, parameters and state don't change; if it is 0 they do.
+            skipped: float32 scalar on the device: 1 leaves parameters and state as they are, 0 is a usual step.
                 None: they change. Only optimizers with `skips` take it.
 
         """

@@ -47,7 +47,7 @@ class Step:
     bad: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 3), np.int64))
     """Keys, as `Samples.keys`, of samples that were left out because loss or gradient weren't finite."""
     shown: tuple[Mapping[str, Any], ...] = ()
-    """Records of a few responses, for people to read."""
+    """Records of a few responses, to be shown."""
     revived: tuple[int, ...] = ()
     """Numbers of the model workers that have died and were replaced since the batch before."""
     problems: tuple[str, ...] = ()

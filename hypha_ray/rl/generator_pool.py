@@ -72,7 +72,7 @@ class SharedWeights(NamedTuple):
     version: int
     """Number of batches that the worker had trained on."""
     handle: Any
-    """Handle by which generators get them; None if none is to get them."""
+    """Handle by which generators get them; None: generators need none."""
 
 
 @dataclass(frozen=True)

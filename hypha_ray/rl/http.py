@@ -142,9 +142,9 @@ def call(
         most_bytes: most bytes of the answer.
 
     Raises:
-        Unreachable: no answer, or a status that tells of trouble on the other side.
+        Unreachable: no answer, or a status that means an error of the server.
         TooLate: no whole answer in time.
-        Refused: a status that tells of a wrong request, or an answer that is too long, elsewhere, or not JSON.
+        Refused: a status that means a wrong request, or an answer that is too long, elsewhere, or not JSON.
 
     """
     body: bytes | None = None

@@ -44,7 +44,7 @@ class ModelInputs:
         tasks: functions of single tasks.
 
     Raises:
-        ConfigError: RWD007, the tokenizer has no chat template, and one is wanted.
+        ConfigError: RWD007, the tokenizer lacks the chat template that the settings ask for.
 
     """
 

@@ -18,7 +18,7 @@ _MAX_WORKS = 256
 KNOWN_ROUNDS = 4
 """Number of rounds whose hashes are kept; commits lag behind by one or two."""
 MAX_CRASHES = 5
-"""Workers in a row of every slot that may crash without a contribution."""
+"""Number of successive crashes in every slot, without a contribution, that a run survives."""
 
 
 class LossBook:

@@ -1,7 +1,7 @@
 """Sizes of rounds, and correction of a round's plans while it runs, from what workers have reported.
 
-A worker in the midst of a batch delivers that batch whatever it is told, so the batch counts as certain. A worker whose
-end is near may miss a longer plan, so its plan is kept. The others share the samples that are missing.
+A worker that has begun a batch delivers it even if its plan becomes shorter, so the batch counts as certain. A worker
+whose end is near may miss a longer plan, so its plan is kept. The others share the samples that are missing.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ class _Remainder:
     """Rest of each worker's work in a round."""
 
     certain: Counts
-    """Number of further batches that a worker does whatever it is told."""
+    """Number of further batches that a worker does even if its plan becomes shorter."""
     closed: npt.NDArray[np.bool_]
     """Whether its plan is kept."""
     finish_s: Floats

@@ -2,8 +2,8 @@
 
     Waiting ──begin──► Training ──deltas in──► Reducing ──weights of the next round──► Waiting … ──► Evaluating
 
-Each state holds its evidence. Without a barrier deltas are reduced while others train: `Training` is followed by
-`Waiting`.
+Each state holds the data that it needs. Without a barrier deltas are reduced while others train: `Training` is followed
+by `Waiting`.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def choose(circumstances: Circumstances, limits: Limits, most_overhead: float) -
 
 
 def sufficient_scale(circumstances: Circumstances, limits: Limits, most_overhead: float) -> float | None:
-    """Factor of all rates with which the last step would suffice, to 1 %; None if no link would do."""
+    """Factor of all rates with which the last step would suffice, to 1 %; None if no factor suffices."""
 
     def suffices(factor: float) -> bool:
         link = circumstances.link.scaled(factor)

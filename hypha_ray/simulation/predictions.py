@@ -249,7 +249,7 @@ def _in_both(fit: Calibration, result: SimulationResult) -> Iterator[tuple[Actua
 
 
 def best(predictions: Sequence[Prediction], deadline_s: float | None, budget: float | None) -> Prediction | None:
-    """The fastest prediction within the limits, or with a deadline and prices the cheapest; None if none is within."""
+    """The fastest prediction within the limits, or with a deadline and prices the cheapest; None if all exceed them."""
     within: list[Prediction] = []
     for prediction in predictions:
         if prediction.keeps(deadline_s, budget):

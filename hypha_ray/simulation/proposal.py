@@ -136,7 +136,7 @@ class Proposal:
     value: Any
     reason: str
     evidence: tuple[str, ...] = ()
-    """Measured figures, each with its source; none if arithmetic alone speaks for the value."""
+    """Measured figures, each with its source; none if the value follows from arithmetic alone."""
 
     def as_json(self) -> dict[str, Any]:
         """The proposal as plain values."""

@@ -46,7 +46,7 @@ _KILL: Final = re.compile(r"worker\.step(?::(?P<worker>\d+))?=kill@(?P<hits>\d+(
 SITE = "run"
 """Name of the site of all machines of a run."""
 SHORTEST_S = 1e-6
-"""Seconds that stand for no time in a scenario, whose times are above 0."""
+"""Seconds that replace a time of 0 in a scenario, whose times are above 0."""
 FLOAT32_BYTES = 4
 
 

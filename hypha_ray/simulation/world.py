@@ -32,7 +32,7 @@ from hypha_ray.types import Commit, Contribution, Event, Saved, Source, Verdict
 Action: TypeAlias = Callable[[], None]
 """Something that happens at a time."""
 DueAction: TypeAlias = tuple[float, int, Action]
-"""Action behind its time and its number in the order of calls, by which it is sorted."""
+"""Time of an action, its number in the order of calls, and the action itself; sorted in this order."""
 
 SPAN_S = 1 / 64
 """Seconds of a span of time whose actions are sorted together; a power of two, so that divisions by it are exact."""

@@ -106,7 +106,7 @@ class CommitWriter:
                 number in `inner`.
 
         Returns:
-            The record, and a warning if something couldn't be written: what, the missing space, and what to do.
+            The record, and a warning if something couldn't be written: its name, the missing space, and a remedy.
 
         Raises:
             CheckpointError: the round is not the next one, nor the newest one with the same outcome.

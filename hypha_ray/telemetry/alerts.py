@@ -49,7 +49,7 @@ class Notice(NamedTuple):
 
     @property
     def text(self) -> str:
-        """One line for people, which counts rounds from one."""
+        """One line of text, which counts rounds from one."""
         subject = str(self.alert.metric)
         if self.worker is not None:
             subject += f" of worker {self.worker}"
@@ -147,7 +147,7 @@ class AlertWatch:
                 return value <= limit
 
     def notice(self, now: float, round: int | None) -> Notice | None:
-        """Return the notice that is due, once; None if none is."""
+        """Return the notice that is due, once; None without one."""
         if self.is_firing and not self._streaks and self._last_well is not None:
             self.is_firing = False
             worker, value, limit = self._last_well

@@ -15,7 +15,7 @@ START_S = 30.0
 LONGEST = 200
 """Most characters of a reason; events.jsonl has all of it."""
 PROBLEMS = 5
-"""Most problems reported within a window; of further ones only the number is."""
+"""Largest number of problems reported within a window; further problems are only counted."""
 REMEMBERED = 1000
 """Number of problems that are remembered, to report each only once."""
 NAMES = 8

@@ -314,7 +314,7 @@ def recorded_bytes(directory: Path) -> dict[str, int]:
 
 
 def recorded_summary(directory: Path) -> Record | None:
-    """Return summary.json; None without one, and if a record was written since: then it tells of an earlier attempt.
+    """Return summary.json; None without one, or if a later record shows that it is of an earlier attempt.
 
     Raises:
         OSError: a file can't be read.

@@ -37,7 +37,7 @@ class _Merge:
 
 @dataclass(frozen=True, slots=True)
 class _Cycle:
-    """Time from a worker's delta before to this one, undecided until the delta is."""
+    """Time from a worker's previous delta to this one, undecided until this one is accepted or rejected."""
 
     round: int
     spent: FleetTime
@@ -51,7 +51,7 @@ class _SlotTime:
     since: float
     """Time up to which all is accounted for."""
     hired: bool = False
-    """Whether there is a worker, or one is looked for."""
+    """Whether there is a worker, or a search for one."""
     has_machine: bool = False
     """Whether there is a machine at present."""
     counted: bool = False
@@ -183,7 +183,7 @@ class TimeBook:
         self._slots[worker].evaluated_s += seconds
 
     def deliver(self, worker: int, delta: Delta, now: float) -> None:
-        """Record a delta: all since the worker's event before it is accounted for."""
+        """Record a delta, and account for the time since the worker's previous event."""
         slot = self._slots[worker]
         if any(cycle.round == delta.round for cycle in slot.cycles):  # Its first delta of the round was discarded.
             self.discard(worker, delta.round)
@@ -330,7 +330,7 @@ class TimeBook:
 
         Args:
             slot: account of the worker.
-            rest_s: seconds in which it neither trained nor evaluated; if it hasn't measured its last wait, that is it.
+            rest_s: seconds in which it neither trained nor evaluated; taken as its last wait if that wasn't measured.
 
         """
         planned_at = -math.inf

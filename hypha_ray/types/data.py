@@ -1,4 +1,4 @@
-"""Samples of a dataset: slices, runs of samples, samples at hand, token rules; and places of a model's tensors."""
+"""Samples of a dataset: slices, runs of samples, samples in memory, token rules; and places of a model's tensors."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class Damaged(RoundEvent):
 
 @record(frozen=True, slots=True)
 class RolloutReport(RoundEvent):
-    """A few of the round's responses with their rewards, as records for people to read."""
+    """A few of the round's responses with their rewards, as records to be shown."""
 
     responses: tuple[Mapping[str, Any], ...]
 

@@ -40,7 +40,7 @@ class TrainWorker(ListedActor):
         job: the job file.
         source: number and incarnation of the worker.
         specials: special tokens or whole tokenizer, as `trainer_of` takes them.
-        samples: some samples of the dataset, with which sizes of batches are tried; None: they aren't.
+        samples: some samples of the dataset, for trials of batch sizes; None: no trials.
 
     """
 

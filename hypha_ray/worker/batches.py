@@ -206,7 +206,7 @@ class Meter:
     _reported_s: float = field(default_factory=time.monotonic)
     """Time of the last report, or of the round's beginning: the scheduler takes longer silence for a slow batch."""
     _timed_s: float = field(default_factory=time.monotonic)
-    """Time at which the batches began that the next report has the time of."""
+    """Time at which the batches of the next report began."""
     _reported: tuple[int, int, int, int, float] = (0, 0, 0, 0, 0.0)
     _timed_from: int = 1
     """Number of batches that aren't timed: the first one of a round is slower (cold caches, merge)."""

@@ -31,7 +31,7 @@ class Throttle:
 
     @property
     def slows(self) -> bool:
-        """Whether the machine is to be slower than it is."""
+        """Whether the machine is to be slowed down."""
         return self._slowdown > 1 or self._least_s > 0
 
     def wait(self, step_s: float) -> None:

@@ -106,7 +106,7 @@ class TrainingLoop:
         keeps_theta = has_payload_failpoint or self._sends_differences or job.sync.overlaps
         self._weights = LocalWeights(self._trainer, self._layout, job.sync.mixing, keeps_theta)
         self._meter_ahead: Meter | None = None
-        """Meter of the round that was begun before its plan and weights arrived; None if none was."""
+        """Meter of a round that was begun before its plan and weights arrived; None without one."""
         self._rejections = 0
         """Number of rejected deltas after which the inner state was reset."""
         self._pending: deque[PendingBatch] = deque()

@@ -110,7 +110,7 @@ class SupervisedTrainer(WholeModel):
         self._input_copies = InputCopies(self.device)
         runs_ahead = mesh is None and job.run.mode != "replay" and self.optimizer.skips
         self._read_figures = reading_from(self.device) if runs_ahead else None
-        """Reader of a step's figures, behind which the host begins further steps; None: each step is waited for."""
+        """Reader of a step's figures, meanwhile the host begins further steps; None: the host waits for each step."""
         is_compiled = job.worker.compile is True
         knows_masks = self._read_figures is not None and not is_compiled
         self._known_masks = KnownMasks(self.model) if knows_masks else None
@@ -257,7 +257,7 @@ class SupervisedTrainer(WholeModel):
     def add_parts(self, parts: Sequence[Samples], summed: bool, idle_count: int = 0) -> Step:
         """Add the gradient of micro-batches, of which the last `idle_count` ones have no weight.
 
-        Those are run all the same, because all processes of a sharded model have to run equally many.
+        Those are run nevertheless, because all processes of a sharded model have to run equally many.
         """
         all_inputs = [self._inputs(part) for part in parts]
         busy_count = len(all_inputs) - idle_count
@@ -367,7 +367,7 @@ class SupervisedTrainer(WholeModel):
         return gradients
 
     def find_damaged(self, batch: Samples) -> npt.NDArray[np.bool_]:
-        """Return which samples have no finite gradient by themselves; if none is such, all are reported."""
+        """Return which samples have no finite gradient by themselves; if all gradients are finite, all samples."""
         damaged = np.zeros(len(batch), np.bool_)
         unscaled = nullcontext() if self.loss_scale is None else self.loss_scale.without()
         self.model.eval()

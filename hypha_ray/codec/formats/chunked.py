@@ -99,7 +99,7 @@ class Chunked(ABC):
         return self
 
     def last(self) -> Chunked:
-        """Return the codec of the last payload of a run, whose encoding error no later one makes up for."""
+        """Return the codec of a run's last payload, whose encoding error no later payload can correct."""
         return self
 
     def downward(self) -> Chunked:

@@ -4,7 +4,7 @@
                                             └─► the rest, shuffled ───────────────► training slices
 
 Tensors: ``input_ids``, ``attention_mask`` and ``labels``, int32 [N, 2, L], padded on the right to the longest sequence.
-A label is the token itself in an answer, otherwise -100. Of two answers the chosen one is first:
+A label is the token itself in an answer, otherwise -100. The chosen answer comes first:
 
     [0]  prompt, chosen answer       or of a judged answer:   prompt, answer
     [1]  prompt, rejected answer                              prompt, answer of another sample

@@ -180,7 +180,7 @@ def _fitting(
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """Figures of a prepared dataset of prompts, for people."""
+    """Figures of a prepared dataset of prompts, as a text."""
 
     different: dict[str, int]
     """Different prompts by split."""

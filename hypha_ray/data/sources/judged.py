@@ -222,7 +222,7 @@ class PreferenceRow(NamedTuple):
     rejected: Chat | None
     """Prompt with the rejected answer; None if the answer was judged."""
     desirable: bool = True
-    """Whether the answer is desirable; of two answers the chosen one is."""
+    """Whether the answer is desirable; of two answers the chosen one is desirable."""
     margin: float | None = None
     """Number by which the chosen answer is better; None without."""
 

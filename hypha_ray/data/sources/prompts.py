@@ -73,7 +73,7 @@ _MOST_DIGITS = 400
 
 
 def problems(name: str, seed: int) -> Iterator[Problem]:
-    """Problems without end; the same seed gives the same ones. Each is drawn anew, so small tasks repeat theirs.
+    """Problems without end; the same seed gives the same ones. Draws are independent, so small tasks repeat problems.
 
     Args:
         name: kind and number of digits, such as ``sort2``; without a number 2 digits, and 1 of sums and remainders.

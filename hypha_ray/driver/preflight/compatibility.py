@@ -126,7 +126,7 @@ def check_rounding(case: Case) -> None:
 
 
 def check_scaled_loss(case: Case) -> None:
-    """Refuse scaled losses for weights of 16 bits: their gradients overflow or vanish all the same."""
+    """Refuse scaled losses for weights of 16 bits: their gradients overflow or vanish nevertheless."""
     half_dtypes = sorted(_trained_dtypes(case) - {"float32"})
     if case.job.worker.autocast == "fp16" and half_dtypes:
         problem = 'worker.autocast = "fp16" trains weights of 32 bits'
@@ -295,7 +295,7 @@ def compare_tokens(case: Case) -> list[str]:
     """Compare the dataset's tokens with the tokenizer in the model's repository.
 
     Returns:
-        A note if they differ: a job may give a model a new vocabulary, though few mean to.
+        A note if they differ: a job may give a model a new vocabulary, but usually it is a mistake.
 
     """
     model, _ = base_of(case.job.model)

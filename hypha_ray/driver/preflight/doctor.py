@@ -76,7 +76,7 @@ class CheckReport:
     node: str = ""
     """Address of the node; empty for this machine, or for the whole cluster."""
     error: type[HyphaError] = ConfigError
-    """Class of the error that a failure amounts to, which has the exit code."""
+    """Error class of a failure, which determines the exit code."""
 
     def as_json(self) -> dict[str, Any]:
         """The fields that users get, with None for an absent remedy or node."""

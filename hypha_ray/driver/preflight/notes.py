@@ -1,6 +1,6 @@
 """Notes about a model before a start: tokens decided differently elsewhere, a reference, and Muon's parameters.
 
-A worker's step on the machines at hand: the settings that it will choose, and its memory.
+A worker's step on the available machines: the settings that it will choose, and its memory.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _ids(begin: tuple[int, ...]) -> str:
 
 
 def reference_notes(job: Job, manifest: Manifest) -> Iterator[str]:
-    """Yield a note if the log-probabilities of a dataset are by another model than training begins with."""
+    """Yield a note if another model than the initial one has computed a dataset's log-probabilities."""
     preference = job.preference
     made_by = manifest.made_by
     if not preference.uses_reference or preference.reference != "dataset" or made_by is None:
@@ -144,7 +144,7 @@ def muon_notes(case: Case) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """Texts about a step of workers, a text for each kind of device at hand."""
+    """Texts about a step of workers, one for each available kind of device."""
 
     settings: list[str] = field(default_factory=list)
     """Settings that are ``auto`` in the job file, as workers will choose them."""
@@ -189,7 +189,7 @@ def _add_new(texts: list[str], added: Iterable[str]) -> None:
 
 
 def _groups_by_device(job: Job, nodes: Sequence[NodeResources]) -> dict[str, list[WorkerGroup]]:
-    """Return the groups of workers on each kind of device at hand, by its name."""
+    """Return the groups of workers on each available kind of device, by its name."""
     groups: dict[str, list[WorkerGroup]] = {}
     for group in job.worker_groups:
         if not group.bridged:

@@ -301,7 +301,7 @@ class Master(Generic[R]):
 
 
 def _amend(buffer: Buffer, replies: Iterable[Reply]) -> None:
-    """Add to a buffer the keys that replies tell of."""
+    """Add the keys in replies to a buffer."""
     for reply in replies:
         assert reply.meta is not None
         buffer.amend(reply.meta, Shard(reply.worker, reply.request))

@@ -214,7 +214,7 @@ class _Episodes:
             raise ConfigError(ENVIRONMENTS.unloadable, problem, reason_of(error), fix=fix) from None
 
     def _result(self, value: Any) -> Any:
-        """Return what a method gave; what a coroutine returns in its place."""
+        """Return a method's result; for a coroutine, the result of running it."""
         if not inspect.isawaitable(value):
             return value
         if self._loop is None:

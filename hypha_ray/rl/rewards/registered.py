@@ -156,7 +156,7 @@ def warm_up() -> None:
 
 
 def _parsed_answer(package: Any, answer: str) -> Any:
-    """Parse a right answer: all of it is mathematics, unless it marks its mathematics itself, or it is prose."""
+    """Parse a right answer: all of it as mathematics, unless it has marks around its mathematics or is prose."""
     texts = [f"${answer}$", answer]
     if _PROSE.search(_COMMANDS.sub("", answer)):
         texts.reverse()

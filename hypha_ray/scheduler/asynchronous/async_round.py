@@ -273,7 +273,7 @@ class ArrivalQueue:
         Args:
             current_round: round that they will belong to.
             since: oldest version that a worker still trains from; None: no worker trains.
-            is_last: whether the run ends with these deltas if all are accepted, however many its last round has.
+            is_last: whether the run ends with these deltas if all are accepted, even if its last round lacks some.
 
         """
         self.reducing = dict(sorted(self.arrived.items()))

@@ -255,7 +255,7 @@ class ReplicaReader:
         node.away_until = time.monotonic() + AWAY_S
 
     def _report(self, node: _Node, reason: str, alternatives: int) -> None:
-        """Report a problem with a data node; another one is read from only if there is one."""
+        """Report a problem with a data node, and whether another one is read instead."""
         text = f"data node {node.replica.name} on {node.replica.address}: {reason}"
         if alternatives:
             text = f"{text}; another one is read from"

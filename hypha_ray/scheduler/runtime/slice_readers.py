@@ -154,7 +154,7 @@ class ShardSlices:
         """Ask one shard after the other for a slice; return a reference to its tensors.
 
         Raises:
-            HyphaError: every read found the slice damaged, it can't be read, or it is another one until patience ends.
+            HyphaError: the slice is damaged in every read, can't be read, or has other samples until patience ends.
 
         """
         deadline = self._patience.deadline()

@@ -117,7 +117,7 @@ class SupervisedActor:
     Args:
         name: name of the actor.
         start: starts a new actor.
-        end: ends an actor, whatever state it is in.
+        end: ends an actor in any state.
         silence_s: longest wait for the answer to a ping; doubled for a successor in the same call, because the
             machine may have been slow.
         start_s: longest start of an actor, in seconds.

@@ -330,7 +330,7 @@ class RoundTraces:
         self._extend(self._reductions.pop(round))
 
     def of_weights(self, version: WeightsVersion) -> int:
-        """Round that weights are sent for: that whose result they are, or the first one, which begins with them."""
+        """Round that a transfer of weights counts for: the one whose result they are, or the first round."""
         return version - 1 if version - 1 in self._spans else version
 
     @contextmanager

@@ -61,7 +61,7 @@ class SinkPlace:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Labels of a run for people: a remark, None without one, and tags."""
+    """Labels of a run: a remark, None without one, and tags."""
 
     notes: str | None
     tags: tuple[str, ...]

@@ -4,9 +4,9 @@
             ├── part 1 ──► gradient ─┼─ sum ──► clip, optimizer step ──► new weights to all processes
             └── part 2 ──► gradient ─┘
 
-Weights, the optimizer's state and everything that is exchanged or saved are in the first process. So codecs,
-fragments, strategies and replay work as in a worker of one process. The others hold a copy of the model and nothing
-else, or their shards of all there is. They end with the first process.
+Weights, the optimizer's state and everything that is exchanged or saved are in the first process. So codecs, fragments,
+strategies and replay work as in a worker of one process. The others hold only a copy of the model, or their shards of
+model, gradients and optimizer. They end with the first process.
 """
 
 from __future__ import annotations
