@@ -337,7 +337,7 @@ def _definition(member: Any, method: str) -> Any:
 
 
 def _takes(function: Any, count: int) -> bool:
-    """Whether a function can be called with a number of arguments; one of unknown signature may be."""
+    """Whether a function can be called with a number of arguments; True if its signature is unknown."""
     try:
         inspect.signature(function).bind(*range(count))
     except TypeError:

@@ -151,7 +151,7 @@ class ModelFacts:
     foreign: bool = False
     """Whether its code isn't that of transformers."""
     routed: bool = False
-    """Whether it has experts, of which tokens take some."""
+    """Whether it has experts, each of which some tokens pass through."""
     adapted: bool = False
     """Whether it is an adapter on frozen weights."""
     has_sdpa: bool = False

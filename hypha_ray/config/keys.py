@@ -47,7 +47,7 @@ _KINDS = {
     dict: "table",
 }
 _TEXTS: Final = frozenset({str, Literal, SecretStr, Path})
-"""Types whose values a flag gives as they are."""
+"""Types whose values are the texts of flags."""
 _LITERALS: Final = frozenset({bool, int, float})
 """Types whose values a flag's text denotes, also if the key has a word such as ``auto`` besides."""
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}

@@ -71,7 +71,7 @@ _OF_A_TRAINING: tuple[KeyPath, ...] = (
 )
 """Keys that define the training: with other values, its commits can't be used."""
 _OF_EVALUATIONS: tuple[KeyPath, ...] = (("model", "metrics"),)
-"""Keys below those that define the training and that change no weight."""
+"""Keys that change no weight, although they lie below keys that define the training."""
 _OF_A_COMMAND: tuple[KeyPath, ...] = (
     ("run", "name"),
     ("run", "dir"),

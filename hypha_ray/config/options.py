@@ -213,7 +213,7 @@ def require_sampling(max_new_tokens: int, seed: int, sampling: Sampling) -> None
     """Refuse settings of generation that are out of range.
 
     Raises:
-        ConfigError: CFG003, one of them is.
+        ConfigError: CFG003, a value is out of range.
 
     """
     lowest = LOWEST_TEMPERATURE

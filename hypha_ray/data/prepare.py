@@ -154,7 +154,7 @@ class Upload:
         """Refuse to write beside another process that has taken the URL over.
 
         Raises:
-            TryAgainError: PREP016, it has.
+            TryAgainError: PREP016, another process has taken it.
 
         """
         if _claim_at(self.destination) != self.claim:

@@ -88,7 +88,7 @@ def _variables_of_key(key: Key, value: str) -> Iterator[str]:
 def make_token() -> None:
     """Make a token if there is none: a head that isn't started by `ray.init` would end without one.
 
-    To be called before several processes need it at the same time, because each would make its own.
+    To be called before several processes need the token at once, because each would make its own.
 
     Raises:
         CalledProcessError: Ray can't make one.

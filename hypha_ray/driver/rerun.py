@@ -178,7 +178,7 @@ def _changes(folder: Path, provenance: Mapping[str, Any], loaded_job: Loaded) ->
     """Changes since a run, in a line each, for a job that has another name.
 
     Raises:
-        ConfigError: RUN001, it hasn't.
+        ConfigError: RUN001, the job has the same name.
 
     """
     from hypha_ray.driver.run_provenance import changes_since

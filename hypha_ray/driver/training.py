@@ -329,7 +329,7 @@ def require_kind(kind: ArgumentKind, /, **arguments: object) -> None:
     """Refuse arguments that are of another kind; True and False are no numbers.
 
     Raises:
-        ConfigError: CFG002, one of them is.
+        ConfigError: CFG002, an argument is of another kind.
 
     """
     text, types = kind
@@ -357,7 +357,7 @@ def require_settings(function: str, given_names: Iterable[str], known_names: Col
     """Refuse settings that a function doesn't have, in the words in which Python refuses arguments.
 
     Raises:
-        TypeError: it lacks one of them.
+        TypeError: the function lacks one of them.
 
     """
     for name in given_names:

@@ -183,7 +183,7 @@ def _literals(annotation: ast.expr) -> list[str]:
 
 
 def _key_flags() -> list[str]:
-    """Flags of the keys of the job file, but for those of tables in arrays."""
+    """Flags of the keys of the job file, without those of tables in arrays."""
     from hypha_ray.config.keys import EACH, keys
 
     return [f"--{key.name}" for path, key in keys().items() if EACH not in path]

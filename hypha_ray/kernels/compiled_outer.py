@@ -71,7 +71,7 @@ def nesterov(
         values: addresses of the workers' weights.
         portions: as `passes.portions` gives them.
         state: addresses of θ and momentum, and of where new ones go; 0: nowhere.
-        rates: the outer learning rate, and what momentum is multiplied by.
+        rates: the outer learning rate, and the factor of momentum.
         elements: values of each array, a multiple of `LANES`.
         scratch: addresses of `LANES` float32 values for each worker, and of `ROW` values for a new θ that goes nowhere.
         squares: squared L2 norms of each worker's delta and of θ's change are added to these.

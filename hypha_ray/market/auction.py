@@ -214,7 +214,7 @@ class Auction(ListedActor):
             self._demand = demand
 
     def _check(self) -> None:
-        """End the leases of runs that have fallen silent, in a thread of its own."""
+        """End the leases of runs that no longer call, in a separate thread."""
         while True:
             time.sleep(CHECK_S)
             with suppress(RayError):  # The control service doesn't answer: there will be a next check.

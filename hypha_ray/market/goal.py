@@ -80,7 +80,7 @@ class Decision:
     wanted: int
     """Number of workers."""
     drop: tuple[int, ...]
-    """Numbers of workers that are to leave, because cheaper machines do."""
+    """Numbers of workers that are to leave, because cheaper machines suffice."""
     max_price: float
     """Highest price per hour of a new lease; infinite: any."""
     firm_only: bool

@@ -46,7 +46,7 @@ class Lease:
     expiry_s: float
 
     def expired(self, now: float) -> bool:
-        """Whether it is over at `now`; at its expiry it is."""
+        """Whether the lease is over at `now`, which it is from its expiry on."""
         return now >= self.expiry_s
 
 

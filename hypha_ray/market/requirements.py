@@ -172,7 +172,7 @@ def workers_to_start(job: Job, nodes: Sequence[NodeResources]) -> list[int]:
     """Numbers of the workers that find room now beside the parameter servers; earlier groups come first.
 
     Raises:
-        CapacityError: not even `min_workers` do.
+        CapacityError: fewer than `min_workers` fit.
 
     """
     counts = {server_need(job): job.sync.fragments}

@@ -220,7 +220,7 @@ class VisibleDeltas(Visible):
         return _after(theta, block.codes).sub_(theta)
 
     def last(self) -> Chunked:
-        """Return the codec of the last payload of a run, after which nothing can be made up for."""
+        """Return the codec of a run's last payload, whose encoding error no later payload can correct."""
         return VisibleLast()
 
 

@@ -323,7 +323,7 @@ def skeleton(model: Model) -> PreTrainedModel:
 def random_model(model: Model, task: Task, config: PretrainedConfig) -> PreTrainedModel:
     """Build a model with random weights from any configuration, on torch's default device.
 
-    A user's own factory builds its model whatever the configuration is.
+    A user's own factory builds its model without regard to the configuration.
     """
     if model.factory is not None:
         return built_by_factory(model)

@@ -71,7 +71,7 @@ _RECURRENT: Final = "create_recurrent_attention_mask"
 
 
 def check_execution(network: PreTrainedModel, worker: Worker) -> None:
-    """Refuse settings that the model's class doesn't know; packages of the workers' machines aren't looked for.
+    """Refuse settings that the model's class doesn't know; packages on the workers' machines aren't checked.
 
     Raises:
         ConfigError: MODEL020.
@@ -278,8 +278,8 @@ def token_operations(job: Job, model: Any, parameters: int) -> float | None:
     neither does what is computed twice to save memory.
 
     Returns:
-        None for adapters, whose frozen weights have no gradients, and for models with experts, of which a token takes
-        some. None for encoders with decoders, too, and for other tasks than those of texts.
+        None for adapters, whose frozen weights have no gradients, and for models with experts, some of which a token
+        passes through. None for encoders with decoders, too, and for other tasks than those of texts.
 
     """
     if job.rl.algorithm is not None or find_task(job.model.type).name not in _COUNTED or has_adapter(job.model):

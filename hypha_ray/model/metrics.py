@@ -32,7 +32,7 @@ from hypha_ray.plugins import create
 from hypha_ray.types import Samples, Sums, added
 
 _CLOSE = 1e-6
-"""Largest relative difference of sums that are equal but for rounding."""
+"""Largest relative difference of sums that differ only by rounding."""
 _CLASSES = 5
 MASKING_SEED = 0
 """Seed of masked tokens in evaluations. It isn't the run's seed, so that a later evaluation masks the same tokens."""
@@ -254,7 +254,7 @@ def evaluate(
         batches: batches on the CPU, samples along the first axis.
         device: device to compute on.
         autocast: dtype of mixed precision; None: full precision.
-        head: layer that a language model's loss is fused with; None: it isn't fused. Beside metrics it never is.
+        head: layer that a language model's loss is fused with; None: it isn't fused, as always with metrics.
         metrics: metrics of the job, by the names of their figures; None: there are none.
 
     Returns:

@@ -54,7 +54,7 @@ _LABELS = ("id2label", "problem_type")
 OLDEST: Final = 4
 """Oldest release of transformers that a folder can be written for."""
 _SOURCE_KEYS: Final = ("is_local", "local_files_only", "name_or_path")
-"""Keys of a tokenizer's settings with the source that it was loaded from."""
+"""Keys of a tokenizer's settings that hold the source of the tokenizer."""
 _ROTARY: Final = ("rope_theta", "partial_rotary_factor")
 """Settings of rotary positions that are top-level keys in release 4."""
 

@@ -191,7 +191,7 @@ class Dispatch(Generic[A]):
         return assigned
 
     def take(self, batch: int) -> Piece | None:
-        """Take a batch's next queued piece for the worker itself; None if none is queued."""
+        """Take a batch's next queued piece for the worker itself; None if the queue is empty."""
         keys = [key for key in self._queue if key[0] == batch]
         return self._queue.pop(min(keys)) if keys else None
 

@@ -30,7 +30,7 @@ Tokens: TypeAlias = Mapping[str, Sequence[int]]
 _CLASS = "ForSequenceClassification"
 """End of the names of all classes of sequence classifiers."""
 _CLOSE = 1e-3
-"""Largest difference of two scores that are equal but for rounding."""
+"""Largest difference of two scores that differ only by rounding."""
 
 log = logging.getLogger(__name__)
 

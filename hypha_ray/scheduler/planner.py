@@ -77,7 +77,7 @@ def plan(fleet: Sequence[Pace], target: int) -> Allocation:
     """Share out `target` samples: T* = min T with Σ batch_size·⌊(T − offset_s) / batch_s⌋ ≥ target.
 
     Batches are taken in the order of their finish, equal ones in the order of workers, until the target is reached. So
-    the overshoot is less than the last batch. O(W log W) whatever the target is.
+    the overshoot is less than the last batch. O(W log W) for any target.
 
     Raises:
         PlannerInputError: no worker, a worker twice, or a figure outside its range.

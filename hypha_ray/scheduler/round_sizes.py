@@ -36,7 +36,7 @@ A round ends with its last delta. A slow worker that is late holds up the whole 
 costs the others little.
 """
 OVERDUE_SHARE = 0.2
-"""Least part of a batch's time that a worker's present batch is expected to take on."""
+"""Least part of a batch's time that a worker's present batch is expected to take from now on."""
 
 
 class RoundSizes:

@@ -174,7 +174,7 @@ def weights_to_save(job: Job, snapshot: Snapshot) -> Mapping[str, Array]:
 
 
 def add_left_out(weights: torch.Tensor, left_out: torch.Tensor) -> None:
-    """Add what was left out of weights, but for the last bit of those that would have another bfloat16 form."""
+    """Add what was left out of weights, except where it would change their bfloat16 form."""
     full_weights = (weights.float() + left_out).to(weights.dtype)
     keeps_form = full_weights.to(torch.bfloat16).view(torch.int16) == weights.to(torch.bfloat16).view(torch.int16)
     torch.where(keeps_form, full_weights, weights, out=weights)

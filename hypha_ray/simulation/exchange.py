@@ -1,4 +1,4 @@
-"""Sizes of deltas and weights on the wire, and by arithmetic from rates, the time of an exchange that workers wait for.
+"""Sizes of deltas and weights on the wire, and the time that workers wait for an exchange, computed from rates.
 
 Torch isn't needed for sizes: the parameters are one group of float32, split evenly into fragments. A test holds the
 sizes against real payloads. A command line has rates and latencies of links as ``100mbit``, ``50mbit/5mbit``, ``20ms``.

@@ -268,7 +268,7 @@ def _objective(series: Series) -> Figure:
 
 
 def _task(series: Series) -> Figure:
-    """Draw the figures that tell how well the task is done: fractions, but for metrics of the job's own."""
+    """Draw the figures of quality: fractions, except for metrics of the job's own."""
     curves: dict[str, dict[int, float]] = {}
     for round_number, figures in series.tasks.items():
         for name, value in figures.items():

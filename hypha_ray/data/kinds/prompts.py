@@ -115,7 +115,7 @@ def _texts(prompts: Iterable[Prompt]) -> Iterator[str]:
 def _encoded(
     tokenizer: Any, prompts: Sequence[Prompt], options: PrepareOptions, report: Report, account: Account
 ) -> Iterator[list[int]]:
-    """Token ids of prompts. Text is taken literally, but for special tokens of a chat.
+    """Token ids of prompts. Text is taken literally, except special tokens of a chat.
 
     A prompt begins as the tokenizer begins a text, or as the template does.
     """

@@ -49,7 +49,7 @@ _SAMPLES = 3
 _TOKENS = 8
 """Largest number of tokens of a response."""
 _CLOSE = 1e-3
-"""Largest difference of two log-probabilities that are equal but for rounding."""
+"""Largest difference of two log-probabilities that differ only by rounding."""
 
 
 def check_loss(case: Case) -> list[str]:

@@ -23,7 +23,7 @@ _LEAST_STD_OF_BATCH = 1e-4
 Advantages: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Function of rewards and of lengths in tokens."""
 _CLOSE = 1e-5
-"""Largest difference of advantages that are equal but for rounding."""
+"""Largest difference of advantages that differ only by rounding."""
 _TRIED = ((1.0, 0.0, 0.5, 0.25), (0.0, 2.0, 1.0, 1.0))
 """Rewards of two groups, for the trial of a function."""
 _LENGTHS = ((3.0, 4.0, 5.0, 6.0), (2.0, 8.0, 4.0, 1.0))

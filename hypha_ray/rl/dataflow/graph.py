@@ -231,7 +231,7 @@ class Mesh:
     Tensor ranks are next to each other, then data ranks, then pipeline stages, as in Megatron-LM (arXiv:2104.04473).
 
     Raises:
-        ConfigError: RL013 the workers can't be divided so.
+        ConfigError: RL013 the workers can't be divided in this way.
 
     """
 

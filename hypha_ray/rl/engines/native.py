@@ -325,7 +325,7 @@ class Engine(Protocol):
         """Respond to prompts that are padded on the left; their keys are the seeds of random numbers.
 
         Raises:
-            HyphaError: the engine can't.
+            HyphaError: the engine can't generate.
             EngineUnableError: it can't now; the policy may generate itself.
 
         """

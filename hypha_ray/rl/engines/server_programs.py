@@ -81,7 +81,7 @@ class CommandServer:
 
         Raises:
             ConfigError: RL020, it has ended, and no server of this command has answered yet.
-            Unreachable: it has ended, and one has.
+            Unreachable: it has ended, and a server of this command has answered before.
 
         """
         code = self._process.poll()

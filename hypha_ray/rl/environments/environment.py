@@ -42,7 +42,7 @@ class Environment(Protocol):
             record: record of the prompt in the dataset, and its text as `prompt`.
 
         Returns:
-            Messages that open the conversation; None: the prompt of the dataset does.
+            Messages that open the conversation; None: the prompt of the dataset opens it.
 
         """
         ...

@@ -154,7 +154,7 @@ class EnvironmentPool:
         return requests
 
     def _begin_next(self, requests: _Requests) -> None:
-        """Set the deadline of the first answer that isn't there; it has a limit for each response to take in."""
+        """Set the deadline of the next answer: each response that an environment takes in has its time limit."""
         requests.deadline = time.monotonic() + requests.limits_s.popleft()
 
     def _ready(self, open_requests: Mapping[int, _Requests]) -> list[int]:

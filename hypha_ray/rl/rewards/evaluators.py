@@ -53,7 +53,7 @@ _PLACEHOLDERS = re.compile(r"\{(prompt|response|answer)\}")
 
 
 class Evaluator(Protocol):
-    """Way to the rewards of responses."""
+    """Object that computes rewards of responses."""
 
     def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
         """Return the reward of each response by each function; NaN: absent, or not a function of its task.

@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
 
 
 def _passes(folder: Path, tests: bytes) -> bool:
-    """Whether the program gets to its end, and then the tests to theirs."""
+    """Whether the program runs to its end, and then the tests do."""
     wake = _wake_descriptor()
     until = time.monotonic() + _LIMIT_S
     no_streams = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
@@ -67,7 +67,7 @@ def _wake_descriptor() -> int:
 
 
 def _stops(process: int, wake: int, until: float) -> bool:
-    """Whether the process stops itself in time; False if it ends, or the worker does."""
+    """Whether the process stops itself in time; False if the process or the worker ends."""
     while True:
         changed, status = os.waitpid(process, os.WNOHANG | os.WUNTRACED)
         if changed:

@@ -26,7 +26,7 @@ _BOX = re.compile(r"\\boxed\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
 log = logging.getLogger(__name__)
 
 _COMMANDS = re.compile(r"\\(text|mathrm|mbox)\{[^{}]*\}|\\(?!boxed)[A-Za-z]+")
-"""Commands of LaTeX that aren't prose, whatever their names and texts are."""
+"""Commands of LaTeX, whose names and texts don't count as prose."""
 _PROSE = re.compile(r"\$|\\[(\[]|\\boxed|####|[A-Za-z]{3}|\d [A-Za-z]+/[A-Za-z]+$")
 """Signs of an answer that isn't mathematics as a whole: marks of formulas, words, and units such as m/s."""
 

@@ -40,7 +40,7 @@ class TrainerState(SimpleNamespace):
         """Refuse what isn't known.
 
         Raises:
-            AttributeError: always; an attribute that is there isn't looked up so.
+            AttributeError: always, because Python asks only for attributes that are absent.
 
         """
         known_names = ", ".join(self.__dict__)

@@ -314,7 +314,7 @@ def _shown(value: Any) -> Any:
 
 
 def _with_figures(result: Any, figures: Mapping[str, float], extra: Mapping[str, Any]) -> Any:
-    """Return a response's reward with figures beside it; an error, or what is no reward, as it is."""
+    """Return a response's reward with figures beside it; errors and other objects unchanged."""
     try:
         reward = reward_from(result)
     except Exception:  # An object of users may raise anything; it is told where rewards are read.

@@ -66,7 +66,7 @@ class BarrierRound:
     replay_plans: dict[int, Plan] = field(default_factory=dict)
     """Plans of lost workers, which their successors carry out exactly, in replay mode."""
     awaiting: set[int] = field(default_factory=set)
-    """Workers whose delta is awaited or in."""
+    """Workers whose delta is awaited or has arrived."""
     deltas: dict[int, Delta] = field(default_factory=dict)
     delivered_at: dict[int, float] = field(default_factory=dict)
     quorum: RoundQuorum = field(default_factory=RoundQuorum)
@@ -85,7 +85,7 @@ class BarrierRound:
 
     @property
     def samples(self) -> int:
-        """Samples behind the deltas that are in."""
+        """Samples of the deltas that have arrived."""
         return sum(delta.samples for delta in self.deltas.values())
 
     @property

@@ -147,7 +147,7 @@ def require_equal(dataset: str, replicas: Sequence[Replica]) -> None:
     """Refuse data nodes of one name that serve different samples, or parts of different divisions.
 
     Raises:
-        DataError: they do.
+        DataError: they serve different samples.
 
     """
     if not replicas:

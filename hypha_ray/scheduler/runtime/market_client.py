@@ -53,7 +53,7 @@ class Staffing:
         """Whether this scheduler has committed a round."""
 
     async def workers_to_hire(self, resume_point: ResumePoint) -> list[int]:
-        """Numbers of the workers that may be hired now; without an auction, a resumed run waits while it goes on.
+        """Numbers of the workers that may be hired now; without an auction, a resumed run begins with too few.
 
         Raises:
             CapacityError: there are too few for a start, at an open auction even after `max_idle_s` seconds.
