@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from hypha_ray.config.entry_point import Phases, run
 from hypha_ray.config.options import parse_options
 from hypha_ray.data.options import PrepareOptions
-from hypha_ray.data.provenance import Origin, counted
+from hypha_ray.data.provenance import Origin, amount_text
 
 if TYPE_CHECKING:
     from hypha_ray.data.manifest import Manifest
@@ -175,8 +175,8 @@ def show_classes(folder: Path, manifest: Manifest) -> None:
 
 def show_origin(origin: Origin, kind: str) -> None:
     """Say what was read, and what was left out of it."""
-    documents = counted(origin.documents, kind, 9)
-    files = f" from {counted(origin.files, 'files')}" if origin.files else ""
+    documents = amount_text(origin.documents, kind, 9)
+    files = f" from {amount_text(origin.files, 'files')}" if origin.files else ""
     print(f"{'read':<10} {documents}{files}")
     for omission in origin.omissions:
         print(f"{'left out':<10} {omission}")

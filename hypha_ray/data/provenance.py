@@ -24,7 +24,7 @@ class Omission:
     names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        text = f"{counted(self.count, self.what, 9)}: {self.reason}"
+        text = f"{amount_text(self.count, self.what, 9)}: {self.reason}"
         if not self.names:
             return text
         names = ", ".join(self.names)
@@ -114,7 +114,7 @@ class Account:
         return Origin(self.files, self.documents, tuple(omissions), tuple(self._notes))
 
 
-def counted(number: int, plural: str, width: int = 0) -> str:
+def amount_text(number: int, plural: str, width: int = 0) -> str:
     """A number and its noun: ``1 file``, ``1,024 files``."""
     noun = plural.removesuffix("s") if number == 1 else plural
     return f"{number:>{width},} {noun}"

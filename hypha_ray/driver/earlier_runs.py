@@ -47,7 +47,7 @@ MOST_RUNS = 20
 """Most runs, the newest first, that are compared with a job."""
 MOST_BYTES = 8 << 20
 """Most bytes of a run's metrics that are read."""
-_OF_NO_PACE: tuple[KeyPath, ...] = (
+_KEYS_OF_EQUAL_PACE: tuple[KeyPath, ...] = (
     ("run", "seed"),
     ("rounds", "update_rounds"),
     ("rounds", "epochs"),
@@ -64,7 +64,7 @@ _OF_NO_PACE: tuple[KeyPath, ...] = (
     ("resources", "min_workers"),
     ("goal",),
 )
-"""Keys whose values change no round's time."""
+"""Keys whose values change no round's time; fewer than those that a simulation leaves out, such as the loss."""
 _OF_RATES = ("learning_rate", "momentum", "weight_decay", "betas", "epsilon", "schedule", "clip_norm", "total_steps")
 """Last parts of optimizer keys whose values change a step's result, but not its time."""
 _OF_RESPONDERS: tuple[KeyPath, ...] = (
@@ -323,7 +323,7 @@ def _has_same_work(job: Job, folder: Path, ignored_paths: Sequence[KeyPath]) -> 
 
 
 def _changes_no_pace(path: KeyPath, ignored_paths: Sequence[KeyPath]) -> bool:
-    if any(path[: len(key)] == key for key in (*_OF_NO_PACE, *ignored_paths)):
+    if any(path[: len(key)] == key for key in (*_KEYS_OF_EQUAL_PACE, *ignored_paths)):
         return True
     return path[0] in ("inner_optimizer", "outer_optimizer") and path[-1] in _OF_RATES
 

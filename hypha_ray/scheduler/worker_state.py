@@ -303,7 +303,7 @@ def weight(sync: Sync, delta: Delta) -> int:
     return delta.samples
 
 
-def counted(contribution: Contribution, delta: Delta) -> Contribution:
+def with_samples(contribution: Contribution, delta: Delta) -> Contribution:
     """The contribution with the samples of its delta, which may differ from its weight."""
     if contribution.samples == delta.samples:
         return contribution

@@ -29,7 +29,7 @@ SUMMARY_EVENTS = ("attempt", "stop", "loss", "quarantine", "cost", "fleet_time")
 class Telemetry(ListedActor):
     """Writes records and events to the run directory, and passes them to the job's other sinks.
 
-    Failures of sinks don't reach the caller, see `sinks.Isolated`. Files are opened for appending, so a new actor
+    Failures of sinks don't reach the caller, see `sinks.base.Isolated`. Files are opened for appending, so a new actor
     continues the files of a dead one.
 
     Args:

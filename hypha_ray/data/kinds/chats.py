@@ -43,7 +43,7 @@ from hypha_ray.data.kinds.kind import Kind, Report, Rows, SliceWriter, no_sample
 from hypha_ray.data.kinds.scored_tokens import ScoredText, ScoredTokens, TextTokenizer
 from hypha_ray.data.manifest import PreprocessorInfo, TokenRules
 from hypha_ray.data.options import PrepareOptions
-from hypha_ray.data.provenance import Account, counted
+from hypha_ray.data.provenance import Account, amount_text
 from hypha_ray.data.slices import Arrays
 from hypha_ray.data.sources.chats import Chat, chats
 from hypha_ray.model.task import IGNORE_INDEX
@@ -130,10 +130,10 @@ def encoded_chats(
             yield sample if templated else _framed(sample, begin, end)
         report("chats", len(batch))
     if template.unopened:
-        unopened = counted(template.unopened, "answers")
+        unopened = amount_text(template.unopened, "answers")
         account.note(f"{unopened} behind another text than the generation prompt, with which a model will be asked")
     if texts_tokenizer.joined:
-        joined = counted(texts_tokenizer.joined, "chats")
+        joined = amount_text(texts_tokenizer.joined, "chats")
         account.note(f"{joined} would have other tokens if answers were tokenised together with the text before them")
 
 
@@ -170,7 +170,7 @@ def _fitting(samples: Iterable[ScoredTokens], most_tokens: int, account: Account
         cut_chats += cut_tokens > 0
         yield ScoredTokens(ids[:most_tokens], scored[:most_tokens])
     if cut_chats:
-        account.note(f"{counted(cut_chats, 'chats')} cut off at --seq-len {most_tokens}")
+        account.note(f"{amount_text(cut_chats, 'chats')} cut off at --seq-len {most_tokens}")
 
 
 def _framed(sample: ScoredTokens, begin: Sequence[int], end: int) -> ScoredTokens:
@@ -194,7 +194,7 @@ def answer_rules(
     if endless == len(last_ids):
         account.note("no answer ends in a special token, so a trained model won't stop: choose another --chat-template")
     elif endless:
-        endings = f"{counted(endless, 'answers')} of {len(last_ids):,} end in no special token"
+        endings = f"{amount_text(endless, 'answers')} of {len(last_ids):,} end in no special token"
         account.note(f"{endings}, so a trained model may not stop: choose another --chat-template")
     return token_rules(tokenizer, ends, templated=options.is_templated)
 

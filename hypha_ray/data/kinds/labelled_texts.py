@@ -37,7 +37,7 @@ from hypha_ray.data.encoders import (
 from hypha_ray.data.kinds.kind import Kind, Report, Rows, SliceWriter, no_samples, split, write_split
 from hypha_ray.data.manifest import ClassInfo, PreprocessorInfo
 from hypha_ray.data.options import PrepareOptions
-from hypha_ray.data.provenance import Account, counted
+from hypha_ray.data.provenance import Account, amount_text
 from hypha_ray.data.slices import Arrays
 from hypha_ray.data.sources.judged import Label, LabelledText, labelled_texts
 from hypha_ray.errors import ConfigError, DataError, reason_of
@@ -138,7 +138,7 @@ def _common_kind(texts: Sequence[LabelledText]) -> LabelKind:
             raise DataError("DATA037", problem, _KINDS[kind], _KINDS[first_kind], "give all rows labels of one kind")
         if isinstance(text.text, list) and isinstance(text.label, list) and len(text.text) != len(text.label):
             problem = f"{text.location}: there isn't one label for each word"
-            got = counted(len(text.label), "labels")
+            got = amount_text(len(text.label), "labels")
             raise DataError("DATA037", problem, got, f"{len(text.text)}", "mend or remove the row")
     return first_kind
 
@@ -206,7 +206,7 @@ def _encoded(
             )
         report("texts", len(batch))
     if cut_texts:
-        account.note(f"{counted(cut_texts, 'texts')} cut off at --seq-len {options.seq_len}")
+        account.note(f"{amount_text(cut_texts, 'texts')} cut off at --seq-len {options.seq_len}")
 
 
 def _cut_tokens(tokenizer: Any, text: LabelledText, encoding: Any) -> int:

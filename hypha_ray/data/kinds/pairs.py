@@ -25,7 +25,7 @@ from hypha_ray.data.encoders import (
 from hypha_ray.data.kinds.kind import Kind, Report, Rows, SliceWriter, no_samples, split, write_split
 from hypha_ray.data.manifest import PreprocessorInfo
 from hypha_ray.data.options import PrepareOptions
-from hypha_ray.data.provenance import Account, counted, readable
+from hypha_ray.data.provenance import Account, amount_text, readable
 from hypha_ray.data.slices import Arrays
 from hypha_ray.data.sources.documents import counted_records, read
 from hypha_ray.data.sources.tables import Column, Row, complete, no_table, useless_value, without_surrogates
@@ -158,7 +158,7 @@ def _encoded(
             yield PairSample(source_ids, target_ids)
         report("pairs", len(batch))
     if cut_pairs:
-        account.note(f"{counted(cut_pairs, 'pairs')} cut off at --seq-len {most_tokens}")
+        account.note(f"{amount_text(cut_pairs, 'pairs')} cut off at --seq-len {most_tokens}")
 
 
 def _ended(ids: list[int], tail: list[int], most_tokens: int) -> tuple[Tokens, int]:

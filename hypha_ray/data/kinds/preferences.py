@@ -31,7 +31,7 @@ from hypha_ray.data.kinds.scored_tokens import ScoredTokens
 from hypha_ray.data.manifest import PreprocessorInfo
 from hypha_ray.data.mixture import same_tokens
 from hypha_ray.data.options import PrepareOptions
-from hypha_ray.data.provenance import Account, counted
+from hypha_ray.data.provenance import Account, amount_text
 from hypha_ray.data.slices import Arrays
 from hypha_ray.data.sources.chats import Chat
 from hypha_ray.data.sources.judged import PreferenceRow, preferences
@@ -188,7 +188,7 @@ def _fitting(samples: Iterator[Sample], most_tokens: int, account: Account) -> I
             cut_answers += excess > 0
         yield sample._replace(answer=answer, rejected=rejected)
     if cut_answers:
-        account.note(f"{counted(cut_answers, 'answers')} cut off at --seq-len {most_tokens}")
+        account.note(f"{amount_text(cut_answers, 'answers')} cut off at --seq-len {most_tokens}")
 
 
 def _cut(tokens: ScoredTokens, most_tokens: int) -> ScoredTokens:

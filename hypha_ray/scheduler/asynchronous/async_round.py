@@ -8,7 +8,7 @@ from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler.messages import Reduce, ResumePoint
-from hypha_ray.scheduler.worker_state import WorkerState, counted, weight
+from hypha_ray.scheduler.worker_state import WorkerState, weight, with_samples
 from hypha_ray.telemetry.round_records import CommitMetrics, RoundMetrics, train_speeds
 from hypha_ray.types import Contribution, Delta, Rejection, RoundProgress, Span, Verdict, WeightsVersion
 
@@ -305,7 +305,7 @@ class ArrivalQueue:
         accepted: list[tuple[Contribution, ReceivedDelta, int]] = []
         for contribution in verdict.accepted:
             arrival = batch[contribution.worker]
-            accepted.append((counted(contribution, arrival.delta), arrival, self._staleness(arrival)))
+            accepted.append((with_samples(contribution, arrival.delta), arrival, self._staleness(arrival)))
         self.samples -= sum(arrival.delta.samples for arrival in batch.values())
         self.version = WeightsVersion(self.version + 1)
         self.merged += len(accepted)

@@ -17,7 +17,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.schema import Sync
 from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.scheduler.messages import Reduce
-from hypha_ray.scheduler.worker_state import WorkerState, counted, weight
+from hypha_ray.scheduler.worker_state import WorkerState, weight, with_samples
 from hypha_ray.telemetry.round_records import CommitMetrics, RoundMetrics, train_speeds
 from hypha_ray.types import Contribution, Delta, Plan, Source, Span, Verdict, WeightsVersion
 
@@ -119,7 +119,7 @@ class BarrierRound:
         """The verdict with the samples of each delta, which may differ from its weight."""
         accepted_contributions: list[Contribution] = []
         for contribution in verdict.accepted:
-            accepted_contributions.append(counted(contribution, self.deltas[contribution.worker]))
+            accepted_contributions.append(with_samples(contribution, self.deltas[contribution.worker]))
         return replace(verdict, accepted=tuple(accepted_contributions))
 
     def refused(self, verdict: Verdict) -> set[Source]:
