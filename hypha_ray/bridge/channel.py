@@ -79,7 +79,7 @@ class Channel:
         self._token = token
         self._frames = Frames(stream)
         self._conversation = Conversation(side)
-        self._sending = threading.Lock()
+        self._send_lock = threading.Lock()
         self._closed = threading.Event()
         self.peer = ""
         """Name given by the trainer."""
@@ -142,7 +142,7 @@ class Channel:
             BridgeError: the other side is gone, or doesn't receive.
 
         """
-        with self._closing(receiving=False), self._sending:
+        with self._closing(receiving=False), self._send_lock:
             self._write(content, message)
 
     def send_file(self, path: str) -> None:
@@ -153,7 +153,7 @@ class Channel:
 
         """
         assert self._directory is not None
-        with self._closing(receiving=False), self._sending, self._directory.open(path) as file:
+        with self._closing(receiving=False), self._send_lock, self._directory.open(path) as file:
             size_bytes = os.fstat(file.fileno()).st_size
             self._write("file", pb.File(path=path, size=size_bytes))
             buffer = memoryview(bytearray(min(MAX_PART, size_bytes)))
@@ -255,10 +255,10 @@ class Channel:
         try:
             yield
         except HyphaError as error:
-            if error.code not in ("FRM003", "FRM008") and self._sending.acquire(timeout=1.0):
+            if error.code not in ("FRM003", "FRM008") and self._send_lock.acquire(timeout=1.0):
                 with contextlib.suppress(HyphaError):
                     self._write("error", pb.Error(**complaint(error)))
-                self._sending.release()
+                self._send_lock.release()
             if receiving or error.code != "FRM008":
                 self.close()
             raise
@@ -297,7 +297,7 @@ class Listener:
         self._admitted: queue.SimpleQueue[Channel] = queue.SimpleQueue()
         self._strangers: list[socket.socket] = []
         """Unauthenticated connections, oldest first."""
-        self._changing = threading.Lock()
+        self._lock = threading.Lock()
         self._closed = False
         self._socket = open_listener(address, tls is not None)
         self.address = address_of(self._socket)
@@ -313,7 +313,7 @@ class Listener:
 
     def close(self) -> None:
         """Stop listening, and close the connections still in the queue; may be called twice."""
-        with self._changing:
+        with self._lock:
             self._closed = True
             for stranger in self._strangers:
                 _hang_up(stranger)
@@ -330,7 +330,7 @@ class Listener:
             except OSError:
                 time.sleep(PACE_S)  # It was gone before it was accepted, or there are no descriptors left.
                 continue
-            with self._changing:
+            with self._lock:
                 if len(self._strangers) >= MAX_STRANGERS:
                     _hang_up(self._strangers[0])
             threading.Thread(target=self._authenticate, args=(stream,), name="bridge-stranger", daemon=True).start()
@@ -365,7 +365,7 @@ class Listener:
 
     def _admit(self, channel: Channel) -> None:
         """Put a trainer into the queue, where neither further connections nor `_counted_as_stranger` close it."""
-        with self._changing:
+        with self._lock:
             if self._closed:
                 channel.close()
             else:
@@ -374,14 +374,14 @@ class Listener:
     @contextlib.contextmanager
     def _counted_as_stranger(self, stream: socket.socket) -> Iterator[None]:
         """Count a connection as unauthenticated meanwhile."""
-        with self._changing:
+        with self._lock:
             self._strangers.append(stream)
             if self._closed:
                 _hang_up(stream)
         try:
             yield
         finally:
-            with self._changing:
+            with self._lock:
                 self._strangers.remove(stream)
 
 

@@ -74,18 +74,18 @@ def _of_optimizer(job: Job) -> Iterator[Conflict]:
     if inner.k_aware and sends_gradients:
         fix = "leave it out: the gradient is already the mean over all workers"
         yield Conflict("inner_optimizer.k_aware", strategy, fix)
-    name = f'inner_optimizer.name = "{inner.name}"'
+    optimizer_key = f'inner_optimizer.name = "{inner.name}"'
     if inner.k_aware and inner.name not in ("adamw", "muon"):
-        yield Conflict("inner_optimizer.k_aware", name, "choose adamw or muon")
+        yield Conflict("inner_optimizer.k_aware", optimizer_key, "choose adamw or muon")
     if inner.stochastic_rounding and sends_gradients:
         fix = "leave it out: the server steps on weights of float32"
         yield Conflict("inner_optimizer.stochastic_rounding", strategy, fix)
     if inner.name == "adamw8bit":
         fix = "choose adamw: a state of 8 bits is neither sent nor saved"
         if sends_gradients:
-            yield Conflict(name, strategy, fix)
+            yield Conflict(optimizer_key, strategy, fix)
         if job.run.mode == "replay":
-            yield Conflict(name, _REPLAY, fix)
+            yield Conflict(optimizer_key, _REPLAY, fix)
 
 
 def _of_computation(job: Job, is_replay: bool) -> Iterator[Conflict]:
@@ -427,19 +427,19 @@ def _of_data_parallelism(rl: RL) -> Iterator[Conflict]:
 def _of_generation(job: Job) -> Iterator[Conflict]:
     """Conflicts of engines that generate."""
     name = job.rl.generation.engine
-    engine = f'rl.generation.engine = "{name}"'
+    engine_key = f'rl.generation.engine = "{name}"'
     if name != "native" and job.run.mode == "replay":
-        yield Conflict(engine, _REPLAY, "only the native one is reproducible to the bit: choose elastic")
+        yield Conflict(engine_key, _REPLAY, "only the native one is reproducible to the bit: choose elastic")
     if name == "continuous" and job.worker.autocast not in ("none", "auto"):
-        yield Conflict(engine, "worker.autocast", "leave that out, or give the weights 16 bits: model.config.dtype")
+        yield Conflict(engine_key, "worker.autocast", "leave that out, or give the weights 16 bits: model.config.dtype")
     if name != "server":
         return
     server = job.rl.generation.server
     if job.rl.model_workers > 1:
-        yield Conflict("rl.model_workers", engine, "leave it at 1: the server generates beside the worker")
+        yield Conflict("rl.model_workers", engine_key, "leave it at 1: the server generates beside the worker")
     if job.model.lora.rank is not None:
         fix = "train all weights, or generate natively: adapters aren't handed over"
-        yield Conflict("model.lora.rank", engine, fix)
+        yield Conflict("model.lora.rank", engine_key, fix)
     if (server.command is None) == (not server.urls):
         yield Conflict("rl.generation.server.command", "rl.generation.server.urls", "give one of them")
     elif server.urls and len(set(server.urls)) < job.num_workers:

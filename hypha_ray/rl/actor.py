@@ -49,7 +49,7 @@ class ResponseGenerator(ListedActor):
         arm(job.testing.failpoints, job.testing.failpoint_log)
         self._job = job
         self._tokenizer = tokenizer
-        self._building = Lock()
+        self._build_lock = Lock()
         self._built: Future[Any] = Future()
         """Role that responds and rewards, or the error by which it couldn't be built."""
         self._weights: tuple[str, int] | None = None
@@ -104,7 +104,7 @@ class ResponseGenerator(ListedActor):
         from hypha_ray.model.execution import resolved_job
         from hypha_ray.rl.roles import untrained_roles
 
-        with self._building:
+        with self._build_lock:
             if not self._built.done():
                 use_threads(own_cores())
                 use_gpus(own_gpus())

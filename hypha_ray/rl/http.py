@@ -57,12 +57,12 @@ class _Background:
     """Loop that begins with the first coroutine, and runs as long as the process."""
 
     def __init__(self) -> None:
-        self._beginning = threading.Lock()
+        self._begin_lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Return the running loop."""
-        with self._beginning:
+        with self._begin_lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, name="event-loop", daemon=True).start()

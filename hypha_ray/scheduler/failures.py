@@ -186,5 +186,5 @@ class EvaluationPatience:
             return None
         if best is None:
             return f"no finite {self._name} in {counted(rounds, 'round')}"
-        more_rounds = counted(rounds, "more round")
-        return f"no better {self._name} than {best:.4g} after round {best_round + 1}, in {more_rounds}"
+        rounds_text = counted(rounds, "more round")
+        return f"no better {self._name} than {best:.4g} after round {best_round + 1}, in {rounds_text}"

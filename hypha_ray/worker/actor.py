@@ -53,7 +53,7 @@ class TrainWorker(ListedActor):
         self._specials = specials
         self._samples = samples
         self._incarnation = Incarnation(job, source, self._loop)
-        self._leaving = threading.Lock()
+        self._leave_lock = threading.Lock()
         """Taken for good by the first order to leave."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda *_: self.leave("SIGTERM"))
@@ -92,7 +92,7 @@ class TrainWorker(ListedActor):
         predecessor = self._incarnation
         self._incarnation = Incarnation(self._job, source, self._loop, predecessor)
         predecessor.abandon()
-        return not self._leaving.locked()
+        return not self._leave_lock.locked()
 
     @ray.method(concurrency_group="control")
     def feed(self, index: int, arrays: Arrays) -> None:
@@ -120,7 +120,7 @@ class TrainWorker(ListedActor):
     @ray.method(concurrency_group="control")
     def leave(self, reason: str) -> None:
         """End the inner loop after its batch; it hands over its delta, and the stream ends with `Left`."""
-        if self._leaving.acquire(blocking=False):
+        if self._leave_lock.acquire(blocking=False):
             self._incarnation.leave(reason)
 
     @ray.method(concurrency_group="control")

@@ -273,11 +273,11 @@ def data_text(job: Job, source: DataSource) -> str:
         parts += _token_texts(source)
     if samples:
         parts.append(_epochs_text(job, manifest))
-    held_out = manifest.samples("validation")
-    if not held_out:
+    validation_samples = manifest.samples("validation")
+    if not validation_samples:
         return f"{', '.join(parts)}; none held out, so nothing is evaluated"
-    text = f"{', '.join(parts)}; {held_out:,} held out"
-    if held_out < FEW_HELD_OUT:
+    text = f"{', '.join(parts)}; {validation_samples:,} held out"
+    if validation_samples < FEW_HELD_OUT:
         text += ", too few to tell small differences from chance"
     return text
 

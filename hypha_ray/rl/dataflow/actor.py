@@ -59,7 +59,7 @@ class ModelWorkerActor(ListedActor):
         self._job = job
         self._number = worker
         self._tokenizer = tokenizer
-        self._building = Lock()
+        self._build_lock = Lock()
         self._built: Future[ModelWorker] = Future()
         """The worker, or the error by which it couldn't be built."""
 
@@ -103,7 +103,7 @@ class ModelWorkerActor(ListedActor):
         from hypha_ray.model.environment import use_threads
         from hypha_ray.rl.roles import untrained_roles
 
-        with self._building:
+        with self._build_lock:
             if not self._built.done():
                 use_threads(own_cores())
                 try:

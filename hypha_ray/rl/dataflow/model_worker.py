@@ -123,13 +123,13 @@ class Storage:
     """Samples by key and id. Requests that are answered at once may change it while another request computes."""
 
     def __init__(self) -> None:
-        self._changing = Lock()
+        self._lock = Lock()
         self._samples: dict[str, list[Sample]] = {}  # by key
 
     def keep(self, sample: Sample) -> None:
         """Add samples; they replace those of the same ids, which a repeated step makes again."""
         ids = set(sample.ids)
-        with self._changing:
+        with self._lock:
             for key in sample.data:
                 shard_samples = self._samples.get(key, [])
                 remaining_samples = [stored for stored in shard_samples if ids.isdisjoint(stored.ids)]
@@ -148,7 +148,7 @@ class Storage:
     def clear(self, ids: Collection[str]) -> None:
         """Drop samples of which all ids are among these."""
         dropped_ids = set(ids)
-        with self._changing:
+        with self._lock:
             for key, samples in self._samples.items():
                 self._samples[key] = [sample for sample in samples if not dropped_ids.issuperset(sample.ids)]
 

@@ -43,7 +43,7 @@ class AsyncPlanner:
     def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, resume_point: ResumePoint) -> None:
         self._job = job
         self._equal = has_equal_batches(job)
-        self._target = job.rounds.samples_between_updates
+        self._target_samples = job.rounds.samples_between_updates
         self._beat: float | None = None
         """Time at which local rounds that begin now should end; None before the first."""
         self._speeds_pace = CorrectionPace(job.num_workers)
@@ -68,7 +68,7 @@ class AsyncPlanner:
 
     def _local_round_samples(self, workers: int) -> int:
         """Samples of all workers' local rounds together, so that the deltas of a round have a round's samples."""
-        return -(-self._target * workers // self.size)
+        return -(-self._target_samples * workers // self.size)
 
     def eval_shares(
         self, round_number: int, members: Sequence[WorkerState], is_final: bool
@@ -136,7 +136,7 @@ class AsyncPlanner:
         """Batches of a local round, so that the deltas of a round have about a round's samples."""
         self._measure(fleet, now)
         if self._equal:
-            return -(-self._target // (self.size * member.batch_size))
+            return -(-self._target_samples // (self.size * member.batch_size))
         allocation = self._allocation
         batch_s = member.batch_time.mean
         worker = member.source.worker
@@ -187,5 +187,5 @@ class AsyncPlanner:
         """Progress of the fleet, in rounds, while a worker trains on these spans."""
         batch_s = member.batch_time.mean
         speed = member.batch_size / (self._typical_s if batch_s is None else batch_s)
-        round_samples = self._target * (speed / self._fleet_speed)
+        round_samples = self._target_samples * (speed / self._fleet_speed)
         return sum(span.samples for span in spans) / round_samples

@@ -55,7 +55,7 @@ class GlobalWeights:
         """Results by fragment of an outer step that isn't reported to the core yet."""
         self.inner: dict[int, Any] = {}
         """Inner states after the last committed round, by worker; in replay mode."""
-        self._saving = asyncio.Lock()
+        self._save_lock = asyncio.Lock()
         self._described = asyncio.Event()
         self.bytes: int | None = None
         """Size of θ in bytes, once it is known."""
@@ -244,7 +244,7 @@ class GlobalWeights:
     async def _persist(
         self, command: Persist, workers: tuple[int, ...], theta: list[Any], momentum: list[Any], inner: list[Any]
     ) -> Saved:
-        async with self._saving:  # In order, also if the store dies and is asked again.
+        async with self._save_lock:  # In order, also if the store dies and is asked again.
             momentum_refs = await asyncio.gather(*momentum)
             flats = [*theta, *momentum_refs, *inner]
             call = self._actors.store.ask(lambda store: store.commit.remote(command, self.layout, workers, *flats))

@@ -169,7 +169,7 @@ class RunActors:
             self.servers.append(self._supervise(name, partial(self._start_server, name)))
 
         self.generators: list[SupervisedActor] = []
-        self._placing_generator = asyncio.Lock()
+        self._placement_lock = asyncio.Lock()
         """Held while a generator looks for room: two of them don't count on the same."""
         for number in range(job.rl.generators):
             name = generator_name(number)
@@ -340,7 +340,7 @@ class RunActors:
         generator = await self._take_over(name, lambda actor: actor.ping.remote())
         if generator is not None:
             return generator
-        async with self._placing_generator:
+        async with self._placement_lock:
             nodes = await asyncio.to_thread(self.nodes)
             leased_names = self._lease_by_name.keys() & {generator.name for generator in self.generators}
             room_count = generators_with_room(self._job, nodes)
