@@ -144,7 +144,7 @@ class TrialProcesses:
         if self._server is None:
             self._server = self._start_server()
         assert self._server.stdin is not None
-        with suppress(BrokenPipeError):  # Its answers end then, too.
+        with suppress(BrokenPipeError):  # The process's answers end then, too.
             self._server.stdin.write(pickle.dumps(trial))
             self._server.stdin.flush()
         process = self._read_number(None)

@@ -30,7 +30,7 @@ def opener(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_CLOEXEC, FILE)
     facts = os.fstat(descriptor)
     if stat.S_ISREG(facts.st_mode) and stat.S_IMODE(facts.st_mode) != FILE:
-        with suppress(PermissionError):  # It belongs to another user, and is writable for us.
+        with suppress(PermissionError):  # The file belongs to another user, and is writable for us.
             os.fchmod(descriptor, FILE)
     return descriptor
 
@@ -50,7 +50,7 @@ def make_tree_private(folder: Path) -> None:
     make_private(folder)
     for above, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            with suppress(FileNotFoundError):  # It has gone meanwhile.
+            with suppress(FileNotFoundError):  # The file has gone meanwhile.
                 make_private(Path(above, name))
 
 

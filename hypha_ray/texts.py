@@ -74,7 +74,7 @@ def _password(url: str) -> str | None:
         return None
     try:
         return urlsplit(url).password
-    except ValueError:  # Such as a bracket that isn't closed; `secrets_of` still has the parts that `redacted` hides.
+    except ValueError:  # For instance an open bracket; `secrets_of` has the parts that `redacted` hides.
         return None
 
 

@@ -328,7 +328,7 @@ class Listener:
             try:
                 stream, _ = self._socket.accept()
             except OSError:
-                time.sleep(PACE_S)  # It was gone before it was accepted, or there are no descriptors left.
+                time.sleep(PACE_S)  # The connection ended before it was accepted, or no descriptors are left.
                 continue
             with self._lock:
                 if len(self._strangers) >= MAX_STRANGERS:

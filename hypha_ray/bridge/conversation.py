@@ -312,7 +312,7 @@ def _parsed(body: bytes | memoryview) -> Envelope:
         length = envelope.ParseFromString(bytes(body))
     except DecodeError as error:
         raise BridgeError("FRM005", "a frame without a message", got=str(error)[:100]) from None
-    # It may be shorter than ours, since some libraries omit zeros in maps. A repeated field makes it longer.
+    # The encoding may be shorter than ours, since some libraries omit zeros in maps. A repeated field makes it longer.
     if length != len(body) or envelope.ByteSize() < len(body):
         raise BridgeError("FRM005", "a message that isn't encoded as protobuf requires, such as with a field twice")
     return envelope

@@ -261,7 +261,7 @@ class Phases:
         else:
             text = line(self._phase_s - self.began_s, self._text)
         self._is_said = True
-        with suppress(OSError, ValueError):  # Its reader is gone, or the stream is closed.
+        with suppress(OSError, ValueError):  # The reader of the output is gone, or the stream is closed.
             print(text, file=self._stream or sys.stderr, flush=True)
 
 

@@ -50,7 +50,7 @@ def server_url(url: str) -> str:
     """Check the address of a server."""
     try:
         is_valid = re.fullmatch(r"https?://[^\s/@?#]+(/[^\s?#]*)?", url) and urlsplit(url).port != 0
-    except ValueError:  # Such as a bracket that isn't closed, or a port that is no number.
+    except ValueError:  # For instance an open bracket, or a port that is no number.
         is_valid = False
     if not is_valid:
         raise ValueError("http://host:port or https://host:port")

@@ -59,7 +59,7 @@ def as_fast(tokenizer: Any) -> Any:
     fast_specials = fast.get_vocab().keys() - set(_byte_names())
     specials = tokenizer.get_vocab().keys() - set(map(chr, range(256)))
     if fast_specials != specials:
-        return tokenizer  # Its special tokens have other names.
+        return tokenizer  # The special tokens have other names.
     end = _SPECIALS[1]
     end_id = fast.convert_tokens_to_ids(end)
     fast.backend_tokenizer.post_processor = TemplateProcessing(

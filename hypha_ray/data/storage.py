@@ -331,7 +331,7 @@ class DiskCache:
         path = self._path(sha256)
         with suppress(OSError):
             data = path.read_bytes()
-            os.utime(path)  # It is the file used last.
+            os.utime(path)  # So this file counts as used last.
             return data
         return None
 
@@ -354,7 +354,9 @@ class DiskCache:
             with open(part, "wb", opener=opener) as file:
                 file.write(data)
             part.replace(path)
-            self._shrink(limit_bytes)  # Others may have written meanwhile, and the last one to look sees all files.
+            self._shrink(
+                limit_bytes
+            )  # Other processes may have written meanwhile, and the last one to look sees all files.
         except FileNotFoundError:
             return None  # Another process has just removed it, to make room for its own files.
         except OSError as error:
@@ -382,7 +384,7 @@ class DiskCache:
             listed_ns, path, size_bytes = heapq.heappop(files)
             with suppress(FileNotFoundError):
                 used_ns = os.lstat(path).st_mtime_ns
-                if used_ns > listed_ns:  # It was used since the subfolder was listed.
+                if used_ns > listed_ns:  # The file was used since the subfolder was listed.
                     heapq.heappush(files, (used_ns, path, size_bytes))
                     continue
                 Path(path).unlink()
@@ -428,7 +430,7 @@ def _listed(folder: Path, changed_ns: int, seen_s: float) -> _Account:
                 if belongs and stat.S_ISREG(status.st_mode):
                     files.append((status.st_mtime_ns, entry.path, status.st_size))
                     total_bytes += status.st_size
-                    settled &= not entry.name.endswith(".part")  # It may grow.
+                    settled &= not entry.name.endswith(".part")  # A partial file may grow.
     return _Account(changed_ns, seen_s, settled, files, total_bytes)
 
 

@@ -319,4 +319,4 @@ def _find_actor(run: str, name: str) -> ray.actor.ActorHandle | None:
     try:
         return ray.get_actor(name, namespace=run)
     except (ValueError, AssertionError):  # Ray asserts that it finds the class, which vanishes with a dead driver.
-        return None  # It has ended, or is about to.
+        return None  # The actor has ended, or is about to.

@@ -315,9 +315,9 @@ def _has_same_work(job: Job, folder: Path, ignored_paths: Sequence[KeyPath]) -> 
     try:
         config = str(folder / CONFIG)
         run_job = load(["@", config]).job
-    except (HyphaError, OSError):  # Of another release, or damaged.
+    except (HyphaError, OSError):  # The file is of another release, or damaged.
         return False
-    if run_job.goal.is_set:  # Its workers were as many as it needed.
+    if run_job.goal.is_set:  # Such a run had as many workers as it needed.
         return False
     return all(_changes_no_pace(difference.path, ignored_paths) for difference in differences(job, run_job))
 

@@ -91,7 +91,7 @@ def is_forkable() -> bool:
 def uses_gpu(descriptors: Path) -> bool:
     """Whether a process has a GPU open, which its forks couldn't use; `descriptors` is its folder of /proc."""
     for descriptor in descriptors.iterdir():
-        with suppress(OSError):  # It was closed meanwhile.
+        with suppress(OSError):  # The descriptor was closed meanwhile.
             if str(descriptor.readlink()).startswith(GPUS):
                 return True
     return False
@@ -102,7 +102,7 @@ def close_all_but(spared: set[int]) -> None:
     descriptors = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
     for descriptor in descriptors:
         if descriptor not in spared:
-            with suppress(OSError):  # That of the folder itself is closed already.
+            with suppress(OSError):  # The descriptor of the listing itself is closed already.
                 os.close(descriptor)
 
 
@@ -171,7 +171,7 @@ def _fork_worker(listener: socket.socket, driver: int, loaded_with: dict[str, st
                 os.close(descriptor)
             _become_worker(start, streams)
         return pid
-    except (OSError, ValueError, KeyError):  # It has ended meanwhile.
+    except (OSError, ValueError, KeyError):  # The process has ended meanwhile.
         return None
     finally:
         connection.close()

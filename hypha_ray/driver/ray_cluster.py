@@ -90,7 +90,7 @@ def connected(namespace: str, address_alone: str = "local", service: RayService 
         yield
         return
     address = os.environ.get("RAY_ADDRESS") or address_alone
-    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # It would warn that the token is on.
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # Ray would warn that tokens are on.
     # In another thread than the main one, Ray would warn that it can't handle SIGTERM.
     logging.getLogger("ray._private.worker").addFilter(_is_not_about_signals)
     options: dict[str, Any] = {"address": address}

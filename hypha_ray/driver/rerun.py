@@ -168,7 +168,7 @@ def _become(job_name: str, arguments: Sequence[str], job_folder: Path) -> None:
     if job_folder != Path.cwd():
         script = script.absolute()
         if "HYPHA_RAY_HOME" in os.environ:
-            os.environ["HYPHA_RAY_HOME"] = str(home())  # It may be relative to this folder.
+            os.environ["HYPHA_RAY_HOME"] = str(home())  # The value may be relative to this folder.
         os.chdir(job_folder)
     sys.argv = [str(script), *arguments]
     look_beside_the_job()

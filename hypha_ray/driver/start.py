@@ -351,7 +351,7 @@ class RayService:
     def start_rest(self) -> None:
         """Let the processes of Ray start that training doesn't need. Idempotent."""
         assert self._head.stdin is not None
-        with suppress(OSError, ValueError):  # It is being ended.
+        with suppress(OSError, ValueError):  # Ray is being ended.
             self._head.stdin.write(f"{LATER}\n")
             self._head.stdin.flush()
 

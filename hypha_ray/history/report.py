@@ -175,7 +175,7 @@ def notes_of_last_report(folder: Path) -> list[str]:
     """Write the page at the end of a run, by its driver; return a note if it can't be written."""
     try:
         write_report(folder, at_end=True)
-    except DataError as error:  # Its remedy is that of a command.
+    except DataError as error:  # The error's remedy is meant for a command.
         return [f"the report was not written: {error.got or error.what}"]
     except Exception as error:  # The model is saved: nothing about a page may fail the run.
         return [f"the report was not written: {reason_of(error)}"]

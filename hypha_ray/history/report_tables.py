@@ -262,7 +262,7 @@ def _event_text(event: Record) -> str:
         try:
             return line_about(kind, [event])
         except (KeyError, TypeError):
-            pass  # It isn't one of ours.
+            pass  # The event isn't one of ours.
     parts = []
     for name, value in event.items():
         if name == "next_round" and isinstance(value, int):

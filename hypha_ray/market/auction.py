@@ -286,7 +286,7 @@ class AuctionClient:
                 self._timeouts = 0
                 ray.kill(auction, no_restart=False)
         except RayError:
-            pass  # Its process has died, and Ray starts another one.
+            pass  # The auction's process has died, and Ray starts another one.
         else:
             self.record(ruling)
             return ruling

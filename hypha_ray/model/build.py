@@ -85,7 +85,7 @@ def loading_options(model: Model, dtype: torch.dtype, device: torch.device) -> d
     check_quantization()
     from transformers import BitsAndBytesConfig
 
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # It warns in each step of int8 that it casts its input.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # int8 steps warn of each cast.
     if model.quantization == "nf4":
         config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
     else:

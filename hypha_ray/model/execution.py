@@ -149,7 +149,7 @@ class KnownMasks:
         mask = inputs.get("attention_mask")
         if mask is None or mask.ndim < 2:
             return
-        rows = mask.flatten(0, -2)  # Those of a pair, or of several choices, are rows for the model.
+        rows = mask.flatten(0, -2)  # The model gets pairs and choices as rows.
         yield masking_utils, "_ignore_bidirectional_mask_sdpa", partial(_ask_host, rows.bool())
         if not self._has_two_masks:
             yield masking_utils, "fast_all", partial(_ask_host, rows.bool())

@@ -245,7 +245,7 @@ def _frozen_sha256(model: torch.nn.Module) -> str | None:
     if not hasattr(model, "peft_config"):
         return None
     fingerprint = getattr(model, "base_sha256", None)
-    if fingerprint is not None:  # That of weights before they were quantized.
+    if fingerprint is not None:  # Fingerprint of weights before they were quantized.
         return str(fingerprint)
     sha256 = hashlib.sha256()
     for name, parameter in model.named_parameters():
@@ -273,7 +273,7 @@ def _sent(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _memory(tensor: torch.Tensor) -> object:
     """Return a key that is equal for tensors of the same memory."""
-    if tensor.is_meta or tensor.numel() == 0 or hasattr(tensor, "device_mesh"):  # One that is sharded has no address.
+    if tensor.is_meta or tensor.numel() == 0 or hasattr(tensor, "device_mesh"):  # A sharded tensor has no address.
         return id(tensor)
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 

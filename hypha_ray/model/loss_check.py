@@ -97,7 +97,7 @@ def _check(task: Task, network: Any, samples: Samples) -> None:
         _check_apart(task, network, samples, inputs)
         whole_losses = compute_losses(task, network, inputs)
         _check_against_own(task, network, inputs, whole_losses)
-        if task.objective is None:  # Those of preferences may depend on the other samples of a batch.
+        if task.objective is None:  # Preference losses may depend on other samples of the batch.
             _check_additive(task, network, samples, float(whole_losses.reported) * task.count(inputs))
         if task.labels in ("shifted", "positions") and not task.classifies:
             _check_causal(task, network, inputs, whole_losses.output)

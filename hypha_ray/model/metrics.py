@@ -397,7 +397,7 @@ def _hits(output: Any, inputs: Batch, task: Task) -> torch.Tensor | None:
     if labels is None or logits is None or labels.is_floating_point():
         return None
     if labels.shape == (*logits.shape[:-1], 1) and logits.shape[-1] > 1:
-        labels = labels.squeeze(-1)  # One class of each sample in a column, which losses take as well.
+        labels = labels.squeeze(-1)  # Losses also take a column with one class for each sample.
     if logits.shape[:-1] != labels.shape:
         return None
     is_right = logits.argmax(-1) == labels

@@ -191,7 +191,7 @@ def _replace(directory: Path, new_folder: Path, old_folder: Path) -> None:
 
 def _save(network: PreTrainedModel, model: Model, preprocessor: Any | None, folder: Path) -> None:
     """Write a whole model with its task, and tokenizer or image processor."""
-    disable_progress_bar()  # It would show one for a single file.
+    disable_progress_bar()  # A progress bar would show even for a single file.
     network.save_pretrained(folder)
     _write_task(folder, model, {})
     if preprocessor is not None:

@@ -356,7 +356,7 @@ def settle_generation(network: PreTrainedModel, preprocessor: Any | None) -> lis
         settings.eos_token_id = ends[0] if ends else None
     suppressed = set(settings.suppress_tokens or ())
     if max(suppressed, default=None) == rows - 1:
-        suppressed = set()  # They were written by an earlier export, whose tokenizer may have had fewer tokens.
+        suppressed = set()  # An earlier export wrote these, maybe for fewer tokens.
     suppressed.update(vocabulary_of(tokenizer).unknown(rows))
     settings.suppress_tokens = sorted(suppressed) or None
     return ends

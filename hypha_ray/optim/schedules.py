@@ -81,7 +81,7 @@ def steps_before(job: Job, round: float) -> float:
     """Return the nominal steps before a round, as if all workers had the same speed. Schedules use them as time."""
     if job.sync.traits.sends_gradients:
         return round
-    warmup_rounds = min(round, job.rounds.warmup_rounds)  # They have one step each.
+    warmup_rounds = min(round, job.rounds.warmup_rounds)  # Warm-up rounds have one step each.
     samples_of_step = job.num_workers * job.rounds.max_batch_size
     steps_of_round = -(-job.rounds.samples_between_updates // samples_of_step)
     return warmup_rounds + (round - warmup_rounds) * steps_of_round

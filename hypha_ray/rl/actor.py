@@ -62,7 +62,7 @@ class ResponseGenerator(ListedActor):
 
     def prepare(self) -> None:
         """Build the model."""
-        with suppress(Exception):  # Each request is answered with it.
+        with suppress(Exception):  # Each request is answered with this error.
             self._role()
 
     def respond(
@@ -176,7 +176,7 @@ class RayGenerators:
 
     def _find(self, name: str) -> None:
         """Look a generator up, and let it prepare itself."""
-        with suppress(ValueError, RayError):  # There is none yet.
+        with suppress(ValueError, RayError):  # There is no such generator yet.
             actor = ray.get_actor(name, namespace=self._run)
             if actor._actor_id.hex() not in self._failed:
                 self._actors[name] = actor
@@ -203,7 +203,7 @@ class RayGenerators:
             if isinstance(error.cause, HyphaError):
                 return error.cause
             actor = self._actors.pop(name)
-            if not isinstance(error.cause, RayError):  # It isn't asked again: its successor may have another machine.
+            if not isinstance(error.cause, RayError):  # No further request: a successor may have another machine.
                 self._failed.add(actor._actor_id.hex())
             return GeneratorLostError(reason_of(error.cause))
         except RayError as error:

@@ -157,7 +157,7 @@ class Scorer:
                 turn = {"role": _POLICY, "content": answer}
                 response = replace(response, conversation=(turn,), episode_reward=0.0)
             for _, evaluator in self._evaluators:
-                # Each by itself: a function that fails for one of many responses ends no run.
+                # One response at a time: a function that fails for one of many ends no run.
                 evaluator.rewards([response])
                 if isinstance(evaluator, InPlace | Processes) and evaluator.takes_groups:
                     evaluator.rewards([response] * 2)  # A single reward may be meant for all that there are.

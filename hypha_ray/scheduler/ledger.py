@@ -237,7 +237,7 @@ class Ledger:
 
 def _unused(worker: int, assigned: Sequence[Span], spans: Sequence[Span]) -> list[Span]:
     """Samples of a worker that its delta leaves assigned."""
-    if assigned == [*spans]:  # As most deltas have all samples of their plan.
+    if assigned == [*spans]:  # Most deltas have all samples of their plan.
         return []
     cuts = by_slice(sorted(spans))
     unused: list[Span] = []

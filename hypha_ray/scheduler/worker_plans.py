@@ -309,13 +309,13 @@ class WorkerPlans:
         if batches == member.planned:
             return []
         if member.idle:
-            member.progress.heard_at = now  # It didn't report because it had nothing to do.
+            member.progress.heard_at = now  # The worker didn't report because it had nothing to do.
         samples = batches * member.batch_size
         missing = samples - sum(span.samples for span in member.assigned)
         if missing > 0:
             member.assigned += self.assign(member, missing)
         spans = window(member.assigned, 0, samples)
-        if spans == member.plan.spans:  # There are no more samples.
+        if spans == member.plan.spans:  # No samples are left to add.
             return []
         feeds = self.feed_spans(member, (*member.plan.evaluate, *spans, *member.overlap_spans))
         version = member.plan.version + 1

@@ -109,7 +109,7 @@ class BatchTime(Decayed):
     def _follow(self, mean: float, seconds: float, count: int) -> None:
         believed_s = min(max(seconds, mean / self._outlier), mean * self._outlier)
         deviation = believed_s / mean - 1
-        gain = self._gain(1)  # One deviation is as good as another, whatever the number of batches behind it.
+        gain = self._gain(1)  # Each deviation counts the same, for any number of batches.
         self.variance += gain * (count * deviation**2 - self.variance)
         super()._follow(mean, seconds, count)
 

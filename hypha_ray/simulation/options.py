@@ -293,7 +293,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Number of following words that may be values of one of these options."""
     for word in arguments:
         flag, has_value, _ = word.partition("=")
-        is_value = values_left > 0 and not word.startswith("--")  # Such as -5ms, or - for standard output.
+        is_value = values_left > 0 and not word.startswith("--")  # For instance -5ms, or - for standard output.
         if word.startswith("-") and word != "-" and not is_value:
             name = flag.lstrip("-").replace("-", "_")
             _refuse_resembling(name, names)

@@ -234,7 +234,7 @@ def torchft_goodput(failures: Sequence[MachineFailure], machines: int, horizon_s
     pause_s = costs.reconfigure_s + costs.step_s / 2
     rejoins_at: dict[int, float] = {}
     for failure in failures:
-        if failure.at_s < rejoins_at.get(failure.machine, 0.0):  # It had not joined again.
+        if failure.at_s < rejoins_at.get(failure.machine, 0.0):  # The machine had not joined again.
             changes = [change for change in changes if change[1:3] != (failure.machine, 1) or change[0] < failure.at_s]
         else:
             changes.append((failure.at_s, failure.machine, -1, pause_s))

@@ -330,7 +330,7 @@ def _kind_of(table: type[Table], name: str) -> str:
     field_info = table.model_fields[name]
     try:
         return key_of((name,), field_info).kind
-    except (KeyError, ValueError):  # It is a table, or a list of tables.
+    except (KeyError, ValueError):  # The setting is a table, or a list of tables.
         return "table"
 
 

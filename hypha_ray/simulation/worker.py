@@ -159,7 +159,7 @@ class SimulatedWorker:
             self.leaving = True
             self._send(Leaving(self.source, reason))
             if not self._samples:
-                self._busy = None  # It ends at once unless it is training.
+                self._busy = None  # The worker ends at once unless it is training.
             self.go()
 
     # ── the inner loop ────────────────────────────────────────────────────────────────────────────────────────────

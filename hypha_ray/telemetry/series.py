@@ -119,7 +119,7 @@ def caption_of(folder: Path, first_record: Record) -> str:
     date = date_of(first_record)
     if date is not None:
         parts.append(date)
-    with suppress(OSError, ValueError):  # It is missing or damaged.
+    with suppress(OSError, ValueError):  # The file is missing or damaged.
         tables = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
         parts.append(model_name(tables))
     return ", ".join(parts)

@@ -185,7 +185,9 @@ class TimeBook:
     def deliver(self, worker: int, delta: Delta, now: float) -> None:
         """Record a delta, and account for the time since the worker's previous event."""
         slot = self._slots[worker]
-        if any(cycle.round == delta.round for cycle in slot.cycles):  # Its first delta of the round was discarded.
+        if any(
+            cycle.round == delta.round for cycle in slot.cycles
+        ):  # The worker's first delta of the round was discarded.
             self.discard(worker, delta.round)
         data_s = min(delta.data_wait_s, delta.train_s)
         training_s = delta.train_s - data_s

@@ -85,7 +85,7 @@ class InputCopies:
         computing = torch.cuda.current_stream(self._device)
         computing.wait_stream(self._stream)
         for copy in copies.values():
-            copy.record_stream(computing)  # Its memory is free for other copies once the step is over.
+            copy.record_stream(computing)  # The copy's memory is free for other copies once the step is over.
         return copies
 
 

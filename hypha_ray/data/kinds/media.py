@@ -397,7 +397,7 @@ def _preprocessor(options: PrepareOptions) -> Any:
     folder = fetch(name, options.preprocessor_revision, token=None)
     try:
         return auto.from_pretrained(folder)
-    except Exception as error:  # They raise anything from OSError to KeyError.
+    except Exception as error:  # Preprocessors raise anything from OSError to KeyError.
         got = reason_of(error)
         fix = f"name a model for {options.kind_name}, or a folder with its preprocessor_config.json"
         raise ConfigError("PREP012", f"preprocessor {name!r} can't be loaded", got, fix=fix) from error

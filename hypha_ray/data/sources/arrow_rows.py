@@ -68,7 +68,7 @@ def arrow_rows(path: Path, columns: Sequence[Column], account: Account) -> Itera
         format_name = "a Parquet file" if kind_of(path) == ".parquet" else "an Arrow file"
         fix = "unpack it first" if path.suffix.lower() in COMPRESSIONS else "copy it afresh"
         raise DataError("DATA031", f"{path} isn't {format_name}", str(error), fix=fix) from None
-    except (OverflowError, ValueError) as error:  # Such as a date after the year 9999.
+    except (OverflowError, ValueError) as error:  # For instance a date after the year 9999.
         fix = "write such values as text, or leave their column out"
         raise DataError("DATA031", f"{path} has values that Python lacks", str(error), fix=fix) from None
 

@@ -413,7 +413,7 @@ def _fitting(
 def _has_no_header(names: list[str], sample: Iterable[tuple[str, list[str]]]) -> bool:
     """Whether a first line looks like a row: it has a number, a long text, or values that later rows have there."""
     filled_names = list(filter(None, names))
-    if filled_names == list(map(str, range(len(filled_names)))):  # As pandas numbers columns.
+    if filled_names == list(map(str, range(len(filled_names)))):  # pandas numbers columns in this way.
         return False
     if any(map(_is_number, names)) or max(map(len, names), default=0) > _LONGEST_NAME:
         return True

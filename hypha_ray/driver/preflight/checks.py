@@ -309,7 +309,7 @@ def check_rewards(job: Job) -> list[str]:
         from hypha_ray.rl.environments.pool import EnvironmentPool
 
         pool = EnvironmentPool(job.rl)
-        pool.tools()  # It is loaded for that.
+        pool.tools()  # This loads the environment.
         pool.close()
     if MODEL not in job.rl.reward.functions:
         return notes

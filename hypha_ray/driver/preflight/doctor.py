@@ -286,7 +286,7 @@ def in_time(ask: Callable[[], T]) -> T:
     def fill() -> None:
         try:
             answer.set_result(ask())
-        except Exception as error:  # It is raised where the answer is awaited.
+        except Exception as error:  # Raised where the answer is awaited.
             answer.set_exception(error)
 
     threading.Thread(target=fill, name="doctor-question", daemon=True).start()

@@ -237,9 +237,9 @@ def _written(job: Job) -> int:
     every = job.checkpoint.every_rounds
     count = rounds // every
     if every > 1:
-        count += 1  # That of the first round.
+        count += 1  # The evaluation of the first round.
     if rounds % every and rounds > 1:
-        count += 1  # That of the last round.
+        count += 1  # The evaluation of the last round.
     return count
 
 

@@ -152,7 +152,7 @@ def _unused_tensors(case: Case, task: Task, samples: Samples) -> list[str]:
         return []
     used_tensors = {name for name, _, _ in task.model_tensors(tensors_of(samples))}
     if "attention_mask" not in task.accepts:
-        used_tensors.add("attention_mask")  # It still marks the scored tokens.
+        used_tensors.add("attention_mask")  # The mask still marks the scored tokens.
     architecture = type(case.network).__name__
     notes = []
     for name in sorted(set(samples.arrays) - used_tensors):

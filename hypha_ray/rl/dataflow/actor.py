@@ -65,7 +65,7 @@ class ModelWorkerActor(ListedActor):
 
     def build(self) -> None:
         """Build the models, as the first call: while a constructor runs, no ping would be answered."""
-        with suppress(HyphaError):  # Each request is answered with it.
+        with suppress(HyphaError):  # Each request is answered with this error.
             self._worker()
 
     @ray.method(num_returns=2)

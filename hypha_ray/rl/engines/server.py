@@ -89,7 +89,7 @@ class Batch:
 
         """
         all_versions: set[str] = set()
-        if server_version is not None:  # It counts even if each answer was lost.
+        if server_version is not None:  # The server's version counts even if each answer was lost.
             all_versions.add(server_version)
         for index, group in groups.items():
             versions = {str(completion.version) for completion in group}

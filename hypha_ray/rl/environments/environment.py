@@ -276,7 +276,7 @@ def _schemas(tools: Sequence[Any]) -> tuple[dict[str, Any], ...]:
         if isinstance(tool, Mapping):
             schemas.append(dict(tool))
         else:
-            from transformers.utils import get_json_schema  # It takes seconds to load.
+            from transformers.utils import get_json_schema  # This import takes seconds.
 
             schemas.append(get_json_schema(tool))
     return tuple(schemas)

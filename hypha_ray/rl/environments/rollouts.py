@@ -115,7 +115,7 @@ class Renderer:
             encoded = self._tokenizer(
                 text, add_special_tokens=False, split_special_tokens=not self.is_chat, verbose=False
             )
-        except Exception as error:  # Such as a lone surrogate, which is no character.
+        except Exception as error:  # For instance a lone surrogate, which is no character.
             raise RenderingError(f"the tokenizer doesn't take its messages ({reason_of(error)})") from None
         return list(encoded["input_ids"])
 

@@ -133,7 +133,7 @@ def _flatten(root: int, name: str, prefix: str, folder_count: int) -> int:
         for below, is_folder in _entries(folder):
             if is_folder:
                 folder_count += 1
-                os.chmod(below, 0o700, dir_fd=folder)  # Its entry for the folder above is written.
+                os.chmod(below, 0o700, dir_fd=folder)  # A moved folder's entry for its parent is written.
                 os.rename(below, f"{prefix}-{folder_count}", src_dir_fd=folder, dst_dir_fd=root)
             else:
                 os.unlink(below, dir_fd=folder)

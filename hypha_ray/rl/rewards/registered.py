@@ -184,7 +184,7 @@ def _package() -> Any:
     except ImportError as error:
         fix = "pip install 'hypha_ray[rl]' on all machines"
         raise ConfigError("RWD004", "reward function math needs the package math-verify", fix=fix) from error
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # It warns of the limits that are off.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # The package warns that its limits are off.
     return math_verify
 
 

@@ -102,7 +102,7 @@ def _number(result: object) -> float:
     if isinstance(result, str | bytes | bytearray):
         beginning = result[:80]
         raise TypeError(f"it gave the text {beginning!r}")
-    number = float(result)  # type: ignore[arg-type]  # It raises a TypeError itself.
+    number = float(result)  # type: ignore[arg-type]  # float raises a TypeError itself.
     return number if abs(number) <= LARGEST else math.nan
 
 

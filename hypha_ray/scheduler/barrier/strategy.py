@@ -294,7 +294,7 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
             not_accepted = reduced_round.awaiting - accepted_workers
             for member in members:
                 if member.source.worker in not_accepted:
-                    member.merged_version = None  # Its own weights contain samples that are given out again.
+                    member.merged_version = None  # The worker's own weights contain samples that are given out again.
         commit = CommitMetrics(verdict, known_batch_s(members), totals)
         merging = {member.source.worker for member in self._roster.assignable}
         committed_round = CommittedRound(reduced_round, commit, merging, now)

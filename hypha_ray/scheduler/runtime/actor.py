@@ -324,7 +324,7 @@ class Scheduler(ListedActor):
         failpoint("scheduler.after_reduce")
         for rejection in verdict.rejected:
             if rejection.blamed:
-                self._weights.inner.pop(rejection.worker, None)  # It begins anew, and so would its successor.
+                self._weights.inner.pop(rejection.worker, None)  # The worker begins anew, and so would its successor.
         accepted_workers = {contribution.worker for contribution in verdict.accepted}
         for source, refs in zip(command.sources, payloads, strict=True):
             if source.worker in accepted_workers and len(refs) > fragments:

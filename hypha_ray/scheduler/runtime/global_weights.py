@@ -156,7 +156,7 @@ class GlobalWeights:
             except GONE:
                 lost_payloads = await self._lost_payloads(command.round, deltas)
                 if not lost_payloads:
-                    raise  # It is θ: the run has to go on from its last snapshot.
+                    raise  # θ is lost: the run has to go on from its last snapshot.
                 rejected |= lost_payloads
                 continue
             verdicts = [await verdict for _, _, verdict in steps]

@@ -352,7 +352,7 @@ class RunActors:
             options = await self._place(name, wait_s=GENERATOR_S)
         tokenizer, _ = self._from_dataset
         generator = await self._start_owned("generator", name, options, self._job, tokenizer)
-        generator.prepare.remote()  # It loads its libraries while the workers do.
+        generator.prepare.remote()  # The generator loads libraries while the workers do.
         return generator
 
     async def _take_over(self, name: str, ask: Callable[[Any], Any]) -> Any | None:
@@ -441,5 +441,5 @@ class RunActors:
             await asyncio.sleep(0.1)
 
     def _kill(self, name: str) -> None:
-        with contextlib.suppress(ValueError):  # There is none.
+        with contextlib.suppress(ValueError):  # There is no such actor.
             ray.kill(ray.get_actor(name, namespace=self._run))

@@ -316,7 +316,7 @@ class RoundTraces:
         match event:
             case Merged(source=source, version=version):
                 self._extend(self.of_weights(version))
-                self._extend(self._begun.get(source.worker, version))  # It may have dropped that round.
+                self._extend(self._begun.get(source.worker, version))  # The worker may have dropped that round.
                 self._begun[source.worker] = version
             case Evaluated(round=number):
                 self._extend(version_due(self._job, number) - 1)

@@ -177,7 +177,7 @@ class WorkerDispatcher:
                 elif isinstance(event, Left):
                     await self._wait_for_fetches(source)
                 self._inbox(event)
-            return  # It has done its final plan, or was asked to stop.
+            return  # The worker has done its final plan, or was asked to stop.
         except StopAsyncIteration:
             reason = "its stream ended in the middle of a delta"
         except RayActorError as error:

@@ -243,7 +243,7 @@ def _mention_of(kinds: Iterable[str]) -> re.Pattern[bytes]:
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
         value = pydantic_core.from_json(line)
-    except ValueError:  # It is torn, or has what only Python's parser takes, such as a byte that isn't UTF-8.
+    except ValueError:  # A cut line, or one that only Python's parser takes, as with bytes that aren't UTF-8.
         value = _parsed_by_python(line)
     return value if isinstance(value, dict) else None
 

@@ -168,7 +168,7 @@ class Webhook:
                 status = answer.status
         except TimeoutError:
             return f"gives no answer in {self._timeout_s:g} s"
-        except OSError as error:  # Its text may have the host.
+        except OSError as error:  # The error's text may have the host.
             reason = type(error).__name__
             if (error.errno or 0) > 0:
                 reason = os.strerror(error.errno or 0)

@@ -108,7 +108,7 @@ def _time_limit(connected: socket.socket) -> Iterator[None]:
 
     def cut_off() -> None:
         timed_out.set()
-        with contextlib.suppress(OSError):  # It is closed.
+        with contextlib.suppress(OSError):  # The socket is closed.
             connected.shutdown(socket.SHUT_RDWR)
 
     watchdog = threading.Timer(TIMEOUT_S, cut_off)

@@ -72,7 +72,7 @@ class TensorBoard:
 
         scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         file_writer = self._writer.file_writer
-        assert file_writer is not None  # It is one until the writer is closed.
+        assert file_writer is not None  # None only after the writer is closed.
         # One event for all of them costs a fifth of an event for each.
         file_writer.add_summary(Summary(value=scalars), step, wall_time_s)
 

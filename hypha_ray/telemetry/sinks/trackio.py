@@ -32,7 +32,7 @@ class Trackio:
     def start(self, config: Record) -> None:
         """Open a trackio run; neither the machine's load nor the user's name are tracked."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault("TRACKIO_DIR", str(self._folder))  # It is read when trackio is imported.
+        os.environ.setdefault("TRACKIO_DIR", str(self._folder))  # trackio reads this when it is imported.
         logging.getLogger("trackio.alerts").setLevel(logging.ERROR)  # Its warnings have a webhook's whole address.
         import trackio
 

@@ -43,7 +43,7 @@ def train(connection: client.Trainer, device: str) -> None:
 
     """
     definition = connection.job
-    if "rl" in definition:  # Its reward functions and servers are programs, and no program comes over the bridge.
+    if "rl" in definition:  # Reward functions and servers are programs, which the bridge doesn't send.
         fix = "connect a trainer of your own, such as examples/grpo_trainer.py"
         raise ConfigError("RL025", "jobs/worker.py doesn't train by rewards", definition["rl"]["algorithm"], fix=fix)
     job = job_of(definition, device)

@@ -240,7 +240,7 @@ class TrainerProcess:
             check()
             if self._process is not None and (code := self._process.poll()) is not None:
                 raise TrainerGone(f"the trainer has ended with exit code {code} before it has connected")
-        self._listener.close()  # One is enough.
+        self._listener.close()  # One connection is enough.
         return channel
 
     def end(self) -> None:

@@ -397,7 +397,7 @@ class GroupTrainer(SupervisedTrainer):
             yield
         except ProcessLostError:
             self._collectives.close()
-            self._members.replies()  # It raises the error of a process, if that was the cause.
+            self._members.replies()  # This raises the error of a process, if that was the cause.
             raise
 
 

@@ -137,7 +137,7 @@ class Shards:
         self._model = model
         self._mesh = mesh
         self._is_first = mesh.get_rank() == 0
-        # It warns of outputs that are changed in place, which `sharding_check` refuses.
+        # FSDP warns of outputs that are changed in place, which `sharding_check` refuses.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
         for module in [*blocks_of(model), model]:
             sharded = fully_shard(module, mesh=mesh, reshard_after_forward=True)
