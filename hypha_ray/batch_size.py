@@ -299,9 +299,9 @@ def _read(file: Path) -> Bounds:
     """Bounds saved by earlier trials; those before any trial if the file can't be read."""
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
-        fits = int(fields["fits"])
+        largest_fitting = int(fields["fits"])
         fails = fields["fails"]
-        return Bounds(fits, None if fails is None else int(fails))
+        return Bounds(largest_fitting, None if fails is None else int(fails))
     except (OSError, ValueError, KeyError, TypeError):
         return Bounds()
 

@@ -365,14 +365,14 @@ class Frames:
                 raise _closed("half a frame")
             target = target[count:]
 
-    def _receive_some(self, target: memoryview, deadline: float, complaint: str) -> int:
+    def _receive_some(self, target: memoryview, deadline: float, problem: str) -> int:
         """Receive at least one byte; returns the number of bytes, 0 at the end of the stream."""
         try:
             timeout_s = deadline - time.monotonic()
             self._stream.settimeout(max(timeout_s, 1e-3))
             return self._stream.recv_into(target)
         except TimeoutError:
-            raise BridgeError("FRM003", complaint) from None
+            raise BridgeError("FRM003", problem) from None
         except OSError as error:
             raise _closed(error.strerror) from None
 

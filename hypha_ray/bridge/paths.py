@@ -173,13 +173,13 @@ class WorkDirectory:
         *folders, name = split_path(path)
         sha256 = hashlib.sha256()
         size_bytes = 0
-        draft = f".{secrets.token_hex(8)}.part"
-        with self._folder(folders, path) as folder, _create(draft, folder, path) as file:
+        draft_name = f".{secrets.token_hex(8)}.part"
+        with self._folder(folders, path) as folder, _create(draft_name, folder, path) as file:
             for chunk in chunks:
                 sha256.update(chunk)
                 size_bytes += file.write(chunk)
             file.flush()
-            os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.rename(draft_name, name, src_dir_fd=folder, dst_dir_fd=folder)
         return Content(size=size_bytes, sha256=sha256.digest())
 
     def unlink(self, path: str) -> None:

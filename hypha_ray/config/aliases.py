@@ -337,11 +337,11 @@ def habit_inside(path: Sequence[str]) -> str | None:
     """
     name = path[-1].lower().replace("-", "_")
     table = list(path[:-1])
-    below = None
+    key_below = None
     for key in HABITS.get(name, "").split():
         parts = key.split(".")
         if parts[:-1] == table or key_at([*table, parts[-1]]) is not None:
             return ".".join([*table, parts[-1]])
         if parts[: len(table)] == table:
-            below = below or key
-    return below
+            key_below = key_below or key
+    return key_below

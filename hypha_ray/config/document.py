@@ -60,16 +60,16 @@ def read(file: str) -> Document:
         ConfigError: CFG015 if it isn't a readable file; CFG005, CFG006 or CFG007 if its content is invalid.
 
     """
-    raw, mode = _bytes_and_mode(file)
-    if len(raw) > MAX_BYTES:
+    content, mode = _bytes_and_mode(file)
+    if len(content) > MAX_BYTES:
         problem = f"{file} is too large for a job file"
         raise ConfigError("CFG006", problem, "more", f"{MAX_BYTES} bytes", "keep data elsewhere")
     try:
-        text = raw.decode()
+        text = content.decode()
     except UnicodeDecodeError as error:
-        byte = raw[error.start]
+        byte = content[error.start]
         raise _unreadable(file, f"byte 0x{byte:02x} at offset {error.start}") from None
-    offset = raw.find(b"\0")
+    offset = content.find(b"\0")
     if offset >= 0:
         raise _unreadable(file, f"byte 0x00 at offset {offset}")
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")

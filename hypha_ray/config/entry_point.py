@@ -118,11 +118,11 @@ def unwritten() -> str:
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     stdout = _results[-1] if _results else sys.stdout
-    raw = getattr(stdout, "buffer", None)
-    raw = getattr(raw, "raw", raw)
-    if not isinstance(raw, _Enduring):
+    raw_stream = getattr(stdout, "buffer", None)
+    raw_stream = getattr(raw_stream, "raw", raw_stream)
+    if not isinstance(raw_stream, _Enduring):
         return ""
-    return raw.problem
+    return raw_stream.problem
 
 
 class _Enduring(io.FileIO):
@@ -143,14 +143,14 @@ class _Enduring(io.FileIO):
 
 
 def _enduring(stream: TextIO | None, descriptor: int) -> TextIO:
-    raw = _Enduring(descriptor, "wb", closefd=False)
+    raw_stream = _Enduring(descriptor, "wb", closefd=False)
     # With `python -u`, text goes straight to the descriptor; otherwise through a buffer, as in Python's own streams.
     is_unbuffered = isinstance(stream, io.TextIOWrapper) and stream.write_through
     return io.TextIOWrapper(
-        raw if is_unbuffered else io.BufferedWriter(raw),
+        raw_stream if is_unbuffered else io.BufferedWriter(raw_stream),
         encoding="utf-8" if stream is None else stream.encoding,
         errors="replace",
-        line_buffering=raw.isatty() or descriptor == 2,
+        line_buffering=raw_stream.isatty() or descriptor == 2,
         write_through=is_unbuffered,
     )
 

@@ -37,14 +37,14 @@ _TEXT = "a"
 """Text whose tokens are looked for among those that a tokenizer puts around them."""
 
 
-def byte_tokenizer(spare: int = _SPARE) -> Any:
+def byte_tokenizer(spare_tokens: int = _SPARE) -> Any:
     """ByT5's vocabulary as a fast tokenizer: pad, end and unknown, the bytes, and spare tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE(vocab=_numbered(_byte_names()), merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return _fast_tokenizer(tokenizer, [f"<extra_id_{number}>" for number in range(spare)])
+    return _fast_tokenizer(tokenizer, [f"<extra_id_{number}>" for number in range(spare_tokens)])
 
 
 def as_fast(tokenizer: Any) -> Any:
@@ -54,19 +54,19 @@ def as_fast(tokenizer: Any) -> Any:
 
     if not isinstance(tokenizer, ByT5Tokenizer):
         return tokenizer
-    spare = len(tokenizer) - len(_SPECIALS) - 256
-    fast = byte_tokenizer(max(0, spare))
-    fast_specials = fast.get_vocab().keys() - set(_byte_names())
+    spare_tokens = len(tokenizer) - len(_SPECIALS) - 256
+    fast_tokenizer = byte_tokenizer(max(0, spare_tokens))
+    fast_specials = fast_tokenizer.get_vocab().keys() - set(_byte_names())
     specials = tokenizer.get_vocab().keys() - set(map(chr, range(256)))
     if fast_specials != specials:
         return tokenizer  # The special tokens have other names.
     end = _SPECIALS[1]
-    end_id = fast.convert_tokens_to_ids(end)
-    fast.backend_tokenizer.post_processor = TemplateProcessing(
+    end_id = fast_tokenizer.convert_tokens_to_ids(end)
+    fast_tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=["$A", end], pair=["$A", end, "$B:1", f"{end}:1"], special_tokens=[(end, end_id)]
     )
-    fast.chat_template = tokenizer.chat_template
-    return fast
+    fast_tokenizer.chat_template = tokenizer.chat_template
+    return fast_tokenizer
 
 
 def character_tokenizer(texts: Iterable[str]) -> Any:
@@ -89,7 +89,7 @@ def _numbered(tokens: Iterable[str]) -> dict[str, int]:
     return {token: token_id for token_id, token in enumerate([*_SPECIALS, *tokens])}
 
 
-def _fast_tokenizer(tokenizer: Any, spare: Sequence[str] = ()) -> Any:
+def _fast_tokenizer(tokenizer: Any, spare_names: Sequence[str] = ()) -> Any:
     """A tokenizer of transformers around one of the library tokenizers."""
     from transformers import PreTrainedTokenizerFast
 
@@ -99,7 +99,7 @@ def _fast_tokenizer(tokenizer: Any, spare: Sequence[str] = ()) -> Any:
         pad_token=pad_token,
         eos_token=end_token,
         unk_token=unknown_token,
-        additional_special_tokens=list(spare),
+        additional_special_tokens=list(spare_names),
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )

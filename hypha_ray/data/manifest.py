@@ -238,10 +238,10 @@ def parse_manifest(data: bytes, path: Path | str, datasets: int = 1) -> Manifest
 
 def _parse(data: bytes, path: Path | str) -> Manifest:
     try:
-        raw = pydantic_core.from_json(data)
+        raw_manifest = pydantic_core.from_json(data)
     except ValueError as error:
         raise _malformed(path, f"not JSON: {error}") from None
-    version = raw.get("format_version") if isinstance(raw, dict) else None
+    version = raw_manifest.get("format_version") if isinstance(raw_manifest, dict) else None
     if isinstance(version, int) and version != FORMAT_VERSION:
         problem = f"{path} has a format version that this release doesn't know"
         fix = "update hypha_ray, or prepare the dataset with this release"

@@ -176,8 +176,8 @@ def _equally_wide(manifests: Sequence[Manifest]) -> list[tuple[TensorInfo, ...]]
         tensors = []
         for number, tensor in enumerate(manifest.tensors):
             shapes = [dataset.tensors[number].shape for dataset in manifests]
-            widest = tuple(map(max, zip(*shapes, strict=True)))
-            tensors.append(replace(tensor, shape=widest))
+            widest_shape = tuple(map(max, zip(*shapes, strict=True)))
+            tensors.append(replace(tensor, shape=widest_shape))
         widened.append(tuple(tensors))
     return widened
 

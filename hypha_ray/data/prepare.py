@@ -197,8 +197,8 @@ def _claimed(destination: UrlFolder, overwrite: bool) -> Iterator[bytes]:
 
 def _is_abandoned(claim: bytes) -> bool:
     """Whether a claim is that of a process of this machine that has ended."""
-    host, _, rest = claim.decode("utf-8", "replace").partition(" ")
-    process, _, _ = rest.partition(" ")
+    host, _, rest_text = claim.decode("utf-8", "replace").partition(" ")
+    process, _, _ = rest_text.partition(" ")
     return host == socket.gethostname() and process.isdigit() and not Path("/proc", process).exists()
 
 

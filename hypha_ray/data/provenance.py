@@ -28,8 +28,8 @@ class Omission:
         if not self.names:
             return text
         names = ", ".join(self.names)
-        more = ", …" if len(self.names) < self.count else ""
-        return f"{text} ({names}{more})"
+        ellipsis = ", …" if len(self.names) < self.count else ""
+        return f"{text} ({names}{ellipsis})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -321,8 +321,8 @@ def _union(a: TensorInfo, b: TensorInfo) -> TensorInfo:
 def _check_bounds(tensors: tuple[TensorInfo, ...], manifest: Manifest, slice_name: str) -> None:
     """Refuse tensors of a slice that exceed the bounds of the manifest."""
     union = merge(manifest.tensors, tensors, slice_name)
-    for tensor, both, listed_tensor in zip(tensors, union, manifest.tensors, strict=True):
-        if both != listed_tensor:
+    for tensor, merged_tensor, listed_tensor in zip(tensors, union, manifest.tensors, strict=True):
+        if merged_tensor != listed_tensor:
             problem = f"{slice_name}: {tensor.name} is out of bounds"
             raise DataError("DATA020", problem, _bounds(tensor), _bounds(listed_tensor), _AGAIN)
 

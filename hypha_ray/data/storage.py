@@ -421,7 +421,7 @@ def _listed(folder: Path, changed_ns: int, seen_s: float) -> _Account:
     age_s = time.monotonic() - seen_s
     files = list[tuple[int, str, int]]()
     total_bytes = 0
-    settled = age_s > (SETTLED_S if changed_ns % SECOND_NS else SETTLED_SECONDS_S)
+    is_settled = age_s > (SETTLED_S if changed_ns % SECOND_NS else SETTLED_SECONDS_S)
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
@@ -430,8 +430,8 @@ def _listed(folder: Path, changed_ns: int, seen_s: float) -> _Account:
                 if belongs and stat.S_ISREG(status.st_mode):
                     files.append((status.st_mtime_ns, entry.path, status.st_size))
                     total_bytes += status.st_size
-                    settled &= not entry.name.endswith(".part")  # A partial file may grow.
-    return _Account(changed_ns, seen_s, settled, files, total_bytes)
+                    is_settled &= not entry.name.endswith(".part")  # A partial file may grow.
+    return _Account(changed_ns, seen_s, is_settled, files, total_bytes)
 
 
 def make_folder(folder: Path) -> None:

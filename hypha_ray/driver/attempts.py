@@ -136,7 +136,7 @@ def _attempts(
             if without_commit >= LONGEST_PATIENCE:
                 raise _given_up(f"{cause} {without_commit} times without a commit", lost) from None
         yield {"kind": "status", "text": text}
-        end_leftovers(run, spared={OWNER, *outliving(job)})
+        end_leftovers(run, spared_names={OWNER, *outliving(job)})
 
 
 def _given_up(problem: str, loss: Exception) -> ClusterError:
@@ -179,7 +179,7 @@ def _stream(scheduler: Any, start_s: float, control: ControlService) -> Iterator
     Seconds are counted by waits, so a pause of this process is no silence of the scheduler.
     """
     stream = scheduler.run.remote()
-    pulse = None
+    ping_ref = None
     waits = 0
     limit = start_s
     while True:
@@ -190,18 +190,18 @@ def _stream(scheduler: Any, start_s: float, control: ControlService) -> Iterator
                 return
             yield from ray.get(ref)
         else:
-            pulse = pulse or scheduler.ping.remote()
+            ping_ref = ping_ref or scheduler.ping.remote()
             waits += 1
             if waits > limit:
                 raise SchedulerLost(f"silent for {waits} s")
-            if not ray.wait([pulse], timeout=0)[0]:
+            if not ray.wait([ping_ref], timeout=0)[0]:
                 continue
             try:
-                ray.get(pulse)
+                ray.get(ping_ref)
             except ActorUnavailableError:
-                pulse = None  # The call was lost: that is a sign neither of death nor of life.
+                ping_ref = None  # The call was lost: that is a sign neither of death nor of life.
                 continue
-        pulse = None
+        ping_ref = None
         waits = 0
         limit = SILENCE_S
 
@@ -249,10 +249,10 @@ def _scored(arrays: Arrays, samples: int) -> npt.NDArray[np.int64]:
     return np.asarray(counted_positions.reshape(samples, -1).sum(axis=1), np.int64)
 
 
-def end_leftovers(run: str, deadline_s: float = DEADLINE_S, spared: Container[str] = ()) -> None:
+def end_leftovers(run: str, deadline_s: float = DEADLINE_S, spared_names: Container[str] = ()) -> None:
     """End all actors and leases of a run that an earlier driver or scheduler has left, and wait for their end.
 
-    Actors and leases named in `spared` stay. Actors of a live driver stay, too, because it has a run of the same name
+    Actors and leases in `spared_names` stay. Actors of a live driver stay, too, because it has a run of the same name
     in another directory. The wait takes at most `deadline_s` seconds.
 
     Raises:
@@ -264,9 +264,9 @@ def end_leftovers(run: str, deadline_s: float = DEADLINE_S, spared: Container[st
         problem = f"another driver in this cluster has a run {run!r}"
         fix = "choose another run.name, or wait until it has ended"
         raise ClusterError("NET006", problem, got=_other_drivers(run), fix=fix)
-    reclaim(run, spared)  # Leases first: the end of its lease ends a stopped process at once.
-    if not _poll(lambda: _kill_leftovers(run, spared), deadline):
-        names = ", ".join(_leftover_names(run, spared)) or "leases"
+    reclaim(run, spared_names)  # Leases first: the end of its lease ends a stopped process at once.
+    if not _poll(lambda: _kill_leftovers(run, spared_names), deadline):
+        names = ", ".join(_leftover_names(run, spared_names)) or "leases"
         raise ClusterError("NET007", f"what is left of run {run!r} doesn't end", got=names, fix="submit the job again")
 
 
@@ -278,14 +278,14 @@ def _poll(is_done: Callable[[], bool], deadline: float) -> bool:
     return True
 
 
-def _kill_leftovers(run: str, spared: Container[str]) -> bool:
+def _kill_leftovers(run: str, spared_names: Container[str]) -> bool:
     """Kill remaining actors and leases, and return whether none was left."""
-    names = _leftover_names(run, spared)
+    names = _leftover_names(run, spared_names)
     for name in names:
         actor = _find_actor(run, name)
         if actor is not None:
             ray.kill(actor)
-    return not names and reclaim(run, spared) == 0
+    return not names and reclaim(run, spared_names) == 0
 
 
 def _other_drivers(run: str) -> str:
@@ -307,8 +307,8 @@ def _other_drivers(run: str) -> str:
     return ", ".join(addresses)
 
 
-def _leftover_names(run: str, spared: Container[str]) -> list[str]:
-    return [name for name in _actor_names(run) if name not in spared]
+def _leftover_names(run: str, spared_names: Container[str]) -> list[str]:
+    return [name for name in _actor_names(run) if name not in spared_names]
 
 
 def _actor_names(run: str) -> list[str]:

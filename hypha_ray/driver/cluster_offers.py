@@ -165,8 +165,9 @@ def lines(market: Mapping[str, Any]) -> Iterator[str]:
         state = "may hold" if run["quota"] >= max(1, run["least"]) else "waits; it may hold"
         workers = f"{counted(run['wanted'], 'worker')}, at least {run['least']}"
         yield f"{rank}. run {run['run']} bids {run['bid']:g} for {workers}: {state} {run['quota']}"
-    for unmet in market["waiting"]:
-        yield f"{unmet['run']} waits for {unmet['count']} × {unmet['role']} with {unmet['need']}: {unmet['reason']}"
+    for unmet_need in market["waiting"]:
+        wish = f"{unmet_need['count']} × {unmet_need['role']} with {unmet_need['need']}"
+        yield f"{unmet_need['run']} waits for {wish}: {unmet_need['reason']}"
     machines = counted(len(market["nodes"]), "machine")
     leases = counted(len(market["leases"]), "lease")
     prices = [lease["price"] for lease in market["leases"] if lease["price"] is not None]

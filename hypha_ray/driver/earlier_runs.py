@@ -419,16 +419,16 @@ def time_facts(job: Job, pace: Pace | None, price: float | None, done: int = 0) 
         return
     rounds = max(0, job.rounds.update_rounds - done)
     time_s = rounds * pace.round_s
-    rest = ""
+    rest_text = ""
     if done:
-        rest = " for the rest"
+        rest_text = " for the rest"
     pace_text = f"{duration(pace.round_s)} a round, the median of {counted(pace.rounds, 'round')} of run {pace.run}"
     if pace.devices:
         pace_text += f" on {', '.join(pace.devices)}"
-    yield "time", f"about {duration(time_s)}{rest}: {pace_text}"
+    yield "time", f"about {duration(time_s)}{rest_text}: {pace_text}"
     if price is not None:
         cost = price * time_s / 3600
-        yield "cost", f"about {cost:.2f}{rest}, at {price:.2f} an hour"
+        yield "cost", f"about {cost:.2f}{rest_text}, at {price:.2f} an hour"
     yield from goal_facts(job, time_s)
 
 

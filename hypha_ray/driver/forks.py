@@ -97,11 +97,11 @@ def uses_gpu(descriptors: Path) -> bool:
     return False
 
 
-def close_all_but(spared: set[int]) -> None:
+def close_all_but(spared_descriptors: set[int]) -> None:
     """Close the driver's file descriptors, such as its locks, which are held as long as any fork has them open."""
     descriptors = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
     for descriptor in descriptors:
-        if descriptor not in spared:
+        if descriptor not in spared_descriptors:
             with suppress(OSError):  # The descriptor of the listing itself is closed already.
                 os.close(descriptor)
 

@@ -120,17 +120,17 @@ def _fetch(url: str, copy: RunDirectory) -> None:
     from hypha_ray.store.disk import publish
     from hypha_ray.store.mirror import fetch
 
-    draft = copy
+    draft_directory = copy
     if not copy.path.exists():
-        draft = RunDirectory(copy.path.with_name(f".{copy.path.name}.part"))
-    with draft.lock():
-        fetch(url, draft.path)
-        if not draft.begun:
+        draft_directory = RunDirectory(copy.path.with_name(f".{copy.path.name}.part"))
+    with draft_directory.lock():
+        fetch(url, draft_directory.path)
+        if not draft_directory.begun:
             problem = f"the run at {url} has no {CONFIG}"
             raise CheckpointError("CKPT001", problem, fix="is it the folder of the run itself?")
-        draft.count_from(_newest_attempt(draft.path))
-        if draft != copy:
-            publish(draft.path, copy.path)
+        draft_directory.count_from(_newest_attempt(draft_directory.path))
+        if draft_directory != copy:
+            publish(draft_directory.path, copy.path)
 
 
 def _newest_attempt(directory: Path) -> int:
@@ -240,10 +240,10 @@ def _require_short_sockets() -> None:
     folder_length = len(os.fsencode(folder))
     socket = folder / _SOCKET.format(pid=os.getpid())
     socket_length = len(os.fsencode(socket))
-    excess = socket_length - LONGEST_SOCKET
-    if excess > 0:
+    excess_length = socket_length - LONGEST_SOCKET
+    if excess_length > 0:
         got = f"{folder_length} bytes in {folder}"
-        allowed = f"{folder_length - excess} bytes"
+        allowed = f"{folder_length - excess_length} bytes"
         raise ConfigError("CFG008", f"{setting} is too long for Ray's sockets", got, allowed, "name a shorter one")
 
 

@@ -97,12 +97,12 @@ def record_devices(directory: RunDirectory) -> None:
     if not account:
         return
     start_time = str(account.get("wall_time", ""))
-    joins = read_jsonl(directory.path / EVENTS, ["join"])
-    joins = [event for event in joins if event.get("wall_time", "") >= start_time]
+    join_events = read_jsonl(directory.path / EVENTS, ["join"])
+    join_events = [event for event in join_events if event.get("wall_time", "") >= start_time]
     devices = {}
     settings = {}
     reasons = {}
-    for event in sorted(joins, key=lambda event: int(event["worker"])):
+    for event in sorted(join_events, key=lambda event: int(event["worker"])):
         worker = f"worker-{event['worker']}"
         devices[worker] = event.get("device")
         if "settings" in event:

@@ -111,10 +111,10 @@ def compared(folders: Sequence[Path]) -> Comparison:
         DataError: DATA044, a file of a run can't be read, or has a record of another program.
 
     """
-    twice = [folder for number, folder in enumerate(folders) if folder in folders[:number]]
-    if twice:
+    repeated_folders = [folder for number, folder in enumerate(folders) if folder in folders[:number]]
+    if repeated_folders:
         raise ConfigError(
-            "CFG003", "--run is out of range", f"{twice[0].name} twice", "different runs", "name each once"
+            "CFG003", "--run is out of range", f"{repeated_folders[0].name} twice", "different runs", "name each once"
         )
     runs = tuple(map(_read, folders))
     names = [run.folder.name for run in runs]
@@ -282,9 +282,9 @@ def draw_curves(series_by_run: Mapping[str, Series], runs_by_figure: Mapping[str
             by_progress(*pair, name)
         canvas = FigureCanvasAgg(figure)
         place_panels(canvas, BETWEEN_ROWS_IN)
-        picture = BytesIO()
-        figure.savefig(picture, format="png")
-    return picture.getvalue()
+        image_file = BytesIO()
+        figure.savefig(image_file, format="png")
+    return image_file.getvalue()
 
 
 def draw_run(pair: tuple[Axes, Axes], series: Series, name: str, run: str, colour: str) -> None:

@@ -158,14 +158,14 @@ def write_report(folder: Path, at_end: bool = False, with_hosts: bool = False) -
     """
     path = folder / REPORT
     content = report_of(folder, with_hosts, at_end)
-    draft = path.with_name(f".{REPORT}.part")
+    draft_file = path.with_name(f".{REPORT}.part")
     try:
-        with open(draft, "wb", opener=opener) as file:
+        with open(draft_file, "wb", opener=opener) as file:
             file.write(content)
-        draft.replace(path)
+        draft_file.replace(path)
     except OSError as error:
         with suppress(OSError):  # On a full disk a part of the page would keep the disk full.
-            draft.unlink()
+            draft_file.unlink()
         got = f"{path}: {error.strerror}"
         raise DataError("DATA044", "the report can't be written", got, fix="see to it, or name a file") from None
     return path

@@ -279,13 +279,13 @@ def _summary(line: Line, unit: Unit) -> str:
     first_text = value_text(present_values[0], unit)
     last_text = value_text(present_values[-1], unit)
     least_text = value_text(min(present_values), unit)
-    greatest = value_text(max(present_values), unit)
-    if least_text == greatest:
+    greatest_text = value_text(max(present_values), unit)
+    if least_text == greatest_text:
         return f"{line.label} {last_text}"
     text = f"{line.label} {first_text} → {last_text}"
-    if {least_text, greatest} <= {first_text, last_text}:
+    if {least_text, greatest_text} <= {first_text, last_text}:
         return text
-    return f"{text}, between {least_text} and {greatest}"
+    return f"{text}, between {least_text} and {greatest_text}"
 
 
 def value_text(value: float, unit: Unit) -> str:
@@ -312,8 +312,8 @@ def _number_or_none(value: float) -> float | None:
 
 def traffic_figures(series: Series, most_points: int) -> Iterator[ReportFigure]:
     """Draw the bytes of each direction, in each round and so far, and what encoding has cost."""
-    each, encoding = TRAFFIC
-    lines = lines_of(series, each)
+    exchange_figure, encoding = TRAFFIC
+    lines = lines_of(series, exchange_figure)
     totals = []
     for line in lines:
         totals.append(Line(line.label, line.rounds, running_totals(line.values)))
@@ -329,7 +329,7 @@ def traffic_figures(series: Series, most_points: int) -> Iterator[ReportFigure]:
             axis["dtick"] = 1  # Powers of ten alone: marks between them have no unit.
     encoding_lines = lines_of(series, encoding)
     for figure in (
-        line_figure(each.title, each.unit, lines, most_points),
+        line_figure(exchange_figure.title, exchange_figure.unit, lines, most_points),
         so_far,
         line_figure(encoding.title, encoding.unit, encoding_lines, most_points),
     ):

@@ -64,9 +64,9 @@ def tiles(figures: Record) -> Iterator[str]:
     for name, (field, format) in shown_figures([figures]).items():
         value = figures.get(field)
         if value is not None and format(value) != ABSENT:
-            exact = escape(repr(value), quote=True)
+            exact_text = escape(repr(value), quote=True)
             text = escape(format(value))
-            yield f'<div><dt>{escape(name)}</dt><dd data-value="{exact}" title="{exact}">{text}</dd></div>'
+            yield f'<div><dt>{escape(name)}</dt><dd data-value="{exact_text}" title="{exact_text}">{text}</dd></div>'
     yield "</dl>"
 
 

@@ -82,9 +82,9 @@ def portions(shares: Sequence[float]) -> _Table:
         Shape (values, 2): the larger weight of value and mean, less 1; and 1 if that is the value's, otherwise 0.
 
     """
-    larger = np.array([max(share, 1 - share) for share in shares], np.float32)
+    larger_shares = np.array([max(share, 1 - share) for share in shares], np.float32)
     is_of_value = np.array([share >= 0.5 for share in shares], np.float32)
-    weights = larger - np.float32(1)
+    weights = larger_shares - np.float32(1)
     return np.stack([weights, is_of_value], 1)
 
 

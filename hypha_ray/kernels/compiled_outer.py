@@ -90,8 +90,8 @@ def nesterov(
         changed_squares = zero
         _clear(scratch, workers)
         for line in range(0, length, LANES):
-            inside = np.uint64(4 * line)
-            offset = row + inside
+            offset_in_row = np.uint64(4 * line)
+            offset = row + offset_in_row
             before = load(theta + offset)
             mean = load(values[0] + offset)
             delta = mean - before
@@ -103,7 +103,7 @@ def nesterov(
             delta = mean - before
             faster = mu * load(velocity + offset) + delta
             moved = fma(eta, fma(mu, faster, delta), before)
-            store(after + inside, moved)
+            store(after + offset_in_row, moved)
             change = moved - before
             changed_squares = changed_squares + change * change
             if new_velocity:

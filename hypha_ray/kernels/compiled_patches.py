@@ -99,13 +99,13 @@ def decode_steps(old_weights: _Array, codes: _Array, new_weights: _Array) -> Non
 def count_marks(marks: _Array) -> Any:
     """Return the number of elements with each mark, shape (256,)."""
     counts = np.zeros(256, np.int64)
-    odd = np.zeros(256, np.int64)
+    odd_bits = np.zeros(256, np.int64)
     for i in range(0, marks.size - 1, 2):
         counts[marks[i]] += 1
-        odd[marks[i + 1]] += 1
+        odd_bits[marks[i + 1]] += 1
     if marks.size % 2:
         counts[marks[-1]] += 1
-    return counts + odd
+    return counts + odd_bits
 
 
 @njit(types.void(_BYTES, _CODES, _NEW_NUMBERS, _NEW_GAPS, _NEW_CODES), nogil=True, cache=True)

@@ -296,8 +296,8 @@ class Allotment:
         """Rank of a run whose turn may be next: by bid, or by what it would have for its bid."""
         return -standing.bid if self._order == "bid" else self._share(standing, 1)
 
-    def _share(self, standing: Standing, more: int = 0) -> float:
-        return (self._granted[standing.run] + more) / _weight(standing)
+    def _share(self, standing: Standing, more_leases: int = 0) -> float:
+        return (self._granted[standing.run] + more_leases) / _weight(standing)
 
     def _serve_least(self, standing: Standing) -> bool:
         """Grant all workers together without which the run pauses; False if they find no room."""
@@ -352,8 +352,8 @@ class Allotment:
         rank = self._share if self._order == "fair" else (lambda standing: -standing.bid)
         for victim in sorted(self._standings, key=rank, reverse=True):
             leases = self._kept[victim.run]
-            spare = self._spare(victim, taker)
-            for lease in reversed(leases[max(0, len(leases) - spare) :]):
+            spare_count = self._spare(victim, taker)
+            for lease in reversed(leases[max(0, len(leases) - spare_count) :]):
                 taken_there = taken_leases.setdefault(lease.node, [])
                 taken_there.append((victim, lease))
                 freed_there = freed.setdefault(lease.node, Counter())
@@ -369,12 +369,12 @@ class Allotment:
 
     def _spare(self, victim: Standing, taker: Standing) -> int:
         """Number of leases that a run can spare for another: never one of its least."""
-        granted = self._granted[victim.run]
+        granted_count = self._granted[victim.run]
         if self._order == "bid":
-            beyond = granted if _outbids(taker, victim) else 0
+            spare_leases = granted_count if _outbids(taker, victim) else 0
         else:
-            beyond = math.ceil(granted - self._share(taker, 1) * _weight(victim) - 1e-9)
-        return max(0, min(beyond, granted - victim.least))
+            spare_leases = math.ceil(granted_count - self._share(taker, 1) * _weight(victim) - 1e-9)
+        return max(0, min(spare_leases, granted_count - victim.least))
 
     def _take_gang(self, taker: Standing, needs: Sequence[Need]) -> Grant | None:
         """Free room on one node by all leases of one run that has yet to begin."""

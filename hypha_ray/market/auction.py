@@ -219,8 +219,8 @@ class Auction(ListedActor):
             time.sleep(CHECK_S)
             with suppress(RayError):  # The control service doesn't answer: there will be a next check.
                 with self._lock:
-                    silent = self._attendance.check(time.monotonic())
-                for run in silent:
+                    silent_runs = self._attendance.check(time.monotonic())
+                for run in silent_runs:
                     reclaim(run)
                 self._forget_ended()
                 with self._lock:

@@ -50,13 +50,13 @@ def cluster_nodes(leased_amounts: Mapping[str, Mapping[str, float]] | None = Non
     """
     free = available_resources_per_node()
     leased_amounts = leased_amounts or {}
-    posted = posted_labels()
+    labels_by_node = posted_labels()
     nodes = []
     for entry in ray.nodes():
         if entry["Alive"]:
             node_id = entry["NodeID"]
             free_here = Counter(free.get(node_id, {})) + Counter(leased_amounts.get(node_id, {}))
-            labels = {**entry["Labels"], **posted.get(node_id, {})}
+            labels = {**entry["Labels"], **labels_by_node.get(node_id, {})}
             nodes.append(NodeResources(entry["NodeManagerAddress"], entry["Resources"], free_here, labels))
     return nodes
 
@@ -169,11 +169,11 @@ def lease_entries(run: str | None = None) -> list[LeaseEntry]:
     return entries
 
 
-def reclaim(run: str, spared: Container[str] = ()) -> int:
+def reclaim(run: str, spared_leases: Container[str] = ()) -> int:
     """End all leases of a run but placed ones of some names; returns their number."""
     count = 0
     for entry in lease_entries(run):
-        if not entry.placed or entry.name not in spared:
+        if not entry.placed or entry.name not in spared_leases:
             remove_placement_group(entry.group)
             count += 1
     return count

@@ -141,12 +141,12 @@ def _without_new_spot_machines(machines: Sequence[Machine]) -> list[Machine]:
 
 def _at_least(least_workers: int, chosen_machines: Sequence[Machine], machines: Sequence[Machine]) -> list[Machine]:
     """The chosen machines, and as many further ones as the least number needs."""
-    filled = list(chosen_machines)
+    filled_machines = list(chosen_machines)
     chosen_ids = set(map(id, chosen_machines))  # Offers may be equal.
     for machine in machines:
-        if len(filled) < least_workers and id(machine) not in chosen_ids:
-            filled.append(machine)
-    return filled
+        if len(filled_machines) < least_workers and id(machine) not in chosen_ids:
+            filled_machines.append(machine)
+    return filled_machines
 
 
 def _margin_s(standing: Standing) -> float:
@@ -211,16 +211,16 @@ def _cheap_ones(standing: Standing, machines: Sequence[Machine], horizon_s: floa
 
 def _to_drop(standing: Standing, chosen_machines: Sequence[Machine]) -> list[int]:
     """Workers whose machines aren't chosen, the dearest first; none for another machine of the same price."""
-    staying: set[int] = set()
+    staying_workers: set[int] = set()
     new_prices: list[float] = []
     for machine in chosen_machines:
         if machine.worker is None:
             new_prices.append(machine.price)
         else:
-            staying.add(machine.worker)
+            staying_workers.add(machine.worker)
     least_price = min(new_prices, default=-1.0)
     drop: list[int] = []
     for machine in sorted(standing.machines, key=lambda machine: -machine.price):
-        if machine.worker is not None and machine.worker not in staying and machine.price > least_price:
+        if machine.worker is not None and machine.worker not in staying_workers and machine.price > least_price:
             drop.append(machine.worker)
     return drop

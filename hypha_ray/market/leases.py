@@ -98,13 +98,13 @@ class LeaseBook:
         """Ids of leases that have expired and aren't released."""
         if now < self._next_expiry_s:  # Renewals only put it off, so a large book is seldom searched.
             return set()
-        expired: set[int] = set()
+        expired_ids: set[int] = set()
         self._next_expiry_s = math.inf
         for lease in self._leases.values():
             self._next_expiry_s = min(self._next_expiry_s, lease.expiry_s)
             if lease.expired(now):
-                expired.add(lease.id)
-        return expired
+                expired_ids.add(lease.id)
+        return expired_ids
 
     def defer(self, seconds: float) -> None:
         """Extend every lease by the time that the judging process was stopped."""

@@ -195,14 +195,14 @@ def workers_to_start(job: Job, nodes: Sequence[NodeResources]) -> list[int]:
 def _largest_count(counts: Mapping[Need, int], need: Need, count: int, nodes: Sequence[NodeResources]) -> int:
     """The most workers of one need, `count` at most, that fit beside what is chosen."""
 
-    def fits(more: int) -> bool:
-        return shortage({**counts, need: counts[need] + more}, nodes) is None
+    def fits(more_leases: int) -> bool:
+        return shortage({**counts, need: counts[need] + more_leases}, nodes) is None
 
-    larger = {}
+    larger_needs = {}
     for chosen_need, chosen_count in counts.items():
         if _size(chosen_need) > _size(need):
-            larger[chosen_need] = chosen_count
-    while count > 0 and (missing := shortage({**larger, need: counts[need] + count}, nodes)) is not None:
+            larger_needs[chosen_need] = chosen_count
+    while count > 0 and (missing := shortage({**larger_needs, need: counts[need] + count}, nodes)) is not None:
         count = count - missing.short if missing.need == need else 0
     # Smaller needs take few of the places that are left, so the search goes down from there in growing steps.
     least_count = count
@@ -239,7 +239,7 @@ def _pack(
     """Pack needs onto nodes with these free amounts; returns the first shortage, None if all needs fit."""
     remaining_amounts = [dict(amounts) for amounts in free]
     for need in sorted(counts, key=_size, reverse=True):
-        admitted = [index for index, admits in enumerate(need.admits(nodes)) if admits]
+        admitted = [index for index, is_admitted in enumerate(need.admits(nodes)) if is_admitted]
         short = counts[need]
         bundle = need.bundle()
         for index in admitted:

@@ -29,9 +29,9 @@ _MAX_STREAM_BYTES = _BLOCK_BYTES + 5 * _STORED_PARTS + 16
 
 def _levels(inward: float) -> torch.Tensor:
     """Return the levels of the codes, in steps: multiples, moved towards zero, where most of their values lie."""
-    above = [float(code) - inward for code in range(1, _MAX_MULTIPLE + 1)]
-    below = [-level for level in reversed(above)]
-    return pairs([0.0, *above, -8.0, *below])
+    levels_above = [float(code) - inward for code in range(1, _MAX_MULTIPLE + 1)]
+    levels_below = [-level for level in reversed(levels_above)]
+    return pairs([0.0, *levels_above, -8.0, *levels_below])
 
 
 class Huffman(FourBits):

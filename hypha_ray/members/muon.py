@@ -85,15 +85,15 @@ class Muon(GroupOptimizer):
     def _step(self, group: dict[str, Any], parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
         averages = [self._average(parameter) for parameter in parameters]
         skipped: torch.Tensor | None = getattr(self, "found_inf", None)
-        shrink = 1 - group["lr"] * group["weight_decay"]
+        decay_factor = 1 - group["lr"] * group["weight_decay"]
         if skipped is None:
-            torch._foreach_mul_(parameters, shrink)
+            torch._foreach_mul_(parameters, decay_factor)
         else:  # Averaged with itself, an average stays the same to the bit.
             skips = skipped.bool()
             gradients = [
                 torch.where(skips, average, gradient) for average, gradient in zip(averages, gradients, strict=True)
             ]
-            torch._foreach_mul_(parameters, torch.where(skips, 1.0, shrink))
+            torch._foreach_mul_(parameters, torch.where(skips, 1.0, decay_factor))
         torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
         nesterov_averages = torch._foreach_lerp(gradients, averages, group["momentum"])
         shapes = [self._assembly.shape_of(parameter) for parameter in parameters]

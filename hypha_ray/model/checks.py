@@ -140,13 +140,13 @@ def token_counts(arrays: Mapping[str, npt.NDArray[np.generic]]) -> npt.NDArray[n
     """
     tokens = arrays["input_ids"]
     if "attention_mask" in arrays:
-        real = arrays["attention_mask"].astype(np.int64)
+        is_token = arrays["attention_mask"].astype(np.int64)
     elif "position_ids" in arrays:
         positions = arrays["position_ids"].astype(np.int64)
-        real = (positions > 0).astype(np.int64) + (positions == 1)
+        is_token = (positions > 0).astype(np.int64) + (positions == 1)
     else:
-        real = np.ones(tokens.shape, np.int64)
-    by_sample = real.reshape(len(tokens), -1)
+        is_token = np.ones(tokens.shape, np.int64)
+    by_sample = is_token.reshape(len(tokens), -1)
     return np.asarray(by_sample.sum(axis=1), np.int64)
 
 
@@ -177,13 +177,13 @@ _PLANS = (
 def small_copies(config: Any) -> Iterator[Any]:
     """Return ever larger copies of a configuration; some of them may make no model."""
     for plan in _PLANS:
-        small = copy.deepcopy(config)
-        _shrink(small, plan)
-        for name in getattr(type(small), "sub_configs", {}):
-            part = getattr(small, name, None)
+        small_config = copy.deepcopy(config)
+        _shrink(small_config, plan)
+        for name in getattr(type(small_config), "sub_configs", {}):
+            part = getattr(small_config, name, None)
             if hasattr(part, "__dict__"):
                 _shrink(part, plan)
-        yield small
+        yield small_config
 
 
 def _shrink(config: Any, plan: _Plan) -> None:

@@ -47,10 +47,10 @@ def use_gpus(leased_gpus: float) -> None:
     _lease["gpus"] = leased_gpus
 
 
-def device_of(wish: str) -> torch.device:
+def device_of(device_name: str) -> torch.device:
     """Return the device that `worker.device` names; with `auto` a GPU if one is leased, or is there without leases."""
-    if wish != "auto":
-        return torch.device(wish)
+    if device_name != "auto":
+        return torch.device(device_name)
     uses_gpu = _lease.get("gpus") != 0 and torch.cuda.is_available()
     return torch.device("cuda" if uses_gpu else "cpu")
 

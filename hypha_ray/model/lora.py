@@ -252,7 +252,7 @@ def _check_names(network: PreTrainedModel, key: str, names: list[str]) -> None:
     for name in names:
         if not any(_is_named(module, name) for module in modules):
             leaves = {module.rpartition(".")[2] for module in modules}
-            examples = sorted(leaf for leaf in leaves if not leaf.isdigit())
+            examples = sorted(module_name for module_name in leaves if not module_name.isdigit())
             allowed = "such as " + ", ".join(examples[:12])
             raise ConfigError("MODEL019", f"model.lora.{key} names no module of the model", repr(name), allowed)
 

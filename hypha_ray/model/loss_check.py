@@ -146,15 +146,15 @@ def _check_apart(task: Task, network: Any, samples: Samples, inputs: dict[str, A
 
 def _packing_difference(task: Task, network: Any, ids: torch.Tensor) -> float:
     """Return the relative difference of logits between two packed halves of tokens [1, T] and each half by itself."""
-    half = ids.shape[1] // 2
-    positions = torch.arange(half, device=ids.device)[None]
+    half_length = ids.shape[1] // 2
+    positions = torch.arange(half_length, device=ids.device)[None]
     separate: list[torch.Tensor] = []
-    for part in ids[:, : 2 * half].split(half, dim=1):
+    for part in ids[:, : 2 * half_length].split(half_length, dim=1):
         output = forward(task, network, {"input_ids": part, "position_ids": positions})
         separate.append(output.logits)
     separate_logits = torch.cat(separate, dim=1)
     packed_positions = torch.cat([positions, positions], dim=1)
-    packed_output = forward(task, network, {"input_ids": ids[:, : 2 * half], "position_ids": packed_positions})
+    packed_output = forward(task, network, {"input_ids": ids[:, : 2 * half_length], "position_ids": packed_positions})
     difference = (packed_output.logits - separate_logits).abs()
     return float(difference.max() / separate_logits.abs().max())
 
@@ -250,9 +250,9 @@ def choose_samples(task: Task, samples: Samples) -> Samples:
     order = sorted(sizes, key=lambda index: sizes[index]) or [0]
     smallest, median, largest = order[0], order[len(order) // 2], order[-1]
     preferred = list(dict.fromkeys([smallest, largest, median, *order]))
-    few = sorted(preferred[:SAMPLES])
-    arrays = {name: array[few] for name, array in short_samples.arrays.items()}
-    return Samples(arrays, short_samples.keys[few])
+    few_indices = sorted(preferred[:SAMPLES])
+    arrays = {name: array[few_indices] for name, array in short_samples.arrays.items()}
+    return Samples(arrays, short_samples.keys[few_indices])
 
 
 def _filled(task: Task, inputs: dict[str, Any]) -> int:
@@ -422,9 +422,9 @@ def no_copy_error(network: Any) -> ConfigError:
 
 
 def _check_head(task: Task, network: Any, samples: Samples) -> None:
-    few = choose_samples(task, samples)
+    few_samples = choose_samples(task, samples)
     head = head_of(task, network)
-    inputs = task.inputs(tensors_of(few), few.keys, MASKING_SEED)
+    inputs = task.inputs(tensors_of(few_samples), few_samples.keys, MASKING_SEED)
     inputs.pop("labels", None)
     with torch.inference_mode():
         expected_logits = forward(task, network, inputs).logits

@@ -143,12 +143,12 @@ def check_metrics(metrics: Metrics, task: Task, output: Any, inputs: Batch) -> N
 
 
 def _check(metrics: Metrics, logits: torch.Tensor, labels: torch.Tensor) -> None:
-    half = len(labels) // 2
+    half_batch = len(labels) // 2
     for figure, metric in metrics.items():
         whole_sums = _sums(figure, metric, logits, labels)
-        if half:
-            first_sums = _sums(figure, metric, logits[:half], labels[:half])
-            second = _sums(figure, metric, logits[half:], labels[half:])
+        if half_batch:
+            first_sums = _sums(figure, metric, logits[:half_batch], labels[:half_batch])
+            second = _sums(figure, metric, logits[half_batch:], labels[half_batch:])
             _require_additive(figure, whole_sums, (first_sums, second))
         try:
             value = metric.figure(whole_sums)
@@ -206,11 +206,11 @@ class MacroF1:
     def figure(self, sums: Mapping[str, float]) -> float:
         """Return the mean over classes; NaN without one."""
         scores: list[float] = []
-        for name, both in sums.items():
+        for name, sum_and_weight in sums.items():
             if name.startswith("both/"):
                 label = name.removeprefix("both/")
                 right = sums.get(f"right/{label}", 0.0)
-                scores.append(2 * right / both)
+                scores.append(2 * right / sum_and_weight)
         if not scores:
             return float("nan")
         return sum(scores) / len(scores)

@@ -306,12 +306,12 @@ def _misfit(
     repository: str, loading_report: LoadingReport, missing_names: set[str], unknown_names: set[str]
 ) -> CheckpointError:
     mismatched: list[str] = []
-    lacking = set(missing_names)
+    lacking_names = set(missing_names)
     for name, file_shape, model_shape in loading_report.mismatched:
         if name in missing_names:
             mismatched.append(f"{name} {list(file_shape)} for {list(model_shape)}")
-            lacking.discard(name)
-    kinds = {"missing": sorted(lacking), "unknown": sorted(unknown_names), "of another shape": mismatched}
+            lacking_names.discard(name)
+    kinds = {"missing": sorted(lacking_names), "unknown": sorted(unknown_names), "of another shape": mismatched}
     counts: list[str] = []
     for kind, names in kinds.items():
         if names:
@@ -343,5 +343,5 @@ def _note(repository: str, statement: str, names: set[str]) -> list[str]:
 def _first_names(names: Sequence[str]) -> str:
     """Return the first few names and the number of further ones."""
     text = ", ".join(names[:_SHOWN])
-    more = len(names) - _SHOWN
-    return f"{text} and {more} more" if more > 0 else text
+    more_count = len(names) - _SHOWN
+    return f"{text} and {more_count} more" if more_count > 0 else text

@@ -129,8 +129,8 @@ class Writer:
             raise ConfigError("GEN003", "the prompt is empty", repr(prompt), fix="give at least one character")
         rows = self._network.get_input_embeddings().weight.shape[0]
         if max(ids) >= rows:
-            lacking = self._tokenizer.decode([next(token for token in ids if token >= rows)])
-            problem = f"the prompt has a token that the model lacks, {lacking!r}"
+            lacking_text = self._tokenizer.decode([next(token for token in ids if token >= rows)])
+            problem = f"the prompt has a token that the model lacks, {lacking_text!r}"
             fix = "give a prompt without it; the model was made for a smaller tokenizer"
             raise ConfigError("GEN003", problem, f"token {max(ids)}", f"0 … {rows - 1}", fix)
         return torch.tensor([ids], device=self._network.device)

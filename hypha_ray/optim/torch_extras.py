@@ -138,8 +138,8 @@ def _widened(
     optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor], gradients: list[torch.Tensor]
 ) -> Iterator[None]:
     """Context in which only these parameters have gradients, and bfloat16 parameters and their averages are float32."""
-    narrow = [(parameter, parameter.data) for parameter in parameters if parameter.dtype == torch.bfloat16]
-    for parameter, weights in narrow:
+    narrow_parameters = [(parameter, parameter.data) for parameter in parameters if parameter.dtype == torch.bfloat16]
+    for parameter, weights in narrow_parameters:
         parameter.data = weights.float()
         state = optimizer.state[parameter]
         for name in _averages(state, weights.shape, torch.bfloat16):
@@ -149,7 +149,7 @@ def _widened(
     yield
     for parameter in parameters:
         parameter.grad = None
-    for parameter, weights in narrow:
+    for parameter, weights in narrow_parameters:
         weights.copy_(rounded(parameter.data))
         parameter.data = weights
         state = optimizer.state[parameter]

@@ -181,9 +181,9 @@ class Refill:
         self._next: list[Samples] = []
         """Batches after the present one that have been read."""
 
-    def announce(self, upcoming: Iterator[Samples]) -> None:
+    def announce(self, upcoming_batches: Iterator[Samples]) -> None:
         """Take in the batches that come next in the round; they are read when they are needed."""
-        self._upcoming = upcoming
+        self._upcoming = upcoming_batches
         self._next = []
 
     def refilled(self, batch: Samples, respond: Respond) -> Refilled:
@@ -197,7 +197,7 @@ class Refill:
         draws: list[Mapping[str, Sequence[Reply]]] = []
         missing = len(batch)
         extra_prompts = 0
-        for draw in range(self._draws + 1):
+        for draw_number in range(self._draws + 1):
             replies = respond(prompts)
             draws.append(replies)
             without_signal = _without_signal(replies)
@@ -206,7 +206,7 @@ class Refill:
             left_out += filter(without_signal.__contains__, ids)
             parts.append(_rows(prompts, has_signal))
             missing -= int(has_signal.sum())
-            if not missing or draw == self._draws:
+            if not missing or draw_number == self._draws:
                 break
             prompts = self._take(extra_prompts, missing)
             if not len(prompts):

@@ -151,8 +151,8 @@ class Dispatch(Generic[A]):
     @property
     def usable(self) -> tuple[str, ...]:
         """Names of the generators that would be asked: reachable, and not silent beyond the deadline."""
-        silent = {name for name, request in self._under_way.items() if request.is_overdue}
-        return tuple(name for name in self._reachable if name not in silent)
+        silent_generators = {name for name, request in self._under_way.items() if request.is_overdue}
+        return tuple(name for name in self._reachable if name not in silent_generators)
 
     def join(self, name: str) -> None:
         """Add a generator that can be asked."""

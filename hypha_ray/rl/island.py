@@ -148,10 +148,10 @@ class Island(WholeModel):
         """Let the order of minibatches depend on these numbers alone; responses depend on their prompts' keys."""
         seed_all(*entropy)
 
-    def announce(self, upcoming: Iterator[Samples]) -> None:
+    def announce(self, upcoming_batches: Iterator[Samples]) -> None:
         """Take in as many of the next batches as may be responded to before their turn."""
-        self._upcoming = [sample_of(batch) for batch in islice(upcoming, self._rl.staleness)]
-        self._refill.announce(upcoming)
+        self._upcoming = [sample_of(batch) for batch in islice(upcoming_batches, self._rl.staleness)]
+        self._refill.announce(upcoming_batches)
 
     def step(self, batch: Samples) -> Step:
         """Generate responses, and take the optimizer steps of all epochs and minibatches on them."""
@@ -232,7 +232,7 @@ class Island(WholeModel):
         facts_of_roles = [replies[name][0].facts for name in training]
         is_damaged = any(facts["damaged"] for facts in facts_of_roles)
         actor = facts_of_roles[0]
-        revived = tuple(self._revived)
+        revived_workers = tuple(self._revived)
         self._revived = []
         problems: list[str] = [] if self._shared is None else [*self._shared.take_problems()]
         for reply in (*traversed.before, *chain.from_iterable(replies.values())):
@@ -246,7 +246,7 @@ class Island(WholeModel):
             sums=sums_of(replies) | traversed.sums | traversed.collectives,
             bad=batch.keys if is_damaged else batch.keys[:0],
             shown=shown_responses,
-            revived=revived,
+            revived=revived_workers,
             problems=tuple(problems),
             times=times(traversed),
             extra=traversed.extra,
@@ -345,7 +345,7 @@ class Island(WholeModel):
         """Take a batch through a graph; from the beginning again if a model worker dies."""
         return self._retry(lambda: self._master.traverse(graph, batch, extras, streamed))
 
-    def _retry(self, act: Callable[[], T]) -> T:
+    def _retry(self, action: Callable[[], T]) -> T:
         """Do something that needs model workers; again if some of them die and are replaced.
 
         Only workers that don't train can die, and responses depend on prompts and weights alone, so the step is the
@@ -357,11 +357,11 @@ class Island(WholeModel):
         """
         for _ in range(_ATTEMPTS - 1):
             with contextlib.suppress(WorkerLostError):
-                return act()
+                return action()
             self._revived += self._workers.revive()
             self._master.renew(self._new_queue())
             self._stream.send_again()
-        return act()
+        return action()
 
     def _new_queue(self) -> RequestQueue[Any]:
         return RequestQueue(self._workers, _DEADLINE_S)
@@ -390,8 +390,8 @@ def validate(traverse: Traverse, batches: Iterable[Samples], rl: RL, round: int 
     return added(sums)
 
 
-def _is_due(steps: int, every: int | None) -> bool:
-    return every is not None and steps % every == 0
+def _is_due(steps: int, every_steps: int | None) -> bool:
+    return every_steps is not None and steps % every_steps == 0
 
 
 def _meshes(rl: RL, graph: Graph, roles: Mapping[str, Role], other_workers: tuple[int, ...]) -> dict[str, Mesh]:

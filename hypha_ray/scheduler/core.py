@@ -48,8 +48,8 @@ def search_less_often(workers: int) -> None:
     The core's objects are kept, form no cycles, and grow in number with the fleet. At Python's default of 700 new
     objects, searches among them take a third of the core's time with 10 000 workers.
     """
-    young, *older = gc.get_threshold()
-    gc.set_threshold(max(young, OBJECTS_PER_WORKER * workers), *older)
+    first_threshold, *other_thresholds = gc.get_threshold()
+    gc.set_threshold(max(first_threshold, OBJECTS_PER_WORKER * workers), *other_thresholds)
 
 
 def strategy_of(
@@ -402,13 +402,13 @@ class SchedulerCore:
 
     def _builds_the_model(self, members: Iterable[WorkerState], now: float) -> bool:
         """Exclude workers whose model has another layout than the server's."""
-        unlike = [member for member in members if member.layout != self._layout_sha256]
+        unlike_members = [member for member in members if member.layout != self._layout_sha256]
         reason = "it builds another model: its libraries differ from the server's"
-        for member in unlike:
+        for member in unlike_members:
             self._roster.exclude(member.source.worker)
             self._out.event("exclude", now, worker=member.source.worker, reason=reason)
             self._lose_worker(member.source, reason, now)
-        return not unlike
+        return not unlike_members
 
     def _record_commit(self, round: int, theta_sha256: str, now: float) -> None:
         mismatched = self._weight_hashes.record_commit(round, theta_sha256)

@@ -56,8 +56,10 @@ class Epoch:
         self.unused -= used_samples
         self._enqueue(index)
 
-    def assign(self, samples: int, cached: AbstractSet[int], nearby: AbstractSet[int] = frozenset()) -> list[Span]:
-        """Take up to `samples` samples, of the slices in `cached` first, and of those in `nearby` next."""
+    def assign(
+        self, samples: int, cached: AbstractSet[int], nearby_slices: AbstractSet[int] = frozenset()
+    ) -> list[Span]:
+        """Take up to `samples` samples, of the slices in `cached` first, and of those in `nearby_slices` next."""
         samples = min(samples, self._available)
         if not samples:
             return []
@@ -65,8 +67,8 @@ class Epoch:
         spans: list[Span] = []
         available = (cached - self._exhausted) & self._position.keys()
         preferred = sorted(available, key=self._position.__getitem__)
-        if nearby:
-            preferred += self._in_order(nearby & self._position.keys() - cached)
+        if nearby_slices:
+            preferred += self._in_order(nearby_slices & self._position.keys() - cached)
         for index in preferred:
             if not samples:
                 break

@@ -141,18 +141,18 @@ class GoalPlanner:
 
     def _machines(self, quotes: c.Quotes) -> list[Machine]:
         """Machines of the workers that stay, and ones that are free or will be; none before a speed is known."""
-        typical = self._typical_speed()
-        if typical is None:
+        typical_speed = self._typical_speed()
+        if typical_speed is None:
             return []
         speeds = self._speeds()
         machines = []
         for worker, terms in quotes.workers.items():
             slot = self._roster.slots[worker]
-            speed = self._efficiency * speeds.get(worker, typical)
+            speed = self._efficiency * speeds.get(worker, typical_speed)
             stays = slot.source is not None and not slot.leaving
             machines.append(Machine(terms.price, terms.is_firm, speed, worker if stays else None))
         for terms in quotes.offers:
-            machines.append(Machine(terms.price, terms.is_firm, self._efficiency * typical))
+            machines.append(Machine(terms.price, terms.is_firm, self._efficiency * typical_speed))
         prices_of_spot = [machine.price for machine in machines if not machine.is_firm]
         self._spot_price = min([self._spot_price, *prices_of_spot])
         return machines

@@ -93,15 +93,15 @@ class Ledger:
         samples: int,
         cached: Collection[int] = (),
         batch: int = 1,
-        nearby: AbstractSet[int] = frozenset(),
+        nearby_slices: AbstractSet[int] = frozenset(),
     ) -> tuple[Span, ...]:
         """Give `samples` samples to a worker, of the oldest epochs that have some; fewer once the last epoch has none.
 
         All batches are alike here.
 
         In each epoch, slices that the worker has or is being sent come first, and untouched ones second. Rests of
-        slices without a holder follow, and slices that other workers hold a part of come last. If there are `nearby`
-        slices, all of these come in that order before any others.
+        slices without a holder follow, and slices that other workers hold a part of come last. If there are `nearby_slices`,
+        all of these come in that order before any others.
 
         Raises:
             LedgerError: more samples than a worker is given at once.
@@ -115,17 +115,17 @@ class Ledger:
         for number in self._epochs_to_come():
             if samples <= 0:
                 break
-            epoch_spans = self._epoch(number).assign(samples, present_slices, nearby)
+            epoch_spans = self._epoch(number).assign(samples, present_slices, nearby_slices)
             samples -= samples_of(epoch_spans)
             spans += epoch_spans
         assigned += spans
         return tuple(spans)
 
-    def release(self, worker: int, keep: Sequence[Span] = ()) -> None:
+    def release(self, worker: int, kept_spans: Sequence[Span] = ()) -> None:
         """Make all samples of a worker available again, except those to keep."""
-        released = _unused(worker, self.held.pop(worker, []), keep)
-        if keep:
-            self.held[worker] = list(keep)
+        released = _unused(worker, self.held.pop(worker, []), kept_spans)
+        if kept_spans:
+            self.held[worker] = list(kept_spans)
         for span in released:
             self._epochs[span.epoch].give_back(span)
 

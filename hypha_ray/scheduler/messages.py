@@ -303,9 +303,9 @@ class Outbox:
             self.event("damaged", now, **worker, round=event.round, slice=index, sample=sample, whole_batch=event.whole)
         index, sample = event.samples[0]
         further_samples = len(event.samples) - 1
-        more = f" and {further_samples} more" if further_samples else ""
+        more_text = f" and {further_samples} more" if further_samples else ""
         left_out = "the batch is skipped" if event.whole else "left out"
-        self.problem(f"slice {index}, sample {sample}{more}: no finite loss and gradient, {left_out}", now)
+        self.problem(f"slice {index}, sample {sample}{more_text}: no finite loss and gradient, {left_out}", now)
 
     def finish(self, error: Exception | None) -> None:
         """End the run, once."""

@@ -87,10 +87,10 @@ class Mixture:
             spans_by_dataset.append(ledger.assign(worker, dataset_samples, cached))
         return tuple(_interleave(deals, spans_by_dataset))
 
-    def release(self, worker: int, keep: Sequence[Span] = ()) -> None:
+    def release(self, worker: int, kept_spans: Sequence[Span] = ()) -> None:
         """Make all samples of a worker available again, except those to keep."""
         for dataset, ledger in enumerate(self._ledgers):
-            ledger.release(worker, _of_dataset(dataset, keep))
+            ledger.release(worker, _of_dataset(dataset, kept_spans))
 
     def commit(self, deltas: Mapping[int, Sequence[Span]]) -> None:
         """Mark the samples of workers' deltas as used; their other samples stay assigned."""
@@ -217,11 +217,11 @@ def _deal(counts: Sequence[int], weights: Sequence[float], batch_samples: int) -
     missing = [max(0.0, weight * total - count) for weight, count in zip(weights, counts, strict=True)]
     scale = batch_samples / sum(missing)
     quotas = [part * scale for part in missing]
-    deal = [int(quota) for quota in quotas]
-    order = sorted(range(len(deal)), key=lambda number: (deal[number] - quotas[number], number))
-    for dataset in order[: batch_samples - sum(deal)]:
-        deal[dataset] += 1
-    return deal
+    batch_deal = [int(quota) for quota in quotas]
+    order = sorted(range(len(batch_deal)), key=lambda number: (batch_deal[number] - quotas[number], number))
+    for dataset in order[: batch_samples - sum(batch_deal)]:
+        batch_deal[dataset] += 1
+    return batch_deal
 
 
 def _within(value: int, least: int, most: int) -> int:
@@ -233,7 +233,7 @@ def _deal_beside(
 ) -> list[int]:
     """Divide a batch that has so many samples of one dataset; the others have the rest by their weights."""
     other_samples = batch_samples - samples
-    deal = [0] * len(counts)
+    batch_deal = [0] * len(counts)
     if other_samples:
         other_counts = [*counts]
         other_counts[dataset] = 0
@@ -241,9 +241,9 @@ def _deal_beside(
         other_weights: list[float] = []
         for index, weight in enumerate(weights):
             other_weights.append(0.0 if index == dataset else weight / share)
-        deal = _deal(other_counts, other_weights, other_samples)
-    deal[dataset] = samples
-    return deal
+        batch_deal = _deal(other_counts, other_weights, other_samples)
+    batch_deal[dataset] = samples
+    return batch_deal
 
 
 def _interleave(deals: Iterable[Sequence[int]], spans_by_dataset: Sequence[tuple[Span, ...]]) -> Iterable[Span]:

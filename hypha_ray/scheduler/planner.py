@@ -86,8 +86,8 @@ def plan(fleet: Sequence[Pace], target: int) -> Allocation:
     ordered = sorted(fleet, key=attrgetter("worker"))
     workers = [pace.worker for pace in ordered]
     if len(set(workers)) < len(workers):
-        twice = next(worker for worker, following in pairwise(workers) if worker == following)
-        raise PlannerInputError("PLN002", f"worker {twice} is in the fleet twice")
+        repeated_worker = next(worker for worker, following in pairwise(workers) if worker == following)
+        raise PlannerInputError("PLN002", f"worker {repeated_worker} is in the fleet twice")
     rows = np.array([(pace.batch_s, pace.batch_size, pace.offset_s) for pace in ordered], dtype=np.float64)
     batch_s, sizes, offset_s = rows.reshape(-1, 3).T
     finish_s, batches, samples = plan_columns(workers, batch_s, sizes, offset_s, target)

@@ -261,7 +261,7 @@ class Roster:
 
         An idle worker isn't expected to make progress: it may wait for any time.
         """
-        expired = self.book.expired(now)
+        expired_leases = self.book.expired(now)
         start_limit_s = 2 * self._job.resources.start_deadline_s
         stall_s = self._job.worker.stall_s
         given_up: list[tuple[Source, str]] = []
@@ -271,7 +271,7 @@ class Roster:
             if slot.lease is None:
                 if now - slot.progress_at > start_limit_s:
                     given_up.append((slot.source, "not ready in time"))
-            elif expired and slot.lease.id in expired:
+            elif expired_leases and slot.lease.id in expired_leases:
                 given_up.append((slot.source, f"silent for {self._job.lease_s:g} s"))
             elif slot.number not in busy:
                 slot.progress_at = now

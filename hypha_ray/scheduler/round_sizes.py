@@ -192,14 +192,14 @@ def fitted(samples_by_worker: Mapping[int, int], needy: Collection[int], samples
     A worker in `needy` keeps at least one, also if there are more together then.
     """
     fitting_samples = dict(samples_by_worker)
-    excess = sum(fitting_samples.values()) - samples
+    excess_samples = sum(fitting_samples.values()) - samples
     for worker in reversed(fitting_samples):
-        if excess <= 0:
+        if excess_samples <= 0:
             break
         least_samples = 1 if worker in needy else 0
-        cut = min(excess, max(0, fitting_samples[worker] - least_samples))
-        fitting_samples[worker] -= cut
-        excess -= cut
+        cut_samples = min(excess_samples, max(0, fitting_samples[worker] - least_samples))
+        fitting_samples[worker] -= cut_samples
+        excess_samples -= cut_samples
     return fitting_samples
 
 

@@ -69,19 +69,19 @@ class ReasonBook:
         }
 
 
-def reason_of(member: WorkerState, exact: Allocation, allocation: Allocation) -> str:
+def reason_of(member: WorkerState, exact_allocation: Allocation, allocation: Allocation) -> str:
     """Reason of a worker's batches in a round of unequal batches.
 
     Args:
         member: the worker.
-        exact: allocation by the workers' speeds.
+        exact_allocation: allocation by the workers' speeds.
         allocation: allocation with margins for noise.
 
     """
     worker = member.source.worker
     if member.batch_time.mean is None:
         return UNKNOWN
-    if allocation.batches[worker] < exact.batches[worker]:
+    if allocation.batches[worker] < exact_allocation.batches[worker]:
         return NOISE
     return SPEED if allocation.batches[worker] else NOT_NEEDED
 
@@ -234,9 +234,9 @@ class WorkerPlans:
         if self.ends_by_samples:
             samples = min(samples, max(0, self.free_samples - reserved))
         cached = () if self._fixed else member.cached_slices
-        nearby = self._sizes.nearby.get(worker)
-        if nearby and isinstance(self.ledger, Ledger):
-            return self.ledger.assign(worker, samples, cached, member.batch_size, nearby)
+        nearby_slices = self._sizes.nearby.get(worker)
+        if nearby_slices and isinstance(self.ledger, Ledger):
+            return self.ledger.assign(worker, samples, cached, member.batch_size, nearby_slices)
         return self.ledger.assign(worker, samples, cached, member.batch_size)
 
     def feed(self, member: WorkerState, slices: Sequence[int]) -> list[Command]:
@@ -260,15 +260,15 @@ class WorkerPlans:
         nearby_slices = self._sizes.nearby
         if nearby_slices:
             samples = sum(self._samples.values())
-        upcoming = deque(self.ledger.upcoming(samples))
+        upcoming_slices = deque(self.ledger.upcoming(samples))
         commands: list[Command] = []
         for member in members:
             missing = member.planned_samples
             nearby = nearby_slices.get(member.source.worker)
             if nearby:  # The order is stable: nearby slices come first.
-                upcoming = deque(sorted(upcoming, key=lambda index: index not in nearby))
-            while missing > 0 and upcoming:
-                index = upcoming.popleft()
+                upcoming_slices = deque(sorted(upcoming_slices, key=lambda index: index not in nearby))
+            while missing > 0 and upcoming_slices:
+                index = upcoming_slices.popleft()
                 missing -= self._samples[index]
                 commands += self.feed(member, [index])
         return commands

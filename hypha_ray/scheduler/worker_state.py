@@ -77,8 +77,8 @@ class Decayed:
         earlier_doubt_s = self._doubted
         self._doubted = None if believed_s == seconds else seconds
         if self._doubted is not None and earlier_doubt_s is not None and (earlier_doubt_s > mean) == (seconds > mean):
-            nearer = min(earlier_doubt_s, seconds) if seconds > mean else max(earlier_doubt_s, seconds)
-            self._restart(nearer, count)
+            nearer_s = min(earlier_doubt_s, seconds) if seconds > mean else max(earlier_doubt_s, seconds)
+            self._restart(nearer_s, count)
             return
         gain = self._gain(count)
         self._weight = gain + (1 - gain) * self._weight

@@ -147,15 +147,15 @@ def ascending(values: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     of a round it is many times faster than a sort along the strided axis, because it works on whole rows.
     """
     rows = [value.clone() for value in values]
-    spare = torch.empty_like(rows[0])
+    spare_row = torch.empty_like(rows[0])
     for turn in range(len(rows)):
         for low in range(turn % 2, len(rows) - 1, 2):
             first = rows[low]
             second = rows[low + 1]
-            torch.minimum(first, second, out=spare)
+            torch.minimum(first, second, out=spare_row)
             torch.maximum(first, second, out=second)
-            rows[low] = spare
-            spare = first
+            rows[low] = spare_row
+            spare_row = first
     return rows
 
 

@@ -197,8 +197,8 @@ def fused_step(
     are_weights = not (values.relative or values.deltas)
     are_unscaled = all(scale == 1 for scale in values.scales)
     replaces = eta == 1 and mu == 0
-    fits = values.theta.dtype == torch.float32 and len(group.state) == 1
-    if not are_weights or not are_unscaled or replaces or not fits:
+    is_supported = values.theta.dtype == torch.float32 and len(group.state) == 1
+    if not are_weights or not are_unscaled or replaces or not is_supported:
         return None
     if not is_worth_it("outer", values.theta.numel()):
         return None

@@ -67,14 +67,14 @@ def misfit(payload: Flat, form: Mapping[str, Form]) -> str | None:
     """Describe how a payload differs from the form required by layout and codec; None if it doesn't."""
     if payload.keys() != form.keys():
         return f"groups {', '.join(sorted(payload))} instead of {', '.join(sorted(form))}"
-    for group, (dtype, size, exact) in form.items():
+    for group, (dtype, elements, is_exact) in form.items():
         array = payload[group]
         if array.dtype != np.dtype(dtype):
             return f"dtype {array.dtype} of {group} instead of {dtype}"
-        fits = array.size == size if exact else array.size <= size
-        if array.ndim != 1 or not fits or not array.flags.c_contiguous:
-            at_most = "" if exact else " at most"
-            return f"shape {array.shape} of {group} instead of {(size,)}{at_most}, contiguous"
+        size_fits = array.size == elements if is_exact else array.size <= elements
+        if array.ndim != 1 or not size_fits or not array.flags.c_contiguous:
+            at_most = "" if is_exact else " at most"
+            return f"shape {array.shape} of {group} instead of {(elements,)}{at_most}, contiguous"
     return None
 
 
@@ -117,8 +117,8 @@ def square_sum(values: torch.Tensor) -> float:
         total = float(row_squares.sum(dtype=np.float64)) + float(np.vdot(tail, tail))
         if SMALL < total < math.inf:
             return total
-        wide = array.astype(np.float64)
-        return float(np.vdot(wide, wide))
+        float64_array = array.astype(np.float64)
+        return float(np.vdot(float64_array, float64_array))
 
 
 def square_distance(new_values: torch.Tensor, old_values: torch.Tensor, scratch: torch.Tensor) -> float:

@@ -422,8 +422,8 @@ def _scales(theta: _Tensors, payloads: Sequence[_Tensors], spec: ReduceSpec) -> 
             squares.append(measure(_values(group, group_theta, payloads, spec), spec.threads))
     norms = []
     for index in range(workers):
-        square = sum(group_squares[index] for group_squares in squares)
-        norms.append(math.sqrt(square))
+        square_norm = sum(group_squares[index] for group_squares in squares)
+        norms.append(math.sqrt(square_norm))
     return clip_scales(norms, spec.sync.clip, spec.known_norms)
 
 

@@ -104,8 +104,8 @@ def compare(
 ) -> ComparedCandidate:
     """Estimate and simulate a candidate; `say` is told what is simulated."""
     if candidate.job.sync.partition == "contiguous":
-        even = replace(circumstances.model, parts={})
-        circumstances = replace(circumstances, model=even)
+        even_model = replace(circumstances.model, parts={})
+        circumstances = replace(circumstances, model=even_model)
     figures = estimate(candidate.settings, circumstances)
     scenario = scenario_of(candidate, circumstances, seed)
     rounds = scenario.job.rounds.update_rounds

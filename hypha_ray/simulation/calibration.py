@@ -229,12 +229,12 @@ class BatchRecords:
 
     def fits(self, prices: Mapping[int, float]) -> tuple[WorkerFit, ...]:
         """Fit each worker's speed."""
-        fits: list[WorkerFit] = []
+        worker_fits: list[WorkerFit] = []
         for worker, reports in sorted(self._reports.items()):
             warm_rounds = set(reports) - {0} or {0}
             of_rounds = [reports[round_number] for round_number in sorted(warm_rounds)]
-            fits.append(_fit(worker, of_rounds, prices.get(worker)))
-        return tuple(fits)
+            worker_fits.append(_fit(worker, of_rounds, prices.get(worker)))
+        return tuple(worker_fits)
 
 
 def _fit(worker: int, rounds: Sequence[BatchReports], price: float | None) -> WorkerFit:

@@ -193,8 +193,8 @@ class FleetWorker(SimulatedWorker):
     def _pulse(self) -> None:
         """Give the signs of life that are due; they are no actions of their own as long as the lease surely lasts."""
         if self.alive:
-            spared = SPARED_PULSES if self.catch_up_pulses() else 0
-            next_s = (spared + LATENESS) * self._accounts.pulse_s()
+            spared_pulses = SPARED_PULSES if self.catch_up_pulses() else 0
+            next_s = (spared_pulses + LATENESS) * self._accounts.pulse_s()
             self._accounts.later(self._pulse_at - self._clock.now + next_s, self._pulse)
 
     def catch_up_pulses(self) -> bool:
@@ -272,10 +272,12 @@ class Traffic:
 
     """
 
-    def __init__(self, scenario: Scenario, clock: VirtualClock, settled: Callable[[Sequence[DeltaKey]], None]) -> None:
+    def __init__(
+        self, scenario: Scenario, clock: VirtualClock, on_settled: Callable[[Sequence[DeltaKey]], None]
+    ) -> None:
         self.links = Links(scenario, clock)
         self._clock = clock
-        self._settled = settled
+        self._settled = on_settled
         self._latency_s = _latencies(scenario)
         self._on_way: dict[DeltaKey, Machine] = {}
         """Machine of each payload that is on its way."""

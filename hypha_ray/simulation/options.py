@@ -120,10 +120,10 @@ def with_scenario_keys(scenario: S, settings: Sequence[tuple[str, str]]) -> S:
         if isinstance(current_table, Table):
             changed: Any = _with(current_table, key, path, value)
         else:
-            chosen_indices, rest = _chosen(len(current_table), key, path)
+            chosen_indices, rest_path = _chosen(len(current_table), key, path)
             entries = list(current_table)
             for index in chosen_indices:
-                entries[index] = _with(entries[index], key, rest, value)
+                entries[index] = _with(entries[index], key, rest_path, value)
             changed = tuple(entries)
         scenario = scenario.model_copy(update={table: changed})
     return scenario

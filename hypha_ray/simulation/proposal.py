@@ -123,9 +123,9 @@ def loss_beside_data_parallelism(parameters: float, workers: int) -> str | None:
     fleet = min(fleets, key=lambda measured: max(measured / workers, workers / measured))
     if max(fleet / workers, workers / fleet) > TOLERANCE:
         return None
-    excess = 100 * (losses[fleet] / losses[0] - 1)
+    excess_percent = 100 * (losses[fleet] / losses[0] - 1)
     condition = f"{counted(fleet, 'worker')} with H = 30 and {size_text(measured_parameters)} parameters"
-    return f"{condition} end {excess:+.1f} % from data parallelism's loss ({SCALING})"
+    return f"{condition} end {excess_percent:+.1f} % from data parallelism's loss ({SCALING})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,8 +117,8 @@ def table(results: Sequence[SimulationResult]) -> Iterator[str]:
 
 def _label(result: SimulationResult) -> str:
     """Name of the scenario, and the values of the keys that were set for this result."""
-    varied: dict[str, Any] = result.settings["varied"]
-    values = [f"{key.rpartition('.')[2]}={value}" for key, value in varied.items()]
+    varied_settings: dict[str, Any] = result.settings["varied"]
+    values = [f"{key.rpartition('.')[2]}={value}" for key, value in varied_settings.items()]
     return " ".join([result.settings["name"], *values])
 
 
@@ -186,8 +186,8 @@ def _figure(title: str) -> Figure:
 def _names(results: Sequence[SimulationResult]) -> list[str]:
     names: list[str] = []
     for result in results:
-        varied = [f"{key.rpartition('.')[2]}={value}" for key, value in result.settings["varied"].items()]
-        names.append("\n".join(varied) or result.settings["name"])
+        varied_texts = [f"{key.rpartition('.')[2]}={value}" for key, value in result.settings["varied"].items()]
+        names.append("\n".join(varied_texts) or result.settings["name"])
     return names
 
 

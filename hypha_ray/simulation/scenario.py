@@ -52,8 +52,8 @@ class ModelSize(Table):
         """Number of slices: for `samples`, or for the least samples that are needed."""
         if self.samples is None:
             return [self.slice_samples] * max(1, least // self.slice_samples)
-        whole_slices, rest = divmod(self.samples, self.slice_samples)
-        return [self.slice_samples] * whole_slices + [rest] * bool(rest)
+        whole_slices, rest_samples = divmod(self.samples, self.slice_samples)
+        return [self.slice_samples] * whole_slices + [rest_samples] * bool(rest_samples)
 
 
 class BatchTimes(Table):

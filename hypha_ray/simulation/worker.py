@@ -143,8 +143,8 @@ class SimulatedWorker:
                     self.plan = plan
             case c.Merge(version=version, whole=whole):
                 may_be_late = self._world.job.sync.in_flight > 1
-                follows = self._version is not None and self._version >= version - 1
-                assert whole or may_be_late or follows, "a difference to weights that it doesn't have"
+                is_next_version = self._version is not None and self._version >= version - 1
+                assert whole or may_be_late or is_next_version, "a difference to weights that it doesn't have"
                 if self._lacks(version):
                     self._weights[version] = whole
             case c.RestoreInnerState():

@@ -217,11 +217,11 @@ class CommitWriter:
     def _prune(self, good_rounds: list[int]) -> None:
         """Remove old snapshots, except one that is being copied, and those that are or may become the best."""
         copied_round = None if self._courier is None else self._courier.busy
-        spared = set() if copied_round is None else {copied_round}
+        spared_rounds = set() if copied_round is None else {copied_round}
         if self._checkpoint.best:
-            spared |= self._best_candidates(good_rounds)
+            spared_rounds |= self._best_candidates(good_rounds)
         newest_rounds = good_rounds[-self._checkpoint.keep :]
-        prune(self._directory, min(newest_rounds, default=0), spared)
+        prune(self._directory, min(newest_rounds, default=0), spared_rounds)
 
     def _best_candidates(self, good_rounds: list[int]) -> set[int]:
         """Round of the best evaluation, and those of `good_rounds` whose evaluation is still to come."""

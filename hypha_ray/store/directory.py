@@ -237,10 +237,10 @@ class RunDirectory:
             ConfigError: the folder can't be written.
 
         """
-        former = f"config.attempt_{self._last_attempt():03d}.toml"
+        former_name = f"config.attempt_{self._last_attempt():03d}.toml"
         text = self.config.read_text(encoding="utf-8") if self.begun else config
-        if text != config and not (self.path / former).exists():
-            self.write(former, redacted(text))
+        if text != config and not (self.path / former_name).exists():
+            self.write(former_name, redacted(text))
         self.write(CONFIG, config)
 
     def write(self, name: str, text: str) -> None:
@@ -250,11 +250,11 @@ class RunDirectory:
             ConfigError: the folder can't be written.
 
         """
-        draft = self.path / f".{name}.part"
+        draft_file = self.path / f".{name}.part"
         with self._writable():
             make_folder(self.path)
-            write_file(draft, text.encode())
-            publish(draft, self.path / name)
+            write_file(draft_file, text.encode())
+            publish(draft_file, self.path / name)
 
     def begin_attempt(self) -> int:
         """Begin a scheduler's attempt; returns its number, counted from 1 over all drivers of the run.

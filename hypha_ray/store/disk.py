@@ -108,9 +108,9 @@ def make_folder(folder: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Remove temporary files that a crash left in a folder."""
-    for leftover in folder.glob("round_*.tmp"):
-        shutil.rmtree(leftover, ignore_errors=True)
-        leftover.unlink(missing_ok=True)
+    for leftover_file in folder.glob("round_*.tmp"):
+        shutil.rmtree(leftover_file, ignore_errors=True)
+        leftover_file.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -186,10 +186,10 @@ class Mirror:
     def _prune(self, destination: _Destination, round: int, keep: int) -> None:
         """Remove the mirror's snapshots except the newest `keep`; those of rewound rounds as well."""
         complete = [round_number for round_number in destination.rounds(_HEADER) if round_number < round]
-        spared = {round}
+        spared_rounds = {round}
         if keep > 1:
-            spared.update(complete[1 - keep :])
-        for round_number in set(destination.rounds(_SNAPSHOT)) - spared:
+            spared_rounds.update(complete[1 - keep :])
+        for round_number in set(destination.rounds(_SNAPSHOT)) - spared_rounds:
             folder = snapshot_path(self._directory, round_number)
             destination.remove(f"checkpoints/{folder.name}")
 

@@ -183,8 +183,8 @@ def _newest_usable(directory: Path, commits: Sequence[Commit], skipped: Sequence
 
 def _missing_snapshots(commits: Sequence[Commit], restart_commit: Commit, present_rounds: set[int]) -> list[str]:
     """Warning about later rounds without a snapshot, if there are any."""
-    later = commits[restart_commit.round + 1 :]
-    missing = [commit.round + 1 for commit in later if commit.round not in present_rounds]
+    later_commits = commits[restart_commit.round + 1 :]
+    missing = [commit.round + 1 for commit in later_commits if commit.round not in present_rounds]
     if not missing:
         return []
     numbers = ", ".join(ranges(missing))

@@ -321,10 +321,10 @@ def rounds(directory: Path) -> list[int]:
     return sorted(numbers)
 
 
-def prune(directory: Path, first_round: int, spared: Container[int] = ()) -> None:
-    """Remove the snapshots of all rounds before `first_round`, except those of `spared`."""
+def prune(directory: Path, first_round: int, spared_rounds: Container[int] = ()) -> None:
+    """Remove the snapshots of all rounds before `first_round`, except those of `spared_rounds`."""
     for round in rounds(directory):
-        if round < first_round and round not in spared:
+        if round < first_round and round not in spared_rounds:
             _clear(snapshot_path(directory, round))
 
 

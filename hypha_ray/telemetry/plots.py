@@ -315,8 +315,8 @@ def _batches(series: Series) -> Figure:
 
 def _heat(figure: Figure, axes: Axes, series: Series) -> None:
     rows = [series.batches(worker) for worker in series.workers]
-    extent = (series.numbers[0] - 0.5, series.numbers[-1] + 0.5, len(rows) - 0.5, -0.5)
-    image = axes.imshow(rows, aspect="auto", interpolation="nearest", cmap="viridis", vmin=0, extent=extent)
+    image_extent = (series.numbers[0] - 0.5, series.numbers[-1] + 0.5, len(rows) - 0.5, -0.5)
+    image = axes.imshow(rows, aspect="auto", interpolation="nearest", cmap="viridis", vmin=0, extent=image_extent)
     axes.grid(visible=False)
     _by_round(axes, series, "one row for each worker", "worker", from_zero=False)
     step = -(-len(rows) // 16)
@@ -340,23 +340,25 @@ def _finish(series: Series) -> Figure:
 
 
 def _bytes(series: Series) -> Figure:
-    figure, (each, total) = panels("Bytes between workers and servers", rows=2, height=3)
+    figure, (round_axes, total_axes) = panels("Bytes between workers and servers", rows=2, height=3)
     up_bytes = series.column("bytes_up")
     down_bytes = series.column("bytes_down")
     # The two are often equal; the wider line is then visible on both sides of the other.
     for values, colour, width, label in ((up_bytes, SKY, 5, "up: deltas"), (down_bytes, BLUE, 1.8, "down: weights")):
-        for axes, points in ((each, values), (total, running_totals(values))):
+        for axes, points in ((round_axes, values), (total_axes, running_totals(values))):
             axes.plot(series.numbers, points, color=colour, lw=width, marker="o", ms=width, label=label)
-    _by_round(each, series, "in each round", "bytes", unit="B")
+    _by_round(round_axes, series, "in each round", "bytes", unit="B")
     every_step = every_step_bytes(series)
     if every_step:
-        total.plot(series.numbers, every_step, color=GREY, ls="--", label="up, if gradients were\nexchanged every step")
-        total.set_yscale("log")
-        _by_round(total, series, "so far, logarithmic", "bytes", unit="B", from_zero=False)
+        total_axes.plot(
+            series.numbers, every_step, color=GREY, ls="--", label="up, if gradients were\nexchanged every step"
+        )
+        total_axes.set_yscale("log")
+        _by_round(total_axes, series, "so far, logarithmic", "bytes", unit="B", from_zero=False)
     else:
-        _by_round(total, series, "so far", "bytes", unit="B")
-    _legend(each)
-    _legend(total)
+        _by_round(total_axes, series, "so far", "bytes", unit="B")
+    _legend(round_axes)
+    _legend(total_axes)
     return figure
 
 
@@ -410,17 +412,19 @@ def _optimizer(series: Series) -> Figure:
 
 def _time(series: Series) -> Figure:
     """Draw the goodput, and below it the uses of the fleet's time as stacked areas that fill the panel."""
-    figure, (useful, parts) = panels("Goodput, and what the fleet's time was spent on", rows=2, height=3)
-    useful.plot(series.numbers, series.column("goodput", 100), color=BLUE, marker=marker_for(len(series.rounds)), ms=4)
-    _by_round(useful, series, "committed samples, of those that the hired workers could have made", "%")
+    figure, (useful_axes, parts_axes) = panels("Goodput, and what the fleet's time was spent on", rows=2, height=3)
+    useful_axes.plot(
+        series.numbers, series.column("goodput", 100), color=BLUE, marker=marker_for(len(series.rounds)), ms=4
+    )
+    _by_round(useful_axes, series, "committed samples, of those that the hired workers could have made", "%")
     numbers = series.numbers
     edges = [numbers[0] - 0.5, *numbers, numbers[-1] + 0.5]
     shares: list[list[float]] = []
     for use in TIME_KINDS:
         column = series.time_shares(use)
         shares.append([column[0], *column, column[-1]])
-    parts.stackplot(edges, shares, labels=TIME_KINDS, colors=PALETTE)
-    _by_round(parts, series, "all time of the fleet, from the first machine on", "%", from_zero=False)
-    parts.set_ylim(0, 100)
-    _legend(parts)
+    parts_axes.stackplot(edges, shares, labels=TIME_KINDS, colors=PALETTE)
+    _by_round(parts_axes, series, "all time of the fleet, from the first machine on", "%", from_zero=False)
+    parts_axes.set_ylim(0, 100)
+    _legend(parts_axes)
     return figure

@@ -288,7 +288,9 @@ class Inbox(Interruptible):
             version = self.version = self._next_version(latest_version)
             assert version is not None
             fragments = self._fragments[version]
-            self._fragments = {later: parts for later, parts in self._fragments.items() if later > version}
+            self._fragments = {
+                later_version: parts for later_version, parts in self._fragments.items() if later_version > version
+            }
         is_whole = True
         theta: dict[int, Flat] = {}
         for fragment, (piece, flat) in fragments.items():

@@ -184,9 +184,9 @@ class TrainingLoop:
         is_warmup = new_weights.version <= self._job.rounds.warmup_rounds
         made_in = new_weights.version - 1 if self._weights_proved else new_weights.version
         with traced("merge", self._key(made_in), worker=self._source.worker):
-            mixed = self._weights.merge(new_weights, mixes=not is_warmup)
+            mixed_fragments = self._weights.merge(new_weights, mixes=not is_warmup)
             if self._device_encoding is not None:
-                self._device_encoding.take(new_weights.fragments, mixed)
+                self._device_encoding.take(new_weights.fragments, mixed_fragments)
             self._trainer.merged(new_weights.version)
         if self._weights_proved:
             self._emit(Merged(self._source, new_weights.version, None, wait_s))
@@ -273,8 +273,8 @@ class TrainingLoop:
         with meter.waiting():
             batch = self._batch_source.batch(plan.spans, start, batch_samples)
             waits = self._replay or self._refills
-            upcoming = self._batch_source.upcoming(plan.spans, start + batch_samples, plan.batch_size, waits)
-            self._trainer.announce(upcoming)
+            upcoming_batches = self._batch_source.upcoming(plan.spans, start + batch_samples, plan.batch_size, waits)
+            self._trainer.announce(upcoming_batches)
         began_at = time.monotonic()
         # All workers go through the schedule together, by parts of the round: a fast one isn't ahead.
         self._optimizer.seek(position(self._job, plan, start / (round_samples or plan.samples)))

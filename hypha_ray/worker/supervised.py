@@ -292,7 +292,7 @@ class SupervisedTrainer(WholeModel):
         head = self._computation.head
         return evaluate(self.model, self._task, batches, self.device, autocast, head, self._metrics)
 
-    def announce(self, upcoming: Iterator[Samples]) -> None:
+    def announce(self, upcoming_batches: Iterator[Samples]) -> None:
         """Do nothing: a step depends on its own batch."""
 
     def merged(self, version: int) -> None:
@@ -346,11 +346,11 @@ class SupervisedTrainer(WholeModel):
             is_finite = figures.isfinite().all()
             self.loss_scale.update(is_finite.logical_not().float())
 
-    def _skipped(self, bad: npt.NDArray[np.int64] | None = None) -> Step:
+    def _skipped(self, damaged_keys: npt.NDArray[np.int64] | None = None) -> Step:
         """Return the result of a batch that has changed nothing, with the keys of its damaged samples."""
         zero = torch.zeros((), device=self.device)
         skipped_step = Step(zero, 0, zero)
-        return skipped_step if bad is None else replace(skipped_step, bad=bad)
+        return skipped_step if damaged_keys is None else replace(skipped_step, bad=damaged_keys)
 
     def _scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Multiply a loss by the scale of losses, if there is one."""

@@ -46,7 +46,7 @@ class Trainer(Protocol):
     def seed(self, *entropy: int) -> None:
         """Seed all random number generators."""
 
-    def announce(self, upcoming: Iterator[Samples]) -> None:
+    def announce(self, upcoming_batches: Iterator[Samples]) -> None:
         """Learn which batches of the round probably come after the next one, as far as wanted."""
 
     def begin_step(self, batch: Samples) -> PendingStep:
@@ -273,11 +273,11 @@ class LocalWeights:
     def _mixed(self, fragment: int, theta: Groups, mixing: float) -> Groups:
         """Global weights mixed with local ones in 32 bits: θ + α(w − θ)."""
         local: Groups = self.add_rounding_error(fragment, self._trainer.gather(self._layout, fragment))
-        mixed = dict(theta)
+        mixed_theta = dict(theta)
         for group in filter(is_trained, theta):
             change = local[group] - theta[group]
-            mixed[group] = theta[group] + mixing * change
-        return mixed
+            mixed_theta[group] = theta[group] + mixing * change
+        return mixed_theta
 
     def _write(self, fragment: int, flat: Groups, mixing: float = 0.0) -> None:
         """Copy a fragment into the model, and keep the rounding error of 16-bit weights."""

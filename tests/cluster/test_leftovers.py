@@ -112,7 +112,7 @@ def test_leftovers_that_are_to_be_kept_are_left_with_their_leases() -> None:
     ended = Actor.options(name="scheduler", namespace="kept").remote()
     pid = ray.get(kept.pid.remote())
     assert ray.get(ended.pid.remote())
-    end_leftovers("kept", spared={"worker-0", "worker-1"})
+    end_leftovers("kept", spared_names={"worker-0", "worker-1"})
     assert names("kept") == ["worker-0"] and len(groups("kept")) == 1
     assert ray.get(kept.pid.remote()) == pid
     end_leftovers("kept")

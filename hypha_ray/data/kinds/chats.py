@@ -190,11 +190,11 @@ def answer_rules(
     for sample in samples:
         last_ids += _last_scored(sample)
     ends = ends_among(tokenizer, last_ids)
-    endless = sum(token_id not in ends for token_id in last_ids)
-    if endless == len(last_ids):
+    endless_count = sum(token_id not in ends for token_id in last_ids)
+    if endless_count == len(last_ids):
         account.note("no answer ends in a special token, so a trained model won't stop: choose another --chat-template")
-    elif endless:
-        endings = f"{amount_text(endless, 'answers')} of {len(last_ids):,} end in no special token"
+    elif endless_count:
+        endings = f"{amount_text(endless_count, 'answers')} of {len(last_ids):,} end in no special token"
         account.note(f"{endings}, so a trained model may not stop: choose another --chat-template")
     return token_rules(tokenizer, ends, templated=options.is_templated)
 

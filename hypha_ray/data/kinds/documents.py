@@ -94,9 +94,9 @@ def hold_out(
     possible. A document that is large compared with the others is taken only without an alternative, and if the limit
     doesn't cut much off: that part would be lost to both splits. One document and one training sequence remain.
     """
-    empty = ValidationSplit(np.empty((0, seq_len), np.int32))
+    empty_split = ValidationSplit(np.empty((0, seq_len), np.int32))
     if not (fraction and limit and window):
-        return empty
+        return empty_split
     groups = _groups(window)
     choice = _Choice(groups, window, encode, seq_len, limit * seq_len)
     for group in sorted(groups, key=lambda group: group.rank(choice.total_bytes, fraction)):
@@ -110,7 +110,7 @@ def hold_out(
     remaining_texts = [text for index, text in enumerate(window) if index not in held_out]
     if choice.tokens < seq_len or not _fills_sequence(remaining_texts, encode, seq_len):
         reason = _why_none(len(groups), limit if choice.passed_over_large else None)
-        return replace(empty, why_none=reason)
+        return replace(empty_split, why_none=reason)
     window[:] = remaining_texts
     sequences = next(pack(choice.parts, seq_len, limit))
     digests = frozenset(group.digest for group in choice.chosen)
@@ -168,8 +168,8 @@ class _Choice:
         if is_large and self.tokens >= self._seq_len and exceeds_quota:
             return
         ids = self._encode([self._window[index] for index in group.indices])
-        excess = self.tokens + len(ids) - self._most_tokens
-        if is_large and excess * group.bytes > CUT * self.total_bytes * len(ids):
+        excess_tokens = self.tokens + len(ids) - self._most_tokens
+        if is_large and excess_tokens * group.bytes > CUT * self.total_bytes * len(ids):
             self.passed_over_large = True
             return
         self.chosen.append(group)

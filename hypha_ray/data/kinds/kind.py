@@ -111,8 +111,8 @@ def split(keys: Sequence[bytes], options: PrepareOptions, account: Account, plur
         if not held_out_groups:
             account.note(f"no validation samples: all {plural} are the same")
     held_out = _alternating(groups[:held_out_groups])
-    excess = len(held_out[options.validation_samples :])
-    account.leave_out(plural, f"more repetitions of validation {plural}", excess)
+    excess_rows = len(held_out[options.validation_samples :])
+    account.leave_out(plural, f"more repetitions of validation {plural}", excess_rows)
     validation = held_out[: options.validation_samples]
     remaining_rows = list(itertools.chain.from_iterable(groups[held_out_groups:]))
     train = generator.permutation(np.array(remaining_rows, np.int64))

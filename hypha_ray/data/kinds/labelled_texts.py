@@ -334,8 +334,8 @@ def classes_of(labels: Iterable[Label], class_names: Sequence[str], has_several:
         combinations.add(combination)
         names |= combination
     if len(combinations if has_several else names) < 2:
-        only = ", ".join(map(repr, sorted(names))) or "none"
-        raise _all_equal(source, only, "at least two classes", "add samples of other classes")
+        only_labels = ", ".join(map(repr, sorted(names))) or "none"
+        raise _all_equal(source, only_labels, "at least two classes", "add samples of other classes")
     return ClassInfo(tuple(class_names) or _by_number(names), has_several)
 
 

@@ -275,8 +275,8 @@ class Images:
         from PIL import Image, ImageOps
 
         with Image.open(io.BytesIO(content)) as image:
-            upright = ImageOps.exif_transpose(image)
-            return _in_8_bits(upright, image.format).convert(self._mode)
+            upright_image = ImageOps.exif_transpose(image)
+            return _in_8_bits(upright_image, image.format).convert(self._mode)
 
     def examine(self, decoded: Any, account: Account) -> None:
         """Do nothing: an image has no length."""

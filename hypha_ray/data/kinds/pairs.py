@@ -161,11 +161,11 @@ def _encoded(
         account.note(f"{amount_text(cut_pairs, 'pairs')} cut off at --seq-len {most_tokens}")
 
 
-def _ended(ids: list[int], tail: list[int], most_tokens: int) -> tuple[Tokens, int]:
+def _ended(ids: list[int], end_ids: list[int], most_tokens: int) -> tuple[Tokens, int]:
     """Tokens of a text, cut off so that they end with the tail, and the number of tokens that were cut off."""
-    body = ids[: -len(tail)] if ids[-len(tail) :] == tail else ids
-    cut_tokens = max(0, len(body) + len(tail) - most_tokens)
-    return np.array([*body[: most_tokens - len(tail)], *tail], np.int32), cut_tokens
+    body = ids[: -len(end_ids)] if ids[-len(end_ids) :] == end_ids else ids
+    cut_tokens = max(0, len(body) + len(end_ids) - most_tokens)
+    return np.array([*body[: most_tokens - len(end_ids)], *end_ids], np.int32), cut_tokens
 
 
 def _ids(tokenizer: Any, text: list[str] | None = None, text_target: list[str] | None = None) -> list[list[int]]:

@@ -183,9 +183,9 @@ def _fitting(samples: Iterator[Sample], most_tokens: int, account: Account) -> I
             continue
         originals = [sample.answer] if sample.rejected is None else [sample.answer, sample.rejected]
         for original in originals:
-            excess = max(0, len(original.ids) - most_tokens)
-            account.leave_out("tokens", f"behind the first {most_tokens} of an answer, see --seq-len", excess)
-            cut_answers += excess > 0
+            excess_tokens = max(0, len(original.ids) - most_tokens)
+            account.leave_out("tokens", f"behind the first {most_tokens} of an answer, see --seq-len", excess_tokens)
+            cut_answers += excess_tokens > 0
         yield sample._replace(answer=answer, rejected=rejected)
     if cut_answers:
         account.note(f"{amount_text(cut_answers, 'answers')} cut off at --seq-len {most_tokens}")

@@ -122,17 +122,18 @@ class TextTokenizer:
         whole_encoding = self._encoded([text])[0]
         if self._core is None:
             return whole_encoding
-        cut = len(text)
+        cut_index = len(text)
         for token_id, (start, _) in zip(whole_encoding.ids, whole_encoding.offsets, strict=True):
             if token_id in self._added_ids:
-                cut = start
+                cut_index = start
                 break
-        bare = self._core.encode(text[:cut], add_special_tokens=False)
+        bare = self._core.encode(text[:cut_index], add_special_tokens=False)
         head = _Encoding(bare.ids, bare.offsets)
-        if cut == len(text):
+        if cut_index == len(text):
             return head
-        tail = self._encoded([text[cut:]])[0]  # Behind a special token, the tokenizer puts its space as always.
-        return head.followed(tail.moved(cut))
+        # Behind a special token, the tokenizer puts its space as always.
+        tail_encoding = self._encoded([text[cut_index:]])[0]
+        return head.followed(tail_encoding.moved(cut_index))
 
     def _encoded(self, texts: list[str]) -> list[_Encoding]:
         encoded = self._tokenizer(

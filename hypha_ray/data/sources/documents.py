@@ -89,9 +89,9 @@ def digits() -> Arrays:
     """The 1797 digits of scikit-learn: images ``[N, 1, 8, 8]`` from 0 to 1, labels ``[N]``."""
     from sklearn.datasets import load_digits
 
-    bunch = load_digits()
-    images = (bunch.images / 16.0).astype(np.float32)[:, np.newaxis]
-    return {"images": images, "labels": bunch.target.astype(np.int64)}
+    dataset = load_digits()
+    images = (dataset.images / 16.0).astype(np.float32)[:, np.newaxis]
+    return {"images": images, "labels": dataset.target.astype(np.int64)}
 
 
 def read(options: PrepareOptions, reader: Reader[T], account: Account) -> Iterable[T]:

@@ -176,13 +176,13 @@ def why_unreadable(path: Path) -> str:
     """Reason that a file can't be read; empty if it can. The whole file is read, so no part of a bad file is used."""
     is_text = kind_of(path) not in ARROW
     decoder = codecs.getincrementaldecoder("utf-8")()
-    empty = True
+    is_empty = True
     try:
         with opened(path, "rb") as file:
             while chunk := file.read(_CHUNK):
-                if empty and is_text and b"\0" in chunk[:_EARLY]:
+                if is_empty and is_text and b"\0" in chunk[:_EARLY]:
                     return "binary"
-                empty = False
+                is_empty = False
                 if not is_text:
                     break
                 decoder.decode(chunk)
@@ -192,7 +192,7 @@ def why_unreadable(path: Path) -> str:
     except UNREADABLE as error:
         problem = getattr(error, "strerror", None) or "damaged"
         return f"can't be read, {problem}"
-    return "empty" if empty else ""
+    return "empty" if is_empty else ""
 
 
 def _relative(path: Path, folder: Path) -> str:

@@ -289,11 +289,11 @@ class PreferenceReader:
     def _recognised(self, location: str, row: Mapping[str, Any]) -> tuple[Column, ...]:
         """The columns of a table by its first row, and by the options."""
         options = self._options
-        judged = (self._prompt, self._completion, self._desirable)
+        judged_columns = (self._prompt, self._completion, self._desirable)
         if options.desirable_column is not None:
-            return judged
-        if options.chosen_column is None and all(column.name in row for column in judged):
-            return judged
+            return judged_columns
+        if options.chosen_column is None and all(column.name in row for column in judged_columns):
+            return judged_columns
         if options.chosen_column is None and self._chosen.name not in row:
             names = ", ".join(sorted(map(readable, row)))
             fix = "name columns with --chosen-column and --rejected-column, or with --desirable-column"

@@ -269,7 +269,7 @@ def check_plugins(job: Job) -> list[str]:
         if use.family == ADVANTAGES.name and job.sync.traits.sends_gradients:
             from hypha_ray.rl.algorithms.advantages import check_advantages
 
-            check_advantages(use.name, use.options, apart=True)
+            check_advantages(use.name, use.options, must_be_separate=True)
     return check_rewards(job)
 
 

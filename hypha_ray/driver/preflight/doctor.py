@@ -199,14 +199,14 @@ def memory_report() -> CheckReport:
 
 def files_report() -> CheckReport:
     """Check the most open files of a process; Ray raises the soft limit to the hard one by itself."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY:
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard_limit == resource.RLIM_INFINITY:
         return ok("open files", "unlimited")
-    text = f"{hard} at most"
+    text = f"{hard_limit} at most"
     remedy = f"raise `ulimit -Hn` to {_ENOUGH_FILES}"
-    if hard < _LEAST_FILES:
+    if hard_limit < _LEAST_FILES:
         return fail("open files", text, remedy)
-    if hard < _ENOUGH_FILES:
+    if hard_limit < _ENOUGH_FILES:
         return note("open files", text, f"{remedy} on the head of a large cluster")
     return ok("open files", text)
 
@@ -240,9 +240,9 @@ def token_report(environment: Mapping[str, str], file: Path) -> CheckReport:
         file: Ray's own file for the token.
 
     """
-    joins = bool(environment.get("RAY_ADDRESS"))
+    joins_cluster = bool(environment.get("RAY_ADDRESS"))
     mode = environment.get("RAY_AUTH_MODE")
-    if mode == "disabled" or (joins and mode != "token"):
+    if mode == "disabled" or (joins_cluster and mode != "token"):
         remedy = "export RAY_AUTH_MODE=token, and give the cluster's token"
         return note("token", f"RAY_AUTH_MODE is {mode or 'not set'}: this client sends no token", remedy)
     if environment.get("RAY_AUTH_TOKEN"):
@@ -250,7 +250,7 @@ def token_report(environment: Mapping[str, str], file: Path) -> CheckReport:
     path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or file)
     if path.exists():
         return _token_file_report(path)
-    if not joins:
+    if not joins_cluster:
         return ok("token", f"none yet: the first start makes {path}")
     remedy = f"copy the cluster's token to {path}, with mode 0600"
     return fail("token", f"there is none at {path}", remedy, AuthenticationError)

@@ -108,8 +108,8 @@ def memory_notes(case: Case, groups: Sequence[WorkerGroup]) -> tuple[list[str], 
             if job.processes_in(group) == processes and group.memory_gb and not group.gpu:
                 reserved.append(group.memory_gb)
         if reserved and sizes.of_worker(processes) > min(reserved) * 1e9:
-            excess = f"a training step takes more than the {min(reserved):g} GB that a worker reserves"
-            warnings.append(f"{excess}: raise memory_gb, or save memory")
+            problem = f"a training step takes more than the {min(reserved):g} GB that a worker reserves"
+            warnings.append(f"{problem}: raise memory_gb, or save memory")
     return notes, warnings
 
 
@@ -158,10 +158,10 @@ def _move_to_cpu(network: torch.nn.Module) -> None:
                 if tensor is None:
                     continue
                 if id(tensor) not in moved:
-                    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+                    empty_tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
                     if isinstance(tensor, torch.nn.Parameter):
-                        empty = torch.nn.Parameter(empty, tensor.requires_grad)
-                    moved[id(tensor)] = (tensor, empty)
+                        empty_tensor = torch.nn.Parameter(empty_tensor, tensor.requires_grad)
+                    moved[id(tensor)] = (tensor, empty_tensor)
                 _, tensors[name] = moved[id(tensor)]  # type: ignore[assignment]
 
 
@@ -381,5 +381,5 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
 def _piece(parameter: nn.Parameter, processes: int) -> nn.Parameter:
     """The largest part of a parameter that is cut along its first dimension."""
     rows = math.ceil(parameter.shape[0] / processes) if parameter.ndim else 1
-    empty = torch.empty((rows, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
-    return nn.Parameter(empty, parameter.requires_grad)
+    empty_tensor = torch.empty((rows, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
+    return nn.Parameter(empty_tensor, parameter.requires_grad)

@@ -234,11 +234,11 @@ def free_bytes(folder: Path) -> int:
 def _written(job: Job) -> int:
     """Number of snapshots that a run writes at its regular intervals, with those of the first and the last round."""
     rounds = job.rounds.update_rounds
-    every = job.checkpoint.every_rounds
-    count = rounds // every
-    if every > 1:
+    every_rounds = job.checkpoint.every_rounds
+    count = rounds // every_rounds
+    if every_rounds > 1:
         count += 1  # The evaluation of the first round.
-    if rounds % every and rounds > 1:
+    if rounds % every_rounds and rounds > 1:
         count += 1  # The evaluation of the last round.
     return count
 
@@ -395,7 +395,7 @@ def _choice_lines(choice: Choice, by_value: bool) -> Iterator[str]:
     """The answer of each node to a request, the worth that its price is compared with, and the leases chosen there."""
     leases = Counter(offer.node.id for offer in choice.chosen)
     offers = [answer for answer in choice.answers if isinstance(answer, Offer)]
-    worth = worths(offers) if by_value else {}
+    worth_by_node = worths(offers) if by_value else {}
     request = choice.request
     yield f"offers for {choice.count} × {request.need.role} with {request.need}, bid {request.bid:g}:"
     for answer in choice.answers:
@@ -406,7 +406,7 @@ def _choice_lines(choice: Choice, by_value: bool) -> Iterator[str]:
             continue
         terms = [f"{answer.price:g} an hour each" if answer.terms.named_price else "no price"]
         if by_value:
-            terms.append(f"for {worth[node_id]}")
+            terms.append(f"for {worth_by_node[node_id]}")
         terms.append(f"room for {answer.capacity}")
         yield f"{node}: {', '.join(terms)}; {leases[node_id] or 'none'} chosen"
 

@@ -428,9 +428,9 @@ def _batches_text(job: Job, samples: int) -> str:
     deltas = job.num_workers
     if not job.sync.traits.has_barrier:
         deltas = job.sync.period or job.num_workers
-    least_batches, more = divmod(batches, deltas)
+    least_batches, remainder = divmod(batches, deltas)
     text = f"{least_batches} batches"
-    if more:
+    if remainder:
         text = f"{least_batches} to {least_batches + 1} batches"
     elif least_batches == 1:
         text = "1 batch"

@@ -97,9 +97,9 @@ def robust(inputs: PreferenceInputs) -> Tensor:
     """Return the loss of robust DPO, whose mean isn't changed by labels that are the wrong way round."""
     logits = inputs.settings.beta * _difference(inputs.log_ratios)
     smoothing = inputs.settings.label_smoothing
-    clean = -(1 - smoothing) * logsigmoid(logits)
+    unflipped_loss = -(1 - smoothing) * logsigmoid(logits)
     flipped = -smoothing * logsigmoid(-logits)
-    return (clean - flipped) / (1 - 2 * smoothing)
+    return (unflipped_loss - flipped) / (1 - 2 * smoothing)
 
 
 def ipo(inputs: PreferenceInputs) -> Tensor:
@@ -143,9 +143,9 @@ def _difference(values: Tensor) -> Tensor:
 
 def _log_of_rest(logprobs: Tensor) -> Tensor:
     """Logarithm of 1 minus a probability, by the form that cancels less: log(1 − e^x) for x below −ln 2, or above."""
-    small = torch.log1p(-torch.exp(logprobs))
+    log_rest = torch.log1p(-torch.exp(logprobs))
     large = torch.log(-torch.expm1(logprobs))
-    return torch.where(logprobs < -math.log(2), small, large)
+    return torch.where(logprobs < -math.log(2), log_rest, large)
 
 
 def _smoothed(logits: Tensor, smoothing: float) -> Tensor:

@@ -186,16 +186,16 @@ def advantages_of(name: str, function: Advantages, rewards: torch.Tensor, length
 
 def try_advantages(name: str, options: Mapping[str, Any] | None) -> None:
     """Try a function on some rewards, as `check_advantages`."""
-    check_advantages(name, options, apart=False)
+    check_advantages(name, options, must_be_separate=False)
 
 
-def check_advantages(name: str, options: Mapping[str, Any] | None, apart: bool) -> None:
+def check_advantages(name: str, options: Mapping[str, Any] | None, must_be_separate: bool) -> None:
     """Try a function on some rewards.
 
     Args:
         name: value of `rl.advantage`.
         options: value of `rl.advantage_options`.
-        apart: whether the advantages of a group may not depend on other groups.
+        must_be_separate: whether the advantages of a group may not depend on other groups.
 
     Raises:
         ConfigError: RL031, the function fails, or absent rewards have a part in the advantages of others.
@@ -215,7 +215,7 @@ def check_advantages(name: str, options: Mapping[str, Any] | None, apart: bool) 
     single_advantages: list[torch.Tensor] = []
     for row in range(len(rewards)):
         single_advantages.append(advantages_of(name, function, rewards[row, None], lengths[row, None]))
-    if apart and not _are_close(joint_advantages, torch.cat(single_advantages)):
+    if must_be_separate and not _are_close(joint_advantages, torch.cat(single_advantages)):
         fix = "choose one of a group by itself: each worker sees a part of the prompts"
         raise _refusal(name, "others beside another group", "advantages of each group alone, in synchronous steps", fix)
 

@@ -147,12 +147,12 @@ class ReservedLayer(DynamicLayer):  # type: ignore[misc]
 
     """
 
-    def __init__(self, filled: DynamicLayer, tokens: int) -> None:
+    def __init__(self, filled_layer: DynamicLayer, tokens: int) -> None:
         super().__init__()
-        self.lazy_initialization(filled.keys, filled.values)
-        self._key_buffer = _enlarged(filled.keys, tokens)
-        self._value_buffer = _enlarged(filled.values, tokens)
-        self._set_views(filled.keys.shape[-2])
+        self.lazy_initialization(filled_layer.keys, filled_layer.values)
+        self._key_buffer = _enlarged(filled_layer.keys, tokens)
+        self._value_buffer = _enlarged(filled_layer.values, tokens)
+        self._set_views(filled_layer.keys.shape[-2])
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any

@@ -40,10 +40,10 @@ Signatures: TypeAlias = Mapping[str, Signature]
 log = logging.getLogger(__name__)
 
 
-def functions_of(response: Response, tasks: Tasks, every: Sequence[str]) -> Sequence[str]:
+def functions_of(response: Response, tasks: Tasks, all_names: Sequence[str]) -> Sequence[str]:
     """Names of the functions that reward a response: those of its task, or every one."""
     task = str(response.data.get("task"))
-    return tasks.get(task, every)
+    return tasks.get(task, all_names)
 
 
 def limit_of(name: str, deadline_s: Deadline) -> float | None:

@@ -305,19 +305,19 @@ class JudgeCalls:
             ConfigError: RWD005, the judge refuses all requests.
 
         """
-        judged: list[int] = []
+        judged_rows: list[int] = []
         for index, response in enumerate(responses):
             if JUDGE in functions_of(response, self._tasks, (JUDGE,)):
-                judged.append(index)
+                judged_rows.append(index)
         rewards = [math.nan] * len(responses)
         absent = 0
-        with ThreadPoolExecutor(min(self._settings.at_once, max(1, len(judged)))) as pool:
-            scores = pool.map(self._score, [responses[index] for index in judged])
-            for index, score in zip(judged, scores, strict=True):
+        with ThreadPoolExecutor(min(self._settings.at_once, max(1, len(judged_rows)))) as pool:
+            scores = pool.map(self._score, [responses[index] for index in judged_rows])
+            for index, score in zip(judged_rows, scores, strict=True):
                 rewards[index] = score
                 absent += math.isnan(score)
         if absent:
-            log.warning("the judge gave no score for %d of %d responses: %s", absent, len(judged), self.trouble)
+            log.warning("the judge gave no score for %d of %d responses: %s", absent, len(judged_rows), self.trouble)
         return [(reward,) for reward in rewards]
 
     def _score(self, response: Response) -> float:

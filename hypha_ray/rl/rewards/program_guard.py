@@ -58,12 +58,12 @@ def _passes(folder: Path, tests: bytes) -> bool:
 
 def _wake_descriptor() -> int:
     """Return a descriptor that is ready when a child has ended or stopped."""
-    ready, wakes = os.pipe()
-    os.set_blocking(wakes, False)
-    os.set_blocking(ready, False)
-    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    ready_end, wake_end = os.pipe()
+    os.set_blocking(wake_end, False)
+    os.set_blocking(ready_end, False)
+    signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    return ready
+    return ready_end
 
 
 def _stops(process: int, wake: int, until: float) -> bool:
@@ -130,13 +130,13 @@ def _flatten(root: int, name: str, prefix: str, folder_count: int) -> int:
     os.chmod(name, 0o700, dir_fd=root)
     folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
     try:
-        for below, is_folder in _entries(folder):
+        for entry_name, is_folder in _entries(folder):
             if is_folder:
                 folder_count += 1
-                os.chmod(below, 0o700, dir_fd=folder)  # A moved folder's entry for its parent is written.
-                os.rename(below, f"{prefix}-{folder_count}", src_dir_fd=folder, dst_dir_fd=root)
+                os.chmod(entry_name, 0o700, dir_fd=folder)  # A moved folder's entry for its parent is written.
+                os.rename(entry_name, f"{prefix}-{folder_count}", src_dir_fd=folder, dst_dir_fd=root)
             else:
-                os.unlink(below, dir_fd=folder)
+                os.unlink(entry_name, dir_fd=folder)
     finally:
         os.close(folder)
     return folder_count

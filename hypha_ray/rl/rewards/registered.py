@@ -110,8 +110,8 @@ def length(response: Response) -> float:
     if not response.ended:
         return -1.0
     fifth = response.most_tokens / 5
-    excess = len(response.ids) - (response.most_tokens - fifth)
-    return -max(0.0, excess) / fifth
+    excess_tokens = len(response.ids) - (response.most_tokens - fifth)
+    return -max(0.0, excess_tokens) / fifth
 
 
 def of_environment(response: Response) -> float | None:
@@ -228,9 +228,9 @@ def _verdict(folder: Path) -> bytes:
     """Run program and tests of a folder, which the guard removes; return the guard's verdict."""
     command = [sys.executable, "-I", "-S", str(_GUARD), str(folder)]
     pipe = subprocess.PIPE
-    silent = subprocess.DEVNULL
+    no_output = subprocess.DEVNULL
     with subprocess.Popen(
-        command, env={}, cwd="/", stdin=pipe, stdout=pipe, stderr=silent, start_new_session=True
+        command, env={}, cwd="/", stdin=pipe, stdout=pipe, stderr=no_output, start_new_session=True
     ) as process:
         assert process.stdout is not None
         try:

@@ -215,13 +215,13 @@ class _Arrivals:
     exchange_s: float
     """Seconds from the round's end to the beginning of the next one."""
 
-    def quorum_at(self, without: int) -> float:
+    def quorum_at(self, absent_count: int) -> float:
         """Time at which all but so many deltas are there, or the first one."""
-        return self.times_s[max(0, len(self.times_s) - 1 - without)]
+        return self.times_s[max(0, len(self.times_s) - 1 - absent_count)]
 
-    def closed(self, without: int, grace_s: float) -> tuple[float, int]:
+    def closed(self, absent_count: int, grace_s: float) -> tuple[float, int]:
         """Time at which the round closes without up to so many deltas, and the samples that are there by then."""
-        closes_s = min(self.times_s[-1], self.quorum_at(without) + grace_s)
+        closes_s = min(self.times_s[-1], self.quorum_at(absent_count) + grace_s)
         return closes_s, self.samples[bisect_right(self.times_s, closes_s) - 1]
 
 
@@ -266,12 +266,12 @@ class QuorumPlanner:
             return RoundQuorum()
         best_s = (1 - LEAST_GAIN) * self._sample_s(0, 0.0)
         best = RoundQuorum()
-        for without in self._absences(workers):
-            for wait_s in self._waits(without):
-                sample_s = self._sample_s(without, wait_s)
+        for absent_count in self._absences(workers):
+            for wait_s in self._waits(absent_count):
+                sample_s = self._sample_s(absent_count, wait_s)
                 if sample_s < (1 - ROUNDING) * best_s:
                     best_s = sample_s
-                    best = RoundQuorum(max(1, workers - without), wait_s)
+                    best = RoundQuorum(max(1, workers - absent_count), wait_s)
         return best
 
     def _absences(self, workers: int) -> Iterator[int]:
@@ -279,31 +279,31 @@ class QuorumPlanner:
         if isinstance(self._sync.quorum, int):
             yield max(0, workers - self._sync.quorum)
             return
-        without = 1
-        while without <= LARGEST_PART * workers:
-            yield without
-            without *= 2
+        absent_count = 1
+        while absent_count <= LARGEST_PART * workers:
+            yield absent_count
+            absent_count *= 2
 
-    def _waits(self, without: int) -> list[float]:
+    def _waits(self, absent_count: int) -> list[float]:
         """Grace times to be tried: the job's, or none and quantiles of late deltas' times after the quorum."""
         if self._sync.grace_s != "auto":
             return [self._sync.grace_s]
         delays_s = [0.0]
         for arrivals in self._rounds:
-            quorum_s = arrivals.quorum_at(without)
-            first_late = max(1, len(arrivals.times_s) - without)
+            quorum_s = arrivals.quorum_at(absent_count)
+            first_late = max(1, len(arrivals.times_s) - absent_count)
             delays_s += [time_s - quorum_s for time_s in arrivals.times_s[first_late:]]
         delays_s.sort()
         last_index = len(delays_s) - 1
         return sorted({delays_s[round(quantile * last_index)] for quantile in WAITS})
 
-    def _sample_s(self, without: int, grace_s: float) -> float:
+    def _sample_s(self, absent_count: int, grace_s: float) -> float:
         """Seconds for each sample that arrives in time, over the known rounds."""
         exchange_s = median(arrivals.exchange_s for arrivals in self._rounds)
         seconds = 0.0
         samples = 0
         for arrivals in self._rounds:
-            closes_s, in_time = arrivals.closed(without, grace_s)
+            closes_s, in_time = arrivals.closed(absent_count, grace_s)
             seconds += closes_s + exchange_s
             samples += in_time
         return seconds / max(1, samples)

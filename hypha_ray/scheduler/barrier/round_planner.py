@@ -106,10 +106,10 @@ class RoundPlanner:
         equal_batches = self._equal_in(round_number)
         target = 0 if is_final else self._target_samples(round_number, members)
         paces = paces_at_start(members, bool(shares), equal_batches)
-        exact = allocation = plan_batches(paces, target)
+        exact_allocation = allocation = plan_batches(paces, target)
         if not equal_batches:
-            allocation = plan_batches(cautious(members, paces, exact), target)
-        self._basis = _Basis(members, exact, allocation, bool(shares), equal_batches)
+            allocation = plan_batches(cautious(members, paces, exact_allocation), target)
+        self._basis = _Basis(members, exact_allocation, allocation, bool(shares), equal_batches)
         is_predictable = round_number > 0 and not is_final and not equal_batches
         predicted_s = allocation.finish_s if is_predictable else None
         opened_round = BarrierRound(round_number, started_at, predicted_s, weights_version, target, shares)
@@ -194,9 +194,9 @@ class RoundPlanner:
         In replay mode it takes over its predecessor's plan.
         """
         worker = member.source.worker
-        orphan = current_round.replay_plans.pop(worker, None)
+        predecessor_plan = current_round.replay_plans.pop(worker, None)
         is_final = self.plans.is_over(current_round.number)
-        plan = orphan or Plan(
+        plan = predecessor_plan or Plan(
             current_round.number, 0, (), member.batch_size, final=is_final, progress=current_round.progress
         )
         feeds = self.plans.feed_spans(member, (*share, *plan.spans))

@@ -307,10 +307,15 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
 
         A quorum is asked for rounds that lack some, and a round of synchronous training is one step.
         """
-        lacking = reduced_round.target_samples - sum(contribution.samples for contribution in verdict.accepted)
-        if lacking <= 0 or self._job.sync.quorum is not None or self._job.sync.traits.sends_gradients or self._replay:
+        lacking_samples = reduced_round.target_samples - sum(contribution.samples for contribution in verdict.accepted)
+        if (
+            lacking_samples <= 0
+            or self._job.sync.quorum is not None
+            or self._job.sync.traits.sends_gradients
+            or self._replay
+        ):
             return
-        self._planner.owed += lacking
+        self._planner.owed += lacking_samples
         if self.plans.ends_by_samples:
             consequence = "later ones make them up"
         elif reduced_round.number + 1 == self._job.rounds.update_rounds:
@@ -318,7 +323,7 @@ class BarrierRounds(RoundStrategy[BarrierRound, CommittedRound]):
         else:
             consequence = "the next ones make them up"
         target = reduced_round.target_samples
-        text = f"round {reduced_round.number + 1} has {target - lacking} of its {target} samples: {consequence}"
+        text = f"round {reduced_round.number + 1} has {target - lacking_samples} of its {target} samples: {consequence}"
         self._out.problem(text, now)
 
     def _spans_of_later_rounds(self) -> dict[int, tuple[Span, ...]]:

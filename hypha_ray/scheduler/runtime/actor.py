@@ -359,13 +359,13 @@ class Scheduler(ListedActor):
 
     async def _settle(self) -> AsyncIterator[list[dict[str, Any]]]:
         """Wait for the last commits, and yield the news meanwhile; a status line comes first if that takes long."""
-        ending = asyncio.ensure_future(self._wait_for_commits())
-        if not await _is_done_soon(ending):
+        ending_task = asyncio.ensure_future(self._wait_for_commits())
+        if not await _is_done_soon(ending_task):
             yield [_status("writing the last checkpoint")]
-        async for records in self._due_until(ending):
+        async for records in self._due_until(ending_task):
             yield records
         yield self._telemetry.for_driver(everything=True)
-        await ending
+        await ending_task
 
     async def _wait_for_commits(self) -> None:
         """Wait for commits, for workers with a final plan, and for the mirror."""

@@ -240,17 +240,17 @@ async def value(ref: Any) -> Any:
     return await ref
 
 
-async def keep_all(generators: Sequence[SupervisedActor], tell: Callable[[str], None]) -> None:
+async def keep_all(generators: Sequence[SupervisedActor], report_problem: Callable[[str], None]) -> None:
     """Keep generators alive, as `keep` does one."""
-    await asyncio.gather(*map(partial(keep, tell=tell), generators))
+    await asyncio.gather(*map(partial(keep, report_problem=report_problem), generators))
 
 
-async def keep(generator: SupervisedActor, tell: Callable[[str], None]) -> None:
+async def keep(generator: SupervisedActor, report_problem: Callable[[str], None]) -> None:
     """Keep a generator alive. A run goes on without it, so no failure ends this.
 
     Args:
         generator: the generator.
-        tell: takes a line for the user if the generator has no machine or can't be started, each reason once.
+        report_problem: takes a line for the user if the generator has no machine or can't be started, each reason once.
 
     """
     told_reason: str | None = None
@@ -265,6 +265,6 @@ async def keep(generator: SupervisedActor, tell: Callable[[str], None]) -> None:
         except (HyphaError, RayError) as error:
             reason = f"{generator.name} can't be started: {first_line(error)}"
         if reason is not None and reason != told_reason:
-            tell(reason)
+            report_problem(reason)
         told_reason = reason
         await asyncio.sleep(pause_s)

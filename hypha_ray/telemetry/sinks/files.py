@@ -332,12 +332,12 @@ def _encoded(value: object, indent: int | None = None) -> bytes:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    draft = path.with_name(f".{path.name}.part")
-    with open(draft, "wb", opener=opener) as file:
+    draft_file = path.with_name(f".{path.name}.part")
+    with open(draft_file, "wb", opener=opener) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    draft.replace(path)
+    draft_file.replace(path)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -233,10 +233,10 @@ class Members:
                 errors, key=lambda error: isinstance(error, ProcessLostError)
             )  # Another error is the cause of a lost process.
         if waiting_refs:
-            silent = (
+            silent_text = (
                 "1 process of this worker is" if len(waiting_refs) == 1 else f"{len(waiting_refs)} of its processes are"
             )
-            raise ProcessLostError(f"{silent} silent for {limit_s:g} s")
+            raise ProcessLostError(f"{silent_text} silent for {limit_s:g} s")
         return [ray.get(ref) for ref in refs]
 
     def close(self) -> None:

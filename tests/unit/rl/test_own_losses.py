@@ -179,13 +179,13 @@ def test_advantages_that_keep_the_contract_are_accepted(name: str, apart: bool) 
 
 @pytest.mark.parametrize("name", ["group_std", "group_mean", "leave_one_out"])
 def test_advantages_of_the_package_keep_the_contract(name: str) -> None:
-    check_advantages(name, None, apart=True)
+    check_advantages(name, None, must_be_separate=True)
 
 
 def test_normalising_over_a_batch_is_no_advantage_of_a_group() -> None:
-    check_advantages("batch_std", None, apart=False)
+    check_advantages("batch_std", None, must_be_separate=False)
     with pytest.raises(ConfigError, match=r"RL031.*others beside another group"):
-        check_advantages("batch_std", None, apart=True)
+        check_advantages("batch_std", None, must_be_separate=True)
 
 
 def test_responses_have_the_advantages_of_an_own_function() -> None:

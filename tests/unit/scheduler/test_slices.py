@@ -65,15 +65,15 @@ def test_assign_prefers_cached_slices() -> None:
 def test_assign_prefers_what_is_near_after_what_is_cached_and_before_all_else() -> None:
     """Of near slices, too, those come first of which no other worker holds a part."""
     ledger, near = ledger_of(*[10] * 50), frozenset({1, 2, 3, 4, 92})
-    (shared,) = ledger.assign(B, 3, nearby=near)
+    (shared,) = ledger.assign(B, 3, nearby_slices=near)
     assert shared.slice in near
-    spans = ledger.assign(A, 60, cached={30}, nearby=near)
+    spans = ledger.assign(A, 60, cached={30}, nearby_slices=near)
     assert slices_in(spans)[0] == 30 and set(slices_in(spans)[1:4]) == {1, 2, 3, 4} - {shared.slice}
     assert slices_in(spans)[4] == shared.slice and not set(slices_in(spans)[5:]) & near
     ledger.commit({A: spans, B: (shared,)})
-    rest = ledger.assign(C, 437, nearby=near)
+    rest = ledger.assign(C, 437, nearby_slices=near)
     assert {span.epoch for span in rest} == {0} and not set(slices_in(rest)) & near
-    (newer,) = ledger.assign(B, 3, nearby=near)
+    (newer,) = ledger.assign(B, 3, nearby_slices=near)
     assert newer.epoch == 1 and newer.slice in near
     ledger.check()
 
@@ -184,7 +184,7 @@ def test_slice_of_a_removed_worker_that_was_not_committed_comes_back() -> None:
 def test_release_of_a_tail_keeps_the_head_and_makes_the_others_available() -> None:
     ledger = ledger_of(*[10] * 3)
     spans = ledger.assign(A, 25)
-    ledger.release(A, keep=window(spans, 0, 12))
+    ledger.release(A, kept_spans=window(spans, 0, 12))
     assert tuple(ledger.held.get(A, ())) == window(spans, 0, 12)
     assert set(samples_in(ledger.assign(B, 18))) == {
         (0, index, number) for index in range(3) for number in range(10)
@@ -194,7 +194,7 @@ def test_release_of_a_tail_keeps_the_head_and_makes_the_others_available() -> No
 def test_release_of_nothing_changes_nothing() -> None:
     ledger = ledger_of(10)
     spans = ledger.assign(A, 4)
-    ledger.release(A, keep=spans)
+    ledger.release(A, kept_spans=spans)
     ledger.release(B)
     assert (tuple(ledger.held.get(A, ())), tuple(ledger.held.get(B, ()))) == (spans, ())
 
