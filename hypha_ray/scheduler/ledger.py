@@ -100,8 +100,8 @@ class Ledger:
         All batches are alike here.
 
         In each epoch, slices that the worker has or is being sent come first, and untouched ones second. Rests of
-        slices without a holder follow, and slices that other workers hold a part of come last. If there are `nearby_slices`,
-        all of these come in that order before any others.
+        slices without a holder follow, and slices that other workers hold a part of come last. All `nearby_slices`
+        come in that order before any others.
 
         Raises:
             LedgerError: more samples than a worker is given at once.

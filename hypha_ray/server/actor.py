@@ -219,7 +219,7 @@ class ParameterServer(ListedActor):
             codec=upward_codec(job.sync),
             optimizer_step=self._optimizer_step(request.layout) if self._is_synchronous else None,
             rounds=job.rounds.update_rounds,
-            turn=outer_steps_before(job, request.round, request.fragment),
+            earlier_steps=outer_steps_before(job, request.round, request.fragment),
             threads=self._threads,
             phase=request.phase,
             outputs=outputs,

@@ -70,7 +70,7 @@ class ReduceSpec:
     """Optimizer for payloads that are gradients; None: they are deltas, and `outer` takes the step."""
     rounds: int = 1
     """Number of rounds in the run, for the schedule of the outer learning rate."""
-    turn: int | None = None
+    earlier_steps: int | None = None
     """Number of the fragment's earlier steps; None: one in each round."""
     threads: int = 1
     """Number of memory blocks processed at a time; changes no bit."""
@@ -154,13 +154,13 @@ def reduce(
         New θ, new momentum (arrays may be missing if `spec.outputs` is "theta"), and the verdict.
 
     """
-    old_state = State(theta, momentum)
+    state = State(theta, momentum)
     least_weight = 0 if spec.sync.traits.sends_gradients else 1  # A gradient of padding alone has weight 0.
     form = spec.codec.form(spec.layout.groups(spec.fragment))
     admitted, rejected = admit(received, form, least_weight)
     while admitted:
         arrays = out or blank(spec.layout, spec.fragment, spec.outer.name, spec.phase is not None)
-        result = _reduce_groups(round, old_state, admitted, spec, arrays)
+        result = _reduce_groups(round, state, admitted, spec, arrays)
         reasons = result.reasons_to_reject(len(admitted), spec.sync.norm_gate, spec.known_norms)
         if not any(reasons):
             return *result.state, result.verdict(round, admitted, rejected)
@@ -235,11 +235,9 @@ class _Result(NamedTuple):
         return math.sqrt(sum(parts))
 
 
-def _reduce_groups(
-    round: int, old_state: State, admitted: Sequence[Received], spec: ReduceSpec, arrays: State
-) -> _Result:
+def _reduce_groups(round: int, state: State, admitted: Sequence[Received], spec: ReduceSpec, arrays: State) -> _Result:
     """Reduce all groups, assuming that all deltas are valid."""
-    reduction = _Reduction.of(round, old_state, admitted, spec, arrays)
+    reduction = _Reduction.of(round, state, admitted, spec, arrays)
     deltas: dict[str, list[float]] = {}
     changes: dict[str, float] = {}
     for group, theta in reduction.theta.items():
@@ -256,7 +254,7 @@ def _reduce_groups(
         changes[group] = squares.change
     result = _Result(State(arrays.theta, reduction.returned_state(arrays.momentum)), deltas, changes)
     if spec.optimizer_step is not None:
-        return _apply_optimizer(round, old_state, result, spec.optimizer_step)
+        return _apply_optimizer(round, state, result, spec.optimizer_step)
     return result
 
 
@@ -282,13 +280,11 @@ class _Reduction:
     """Names of state arrays that weren't computed."""
 
     @classmethod
-    def of(
-        cls, round: int, old_state: State, admitted: Sequence[Received], spec: ReduceSpec, arrays: State
-    ) -> _Reduction:
+    def of(cls, round: int, state: State, admitted: Sequence[Received], spec: ReduceSpec, arrays: State) -> _Reduction:
         """Reduction of admitted deltas; `arrays` become the result."""
         payloads = [tensors(delta.payload) for delta in admitted]
         weights = [delta.weight for delta in admitted]
-        theta = tensors(old_state.theta)
+        theta = tensors(state.theta)
         return cls(
             round=round,
             spec=spec,
@@ -298,7 +294,7 @@ class _Reduction:
             scales=_scales(theta, payloads, spec),
             part=part_of(spec.phase, weights),
             theta=theta,
-            state=tensors(old_state.momentum),
+            state=tensors(state.momentum),
             new_theta=tensors(arrays.theta),
             new_state=tensors(arrays.momentum),
         )
@@ -364,8 +360,8 @@ class _Reduction:
         """Step of the outer optimizer on a group."""
         spec = self.spec
         if self.part is None or spec.phase is None:
-            turn = self.round if spec.turn is None else spec.turn
-            return outer_step(spec.outer, outer_rate(spec.outer, self.round, spec.rounds), turn, parameters)
+            step_number = self.round if spec.earlier_steps is None else spec.earlier_steps
+            return outer_step(spec.outer, outer_rate(spec.outer, self.round, spec.rounds), step_number, parameters)
         eta = outer_rate(spec.outer, spec.phase.round, spec.rounds)
         mu = spec.outer.momentum
         if spec.outer.name == "average":
@@ -388,13 +384,13 @@ class _Reduction:
         return fused_step(values, weights, eta, spec.outer.momentum, parameters, needs_theta, needs_state)
 
 
-def _apply_optimizer(round: int, old_state: State, result: _Result, optimizer_step: ModelOptimizerStep) -> _Result:
+def _apply_optimizer(round: int, state: State, result: _Result, optimizer_step: ModelOptimizerStep) -> _Result:
     """Apply the optimizer to the mean gradient, which the result holds in place of the weights."""
     if not all(map(math.isfinite, result.changes.values())):
         return result
     new_theta = result.state.theta
-    new_state = optimizer_step.step(round, old_state.theta, old_state.momentum, new_theta)
-    old_tensors = tensors(old_state.theta)
+    new_state = optimizer_step.step(round, state.theta, state.momentum, new_theta)
+    old_tensors = tensors(state.theta)
     new_tensors = tensors(new_theta)
     changes = dict(result.changes)
     for group in result.changes:

@@ -262,7 +262,7 @@ def test_reduce_adam_counts_the_steps_of_its_fragment_not_the_rounds() -> None:
     rules = replace(rules, outer=OuterOptimizer(name="adam", learning_rate=0.1))
     delta = Received(0, 0, 1, {GROUP: THETA[GROUP][9:18]})
     untouched = initial_momentum(rules.layout, 0, "adam")
-    first, fourth = (reduce(round, theta, untouched, [delta], replace(rules, turn=0))[0] for round in (0, 3))
+    first, fourth = (reduce(round, theta, untouched, [delta], replace(rules, earlier_steps=0))[0] for round in (0, 3))
     assert bits(first) == bits(fourth) != bits(reduce(3, theta, untouched, [delta], rules)[0])
 
 
