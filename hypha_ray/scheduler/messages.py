@@ -78,7 +78,7 @@ class Reduce:
     weights: tuple[int, ...]
     rounds: tuple[int, ...] = ()
     """Rounds of the deltas; empty if all are of this round."""
-    since: int | None = None
+    oldest_round: int | None = None
     """Oldest round of which deltas may still be used; None if no other delta up to this round may be used."""
     phase: RoundProgress | None = None
     """Progress of the round, if a round has several steps; otherwise None."""

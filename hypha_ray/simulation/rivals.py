@@ -207,18 +207,18 @@ def elastic_goodput(
     return useful_s / (machines * horizon_s)
 
 
-def _resize_at(down: Machines, group: set[int], since: float, every_s: float) -> float:
-    """First check after `since` at which more machines are there than in the group; infinity if none comes back."""
+def _resize_at(down: Machines, group: set[int], after_s: float, every_s: float) -> float:
+    """First check after `after_s` at which more machines are there than in the group; infinity if none comes back."""
     if len(group) == down.count:
         return math.inf
-    now = since + every_s
+    now = after_s + every_s
     while now < math.inf:
         if len(down.up(now)) > len(group):
             return now
         next_up = down.next_up(now)
         if math.isinf(next_up):
             return math.inf
-        now = since + math.ceil((next_up - since) / every_s) * every_s
+        now = after_s + math.ceil((next_up - after_s) / every_s) * every_s
     return math.inf
 
 
@@ -290,12 +290,12 @@ class FailureLog:
         self._schedule.start()
         while self._clock.advance(horizon_s):
             pass
-        for machine, since in self._away_since.items():
-            self._log(machine, since, horizon_s)
+        for machine, began_at in self._away_since.items():
+            self._log(machine, began_at, horizon_s)
         return sorted(self._failures, key=lambda failure: (failure.at_s, failure.machine))
 
-    def _log(self, machine: int, since: float, until: float) -> None:
-        self._failures.append(MachineFailure(since, machine, until - since))
+    def _log(self, machine: int, began_at: float, until: float) -> None:
+        self._failures.append(MachineFailure(began_at, machine, until - began_at))
 
     # ── what happens to machines ──────────────────────────────────────────────────────────────────────────────────
 
@@ -340,9 +340,9 @@ class FailureLog:
     def join(self, machine: Machine, reason: str) -> None:
         """End the absence for a reason; the machine is back once there is no other."""
         machine.absences -= {reason}
-        since = None if machine.absences else self._away_since.pop(machine.number, None)
-        if since is not None:
-            self._log(machine.number, since, self.now)
+        away_since = None if machine.absences else self._away_since.pop(machine.number, None)
+        if away_since is not None:
+            self._log(machine.number, away_since, self.now)
 
 
 def failure_trace(scenario: Scenario, horizon_s: float) -> list[MachineFailure]:

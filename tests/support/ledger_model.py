@@ -218,7 +218,7 @@ class Walker:
         self._books.release(self._worker())
 
     def _release_tail(self) -> None:
-        self._books.release(self._worker(), kept_spans=self._dice.randint(0, 10))
+        self._books.release(self._worker(), keep=self._dice.randint(0, 10))
 
     def _refuse(self) -> None:
         """Commit a delta with a defect, beside a good one."""

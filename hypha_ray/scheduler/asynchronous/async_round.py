@@ -267,12 +267,12 @@ class ArrivalQueue:
                 rejections.append(Rejection(worker, reason))
         return rejections
 
-    def reduce(self, current_round: AsyncRound, since: int | None, is_last: bool) -> Reduce:
+    def reduce(self, current_round: AsyncRound, oldest_version: int | None, is_last: bool) -> Reduce:
         """Start a reduction of all waiting deltas, in the order of worker numbers.
 
         Args:
             current_round: round that they will belong to.
-            since: oldest version that a worker still trains from; None: no worker trains.
+            oldest_version: oldest version that a worker still trains from; None: no worker trains.
             is_last: whether the run ends with these deltas if all are accepted, even if its last round lacks some.
 
         """
@@ -288,7 +288,7 @@ class ArrivalQueue:
             tuple(delta.source for delta in deltas),
             tuple(weight(self._sync, delta) for delta in deltas),
             tuple(delta.round for delta in deltas),
-            self.version if since is None else since,
+            self.version if oldest_version is None else oldest_version,
             RoundProgress(
                 current_round.number, round_deltas, unit, len(current_round.accepted), current_round.weight, norms
             ),

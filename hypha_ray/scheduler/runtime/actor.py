@@ -369,7 +369,7 @@ class Scheduler(ListedActor):
 
     async def _wait_for_commits(self) -> None:
         """Wait for commits, for workers with a final plan, and for the mirror."""
-        await asyncio.gather(*self._commits, self._dispatcher.part())
+        await asyncio.gather(*self._commits, self._dispatcher.wait_for_parting())
         await self._wait_for_mirror()
 
     async def _wait_for_mirror(self, error: BaseException | None = None) -> None:

@@ -128,7 +128,7 @@ class WorkerDispatcher:
             case c.Drain(reason=reason):
                 self._call_worker(handle, lambda worker: worker.leave.remote(reason))
 
-    async def part(self) -> None:
+    async def wait_for_parting(self) -> None:
         """Wait for workers that are done, because their external trainers have yet to be told."""
         if self._parting:
             await asyncio.wait(self._parting, timeout=PARTING_S)
@@ -136,7 +136,7 @@ class WorkerDispatcher:
     def payloads(self, command: c.Reduce) -> list[list[Any]]:
         """Return references to the payloads of a reduction; forget them, and those that are too old to be used."""
         rounds = command.rounds or (command.round,) * len(command.sources)
-        oldest_round = command.round + 1 if command.since is None else command.since
+        oldest_round = command.round + 1 if command.oldest_round is None else command.oldest_round
         payloads = [self._payloads.pop(key) for key in zip(command.sources, rounds, strict=True)]
         for source, round_number in list(self._payloads):
             if round_number < oldest_round:
