@@ -308,10 +308,10 @@ class PrepareOptions:
         for name in ("source_column", "label_column", "label_columns", *_OF_FILES):
             if getattr(self, name) in (None, []):
                 continue
-            why = f"and --{_flag(name)} exclude each other"
-            self._refuse((*_OF_CHATS, "prompt_column", "chat"), why)
+            reason = f"and --{_flag(name)} exclude each other"
+            self._refuse((*_OF_CHATS, "prompt_column", "chat"), reason)
             if name not in _OF_PAIRS:
-                self._refuse(_OF_PAIRS, why)
+                self._refuse(_OF_PAIRS, reason)
         self._check_preferences()
         if self.report and self.kind_name in ("images", "recordings", "prompts", "preferences"):
             raise ConfigError("PREP007", f"--report has no effect on {self.kind_name}", fix="leave it out")

@@ -257,9 +257,9 @@ def describe(arrays: Arrays, slice_name: str) -> tuple[int, tuple[TensorInfo, ..
     for array in arrays.values():
         lengths.add(len(array) if array.ndim else 0)
     if len(lengths) > 1 or 0 in lengths:
-        shapes = ", ".join(f"{name} {list(arrays[name].shape)}" for name in names)
+        shapes_text = ", ".join(f"{name} {list(arrays[name].shape)}" for name in names)
         allowed = "one number of samples, at least 1, as every tensor's first dimension"
-        raise DataError("DATA018", f"{slice_name}: tensors disagree on the number of samples", shapes, allowed)
+        raise DataError("DATA018", f"{slice_name}: tensors disagree on the number of samples", shapes_text, allowed)
     tensors = [_describe(name, arrays[name], slice_name) for name in names]
     return lengths.pop(), tuple(tensors)
 
@@ -335,6 +335,6 @@ def _text(tensors: tuple[TensorInfo, ...]) -> str:
     """Names, dtypes and shapes of tensors."""
     texts = []
     for tensor in tensors:
-        shape = ", ".join(["N", *map(str, tensor.shape)])
-        texts.append(f"{tensor.name} {tensor.dtype} [{shape}]")
+        shape_text = ", ".join(["N", *map(str, tensor.shape)])
+        texts.append(f"{tensor.name} {tensor.dtype} [{shape_text}]")
     return ", ".join(texts)

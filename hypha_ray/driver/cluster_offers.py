@@ -163,25 +163,25 @@ def lines(market: Mapping[str, Any]) -> Iterator[str]:
     runs = sorted(market["runs"] or [], key=lambda run: -run["bid"])
     for rank, run in enumerate(runs, 1):
         state = "may hold" if run["quota"] >= max(1, run["least"]) else "waits; it may hold"
-        workers = f"{counted(run['wanted'], 'worker')}, at least {run['least']}"
-        yield f"{rank}. run {run['run']} bids {run['bid']:g} for {workers}: {state} {run['quota']}"
+        workers_text = f"{counted(run['wanted'], 'worker')}, at least {run['least']}"
+        yield f"{rank}. run {run['run']} bids {run['bid']:g} for {workers_text}: {state} {run['quota']}"
     for unmet_need in market["waiting"]:
         wish = f"{unmet_need['count']} × {unmet_need['role']} with {unmet_need['need']}"
         yield f"{unmet_need['run']} waits for {wish}: {unmet_need['reason']}"
-    machines = counted(len(market["nodes"]), "machine")
-    leases = counted(len(market["leases"]), "lease")
+    machines_text = counted(len(market["nodes"]), "machine")
+    leases_text = counted(len(market["leases"]), "lease")
     prices = [lease["price"] for lease in market["leases"] if lease["price"] is not None]
     cost = f"; {sum(prices):g} per hour" if prices else ""
-    yield f"{machines}, {leases}{cost}"
+    yield f"{machines_text}, {leases_text}{cost}"
 
 
 def _lease_line(lease: Mapping[str, Any], machine_texts: Mapping[str, str]) -> str:
-    state = "waits for a machine"
+    state_text = "waits for a machine"
     if lease["node"]:
-        state = f"on {machine_texts.get(lease['node'], 'a lost machine')}"
+        state_text = f"on {machine_texts.get(lease['node'], 'a lost machine')}"
     price = "no price" if lease["price"] is None else f"{lease['price']:g} per hour"
     bid = "" if lease["bid"] is None else f", bid {lease['bid']:g}"
-    return f"lease {lease['run']}/{lease['name']} {state}: {price}{bid}"
+    return f"lease {lease['run']}/{lease['name']} {state_text}: {price}{bid}"
 
 
 def _free_text(free: Mapping[str, float], total: Mapping[str, float]) -> str:

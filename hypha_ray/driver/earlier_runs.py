@@ -389,8 +389,8 @@ def generator_facts(job: Job, manifest: Manifest) -> Iterator[tuple[str, str]]:
         return
     trainers = job.num_workers
     noun = "generator" if job.rl.generators else "model worker"
-    needed = counted(generators_needed(trainers, times.generation_s, times.training_s), noun)
-    text = f"{needed} responding would keep {counted(trainers, 'trainer')} busy: {times.generation_s:.3g} s of "
+    needed_text = counted(generators_needed(trainers, times.generation_s, times.training_s), noun)
+    text = f"{needed_text} responding would keep {counted(trainers, 'trainer')} busy: {times.generation_s:.3g} s of "
     text += f"responding and {times.training_s:.3g} s of training a batch, "
     text += f"the medians of {counted(times.rounds, 'round')} of run {times.run}"
     if times.devices:

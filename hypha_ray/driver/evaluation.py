@@ -256,8 +256,8 @@ def evaluate_on_dataset(request: EvaluationRequest, model: ModelSource, begin: B
         manifest = source.manifest
         infos = manifest.of(request.split)
         if not infos:
-            splits = ", ".join(sorted({info.split for info in manifest.slices}))
-            raise DataError("DATA051", f"dataset {manifest.name!r} has no such split", request.split, splits)
+            splits_text = ", ".join(sorted({info.split for info in manifest.slices}))
+            raise DataError("DATA051", f"dataset {manifest.name!r} has no such split", request.split, splits_text)
         _require_effect(request, manifest)
         score = score_samples
         if manifest.modality == "prompts":

@@ -156,8 +156,10 @@ def rerun(folder: Path, words: Sequence[str], accepts_changes: bool, is_dry_run:
     print_notes(changes)
     if changes and not accepts_changes:
         problem = f"run {folder.name} can't be repeated as it was"
-        differences = counted(len(changes), "difference")
-        raise ConfigError("RUN003", problem, differences, "none", "undo what the notes name, or accept it by --anyway")
+        differences_text = counted(len(changes), "difference")
+        raise ConfigError(
+            "RUN003", problem, differences_text, "none", "undo what the notes name, or accept it by --anyway"
+        )
     print_notes([f"this is {shlex.join(own_command())}"])
     start(loaded_job, name)
 

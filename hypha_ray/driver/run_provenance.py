@@ -103,11 +103,11 @@ def record_devices(directory: RunDirectory) -> None:
     settings = {}
     reasons = {}
     for event in sorted(join_events, key=lambda event: int(event["worker"])):
-        worker = f"worker-{event['worker']}"
-        devices[worker] = event.get("device")
+        worker_name = f"worker-{event['worker']}"
+        devices[worker_name] = event.get("device")
         if "settings" in event:
-            settings[worker] = event["settings"]
-            reasons[worker] = event.get("reasons", {})
+            settings[worker_name] = event["settings"]
+            reasons[worker_name] = event.get("reasons", {})
     account |= {"devices": devices, "settings": settings, "reasons": reasons}
     with suppress(ConfigError):
         _write(directory, account)

@@ -311,11 +311,11 @@ def _values(records: Sequence[Record], name: str) -> list[float]:
 
 def _data(run: RunFiles, figures: Record) -> str:
     """Samples, tokens and epochs; the datasets of a mixture have epochs of their own, which aren't shown."""
-    samples = si(figures["samples"])
-    parts = [counted(samples, "sample")]
+    samples_text = si(figures["samples"])
+    parts = [counted(samples_text, "sample")]
     if figures["tokens"]:
-        tokens = si(figures["tokens"])
-        parts.append(counted(tokens, "token"))
+        tokens_text = si(figures["tokens"])
+        parts.append(counted(tokens_text, "token"))
     samples_by_split = run.provenance.get("dataset", {}).get("samples", {})
     available = samples_by_split.get("train")
     total = run.last_round.get("samples_total")
@@ -327,15 +327,15 @@ def _data(run: RunFiles, figures: Record) -> str:
 def _workers(figures: Record, last_round: Record) -> str:
     parts = []
     if last_round.get("workers") is not None:
-        workers = counted(last_round["workers"], "worker")
-        parts.append(f"{workers} in the last round")
+        workers_text = counted(last_round["workers"], "worker")
+        parts.append(f"{workers_text} in the last round")
     lost_workers = figures["workers_lost"]
     parts.append(f"{lost_workers} lost")
-    deltas = counted(figures["rejected"], "delta")
-    parts.append(f"{deltas} rejected")
+    deltas_text = counted(figures["rejected"], "delta")
+    parts.append(f"{deltas_text} rejected")
     if figures["slices_quarantined"]:
-        slices = counted(figures["slices_quarantined"], "damaged slice")
-        parts.append(f"{slices} left out")
+        slices_text = counted(figures["slices_quarantined"], "damaged slice")
+        parts.append(f"{slices_text} left out")
     return ", ".join(parts)
 
 
@@ -350,8 +350,8 @@ def _traffic(figures: Record) -> str:
 
 
 def _time(figures: Record) -> str:
-    seconds = duration(figures["seconds"])
-    parts = [f"{seconds} of training"]
+    seconds_text = duration(figures["seconds"])
+    parts = [f"{seconds_text} of training"]
     for noun in ("samples", "tokens"):
         speed = figures[f"{noun}_per_s"]
         if speed:

@@ -306,12 +306,20 @@ def listing(runs: Sequence[RunOverview], now_s: float) -> Iterator[tuple[str, ..
 
 
 def _row(run: RunOverview, now_s: float) -> tuple[str, ...]:
-    progress = f"{run.rounds}/{text_of(run.total_rounds, '', '?')}"
-    value = ABSENT
+    progress_text = f"{run.rounds}/{text_of(run.total_rounds, '', '?')}"
+    value_text = ABSENT
     if run.value is not None:
-        value = f"{run.objective} {run.value:.4f}"
+        value_text = f"{run.objective} {run.value:.4f}"
     age_s = max(0.0, now_s - run.written_s)
-    return (run.name, run.state, progress, value, duration(age_s), text_of(run.workers), text_of(run.cost, ".4g"))
+    return (
+        run.name,
+        run.state,
+        progress_text,
+        value_text,
+        duration(age_s),
+        text_of(run.workers),
+        text_of(run.cost, ".4g"),
+    )
 
 
 def text_of(value: float | None, format: str = "", absent: str = ABSENT) -> str:

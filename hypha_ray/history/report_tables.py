@@ -101,8 +101,8 @@ def provenance_rows(start: Record, hide: Hide, with_hosts: bool) -> Iterator[tup
     if not start:
         return
     earlier_starts = start.get("earlier") or ()
-    starts = counted(len(earlier_starts) + 1, "start")
-    yield "last start", f"{start.get('wall_time')}, of {starts}"
+    starts_text = counted(len(earlier_starts) + 1, "start")
+    yield "last start", f"{start.get('wall_time')}, of {starts_text}"
     command = start.get("command")
     if command:
         words = map(str, command)
@@ -180,9 +180,9 @@ def _dataset_rows(dataset: Record | None, hide: Hide) -> Iterator[tuple[str, str
     samples_by_split = dataset.get("samples") or {}
     for split, count in samples_by_split.items():
         texts.append(f"{counted(count, 'sample')} for {split}")
-    samples = ", ".join(texts)
+    samples_text = ", ".join(texts)
     name = dataset.get("name")
-    yield "dataset", hide(f"{name}: {samples}")
+    yield "dataset", hide(f"{name}: {samples_text}")
     if dataset.get("sha256"):
         yield "hash of the samples", str(dataset["sha256"])
     made_by = dataset.get("made_by")

@@ -219,10 +219,10 @@ def _marks(events: Iterable[Record], hide: Hide) -> Iterator[Mark]:
             current_round = max(current_round, round_number + 1.0)
         elif kind in MARKS and event.get("worker") is not None:
             reason = hide(event.get("reason") or event.get("device") or "")
-            time = f"in round {current_round:.0f}"
+            time_text = f"in round {current_round:.0f}"
             if current_round < 1:
-                time = "before the first round"
-            yield Mark(kind, str(event["worker"]), current_round, f"{time}: {reason}")
+                time_text = "before the first round"
+            yield Mark(kind, str(event["worker"]), current_round, f"{time_text}: {reason}")
 
 
 def _workers(series: Series, marks: Iterable[Mark]) -> list[str]:

@@ -287,8 +287,8 @@ def _lack(need: Need, remainders: Sequence[_Remainder]) -> str:
     needed = _amount_text(need.bundle(), resource)
     free = _amount_text(closest.amounts, resource)
     total = _amount_text(closest.node.total, resource)
-    node = f"the closest node, {closest.node.address}, has {free} of its {total} left"
-    return f"{needed} {unit} per {need.role} is needed; {node}"
+    node_text = f"the closest node, {closest.node.address}, has {free} of its {total} left"
+    return f"{needed} {unit} per {need.role} is needed; {node_text}"
 
 
 def _amount_text(amounts: Mapping[str, float], resource: str) -> str:

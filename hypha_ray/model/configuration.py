@@ -242,8 +242,8 @@ def errors_as(error_type: type[HyphaError], code: str, problem: str) -> Iterator
     except HyphaError:
         raise
     except ImportError as error:
-        missing = f"{problem}: a package is missing"
-        raise ConfigError("MODEL008", missing, reason_of(error), fix="install it") from error
+        missing_text = f"{problem}: a package is missing"
+        raise ConfigError("MODEL008", missing_text, reason_of(error), fix="install it") from error
     except Exception as error:
         if isinstance(error, MemoryError) or "allocate memory" in str(error):
             raise CapacityError("MODEL014", f"{problem}: too little memory", reason_of(error)) from error

@@ -212,9 +212,9 @@ class GoalPlanner:
         elif not self._is_late and self._strategy.commits > self._first_commits:
             self._is_late = True
             begun_s = now - (self._ends_at - (self._goal.by_s or 0.0))
-            end = duration(begun_s + decision.end_s)
+            end_text = duration(begun_s + decision.end_s)
             late_text = duration(-decision.spare_s)
-            text = f"at this rate the run ends after {end}, {late_text} after its goal.by of {self._goal.by}"
+            text = f"at this rate the run ends after {end_text}, {late_text} after its goal.by of {self._goal.by}"
             self._out.problem(f"{text}: raise goal.by or {self._remedy(decision, standing)}", now)
 
     def _remedy(self, decision: Decision, standing: Standing) -> str:

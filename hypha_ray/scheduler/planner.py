@@ -256,6 +256,6 @@ class StorePace:
             self._waiting_since = now
         if now - self._waiting_since >= LONG_WAIT_S:
             self._waiting_since = math.inf
-            behind = f"{MAX_ROUNDS_AHEAD} rounds behind"
-            self._out.problem(f"training waits for the store, which is {behind}: is the disk slow?", now)
+            behind_text = f"{MAX_ROUNDS_AHEAD} rounds behind"
+            self._out.problem(f"training waits for the store, which is {behind_text}: is the disk slow?", now)
         return True

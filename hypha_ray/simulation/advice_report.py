@@ -262,8 +262,8 @@ def report_lines(
 def _question(circumstances: Circumstances, most_overhead: float, assumed_speed: bool) -> Iterator[str]:
     parameters = evidence.size_text(circumstances.model.parameters)
     link = circumstances.link
-    workers = counted(circumstances.workers, "worker")
-    yield f"{workers}, {parameters} trained parameters; {1000 * link.latency_s:g} ms one way"
+    workers_text = counted(circumstances.workers, "worker")
+    yield f"{workers_text}, {parameters} trained parameters; {1000 * link.latency_s:g} ms one way"
     yield f"links: {link} of each worker, {circumstances.head} of the head, where the parameter servers are"
     yield f"aim: workers wait for at most {percent(most_overhead)} of the time"
     shortest = min(circumstances.batch_s)

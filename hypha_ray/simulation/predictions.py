@@ -325,8 +325,8 @@ def _comparison(what_if: WhatIf) -> Iterator[str]:
         if row.error is not None:
             errors.append(abs(row.error))
     if errors:
-        rounds = counted(len(errors), "round")
-        yield f"median error of a round's time: {median(errors):.1%}, largest: {max(errors):.1%} ({rounds})"
+        rounds_text = counted(len(errors), "round")
+        yield f"median error of a round's time: {median(errors):.1%}, largest: {max(errors):.1%} ({rounds_text})"
 
 
 def _some(rows: Sequence[Compared]) -> Sequence[Compared]:
@@ -378,9 +378,9 @@ def _meaning(what_if: WhatIf) -> str:
     for row in what_if.totals:
         if row.error is not None:
             shown_errors.append(f"{_NAMES[row.name]} {abs(row.error):.1%}")
-    errors = ", ".join(shown_errors)
+    errors_text = ", ".join(shown_errors)
     return (
-        f"±: standard deviation over {SEEDS} seeds, and the error of the prediction of the run itself ({errors}), "
+        f"±: standard deviation over {SEEDS} seeds, and the error of the prediction of the run itself ({errors_text}), "
         "as the root of the sum of squares; time is from the start of the workers to the last commit"
     )
 

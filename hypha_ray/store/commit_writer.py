@@ -133,10 +133,10 @@ class CommitWriter:
         if round < next_round:
             raise wrong_round(round, round, next_round)
         if round > next_round:
-            missing = f"round {next_round + 1}"
-            problem = f"what {self._directory} has ends before {missing}: a store died before the disk took more"
+            missing_text = f"round {next_round + 1}"
+            problem = f"what {self._directory} has ends before {missing_text}: a store died before the disk took more"
             fix = "make room, and start the run again; it goes on from there"
-            raise TryAgainError("STORE010", problem, f"round {round + 1}", missing, fix)
+            raise TryAgainError("STORE010", problem, f"round {round + 1}", missing_text, fix)
 
     def _save_snapshot(self, round: int, parts: _SnapshotParts) -> tuple[tuple[str, str], TryAgainError | None]:
         """Write a snapshot if it is due; returns the hashes of weights and momentum, and the error if it failed."""
@@ -238,8 +238,8 @@ class CommitWriter:
         self._failures += 1
         if self._failures >= self._checkpoint.failures or commit.round == self._update_rounds - 1:
             raise refusal
-        count = f"{self._failures} of {self._checkpoint.failures} rounds in a row"
-        text = f"{refusal.what}; {refusal.got}, needed {refusal.allowed}; {refusal.fix} ({count})"
+        count_text = f"{self._failures} of {self._checkpoint.failures} rounds in a row"
+        text = f"{refusal.what}; {refusal.got}, needed {refusal.allowed}; {refusal.fix} ({count_text})"
         return Saved(commit, text, written=not self._backlog)
 
 

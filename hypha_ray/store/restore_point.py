@@ -187,8 +187,8 @@ def _missing_snapshots(commits: Sequence[Commit], restart_commit: Commit, presen
     missing = [commit.round + 1 for commit in later_commits if commit.round not in present_rounds]
     if not missing:
         return []
-    numbers = ", ".join(ranges(missing))
-    return [f"commit round {numbers}: no checkpoint"]
+    numbers_text = ", ".join(ranges(missing))
+    return [f"commit round {numbers_text}: no checkpoint"]
 
 
 def _require_agreement(directory: Path, commit: Commit) -> None:

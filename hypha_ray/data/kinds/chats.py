@@ -130,11 +130,15 @@ def encoded_chats(
             yield sample if templated else _framed(sample, begin, end)
         report("chats", len(batch))
     if template.unopened:
-        unopened = amount_text(template.unopened, "answers")
-        account.note(f"{unopened} behind another text than the generation prompt, with which a model will be asked")
+        unopened_text = amount_text(template.unopened, "answers")
+        account.note(
+            f"{unopened_text} behind another text than the generation prompt, with which a model will be asked"
+        )
     if texts_tokenizer.joined:
-        joined = amount_text(texts_tokenizer.joined, "chats")
-        account.note(f"{joined} would have other tokens if answers were tokenised together with the text before them")
+        joined_text = amount_text(texts_tokenizer.joined, "chats")
+        account.note(
+            f"{joined_text} would have other tokens if answers were tokenised together with the text before them"
+        )
 
 
 def _leave_out_unrendered(
@@ -194,8 +198,8 @@ def answer_rules(
     if endless_count == len(last_ids):
         account.note("no answer ends in a special token, so a trained model won't stop: choose another --chat-template")
     elif endless_count:
-        endings = f"{amount_text(endless_count, 'answers')} of {len(last_ids):,} end in no special token"
-        account.note(f"{endings}, so a trained model may not stop: choose another --chat-template")
+        endings_text = f"{amount_text(endless_count, 'answers')} of {len(last_ids):,} end in no special token"
+        account.note(f"{endings_text}, so a trained model may not stop: choose another --chat-template")
     return token_rules(tokenizer, ends, templated=options.is_templated)
 
 

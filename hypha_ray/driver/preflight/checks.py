@@ -221,9 +221,9 @@ def _of_delay(job: Job) -> Iterator[str]:
         period *= sync.fragments
     delay = round_batches * (sync.in_flight - 1) + sync.delay_steps
     if not sync.mixing and 2 * delay > period:
-        lateness = f"results come {delay} batches late, and are exchanged every {period} or so of a worker"
+        lateness_text = f"results come {delay} batches late, and are exchanged every {period} or so of a worker"
         loss = "all that it learns of a fragment meanwhile is dropped"
-        yield f"{lateness}: {loss}; set sync.mixing, or make rounds longer"
+        yield f"{lateness_text}: {loss}; set sync.mixing, or make rounds longer"
 
 
 def _of_policies(job: Job) -> Iterator[str]:
@@ -416,8 +416,8 @@ def _try_copy(case: Case) -> list[str]:
 def _check_adapter(job: Job) -> None:
     """Refuse an adapter that can't be trained."""
     if job.rl.has_critic:
-        critic = f"rl.algorithm = {job.rl.algorithm!r} trains a critic beside the policy"
-        problem = f"{critic}, and adapters of two models at once aren't supported"
+        critic_text = f"rl.algorithm = {job.rl.algorithm!r} trains a critic beside the policy"
+        problem = f"{critic_text}, and adapters of two models at once aren't supported"
         raise ConfigError("CFG011", problem, fix="choose grpo, or train all weights")
     if any(group.bridged for group in job.worker_groups):
         problem = f"{job.model.repository} is an adapter, and the base model of an external trainer can't be proved"

@@ -66,18 +66,18 @@ class StepSizes:
     def note(self, processes: int) -> str:
         """Return a line for the user."""
         total = _size_text(self.total)
-        weights = f"weights {_size_text(self.weights)}"
-        optimizer = f"optimizer {_size_text(self.optimizer)}"
-        parts = f"{weights}, {optimizer}, activations and gradients {_size_text(self.activations)}"
+        weights_text = f"weights {_size_text(self.weights)}"
+        optimizer_text = f"optimizer {_size_text(self.optimizer)}"
+        parts = f"{weights_text}, {optimizer_text}, activations and gradients {_size_text(self.activations)}"
         if processes == 1:
             bound = "at most " if self.is_upper_bound else ""
             return f"a training step of a worker takes {bound}{total}: {parts}"
-        step = f"a training step of a worker's {processes} processes takes"
+        step_text = f"a training step of a worker's {processes} processes takes"
         if self.whole_model is not None:
-            built = f"which builds a model of {_size_text(self.whole_model)} first"
-            return f"{step} {_size_text(processes * self.total)}: {total} in each ({parts}), {built}"
-        followers = f"{_size_text(self.total - self.optimizer)} in each of the others, which have no optimizer"
-        return f"{step} {_size_text(self.of_worker(processes))}: {total} in the first ({parts}), {followers}"
+            built_text = f"which builds a model of {_size_text(self.whole_model)} first"
+            return f"{step_text} {_size_text(processes * self.total)}: {total} in each ({parts}), {built_text}"
+        followers_text = f"{_size_text(self.total - self.optimizer)} in each of the others, which have no optimizer"
+        return f"{step_text} {_size_text(self.of_worker(processes))}: {total} in the first ({parts}), {followers_text}"
 
 
 def memory_notes(case: Case, groups: Sequence[WorkerGroup]) -> tuple[list[str], list[str]]:

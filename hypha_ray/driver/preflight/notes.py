@@ -58,9 +58,9 @@ def token_notes(case: Case) -> Iterator[str]:
     if rules is None:
         return
     if model_rules is not None and model_rules.begin != rules.begin:
-        dataset_begin = f"texts of dataset {name!r} begin with {_ids(rules.begin)}"
-        model_begin = f"those that the model was trained on with {_ids(model_rules.begin)}"
-        yield f"{dataset_begin}, and {model_begin}: prepare both with the same tokenizer"
+        dataset_begin_text = f"texts of dataset {name!r} begin with {_ids(rules.begin)}"
+        model_begin_text = f"those that the model was trained on with {_ids(model_rules.begin)}"
+        yield f"{dataset_begin_text}, and {model_begin_text}: prepare both with the same tokenizer"
     templates = {
         "the model was trained with": None if model_rules is None else model_rules.template_sha256,
         "the tokenizer of preprocessor.repository has": _template_of(tokenizer),
@@ -76,14 +76,14 @@ def _row_notes(tokenizer: Any, rows: int | None) -> Iterator[str]:
         return
     vocabulary_size = vocabulary_of(tokenizer).size
     if vocabulary_size is not None and vocabulary_size > rows:
-        counts = f"the tokenizer has {vocabulary_size:,} tokens, the model {rows:,} rows"
-        missing = f"the dataset has none of the last {vocabulary_size - rows:,}"
-        yield f"{counts}: {missing}, and prompts that have one will be refused"
+        counts_text = f"the tokenizer has {vocabulary_size:,} tokens, the model {rows:,} rows"
+        missing_text = f"the dataset has none of the last {vocabulary_size - rows:,}"
+        yield f"{counts_text}: {missing_text}, and prompts that have one will be refused"
         return
     unknown_ids = vocabulary_of(tokenizer).unknown(rows)
     if unknown_ids:
-        counts = f"the model has {rows:,} rows, the tokenizer {rows - len(unknown_ids):,} tokens"
-        yield f"{counts}: the other {len(unknown_ids):,} rows stand for nothing, and are never generated"
+        counts_text = f"the model has {rows:,} rows, the tokenizer {rows - len(unknown_ids):,} tokens"
+        yield f"{counts_text}: the other {len(unknown_ids):,} rows stand for nothing, and are never generated"
 
 
 def _template_of(tokenizer: Any) -> str | None:
@@ -137,8 +137,8 @@ def muon_notes(case: Case) -> list[str]:
     share = matrices / max(1, total)
     note = f"muon steps on {matrices:,} of {total:,} parameters ({share:.1%}), those of matrices"
     if counts:
-        adamw = ", ".join(f"{count:,} of {kind}" for kind, count in counts.items())
-        note += f"; AdamW on the rest: {adamw}"
+        adamw_text = ", ".join(f"{count:,} of {kind}" for kind, count in counts.items())
+        note += f"; AdamW on the rest: {adamw_text}"
     return [note]
 
 

@@ -400,15 +400,15 @@ def _choice_lines(choice: Choice, by_value: bool) -> Iterator[str]:
     yield f"offers for {choice.count} × {request.need.role} with {request.need}, bid {request.bid:g}:"
     for answer in choice.answers:
         node_id = answer.node.id
-        node = f"  {answer.node.address} ({node_id[:8]})"
+        node_text = f"  {answer.node.address} ({node_id[:8]})"
         if not isinstance(answer, Offer):
-            yield f"{node}: refused, {answer.reason}"
+            yield f"{node_text}: refused, {answer.reason}"
             continue
         terms = [f"{answer.price:g} an hour each" if answer.terms.named_price else "no price"]
         if by_value:
             terms.append(f"for {worth_by_node[node_id]}")
         terms.append(f"room for {answer.capacity}")
-        yield f"{node}: {', '.join(terms)}; {leases[node_id] or 'none'} chosen"
+        yield f"{node_text}: {', '.join(terms)}; {leases[node_id] or 'none'} chosen"
 
 
 def _group_lines(job: Job, workers: Collection[int]) -> Iterator[str]:

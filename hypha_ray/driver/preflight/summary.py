@@ -53,13 +53,13 @@ def exchange_text(job: Job, exchange: Exchange) -> str:
         about += "about "
     up_text = f"{_range(exchange.up)} up"
     down_text = f"{_range(exchange.down)} down"
-    total = f"{size_text(exchange.total_up)} and {size_text(exchange.total_down)} in all"
+    total_text = f"{size_text(exchange.total_up)} and {size_text(exchange.total_down)} in all"
     if job.rounds.max_exchange_share is not None:
-        total = f"at most {total}"
+        total_text = f"at most {total_text}"
     codecs = f"{job.sync.codec} up, {job.sync.downward_codec} down"
     if job.sync.codec == job.sync.downward_codec:
         codecs = job.sync.codec
-    return f"{about}{up_text} and {down_text} a round, {total} ({counted(job.num_workers, 'worker')}, {codecs})"
+    return f"{about}{up_text} and {down_text} a round, {total_text} ({counted(job.num_workers, 'worker')}, {codecs})"
 
 
 def disk_text(job: Job, use: DiskSizes) -> str:
@@ -67,9 +67,9 @@ def disk_text(job: Job, use: DiskSizes) -> str:
     about = "about"
     if use.is_bound:
         about = "at least"
-    snapshots = f"{counted(use.snapshots, 'snapshot')} of {size_text(use.snapshot)}"
-    models = f"{counted(use.models, 'model')} of {size_text(use.model)}"
-    text = f"{about} {size_text(use.in_the_end)} beside logs, plots and records: {snapshots}, {models}"
+    snapshots_text = f"{counted(use.snapshots, 'snapshot')} of {size_text(use.snapshot)}"
+    models_text = f"{counted(use.models, 'model')} of {size_text(use.model)}"
+    text = f"{about} {size_text(use.in_the_end)} beside logs, plots and records: {snapshots_text}, {models_text}"
     folder = runs(job.run.dir)
     text += f"; {size_text(free_bytes(folder))} free in {folder}"
     mirror = job.checkpoint.mirror
@@ -225,9 +225,9 @@ def _of_snapshots(directory: RunDirectory, rounds: Sequence[int]) -> Iterator[tu
     size_bytes = 0
     for file in snapshot_path(directory.path, rounds[-1]).iterdir():
         size_bytes += file.stat().st_size
-    free = size_text(free_bytes(directory.path))
-    count = counted(len(rounds), "snapshot")
-    yield "disk", f"{count}, the newest of {size_text(size_bytes)}; {free} free in {directory.path.parent}"
+    free_text = size_text(free_bytes(directory.path))
+    count_text = counted(len(rounds), "snapshot")
+    yield "disk", f"{count_text}, the newest of {size_text(size_bytes)}; {free_text} free in {directory.path.parent}"
 
 
 def _of_records(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
@@ -241,9 +241,9 @@ def _of_records(records: Sequence[Record]) -> Iterator[tuple[str, str]]:
         down_bytes = record.get("bytes_down") or 0
         total_up += up_bytes
         total_down += down_bytes
-    newest = f"{size_text(up_bytes)} up and {size_text(down_bytes)} down in the newest round"
-    total = f"{size_text(total_up)} and {size_text(total_down)} so far"
-    yield "exchange", f"{newest}, {total}"
+    newest_text = f"{size_text(up_bytes)} up and {size_text(down_bytes)} down in the newest round"
+    total_text = f"{size_text(total_up)} and {size_text(total_down)} so far"
+    yield "exchange", f"{newest_text}, {total_text}"
 
 
 def model_text(trained_model: Any, layout: Layout) -> str:
@@ -303,8 +303,8 @@ def rounds_text(job: Job, manifest: Manifest | None = None, done: int = 0) -> st
     if job.rounds.epochs is not None and rounds > 1 and not _has_equal_rounds(job, manifest):
         text += ", the last one with the rest"
     if job.rounds.max_exchange_share is not None:
-        limit = f"{100 * job.rounds.max_exchange_share:g} %"
-        text = f"at most {text}, and fewer, up to {MOST} times as long, if exchanges take over {limit} of the time"
+        limit_text = f"{100 * job.rounds.max_exchange_share:g} %"
+        text = f"at most {text}, and fewer, up to {MOST} times as long, if exchanges take over {limit_text} of the time"
     text += f": {_batches_text(job, samples)}"
     if job.rounds.warmup_rounds == 1:
         text += "; the first is one batch of each worker"

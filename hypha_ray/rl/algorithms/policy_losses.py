@@ -99,8 +99,8 @@ def checked(name: str, loss: PolicyLoss, inputs: LossInputs) -> TokenLosses:
             raise ConfigError("RL030", problem, got, f"a value for each token, {list(shape)}", fix)
     for key in result.figures:
         if key in OWN_FIGURES:
-            reserved = ", ".join(OWN_FIGURES)
-            raise ConfigError("RL030", problem, f"a figure {key!r}", f"names other than {reserved}", fix)
+            reserved_text = ", ".join(OWN_FIGURES)
+            raise ConfigError("RL030", problem, f"a figure {key!r}", f"names other than {reserved_text}", fix)
     if inputs.logprobs.requires_grad and not result.losses.requires_grad:
         raise ConfigError("RL030", problem, "losses without a gradient", "losses computed from logprobs", fix)
     return result

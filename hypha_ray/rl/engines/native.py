@@ -345,8 +345,8 @@ def unfit(response: Completion, vocabulary: Container[int]) -> str:
 
     """
     if not response.ids or len(response.ids) != len(response.logprobs):
-        tokens = counted(len(response.ids), "token")
-        return f"{tokens} of a response with {counted(len(response.logprobs), 'log-prob')}"
+        tokens_text = counted(len(response.ids), "token")
+        return f"{tokens_text} of a response with {counted(len(response.logprobs), 'log-prob')}"
     for token in response.ids:
         if type(token) is not int or token not in vocabulary:
             return f"a response with the token id {_short_text(token)}, which model or tokenizer lack"

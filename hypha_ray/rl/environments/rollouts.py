@@ -266,8 +266,8 @@ class EnvironmentRollouts:
                 continue
             limit = self._longest_opening
             if limit is not None and len(opening) > limit:
-                tokens = counted(len(opening), "token")
-                trajectory.fail(f"its opening has {tokens}, and the model room for {limit} beside a response")
+                tokens_text = counted(len(opening), "token")
+                trajectory.fail(f"its opening has {tokens_text}, and the model room for {limit} beside a response")
                 continue
             trajectory.opening = opening
         for trajectory in trajectories:

@@ -285,8 +285,8 @@ class _Logs:
         """
         shown_values = [_shown(value) for value in values]
         if len(shown_values) != self._responses:
-            responses = counted(self._responses, "response")
-            raise TypeError(f"log_extra got {counted(len(shown_values), 'value')} of {column} for {responses}")
+            responses_text = counted(self._responses, "response")
+            raise TypeError(f"log_extra got {counted(len(shown_values), 'value')} of {column} for {responses_text}")
         self._extra[str(column)] = shown_values
 
     def beside(self, results: list[Any]) -> list[Any]:

@@ -27,9 +27,9 @@ def _require_installed() -> None:
         raise ConfigError("CFG022", problem, "", "", fix) from None
     numbers = re.findall(r"\d+", version)
     if tuple(map(int, numbers[:2])) < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
+        oldest_text = ".".join(map(str, OLDEST))
         problem = "telemetry.sinks has aim, which is too old"
-        raise ConfigError("CFG022", problem, f"aim {version}", f"{oldest} or newer", fix)
+        raise ConfigError("CFG022", problem, f"aim {version}", f"{oldest_text} or newer", fix)
 
 
 def local(repository: str) -> Path:

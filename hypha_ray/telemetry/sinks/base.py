@@ -88,16 +88,16 @@ class Tally:
 
     def wait(self, reason: object, capacity: int) -> None:
         """Report that the sink can't be started yet; nothing is lost so far."""
-        retries = f"it is tried again, and up to {capacity} records wait"
-        self._report(f"telemetry sink {self.name} can't be started yet ({redacted(str(reason))}); {retries}")
+        retries_text = f"it is tried again, and up to {capacity} records wait"
+        self._report(f"telemetry sink {self.name} can't be started yet ({redacted(str(reason))}); {retries_text}")
 
     def began(self) -> None:
         """Report that the sink is started at last, with the number of records that it lacks."""
-        missing = "no record is missing there"
+        missing_text = "no record is missing there"
         if self._dropped:
             verb = "is" if self._dropped == 1 else "are"
-            missing = f"{counted(self._dropped, 'record')} {verb} missing there"
-        self._report(f"telemetry sink {self.name} is started now; {missing}")
+            missing_text = f"{counted(self._dropped, 'record')} {verb} missing there"
+        self._report(f"telemetry sink {self.name} is started now; {missing_text}")
 
     def _count(self, problem: str, failed: int = 0, dropped: int = 0) -> None:
         with self._lock:

@@ -275,10 +275,10 @@ class Curves:
                     fields[f"{TIME_SHARES}/{use}"] = share
                 return Points(kind, "round", record["round"], numbers_of(kind, fields))
             case "step":
-                worker = f"worker-{record['worker']}"
-                step = self._reports[worker]
-                self._reports[worker] += 1
-                return Points(worker, f"{worker}/report", step, numbers_of(worker, record))
+                worker_name = f"worker-{record['worker']}"
+                step = self._reports[worker_name]
+                self._reports[worker_name] += 1
+                return Points(worker_name, f"{worker_name}/report", step, numbers_of(worker_name, record))
             case _:
                 return None
 

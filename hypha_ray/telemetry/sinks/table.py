@@ -200,8 +200,8 @@ def summary_line(figures: Record) -> str:
 
 
 def _summary_parts(figures: Record) -> Iterator[str]:
-    rounds = counted(figures.get("rounds", 0), "round")
-    yield f"{rounds} in {duration(figures.get('seconds'))}"
+    rounds_text = counted(figures.get("rounds", 0), "round")
+    yield f"{rounds_text} in {duration(figures.get('seconds'))}"
     yield from _work(figures)
     yield from _quality(figures)
     if figures.get("goodput") is not None:
@@ -242,19 +242,19 @@ def _largest_losses(figures: Record) -> str:
 
 def _work(figures: Record) -> Iterator[str]:
     """Samples and tokens; the speed is that of tokens, or of samples if there are no tokens."""
-    samples = si(figures.get("samples"))
+    samples_text = si(figures.get("samples"))
     tokens = figures.get("tokens")
     samples_per_s = figures.get("samples_per_s")
     if tokens:
-        yield counted(samples, "sample")
+        yield counted(samples_text, "sample")
         speed = si(figures.get("tokens_per_s")) + "/s"
         if figures.get("mfu") is not None:
             speed += f", MFU {figures['mfu']:.3f}"
         yield f"{counted(si(tokens), 'token')} ({speed})"
     elif samples_per_s is not None:
-        yield f"{counted(samples, 'sample')} ({si(samples_per_s)}/s)"
+        yield f"{counted(samples_text, 'sample')} ({si(samples_per_s)}/s)"
     else:
-        yield counted(samples, "sample")
+        yield counted(samples_text, "sample")
 
 
 def _quality(figures: Record) -> Iterator[str]:
