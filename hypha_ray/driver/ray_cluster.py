@@ -145,7 +145,7 @@ class ControlService:
 
     Args:
         address: ``HOST:PORT``.
-        also: called with each check; None: nothing.
+        also_connect: called with each check; None: nothing.
 
     """
 

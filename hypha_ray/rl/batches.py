@@ -65,7 +65,7 @@ class SharedRollouts:
         role: role of the island that responds and rewards, with the weights in training.
         generators: way to the generators.
         pool: pool of them.
-        size: number of prompts of a piece.
+        piece_prompts: number of prompts of a piece.
         staleness: number of steps that a batch goes out ahead.
 
     """

@@ -44,7 +44,7 @@ class CallProcess:
 
     Args:
         code: the code.
-        first: message by which the process loads it.
+        first_message: message by which the process loads it.
         start_s: longest time for that.
 
     Raises:

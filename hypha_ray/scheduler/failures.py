@@ -134,9 +134,9 @@ def fatal(work: str, reason: str) -> ConfigError:
     return ConfigError("NET013", problem, got=reason, fix=fix)
 
 
-def another_model(next_round: int, built: set[str], layout_sha256: str | None) -> CheckpointError | None:
+def another_model(next_round: int, built_layouts: set[str], layout_sha256: str | None) -> CheckpointError | None:
     """Error of a resumed run if no worker builds the model of its checkpoints; None if one does."""
-    if next_round == 0 or built & {"", layout_sha256}:
+    if next_round == 0 or built_layouts & {"", layout_sha256}:
         return None
     problem = "the checkpoints of this run are of another model than it builds now"
     fix = "give it the same one again"

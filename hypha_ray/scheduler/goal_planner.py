@@ -201,9 +201,9 @@ class GoalPlanner:
                 "further_cost": decision.cost,
             }
             finite = {name: value for name, value in outlook.items() if math.isfinite(value)}
-            patience = {"waits_for_spot": decision.is_patient}
+            patience_fields = {"waits_for_spot": decision.is_patient}
             leaving = list(decision.drop)
-            self._out.event("goal", now, workers=decision.wanted, leaving=leaving, **patience, **finite)
+            self._out.event("goal", now, workers=decision.wanted, leaving=leaving, **patience_fields, **finite)
 
     def _warn(self, decision: Decision, standing: Standing, now: float) -> None:
         """Say once that the deadline can't be kept, as soon as a commit has shown the speed."""

@@ -30,7 +30,7 @@ class Ledger:
     Args:
         slices: the train slices.
         seed: seed of the order of slices, which is shuffled in every epoch.
-        most: samples that a worker may be given at once; None: any number.
+        most_samples: samples that a worker may be given at once; None: any number.
         epochs: epochs after which no samples are left; None: there is always another one.
 
     """

@@ -25,8 +25,8 @@ class Mixture:
         slices: the train slices of all datasets, which `dataset_of` tells apart.
         weights: weight of each dataset.
         seed: see `Ledger`.
-        most: see `Ledger`.
-        used: see `Ledger.restore`.
+        most_samples: see `Ledger`.
+        used_state: see `Ledger.restore`.
         shares: `shares` of the last commit: used samples of each worker, by dataset.
         epochs: epochs of the largest dataset after which no samples are left, in the whole mixture; the others have
             their shares until then. None: there are always more.

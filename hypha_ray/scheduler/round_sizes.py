@@ -123,8 +123,8 @@ class RoundSamples:
 
     Args:
         job: the job, with the number of rounds that its epochs take.
-        first: number of the first round to come.
-        unused: samples that no commit has used.
+        first_round: number of the first round to come.
+        unused_samples: samples that no commit has used.
 
     """
 

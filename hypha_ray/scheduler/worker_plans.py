@@ -152,7 +152,7 @@ class WorkerPlans:
         slices: the dataset's slices, of both splits.
         sizes: limits.
         resume_point: point from which the run goes on.
-        most: samples that a worker may be given at once.
+        most_samples: samples that a worker may be given at once.
 
     """
 

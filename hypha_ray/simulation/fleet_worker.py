@@ -268,7 +268,7 @@ class Traffic:
     Args:
         scenario: gives machines, links and latencies.
         clock: clock of all actions.
-        settled: called with worker and round of payloads that have arrived or are lost.
+        on_settled: called with worker and round of payloads that have arrived or are lost.
 
     """
 

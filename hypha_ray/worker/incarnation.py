@@ -145,7 +145,7 @@ class BatchSource(Interruptible):
             self._orders = {key: rows for key, rows in self._orders.items() if key[1] in indices}
 
     def batch(self, spans: Sequence[Span], start: int, batch_samples: int, shuffled: bool = True) -> Samples:
-        """Samples ``start … start + size - 1`` of the spans taken together; waits for slices on their way.
+        """Samples ``start … start + batch_samples - 1`` of the spans taken together; waits for slices on their way.
 
         Shuffled spans have the order of their epoch, others that of the file.
         """

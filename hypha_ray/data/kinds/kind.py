@@ -48,8 +48,8 @@ class SliceWriter:
         folder: folder of the dataset, which preprocessors are saved in too.
         samples_per_slice: samples of a slice.
         report: receives the progress.
-        first: number of the first slice.
-        written: takes the file of each slice, to move it elsewhere.
+        first_slice: number of the first slice.
+        on_written: takes the file of each slice, to move it elsewhere.
 
     """
 

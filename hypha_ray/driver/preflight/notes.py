@@ -231,15 +231,15 @@ def _job_on(case: Case, device: str) -> Job | None:
 
 def _settings_text(job: Job) -> str:
     """Return settings as text, with the reasons for chosen ones; a reason that all share is written once."""
-    pairs = {name: f"{name} {_text(value)}" for name, value in settings_of(job).items()}
+    setting_texts = {name: f"{name} {_text(value)}" for name, value in settings_of(job).items()}
     reasons = job.reasons
-    if len(reasons) == len(pairs) and len(set(reasons.values())) == 1:
+    if len(reasons) == len(setting_texts) and len(set(reasons.values())) == 1:
         (reason,) = set(reasons.values())
-        return f"{', '.join(pairs.values())} ({reason})"
+        return f"{', '.join(setting_texts.values())} ({reason})"
     for name, reason in reasons.items():
-        if name in pairs:
-            pairs[name] += f" ({reason})"
-    return ", ".join(pairs.values())
+        if name in setting_texts:
+            setting_texts[name] += f" ({reason})"
+    return ", ".join(setting_texts.values())
 
 
 def _text(value: Value) -> str:

@@ -49,7 +49,7 @@ class ModelWorkerActor(ListedActor):
 
     Args:
         job: the job file.
-        number: number of the worker in its island.
+        worker: number of the worker in its island.
         tokenizer: tokenizer of the run.
 
     """

@@ -167,7 +167,7 @@ class ModelWorker:
     """Worker that answers requests one after the other.
 
     Args:
-        number: number of the worker in its island.
+        worker: number of the worker in its island.
         roles: roles of the worker, by name.
         spec: facts of the training that the dataset is for.
 

@@ -142,7 +142,7 @@ class ReservedLayer(DynamicLayer):  # type: ignore[misc]
     """Layer whose keys and values are views of the beginning of larger buffers.
 
     Args:
-        filled: layer with the keys and values of prompts.
+        filled_layer: layer with the keys and values of prompts.
         tokens: number of tokens that may follow.
 
     """

@@ -43,7 +43,7 @@ class ReaderPatience:
 
     Args:
         idle_s: longest wait, in seconds.
-        problem: takes a line of text for the user.
+        report_problem: takes a line of text for the user.
 
     """
 
@@ -88,7 +88,7 @@ class ReplicaReader:
         dataset: name of the dataset.
         job: the job file.
         actors: actors of the run, which know the nodes of workers.
-        problem: takes a line of text about a data node that failed.
+        report_problem: takes a line of text about a data node that failed.
         identity: identity of the dataset that the run began with; None: it begins with what is served first.
 
     """

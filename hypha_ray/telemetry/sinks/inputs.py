@@ -157,7 +157,7 @@ class Measures:
     """Extracts metrics from records; reports once when a metric has no value any more."""
 
     def __init__(self) -> None:
-        self._known: set[tuple[str, str | None]] = set()
+        self._known_metrics: set[tuple[str, str | None]] = set()
 
     def measure(self, record: Record) -> list[Measurement]:
         """Return a record's finite values, and NaN for metrics that the previous record had and this one hasn't."""
@@ -169,10 +169,10 @@ class Measures:
                 field = record.get(metric.field)
                 measurements += _finite_values(metric, field if reporter is None else {reporter: field})
         present_metrics = {(measurement.metric, measurement.label) for measurement in measurements}
-        of_kind = {(name, label) for name, label in self._known if KINDS[name] == kind}
+        of_kind = {(name, label) for name, label in self._known_metrics if KINDS[name] == kind}
         if reporter is not None:  # A report says nothing of other workers.
             of_kind = {(name, label) for name, label in of_kind if label == reporter}
-        self._known |= present_metrics
+        self._known_metrics |= present_metrics
         return measurements + self._end(of_kind - present_metrics)
 
     def departure(self, event: Record) -> list[Measurement]:
@@ -180,11 +180,13 @@ class Measures:
         if event["kind"] not in ("loss", "leave", "exclude"):
             return []
         worker = str(event["worker"])
-        return self._end({(name, label) for name, label in self._known if KINDS[name] == "step" and label == worker})
+        return self._end(
+            {(name, label) for name, label in self._known_metrics if KINDS[name] == "step" and label == worker}
+        )
 
     def _end(self, ended_metrics: set[tuple[str, str | None]]) -> list[Measurement]:
         """Forget metrics, by name and label; return their last values."""
-        self._known -= ended_metrics
+        self._known_metrics -= ended_metrics
         measurements: list[Measurement] = []
         for name, label in sorted(ended_metrics, key=lambda key: (key[0], key[1] or "")):
             measurements.append(Measurement(name, NONE_LEFT.get(name, math.nan), label))

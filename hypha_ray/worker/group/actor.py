@@ -176,7 +176,7 @@ class Members:
         job: the job file.
         specials: special tokens, as `SupervisedTrainer` takes them.
         worker: number of the worker.
-        kind: class of the actors.
+        actor_class: class of the actors.
 
     """
 
