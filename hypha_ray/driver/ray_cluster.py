@@ -145,12 +145,12 @@ class ControlService:
 
     Args:
         address: ``HOST:PORT``.
-        also_connect: called with each check; None: nothing.
+        on_check: called with each check; None: nothing.
 
     """
 
-    def __init__(self, address: str, also_connect: Callable[[], None] | None = None) -> None:
-        self._also = also_connect
+    def __init__(self, address: str, on_check: Callable[[], None] | None = None) -> None:
+        self._on_check = on_check
         host, _, port = address.rpartition(":")
         self._address = host.strip("[]"), int(port)
         self._knocked_at = time.monotonic()
@@ -163,8 +163,8 @@ class ControlService:
             ClusterError: it hasn't answered for `GONE_S` seconds.
 
         """
-        if self._also is not None:
-            self._also()
+        if self._on_check is not None:
+            self._on_check()
         now = time.monotonic()
         if now - self._knocked_at >= KNOCK_S:
             self._knocked_at = now
