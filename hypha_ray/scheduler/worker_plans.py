@@ -241,12 +241,12 @@ class WorkerPlans:
 
     def feed(self, member: WorkerState, slices: Sequence[int]) -> list[Command]:
         """Send the slices that the worker lacks; it never drops a slice that is needed now."""
-        needed = dict.fromkeys(slices)
+        needed_slices = dict.fromkeys(slices)
         limit = self._sizes.held_samples
-        if len(needed) * self._largest_slice > limit:
-            limit = max(limit, sum(self._samples[index] for index in needed))
+        if len(needed_slices) * self._largest_slice > limit:
+            limit = max(limit, sum(self._samples[index] for index in needed_slices))
         feeds: list[Command] = []
-        for index in needed:
+        for index in needed_slices:
             if member.cache_slice(index, self._samples[index], limit):
                 feeds.append(Feed(member.source.worker, index))
         return feeds

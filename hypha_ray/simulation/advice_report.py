@@ -273,9 +273,9 @@ def _question(circumstances: Circumstances, most_overhead: float, assumed_speed:
     yield f"a batch takes {speeds}{origin}"
 
 
-def _candidate_rows(compared: Sequence[ComparedCandidate]) -> Iterator[tuple[str, ...]]:
+def _candidate_rows(entries: Sequence[ComparedCandidate]) -> Iterator[tuple[str, ...]]:
     yield "settings", "H", "up / down", "fragments", "delay", "waiting", "simulated", "MB a worker and 1000 steps"
-    for entry in compared:
+    for entry in entries:
         settings = entry.candidate.settings
         simulated = "left out" if entry.waiting is None else percent(entry.waiting)
         megabytes = entry.estimate.worker_bytes / 1e6 * 1000 / settings.round_steps

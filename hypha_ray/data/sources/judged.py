@@ -116,15 +116,15 @@ class LabelledTextReader:
         for location, row in complete(rows, self.columns, account):
             text = _words_or_text(row[self._text.name])
             labels = [list_of(row[column.name]) for column in self._labels]
-            seconds = [row[column.name] for column in self._second]
-            if text is None or text == [] or any(map(_is_blank, (text, *seconds))):
+            second_texts = [row[column.name] for column in self._second]
+            if text is None or text == [] or any(map(_is_blank, (text, *second_texts))):
                 account.leave_out("rows", "without text")
-            elif None in seconds:
+            elif None in second_texts:
                 account.leave_out("rows", "without a second text")
             elif any(map(no_label, labels)):
                 account.leave_out("rows", "without a label")
             else:
-                second = self._second_text(location, *seconds) if seconds else None
+                second = self._second_text(location, *second_texts) if second_texts else None
                 yield LabelledText(location, self._words(location, text), self._label(location, labels), second)
 
     def of_text(self, path: Path, file: IO[str], is_only_file: bool) -> Iterator[LabelledText]:

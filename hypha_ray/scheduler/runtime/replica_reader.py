@@ -121,9 +121,9 @@ class ReplicaReader:
         self._slices: dict[int, SliceInfo] = {}
         """Slices that the run began with, by index."""
         self._bytes: Counter[str] = Counter()
-        self._looking: asyncio.Task[None] | None = None
+        self._look_up_task: asyncio.Task[None] | None = None
         """Look-up beside reads, for data nodes that come back; None before the first."""
-        self._look_at = 0.0
+        self._look_up_at = 0.0
         self._pause_s = AWAY_S
         """Monotonic time of the next look-up beside reads, and the pause before the one after that."""
 
@@ -352,10 +352,10 @@ class ReplicaReader:
         missing = self._known - self._nodes.keys()
         if not missing and not any(node.away_until for node in self._nodes.values()):
             self._pause_s = AWAY_S
-        elif now >= self._look_at and (self._looking is None or self._looking.done()):
-            self._look_at = now + self._pause_s
+        elif now >= self._look_up_at and (self._look_up_task is None or self._look_up_task.done()):
+            self._look_up_at = now + self._pause_s
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
-            self._looking = asyncio.ensure_future(self._look_again())
+            self._look_up_task = asyncio.ensure_future(self._look_again())
 
     async def _look_again(self) -> None:
         """Look data nodes up while they may be gone or restarting."""
