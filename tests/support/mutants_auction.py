@@ -33,7 +33,7 @@ MUTANTS = {
     "gangs are taken before spare leases": Defect(
         "market.allotment",
         "Allotment._serve_next",
-        operation("or", "{0} or (self._take_gang({1.0}, {1.1}) if gangs else None) or {1}"),
+        operation("or", "{0} or (self._take_gang({1.0}, {1.1}) if takes_gangs else None) or {1}"),
     ),
     "a gang is taken for what a run could do without": Defect(
         "market.allotment", "Allotment._serve_next", operation("and", "{0}")

@@ -53,7 +53,7 @@ MUTANTS = {
     "trimming ignores its part": Defect("server.merge", "merger", call("max", "1")),
     "trimming may drop nothing": Defect("server.merge", "merger", call("max", "{1}")),
     "one end is trimmed": Defect(
-        "server.merge", "trimmed_mean.merge", call("middle", "middle({0.0}[2 * {0.1.0}:], {1})")
+        "server.merge", "trimmed_mean.merge", call("middle_mean", "middle_mean({0.0}[2 * {0.1.0}:], {1})")
     ),
     "trimming weighs by samples": Defect(
         "server.merge", "trimmed_mean", call("mean", "{} if {0.1.1.1} else mean(range(1, {0.1.0} + 1))")
