@@ -115,8 +115,8 @@ class AsyncBooks(Books):
             assert source not in self.false or commit not in self._known(), "wrong weights are merged"
             assert (source, round) in self.payloads, "a payload is forgotten before it is reduced"
             self.done.add((source, round))
-        assert command.since is not None
-        kept = {key for key in self.payloads if key[1] >= command.since}
+        assert command.oldest_round is not None
+        kept = {key for key in self.payloads if key[1] >= command.oldest_round}
         self.payloads = kept - set(zip(command.sources, command.rounds, strict=True))
         unit = self.size if uniform else self.job.rounds.samples_between_updates
         weight = sum(1 if uniform else delta.samples for _, delta in self.accepted)
