@@ -13,7 +13,9 @@ MUTANTS = {
     "all datasets have the same weight": Defect(
         "scheduler.mixture", "Mixture.__init__", operation("/", "1 / len({1.0})")
     ),
-    "a batch doesn't make up for those before it": Defect("scheduler.mixture", "_deal", call("max", "{1.0.0} * batch_samples")),
+    "a batch doesn't make up for those before it": Defect(
+        "scheduler.mixture", "_deal", call("max", "{1.0.0} * batch_samples")
+    ),
     "a batch has its rest from the first dataset": Defect(
         "scheduler.mixture", "_deal", value("key", "lambda dataset: {0.0.0.1}")
     ),
