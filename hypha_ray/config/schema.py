@@ -377,6 +377,12 @@ class Job(Table):
         return max(self.worker.lease_s, 3 * self.num_workers / REPORTS_PER_S)
 
 
+def samples_of_rounds(job: Job) -> int:
+    """Samples of all rounds, over all workers."""
+    warmup = min(job.rounds.warmup_rounds, job.rounds.update_rounds)
+    return warmup * job.samples(0) + (job.rounds.update_rounds - warmup) * job.rounds.samples_between_updates
+
+
 def rounds_for(job: Job, samples: int, first_round: int = 0) -> int:
     """Number of rounds that take so many samples from round `first_round` on; the last one may be shorter."""
     rounds = 0

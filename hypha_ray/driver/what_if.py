@@ -195,9 +195,9 @@ def advise(arguments: Sequence[str], doc: str | None) -> None:
     require_writable("--json", options.json)
     require_writable("--out", options.out)
     loaded_job = load(of_job)
-    job = loaded_job.job
     print_notes(loaded_job.notes)
-    check_advisable(job)
+    check_advisable(loaded_job.job)
+    job, samples = _with_length(loaded_job.job)
     if options.from_ is not None:
         options = replace(options, batch_s=_batch_times_of(options.from_, job))
         print_notes([f"the times of a batch are those of run {options.from_}"])

@@ -310,7 +310,7 @@ def _is_within(host: str, names: str) -> bool:
         try:
             if address in ip_network(name.strip(), strict=False):
                 return True
-        except ValueError:  # The text is no network.
+        except ValueError:  # The name isn't the address of a network.
             continue
     return False
 

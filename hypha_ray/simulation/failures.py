@@ -150,10 +150,9 @@ def _event(fields: dict[str, Any], location: str, count: int) -> TraceEvent:
     at_s = fields["at_s"]
     machine = fields["machine"]
     event = fields["event"]
-    if not isinstance(at_s, int | float) or isinstance(at_s, bool) or not 0 <= at_s <= sys.float_info.max:
-        raise ConfigError(
-            "CFG003", f"{location}: at_s is out of range", shown(at_s), "seconds, 0 or more", "write such a number"
-        )
+    if not isinstance(at_s, int | float) or isinstance(at_s, bool) or not 0 <= at_s <= LATEST_S:
+        allowed = f"seconds from 0 to {LATEST_S:g}"
+        raise ConfigError("CFG003", f"{location}: at_s is out of range", shown(at_s), allowed, "write such a number")
     if not isinstance(machine, int) or isinstance(machine, bool) or not 0 <= machine < count:
         allowed = f"0 … {count - 1}, machines of the group"
         raise ConfigError(

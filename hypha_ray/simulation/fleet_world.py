@@ -75,7 +75,7 @@ class FleetWorld(World):
         self.failure: Exception | None = None
         self._lease_limits = c.LimitLeases(math.inf, firm_only=False)
         self._core_deadline = 0.0
-        """Deadline of the core, which its events alone change."""
+        """Deadline of the core; only an event for the core changes it."""
 
     def open(self) -> None:
         """Start the run: the core hires a worker for each number, and the first weights are there."""
@@ -438,8 +438,5 @@ def _deltas_of(command: c.Reduce) -> list[DeltaKey]:
 
 def _slices(scenario: Scenario) -> list[SliceInfo]:
     """Slices of the dataset: by default with enough samples for the run, and a slice for each worker in flight."""
-    model = scenario.model
-    job = scenario.job
-    trained_samples = sum(job.samples(round_number) for round_number in range(job.rounds.update_rounds))
-    sizes = model.slice_sizes(trained_samples + job.num_workers * model.slice_samples)
+    sizes = scenario.model.slice_sizes(scenario.needed_samples)
     return [SliceInfo(index, "", "", samples) for index, samples in enumerate(sizes)]

@@ -128,7 +128,7 @@ def _beside(cost: float, bound: float) -> str:
 def least_cost(scenario: Scenario, until_s: float, efficiency: float = 1.0) -> float:
     """Least cost of all samples by a time, at a part of the machines' speeds; infinite if they can't be done."""
     job = scenario.job_of_run
-    samples = sum(job.samples(round_number) for round_number in range(job.rounds.update_rounds)) / efficiency
+    samples = samples_of_rounds(job) / efficiency
     pieces: list[tuple[float, float]] = []
     """Price of a sample, and samples, of each machine between two changes of the market."""
     for seconds, machines in _market(scenario, until_s):

@@ -158,13 +158,13 @@ def with_workers(scenario: Scenario, workers: int) -> Scenario:
         quorum = resized(job.sync.quorum, factor, sizes["num_workers"])
         job = job.model_copy(update={"sync": job.sync.model_copy(update={"quorum": quorum})})
     job = with_samples(job, scenario.samples_per_worker)
-    varied = {**scenario.varied, "workers": workers}
-    return scenario.model_copy(update={"machines": tuple(groups), "job": job, "varied": varied})
+    varied_settings = {**scenario.varied, "workers": workers}
+    return scenario.model_copy(update={"machines": tuple(groups), "job": job, "varied": varied_settings})
 
 
-def resized(number: int, factor: float, most: int) -> int:
+def resized(count: int, factor: float, most_count: int) -> int:
     """A number times a factor, rounded, from 1 up to the most."""
-    return min(most, max(1, round(factor * number)))
+    return min(most_count, max(1, round(factor * count)))
 
 
 def scaled(counts: list[int], total: int) -> list[int]:
@@ -242,11 +242,22 @@ def _keys_of(table: type[Table]) -> str:
     return ", ".join(table.model_fields)
 
 
-def _explained(error: ValidationError, key: str, value: Any) -> ConfigError:
+def _explained(error: ValidationError, table: type[Table], key: str, path: Sequence[str]) -> ConfigError:
+    """The first error that pydantic reports of a table in which a key at a path was set."""
     first_error = error.errors(include_url=False)[0]
+    for name in path[:-1]:
+        table = table_of(table, name) or table
+    if first_error["type"] == "missing":
+        name = str(first_error["loc"][-1])
+        missing = key.removesuffix(path[-1]) + name
+        meaning = table.model_fields[name].description
+        return ConfigError("CFG012", f"{key} needs {missing}", fix=f"give the {meaning}")
+    got = shown(first_error["input"])
+    allowed = key_of((path[-1],), table.model_fields[path[-1]]).kind
+    fix = choice_remedy(first_error["input"], allowed)
     if first_error["type"].endswith("_type"):
-        return ConfigError("CFG002", f"{key} has the wrong type", shown(value), fix=first_error["msg"])
-    return ConfigError("CFG003", f"{key} is out of range", shown(value), fix=first_error["msg"])
+        return ConfigError("CFG002", f"{key} has the wrong type", got, allowed, fix)
+    return ConfigError("CFG003", f"{key} is out of range", got, allowed, fix)
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,8 @@ def limits_of(job: Job) -> Limits:
     sync = job.sync
     is_replay = job.run.mode == "replay"
     is_external = any(group.bridged for group in job.worker_groups)
-    overlaps = sync.traits.own_weights and not is_replay and not is_external
+    grows = job.rounds.max_exchange_share is not None
+    overlaps = sync.traits.own_weights and not (is_replay or is_external or grows)
     return Limits(total_steps(job), overlaps, sync.traits.has_barrier)
 
 

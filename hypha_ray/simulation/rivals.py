@@ -391,8 +391,8 @@ def comparison_lines(comparison: RivalComparison) -> Iterator[str]:
     columns = {restart_s: comparison.rivals(restart_s) for restart_s in restarts_s}
     heads_text = "".join(f"{duration(restart_s):>9}" for restart_s in restarts_s)
     yield f"{'goodput, by the time of a restart':<38}{heads_text}"
-    ours = f"{comparison.result.goodput:>9.3f}" * len(restarts_s)
-    yield f"{OURS:<38}{ours}"
+    result = comparison.result
+    yield f"{OURS:<38}{f'{result.goodput:>9.3f}' * len(restarts_s)}"
     for name in columns[costs.restart_s]:
         cells = "".join(f"{column[name]:>9.3f}" for column in columns.values())
         yield f"{name:<38}{cells}"

@@ -51,9 +51,15 @@ class ModelSize(Table):
     def slice_count(self, least: int) -> int:
         """Number of slices: for `samples`, or for the least samples that are needed."""
         if self.samples is None:
-            return [self.slice_samples] * max(1, least // self.slice_samples)
-        whole_slices, rest_samples = divmod(self.samples, self.slice_samples)
-        return [self.slice_samples] * whole_slices + [rest_samples] * bool(rest_samples)
+            return max(1, least // self.slice_samples)
+        return -(-self.samples // self.slice_samples)
+
+    def slice_sizes(self, least: int) -> list[int]:
+        """Samples of each slice: all have `slice_samples`, but the last one of `samples`, which has the rest."""
+        sizes = [self.slice_samples] * self.slice_count(least)
+        if self.samples is not None:
+            sizes[-1] = self.samples - sum(sizes[:-1])
+        return sizes
 
 
 class BatchTimes(Table):
@@ -429,11 +435,6 @@ def machines_of(scenario: Scenario) -> list[Machine]:
         for rank in range(group.count):
             machines.append(Machine(len(machines), rank, group, scenario.seed))
     return machines
-
-
-def resized(count: int, factor: float, most_count: int) -> int:
-    """A number times a factor, rounded, from 1 up to the most."""
-    return min(most_count, max(1, round(factor * count)))
 
 
 def with_samples(job: Job, samples_per_worker: int | None) -> Job:

@@ -310,14 +310,8 @@ def _table_at(path: KeyPath) -> type[Table]:
     for name in path:
         if name.isdecimal():
             continue
-        annotation = table.model_fields[name].annotation
-        candidates = [annotation, *getattr(annotation, "__args__", ())]
-        tables = [
-            table_class
-            for table_class in candidates
-            if isinstance(table_class, type) and issubclass(table_class, Table)
-        ]
-        if not tables:
+        inner = table_of(table, name)
+        if inner is None:
             return table
         table = inner
     return table
@@ -357,40 +351,9 @@ def check_scenario(scenario: S, folder: Path, locate: Locate) -> S:
     return with_traces(_with_job_of_fleet(scenario, locate), folder)
 
 
-def with_workers(scenario: Scenario, workers: int) -> Scenario:
-    """Scale a scenario to another number of machines; groups keep their shares, by largest remainders.
-
-    `resources.num_workers`, `min_workers` and `sync.quorum` scale alike. So do samples, by `samples_per_worker`.
-
-    Raises:
-        ConfigError: CFG003, there are more groups than workers, or too many workers.
-
-    """
-    if workers < len(scenario.machines):
-        allowed = f"{len(scenario.machines)} or more, one for each group of machines"
-        raise ConfigError("CFG003", "workers is out of range", str(workers), allowed, "ask for more workers")
-    if workers > MACHINES_AT_MOST:
-        allowed = f"up to {MACHINES_AT_MOST}"
-        raise ConfigError("CFG003", "workers is out of range", str(workers), allowed, "ask for fewer workers")
-    factor = workers / scenario.machine_count
-    counts = scaled([group.count for group in scenario.machines], workers)
-    groups = []
-    for group, count in zip(scenario.machines, counts, strict=True):
-        groups.append(group.model_copy(update={"count": count}))
-    resources = scenario.job.resources
-    sizes = {"num_workers": resized(resources.num_workers, factor, workers)}
-    if "min_workers" in resources.model_fields_set:
-        sizes["min_workers"] = resized(resources.min_workers, factor, sizes["num_workers"])
-    job = scenario.job.model_copy(update={"resources": resources.model_copy(update=sizes)})
-    if isinstance(job.sync.quorum, int):
-        quorum = resized(job.sync.quorum, factor, sizes["num_workers"])
-        job = job.model_copy(update={"sync": job.sync.model_copy(update={"quorum": quorum})})
-    job = with_samples(job, scenario.samples_per_worker)
-    varied_settings = {**scenario.varied, "workers": workers}
-    return scenario.model_copy(update={"machines": tuple(groups), "job": job, "varied": varied_settings})
-
-
-def _refuse_what_is_not_simulated(job: Job, locate: Locate) -> None:
+def _refuse_what_is_not_simulated(scenario: Scenario, locate: Locate) -> None:
+    job = scenario.job
+    has_bridged_group = any(group.bridged for group in job.workers)
     refusals: list[tuple[bool, KeyPath, str]] = [
         (bool(job.workers) and not scenario.groups_workers, ("workers",), "give [[machines]] instead"),
         (has_bridged_group, ("workers",), "leave external trainers out: their times aren't known"),

@@ -133,7 +133,7 @@ class SupervisedTrainer(WholeModel):
         self._reduction = reduction
 
     def check_loss(self, batch: Samples) -> None:
-        """Refuse a model whose loss isn't that of its task, by a small copy on the CPU.
+        """Refuse a model whose loss isn't that of its task; a small copy of it computes the loss on the CPU.
 
         Raises:
             ConfigError: the loss isn't the task's, or the model can't be run on the batch.

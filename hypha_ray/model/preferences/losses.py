@@ -98,8 +98,8 @@ def robust(inputs: PreferenceInputs) -> Tensor:
     logits = inputs.settings.beta * _difference(inputs.log_ratios)
     smoothing = inputs.settings.label_smoothing
     unflipped_loss = -(1 - smoothing) * logsigmoid(logits)
-    flipped = -smoothing * logsigmoid(-logits)
-    return (unflipped_loss - flipped) / (1 - 2 * smoothing)
+    flipped_loss = -smoothing * logsigmoid(-logits)
+    return (unflipped_loss - flipped_loss) / (1 - 2 * smoothing)
 
 
 def ipo(inputs: PreferenceInputs) -> Tensor:

@@ -175,7 +175,7 @@ class Reallocate:
     target: str
     """Role that becomes `eta` times the source plus `1 - eta` times its own weights."""
     eta: float = 1.0
-    """Part of the source, above 0 and at most 1."""
+    """Share of the source's weights in the new ones, above 0 and at most 1."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ _PROGRAM = Path(__file__).resolve().with_name("program.py")
 def main(folder: Path) -> None:
     """Run the program, write the verdict, and remove the folder with its contents."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # Orphans of the program become children of this process.
-    root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # A program may rename it.
+    root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # A program may rename the folder.
     tests = (folder / "tests.py").read_bytes()
     (folder / "tests.py").unlink()
     try:
