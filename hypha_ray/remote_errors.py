@@ -232,7 +232,7 @@ def refusal_of_url(error: Exception, url: str) -> ConfigError | None:
 
 
 def error_of_refusal(links: list[BaseException], address: str, got: str) -> AuthenticationError | None:
-    """Error of access that needs credentials, or other ones; None if neither the error nor a cause of it is a refusal."""
+    """Error of access that needs credentials, or other ones; None if neither the error nor a cause is a refusal."""
     names = {type(link).__name__ for link in links}
     is_status_of_refusal = status_of(links) in (401, 403, 407)
     if is_status_of_refusal or isinstance(links[0], PermissionError) or names & _CREDENTIALS:
