@@ -12,7 +12,7 @@ With --pack there are several chats in a sample, each without attention to the o
     position_ids    0 1 2 3 0 1 2 0 1 2 3 4 0 0        from 0 in each chat, and 0 at padding
     labels          - - a a - b b - - c c c - -        -100 at the first token of a chat and at padding
 
-Without an ``attention_mask``, models of transformers take a position that isn't one above the one before for the start of
+Without an ``attention_mask``, models of transformers take a position that isn't one above the last one for the start of
 another text. Jobs check that the model does so. Tensors of packed chats are int32 [N, seq_len].
 """
 
