@@ -273,7 +273,7 @@ JOB: dict[str, Any] = {"run": {"name": "new"}, "model": {"repository": "m"}, "da
 def trained(run: hypha_ray.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that write their records without training."""
 
-    def write(loaded: Loaded, kind: str, check: Any = None) -> Path:
+    def write(loaded: Loaded, job_name: str, check: Any = None) -> Path:
         job: Job = loaded.job
         folder = Path(str(job.run.dir), str(job.run.name))
         folder.mkdir(exist_ok=True)
