@@ -385,19 +385,3 @@ def _failures(fit: Calibration) -> Failures:
         return Failures()
     kinds = FailureKinds.model_validate(dict(fit.losses), strict=False)
     return Failures(every_h=fit.worker_hours / loss_count, kinds=kinds)
-
-
-def require_told(keys: Sequence[tuple[str, str]]) -> None:
-    """Refuse settings whose effect on the time of a batch isn't in the records, and those without an effect.
-
-    Raises:
-        ConfigError: SIM003.
-
-    """
-    for key, value in keys:
-        path = tuple(key.replace("-", "_").split("."))
-        if any(path[:length] in UNTOLD for length in (1, 2)):
-            problem = f"{key} changes times that only a run with it can tell"
-            raise ConfigError("SIM003", problem, value, fix="leave it out, and start from a run that has it")
-        if any(path[:length] in WITHOUT_EFFECT for length in (1, 2)):
-            raise ConfigError("SIM003", f"{key} changes nothing that is simulated", value, fix="leave it out")

@@ -121,7 +121,12 @@ def _sweep_points(document: Document) -> Iterator[dict[KeyPath, Any]]:
             raise ConfigError(
                 "CFG003", problem, "an empty list", "at least one value", "give one, or leave the key out"
             )
-        lists[_swept_keys(".".join(written_path))] = values
+        keys = _swept_keys(".".join(written_path))
+        for key in keys:
+            if key[:1] == ("job",) and is_below(key[1:], (*UNTOLD, *WITHOUT_EFFECT)):
+                problem = f"{location}: {dotted(key)} of the sweep changes nothing that is simulated"
+                raise ConfigError("SIM003", problem, fix="leave it out")
+        lists[keys] = values
     for values in itertools.product(*lists.values()):
         point: dict[KeyPath, Any] = {}
         for keys, value in zip(lists, values, strict=True):
