@@ -145,7 +145,7 @@ class FolderFiles:
         return self._manifest
 
     def _version_now(self) -> tuple[int, ...] | None:
-        """What changes if the manifest is written anew; None if there is none, such as while it is written."""
+        """Numbers that change as the manifest is written anew; None if there is none, such as while it is written."""
         try:
             state = (self._folder / MANIFEST).stat()
         except OSError:
