@@ -199,11 +199,8 @@ def attempt(key: str, family: str, name: str, options: Mapping[str, Any] | None,
     table = FAMILIES[family]
     member = find(family, name)
     options_of(family, name, member, options, key)
-    for package in getattr(member, "packages", ()):
-        if importlib.util.find_spec(package) is None:
-            problem = f"{table.noun} {name} needs the package {package}"
-            raise ConfigError(table.unloadable, problem, "it isn't installed", fix=f"pip install {package}")
     try:
+        _require_packages(table, name, member)
         if hasattr(member, "check"):
             member.check(job)
         if table.trial is not None:
@@ -216,6 +213,30 @@ def attempt(key: str, family: str, name: str, options: Mapping[str, Any] | None,
         raise ConfigError("PLG003", problem, reason_of(error), table.allowed, "mend it; see docs/plugins.md") from error
 
 
+def _require_packages(table: Family, name: str, member: Any) -> None:
+    """Refuse a member that needs a module that isn't there; it may name a single one as a text.
+
+    Raises:
+        ConfigError: PLG002, or the family's own code.
+
+    """
+    packages: Any = getattr(member, "packages", ())
+    if isinstance(packages, str):
+        packages = (packages,)
+    for package in packages:
+        if not _is_installed(package):
+            problem = f"{table.noun} {name} needs the package {package}"
+            raise ConfigError(table.unloadable, problem, "it isn't installed", fix=f"pip install {package}")
+
+
+def _is_installed(module: str) -> bool:
+    """Whether there is a module, which may lie in packages."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # Its package isn't there.
+        return False
+
+
 def sources(family: str, name: str) -> frozenset[Path]:
     """Files of a member that a user brings, with modules beside them that they import; none of a built-in member."""
     if is_built_in(family, name):
@@ -226,7 +247,7 @@ def sources(family: str, name: str) -> frozenset[Path]:
     module, _ = _parts(reference)
     try:
         spec = importlib.util.find_spec(module)
-    except Exception:  # A package of users may raise anything as it is imported.
+    except (Exception, SystemExit):  # A package of users may raise anything as it is imported.
         return frozenset()
     if spec is None or spec.origin is None:
         return frozenset()

@@ -15,7 +15,7 @@ from typing import Literal
 
 from hypha_ray.config.entry_point import Phases, run
 from hypha_ray.config.options import parse_options, require_round
-from hypha_ray.driver.run_folders import find_run, require_folder
+from hypha_ray.driver.run_folders import find_run, require_folder, require_replaceable
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ def main() -> None:
     require_round(arguments.round)
     if arguments.to is not None:
         require_folder("--to", arguments.to)
+        require_replaceable("--to", arguments.to)
     phases = Phases()
     phases.begin("reading the run")
     from hypha_ray.driver.evaluation import save_snapshot
@@ -52,7 +53,7 @@ def main() -> None:
     number = trained_run.newest_snapshot if arguments.round is None else arguments.round - 1
     phases.begin("saving the model")
     release = None if arguments.compatible is None else int(arguments.compatible)
-    folder = arguments.to or trained_run.model
+    folder = trained_run.model if arguments.to is None else arguments.to.expanduser()
     save_snapshot(trained_run, folder, number, release, arguments.dtype)
     phases.end()
     rounds = trained_run.job.rounds

@@ -4,8 +4,8 @@
     python jobs/generate.py --model RUN --round 12 --temperature 0 < prompts.txt
     python jobs/generate.py --model RUN/model                  # a conversation, in a terminal
 
-A tokenizer with a chat template makes a prompt the user's turn; without one, or with --raw, the model goes on from the
-prompt. The text appears as it is generated.
+A tokenizer with a chat template makes a prompt the user's turn, unless the model was trained on texts without it. Then,
+without a template, or with --raw, the model goes on from the prompt. The text appears as it is generated.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from hypha_ray.files import uncollected
 
 if TYPE_CHECKING:
     from hypha_ray.model.writer import Writer
+
+_WITHOUT_TEMPLATE = "the model was trained on texts without its chat template, so it goes on from a prompt; see --raw"
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class Generate:
     """number of most probable tokens to choose from; default: as saved with the model, otherwise all"""
     seed: int = 0
     """seed of the choices"""
-    raw: bool = False
-    """go on from the text itself, without a chat template"""
+    raw: bool | None = None
+    """go on from the text itself, without a chat template; false: with it; default: as the model was trained"""
 
 
 def main() -> None:
@@ -68,8 +70,12 @@ def main() -> None:
     with model.opened() as folder:
         writer = Writer(folder, raw=arguments.raw, system=arguments.system, seed=arguments.seed)
     phases.end()
+    if writer.leaves_template and arguments.system is None:
+        print_notes([_WITHOUT_TEMPLATE])
     if arguments.system is not None and not writer.chats:
         fix = "leave --system out, or name a model that was trained on chats"
+        if writer.leaves_template:
+            fix = "leave --system out; or add --raw false, though the model was trained on texts without its template"
         raise ConfigError("GEN001", "only a chat has a system message", "--system", "a tokenizer with a template", fix)
     for prompt in prompts(arguments, writer):
         writer.write(prompt, max_new_tokens=arguments.max_new_tokens, **sampling_of(arguments))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hypha_ray.config.keys import EACH, KeyPath, arrays, keys, schema_path, shown
-from hypha_ray.config.rl import JUDGE, MODEL, RL
+from hypha_ray.config.rl import JUDGE, MODEL, RL, SLOW
 from hypha_ray.config.schema import Job
 from hypha_ray.config.training import OF_LENGTH, SMOOTHED, WITHOUT_FILES, Preference
 from hypha_ray.errors import ConfigError
@@ -146,6 +146,8 @@ def _idle_keys(job: Job) -> Iterator[tuple[str, str]]:
         yield "model.repository", "model.revision"
     if job.model.lora.rank is None:
         yield "model.lora.rank", _names_below("model", "lora")
+    if not any("://" in (part.path or "") for part in job.dataset.parts):
+        yield "dataset.path", "dataset.cache_gb"
     if job.preprocessor.repository is None:
         yield "preprocessor.repository", "preprocessor.revision"
     if job.model.repository is None and job.preprocessor.repository is None:
@@ -161,7 +163,7 @@ def _of_rl(job: Job) -> Iterator[tuple[str, str]]:
     if rl.algorithm is None:
         yield "rl.algorithm", _names_below("rl")
         return
-    yield "rl.algorithm", "worker.compile worker.attention model.input_names"
+    yield "rl.algorithm", "worker.compile worker.attention model.input_names model.lora.dropout"
     if rl.generation.engine != "server":
         yield "rl.generation.engine", _names_below("rl", "generation", "server")
     if rl.environment is None:
@@ -210,10 +212,17 @@ def _of_processes(rl: RL) -> Iterator[tuple[str, str]]:
             yield "rl.reward.functions", _names_below("rl", "reward", name)
     if rl.reward.deadline_s == "none":
         yield "rl.reward.deadline_s", "rl.reward.processes"
+    if not any(map(_is_limited, rl.reward.functions)):
+        yield "rl.reward.functions", "rl.reward.deadline_s rl.reward.processes"
     if rl.model_workers == 1:
         yield "rl.model_workers", "rl.data_parallel"
     if not rl.generators:
         yield "rl.generators", f"rl.generation.request_prompts {_names_below('resources', 'generator')}"
+
+
+def _is_limited(function: str) -> bool:
+    """Whether a reward function has a limit of time, and other processes if there is one."""
+    return function in SLOW or not is_built_in("rewards", function)
 
 
 def _of_sync(job: Job) -> Iterator[tuple[str, str]]:

@@ -20,6 +20,8 @@ ENVIRONMENT: Final = "environment"
 """Name of the reward function that gives what the environment of an episode gave."""
 MODEL: Final = "model"
 """Name of the reward function that asks a reward model."""
+SLOW: Final = frozenset({"math", "code"})
+"""Registered functions that may take long; the others are as fast as comparisons of texts."""
 Deadline: TypeAlias = Positive | Literal["none"] | None
 """Time limit of reward functions in seconds; None: each has its own."""
 Advantage: TypeAlias = Annotated[str, Plugin("advantages")]

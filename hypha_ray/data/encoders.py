@@ -19,6 +19,7 @@ from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.provenance import readable
 from hypha_ray.errors import ConfigError, DataError, reason_of
 from hypha_ray.model.sources import fetch
+from hypha_ray.model.tokenizers import save_flat
 
 _SPECIALS = ("<pad>", "</s>", "<unk>")
 _SPARE = 125
@@ -268,7 +269,7 @@ def save_preprocessor(preprocessor: Any, folder: Path) -> None:
     """
     with tempfile.TemporaryDirectory() as scratch:
         new_folder = Path(scratch) / "new"  # Unlike the scratch folder, it has the usual permissions.
-        preprocessor.save_pretrained(new_folder)
+        save_flat(preprocessor, new_folder)
         shutil.copytree(new_folder, folder)
 
 

@@ -127,7 +127,7 @@ class PrepareOptions:
     keep_columns: list[str] = field(default_factory=list)
     """other columns to put into the records for rewards; as all columns, also fields such as extra_info.index"""
     system: str | None = None
-    """system message before each prompt, and before each chat that has none"""
+    """system message before each prompt or chat that has none"""
     subset: str | None = None
     """configuration of a Hugging Face dataset, such as wikitext-103-raw-v1"""
     split: str = "train"
@@ -353,6 +353,8 @@ class PrepareOptions:
             self._refuse(needs_prompts, "has no effect without --prompt-column")
         if not self.is_templated:
             self._refuse(("system", "chat_template"), "has no effect without --chat")
+        if self.system is not None and self.system != self.system.encode("utf-8", "replace").decode():
+            raise _out_of_range("system", repr(self.system), "a text in UTF-8")
         if self.answer_column is None:
             self._refuse(("answer_pattern",), "has no effect without --answer-column")
         reserved = {"task", "answer"} & set(self.keep_columns)

@@ -41,6 +41,8 @@ from hypha_ray.types import SLICES_PER_PART
 
 _CLAIM: Final = "preparing"
 """Name of the file by which a preparation claims a URL."""
+_CONFIGURATION: Final = "config.json"
+"""Name of a file that a model's folder has beside its weights, and a dataset's never."""
 _UNRECORDED: Final = frozenset({"source", "out", "name", "overwrite", "report"})
 """Options that aren't in the record: the source, which has a field of its own, and those that change no sample."""
 _NOT_ALLOWED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -114,6 +116,8 @@ def _locked(out: Path) -> Iterator[None]:
 
 
 def _require_empty(out: Path, overwrite: bool) -> None:
+    if not (out / MANIFEST).exists() and (out / _CONFIGURATION).exists() and any(out.glob("*.safetensors")):
+        raise ConfigError("PREP003", f"--out {out} has the weights of a model", fix="name another folder")
     unfinished = (out / UNFINISHED).exists() and not (out / MANIFEST).exists()
     if not overwrite and not unfinished and _belongings(out):
         fix = "add --overwrite, or choose another --out"

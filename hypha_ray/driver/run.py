@@ -21,7 +21,7 @@ from hypha_ray.driver.evaluation import (
     find_model,
     save_snapshot,
 )
-from hypha_ray.driver.run_folders import FIX, find_run
+from hypha_ray.driver.run_folders import FIX, find_run, require_replaceable
 from hypha_ray.driver.training import (
     FLAG,
     JOB,
@@ -147,7 +147,7 @@ class Run:
         require_kind(PATH, run=run)
         with flagless():
             self._directory = RunDirectory(find_run(str(run), None, None, FIX))
-        self._writers: dict[tuple[int | None, str | None, bool], Writer] = {}
+        self._writers: dict[tuple[int | None, str | None, bool | None], Writer] = {}
         """Loaded models that have generated, by round, system message, and whether they go without a template."""
 
     def __repr__(self) -> str:
@@ -287,7 +287,9 @@ class Run:
         require_kind(or_none(PATH), folder=folder)
         require_choice((None, 4), compatible=compatible)
         require_choice((None, "float32", "bfloat16", "float16"), dtype=dtype)
-        target = Path(folder or self.model)
+        target = Path(folder or self.model).expanduser()
+        if target != self.model:
+            require_replaceable("folder", target)
         with flagless():
             save_snapshot(self, target, self.newest_snapshot if round is None else round, compatible, dtype)
         return target
@@ -342,7 +344,7 @@ class Run:
         max_new_tokens: int = 256,
         seed: int = 0,
         system: str | None = None,
-        raw: bool = False,
+        raw: bool | None = None,
         **sampling: Unpack[Sampling],
     ) -> str:
         """Let the language model answer a prompt, as `jobs/generate.py` does; the model stays loaded.
@@ -353,7 +355,7 @@ class Run:
             max_new_tokens: number of tokens after which the answer is cut off.
             seed: seed of the choices; equal settings give equal answers.
             system: system message of a chat; None: none.
-            raw: whether to go on from the text itself, without a chat template.
+            raw: whether to go on from the text itself, without a chat template; None: as the model was trained.
             sampling: ``temperature`` divides logits; 0 is for the most probable token each time. Tokens are chosen
                 from those with the probability mass ``top_p``, and from the ``top_k`` most probable ones. What isn't
                 given is as saved with the model, otherwise 0.7, 1 and all.
@@ -367,7 +369,7 @@ class Run:
         require_settings("generate", sampling, Sampling.__annotations__)
         require_kind(TEXT, prompt=prompt)
         require_kind(or_none(TEXT), system=system)
-        require_kind(FLAG, raw=raw)
+        require_kind(or_none(FLAG), raw=raw)
         require_kind(WHOLE, max_new_tokens=max_new_tokens, seed=seed)
         require_kind(or_none(WHOLE), top_k=sampling.get("top_k"))
         require_kind(or_none(NUMBER), temperature=sampling.get("temperature"), top_p=sampling.get("top_p"))
@@ -380,7 +382,7 @@ class Run:
         writer.forget()
         return writer.write(prompt, max_new_tokens=max_new_tokens, prints=False, **sampling)
 
-    def _writer(self, round: int | None, system: str | None, raw: bool) -> Writer:
+    def _writer(self, round: int | None, system: str | None, raw: bool | None) -> Writer:
         """Writer of a model, which is loaded once."""
         key = round, system, raw
         if key not in self._writers:

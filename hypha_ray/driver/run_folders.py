@@ -229,6 +229,23 @@ def require_folder(setting: str, folder: Path, exists: bool = False) -> None:
         raise _unusable(setting, str(folder), error.strerror or str(error)) from None
 
 
+def require_replaceable(setting: str, folder: Path) -> None:
+    """Refuse a folder for a model that has other files than those of an earlier export: they would be removed.
+
+    Raises:
+        ConfigError: CFG008 with the setting.
+
+    """
+    from hypha_ray.model.sources import TASK  # It loads the hub's client.
+
+    existing = folder.expanduser()
+    if not existing.is_dir() or (existing / TASK).is_file() or not any(existing.iterdir()):
+        return
+    got = f"{folder} (it has other files, which would be removed)"
+    allowed = "a new or empty folder, or a model of an earlier run"
+    raise ConfigError("CFG008", f"{setting} can't be used", got, allowed, "name another one, or one within it")
+
+
 def _require_short_sockets() -> None:
     """Check that Ray's sockets can be made: their paths have a limited length."""
     for setting in ("RAY_TMPDIR", "TMPDIR"):

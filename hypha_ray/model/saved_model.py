@@ -39,7 +39,7 @@ from hypha_ray.model.lora import (
 from hypha_ray.model.sources import BASE, TASK, base_of, fetch, hub_token, read_config
 from hypha_ray.model.task import Task
 from hypha_ray.model.tasks import TASKS, find_task
-from hypha_ray.model.tokenizers import load_special_tokens, settle_generation
+from hypha_ray.model.tokenizers import load_special_tokens, save_flat, settle_generation
 from hypha_ray.model.weights import meta_tensors
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def _save(network: PreTrainedModel, model: Model, preprocessor: Any | None, fold
     network.save_pretrained(folder)
     _write_task(folder, model, {})
     if preprocessor is not None:
-        preprocessor.save_pretrained(folder)
+        save_flat(preprocessor, folder)
         remove_source(folder)
 
 
@@ -215,7 +215,7 @@ def _save_adapter(
     if network.can_generate():
         network.generation_config.save_pretrained(folder)
     if preprocessor is not None:
-        preprocessor.save_pretrained(folder)
+        save_flat(preprocessor, folder)
         remove_source(folder)
 
 

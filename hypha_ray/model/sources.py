@@ -37,7 +37,12 @@ REMOTE_CODE_VARIABLE: Final = "HYPHA_RAY_ALLOW_REMOTE_CODE"
 _SETTINGS: Final = ["*.json", "*.jinja", "*.txt", "*.model"]
 _WEIGHTS: Final = ["*.safetensors"]
 _CODE: Final = ["*.py"]
-_LEFT_OUT: Final = ["*/*", "consolidated*"]
+_TEMPLATES: Final = "additional_chat_templates"
+"""Folder of chat templates that have names, the only one whose files are fetched."""
+_DIFFERENT: Final = [f"{_TEMPLATES[:count]}[!{_TEMPLATES[count]}]*/*" for count in range(len(_TEMPLATES))]
+_SHORTER: Final = [f"{_TEMPLATES[:count]}/*" for count in range(len(_TEMPLATES))]
+"""Patterns of files in folders of other names: those with another letter, and those that end before it."""
+_LEFT_OUT: Final = ["*/*/*", *_DIFFERENT, *_SHORTER, "consolidated*"]
 CONFIGURATION: Final = "adapter_config.json"
 TASK: Final = "task.json"
 """File with the task of a saved model: its architecture may have several tasks, and the job may choose tensors."""

@@ -149,10 +149,22 @@ def tokenizer_of(preprocessor: Any | None) -> Any:
 def pack(tokenizer: Any) -> PackedTokenizer:
     """Pack a tokenizer with all its files."""
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
+        save_flat(tokenizer, Path(folder))
         paths = sorted(path for path in Path(folder).iterdir() if path.is_file())
         files = tuple((path.name, path.read_bytes()) for path in paths)
     return PackedTokenizer(getattr(tokenizer, "mask_token_id", None), tuple(tokenizer.all_special_ids), files)
+
+
+def save_flat(preprocessor: Any, folder: Path) -> None:
+    """Save a tokenizer or another preprocessor; of several chat templates none is in a folder within the folder.
+
+    Transformers would write all but the default one there, and copies of a folder's files would lack those.
+    """
+    has_names = isinstance(getattr(preprocessor, "chat_template", None), Mapping)
+    if has_names and hasattr(preprocessor, "get_chat_template"):  # Processors have no such setting.
+        preprocessor.save_pretrained(folder, save_jinja_files=False)
+    else:
+        preprocessor.save_pretrained(folder)
 
 
 def rules_of(tokenizer: Any) -> TokenRules | None:

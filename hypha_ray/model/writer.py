@@ -10,11 +10,17 @@ import torch
 from transformers import TextStreamer
 
 from hypha_ray.config.schema import Model, Preprocessor
-from hypha_ray.errors import ConfigError
+from hypha_ray.errors import ConfigError, DataError, reason_of
 from hypha_ray.model.checks import max_positions
 from hypha_ray.model.environment import device_of
 from hypha_ray.model.saved_model import open_saved
-from hypha_ray.model.tokenizers import load_preprocessor, prompt_ids, settle_generation, tokenizer_of
+from hypha_ray.model.tokenizers import (
+    load_preprocessor,
+    prompt_ids,
+    rules_of,
+    settle_generation,
+    tokenizer_of,
+)
 
 DEFAULT_TEMPERATURE = 0.7
 """Divisor of logits for models that were saved without one."""
@@ -26,7 +32,7 @@ class Writer:
 
     Args:
         folder: folder of the model, with its tokenizer.
-        raw: no chat template is used.
+        raw: no chat template is used; None: one is if there is one, unless the model was trained without it.
         system: system message of a conversation; None: none.
         seed: seed of torch's generators, which sampling draws from.
 
@@ -35,7 +41,7 @@ class Writer:
 
     """
 
-    def __init__(self, folder: Path, *, raw: bool = False, system: str | None = None, seed: int = 0) -> None:
+    def __init__(self, folder: Path, *, raw: bool | None = None, system: str | None = None, seed: int = 0) -> None:
         network, task = open_saved(folder)
         if task.name not in ("causal-lm", "seq2seq-lm"):
             raise ConfigError("GEN002", "this model generates no text", task.name, "causal-lm, seq2seq-lm")
@@ -45,7 +51,14 @@ class Writer:
         self._translates: bool = network.config.is_encoder_decoder
         self._system = system
         self._turns: list[dict[str, str]] = []
-        self.chats = not raw and getattr(self._tokenizer, "chat_template", None) is not None
+        has_template = getattr(self._tokenizer, "chat_template", None) is not None
+        rules = rules_of(self._tokenizer)
+        # Data of an earlier release tells no size of a vocabulary, and not whether it was put into a template.
+        is_unused = rules is not None and rules.vocab_size is not None and rules.template_sha256 is None
+        self.chats = has_template and not (is_unused if raw is None else raw)
+        """Whether prompts are put into a chat template."""
+        self.leaves_template = has_template and is_unused and raw is None
+        """Whether there is a chat template that isn't used, because the model was trained without it."""
         self.forget()
         torch.manual_seed(seed)
 
@@ -78,7 +91,9 @@ class Writer:
             prints: whether the answer is printed.
 
         Raises:
-            ConfigError: GEN003, the model has too few positions for the prompt, or lacks a token of it.
+            ConfigError: GEN003, the model has too few positions for the prompt, or lacks a token of it; GEN005, the
+                chat template refuses the conversation.
+            DataError: GEN004, the prompt or the system message has halves of characters.
 
         """
         ids = self._encode(prompt)
@@ -118,11 +133,12 @@ class Writer:
 
     def _encode(self, prompt: str) -> torch.Tensor:
         """Return token ids [1, tokens], as prepared data has them."""
+        _require_characters("the prompt", prompt)
+        _require_characters("the system message", self._system or "")
         ids: list[int] = []
         if self.chats:
             turns = [*self._turns, {"role": "user", "content": prompt}]
-            text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids = self._tokenizer(self._rendered(turns), add_special_tokens=False)["input_ids"]
         elif prompt or not self._translates:
             ids = prompt_ids(self._tokenizer, prompt, translates=self._translates)
         if not ids:
@@ -134,6 +150,20 @@ class Writer:
             fix = "give a prompt without it; the model was made for a smaller tokenizer"
             raise ConfigError("GEN003", problem, f"token {max(ids)}", f"0 … {rows - 1}", fix)
         return torch.tensor([ids], device=self._network.device)
+
+    def _rendered(self, turns: list[dict[str, str]]) -> str:
+        """Return turns in the chat template, up to the answer.
+
+        Raises:
+            ConfigError: GEN005, the template refuses them.
+
+        """
+        try:
+            return str(self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
+        except Exception as error:  # Templates raise errors of their own, for instance without system messages.
+            fix = "leave --system out, or add --raw to go on from the text itself"
+            problem = "the model's chat template refuses the conversation"
+            raise ConfigError("GEN005", problem, reason_of(error), fix=fix) from None
 
     def _positions_left(self, tokens: int) -> int:
         """Return the number of positions for an answer to a prompt; the decoder of an encoder-decoder has its own."""
@@ -155,6 +185,19 @@ class Writer:
         if len(ids) and int(ids[-1]) in self._ends:
             return ids[:-1]
         return ids
+
+
+def _require_characters(noun: str, text: str) -> None:
+    """Refuse a text with halves of characters, as a command line has them whose bytes aren't UTF-8.
+
+    Raises:
+        DataError: GEN004.
+
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError("GEN004", f"{noun} isn't UTF-8", str(error), "UTF-8", "type it in UTF-8") from None
 
 
 class _Printer:

@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
 from hypha_ray.config.training import Checkpoint
+from hypha_ray.driver.run import Run
+from hypha_ray.errors import ConfigError
 from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.scheduler.messages import Persist
@@ -83,7 +85,19 @@ def test_export_of_a_stopped_run_saves_its_newest_weights_where_it_is_told_to(st
     assert sorted(path.name for path in stopped.iterdir()) == before, "the run itself is touched"
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "there").config.hidden_size == 16
     assert AutoTokenizer.from_pretrained(tmp_path / "there")("a").input_ids
+    assert export(home, "--run", "mine", "--to", tmp_path / "there").returncode == 0, "an earlier export is replaced"
     assert export(home, "--run", stopped).returncode == 0 and saved(stopped / "model").keys() == newest.keys()
+
+
+def test_export_to_a_folder_with_other_files_is_refused_and_leaves_them(stopped: Path, tmp_path: Path) -> None:
+    before = sorted(path.name for path in stopped.iterdir())
+    for folder in (stopped, tmp_path / "home"):
+        done = export(tmp_path / "home", "--run", "mine", "--to", folder)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"error[CFG008]: --to can't be used — got {folder} (it has other files")
+    with pytest.raises(ConfigError, match=r"CFG008.*folder can't be used"):
+        Run(stopped).export(tmp_path / "home")
+    assert sorted(path.name for path in stopped.iterdir()) == before
 
 
 def test_export_in_another_dtype_is_that_of_its_weights(stopped: Path, tmp_path: Path) -> None:

@@ -84,6 +84,38 @@ def test_chat_is_put_in_its_template_unless_it_is_to_be_raw(generate: Any, folde
     assert generate(*said, "--raw").stdout == expected(folders["chat"], "one", 9) + "\n"
 
 
+def test_prompt_of_a_model_that_was_trained_without_its_template_is_gone_on_from(
+    generate: Any, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(folders["chat"], tmp_path / "model")
+    file = folder / "tokenizer_config.json"
+    rules = {"begin": [], "ends": [1], "vocab_size": 384, "template_sha256": None}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"token_rules": rules}))
+    said = ["--model", folder, "--prompt", "one", "--temperature", "0", "--max-new-tokens", "9"]
+    done = generate(*said)
+    assert done.stdout == expected(folder, "one", 9) + "\n"
+    assert done.stderr.startswith("note: the model was trained on texts without its chat template")
+    assert generate(*said, "--raw", "false").stdout == expected(folder, "u:one;a:", 9) + "\n"
+    refused = generate(*said, "--system", "be brief")
+    assert refused.returncode == 2 and "add --raw false" in refused.stderr
+    for known in ({"template_sha256": "0" * 64}, {"vocab_size": None}):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"token_rules": rules | known}))
+        assert Writer(folder).chats, "trained with the template, or on data of an earlier release"
+
+
+def test_conversation_that_the_template_refuses_is_one_error(
+    generate: Any, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(folders["chat"], tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('System role not supported') }}")
+    done = generate("--model", folder, "--prompt", "one", "--system", "be brief")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error[GEN005]: the model's chat template refuses the conversation — got TemplateError: System role not "
+        "supported. Fix: leave --system out, or add --raw to go on from the text itself\n"
+    )
+
+
 def test_conversation_goes_on_with_what_was_said(folders: dict[str, Path]) -> None:
     writer = Writer(folders["chat"])
     settings = {"max_new_tokens": 5, "temperature": 0.0, "top_p": 1.0}
@@ -112,6 +144,13 @@ def test_settings_of_sampling_are_those_saved_with_the_model_unless_they_are_giv
     file.write_text(json.dumps(plain | {"repetition_penalty": 50.0}))
     penalized = Writer(folder).write("six", temperature=0.0, **limit)
     assert penalized == expected(folder, "six", 20) != greedy
+
+
+@pytest.mark.parametrize(("system", "prompt"), [(None, "a\udcff"), ("be \udcff", "a")])
+def test_bytes_that_are_no_utf8_are_refused(folders: dict[str, Path], system: str | None, prompt: str) -> None:
+    writer = Writer(folders["chat"], system=system)
+    with pytest.raises(DataError, match=r"GEN004.*isn't UTF-8"):
+        writer.write(prompt, max_new_tokens=1)
 
 
 def test_choices_depend_on_the_seed(folders: dict[str, Path]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from hypha_ray.data.encoders import byte_tokenizer
@@ -53,6 +53,10 @@ GEMMA = (
 MISTRAL = (
     "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
     "{% else %} {{ m['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+PHI = (
+    "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 LINES = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}"
@@ -141,6 +145,16 @@ def wordpiece() -> Any:
     return _wrapped(tokenizer, **names, mask_token="[MASK]")
 
 
+def phi() -> Any:
+    """Has the turns of Phi 3: special tokens take in the spaces and newlines behind them."""
+    tokenizer = _byte_level(["<|endoftext|>"])
+    marks = [AddedToken(f"<|{name}|>", rstrip=True, special=True) for name in ("user", "assistant", "end")]
+    tokenizer.add_special_tokens(marks)
+    found = _wrapped(tokenizer, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+    found.chat_template = PHI
+    return found
+
+
 def unigram() -> Any:
     """One of SentencePiece, whose texts begin with a space that is written ▁."""
     specials = ["<pad>", "</s>", "<unk>"]
@@ -174,6 +188,7 @@ MAKERS: Final[dict[str, Callable[[], Any]]] = {
     "unigram": unigram,
     "bytes": byte_tokenizer,
     "lines": lines,
+    "phi": phi,
 }
 """Makers of tokenizers by the names of their kinds."""
 

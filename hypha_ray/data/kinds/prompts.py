@@ -42,7 +42,7 @@ from hypha_ray.data.manifest import Manifest, PreprocessorInfo
 from hypha_ray.data.options import PROBLEMS, PrepareOptions
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays, read_slice
-from hypha_ray.data.sources.chats import Chat
+from hypha_ray.data.sources.chats import Chat, with_system
 from hypha_ray.data.sources.prompts import ALPHABET, Messages, Prompt, prompts
 from hypha_ray.errors import DataError, reason_of
 from hypha_ray.rl.rewards.response import pack_records, records_of
@@ -108,7 +108,7 @@ def _ends(tokenizer: Any, options: PrepareOptions) -> list[int]:
 
 def _texts(prompts: Iterable[Prompt]) -> Iterator[str]:
     for prompt in prompts:
-        yield str(prompt.text)
+        yield f"{prompt.text}{prompt.system or ''}"
         yield str(prompt.data.get("answer", ""))
 
 
@@ -123,7 +123,7 @@ def _encoded(
     for start in range(0, len(prompts), _AT_ONCE):
         batch = prompts[start : start + _AT_ONCE]
         if options.chat:
-            texts = [_chat(tokenizer, prompt.text, options.system, account) for prompt in batch]
+            texts = [_chat(tokenizer, prompt, options, account) for prompt in batch]
         else:
             texts = [str(prompt.text) for prompt in batch]
         encoded = tokenizer(
@@ -139,21 +139,23 @@ def _encoded(
         report("prompts", len(batch))
 
 
-def _chat(tokenizer: Any, prompt: str | Messages, system: str | None, account: Account) -> str:
+def _chat(tokenizer: Any, prompt: Prompt, options: PrepareOptions, account: Account) -> str:
     """A prompt in the chat template, up to the model's answer; values that the template ignores are counted."""
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    if system is not None:
-        messages = [{"role": "system", "content": system}, *messages]
-    text = _opened(tokenizer, messages)
-    ignored = ignored_values(partial(_opened, tokenizer), messages, text)
+    text = prompt.text
+    messages = [{"role": "user", "content": text}] if isinstance(text, str) else text
+    messages = with_system(messages, prompt.system, options)
+    opened = _opened(tokenizer, prompt.tools, messages)
+    ignored = ignored_values(partial(_opened, tokenizer, prompt.tools), messages, opened)
     leave_out_ignored(account, [ignored])
-    return text
+    if prompt.tools is not None and _opened(tokenizer, None, messages) == opened:
+        account.leave_out("lists of tools", "which the chat template ignores")
+    return opened
 
 
-def _opened(tokenizer: Any, messages: Messages) -> str:
+def _opened(tokenizer: Any, tools: list[Any] | None, messages: Messages) -> str:
     """Text of messages with the generation prompt behind them."""
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        return str(tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=True))
     except Exception as error:  # Templates raise errors of their own, for instance without system messages.
         got = reason_of(error)
         problem = "the tokenizer's chat template doesn't take these prompts"

@@ -149,10 +149,16 @@ class TextTokenizer:
 
 
 def _scored(text: ScoredText, offsets: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
+    """Flags of tokens with a character of a scored part, if generation doesn't begin behind them.
+
+    A special token may take in the spaces behind it, as some of Phi's do, and with them the beginning of an answer.
+    """
     edges = np.array(offsets, np.int64).reshape(-1, 2)
     scored = np.zeros(len(edges), np.bool_)
     for start, end in text.parts:
         scored |= (edges[:, 0] < end) & (edges[:, 1] > start)
+    for start, _ in text.segments[1:]:
+        scored &= (edges[:, 0] >= start) | (edges[:, 1] <= start)
     return scored
 
 

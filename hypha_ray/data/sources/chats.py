@@ -123,11 +123,11 @@ class ChatReader:
             if blank is not None:
                 account.leave_out("rows", f"without text in {readable(blank)}")
             elif self._options.is_templated:
-                messages = with_system(_conversation(location, columns, row), row, self._options)
+                messages = with_system(_conversation(location, columns, row), system_of(row), self._options)
                 yield Chat(location, messages, tools_of(location, row))
             else:
                 messages = [plain_message(location, column, row) for column in columns]
-                messages[0]["content"] += _input_text(columns[0], row)
+                messages[0]["content"] += input_text(columns[0], row)
                 yield Chat(location, messages)
 
     def of_text(self, path: Path, file: IO[str], is_only_file: bool) -> Iterator[Chat]:
@@ -137,12 +137,7 @@ class ChatReader:
 
     def _used(self, columns: tuple[Column, ...]) -> set[str]:
         """Names of the columns that are used, those beside the chat included."""
-        names = {column.name for column in columns}
-        if self._options.is_templated:
-            names |= BESIDE_CHATS
-        if columns[0].name == _INSTRUCTION:
-            names.add(_INPUT)
-        return names
+        return {column.name for column in columns} | columns_beside(columns[0], self._options)
 
     def _chosen(self, location: str, row: Mapping[str, Any]) -> tuple[Column, ...]:
         """The column of the messages, or the columns of prompt and completion."""
@@ -160,17 +155,22 @@ class ChatReader:
         raise DataError("DATA032", f"{location} has no chat", listed(row), _KINDS, fix)
 
 
-def with_system(messages: Messages, row: Mapping[str, Any], options: PrepareOptions) -> Messages:
+def with_system(messages: Messages, of_row: str | None, options: PrepareOptions) -> Messages:
     """The messages behind the row's system message, or behind that of the options, unless they have one."""
     if messages and messages[0]["role"] in _OF_SYSTEM:
         return messages
-    text = options.system
-    of_row = row.get(_SYSTEM)
-    if isinstance(of_row, str) and of_row.strip():
-        text = without_surrogates(of_row)
+    text = of_row or options.system
     if text is None:
         return messages
     return [{"role": "system", "content": text}, *messages]
+
+
+def system_of(row: Mapping[str, Any]) -> str | None:
+    """The system message of a row; None without any."""
+    text = row.get(_SYSTEM)
+    if isinstance(text, str) and text.strip():
+        return without_surrogates(text)
+    return None
 
 
 def _conversation(location: str, columns: tuple[Column, ...], row: Mapping[str, Any]) -> Messages:
@@ -180,11 +180,21 @@ def _conversation(location: str, columns: tuple[Column, ...], row: Mapping[str, 
     prompt = given_before(exchange(location, prompt_column, row, "user"))
     completion = exchange(location, completion_column, row, "assistant")
     prompt, completion = split_answer(prompt, completion)
-    prompt[-1]["content"] += _input_text(prompt_column, row)
+    prompt[-1]["content"] += input_text(prompt_column, row)
     return prompt + completion
 
 
-def _input_text(prompt: Column, row: Mapping[str, Any]) -> str:
+def columns_beside(prompt: Column, options: PrepareOptions) -> frozenset[str]:
+    """Names of columns that are used beside a prompt if there are any: for a template, and of an instruction."""
+    names = frozenset[str]()
+    if options.is_templated:
+        names |= BESIDE_CHATS
+    if prompt.name == _INSTRUCTION:
+        names |= {_INPUT}
+    return names
+
+
+def input_text(prompt: Column, row: Mapping[str, Any]) -> str:
     """The input of an instruction, as it follows that; empty without one."""
     text = row.get(_INPUT) if prompt.name == _INSTRUCTION else None
     if not isinstance(text, str) or not text.strip():

@@ -23,15 +23,17 @@ from typing import IO, Any, Final, NamedTuple, TypeAlias
 from hypha_ray.data.options import PrepareOptions
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.data.sources.chats import (
-    BESIDE_CHATS,
     Chat,
     Messages,
     blank_column,
+    columns_beside,
     exchange,
     given_before,
+    input_text,
     messages_of,
     plain_message,
     split_answer,
+    system_of,
     tools_of,
     with_system,
 )
@@ -265,7 +267,7 @@ class PreferenceReader:
         columns: tuple[Column, ...] = ()
         for location, row in rows:
             columns = columns or self._recognised(location, row)
-            beside = BESIDE_CHATS if self._options.is_templated else frozenset[str]()
+            beside = columns_beside(self._prompt, self._options)
             used_columns = {column.name for column in columns}
             if self._rejected in columns:
                 used_columns.add(self._margin.name)
@@ -352,8 +354,11 @@ class PreferenceReader:
 
     def _prompt_messages(self, location: str, row: Mapping[str, Any]) -> Messages:
         if self._options.is_templated:
-            return given_before(exchange(location, self._prompt, row, "user"))
-        return [plain_message(location, self._prompt, row)]
+            messages = given_before(exchange(location, self._prompt, row, "user"))
+        else:
+            messages = [plain_message(location, self._prompt, row)]
+        messages[-1]["content"] += input_text(self._prompt, row)
+        return messages
 
     def _repeats_prompt(self, location: str, row: Mapping[str, Any]) -> bool:
         """Whether both answers are whole conversations, which begin with the prompt."""
@@ -407,7 +412,7 @@ class PreferenceReader:
         messages = [*prompt, *answer]
         if not self._options.is_templated:
             return Chat(location, messages)
-        return Chat(location, with_system(messages, row, self._options), tools_of(location, row))
+        return Chat(location, with_system(messages, system_of(row), self._options), tools_of(location, row))
 
 
 def _without_prompt(location: str, column: Column, got: str) -> DataError:

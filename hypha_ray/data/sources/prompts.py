@@ -33,9 +33,24 @@ import numpy as np
 
 from hypha_ray.data.options import GENERATED, GYM, PROBLEMS, PrepareOptions
 from hypha_ray.data.provenance import Account
-from hypha_ray.data.sources.chats import exchange, has_messages, messages_of
+from hypha_ray.data.sources.chats import (
+    columns_beside,
+    exchange,
+    has_messages,
+    input_text,
+    messages_of,
+    system_of,
+    tools_of,
+)
 from hypha_ray.data.sources.documents import counted_records, read
-from hypha_ray.data.sources.tables import Column, Row, complete, no_table, useless_value, without_surrogates
+from hypha_ray.data.sources.tables import (
+    Column,
+    Row,
+    no_table,
+    require_columns,
+    useless_value,
+    without_surrogates,
+)
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.rl.rewards.registered import last_number
 from hypha_ray.rl.rewards.response import from_json, to_json
@@ -171,6 +186,10 @@ class Prompt:
 
     text: str | Messages
     data: dict[str, Any]
+    system: str | None = None
+    """System message of the row; None without any."""
+    tools: list[Any] | None = None
+    """Descriptions of tools for the chat template; None without any."""
 
 
 def prompts(options: PrepareOptions, account: Account) -> Iterator[Prompt]:
@@ -205,13 +224,17 @@ class PromptReader:
         answer = options.answer_column
         self._answer = None if answer is None else Column(answer, "--answer-column")
         self._copied = [Column(name, "--keep-columns") for name in options.keep_columns]
+        self._needed = [self._prompt, *self._copied]
+        if self._answer is not None:
+            self._needed.append(self._answer)
+        self._beside = columns_beside(self._prompt, options)
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The columns of prompt and answer, and those that are copied into the records."""
-        if self._answer is None:
-            return self._prompt, *self._copied
-        return self._prompt, self._answer, *self._copied
+        """The columns of prompt and answer, and those that are copied; empty if others may be used beside them."""
+        if self._beside:
+            return ()
+        return tuple(self._needed)
 
     def of_rows(self, rows: Iterable[Row], account: Account) -> Iterator[Prompt]:
         """The prompts of rows; those without prompt or answer are put into the account.
@@ -220,7 +243,10 @@ class PromptReader:
             DataError: a row lacks a column, or has something in it that is of no use.
 
         """
-        for location, row in complete(rows, self.columns, account):
+        used = self._beside.union(column.name for column in self._needed)
+        for location, row in rows:
+            account.drop(sorted(row.keys() - used))
+            require_columns(location, row, self._needed)
             text = self._text(location, row)
             record = {"task": self._options.task or "exact"}
             if not text:
@@ -235,7 +261,18 @@ class PromptReader:
                 record["answer"] = answer
             for column in self._copied:
                 record[column.name] = _copied(location, column, row)
-            yield Prompt(text, record)
+            yield self._prompted(location, row, text, record)
+
+    def _prompted(self, location: str, row: Mapping[str, Any], text: str | Messages, record: dict[str, Any]) -> Prompt:
+        """A prompt with what other columns have for it."""
+        further_text = input_text(self._prompt, row)
+        if isinstance(text, str):
+            text += further_text
+        else:
+            text[-1]["content"] += further_text
+        if not self._options.chat:
+            return Prompt(text, record)
+        return Prompt(text, record, system_of(row), tools_of(location, row))
 
     def of_text(self, path: Path, file: IO[str], is_only_file: bool) -> Iterator[Prompt]:
         """Refuse a plain text: it has no columns."""

@@ -323,7 +323,7 @@ def try_environment(
         prompts: the prompts.
 
     Returns:
-        A note on what happened in the first episode.
+        Notes on what happened in the first episode, and on tools that its opening lacks.
 
     Raises:
         ConfigError: the environment can't be had; RL032, an episode fails.
@@ -353,7 +353,12 @@ def try_environment(
     for trajectory in trajectories:
         if trajectory.episode.failure:
             _refuse(rl, trajectory)
-    return [_note(rl, trajectories[0])]
+    notes = [_note(rl, trajectories[0])]
+    missing_tools = rollouts.missing_tools(trajectories[0])
+    if missing_tools:
+        fix = "prepare them with a column tools, or let reset give messages"
+        notes.append(f"prompts don't name the environment's tools {', '.join(missing_tools)}: {fix}")
+    return notes
 
 
 def _refuse(rl: RL, trajectory: Trajectory) -> None:

@@ -73,6 +73,18 @@ class Renderer:
         begin = rules.begin if rules is not None else ()
         return [*begin, *self._ids(_plain(messages))]
 
+    def missing_tools(self, opening: Sequence[int]) -> list[str]:
+        """Return the names of tools that the opening of a conversation lacks; none without a template."""
+        if not self.is_chat:
+            return []
+        text = str(self._tokenizer.decode(list(opening)))
+        missing: list[str] = []
+        for tool in self._tools:
+            name = str(tool.get("function", tool).get("name"))
+            if name not in text:
+                missing.append(name)
+        return missing
+
     def following(self, messages: Sequence[Message]) -> list[int]:
         """Return the tokens between the end token of a response and the next response.
 
@@ -247,6 +259,10 @@ class EnvironmentRollouts:
             self._refuse_failures(trajectories)
         self._has_played = True
         return trajectories
+
+    def missing_tools(self, trajectory: Trajectory) -> list[str]:
+        """Return the names of the environment's tools that the policy isn't told of in an episode."""
+        return self._renderer.missing_tools(trajectory.opening)
 
     def close(self) -> None:
         """End the processes of the environment."""

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
 from hypha_ray import plugins
-from hypha_ray.config.rl import Deadline
+from hypha_ray.config.rl import SLOW, Deadline
 from hypha_ray.errors import ConfigError, HyphaError, reason_of
 from hypha_ray.families import REWARDS
 from hypha_ray.plugins import create
@@ -21,8 +21,6 @@ from hypha_ray.rl.rewards import registered
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.rl.rewards.signatures import RewardFunction, Signature, reward_from
 
-SLOW = frozenset({"math", "code"})
-"""Registered functions that may take long; the others are as fast as comparisons of texts."""
 LIMITS_S = {"math": 10.0}
 """Default time limits of registered functions, in seconds; `code` has limits of its own."""
 _FAILED = "RWD001"

@@ -21,8 +21,9 @@ from hypha_ray.rl.rewards.response import Response
 
 _NUMBER = re.compile(r"(?:(?<![\w.)])[-+−])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
 
-_BOX = re.compile(r"\\boxed\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
-"""Box whose content has at most one level of braces."""
+_BOX = r"\boxed{"
+_BRACES = re.compile(r"\\boxed\{|\\\\(?!boxed)|\\[{}]|[{}]")
+"""Beginning of a box, or brace; braces with a backslash are characters, and a line break is no backslash."""
 log = logging.getLogger(__name__)
 
 _COMMANDS = re.compile(r"\\(text|mathrm|mbox)\{[^{}]*\}|\\(?!boxed)[A-Za-z]+")
@@ -96,10 +97,29 @@ def last_number(text: str) -> Decimal | None:
 
 def boxed(response: Response) -> float:
     r"""Give 1 if the model ended the response, and it has one ``\boxed{…}`` with something in it, otherwise 0."""
-    contents = _BOX.findall(response.text)
+    contents = _boxes(response.text)
     if not response.ended or len(contents) != 1:
         return 0.0
     return float(bool(contents[0].strip()))
+
+
+def _boxes(text: str) -> list[str]:
+    """Return the contents of all boxes that are closed and lie in no other one."""
+    open_braces: list[int | None] = []  # Where a box's content begins; None for another brace.
+    spans: list[tuple[int, int]] = []
+    for brace in _BRACES.finditer(text):
+        if brace[0] == _BOX:
+            open_braces.append(brace.end())
+        elif brace[0] == "{":
+            open_braces.append(None)
+        elif brace[0] == "}" and open_braces:
+            begin = open_braces.pop()
+            if begin is None:
+                continue
+            while spans and spans[-1][0] > begin:
+                spans.pop()
+            spans.append((begin, brace.start()))
+    return [text[begin:end] for begin, end in spans]
 
 
 def length(response: Response) -> float:
@@ -111,7 +131,7 @@ def length(response: Response) -> float:
         return -1.0
     fifth = response.most_tokens / 5
     excess_tokens = len(response.ids) - (response.most_tokens - fifth)
-    return -max(0.0, excess_tokens) / fifth
+    return min(0.0, -excess_tokens / fifth)  # The largest is 0, and not -0.
 
 
 def of_environment(response: Response) -> float | None:

@@ -102,7 +102,10 @@ def _number(result: object) -> float:
     if isinstance(result, str | bytes | bytearray):
         beginning = result[:80]
         raise TypeError(f"it gave the text {beginning!r}")
-    number = float(result)  # type: ignore[arg-type]  # float raises a TypeError itself.
+    try:
+        number = float(result)  # type: ignore[arg-type]  # float raises a TypeError itself.
+    except OverflowError:  # A whole number or a fraction that no float can hold.
+        return math.nan
     return number if abs(number) <= LARGEST else math.nan
 
 

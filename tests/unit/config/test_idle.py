@@ -37,6 +37,7 @@ IDLE = [
     ("preference.beta=0.5", "preference.loss=dpo", "no preference.loss"),
     ("preference.gamma=1", "preference.loss=simpo", "no preference.loss"),
     ("preference.desirable_weight=2", "preference.loss=kto", "no preference.loss"),
+    ("dataset.cache_gb=5", "dataset.path=s3://bucket/texts", "no dataset.path"),
     ("preprocessor.revision=main", "preprocessor.repository=a/b", "no preprocessor.repository"),
 ]
 """A setting that does nothing by itself, one that gives it an effect, and why it has none without."""
@@ -90,6 +91,23 @@ def test_models_that_no_reward_function_asks_are_noted() -> None:
     why = "has no effect beside rl.reward.functions = ['exact']"
     assert found == {f"--{setting.partition('=')[0]} {why}" for setting in (judge, model)}
     assert notes("rl.algorithm=grpo", 'rl.reward.functions=["judge", "model"]', judge, model) == []
+
+
+@pytest.mark.parametrize("setting", ["rl.reward.processes=2", "rl.reward.deadline_s=5"])
+def test_limits_of_reward_functions_that_have_none_are_noted(setting: str) -> None:
+    (note,) = notes("rl.algorithm=grpo", 'rl.reward.functions=["exact", "format"]', setting)
+    why = "rl.reward.functions = ['exact', 'format']"
+    assert note == f"CFG103: --{setting.partition('=')[0]} has no effect beside {why}"
+    for limited in ("math", "code", "own:reward"):
+        assert notes("rl.algorithm=grpo", f'rl.reward.functions=["exact", "{limited}"]', setting) == []
+
+
+def test_dropout_of_the_adapter_of_a_policy_is_noted() -> None:
+    adapter = ("model.repository=a/b", "model.lora.rank=4", "model.lora.dropout=0.1")
+    assert notes(*adapter) == notes(*adapter, "preference.loss=dpo") == []
+    assert notes(*adapter, "rl.algorithm=grpo") == [
+        "CFG103: --model.lora.dropout has no effect beside rl.algorithm = 'grpo'"
+    ]
 
 
 def test_settings_that_a_loss_of_preferences_does_not_read_are_noted() -> None:

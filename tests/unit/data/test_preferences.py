@@ -205,6 +205,17 @@ def test_columns_of_other_names_are_read(tmp_path: Path) -> None:
     assert sides(out) == [("Q:", f" a{n}</s>", f" b{n}</s>") for n in range(3)]
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_input_of_an_instruction_follows_it_as_in_chats(tmp_path: Path, chat: bool) -> None:
+    named: dict[str, Any] = {"prompt_column": "instruction", "validation_fraction": 0.0}
+    if chat:
+        named |= {"chat": True, "tokenizer": tokenizer_with(tmp_path, CHATML)}
+    rows = [{"instruction": "add", "input": f"{n}", "chosen": "a", "rejected": "b"} for n in range(4)]
+    out = run(rows, tmp_path, **named)
+    assert all(f"add\n\n{n}" in prompt for n, (prompt, _, _) in enumerate(sides(out)))
+    assert omissions(load(out)) == {}
+
+
 def test_judged_answers_come_with_the_answer_of_the_sample_before(tmp_path: Path) -> None:
     rows = [{"prompt": f"Q{n}:", "completion": f" a{n}", "label": n % 3 == 0} for n in range(9)]
     out = run(rows, tmp_path, validation_samples=2)

@@ -589,6 +589,17 @@ def test_folder_of_bare_slices_is_kept_unless_told_otherwise(tmp_path: Path) -> 
         run("digits", tmp_path)
 
 
+def test_folder_of_a_model_is_kept_whatever_is_told(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes(b"mine")
+    with pytest.raises(ConfigError, match=r"PREP003.*has the weights of a model"):
+        run("digits", tmp_path, overwrite=True)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "config.json": b"mine",
+        "model.safetensors": b"mine",
+    }
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_second_preparation_in_a_folder_is_refused_while_the_first_runs(tmp_path: Path, overwrite: bool) -> None:
     """Both would move their slices into the folder, and each would clear away those of the other."""

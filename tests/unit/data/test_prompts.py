@@ -40,6 +40,7 @@ TEMPLATE = (
     "{% for m in messages %}<extra_id_0>{{ m.role }}:{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<extra_id_1>{% endif %}"
 )
+OPENING = "{% if add_generation_prompt %}<extra_id_0>assistant:{% endif %}"
 
 
 def run(source: Path | str, out: Path, **options: Any) -> Manifest:
@@ -325,6 +326,7 @@ def test_plain_text_has_no_prompts(tmp_path: Path) -> None:
     [
         ("a.jsonl", {"answer_column": "a"}, "--answer-column has no effect without --prompt-column"),
         ("a.jsonl", {"prompt_column": "q", "system": "be short"}, "--system has no effect without --chat"),
+        ("a.jsonl", {"prompt_column": "q", "chat": True, "system": "be \udcff"}, "--system is out of range"),
         (
             "a.jsonl",
             {"prompt_column": "q", "answer_pattern": "x"},
@@ -356,6 +358,48 @@ def chatty(tmp_path: Path) -> Path:
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(tmp_path / "chatty")
     return tmp_path / "chatty"
+
+
+def test_chat_prompts_are_those_of_chats_with_the_same_columns(tmp_path: Path) -> None:
+    """What a policy is asked is what it was fine-tuned on: the row's system message, its tools and its input."""
+    tokenizer = byte_tokenizer()
+    turns = "{% for m in messages %}<extra_id_0>{{ m.role }}:{{ m.content }}{% endfor %}"
+    tokenizer.chat_template = "{% if tools %}{{ tools[0].name }};{% endif %}" + turns + OPENING
+    tokenizer.save_pretrained(tmp_path / "chatty")
+    rows = [
+        {"instruction": f"add {n}", "input": f"to {n}", "output": f"{2 * n}", "system": f"be {n}", "tools": tools}
+        for n, tools in enumerate(([{"name": "plus"}], '[{"name": "minus"}]', None))
+    ]
+    source = table(tmp_path / "a.jsonl", *rows)
+    how: dict[str, Any] = {"tokenizer": str(tmp_path / "chatty"), "validation_fraction": 0.0, "chat": True}
+    manifest = run(source, tmp_path / "out", prompt_column="instruction", answer_column="output", **how)
+    assert sorted(texts_of(tmp_path / "out", "train")) == [
+        "<extra_id_0>system:be 2<extra_id_0>user:add 2\n\nto 2<extra_id_0>assistant:",
+        "minus;<extra_id_0>system:be 1<extra_id_0>user:add 1\n\nto 1<extra_id_0>assistant:",
+        "plus;<extra_id_0>system:be 0<extra_id_0>user:add 0\n\nto 0<extra_id_0>assistant:",
+    ]
+    assert manifest.origin is not None and not manifest.origin.omissions
+
+    run(source, tmp_path / "chats", **how)
+    chats = texts_of(tmp_path / "chats", "train")
+    for prompt in texts_of(tmp_path / "out", "train"):
+        assert any(chat.startswith(prompt) for chat in chats)
+
+
+def test_tools_that_a_template_of_prompts_ignores_are_counted(tmp_path: Path, chatty: Path) -> None:
+    source = table(tmp_path / "a.jsonl", *({"q": f"{n}?", "tools": [{"name": "plus"}]} for n in range(3)))
+    how: dict[str, Any] = {"prompt_column": "q", "tokenizer": str(chatty), "validation_fraction": 0.0, "chat": True}
+    manifest = run(source, tmp_path / "out", **how)
+    assert omissions(manifest) == {"lists of tools which the chat template ignores": 3}
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_prompt_with_a_system_message_of_its_own_gets_no_other(tmp_path: Path, chatty: Path, role: str) -> None:
+    conversation = [{"role": role, "content": "own"}, {"role": "user", "content": "a"}]
+    source = table(tmp_path / "a.jsonl", {"q": conversation})
+    how: dict[str, Any] = {"prompt_column": "q", "tokenizer": str(chatty), "validation_fraction": 0.0, "chat": True}
+    run(source, tmp_path / "out", system="short", **how)
+    assert texts_of(tmp_path / "out", "train") == [f"<extra_id_0>{role}:own<extra_id_0>user:a<extra_id_1>"]
 
 
 @pytest.mark.parametrize("form", ["objects", "JSON, as in CSV files"])

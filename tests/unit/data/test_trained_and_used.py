@@ -88,10 +88,11 @@ def test_ids_of_prompts_are_the_trained_ones_wherever_a_model_is_used(name: str,
     given = made(name, tmp_path)
     pairs, prompts = in_folder(given.pairs), in_folder(given.prompts)
     folder = saved_model(pairs, tmp_path / "model")
-    saved, writer = AutoTokenizer.from_pretrained(folder), Writer(folder, raw=True)
+    saved, writer = AutoTokenizer.from_pretrained(folder), Writer(folder)
 
     trained = trained_rows(pairs)
 
+    assert not writer.chats and writer.leaves_template == (saved.chat_template is not None)
     used = {tuple(saved(question)["input_ids"]) for question in QUESTIONS}
     assert {before for before, _ in trained} == used == prompt_rows(prompts)
     assert {tuple(writer._encode(question)[0].tolist()) for question in QUESTIONS} == used
@@ -106,7 +107,7 @@ def test_ids_of_prompts_are_the_trained_ones_wherever_a_model_is_used(name: str,
     assert len(writer._network.generation_config.suppress_tokens) >= PADDING
 
 
-@pytest.mark.parametrize("name", ["chatml", "llama3", "gemma", "mistral", "lines"])
+@pytest.mark.parametrize("name", ["chatml", "llama3", "gemma", "mistral", "lines", "phi"])
 def test_ids_of_chats_are_the_trained_ones_wherever_a_model_is_used(name: str, tmp_path: Path) -> None:
     given = made(name, tmp_path, chat=True)
     pairs, prompts = in_folder(given.pairs), in_folder(given.prompts)
@@ -115,6 +116,7 @@ def test_ids_of_chats_are_the_trained_ones_wherever_a_model_is_used(name: str, t
 
     trained = trained_rows(pairs)
 
+    assert writer.chats and not writer.leaves_template
     chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
     used = {tuple(saved.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)) for chat in chats}
     assert {before for before, _ in trained} == used == prompt_rows(prompts)

@@ -120,6 +120,16 @@ def test_fetch_hub_repository_downloads_what_is_needed_and_loads(hub: type[Hub],
     assert hub.tokens == {"Bearer hf_secret"}
 
 
+def test_chat_templates_with_names_are_fetched_and_other_folders_are_not(hub: type[Hub], saved: Path) -> None:
+    templates = "additional_chat_templates"
+    others = ("onnx/config.json", "additional/tokenizer.json", f"{templates}/more/a.jinja", f"old/{templates}/a.jinja")
+    hub.files = serve(saved, **{f"{templates}/tool_use.jinja": b"tools", **dict.fromkeys(others, b"{}")})
+    folder = fetch("owner/tiny", None, None)
+    assert (folder / templates / "tool_use.jinja").read_bytes() == b"tools"
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert files == {"config.json", "generation_config.json", f"{templates}/tool_use.jinja"}
+
+
 def test_facts_hub_repository_reads_no_weights(hub: type[Hub], saved: Path) -> None:
     hub.files = serve(saved)
     assert facts(Model(repository="owner/tiny")).vocab_size == 32

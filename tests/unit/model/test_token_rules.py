@@ -12,6 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from hypha_ray.config.schema import Job, Model
+from hypha_ray.data.encoders import save_preprocessor
+from hypha_ray.data.storage import preprocessor_files, write_files
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.layout import gather, layout_of, views
 from hypha_ray.model.lora import build_trained
@@ -48,6 +50,23 @@ def test_saved_tokenizer_puts_the_begin_before_a_prompt_and_nothing_behind_it(na
             assert other(TEXT)["input_ids"] == [*rules.begin, *bare] == prompt_ids(other, TEXT, translates=False)
             assert other.decode(bare) == tokenizer.decode(bare)
             assert rules_of(other) == rules
+
+
+def test_chat_templates_with_names_are_those_of_the_tokenizer_wherever_it_goes(tmp_path: Path) -> None:
+    """One for tools is taken if a chat has some, as by environments with tools."""
+    tokenizer = tokenizers.chatml()
+    tokenizer.chat_template = {"default": tokenizers.CHATML, "tool_use": "{{ tools[0]['name'] }}: " + tokenizers.CHATML}
+    chat: dict[str, Any] = {"conversation": [{"role": "user", "content": "red"}], "tokenize": False}
+    tools = [{"name": "add"}]
+    expected = "add: <|im_start|>user\nred<|im_end|>\n"
+
+    save_preprocessor(tokenizer, tmp_path / "dataset" / "tokenizer")
+    write_files(preprocessor_files(tmp_path / "dataset"), tmp_path / "copy")
+
+    copies = (pack(tokenizer).load(), AutoTokenizer.from_pretrained(tmp_path / "copy" / "tokenizer"))
+    for copy in copies:
+        assert copy.apply_chat_template(**chat, tools=tools) == expected
+        assert copy.apply_chat_template(**chat) == expected.removeprefix("add: ")
 
 
 def test_texts_beside_a_template_begin_as_the_tokenizer_begins_them() -> None:

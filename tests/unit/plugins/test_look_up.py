@@ -162,6 +162,9 @@ def test_needed_option_that_is_missing_is_named(written: Written) -> None:
             "class Sink:\n    packages = ('not_a_package_of_this_world',)",
             "pip install not_a_package_of_th",
         ),
+        ("class Sink:", "class Sink:\n    packages = 'not_a_package_of_this_world'", "pip install not_a_package_of_th"),
+        ("class Sink:", "class Sink:\n    packages = ('not_here.at_all',)", "needs the package not_here.at_all"),
+        ("class Sink:", "class Sink:\n    packages = 5", "TypeError: 'int' object is not iterable"),
         (
             "class Sink:",
             "class Sink:\n    @staticmethod\n    def check(job):\n        raise OSError(job)",
@@ -189,6 +192,17 @@ def test_sources_are_those_of_the_module_and_of_what_it_imports_beside_it(tmp_pa
         (package / f"{name}.py").write_text(text, encoding="utf-8")
     found = sources("rewards", "package_of_a_test.main:f")
     assert {path.name for path in found} == {"main.py", "helper.py"}
+
+
+def test_package_that_ends_the_process_has_no_sources_and_is_refused(tmp_path: Path, written: Written) -> None:
+    written("")  # The folder is where modules are looked for.
+    package = tmp_path / "package_that_exits"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit(3)", encoding="utf-8")
+    (package / "main.py").write_text("f = len", encoding="utf-8")
+    assert sources("schedules", "package_that_exits.main:f") == frozenset()
+    with pytest.raises(ConfigError, match=r"PLG002.*can't be loaded"):
+        find("schedules", "package_that_exits.main:f")
 
 
 @pytest.mark.slow

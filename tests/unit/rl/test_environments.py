@@ -457,6 +457,9 @@ class Texts:
         assert not tokenize
         return self._template.render(messages=messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
+    def decode(self, ids: list[int]) -> str:
+        return shown(ids)
+
     def __call__(self, text: str, **options: bool) -> dict[str, list[int]]:
         assert options == {"add_special_tokens": False, "split_special_tokens": False, "verbose": False}
         return {"input_ids": [ord(one) for one in text.replace("<end>", "\0")]}
@@ -473,6 +476,15 @@ def test_messages_of_a_chat_are_in_the_template_and_go_on_behind_the_end_of_the_
         "<tools>calculator</tools><user>hi<end>\n<assistant>"
     )
     assert shown(renderer.following([{"role": "tool", "content": "42"}])) == "\n<tool>42<end>\n<assistant>"
+
+
+def test_tools_that_an_opening_does_not_name_are_found() -> None:
+    chat = [{"role": "user", "content": "hi"}]
+    renderer = Renderer(Texts(TEMPLATE), [0], Calculator.tools)
+
+    assert renderer.missing_tools(renderer.opening(chat)) == []
+    assert renderer.missing_tools(Renderer(Texts(TEMPLATE), [0]).opening(chat)) == ["calculator"]
+    assert Renderer(tokenizer(), [END], Calculator.tools).missing_tools([1]) == [], "without a template"
 
 
 def test_a_template_that_changes_earlier_messages_is_refused() -> None:

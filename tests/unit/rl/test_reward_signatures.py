@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -365,6 +366,11 @@ def test_a_sum_with_an_absent_figure_is_absent() -> None:
 def test_figures_without_names_or_without_end_are_refused(figures: dict[Any, float]) -> None:
     with pytest.raises(TypeError, match="it gave"):
         reward_from(figures)
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400), Fraction(10**400, 3), {"a": 10**400}])
+def test_a_number_beyond_all_floats_is_absent(number: Any) -> None:
+    assert math.isnan(reward_from(number))
 
 
 def test_a_reward_among_figures_counts_as_a_number_everywhere() -> None:

@@ -58,6 +58,13 @@ def response(text: str, answer: str, ended: bool = True) -> Response:
         ("format", r"so \boxed{38}", "38", False, 0.0),
         ("format", r"\boxed{3} or \boxed{8}", "38", True, 0.0),
         ("format", r"\boxed{ }", "38", True, 0.0),
+        ("format", r"so \boxed{\frac{\sqrt{3}}{2}}", "38", True, 1.0),
+        ("format", r"in {x: \boxed{\left\{\frac{1}{\sqrt{1+\frac{1}{x}}}, 2\right\}}", "38", True, 1.0),
+        ("format", r"\boxed{\left\{1, 2\right.}", "38", True, 1.0),
+        ("format", r"a \\ \\boxed{\text{a \\ {b}}}", "38", True, 1.0),
+        ("format", r"\boxed{\boxed{\frac{\sqrt{3}}{2}}}", "38", True, 1.0),
+        ("format", r"\boxed{\frac{\sqrt{3}}{2}}, \boxed{\frac{\sqrt{3}}{2}}", "38", True, 0.0),
+        ("format", r"\boxed{\frac{\sqrt{3}}{2}", "38", True, 0.0),
         ("format", "38", "38", True, 0.0),
         ("length", "x" * 11, "", True, 0.0),
         ("length", "x" * 12, "", True, -0.2 / 3.2),
@@ -180,6 +187,12 @@ open({str(tmp_path / "pid")!r}, "w").write(str(child))
         ended, _, _ = select.select([child], [], [], 30.0)
         os.close(child)
         assert ended == [child]
+
+
+def test_length_of_a_short_response_costs_nothing_and_has_no_sign() -> None:
+    reward = registered.length(response("x", ""))
+
+    assert reward == 0 and math.copysign(1, reward) == 1
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**12), max_value=10**12))
