@@ -368,7 +368,7 @@ def settings_that_differ(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[A
     return different
 
 
-def refuse_changes(found_differences: Sequence[Difference], job: Job) -> None:
+def refuse_changes(found_differences: Sequence[Difference], run_folder: Path) -> None:
     """Refuse the name of a run by another job.
 
     Raises:
@@ -376,7 +376,8 @@ def refuse_changes(found_differences: Sequence[Difference], job: Job) -> None:
 
     """
     if found_differences:
-        problem = f"run.name: there is a run {job.run.name!r} in {job.run.dir}, by another job: {found_differences[0]}"
+        place_text = f"{run_folder.name!r} in {run_folder.parent}"
+        problem = f"run.name: there is a run {place_text}, by another job: {found_differences[0]}"
         fix = "choose another run.name, or give --resume to go on with the run as it is told here"
         raise ConfigError("RUN001", problem, fix=fix)
 

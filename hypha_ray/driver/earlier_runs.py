@@ -157,7 +157,7 @@ def compare(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool)
     run_job = load(["@", str(directory.config)]).job
     changed_keys = differences(job, run_job)
     if not resume:
-        refuse_changes(changed_keys, job)
+        refuse_changes(changed_keys, directory.path)
     _require_same_training(changed_keys, directory, same_data, manifest.name)
     print_notes([f"{change}; it is taken as it is here" for change in changed_keys])
     print_notes([f"run {directory.path.name} {standing(job, directory)}"])

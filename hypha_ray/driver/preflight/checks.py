@@ -166,7 +166,7 @@ def _refuse_another_job(job: Job, directory: RunDirectory, folders: list[Path]) 
         manifest = mixed(manifests) if job.dataset.mix else manifests[0]
         job = with_classes(job, manifest)
         run_job = load(["@", str(directory.config)]).job
-        refuse_changes(differences(job, run_job), job)
+        refuse_changes(differences(job, run_job), directory.path)
 
 
 def advice(job: Job, gpus: float = 0.0) -> Iterator[str]:
