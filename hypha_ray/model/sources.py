@@ -34,15 +34,12 @@ from hypha_ray.files import files_hash, with_imports
 REMOTE_CODE_VARIABLE: Final = "HYPHA_RAY_ALLOW_REMOTE_CODE"
 """Environment variable that allows code of repositories on a node."""
 
-_SETTINGS: Final = ["*.json", "*.jinja", "*.txt", "*.model"]
+_SETTINGS: Final = ["*.json", "*.txt", "*.model"]
+_TEMPLATES: Final = ["chat_template.jinja", "additional_chat_templates/*.jinja"]
 _WEIGHTS: Final = ["*.safetensors"]
 _CODE: Final = ["*.py"]
-_TEMPLATES: Final = "additional_chat_templates"
-"""Folder of chat templates that have names, the only one whose files are fetched."""
-_DIFFERENT: Final = [f"{_TEMPLATES[:count]}[!{_TEMPLATES[count]}]*/*" for count in range(len(_TEMPLATES))]
-_SHORTER: Final = [f"{_TEMPLATES[:count]}/*" for count in range(len(_TEMPLATES))]
-"""Patterns of files in folders of other names: those with another letter, and those that end before it."""
-_LEFT_OUT: Final = ["*/*/*", *_DIFFERENT, *_SHORTER, "consolidated*"]
+_IN_FOLDERS: Final = [f"*/{pattern}" for pattern in (*_SETTINGS, *_WEIGHTS, *_CODE)]
+_LEFT_OUT: Final = [*_IN_FOLDERS, "additional_chat_templates/*/*", "consolidated*"]
 CONFIGURATION: Final = "adapter_config.json"
 TASK: Final = "task.json"
 """File with the task of a saved model: its architecture may have several tasks, and the job may choose tensors."""
@@ -122,7 +119,7 @@ def fetch(
     """
     folder = local_folder(repository)
     if folder is None:
-        patterns = list(_SETTINGS)
+        patterns = [*_SETTINGS, *_TEMPLATES]
         if needs_weights:
             patterns += _WEIGHTS
         if needs_code:
