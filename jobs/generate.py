@@ -36,7 +36,7 @@ class Generate:
     prompt: str | None = None
     """text to answer; default: each line of standard input"""
     system: str | None = None
-    """system message of a chat"""
+    """system message of a chat; default: that of the preparation, if there was one; empty: none"""
     round: int | None = None
     """round of a run, counted from 1, that has a snapshot; default: the saved model, otherwise the newest snapshot"""
     max_new_tokens: int = 256
@@ -72,6 +72,8 @@ def main() -> None:
     phases.end()
     if writer.leaves_template and arguments.system is None:
         print_notes([_WITHOUT_TEMPLATE])
+    if writer.default_system:
+        print_notes([f"the system message is that of the preparation, {writer.default_system!r}; see --system"])
     if arguments.system is not None and not writer.chats:
         fix = "leave --system out, or name a model that was trained on chats"
         if writer.leaves_template:

@@ -375,20 +375,23 @@ def load_encoder(name: str, revision: str | None, texts: Callable[[], Iterable[s
     return TokenizerEncoder(load_tokenizer(name, revision), name, revision)
 
 
-def token_rules(tokenizer: Any, ends: Iterable[int], *, templated: bool = False) -> TokenRules:
+def token_rules(
+    tokenizer: Any, ends: Iterable[int], *, templated: bool = False, system: str | None = None
+) -> TokenRules:
     """Rules of samples that a tokenizer has made.
 
     Args:
         tokenizer: the tokenizer.
         ends: ids that end texts and answers.
         templated: whether samples have gone through its chat template.
+        system: system message that was put before chats without one; None: none.
 
     """
     template_sha256 = None
     if templated:
         template = str(tokenizer.get_chat_template(None, None))  # The one that is taken for chats without tools.
         template_sha256 = hashlib.sha256(template.encode()).hexdigest()
-    return TokenRules(begin_of(tokenizer), tuple(ends), vocabulary_size(tokenizer), template_sha256)
+    return TokenRules(begin_of(tokenizer), tuple(ends), vocabulary_size(tokenizer), template_sha256, system)
 
 
 def begin_of(tokenizer: Any) -> tuple[int, ...]:

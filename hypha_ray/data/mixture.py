@@ -113,7 +113,8 @@ def joined_rules(datasets: Sequence[tuple[str, TokenRules | None]]) -> TokenRule
             nothing.
 
     Raises:
-        DataError: DATA062, texts without a template begin with other tokens in one of them.
+        DataError: DATA062, texts without a template begin with other tokens in one of them, or chats have another
+            chat template.
 
     """
     all_rules = [rules for _, rules in datasets if rules is not None]
@@ -124,13 +125,32 @@ def joined_rules(datasets: Sequence[tuple[str, TokenRules | None]]) -> TokenRule
         begin = all_rules[0].begin
     ends: dict[int, None] = {}
     vocab_size: int | None = None
-    template_sha256: str | None = None
     for rules in all_rules:
         ends |= dict.fromkeys(rules.ends)
-        template_sha256 = template_sha256 or rules.template_sha256
         if rules.vocab_size is not None:
             vocab_size = max(vocab_size or 0, rules.vocab_size)
-    return TokenRules(begin, tuple(ends), vocab_size, template_sha256 or None)
+    return TokenRules(begin, tuple(ends), vocab_size, _common_template(datasets), _common_system(all_rules))
+
+
+def _common_system(all_rules: Sequence[TokenRules]) -> str | None:
+    """The system message that was put before chats of all datasets with a template; None if they differ."""
+    systems = {rules.system for rules in all_rules if rules.template_sha256}
+    if len(systems) != 1:
+        return None
+    return systems.pop()
+
+
+def _common_template(datasets: Sequence[tuple[str, TokenRules | None]]) -> str | None:
+    """The hash of the chat template that all datasets with one have: a model is saved with one; None without any."""
+    templates: dict[str, str] = {}
+    for name, rules in datasets:
+        if rules is not None and rules.template_sha256:
+            templates.setdefault(rules.template_sha256, name)
+    if len(templates) > 1:
+        first_name, second_name, *_ = templates.values()
+        problem = f"datasets {first_name!r} and {second_name!r} can't be mixed: their chats have different templates"
+        raise DataError("DATA062", problem, fix="prepare both again with the same --chat-template")
+    return next(iter(templates), None)
 
 
 def _common_begin(datasets: Sequence[tuple[str, TokenRules | None]]) -> tuple[int, ...] | None:

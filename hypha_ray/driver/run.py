@@ -354,7 +354,7 @@ class Run:
             round: as for `load_model`.
             max_new_tokens: number of tokens after which the answer is cut off.
             seed: seed of the choices; equal settings give equal answers.
-            system: system message of a chat; None: none.
+            system: system message of a chat; empty: none; None: that of the preparation, if there was one.
             raw: whether to go on from the text itself, without a chat template; None: as the model was trained.
             sampling: ``temperature`` divides logits; 0 is for the most probable token each time. Tokens are chosen
                 from those with the probability mass ``top_p``, and from the ``top_k`` most probable ones. What isn't

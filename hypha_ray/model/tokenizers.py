@@ -295,7 +295,7 @@ def _parse_rules(table: Any) -> TokenRules | None:
         return None
     begin = tuple(int(token) for token in table.get("begin", ()))
     ends = tuple(int(token) for token in table.get("ends", ()))
-    return TokenRules(begin, ends, table.get("vocab_size"), table.get("template_sha256"))
+    return TokenRules(begin, ends, table.get("vocab_size"), table.get("template_sha256"), table.get("system"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class Writer:
     Args:
         folder: folder of the model, with its tokenizer.
         raw: no chat template is used; None: one is if there is one, unless the model was trained without it.
-        system: system message of a conversation; None: none.
+        system: system message of a conversation; empty: none; None: that of the model's preparation, if it had one.
         seed: seed of torch's generators, which sampling draws from.
 
     Raises:
@@ -49,7 +49,6 @@ class Writer:
         self._network: Any = network.to(device_of("auto"))
         self._ends = settle_generation(network, self._tokenizer)
         self._translates: bool = network.config.is_encoder_decoder
-        self._system = system
         self._turns: list[dict[str, str]] = []
         has_template = getattr(self._tokenizer, "chat_template", None) is not None
         rules = rules_of(self._tokenizer)
@@ -59,6 +58,11 @@ class Writer:
         """Whether prompts are put into a chat template."""
         self.leaves_template = has_template and is_unused and raw is None
         """Whether there is a chat template that isn't used, because the model was trained without it."""
+        self.default_system: str | None = None
+        """System message that is used because the model was trained with it."""
+        if system is None and self.chats and rules is not None:
+            self.default_system = rules.system
+        self._system = system or self.default_system
         self.forget()
         torch.manual_seed(seed)
 

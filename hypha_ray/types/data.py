@@ -137,13 +137,15 @@ class TokenRules:
     `begin` are the ids that begin a text, a pair or a prompt without a template; empty if nothing does. `ends` are the
     ids that end texts and answers: generation stops at any of them. `vocab_size` is the number of the tokenizer's
     tokens, and one more than its largest id; a model's further ids stand for nothing. `template_sha256` is the hash of
-    the chat template's text in UTF-8; None without a template.
+    the chat template's text in UTF-8; None without a template. `system` is the message that was put before chats
+    without one; None if there is none.
     """
 
     begin: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
     vocab_size: int | None = None
     template_sha256: str | None = None
+    system: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

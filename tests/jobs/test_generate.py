@@ -103,6 +103,21 @@ def test_prompt_of_a_model_that_was_trained_without_its_template_is_gone_on_from
         assert Writer(folder).chats, "trained with the template, or on data of an earlier release"
 
 
+def test_system_message_of_the_preparation_is_used_unless_another_is_given(
+    generate: Any, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(folders["chat"], tmp_path / "model")
+    file = folder / "tokenizer_config.json"
+    rules = {"begin": [], "ends": [1], "vocab_size": 384, "template_sha256": "0" * 64, "system": "be brief"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"token_rules": rules}))
+    done = generate("--model", folder, "--prompt", "one", "--temperature", "0", "--max-new-tokens", "9")
+    assert done.stdout == expected(folder, "s:be brief;u:one;a:", 9) + "\n"
+    assert done.stderr == "note: the system message is that of the preparation, 'be brief'; see --system\n"
+    for system, text in (("", "u:one;a:"), ("be long", "s:be long;u:one;a:")):
+        answer = Writer(folder, system=system).write("one", max_new_tokens=9, temperature=0.0)
+        assert answer == expected(folder, text, 9)
+
+
 def test_conversation_that_the_template_refuses_is_one_error(
     generate: Any, folders: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -200,7 +200,7 @@ def answer_rules(
     elif endless_count:
         endings_text = f"{amount_text(endless_count, 'answers')} of {len(last_ids):,} end in no special token"
         account.note(f"{endings_text}, so a trained model may not stop: choose another --chat-template")
-    return token_rules(tokenizer, ends, templated=options.is_templated)
+    return token_rules(tokenizer, ends, templated=options.is_templated, system=options.system)
 
 
 def _last_scored(sample: ScoredTokens) -> list[int]:

@@ -78,7 +78,8 @@ def write_prompts(options: PrepareOptions, writer: SliceWriter, report: Report, 
         return {name: array[rows] for name, array in arrays.items()}
 
     write_split(splits, load, options.samples_per_slice, writer)
-    writer.tokens = token_rules(tokenizer, _ends(tokenizer, options), templated=options.chat)
+    ends = _ends(tokenizer, options)
+    writer.tokens = token_rules(tokenizer, ends, templated=options.chat, system=options.system)
     return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
 
 

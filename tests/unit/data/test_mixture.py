@@ -136,6 +136,18 @@ def test_mixed_datasets_end_at_the_ends_of_each() -> None:
     assert joined_rules([("texts", texts), ("chats", chats)]) == TokenRules((1,), (2, 7), 12, TEMPLATE)
 
 
+def test_mixed_chats_have_a_system_message_if_all_have_the_same() -> None:
+    brief, other = (("chats", TokenRules((), (7,), 12, TEMPLATE, system)) for system in ("be brief", None))
+    texts = ("texts", TokenRules((), (2,), 12))
+
+    systems = []
+    for datasets in ([brief, texts, brief], [brief, other], [texts]):
+        rules = joined_rules(datasets)
+        assert rules is not None
+        systems.append(rules.system)
+    assert systems == ["be brief", None, None]
+
+
 def test_mixed_datasets_of_an_earlier_release_alone_have_no_rules() -> None:
     assert joined_rules([("one", None), ("other", None)]) is None
 
@@ -144,6 +156,14 @@ def test_mixed_datasets_of_an_earlier_release_alone_have_no_rules() -> None:
 def test_mixed_datasets_whose_texts_begin_differently_are_refused_with_a_remedy(other: TokenRules | None) -> None:
     with pytest.raises(DataError, match=r"DATA062.*'texts' and 'old'.*begin with different tokens.*prepare both again"):
         joined_rules([("texts", TokenRules((1,), (2,))), ("old", other)])
+
+
+def test_mixed_chats_in_different_templates_are_refused_as_a_model_is_saved_with_one() -> None:
+    datasets = [("one", TokenRules((), (7,), 12, TEMPLATE)), ("texts", TokenRules((), (2,), 12))]
+    other = ("other", TokenRules((), (7,), 12, "b" * 64))
+
+    with pytest.raises(DataError, match=r"DATA062.*'one' and 'other'.*different templates.*--chat-template"):
+        joined_rules([*datasets, other])
 
 
 def test_mixed_chats_begin_as_their_template_writes() -> None:

@@ -103,6 +103,8 @@ def test_end_of_chats_of_a_base_model_is_the_token_that_ends_its_turns(tmp_path:
     template = hashlib.sha256(CHATML.encode()).hexdigest()
     assert manifest.tokens == TokenRules((), (end,), len(tokenizer), template)
     assert "won't stop" not in notes(manifest)
+    told = run(tmp_path, tokenizer, CHATS, chat=True, system="Be brief.", overwrite=True)
+    assert told.tokens == TokenRules((), (end,), len(tokenizer), template, "Be brief.")
 
 
 @pytest.mark.parametrize("special", [True, False])
