@@ -35,7 +35,8 @@ REMOTE_CODE_VARIABLE: Final = "HYPHA_RAY_ALLOW_REMOTE_CODE"
 """Environment variable that allows code of repositories on a node."""
 
 _SETTINGS: Final = ["*.json", "*.txt", "*.model"]
-_TEMPLATES: Final = ["chat_template.jinja", "additional_chat_templates/*.jinja"]
+_NAMED_TEMPLATES: Final = "additional_chat_templates/*.jinja"
+_TEMPLATES: Final = ["chat_template.jinja", _NAMED_TEMPLATES]
 _WEIGHTS: Final = ["*.safetensors"]
 _CODE: Final = ["*.py"]
 _IN_FOLDERS: Final = [f"*/{pattern}" for pattern in (*_SETTINGS, *_WEIGHTS, *_CODE)]
@@ -401,11 +402,12 @@ def folder_hash(folder: Path) -> str:
     The hash depends on no time or path, so it is the same for copies on other machines.
     """
     sha256 = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
+    named_templates = folder.glob(_NAMED_TEMPLATES)
+    for file in sorted((*folder.iterdir(), *named_templates)):
         if file.suffix not in _SUFFIXES or not file.is_file():
             continue
         size_bytes = file.stat().st_size
-        description = repr((file.name, size_bytes))
+        description = repr((file.relative_to(folder).as_posix(), size_bytes))
         sha256.update(description.encode())
         with file.open("rb") as content:
             for start, part_bytes in _hashed_parts(size_bytes):

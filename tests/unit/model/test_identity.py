@@ -37,6 +37,16 @@ def test_copy_of_a_folder_with_other_times_is_the_same(model: Path, tmp_path: Pa
     assert folder_hash(copy) == folder_hash(model)
 
 
+def test_another_named_template_is_another_tokenizer(model: Path) -> None:
+    templates = model / "additional_chat_templates"
+    templates.mkdir()
+    hashes = {folder_hash(model)}
+    for text in ("{{ messages[0].content }}", "{{ messages[-1].content }}"):
+        (templates / "tool_use.jinja").write_text(text)
+        hashes.add(folder_hash(model))
+    assert len(hashes) == 3
+
+
 def test_other_weights_of_the_same_shape_are_another_model(model: Path) -> None:
     begun = job_of(model).beginning_with(identity_of(job_of(model)))
     require_same(begun, begun.begun_with)
