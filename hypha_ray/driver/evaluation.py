@@ -251,6 +251,7 @@ def evaluate_on_dataset(request: EvaluationRequest, model: ModelSource, begin: B
     folders_of(dataset)
     begin("loading libraries, model and data")
     from hypha_ray.driver.data_source import opened
+    from hypha_ray.driver.preflight.notes import notes_of_saved
 
     with opened(dataset) as source:
         manifest = source.manifest
@@ -270,6 +271,8 @@ def evaluate_on_dataset(request: EvaluationRequest, model: ModelSource, begin: B
                 plugins.require_known("environments", rl.environment)
         with model.opened() as folder:
             source.require_tokens_of(folder)
+            for note in notes_of_saved(folder, manifest):
+                print(f"note: {note}", file=sys.stderr)
             subject, figures = score(request, ModelCase(folder, model.job()), source, infos, begin)
     return f"{subject}  {manifest.name}/{request.split}", figures
 
@@ -444,5 +447,4 @@ def _tables_of_run(request: EvaluationRequest, job: Job | None) -> dict[str, Any
             tables["generation"] = {"max_response_tokens": job.rl.generation.max_response_tokens}
             return tables
     function = "exact" if request.environment is None else ENVIRONMENT
-    rewards = {"functions": [function]}
-    return {"environment": None, "episode": {}, "generation": {}, "evaluation": {}, "reward": rewards}
+    return {"environment": None, "episode": {}, "generation": {}, "evaluation": {}, "reward": {"functions": [function]}}

@@ -22,7 +22,9 @@ from hypha_ray.config.automatic import (
     left_off,
     settings_of,
 )
+from hypha_ray.config.keys import shown
 from hypha_ray.config.resources import WorkerGroup
+from hypha_ray.config.schema import Model
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.driver.data_source import inherited, is_silent, job_preprocessor
 from hypha_ray.driver.preflight.compatibility import Case
@@ -30,7 +32,8 @@ from hypha_ray.market.requirements import OWN_LABEL, RAY_LABEL, NodeResources
 from hypha_ray.members.muon import MATRICES, shares
 from hypha_ray.model.execution import model_facts
 from hypha_ray.model.sources import commit_of, folder_hash, hub_token
-from hypha_ray.model.tokenizers import vocabulary_of
+from hypha_ray.model.tokenizers import saved_rules, vocabulary_of
+from hypha_ray.types import TokenRules
 
 _WRITE = ("causal-lm", "seq2seq-lm")
 """Tasks whose models write text."""
@@ -55,19 +58,54 @@ def token_notes(case: Case) -> Iterator[str]:
         return
     yield from _row_notes(tokenizer, case.facts.vocab_size)
     model_rules = inherited(case.job.model, case.source)
-    if rules is None:
+    yield from rule_notes(case.manifest, model_rules)
+    if rules is not None and _differ(rules.template_sha256, _template_of(tokenizer)):
+        subject = "the tokenizer of preprocessor.repository has"
+        yield f"{subject} another chat template than dataset {name!r}: answers may suffer; use one for both"
+
+
+def notes_of_saved(folder: Path, manifest: Manifest) -> Iterator[str]:
+    """Yield a note for each decision in which a dataset's preparation differs from that of a saved model."""
+    return rule_notes(manifest, saved_rules(Model(repository=str(folder))))
+
+
+def rule_notes(manifest: Manifest, model_rules: TokenRules | None) -> Iterator[str]:
+    """Yield a note for each decision in which a dataset's preparation differs from that of a model.
+
+    Args:
+        manifest: the dataset's manifest; one without decisions has no notes.
+        model_rules: decisions of the preparation that the model was trained on; None: they aren't known.
+
+    """
+    rules = manifest.tokens
+    name = manifest.name
+    if rules is None or model_rules is None:
         return
-    if model_rules is not None and model_rules.begin != rules.begin:
+    if model_rules.begin != rules.begin:
         dataset_begin_text = f"texts of dataset {name!r} begin with {_ids(rules.begin)}"
         model_begin_text = f"those that the model was trained on with {_ids(model_rules.begin)}"
         yield f"{dataset_begin_text}, and {model_begin_text}: prepare both with the same tokenizer"
-    templates = {
-        "the model was trained with": None if model_rules is None else model_rules.template_sha256,
-        "the tokenizer of preprocessor.repository has": _template_of(tokenizer),
-    }
-    for subject, template in templates.items():
-        if rules.template_sha256 and template and template != rules.template_sha256:
-            yield f"{subject} another chat template than dataset {name!r}: answers may suffer; use one for both"
+    templates = rules.template_sha256, model_rules.template_sha256
+    if _differ(*templates):
+        subject = "the model was trained with"
+        yield f"{subject} another chat template than dataset {name!r}: answers may suffer; use one for both"
+    elif manifest.modality == "prompts" and None in templates and any(templates):
+        dataset_text, model_text = ("chats", "none") if templates[0] else ("plain texts", "chats")
+        problem = f"prompts of dataset {name!r} are {dataset_text}, and the model was trained on {model_text}"
+        yield f"{problem}: answers may suffer; prepare both with a template, or both without"
+    elif all(templates) and rules.system != model_rules.system:
+        problem = f"chats of dataset {name!r} were prepared {_system_text(rules)}"
+        model_text = f"those that the model was trained on {_system_text(model_rules)}"
+        yield f"{problem}, and {model_text}: answers may suffer; give prepare the same --system for both"
+
+
+def _differ(template_sha256: str | None, other_sha256: str | None) -> bool:
+    """Whether there are two templates, and they aren't the same."""
+    return template_sha256 is not None and other_sha256 is not None and template_sha256 != other_sha256
+
+
+def _system_text(rules: TokenRules) -> str:
+    return "without a system message" if rules.system is None else f"with the system message {shown(rules.system)}"
 
 
 def _row_notes(tokenizer: Any, rows: int | None) -> Iterator[str]:

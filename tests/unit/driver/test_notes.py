@@ -15,9 +15,10 @@ from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.dataset_settings import with_sample_tokens
 from hypha_ray.driver.preflight.checks import advice, case_of
 from hypha_ray.driver.preflight.compatibility import Case
-from hypha_ray.driver.preflight.notes import StepReport, muon_notes, step_notes
+from hypha_ray.driver.preflight.notes import StepReport, muon_notes, rule_notes, step_notes
 from hypha_ray.driver.preflight.run_costs import machine_lines
 from hypha_ray.market.requirements import RAY_LABEL, NodeResources
+from hypha_ray.types import TokenRules
 from tests.support.worker_bench import CONFIG
 from tests.unit.driver.test_scoring import dataset
 
@@ -191,3 +192,37 @@ def test_memory_beyond_the_reserved_one_is_a_warning(tmp_path: Path) -> None:
         "a training step takes more than the 0.1 GB that a worker reserves: raise memory_gb, or save memory"
     ]
     assert notes(tmp_path / "large", [], resources={"worker": {"memory_gb": 4}}).warnings == []
+
+
+@pytest.mark.parametrize(
+    ("modality", "rules", "model_rules", "told"),
+    [
+        ("prompts", TokenRules(), TokenRules(), None),
+        ("prompts", TokenRules((1,)), TokenRules(), "begin with token 1, and those that the model was trained on with"),
+        ("prompts", TokenRules(template_sha256="a"), TokenRules(template_sha256="a"), None),
+        ("language", TokenRules(template_sha256="a"), TokenRules(template_sha256="b"), "trained with another chat"),
+        (
+            "prompts",
+            TokenRules(),
+            TokenRules(template_sha256="a"),
+            "plain texts, and the model was trained on chats",
+        ),
+        ("prompts", TokenRules(template_sha256="a"), TokenRules(), "are chats, and the model was trained on none"),
+        ("language", TokenRules(), TokenRules(template_sha256="a"), None),
+        (
+            "prompts",
+            TokenRules(template_sha256="a"),
+            TokenRules(template_sha256="a", system="Be brief."),
+            "without a system message, and those that the model was trained on with the system message 'Be brief.'",
+        ),
+        ("prompts", None, TokenRules((1,)), None),
+        ("prompts", TokenRules((1,)), None, None),
+    ],
+)
+def test_decisions_that_differ_from_those_of_the_model_are_told(
+    tmp_path: Path, modality: str, rules: TokenRules | None, model_rules: TokenRules | None, told: str | None
+) -> None:
+    _, manifest = dataset(tmp_path, {"input_ids": np.ones((4, 8), np.int64)})
+    changed = manifest.model_copy(update={"modality": modality, "tokens": rules})
+    found = list(rule_notes(changed, model_rules))
+    assert len(found) == (told is not None) and all(str(told) in note for note in found)
