@@ -27,11 +27,11 @@ from hypha_ray.scheduler.asynchronous.async_planner import AsyncPlanner
 from hypha_ray.scheduler.asynchronous.strategy import AsyncRounds
 from hypha_ray.scheduler.barrier.round_planner import RoundPlanner
 from hypha_ray.scheduler.barrier.strategy import BarrierRounds
-from hypha_ray.scheduler.failures import FATAL, WeightHashes, another_model, fatal, hopeless, too_few
+from hypha_ray.scheduler.failures import FATAL, WeightHashes, another_model, fatal, hopeless, stalled, too_few
 from hypha_ray.scheduler.goal_planner import GoalPlanner
 from hypha_ray.scheduler.messages import Outbox, ResumePoint
 from hypha_ray.scheduler.planner import StorePace, check_interval_s
-from hypha_ray.scheduler.roster import Roster
+from hypha_ray.scheduler.roster import LostWorker, Roster
 from hypha_ray.scheduler.worker_plans import Sizes
 from hypha_ray.scheduler.worker_state import WorkerState
 from hypha_ray.types import SliceInfo
@@ -265,8 +265,8 @@ class SchedulerCore:
         ended_timers = [name for name, ends_at in self._timers.items() if now >= ends_at]
         if "check" in ended_timers:
             self._set_timer("check", now + self._check_s)
-            for source, reason in self._roster.silent(now, self._strategy.busy):
-                self._lose_at_work(source, reason, now)
+            for loss in self._roster.silent(now, self._strategy.busy):
+                self._lose_without_end(loss, now)
             self._hire(now)
         for name in {*ended_timers} - {"check"}:
             self._stop_timer(name)
@@ -366,6 +366,12 @@ class SchedulerCore:
             repeated_reason = f"worker {source.worker} was lost {losses} times in a row at {work}, and no other one was"
             self._out.problem(f"{repeated_reason}: its next starts wait longer, so see to its machine", now)
         return was_present
+
+    def _lose_without_end(self, loss: LostWorker, now: float) -> None:
+        """Lose a worker that is given up; end the run if no worker makes progress."""
+        was_present = self._lose_at_work(loss.source, loss.reason, now)
+        if was_present and loss.stall is not None and self._roster.broke_down(loss.source.worker, loss.stall):
+            self._give_up(stalled(loss.reason) if self._roster.breaks_alike else hopeless(loss.reason, None), now)
 
     def _limit_waiting(self, now: float) -> None:
         """Limit the time that the run waits with fewer workers than it needs."""

@@ -18,7 +18,7 @@ _MAX_WORKS = 256
 KNOWN_ROUNDS = 4
 """Number of rounds whose hashes are kept; commits lag behind by one or two."""
 MAX_CRASHES = 5
-"""Number of successive crashes in every slot, without a contribution, that a run survives."""
+"""Number of workers in a row, in every slot, that break down without a contribution and end a run."""
 
 
 class LossBook:
@@ -125,6 +125,13 @@ def hopeless(reason: str, exception: str | None) -> HyphaError:
         return ConfigError("NET008", problem, got=exception, fix="mend what it names in the job or its data")
     fix = "look into the workers' logs in Ray's dashboard, then submit again: the run goes on from its last commit"
     return ClusterError("NET008", f"every worker breaks down, {MAX_CRASHES} times in a row", got=reason, fix=fix)
+
+
+def stalled(reason: str) -> ConfigError:
+    """Error of a run none of whose workers makes progress within the job's limit."""
+    problem = f"no worker makes progress, {MAX_CRASHES} times in a row"
+    fix = "raise worker.stall_s above the time of a batch and of an evaluation, or see in the logs what holds workers"
+    return ConfigError("NET008", problem, got=reason, fix=fix)
 
 
 def fatal(work: str, reason: str) -> ConfigError:

@@ -43,9 +43,9 @@ class Slot:
     failures: int = 0
     """Workers in a row that ended without a contribution."""
     breakdowns: int = 0
-    """Number of these that crashed."""
-    exceptions: set[str | None] = field(default_factory=set)
-    """Exceptions that ended them; None stands for a crash without one."""
+    """Number of these that crashed or made no progress."""
+    causes: set[str | None] = field(default_factory=set)
+    """Exceptions or stalls that ended them; None stands for a crash without an exception."""
     work: str = ""
     """Work that the worker reported last; empty if none."""
     machine: str = ""
@@ -70,6 +70,16 @@ class Slot:
         """Whether a worker is to be hired."""
         is_vacant = self.source is None and not self.excluded and not self.done
         return is_vacant and self.retry_at is not None and now >= self.retry_at
+
+
+@dataclass(frozen=True, slots=True)
+class LostWorker:
+    """Worker that is given up, and the reason."""
+
+    source: Source
+    reason: str
+    stall: str | None = None
+    """The reason without its work, if it made no progress; None if it was lost for another reason."""
 
 
 class Roster:
@@ -97,7 +107,7 @@ class Roster:
         self._excluded: set[int] = set()
         self._losses = LossBook()
         self._crashed: set[int] = set()
-        """Numbers whose workers crashed since the last contribution of any worker."""
+        """Numbers whose workers broke down since the last contribution of any worker."""
         self.assignable_count = 0
         self.wanted = len(self.slots)
         """Largest number of workers, without those that are leaving."""
@@ -256,28 +266,29 @@ class Roster:
         """Whether work ends every worker, on other machines too."""
         return self._losses.is_fatal(work, self.slots.keys() - self._excluded)
 
-    def silent(self, now: float, busy: Container[int]) -> list[tuple[Source, str]]:
-        """Workers to give up, with reasons: silence, no progress of a `busy` worker, or a start that takes too long.
+    def silent(self, now: float, busy: Container[int]) -> list[LostWorker]:
+        """Workers to give up: silence, no progress of a `busy` worker, or a start that takes too long.
 
         An idle worker isn't expected to make progress: it may wait for any time.
         """
         expired_leases = self.book.expired(now)
         start_limit_s = 2 * self._job.resources.start_deadline_s
         stall_s = self._job.worker.stall_s
-        given_up: list[tuple[Source, str]] = []
+        given_up: list[LostWorker] = []
         for slot in self.slots.values():
             if slot.source is None or slot.done:
                 continue
             if slot.lease is None:
                 if now - slot.progress_at > start_limit_s:
-                    given_up.append((slot.source, "not ready in time"))
+                    given_up.append(LostWorker(slot.source, "not ready in time"))
             elif expired_leases and slot.lease.id in expired_leases:
-                given_up.append((slot.source, f"silent for {self._job.lease_s:g} s"))
+                given_up.append(LostWorker(slot.source, f"silent for {self._job.lease_s:g} s"))
             elif slot.number not in busy:
                 slot.progress_at = now
             elif now - slot.progress_at > stall_s:
                 at_work = f", at {slot.work}" if slot.work else ""
-                given_up.append((slot.source, f"no progress for {stall_s:g} s{at_work}"))
+                stall = f"no progress for {stall_s:g} s"
+                given_up.append(LostWorker(slot.source, f"{stall}{at_work}", stall))
         return given_up
 
     def defer(self, seconds: float) -> None:
@@ -325,15 +336,15 @@ class Roster:
         self._losses.contributed(worker)
         for crashed in self._crashed:
             self.slots[crashed].breakdowns = 0
-            self.slots[crashed].exceptions.clear()
+            self.slots[crashed].causes.clear()
         self._crashed.clear()
 
-    def broke_down(self, worker: int, exception: str | None = None) -> bool:
-        """Count a worker whose process crashed; True if every slot has reached `MAX_CRASHES`."""
+    def broke_down(self, worker: int, cause: str | None = None) -> bool:
+        """Count a worker that crashed, or made no progress; True if every slot has reached `MAX_CRASHES`."""
         self._crashed.add(worker)
         slot = self.slots[worker]
         slot.breakdowns += 1
-        slot.exceptions.add(exception and _NUMBER.sub("0", exception))
+        slot.causes.add(cause and _NUMBER.sub("0", cause))
         return all(slot.excluded or slot.breakdowns >= MAX_CRASHES for slot in self.slots.values())
 
     def refused(self, sources: Collection[Source]) -> set[int]:
@@ -346,11 +357,11 @@ class Roster:
 
     @property
     def breaks_alike(self) -> bool:
-        """Whether the same exception ended all crashed workers; numbers in its text don't count."""
-        exceptions = set[str | None]()
+        """Whether all these workers ended by the same cause; numbers in its text don't count."""
+        causes = set[str | None]()
         for slot in self.slots.values():
-            exceptions |= slot.exceptions
-        return len(exceptions) == 1 and None not in exceptions
+            causes |= slot.causes
+        return len(causes) == 1 and None not in causes
 
     def strike(self, worker: int) -> bool:
         """Count a rejected delta; True if it was the last allowed one, so that the slot is excluded."""

@@ -10,8 +10,10 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, Self
 
+from hypha_ray.errors import ClusterError
 from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.barrier.round import LOST
@@ -21,7 +23,7 @@ from hypha_ray.scheduler.worker_plans import Sizes
 from hypha_ray.simulation.exchange import WEIGHT_BYTES, PayloadSizes
 from hypha_ray.simulation.failures import HOUR_S, FailureSchedule
 from hypha_ray.simulation.fleet_worker import DeltaKey, FleetWorker, Payload, Traffic, delta_key
-from hypha_ray.simulation.scenario import Machine, MachinePool, Scenario, machines_of
+from hypha_ray.simulation.scenario import DAY_S, LONGEST_ROUND_DAYS, Machine, MachinePool, Scenario, machines_of
 from hypha_ray.simulation.worker import SimulatedWorker
 from hypha_ray.simulation.world import World
 from hypha_ray.types import Contribution, Delta, Event, Left, Rejection, SliceInfo, Source, Verdict
@@ -98,10 +100,8 @@ class FleetWorld(World):
         workers = {}
         for worker, machine in self._machine_of.items():
             workers[worker] = c.Quote(machine.group.price, machine.group.is_firm)
-        offers = []
-        for machine in self.pool.machines:
-            if machine.is_free:
-                offers.append(c.Quote(machine.group.price, machine.group.is_firm))
+        free_machines = filter(attrgetter("is_free"), self.pool.machines)
+        offers = [c.Quote(machine.group.price, machine.group.is_firm) for machine in free_machines]
         self.tell(c.Quotes(workers, offers, self.cost()))
         self.later(QUOTE_S, self._quote)
 
@@ -222,7 +222,15 @@ class FleetWorld(World):
         while not self.over:
             if not self.clock.run(self._core_deadline):
                 self.tell(c.Tick())
+            self._limit_round()
         return self
+
+    def _limit_round(self) -> None:
+        """End a run whose round has no end."""
+        began_at = self.committed_at[-1] if self.committed_at else 0.0
+        if self.now > began_at + LONGEST_ROUND_DAYS * DAY_S and not self.over:
+            problem = f"no round has ended for {LONGEST_ROUND_DAYS} days"
+            self.obey(c.Finish(ClusterError("SIM004", problem, fix="see to its batches, links and failures")))
 
     def renew_lease(self, worker: FleetWorker, sent_at: float) -> bool:
         """Renew a worker's lease, which is all that a sign of life does; False if its machine's link was cut then."""

@@ -12,13 +12,18 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Final, Literal, Protocol, TypeAlias
 
-from hypha_ray.simulation.scenario import MachineGroup, Scenario
+from hypha_ray.config.keys import KeyPath
+from hypha_ray.config.value_types import Table
+from hypha_ray.errors import ConfigError
+from hypha_ray.simulation.exchange import PayloadSizes, rate_text
+from hypha_ray.simulation.scenario import DAY_S, LONGEST_ROUND_DAYS, MachineGroup, Scenario
+from hypha_ray.telemetry.sinks.table import si
 
 Direction: TypeAlias = Literal["up", "down"]
 """Up is to the head."""
@@ -31,6 +36,8 @@ UNNOTICED = 0.005
 ROOMY = 0.999
 """Part of a link up to which transfers surely leave each other the rates of their own links, whatever is rounded."""
 _BITS = 8
+_MBPS: Final = {"up_mbps": 1.0, "down_mbps": 1.0, "up_gbps": 1e3, "down_gbps": 1e3}
+"""Megabits per second of the unit of a rate, by its key."""
 _ROUNDING = 1e-9
 """Part of a transfer's bytes that may be missing at its end, by rounding."""
 
@@ -385,3 +392,41 @@ def _mbps(rate: float | None) -> float:
 
 def _gbps(rate: float | None) -> float:
     return math.inf if rate is None else rate * 1e9 / _BITS
+
+
+def require_fast_links(scenario: Scenario, locate: Callable[[KeyPath], str]) -> None:
+    """Refuse links that are too slow for what one worker sends or gets in a round.
+
+    Args:
+        scenario: gives links, and the job and model whose payloads they carry.
+        locate: gives a key as an error names it.
+
+    Raises:
+        ConfigError: CFG003, a payload would take longer than any round may.
+
+    """
+    sizes = PayloadSizes(scenario.job_of_run, scenario.model.parameters)
+    delta_bytes = sizes.delta_bytes(0)
+    size_bytes = {"up": delta_bytes, "down": sizes.coded_bytes(0) or delta_bytes}
+    for path, mbps in _rates(scenario):
+        direction = path[-1].partition("_")[0]
+        days = size_bytes[direction] * _BITS / (mbps * 1e6) / DAY_S
+        if days > LONGEST_ROUND_DAYS:
+            problem = f"{locate(path)} is too low for the model"
+            got = f"{rate_text(mbps)}, at which a payload of {si(size_bytes[direction])}B takes {days:.3g} days"
+            allowed = f"up to {LONGEST_ROUND_DAYS} days"
+            raise ConfigError("CFG003", problem, got, allowed, "give a faster link, or a smaller model")
+
+
+def _rates(scenario: Scenario) -> Iterator[tuple[KeyPath, float]]:
+    """Rates of all links with a limit, in megabits per second, and their keys."""
+    links: list[tuple[KeyPath, Table]] = [(("head",), scenario.head)]
+    for number, site in enumerate(scenario.sites):
+        links.append((("sites", str(number)), site))
+    for number, group in enumerate(scenario.machines):
+        links.append((("machines", str(number)), group))
+    for path, table in links:
+        for name, mbps_of_unit in _MBPS.items():
+            rate = getattr(table, name, None)
+            if rate is not None:
+                yield (*path, name), rate * mbps_of_unit

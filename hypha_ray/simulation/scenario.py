@@ -13,7 +13,7 @@ import heapq
 import math
 import random
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
@@ -30,6 +30,9 @@ Rate = Annotated[float, Field(gt=0, le=10**12)]
 Throughput = Annotated[float, Field(ge=1e-6, le=10**12)]
 Spread = Annotated[float, Field(ge=0, le=10)]
 """Standard deviation of a logarithm."""
+DAY_S: Final = 86_400.0
+LONGEST_ROUND_DAYS: Final = 100
+"""Days after which a round is taken to have no end."""
 
 
 def _whole(value: Any) -> Any:

@@ -28,6 +28,7 @@ from hypha_ray.config.value_types import MACHINES_AT_MOST, Table, table_of
 from hypha_ray.errors import ConfigError
 from hypha_ray.simulation.exchange import BYTES_PER_CHUNK, MEAN_BITS, MOST_BITS
 from hypha_ray.simulation.failures import with_traces
+from hypha_ray.simulation.links import require_fast_links
 from hypha_ray.simulation.options import with_workers
 from hypha_ray.simulation.scenario import MachineGroup, Scenario, with_samples
 
@@ -353,6 +354,7 @@ def check_scenario(scenario: S, folder: Path, locate: Locate) -> S:
         raise ConfigError("CFG012", problem, fix="give model.samples")
     for number, group in enumerate(scenario.machines):
         _check_group(group, ("machines", str(number)), locate)
+    require_fast_links(scenario, locate)
     return with_traces(_with_job_of_fleet(scenario, locate), folder)
 
 

@@ -309,3 +309,28 @@ def test_work_with_a_limit_of_time_is_waited_for(limited: bool, lost: bool) -> N
 
     early = [note for note in fleet.noted("loss") if note["monotonic_s"] < 12 and "no progress" in note["reason"]]
     assert bool(early) == lost
+
+
+@pytest.mark.parametrize("batch_s", [(20.0,), (20.0, 30.0)])
+def test_a_limit_shorter_than_every_workers_batch_ends_the_run(batch_s: tuple[float, ...]) -> None:
+    fleet = fleet_of(*batch_s, worker={"stall_s": 5.0})
+    fleet.run()
+
+    assert (fleet.error.code, fleet.error.exit_code) == ("NET008", 2)
+    assert fleet.error.got == "no progress for 5 s" and "worker.stall_s" in fleet.error.fix
+    losses = [note["worker"] for note in fleet.noted("loss")]
+    assert all(losses.count(number) >= 5 for number in range(len(batch_s)))
+
+
+def test_a_limit_shorter_than_an_evaluation_ends_the_run_after_its_first_round() -> None:
+    """Rounds end; what comes between them doesn't."""
+    fleet = fleet_of(0.1, faults=Faults(evaluate_s=30.0), update_rounds=4, worker={"stall_s": 5.0})
+    fleet.run()
+
+    assert fleet.error.code == "NET008" and len(fleet.persisted) == 1
+
+
+def test_one_worker_within_the_limit_keeps_the_run_going() -> None:
+    fleet = fleet_of(0.1, 20.0, worker={"stall_s": 5.0})
+    done(fleet)
+    assert {note["worker"] for note in fleet.noted("loss")} <= {1}

@@ -189,6 +189,14 @@ def test_machine_whose_trace_begins_with_a_join_is_not_there_before(tmp_path: Pa
     assert workers[-1] == 2
 
 
+def test_a_round_that_never_ends_ends_the_run_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two deltas of 4 MB are merged at 8 MB/s in a second; the limit is shorter."""
+    monkeypatch.setattr("hypha_ray.simulation.fleet_world.LONGEST_ROUND_DAYS", 1e-5)
+    result = result_of(tmp_path, EXACT)
+    assert result.failure == "no round has ended for 1e-05 days" and result.rounds == 0
+    assert 0.864 < result.time_s < 10
+
+
 def test_seed_changes_times_and_equal_seeds_do_not(tmp_path: Path) -> None:
     text = EXACT.replace("{ median = 1 }", "{ median = 1, spread = 0.3, jitter = 0.1 }")
     first, again, other = (result_of(tmp_path, text, {"seed": seed}).as_json() for seed in (1, 1, 2))

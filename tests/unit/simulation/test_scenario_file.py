@@ -45,6 +45,9 @@ def line_of(text: str, part: str) -> int:
         ("reduce_gb_s = 0.008", "reduce_gb_s = 1e-300", "CFG003", ["head.reduce_gb_s", "1e-300"]),
         ("parameters = 1.0e6", "parameters = 1.0e300", "CFG003", ["model.parameters", "1000000000000000"]),
         ("slice_samples = 1024", "slice_samples = 1\nsamples = 1.0e12", "CFG003", ["too many slices", "1000000000000"]),
+        ("up_mbps = 32", "up_mbps = 1e-300", "CFG003", ["machines.0.up_mbps is too low", "4.00MB takes 3.7e+296 days"]),
+        ("down_mbps = 64", "down_mbps = 3e-6", "CFG003", ["machines.0.down_mbps is too low", "4.00MB takes 123 days"]),
+        ("reduce_gb_s = 0.008", "up_gbps = 3e-9", "CFG003", ["head.up_gbps is too low", "123 days", "up to 100 days"]),
         ("up_mbps = 32", 'up_mbps = "100mbit"', "CFG002", ["machines.0.up_mbps", "'100mbit'", "without a unit"]),
     ],
 )

@@ -191,6 +191,7 @@ def test_predict_noisy_run_says_how_far_its_figures_may_be_off(tmp_path: Path) -
         ("machines.site.name=run", "CFG001", "site has no keys of its own"),
         ("head=5", "CFG001", "head is a table"),
         ("machines.failures.every_h=-1", "CFG003", "machines.failures.every_h is out of range"),
+        ("machines.up_mbps=1e-300", "CFG003", r"machines\.0\.up_mbps is too low for the model"),
         ("sync.codec=int5", "CFG003", "int4"),
         ("model.config.hidden_size=64", "SIM003", "only a run with it can tell"),
         ("worker.compile=true", "SIM003", "only a run with it can tell"),
