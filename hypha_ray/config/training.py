@@ -54,6 +54,11 @@ STEP_FIELDS: Final = ("gradient_norm", "batch_s", "round_samples", "round_target
 """Numeric fields that only a worker's report has."""
 IN_REPORTS: Final = (*STEP_FIELDS, "loss", "learning_rate", "samples", "tokens", "scored", "elapsed_s")
 """All numeric fields of a worker's report, besides figures of the task."""
+OTHER_FIELDS: Final = (
+    *("kind", "worker", "incarnation", "batches", "bytes_from", "peak_memory_bytes"),
+    *("time_shares", "time_by_worker", "mfu_by_worker", "wall_time", "monotonic_s"),
+)
+"""Fields of records that are no single number, or that tell whose a record is."""
 SHARES: Final = tuple(f"time_shares/{kind}" for kind in TIME_KINDS)
 """Shares of the fleet's time in a round's record."""
 RECORD_KINDS: Final = ("round", "eval", "step")

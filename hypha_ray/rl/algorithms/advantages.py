@@ -175,6 +175,8 @@ def advantages_of(name: str, function: Advantages, rewards: torch.Tensor, length
         raise _refusal(name, reason_of(error), allowed) from error
     if not isinstance(advantages, torch.Tensor):
         raise _refusal(name, type(advantages).__name__, allowed)
+    if advantages.is_complex():
+        raise _refusal(name, str(advantages.dtype).removeprefix("torch."), allowed)
     if advantages.shape != rewards.shape:
         raise _refusal(name, str(list(advantages.shape)), allowed)
     advantages = advantages.detach()

@@ -14,20 +14,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 
 from hypha_ray.config.rl import RL, Aggregation, Estimator, Ratio
+from hypha_ray.config.training import (
+    EVAL_FIELDS,
+    OTHER_FIELDS,
+    PREFERENCE_FIELDS,
+    ROUND_FIELDS,
+    STEP_FIELDS,
+    TASK_FIELDS,
+)
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.losses import result_of
 from hypha_ray.plugins import create
 
-OWN_FIGURES = ("entropy", "kl", "logprob_gap")
-"""Names of figures that are recorded with each loss."""
+_TAKEN: Final = frozenset(
+    {*ROUND_FIELDS, *TASK_FIELDS, *PREFERENCE_FIELDS, *EVAL_FIELDS, *STEP_FIELDS, *OTHER_FIELDS} - {"clip_share"}
+)
+"""Names that figures of a loss can't have, as records have them already."""
+_TAKEN_TABLES: Final = ("reward", "validation", "metric", "time_shares")
+"""Beginnings of such names, before a slash."""
 _LOGPROBS = ((-1.0, -0.5, -2.0), (-0.1, -3.0, -1.0))
 _ADVANTAGES = ((1.0, 1.0, 1.0), (-0.5, -0.5, -0.5))
 _MASK = ((1.0, 1.0, 0.0), (1.0, 1.0, 1.0))
+_CLOSE = 1e-5
+"""Tolerance of two computations of a loss, relative and absolute."""
 _LARGEST_LOG = 20.0
 """Bound of a ratio's logarithm, so that no ratio is infinite."""
 Weights = tuple[torch.Tensor, int]
@@ -98,12 +112,19 @@ def checked(name: str, loss: PolicyLoss, inputs: LossInputs) -> TokenLosses:
             got = f"{key}: {_kind(tensor)}"
             raise ConfigError("RL030", problem, got, f"a value for each token, {list(shape)}", fix)
     for key in result.figures:
-        if key in OWN_FIGURES:
-            reserved_text = ", ".join(OWN_FIGURES)
-            raise ConfigError("RL030", problem, f"a figure {key!r}", f"names other than {reserved_text}", fix)
+        if not _is_free(key):
+            raise ConfigError("RL030", problem, f"a figure {key!r}", "a name that no figure of records has", fix)
     if inputs.logprobs.requires_grad and not result.losses.requires_grad:
         raise ConfigError("RL030", problem, "losses without a gradient", "losses computed from logprobs", fix)
     return result
+
+
+def _is_free(name: object) -> bool:
+    """Whether a figure of a loss may have this name."""
+    if not isinstance(name, str):
+        return False
+    table, _, _ = name.partition("/")
+    return name not in _TAKEN and table not in _TAKEN_TABLES
 
 
 def _kind(value: object) -> str:
@@ -128,6 +149,34 @@ def try_loss(name: str, options: Mapping[str, Any] | None) -> None:
             problem = f"rl.loss {name} can't be trained on"
             fix = "keep logarithms and powers in range"
             raise ConfigError("RL030", problem, "a gradient that isn't finite", "finite numbers", fix)
+        _require_separate(name, loss, inputs, result.losses)
+
+
+def _require_separate(name: str, loss: PolicyLoss, inputs: LossInputs, joint_losses: torch.Tensor) -> None:
+    """Refuse a loss of tokens that depends on other responses of the batch, which micro-batches divide.
+
+    Raises:
+        ConfigError: RL030.
+
+    """
+    for row in range(len(joint_losses)):
+        response = _row_of(inputs, row)
+        losses = checked(name, loss, response).losses
+        is_trained = response.mask[0] != 0
+        if not torch.allclose(losses[0, is_trained], joint_losses[row, is_trained], rtol=_CLOSE, atol=_CLOSE):
+            problem = f"rl.loss {name} can't be trained on"
+            fix = "take no sums or means over responses: rl.aggregation weighs tokens afterwards"
+            got = "losses of a response that depend on others of its batch"
+            raise ConfigError("RL030", problem, got, "losses of each response by itself", fix)
+
+
+def _row_of(inputs: LossInputs, row: int) -> LossInputs:
+    """Return the inputs of one response."""
+    tensors: dict[str, Any] = {}
+    for member in fields(inputs):
+        value = getattr(inputs, member.name)
+        tensors[member.name] = value[row, None] if isinstance(value, torch.Tensor) else value
+    return LossInputs(**tensors)
 
 
 def _examples() -> Iterator[LossInputs]:

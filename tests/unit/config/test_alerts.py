@@ -14,6 +14,7 @@ from hypha_ray.config.load import from_tables, load
 from hypha_ray.config.training import (
     EVAL_FIELDS,
     IN_REPORTS,
+    OTHER_FIELDS,
     PREFERENCE_FIELDS,
     ROUND_FIELDS,
     SHARES,
@@ -230,6 +231,7 @@ def test_every_documented_number_may_be_watched_and_nothing_else() -> None:
         *PREFERENCE_FIELDS,
     }
     assert set(IN_REPORTS) == of_reports and set(STEP_FIELDS) <= of_reports
+    assert {*TABLES, "kind", "worker", "incarnation"} <= {*OTHER_FIELDS, *STEP_FIELDS}
     figures = documented("rl.md", "## Figures")
     assert set(TASK_FIELDS) - {"absent_rewards"} == {name for name in figures if re.fullmatch(r"\w+", name)}
     assert set(PREFERENCE_FIELDS) == documented("preferences.md", "## Figures") - {"accuracy"}

@@ -77,6 +77,29 @@ def changing(inputs):
     return TokenLosses(-inputs.advantages * inputs.logprobs)
 
 
+def centred(inputs):
+    return TokenLosses(-inputs.logprobs * (inputs.advantages - inputs.advantages.mean()))
+
+
+def over_tokens(inputs):
+    return TokenLosses(-inputs.logprobs * inputs.advantages / inputs.mask.sum())
+
+
+class Naming:
+    class Options(Options):
+        figure: str | int
+
+    def __init__(self, options):
+        self._figure = options.figure
+
+    def __call__(self, inputs):
+        return TokenLosses(-inputs.advantages * inputs.logprobs, {self._figure: inputs.mask})
+
+
+def imaginary(rewards, lengths):
+    return rewards.nan_to_num() * 1j
+
+
 def best(rewards, lengths):
     present = ~rewards.isnan()
     return rewards.nan_to_num() - rewards.masked_fill(~present, -torch.inf).amax(1, keepdim=True)
@@ -146,11 +169,39 @@ def test_own_loss_is_that_of_its_formula_with_its_options(highest: float) -> Non
         ("infinite", "RL030.*a gradient that isn't finite"),
         ("renames", "RL030.*a figure 'kl'"),
         ("changing", "RL030.*a change in place of advantages"),
+        ("centred", "RL030.*losses of a response that depend on others of its batch"),
+        ("over_tokens", "RL030.*losses of a response that depend on others of its batch"),
     ],
 )
 def test_loss_that_breaks_the_contract_is_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         attempt("rl.loss", "rl_losses", f"own_losses:{name}", None, None)
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        "reward",
+        "loss",
+        "kind",
+        "round",
+        "batches",
+        "tokens",
+        "entropy",
+        "gradient_norm",
+        "reward/exact",
+        "metric/f1",
+        7,
+    ],
+)
+def test_figure_of_a_loss_is_none_that_records_have(figure: str | int) -> None:
+    with pytest.raises(ConfigError, match=rf"RL030.*got a figure {figure!r}, allowed a name that no figure"):
+        attempt("rl.loss", "rl_losses", "own_losses:Naming", {"figure": figure}, None)
+
+
+@pytest.mark.parametrize("figure", ["capped_share", "clip_share", "ratio/largest"])
+def test_figure_of_a_loss_may_have_another_name(figure: str) -> None:
+    attempt("rl.loss", "rl_losses", "own_losses:Naming", {"figure": figure}, None)
 
 
 @pytest.mark.parametrize("name", ["same", "Capped"])
@@ -164,6 +215,7 @@ def test_loss_that_keeps_the_contract_is_accepted(name: str) -> None:
         ("counting", False, "RL031.*others beside an absent reward"),
         ("flat", False, r"RL031.*got \[4\]|RL031.*got \[3\]"),
         ("absent", False, "RL031.*isn't finite"),
+        ("imaginary", False, "RL031.*got complex64"),
         ("of_batch", True, "RL031.*others beside another group"),
     ],
 )
