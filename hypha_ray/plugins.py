@@ -295,13 +295,37 @@ def _load_own(table: Family, name: str) -> Any:
     try:
         member = _load(reference)
     except (Exception, SystemExit) as error:  # A module of users may raise anything.
-        file = f"{module.partition('.')[0]}.py"
-        fix = f"put {file} into the job's working directory, and try to import it"
+        fix = _fix_of_import(module, attribute)
         raise ConfigError(table.unloadable, problem, reason_of(error), fix=fix) from error
+    if _is_hidden(module):
+        fix = f"give {module}.py another name"
+        raise ConfigError(table.unloadable, problem, f"Python's own module {module} in place of {module}.py", fix=fix)
     if not callable(member):
         got = "nothing of that name" if member is None else type(member).__name__
         raise ConfigError(table.unloadable, problem, got, table.allowed, f"define {attribute} in {module}")
     return member
+
+
+def _fix_of_import(module: str, attribute: str) -> str:
+    """Return the remedy if a module can't be imported: another spelling if it is a path, otherwise its file's place."""
+    is_path = module.endswith(".py") or not all(part.isidentifier() for part in module.split("."))
+    steps = re.findall(r"[^./\\]+", module.removesuffix(".py"))
+    if not steps:
+        return f"write {OWN}"
+    if not is_path:
+        return f"put {module.partition('.')[0]}.py into the job's working directory, and try to import it"
+    if Path(module).is_absolute():
+        return f"start the job in the folder of {steps[-1]}.py, and write {steps[-1]}:{attribute}"
+    return f"write {'.'.join(steps)}:{attribute}"
+
+
+def _is_hidden(module: str) -> bool:
+    """Whether a file beside the job has the name of a module of Python, which was loaded instead."""
+    file = Path.cwd() / f"{module}.py"
+    if module not in sys.stdlib_module_names or not file.is_file():
+        return False
+    loaded_file = getattr(sys.modules[module], "__file__", None)
+    return loaded_file is None or not file.samefile(loaded_file)
 
 
 def _require_shape(table: Family, name: str, member: Any) -> None:
@@ -402,10 +426,11 @@ def _wrong_option(key: str, options_class: type[BaseModel], error: ValidationErr
     if first_error["type"] == "missing":
         return ConfigError("CFG012", f"{option} is missing", fix=f"give {option}")
     got = repr(first_error["input"])
+    allowed = first_error["msg"].removeprefix("Input should be ")
     fix = "write such a value, or leave it out"
     if first_error["type"].endswith("_type"):
-        return ConfigError("CFG002", f"{option} has the wrong type", got[:80], first_error["msg"], fix)
-    return ConfigError("CFG003", f"{option} is out of range", got[:80], first_error["msg"], fix)
+        return ConfigError("CFG002", f"{option} has the wrong type", got[:80], allowed, fix)
+    return ConfigError("CFG003", f"{option} is out of range", got[:80], allowed, fix)
 
 
 def unknown_option(problem: str, name: str, options: Sequence[str]) -> ConfigError:

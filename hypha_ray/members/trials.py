@@ -11,6 +11,7 @@ import torch
 
 from hypha_ray.codec.base import difference_codec
 from hypha_ray.codec.feedback import BLOCK, Feedback, publish, tensors
+from hypha_ray.codec.formats.chunked import Chunked
 from hypha_ray.config.training import OuterOptimizer
 from hypha_ray.optim.optimizers import build_own
 from hypha_ray.optim.schedules import own_factor
@@ -41,6 +42,7 @@ def try_codec(name: str, options: Mapping[str, Any] | None) -> None:
     assert codec is not None
     if codec.chunk < 1 or BLOCK % codec.chunk:
         raise ValueError(f"a chunk of {codec.chunk} elements, which doesn't divide {BLOCK}")
+    _require_apart(codec)
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(_FEW + codec.chunk // 2, generator=generator)
     sender = Feedback(codec, 1.0)
@@ -65,6 +67,26 @@ def try_codec(name: str, options: Mapping[str, Any] | None) -> None:
     publish(codec.downward(), 1.0, theta, new_theta, {})
 
 
+def _require_apart(codec: Chunked) -> None:
+    """Refuse a codec that decodes a chunk by others, or that makes one of zeros infinite.
+
+    Raises:
+        ValueError: it does.
+
+    """
+    chunks = torch.zeros(3, codec.chunk)
+    chunks[0] = torch.randn(codec.chunk, generator=torch.Generator().manual_seed(1))
+    chunks[1] = 1000 * chunks[0]
+    parts = codec.compress(chunks)
+    decoded = codec.expand(parts).view_as(chunks)
+    if not torch.isfinite(decoded).all():
+        raise ValueError("a chunk of zeros is decoded to values that aren't finite")
+    for row in range(len(chunks)):
+        own_parts = {name: array[row, None] for name, array in parts.items()}
+        if not torch.allclose(codec.expand(own_parts).view(-1), decoded[row], rtol=1e-5, atol=0.0):
+            raise ValueError("a chunk is decoded to other values by itself than beside others")
+
+
 def try_outer(name: str, options: Mapping[str, Any] | None) -> None:
     """Take two steps on a few parameters, whole and in two blocks, which have to be equal.
 
@@ -73,7 +95,10 @@ def try_outer(name: str, options: Mapping[str, Any] | None) -> None:
 
     """
     outer = OuterOptimizer(name=name, name_options=None if options is None else dict(options))
-    slots = len(create("outer_optimizers", name, options).slots)
+    names = create("outer_optimizers", name, options).slots
+    if isinstance(names, str) or not all(isinstance(slot, str) for slot in names) or len(set(names)) < len(names):
+        raise ValueError(f"slots are {names!r}, not different names such as ('velocity',)")
+    slots = len(names)
     theta = torch.randn(8, generator=torch.Generator().manual_seed(0))
     delta = torch.randn(8, generator=torch.Generator().manual_seed(1))
     results = []

@@ -145,7 +145,11 @@ def check_metrics(metrics: Metrics, task: Task, output: Any, inputs: Batch) -> N
 def _check(metrics: Metrics, logits: torch.Tensor, labels: torch.Tensor) -> None:
     half_batch = len(labels) // 2
     for figure, metric in metrics.items():
-        whole_sums = _sums(figure, metric, logits, labels)
+        own_logits = logits.clone()
+        own_labels = labels.clone()
+        whole_sums = _sums(figure, metric, own_logits, own_labels)
+        if not (_are_equal(own_logits, logits) and _are_equal(own_labels, labels)):
+            raise _refused(figure, "a change in place of what it gets", "logits and labels as they were given")
         if half_batch:
             first_sums = _sums(figure, metric, logits[:half_batch], labels[:half_batch])
             second = _sums(figure, metric, logits[half_batch:], labels[half_batch:])
@@ -156,6 +160,11 @@ def _check(metrics: Metrics, logits: torch.Tensor, labels: torch.Tensor) -> None
             raise _failed(figure, "figure", error) from error
         if not isinstance(value, float | int):
             raise _refused(figure, f"a figure of type {type(value).__name__}", "a number")
+
+
+def _are_equal(values: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether values are those of another tensor, NaN included."""
+    return torch.allclose(values, expected, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _require_additive(figure: str, whole_sums: Mapping[str, float], parts: Sequence[Mapping[str, float]]) -> None:

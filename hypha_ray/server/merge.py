@@ -290,13 +290,26 @@ def own_merge(name: str, options: Mapping[str, Any] | None, weights: Sequence[fl
 
     def merge(values: Iterable[torch.Tensor], scratch: torch.Tensor) -> torch.Tensor:
         copies = [value.clone() for value in values]
-        merged_values: torch.Tensor = rule(copies, list(weights))
-        if merged_values.shape != scratch.shape:
-            got = tuple(merged_values.shape)
-            raise ValueError(f"{name} gave shape {got} for {tuple(scratch.shape)}")
+        merged_values = rule(copies, list(weights))
+        require_like(name, merged_values, scratch)
         return scratch.copy_(merged_values)
 
     return merge
+
+
+def require_like(name: str, values: Any, expected: torch.Tensor) -> None:
+    """Refuse what a member gave if it is no tensor of real numbers of the shape of another.
+
+    Raises:
+        ValueError: it isn't.
+
+    """
+    if not isinstance(values, torch.Tensor):
+        raise ValueError(f"{name} gave {type(values).__name__}, not a tensor")
+    if values.shape != expected.shape:
+        raise ValueError(f"{name} gave shape {tuple(values.shape)} for {tuple(expected.shape)}")
+    if values.is_complex():
+        raise ValueError(f"{name} gave complex numbers")
 
 
 def own_weights(name: str, options: Mapping[str, Any] | None, samples: Sequence[int]) -> list[float]:
@@ -309,7 +322,7 @@ def own_weights(name: str, options: Mapping[str, Any] | None, samples: Sequence[
     """
     weighting = create("weightings", name, options)
     weights = [float(weight) for weight in weighting(list(samples))]
-    is_complete = len(weights) == len(samples) and sum(weights) > 0
-    if not is_complete or not all(0 <= weight < math.inf for weight in weights):
+    is_complete = len(weights) == len(samples) and 0 < sum(weights) < math.inf
+    if not is_complete or not all(weight >= 0 for weight in weights):
         raise ValueError(f"{name} gave {weights} for the samples {list(samples)}: no weights from 0, one for each")
     return weights

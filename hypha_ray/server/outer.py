@@ -21,7 +21,7 @@ from hypha_ray.config.training import OuterOptimizer
 from hypha_ray.kernels import Averaged, is_worth_it, load_ahead, portions
 from hypha_ray.kernels import nesterov as fused_nesterov
 from hypha_ray.plugins import create, find
-from hypha_ray.server.merge import Step, Values, Work, shares
+from hypha_ray.server.merge import Step, Values, Work, require_like, shares
 from hypha_ray.server.payloads import square_distance, square_sum
 from hypha_ray.types import Flat, RoundProgress
 
@@ -227,9 +227,7 @@ def own_step(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Ste
         state_out = [array[part] for array in group.new_state]
         new_theta, new_state = optimizer.step(theta.clone(), delta, state, eta, round)
         for new_values, out in zip((new_theta, *new_state), (theta_out, *state_out), strict=True):
-            if new_values.shape != out.shape:
-                got = tuple(new_values.shape)
-                raise ValueError(f"{outer.name} gave shape {got} for {tuple(out.shape)}")
+            require_like(outer.name, new_values, out)
             out.copy_(new_values)
         for array in state_out:
             if not torch.isfinite(array).all():

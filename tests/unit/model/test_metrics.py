@@ -55,6 +55,11 @@ class Text(Scored):
         return "good"
 
 
+class Softens(Scored):
+    def sums(self, logits, labels):
+        return super().sums(logits.sub_(1.0), labels)
+
+
 class Divides(Scored):
     def figure(self, sums):
         return 1 / 0
@@ -141,6 +146,7 @@ def test_metrics_are_shown_as_the_accuracy_is() -> None:
         ("Raises", "MODEL024: model.metrics: Raises fails.*KeyError: 'lost'"),
         ("Text", "MODEL024.*a figure of type str"),
         ("Divides", "MODEL024.*ZeroDivisionError"),
+        ("Softens", "MODEL024.*a change in place"),
     ],
 )
 def test_metric_that_breaks_the_contract_is_refused(name: str, message: str) -> None:

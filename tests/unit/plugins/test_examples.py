@@ -148,12 +148,36 @@ def test_schedule_sets_the_rates_of_the_steps() -> None:
     assert rates == [0.0, 4.0, 8.0, 8.0, 4.0, 4.0, 4.0, 4.0, 2.0, 2.0]
 
 
+CODEC = """
+import torch
+from hypha_ray.codec.formats.chunked import Chunked
+
+class X(Chunked):
+    name = "X"
+    chunk = 64
+    arrays = {{"signs": ("int8", 64), "sizes": ("float32", 1)}}
+
+    def compress(self, v):
+        return {{"signs": v.sign().to(torch.int8), "sizes": v.abs().mean(1, keepdim=True){sizes}}}
+
+    def expand(self, p):
+        return p["signs"] * p["sizes"]{scale}
+"""
+STEP = "class X:\n    slots = {slots}\n    def step(self, t, d, s, r, n): return {theta}, s"
+
+
 @pytest.mark.parametrize(
     ("key", "module", "text"),
     [
         ("sync.codec", "from hypha_ray.codec.formats.chunked import Chunked as X", r"PLG002.*without chunk"),
         ("sync.codec", "class X: pass", r"PLG002.*without the method compress"),
+        ("sync.codec", CODEC.format(sizes="/ v.abs().amax(1, keepdim=True)", scale=""), r"PLG003.*chunk of zeros"),
+        ("sync.codec", CODEC.format(sizes="", scale=" / p['sizes'].sum()"), r"PLG003.*by itself than beside others"),
         ("outer_optimizer.name", "class X:\n    slots = ()\n    def step(self, a): pass", r"PLG002.*with 5 arguments"),
+        ("outer_optimizer.name", STEP.format(slots="'ab'", theta="t"), r"PLG003.*slots are 'ab', not different names"),
+        ("outer_optimizer.name", STEP.format(slots="('a', 'a')", theta="t"), r"PLG003.*slots are \('a', 'a'\)"),
+        ("outer_optimizer.name", STEP.format(slots="(1,)", theta="t"), r"PLG003.*slots are \(1,\)"),
+        ("outer_optimizer.name", STEP.format(slots="('a',)", theta="t * 1j"), r"PLG003.*complex numbers"),
         (
             "outer_optimizer.name",
             "class X:\n    slots = ()\n    def step(self, t, d, s, r, n): return t + d.mean(), s",
@@ -163,6 +187,9 @@ def test_schedule_sets_the_rates_of_the_steps() -> None:
         ("sync.merge", "def X(deltas): pass", r"PLG002.*2 arguments"),
         ("sync.merge", "def X(deltas, weights): return deltas[1]", r"PLG003.*IndexError"),
         ("sync.merge", "def X(deltas, weights): return deltas[0] * float('nan')", r"PLG003.*finite"),
+        ("sync.merge", "def X(deltas, weights): return deltas[0] * 1j", r"PLG003.*complex numbers"),
+        ("sync.merge", "def X(deltas, weights): return None", r"PLG003.*gave NoneType, not a tensor"),
+        ("sync.weighting", "def X(samples): return [1e308 for _ in samples]", r"PLG003.*no weights from 0"),
         ("sync.weighting", "def X(samples): return [-1.0 for _ in samples]", r"PLG003.*no weights from 0"),
         ("inner_optimizer.name", "class X:\n    pass", r"PLG002.*without the method step"),
         ("inner_optimizer.schedule", "def X(step, total, warmup): return -1.0", r"PLG003.*factor -1.0 at step 0"),

@@ -111,6 +111,28 @@ def test_module_that_is_not_there_is_one_clear_error() -> None:
     assert "put not_here_at_all.py into the job's working directory" in refused("sinks", "not_here_at_all.sinks:Sink")
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("steps.py:Halving", "write steps:Halving"),
+        ("./steps:Halving", "write steps:Halving"),
+        ("plugins/steps.py:Halving", "write plugins.steps:Halving"),
+        ("/home/me/steps.py:Halving", "start the job in the folder of steps.py, and write steps:Halving"),
+        ("..:Halving", "write module:object"),
+    ],
+)
+def test_path_in_place_of_a_module_has_its_spelling_as_remedy(name: str, fix: str) -> None:
+    assert f"Fix: {fix}" in refused("schedules", name)
+
+
+def test_file_with_the_name_of_a_module_of_python_is_told(written: Written) -> None:
+    Path(f"{written(SINK)}.py").rename("json.py")
+    line = refused("sinks", "json:Sink")
+    assert "got Python's own module json in place of json.py. Fix: give json.py another name" in line
+    Path("json.py").unlink()
+    assert "got nothing of that name" in refused("sinks", "json:Sink")
+
+
 def test_function_is_held_to_its_number_of_arguments(written: Written) -> None:
     module = written("def none():\n    pass\ndef two(a, b):\n    pass\ndef some(*all):\n    return 1.0\n")
     assert "error[RWD004]: reward function" in refused("rewards", f"{module}:none")
