@@ -27,7 +27,7 @@ from hypha_ray.scheduler.asynchronous.async_planner import AsyncPlanner
 from hypha_ray.scheduler.asynchronous.strategy import AsyncRounds
 from hypha_ray.scheduler.barrier.round_planner import RoundPlanner
 from hypha_ray.scheduler.barrier.strategy import BarrierRounds
-from hypha_ray.scheduler.failures import FATAL, WeightHashes, another_model, fatal, hopeless, stalled, too_few
+from hypha_ray.scheduler.failures import FATAL, WeightHashes, another_model, fatal, fruitless, hopeless, too_few
 from hypha_ray.scheduler.goal_planner import GoalPlanner
 from hypha_ray.scheduler.messages import Outbox, ResumePoint
 from hypha_ray.scheduler.planner import StorePace, check_interval_s
@@ -368,10 +368,11 @@ class SchedulerCore:
         return was_present
 
     def _lose_without_end(self, loss: LostWorker, now: float) -> None:
-        """Lose a worker that is given up; end the run if no worker makes progress."""
+        """Lose a worker that is given up; end the run if that happens to all, again and again."""
         was_present = self._lose_at_work(loss.source, loss.reason, now)
-        if was_present and loss.stall is not None and self._roster.broke_down(loss.source.worker, loss.stall):
-            self._give_up(stalled(loss.reason) if self._roster.breaks_alike else hopeless(loss.reason, None), now)
+        if was_present and loss.cause is not None and self._roster.broke_down(loss.source.worker, loss.cause):
+            is_common = self._roster.breaks_alike
+            self._give_up(fruitless(loss.reason, loss.is_silent) if is_common else hopeless(loss.reason, None), now)
 
     def _limit_waiting(self, now: float) -> None:
         """Limit the time that the run waits with fewer workers than it needs."""

@@ -127,8 +127,12 @@ def hopeless(reason: str, exception: str | None) -> HyphaError:
     return ClusterError("NET008", f"every worker breaks down, {MAX_CRASHES} times in a row", got=reason, fix=fix)
 
 
-def stalled(reason: str) -> ConfigError:
-    """Error of a run none of whose workers makes progress within the job's limit."""
+def fruitless(reason: str, is_silent: bool) -> HyphaError:
+    """Error of a run all of whose workers fall silent, or make no progress within the job's limit."""
+    if is_silent:
+        problem = f"every worker falls silent, {MAX_CRASHES} times in a row"
+        fix = "look at the machines' load and network, or raise worker.lease_s, then submit again"
+        return ClusterError("NET008", problem, got=reason, fix=fix)
     problem = f"no worker makes progress, {MAX_CRASHES} times in a row"
     fix = "raise worker.stall_s above the time of a batch and of an evaluation, or see in the logs what holds workers"
     return ConfigError("NET008", problem, got=reason, fix=fix)

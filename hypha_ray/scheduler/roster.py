@@ -43,9 +43,9 @@ class Slot:
     failures: int = 0
     """Workers in a row that ended without a contribution."""
     breakdowns: int = 0
-    """Number of these that crashed or made no progress."""
+    """Number of these that crashed, fell silent or made no progress."""
     causes: set[str | None] = field(default_factory=set)
-    """Exceptions or stalls that ended them; None stands for a crash without an exception."""
+    """Causes that ended them; None stands for a crash without an exception."""
     work: str = ""
     """Work that the worker reported last; empty if none."""
     machine: str = ""
@@ -78,8 +78,9 @@ class LostWorker:
 
     source: Source
     reason: str
-    stall: str | None = None
-    """The reason without its work, if it made no progress; None if it was lost for another reason."""
+    cause: str | None = None
+    """The reason without its work; None if it was never ready."""
+    is_silent: bool = False
 
 
 class Roster:
@@ -282,7 +283,8 @@ class Roster:
                 if now - slot.progress_at > start_limit_s:
                     given_up.append(LostWorker(slot.source, "not ready in time"))
             elif expired_leases and slot.lease.id in expired_leases:
-                given_up.append(LostWorker(slot.source, f"silent for {self._job.lease_s:g} s"))
+                silence = f"silent for {self._job.lease_s:g} s"
+                given_up.append(LostWorker(slot.source, silence, silence, is_silent=True))
             elif slot.number not in busy:
                 slot.progress_at = now
             elif now - slot.progress_at > stall_s:
@@ -340,7 +342,7 @@ class Roster:
         self._crashed.clear()
 
     def broke_down(self, worker: int, cause: str | None = None) -> bool:
-        """Count a worker that crashed, or made no progress; True if every slot has reached `MAX_CRASHES`."""
+        """Count a worker that crashed or was given up; True if every slot has reached `MAX_CRASHES`."""
         self._crashed.add(worker)
         slot = self.slots[worker]
         slot.breakdowns += 1

@@ -159,7 +159,7 @@ class Books:
             assert was is not None and self.clock - self.in_time[source] > self.job.worker.lease_s - 2 * CHECK_S, (
                 "a worker is given up that was heard of"
             )
-        if reason.startswith("no progress"):
+        if reason.startswith(("no progress", "silent")):
             self.breakdowns[worker] += 1
         if reason.startswith("excluded"):
             assert self.strikes[worker] >= self.job.sync.strikes, "a worker is excluded too early"

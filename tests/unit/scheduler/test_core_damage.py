@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -334,3 +335,18 @@ def test_one_worker_within_the_limit_keeps_the_run_going() -> None:
     fleet = fleet_of(0.1, 20.0, worker={"stall_s": 5.0})
     done(fleet)
     assert {note["worker"] for note in fleet.noted("loss")} <= {1}
+
+
+def test_workers_that_all_fall_silent_again_and_again_end_the_run() -> None:
+    fleet = fleet_of(0.1, 0.1)
+
+    def watch(command: c.Command) -> None:
+        if isinstance(command, c.Assign) and command.plan.spans:
+            fleet.workers[command.worker].alive = False
+
+    fleet.watchers.append(watch)
+    fleet.run()
+
+    assert (fleet.error.code, fleet.error.exit_code) == ("NET008", 75)
+    assert "falls silent" in fleet.error.what and "worker.lease_s" in fleet.error.fix
+    assert Counter(note["worker"] for note in fleet.noted("loss")) == {0: 5, 1: 5}

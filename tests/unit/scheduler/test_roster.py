@@ -54,7 +54,7 @@ def test_word_renews_the_lease_and_silence_ends_it() -> None:
     roster = roster_of(1)
     (source,) = at_work(roster)
     assert roster.renew_lease(source, 4.9, progress=False) and roster.silent(9.8, ()) == []
-    assert roster.silent(9.9, ()) == [LostWorker(source, "silent for 5 s")]
+    assert roster.silent(9.9, ()) == [LostWorker(source, "silent for 5 s", "silent for 5 s", is_silent=True)]
     assert not roster.renew_lease(source, 9.95, progress=True)
 
 
@@ -64,7 +64,7 @@ def test_busy_worker_without_progress_is_given_up_and_an_idle_one_is_not() -> No
     for second in range(1, 22):
         given_up = roster.silent(second, {0})
         assert roster.renew_lease(busy, second, progress=False) and roster.renew_lease(idle, second, progress=False)
-    assert given_up == [LostWorker(busy, "no progress for 20 s", stall="no progress for 20 s")]
+    assert given_up == [LostWorker(busy, "no progress for 20 s", "no progress for 20 s")]
     assert roster.silent(22.0, {1}) == []
 
 
