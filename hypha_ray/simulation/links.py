@@ -21,7 +21,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 from hypha_ray.config.keys import KeyPath
 from hypha_ray.config.value_types import Table
 from hypha_ray.errors import ConfigError
-from hypha_ray.simulation.exchange import PayloadSizes, rate_text
+from hypha_ray.simulation.exchange import WEIGHT_BYTES, PayloadSizes, rate_text
 from hypha_ray.simulation.scenario import DAY_S, LONGEST_ROUND_DAYS, MachineGroup, Scenario
 from hypha_ray.telemetry.sinks.table import si
 
@@ -395,14 +395,14 @@ def _gbps(rate: float | None) -> float:
 
 
 def require_fast_links(scenario: Scenario, locate: Callable[[KeyPath], str]) -> None:
-    """Refuse links that are too slow for what one worker sends or gets in a round.
+    """Refuse links and a head that are too slow for what one worker sends or gets in a round.
 
     Args:
-        scenario: gives links, and the job and model whose payloads they carry.
+        scenario: gives rates, and the job and model whose payloads they are for.
         locate: gives a key as an error names it.
 
     Raises:
-        ConfigError: CFG003, a payload would take longer than any round may.
+        ConfigError: CFG003, a payload, its merge or a snapshot would take longer than any round may.
 
     """
     sizes = PayloadSizes(scenario.job_of_run, scenario.model.parameters)
@@ -410,12 +410,27 @@ def require_fast_links(scenario: Scenario, locate: Callable[[KeyPath], str]) -> 
     size_bytes = {"up": delta_bytes, "down": sizes.coded_bytes(0) or delta_bytes}
     for path, mbps in _rates(scenario):
         direction = path[-1].partition("_")[0]
-        days = size_bytes[direction] * _BITS / (mbps * 1e6) / DAY_S
-        if days > LONGEST_ROUND_DAYS:
-            problem = f"{locate(path)} is too low for the model"
-            got = f"{rate_text(mbps)}, at which a payload of {si(size_bytes[direction])}B takes {days:.3g} days"
-            allowed = f"up to {LONGEST_ROUND_DAYS} days"
-            raise ConfigError("CFG003", problem, got, allowed, "give a faster link, or a smaller model")
+        bytes_per_s = mbps * 1e6 / _BITS
+        _require_short(locate(path), rate_text(mbps), "a payload", size_bytes[direction], bytes_per_s)
+    head = scenario.head
+    if head.reduce_gb_s is not None:
+        decoded_bytes = min(sizes.fragments) * WEIGHT_BYTES
+        rate = f"{head.reduce_gb_s:g} GB/s"
+        _require_short(locate(("head", "reduce_gb_s")), rate, "a delta", decoded_bytes, head.reduce_gb_s * 1e9)
+    if head.commit_mb_s is not None:
+        snapshot_bytes = 2 * WEIGHT_BYTES * scenario.model.parameters
+        rate = f"{head.commit_mb_s:g} MB/s"
+        _require_short(locate(("head", "commit_mb_s")), rate, "a snapshot", snapshot_bytes, head.commit_mb_s * 1e6)
+
+
+def _require_short(key: str, rate: str, name: str, size_bytes: int, bytes_per_s: float) -> None:
+    """Refuse a rate at which a size takes longer than any round may."""
+    days = size_bytes / bytes_per_s / DAY_S
+    if days > LONGEST_ROUND_DAYS:
+        got = f"{rate}, at which {name} of {si(size_bytes)}B takes {days:.3g} days"
+        allowed = f"up to {LONGEST_ROUND_DAYS} days"
+        problem = f"{key} is too low for the model"
+        raise ConfigError("CFG003", problem, got, allowed, "give a higher rate, or a smaller model")
 
 
 def _rates(scenario: Scenario) -> Iterator[tuple[KeyPath, float]]:

@@ -22,7 +22,7 @@ from hypha_ray.config.options import parse_options
 from hypha_ray.config.value_types import MACHINES_AT_MOST, Table, seconds_of, table_of
 from hypha_ray.errors import ConfigError
 from hypha_ray.simulation.exchange import Circumstances, ModelShape, parse_latency, parse_link
-from hypha_ray.simulation.scenario import Scenario, with_samples
+from hypha_ray.simulation.scenario import Scenario
 
 SCENARIO_TABLES: Final = ("machines", "sites", "head")
 """Tables of a scenario that a trial may set; no table of a job file has these names."""
@@ -127,6 +127,14 @@ def with_scenario_keys(scenario: S, settings: Sequence[tuple[str, str]]) -> S:
             changed = tuple(entries)
         scenario = scenario.model_copy(update={table: changed})
     return scenario
+
+
+def with_samples(job: Job, samples_per_worker: int | None) -> Job:
+    """A job with these samples of a round for each worker; None: its own."""
+    if samples_per_worker is None:
+        return job
+    samples = {"samples_between_updates": samples_per_worker * job.num_workers}
+    return job.model_copy(update={"rounds": job.rounds.model_copy(update=samples)})
 
 
 def with_workers(scenario: Scenario, workers: int) -> Scenario:

@@ -33,6 +33,10 @@ Spread = Annotated[float, Field(ge=0, le=10)]
 DAY_S: Final = 86_400.0
 LONGEST_ROUND_DAYS: Final = 100
 """Days after which a round is taken to have no end."""
+FORGOTTEN_CYCLES: Final = 100
+"""Mean cycles of slow and fast times after which the present one no longer depends on the first."""
+Span = Annotated[float, Field(ge=1e-3, le=10**12)]
+"""Mean time between events of a machine, of which there mustn't be too many."""
 
 
 def _whole(value: Any) -> Any:
@@ -80,7 +84,7 @@ class Stragglers(Table):
 
     share: Share = Field(0.0, description="part of the time that a machine is slow")
     factor: Annotated[float, Field(ge=1, le=10**6)] = Field(1.0, description="how much longer batches take")
-    for_s: Duration = Field(60.0, description="seconds that a machine stays slow")
+    for_s: Span = Field(60.0, description="seconds that a machine stays slow")
 
 
 class StartTimes(Table):
@@ -107,7 +111,7 @@ class FailureKinds(Table):
 class Failures(Table):
     """Failures of machines: independent, at random times."""
 
-    every_h: Duration | None = Field(None, description="mean hours between two failures of a machine; default: never")
+    every_h: Span | None = Field(None, description="mean hours between two failures of a machine; default: never")
     kinds: FailureKinds = Field(FailureKinds(kill=1.0), description="kinds of failures")
     notice_s: Amount = Field(30.0, description="seconds between the notice of a preemption and the machine's end")
     away_s: Duration = Field(600.0, description="mean seconds until a preempted machine is back")
@@ -347,12 +351,18 @@ class Machine:
         """Factor of a batch that begins now; slow and fast times alternate, and are exponentially distributed."""
         stragglers = self.group.stragglers
         if self._slow_until == 0.0:
-            self._is_slow = self._batch_dice.random() < stragglers.share
-            self._slow_until = self._batch_dice.expovariate(1.0) * self._mean_turn_s()
+            self._begin_turn(0.0)
+        if now - self._slow_until > FORGOTTEN_CYCLES * stragglers.for_s / stragglers.share:
+            self._begin_turn(now)
         while self._slow_until <= now:
             self._is_slow = not self._is_slow
             self._slow_until += self._batch_dice.expovariate(1.0) * self._mean_turn_s()
         return stragglers.factor if self._is_slow else 1.0
+
+    def _begin_turn(self, now: float) -> None:
+        """Throw for a machine that is slow or fast without regard to earlier times, and for the rest of that time."""
+        self._is_slow = self._batch_dice.random() < self.group.stragglers.share
+        self._slow_until = now + self._batch_dice.expovariate(1.0) * self._mean_turn_s()
 
     def _mean_turn_s(self) -> float:
         """Mean seconds of a slow time or, while the machine is fast, of a fast one."""
@@ -438,11 +448,3 @@ def machines_of(scenario: Scenario) -> list[Machine]:
         for rank in range(group.count):
             machines.append(Machine(len(machines), rank, group, scenario.seed))
     return machines
-
-
-def with_samples(job: Job, samples_per_worker: int | None) -> Job:
-    """A job with these samples of a round for each worker; None: its own."""
-    if samples_per_worker is None:
-        return job
-    samples = {"samples_between_updates": samples_per_worker * job.num_workers}
-    return job.model_copy(update={"rounds": job.rounds.model_copy(update=samples)})

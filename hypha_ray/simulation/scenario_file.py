@@ -29,8 +29,8 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.simulation.exchange import BYTES_PER_CHUNK, MEAN_BITS, MOST_BITS
 from hypha_ray.simulation.failures import with_traces
 from hypha_ray.simulation.links import require_fast_links
-from hypha_ray.simulation.options import with_workers
-from hypha_ray.simulation.scenario import MachineGroup, Scenario, with_samples
+from hypha_ray.simulation.options import with_samples, with_workers
+from hypha_ray.simulation.scenario import MachineGroup, Scenario
 
 FOLDER: Final = Path(__file__).with_name("scenarios")
 """Folder of the scenarios that ship with the package."""

@@ -170,7 +170,7 @@ class CommittedRound:
         actual_s = done_round.ready_at - done_round.started_at
         time_s = actual_s if done_round.overlapped else self.last_merged_at - done_round.started_at
         plan_error = None
-        if done_round.predicted_s is not None:
+        if done_round.predicted_s is not None and actual_s > 0:
             plan_error = abs(done_round.predicted_s - actual_s) / actual_s
         return {
             **done_round.figures.record(self.commit, deltas.values(), time_s, rounds, elapsed_s),

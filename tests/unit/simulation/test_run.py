@@ -197,6 +197,14 @@ def test_a_round_that_never_ends_ends_the_run_with_a_reason(tmp_path: Path, monk
     assert 0.864 < result.time_s < 10
 
 
+def test_rounds_that_take_no_time_have_their_records(tmp_path: Path) -> None:
+    """Next to the time since the start, 1e-300 s is nothing: no relative error can be told, and all else can."""
+    instant = EXACT.replace("{ median = 1 }", "{ median = 1e-300 }")
+    result = result_of(tmp_path, instant.replace("up_mbps = 32\ndown_mbps = 64\n", ""))
+    assert [record["round"] for record in result.round_metrics] == [0, 1, 2, 3]
+    assert [record["plan_error"] for record in result.round_metrics[1:]] == [None, None, None]
+
+
 def test_seed_changes_times_and_equal_seeds_do_not(tmp_path: Path) -> None:
     text = EXACT.replace("{ median = 1 }", "{ median = 1, spread = 0.3, jitter = 0.1 }")
     first, again, other = (result_of(tmp_path, text, {"seed": seed}).as_json() for seed in (1, 1, 2))

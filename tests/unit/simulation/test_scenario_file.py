@@ -48,6 +48,8 @@ def line_of(text: str, part: str) -> int:
         ("up_mbps = 32", "up_mbps = 1e-300", "CFG003", ["machines.0.up_mbps is too low", "4.00MB takes 3.7e+296 days"]),
         ("down_mbps = 64", "down_mbps = 3e-6", "CFG003", ["machines.0.down_mbps is too low", "4.00MB takes 123 days"]),
         ("reduce_gb_s = 0.008", "up_gbps = 3e-9", "CFG003", ["head.up_gbps is too low", "123 days", "up to 100 days"]),
+        ("price = 3.6", "failures = { every_h = 1e-9 }", "CFG003", ["machines.0.failures.every_h", "≥ 0.001"]),
+        ("price = 3.6", "stragglers = { share = 0.5, for_s = 1e-6 }", "CFG003", ["stragglers.for_s", "≥ 0.001"]),
         ("up_mbps = 32", 'up_mbps = "100mbit"', "CFG002", ["machines.0.up_mbps", "'100mbit'", "without a unit"]),
     ],
 )
@@ -62,6 +64,29 @@ def test_mistake_is_named_with_its_line(tmp_path: Path, old: str, new: str, code
     for part in parts:
         assert part in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("rate", "parameters", "problem"),
+    [
+        (
+            "reduce_gb_s = 1e-6",
+            "5.0e9",
+            "reduce_gb_s is too low .* got 1e-06 GB/s, .* a delta of 20.0GB takes 231 days",
+        ),
+        (
+            "commit_mb_s = 1e-6",
+            "5.0e6",
+            "commit_mb_s is too low .* got 1e-06 MB/s, .* snapshot of 40.0MB takes 463 days",
+        ),
+    ],
+)
+def test_head_that_is_too_slow_for_the_model_is_refused(
+    tmp_path: Path, rate: str, parameters: str, problem: str
+) -> None:
+    text = EXACT.replace("reduce_gb_s = 0.008", rate).replace("1.0e6", parameters)
+    with pytest.raises(ConfigError, match=f"CFG003.*scenario.toml:{line_of(text, rate)}: head.{problem}"):
+        read_text(tmp_path, text)
 
 
 @pytest.mark.parametrize("key", ["varied", "zzz"])

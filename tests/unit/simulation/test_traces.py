@@ -163,3 +163,12 @@ def test_straggler_is_slow_for_its_share_of_the_time() -> None:
     times = [machine.batch_s(float(now)) for now in range(40_000)]
     assert set(times) == {2.0, 8.0}
     assert times.count(8.0) / len(times) == pytest.approx(0.25, abs=0.03)
+
+
+def test_straggler_forgets_its_turns_in_a_long_time_without_passing_each_of_them() -> None:
+    """Slow again 5 s later: 1/4 + 3/4 · exp(−5 · (1/10 + 1/30)) of the slow ones, as in a chain of two states."""
+    machine = machine_of(stragglers=Stragglers(share=0.25, factor=4.0, for_s=10.0))
+    pairs = [(machine.batch_s(now), machine.batch_s(now + 5.0)) for now in (1e11 * n for n in range(1, 8_000))]
+    of_slow = [later for earlier, later in pairs if earlier == 8.0]
+    assert len(of_slow) / len(pairs) == pytest.approx(0.25, abs=0.03)
+    assert of_slow.count(8.0) / len(of_slow) == pytest.approx(0.6351, abs=0.05)
