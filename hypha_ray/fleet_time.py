@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,3 +67,23 @@ class FleetTime:
 def goodput(samples: float, possible_samples: float) -> float | None:
     """Committed samples ÷ those that the fleet could have trained; None if that isn't known."""
     return samples / possible_samples if possible_samples > 0 else None
+
+
+def training_seconds(rounds: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Seconds of training up to the end of each round, by the records of rounds.
+
+    A round begins before its predecessor's weights have reached every worker, so the rounds' own times add up to more.
+    A round's own time counts where no growth of `elapsed_s` tells it.
+    """
+    seconds: list[float] = []
+    total_s = 0.0
+    before_s = 0.0 if rounds and rounds[0]["round"] == 0 else None
+    for record in rounds:
+        elapsed_s = record.get("elapsed_s")
+        if elapsed_s is None or before_s is None or elapsed_s <= before_s:
+            total_s += record.get("time_s") or 0.0
+        else:
+            total_s += elapsed_s - before_s
+        before_s = elapsed_s
+        seconds.append(total_s)
+    return seconds

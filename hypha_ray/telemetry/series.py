@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 from hypha_ray.config.load import CONFIG
 from hypha_ray.figures import Objective, objective_of, shown_beside, task_figures
-from hypha_ray.fleet_time import FleetTime
+from hypha_ray.fleet_time import FleetTime, training_seconds
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, SUMMARY, Record, by_round, of_kind, read_json
 
 Unit: TypeAlias = Literal["", "%", "s", "B", "1/s", "tokens"]
@@ -159,8 +159,7 @@ class Series:
         self.steps = [record for record in records if record.get("kind") == "step"]
         """Reports of workers."""
         self.numbers = [int(record["round"]) + 1 for record in self.rounds]
-        round_seconds = [record.get("time_s") or 0.0 for record in self.rounds]
-        self.seconds = list(accumulate(round_seconds))
+        self.seconds = training_seconds(self.rounds)
         """Seconds of training up to the end of each round."""
 
     def column(self, name: str, scale: float = 1.0, otherwise: str = "") -> list[float]:
@@ -344,9 +343,7 @@ def ended_early(events: Iterable[Record]) -> str | None:
 
 
 def _work(rounds: list[Record]) -> dict[str, Any]:
-    # A resumed run may count its elapsed time from the resumption; the sum over rounds is then the longer one.
-    elapsed_s = _since(rounds, "elapsed_s", "time_s") or 0.0
-    seconds = max(elapsed_s, _total(rounds, "time_s"))
+    seconds = max(training_seconds(rounds), default=0.0)
     samples = _since(rounds, "samples_total", "samples")
     tokens = _since(rounds, "tokens_total", "tokens")
     return {

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hypha_ray.fleet_time import TIME_KINDS
-from hypha_ray.telemetry.series import summary
+from hypha_ray.telemetry.series import Series, summary
 from hypha_ray.telemetry.sinks.files import (
     EVENTS,
     METRICS,
@@ -203,6 +203,15 @@ def test_summary_of_a_round_trained_again_counts_it_once() -> None:
     again = a_round(1, loss=1.0, bytes_up=70, elapsed_s=2.0)
     figures = summary([a_round(0), a_round(1), again])
     assert (figures["rounds"], figures["loss"], figures["bytes_up"], figures["seconds"]) == (2, 1.0, 120, 4.0)
+
+
+def test_time_of_rounds_that_overlap_counts_once_in_summary_and_plots() -> None:
+    """Each round begins 0.5 s before the end of the one before it; the last one follows a resumption."""
+    rounds = [a_round(number, time_s=2.5 if number else 2.0) for number in range(4)]
+    resumed = a_round(4, time_s=2.5, elapsed_s=7.0)
+    figures = summary([*rounds, resumed])
+    assert (figures["seconds"], figures["samples_per_s"]) == (10.5, 500 / 10.5)
+    assert Series([*rounds, resumed], figures).seconds == [2.0, 4.0, 6.0, 8.0, 10.5]
 
 
 def test_summary_of_data_without_tokens_has_none() -> None:
