@@ -91,6 +91,12 @@ def counted(number: int | str, noun: str) -> str:
     return f"{number} {noun}" if str(number) == "1" else f"{number} {noun}s"
 
 
+def significant(value: float, digits: int) -> str:
+    """Write a number with so many significant digits; a larger one has all digits before its point, and no exponent."""
+    text = f"{value:.{digits}g}"
+    return f"{value:.0f}" if "e+" in text else text
+
+
 def ranges(numbers: Iterable[int]) -> list[str]:
     """Write numbers briefly, in order: ``0-7``, ``9``."""
     spans: list[list[int]] = []

@@ -37,7 +37,7 @@ from hypha_ray.simulation.scenario import (
     Site,
     StartTimes,
 )
-from hypha_ray.texts import counted
+from hypha_ray.texts import counted, significant
 
 MOST_BATCHES: Final = 60_000
 """Batches of a simulated run beyond which it would take minutes."""
@@ -284,7 +284,7 @@ def _candidate_rows(entries: Sequence[ComparedCandidate]) -> Iterator[tuple[str,
             *_columns(settings),
             percent(entry.estimate.overhead),
             simulated,
-            f"{megabytes:.4g}",
+            significant(megabytes, 4),
         )
 
 
@@ -310,7 +310,8 @@ def _notes(circumstances: Circumstances, limits: Limits, most_overhead: float, c
         factor = sufficient_scale(circumstances, limits, most_overhead)
         problem = f"no measured setting has workers wait for {percent(most_overhead)} or less"
         if factor is None:
-            yield f"{problem}, on any link: coding takes {choice.estimate.coding_s:.3g} s; let the batches be larger"
+            coding_s = significant(choice.estimate.coding_s, 3)
+            yield f"{problem}, on any link: coding takes {coding_s} s; let the batches be larger"
         else:
             link = rate_text(factor * circumstances.link.down_mbps)
             head = rate_text(factor * circumstances.head.down_mbps)

@@ -18,6 +18,7 @@ from hypha_ray.config.keys import shown
 from hypha_ray.errors import ConfigError
 from hypha_ray.exchange_schedule import fragments_of_round, is_last_round
 from hypha_ray.scheduler.messages import Merge
+from hypha_ray.texts import significant
 
 UNCODED: Final = "fp32"
 WEIGHT_BYTES: Final = 4
@@ -221,8 +222,8 @@ def parse_latency(text: str, flag: str) -> float:
 def rate_text(mbps: float) -> str:
     """Write a rate: ``20 Mbit/s``, ``1.5 Gbit/s``."""
     if mbps >= 1000:
-        return f"{mbps / 1000:.3g} Gbit/s"
-    return f"{mbps:.3g} Mbit/s"
+        return f"{significant(mbps / 1000, 3)} Gbit/s"
+    return f"{significant(mbps, 3)} Mbit/s"
 
 
 def _with_both_units(text: str) -> str:

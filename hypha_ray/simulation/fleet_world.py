@@ -392,8 +392,8 @@ class FleetWorld(World):
         self.later(self._reduce_s(command), self._end_reduction)
 
     def _end_reduction(self) -> None:
-        command = self._reductions.popleft()
-        self.tell(c.Reduced(self.verdict(command)))
+        self.tell(c.Reduced(self.verdict(self._reductions[0])))
+        self._reductions.popleft()  # Only now: the core may have ordered the next one, which waits behind it.
         if self._reductions:
             self._await_payloads()
 

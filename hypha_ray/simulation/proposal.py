@@ -16,7 +16,7 @@ from hypha_ray.exchange_schedule import settled_momentum
 from hypha_ray.plugins import is_own
 from hypha_ray.simulation.exchange import Circumstances, ExchangeEstimate, ExchangeSettings, whole_weights_s
 from hypha_ray.simulation.ladder import ExchangeChoice, Limits
-from hypha_ray.texts import counted
+from hypha_ray.texts import counted, significant
 
 TOLERANCE: Final = 2.0
 """Factor beyond the measured sizes from which a figure is called an extrapolation."""
@@ -399,11 +399,11 @@ def _texts(figures: tuple[Evidence, ...], circumstances: Circumstances) -> tuple
 
 def percent(part: float) -> str:
     """Write a part as a percentage."""
-    return f"{100 * part:.2g} %"
+    return f"{significant(100 * part, 2)} %"
 
 
 def _seconds(seconds: float) -> str:
     """Write a time, in seconds or, if it is short, milliseconds."""
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"
-    return f"{seconds:.3g} s"
+    return f"{significant(seconds, 3)} s"

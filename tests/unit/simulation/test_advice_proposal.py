@@ -203,3 +203,11 @@ def test_negative_value_of_an_option_is_its_value_and_not_a_flag() -> None:
     assert own == ["--latency", "-5ms", "--batch-s", "1", "-2"] and of_job == ["--run.seed", "3", "-x"]
     with pytest.raises(ConfigError, match=r"CFG003.*--overhead is out of range — got -0\.1, allowed 0\.001 to 0\.9"):
         parse_advise(["--link", "1gbit", "--overhead", "-0.1"], None)
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [(0.00069, "0.069 %"), (0.1, "10 %"), (0.37, "37 %"), (0.9999, "100 %"), (1.0, "100 %"), (1.52, "152 %")],
+)
+def test_percentages_have_no_exponent(part: float, text: str) -> None:
+    assert proposal.percent(part) == text

@@ -94,6 +94,7 @@ def test_latency_that_is_none_is_refused(text: str, code: str) -> None:
 def test_rates_are_written_in_their_units() -> None:
     assert rate_text(20) == "20 Mbit/s"
     assert rate_text(1500) == "1.5 Gbit/s"
+    assert (rate_text(999.9), rate_text(1_234_567)) == ("1000 Mbit/s", "1235 Gbit/s")
     assert str(Link(50, 5)) == "50 Mbit/s down and 5 Mbit/s up"
 
 

@@ -205,6 +205,17 @@ def test_rounds_that_take_no_time_have_their_records(tmp_path: Path) -> None:
     assert [record["plan_error"] for record in result.round_metrics[1:]] == [None, None, None]
 
 
+def test_reduction_that_follows_at_once_is_made_once(tmp_path: Path) -> None:
+    """Fragments of 2 MB from two workers take 0.5 s each; batches of 0.01 s are over by then, with a round in flight.
+
+    The first round has a start of 10 s and ten batches, and the last one waits for five more before its delta.
+    """
+    text = EXACT.replace("median = 1 }", "median = 0.01 }").replace("up_mbps = 32\ndown_mbps = 64\n", "")
+    result = result_of(tmp_path, f"{text}[job.sync]\nfragments = 2\ndelay_steps = 5\nin_flight = 2\n")
+    assert result.failure is None
+    assert result.round_s == pytest.approx([10 + 0.1 + 0.5, 0.5, 0.5, 0.5 + 0.05])
+
+
 def test_seed_changes_times_and_equal_seeds_do_not(tmp_path: Path) -> None:
     text = EXACT.replace("{ median = 1 }", "{ median = 1, spread = 0.3, jitter = 0.1 }")
     first, again, other = (result_of(tmp_path, text, {"seed": seed}).as_json() for seed in (1, 1, 2))
