@@ -37,7 +37,7 @@ def light_command() -> Iterator[LightCommands]:
 def test_help_of_every_job_imports_nothing_heavy(light_command: LightCommands, script: Path) -> None:
     """Its answer is there at once: what takes seconds are these imports."""
     done = light_command(script.stem, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, said(done.stderr)) == (0, "")
     expected = [script.name, "--help", *{"evaluate": ["--dataset"], "plot": ["--run"]}.get(script.stem, [])]
     assert [word for word in expected if word not in done.stdout] == []
     assert light_command(script.stem, "-h").stdout == done.stdout

@@ -23,7 +23,7 @@ from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.types import Contribution, Flat, Span, Verdict
 from tests.support.hub import TOKEN, hub_of
-from tests.support.job_scripts import Done, jobs_in
+from tests.support.job_scripts import Done, jobs_in, said
 
 GROUP = "parameters/float32"
 MODEL = {
@@ -79,7 +79,7 @@ def test_export_of_a_stopped_run_saves_its_newest_weights_where_it_is_told_to(st
     home, newest = tmp_path / "home", load_file(stopped / "checkpoints" / "round_000002" / "model.safetensors")
     before = sorted(path.name for path in stopped.iterdir())
     done = export(home, "--run", "mine", "--to", tmp_path / "there")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, said(done.stderr)) == (0, "")
     assert done.stdout.splitlines() == ["after round 3 of 5, 3 are committed", f"model: {tmp_path}/there"]
     assert all(np.array_equal(array, newest[name]) for name, array in saved(tmp_path / "there").items())
     assert sorted(path.name for path in stopped.iterdir()) == before, "the run itself is touched"
@@ -102,7 +102,7 @@ def test_export_to_a_folder_with_other_files_is_refused_and_leaves_them(stopped:
 
 def test_export_in_another_dtype_is_that_of_its_weights(stopped: Path, tmp_path: Path) -> None:
     done = export(tmp_path / "home", "--run", "mine", "--dtype", "bfloat16", "--to", tmp_path / "small")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, said(done.stderr)) == (0, "")
     network = AutoModelForCausalLM.from_pretrained(tmp_path / "small", dtype="auto")
     assert {parameter.dtype for parameter in network.parameters()} == {torch.bfloat16}
     wrong = export(tmp_path / "home", "--run", "mine", "--dtype", "int8", "--to", tmp_path / "other")

@@ -22,7 +22,7 @@ from hypha_ray.data.encoders import byte_tokenizer
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.build import build_model
 from hypha_ray.model.writer import Writer
-from tests.support.job_scripts import Done, Jobs
+from tests.support.job_scripts import Done, Jobs, said
 
 MODEL = {
     "model_type": "gpt2",
@@ -73,15 +73,15 @@ def expected(folder: Path, text: str, tokens: int) -> str:
 
 def test_prompt_is_gone_on_from_up_to_the_end_that_was_learned(generate: Any, folders: dict[str, Path]) -> None:
     done = generate("--model", folders["plain"], "--prompt", "one two", "--temperature", "0", "--max-new-tokens", "50")
-    assert (done.returncode, done.stdout, done.stderr) == (0, " three four five six seven\n", "")
+    assert (done.returncode, done.stdout, said(done.stderr)) == (0, " three four five six seven\n", "")
 
 
 def test_chat_is_put_in_its_template_unless_it_is_to_be_raw(generate: Any, folders: dict[str, Path]) -> None:
-    said = ["--model", folders["chat"], "--prompt", "one", "--temperature", "0", "--max-new-tokens", "9"]
-    assert generate(*said).stdout == expected(folders["chat"], "u:one;a:", 9) + "\n"
-    told = generate(*said, "--system", "be brief")
+    flags = ["--model", folders["chat"], "--prompt", "one", "--temperature", "0", "--max-new-tokens", "9"]
+    assert generate(*flags).stdout == expected(folders["chat"], "u:one;a:", 9) + "\n"
+    told = generate(*flags, "--system", "be brief")
     assert told.stdout == expected(folders["chat"], "s:be brief;u:one;a:", 9) + "\n"
-    assert generate(*said, "--raw").stdout == expected(folders["chat"], "one", 9) + "\n"
+    assert generate(*flags, "--raw").stdout == expected(folders["chat"], "one", 9) + "\n"
 
 
 def test_prompt_of_a_model_that_was_trained_without_its_template_is_gone_on_from(
@@ -91,12 +91,12 @@ def test_prompt_of_a_model_that_was_trained_without_its_template_is_gone_on_from
     file = folder / "tokenizer_config.json"
     rules = {"begin": [], "ends": [1], "vocab_size": 384, "template_sha256": None}
     file.write_text(json.dumps(json.loads(file.read_text()) | {"token_rules": rules}))
-    said = ["--model", folder, "--prompt", "one", "--temperature", "0", "--max-new-tokens", "9"]
-    done = generate(*said)
+    flags = ["--model", folder, "--prompt", "one", "--temperature", "0", "--max-new-tokens", "9"]
+    done = generate(*flags)
     assert done.stdout == expected(folder, "one", 9) + "\n"
-    assert done.stderr.startswith("note: the model was trained on texts without its chat template")
-    assert generate(*said, "--raw", "false").stdout == expected(folder, "u:one;a:", 9) + "\n"
-    refused = generate(*said, "--system", "be brief")
+    assert said(done.stderr).startswith("note: the model was trained on texts without its chat template")
+    assert generate(*flags, "--raw", "false").stdout == expected(folder, "u:one;a:", 9) + "\n"
+    refused = generate(*flags, "--system", "be brief")
     assert refused.returncode == 2 and "add --raw false" in refused.stderr
     for known in ({"template_sha256": "0" * 64}, {"vocab_size": None}):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"token_rules": rules | known}))
@@ -112,7 +112,7 @@ def test_system_message_of_the_preparation_is_used_unless_another_is_given(
     file.write_text(json.dumps(json.loads(file.read_text()) | {"token_rules": rules}))
     done = generate("--model", folder, "--prompt", "one", "--temperature", "0", "--max-new-tokens", "9")
     assert done.stdout == expected(folder, "s:be brief;u:one;a:", 9) + "\n"
-    assert done.stderr == "note: the system message is that of the preparation, 'be brief'; see --system\n"
+    assert said(done.stderr) == "note: the system message is that of the preparation, 'be brief'; see --system\n"
     for system, text in (("", "u:one;a:"), ("be long", "s:be long;u:one;a:")):
         answer = Writer(folder, system=system).write("one", max_new_tokens=9, temperature=0.0)
         assert answer == expected(folder, text, 9)
@@ -125,7 +125,7 @@ def test_conversation_that_the_template_refuses_is_one_error(
     (folder / "chat_template.jinja").write_text("{{ raise_exception('System role not supported') }}")
     done = generate("--model", folder, "--prompt", "one", "--system", "be brief")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
+    assert said(done.stderr) == (
         "error[GEN005]: the model's chat template refuses the conversation — got TemplateError: System role not "
         "supported. Fix: leave --system out, or add --raw to go on from the text itself\n"
     )
@@ -189,7 +189,7 @@ def test_what_no_text_can_come_of_is_refused(
     generate: Any, folders: dict[str, Path], arguments: list[str], error: str
 ) -> None:
     done = generate("--model", folders["plain"], *arguments)
-    assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith(error)
+    assert (done.returncode, done.stdout) == (2, "") and said(done.stderr).startswith(error)
 
 
 def test_translation_ends_where_the_decoders_positions_do(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_model_that_writes_nothing_is_refused(generate: Any, tmp_path: Path) -> 
         tmp_path / "m"
     )
     done = generate("--model", tmp_path / "m", "--prompt", "x")
-    assert done.returncode == 2 and done.stderr.startswith("error[GEN002]: this model generates no text")
+    assert done.returncode == 2 and said(done.stderr).startswith("error[GEN002]: this model generates no text")
 
 
 @pytest.mark.parametrize("content", [b"one\ntwo", b"\xef\xbb\xbfone\r\n\r\ntwo\r\n"])

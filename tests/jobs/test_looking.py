@@ -55,7 +55,7 @@ def job() -> Iterator[Look]:
 def test_runs_prints_a_line_a_run_and_writes_json(job: Look, tmp_path: Path) -> None:
     make_run(tmp_path / "home", commits=1, metrics=[round_record(0, 4.0), evaluation(0, 3.5)])
     done = job("runs", "--json", str(tmp_path / "runs.json"), home=tmp_path / "home")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, said(done.stderr)) == (0, "")
     title, line = done.stdout.splitlines()
     assert title.split() == ["run", "state", "round", "objective", "age", "workers", "cost"]
     assert line.split()[:5] == ["first", "interrupted", "1/3", "val_loss", "3.5000"]
@@ -80,7 +80,7 @@ def test_runs_are_listed_by_their_tags_and_the_nearest_is_named(job: Look, tmp_p
     def listed(*tags: str) -> list[str]:
         flags = [word for tag in tags for word in ("--tag", tag)]
         done = job("runs", *flags, "--json", str(tmp_path / "runs.json"), home=tmp_path)
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (done.returncode, said(done.stderr)) == (0, "")
         names = sorted(row["name"] for row in json.loads((tmp_path / "runs.json").read_text()))
         assert names == sorted(line.split()[0] for line in done.stdout.splitlines()[1:])
         return names
@@ -113,7 +113,7 @@ def test_configs_are_listed_and_printed_and_the_nearest_is_named(job: Look, tmp_
 
 def test_explain_has_cause_and_remedy_and_names_the_nearest(job: Look, tmp_path: Path) -> None:
     done = job("explain", "CFG004", home=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, said(done.stderr)) == (0, "")
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["CFG004", "cause", "remedy"]
     assert len(job("explain", home=tmp_path).stdout.splitlines()) > 200
     wrong = job("explain", "CGF004", home=tmp_path)
@@ -123,7 +123,7 @@ def test_explain_has_cause_and_remedy_and_names_the_nearest(job: Look, tmp_path:
 def test_show_takes_a_name_or_a_folder_and_names_the_nearest(job: Look, tmp_path: Path) -> None:
     folder = make_run(tmp_path, "texts-1", commits=1, metrics=[round_record(0, 4.0)])
     by_name = job("show", "texts-1", home=tmp_path)
-    assert (by_name.returncode, by_name.stderr) == (0, "")
+    assert (by_name.returncode, said(by_name.stderr)) == (0, "")
     assert by_name.stdout.splitlines()[0] == f"run         texts-1, {folder}"
     assert job("show", "--run", str(folder), home=tmp_path).stdout == by_name.stdout
     wrong = job("show", "text-1", home=tmp_path)
@@ -136,7 +136,7 @@ def test_compare_takes_runs_by_position_or_flag_and_writes_a_page_or_a_plot(job:
         metrics = [round_record(0, 4.0), evaluation(0, 3.5)]
         make_run(tmp_path, name, commits=1, metrics=metrics, inner_optimizer={"learning_rate": rate})
     done = job("compare", "first", "second", home=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, said(done.stderr)) == (0, "")
     lines = [line.split() for line in done.stdout.splitlines()]
     assert lines[:3] == [["setting", "first", "second"], ["inner_optimizer.learning_rate", "0.1", "0.2"], []]
     assert ["val_loss", "3.5000", "3.5000"] in lines

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -65,6 +67,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> hypha_ray.Run:
     (folder / "config.toml").write_text('[run]\nname = "texts-1"\n[rounds]\nupdate_rounds = 3\n')
     (folder / "metrics.jsonl").write_text(lines(ROUNDS))
     (folder / "events.jsonl").write_text(lines(EVENTS))
+    an_hour_ago = time.time() - 3600
+    for file in folder.iterdir():
+        os.utime(file, (an_hour_ago, an_hour_ago))
     return hypha_ray.Run("texts-1")
 
 
