@@ -117,8 +117,8 @@ def check(options: Simulate) -> None:
     """Refuse options that are missing or out of range.
 
     Raises:
-        ConfigError: CFG003, a number is out of range; CFG008, a file can't be written; CFG011, options exclude each
-            other; CFG012, there is nothing to simulate.
+        ConfigError: CFG003, a number is out of range; CFG008 and CFG015, a file or folder can't be written; CFG011,
+            options exclude each other; CFG012, there is nothing to simulate.
 
     """
     refuse_strays(options, OF_A_RUN | OF_RIVALS)
@@ -146,6 +146,10 @@ def check(options: Simulate) -> None:
         raise ConfigError(
             "CFG012", "--scenario is missing", fix="give the name of a scenario or a TOML file, or --from RUN"
         )
+    if options.plot is not None:
+        from hypha_ray.simulation.result import make_plot_folder
+
+        make_plot_folder(options.plot)
 
 
 def refuse_beside(options: Simulate, option: str, names: Sequence[str], fix: str) -> None:

@@ -108,8 +108,11 @@ def require_writable(option: str, file: Path | None) -> None:
     """
     if file in (None, STDOUT):
         return
-    is_writable = os.access(file if file.exists() else file.parent, os.W_OK)
-    if file.is_dir() or not is_writable:
+    try:
+        is_writable = os.access(file if file.exists() else file.parent, os.W_OK) and not file.is_dir()
+    except OSError:  # For instance, the name is too long.
+        is_writable = False
+    if not is_writable:
         raise ConfigError("CFG008", f"{option} can't be used", str(file), "a file that can be written", "name one")
 
 

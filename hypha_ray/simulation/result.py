@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from errno import EACCES
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,6 +146,26 @@ def _columns(label_width: int) -> list[ConsoleColumn]:
     ]
 
 
+def make_plot_folder(folder: Path) -> None:
+    """Make the folder for plots, before the results that they are drawn of are computed.
+
+    Raises:
+        ConfigError: CFG015, the folder can't be written.
+
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES))
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigError:
+    problem = f"the plots can't be written to {folder}"
+    return ConfigError("CFG015", problem, error.strerror or str(error), fix="name a folder for --plot")
+
+
 def draw_results(results: Sequence[SimulationResult], folder: Path) -> list[Path]:
     """Draw results beside each other; plots of an earlier call are replaced.
 
@@ -170,8 +192,7 @@ def draw_results(results: Sequence[SimulationResult], folder: Path) -> list[Path
                 plot(results).savefig(path)
             paths.append(path)
     except OSError as error:
-        problem = f"the plots can't be written to {folder}"
-        raise ConfigError("CFG015", problem, error.strerror or str(error), fix="name a folder for --plot") from None
+        raise _unwritable(folder, error) from None
     return paths
 
 

@@ -181,7 +181,7 @@ def test_command_begins_with_its_process_and_not_with_its_imports() -> None:
 
 
 def test_places_that_cannot_be_written_are_refused_before_and_after(tmp_path: Path) -> None:
-    for place in (tmp_path, tmp_path / "nowhere" / "figures.json"):
+    for place in (tmp_path, tmp_path / "nowhere" / "figures.json", tmp_path / ("x" * 300)):
         for refuse in (require_writable, lambda option, file: write_result(option, file, "{}")):
             with pytest.raises(ConfigError, match=r"CFG008.*--json can't be used.*a file that can be written"):
                 refuse("--json", place)

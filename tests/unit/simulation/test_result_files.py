@@ -18,6 +18,18 @@ def test_json_that_cannot_be_written_is_refused_at_first(tmp_path: Path, mode: d
         check(Simulate(**mode, json=tmp_path / "nowhere" / "results.json"))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["file", "file/plots", "x" * 300])
+def test_plots_without_a_folder_are_refused_at_first(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"CFG015.*the plots can't be written to .*name a folder for --plot"):
+        check(Simulate(scenario="laptop", plot=tmp_path / name))
+
+
+def test_folder_for_plots_is_made_at_first(tmp_path: Path) -> None:
+    check(Simulate(scenario="laptop", plot=tmp_path / "new" / "plots"))
+    assert (tmp_path / "new" / "plots").is_dir()
+
+
 @pytest.mark.parametrize("option", ["--json", "--out"])
 def test_files_of_the_advice_that_cannot_be_written_are_refused_at_first(tmp_path: Path, option: str) -> None:
     with pytest.raises(ConfigError, match=rf"CFG008.*{option} can't be used"):
