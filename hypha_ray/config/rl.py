@@ -352,7 +352,7 @@ class RL(Table):
         None, description="cap of truncated importance weights; default: generation's log-probabilities are trusted"
     )
     shown_responses: Annotated[int, Field(ge=0)] = Field(
-        4, description="responses of each worker and round that rollouts.jsonl has"
+        4, description="responses of each worker and round that rollouts.jsonl has, of its first batch at most"
     )
     model_workers: Count = Field(
         1, description="processes of a worker, which share its resources; all but the first generate and reward"
