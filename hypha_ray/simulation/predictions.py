@@ -415,6 +415,8 @@ def _text(figure: str, value: float, uncertainty: float | None = None) -> str:
     else:
         unit = ""
         scale = 1.0
+        if 0 < value < 1:
+            digits = 4
     text = f"{value / scale:.{digits}f}"
     if uncertainty is not None:
         text += f" ± {uncertainty / scale:.{digits}f}"

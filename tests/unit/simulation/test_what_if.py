@@ -280,6 +280,15 @@ def test_answers_for_a_deadline_that_nothing_meets_say_so(run: Path) -> None:
     assert "best: none of these ends within 2.00 s" in texts
 
 
+def test_small_costs_and_budgets_have_digits_that_tell_them_apart(run: Path) -> None:
+    """Two machines at 1 an hour for some seconds cost thousandths."""
+    texts = list(answers(str(run), ["machines.price=1"], budget=0.0016))
+    assert "best: none of these ends for at most 0.0016" in texts
+    (row,) = [text for text in texts if text.startswith("machines.price=1  ")]
+    cost = float(row.split()[-4])
+    assert cost == pytest.approx(2 * (RUN_S + EVALUATE_S) / 3600, rel=0.06)
+
+
 @pytest.mark.parametrize(
     ("questions", "code"),
     [
