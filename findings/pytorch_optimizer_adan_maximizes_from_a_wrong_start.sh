@@ -5,9 +5,9 @@
 # Adan adds a running mean of the differences between one gradient and the last to Adam's update. There is no last gradient
 # at the first step, and the difference is to be 0. The state begins with the gradient as backward() left it, before
 # maximize turns its sign, so the difference is twice the first gradient, in the running means of differences and of squares
-# as well, and the weights are up to a seventh of the way apart for dozens of steps. DAdaptAdan begins in this way, too; its estimate
-# of the rate carries that on. Maximizing f and minimizing -f is the same path in the other optimizers here, as in torch.
-# No warning. (kozistr/pytorch_optimizer, pull request 528, is about Adai, which turned the sign twice.)
+# as well, and the weights are up to a seventh of the way apart for dozens of steps. DAdaptAdan begins in this way, too;
+# its estimate of the rate carries that on. Maximizing f and minimizing -f is one path in the other optimizers here, as in
+# torch. No warning. (kozistr/pytorch_optimizer, pull request 528, is about Adai, which turned the sign twice.)
 #
 # hypha_ray isn't touched: its optimizers are torch's and its own, and it minimizes losses.
 #
