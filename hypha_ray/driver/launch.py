@@ -125,6 +125,7 @@ def run_in(
                     workers_to_hire(job, possible_nodes(), own_node(), speeds_of(job, source.manifest.shapes))
                     _begin(job_without_identity, directory, source, stack)
                 _record(job, directory, source, command, stack)
+                phases.begin("estimating memory, time and cost")
                 _print_summary(job, directory, source, case)
                 stream = records(job, str(job.run.name), directory, source, check)
                 _train(job, directory, phases, stream, _with_late_starts(service, plots, directory.path, stream))
@@ -227,7 +228,7 @@ def _print_summary(job: Job, directory: RunDirectory, source: DataSource, case: 
     if case is None:
         summary = summary_of_resumed(job, source, directory, price)
     else:
-        summary = summary_of_new(job, source, case, nodes, price, with_memory=False)
+        summary = summary_of_new(job, source, case, nodes, price)
     print(summary.text())
     print_notes(summary.warnings)
 
@@ -270,7 +271,7 @@ def dry_run(
         print_notes(advice(job, gpus_of(nodes)))
         speeds = UNKNOWN if source is None else speeds_of(job, source.manifest.shapes)
         price = hourly_price(job, nodes, own_node(), speeds)
-        summary = summary_of_new(job, source, case, nodes, price, with_memory=True)
+        summary = summary_of_new(job, source, case, nodes, price)
         print_notes(summary.warnings)
         show(summary.text())
         if job.rl.algorithm is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.support.job_scripts import Jobs
 
-SUBJECTS = ["model", "data", "rounds", "exchange", "disk", "settings", "time"]
+SUBJECTS = ["model", "data", "rounds", "exchange", "disk", "memory", "settings", "time"]
 
 
 def test_dry_run_start_and_resumption_begin_with_a_summary(run_job: Jobs, corpus: Path, small_job: Path) -> None:
@@ -17,7 +17,7 @@ def test_dry_run_start_and_resumption_begin_with_a_summary(run_job: Jobs, corpus
     assert dry.returncode == 0, dry.stderr
     head = [line for line in dry.stdout.splitlines() if line.startswith("# ")]
     assert dry.stdout.startswith("\n".join(head) + "\n\n[run]\n")
-    assert [line.split()[1] for line in head] == [*SUBJECTS[:5], "memory", *SUBJECTS[5:]]
+    assert [line.split()[1] for line in head] == SUBJECTS
     assert head[-1] == "# time       not measured yet: --rounds.update_rounds 2 shows the pace"
     assert "training step" not in dry.stderr and "settings of workers" not in dry.stderr
     job_file = dry.stdout.rsplit("resources:", 1)[0]
@@ -28,7 +28,7 @@ def test_dry_run_start_and_resumption_begin_with_a_summary(run_job: Jobs, corpus
     lines = done.stdout.splitlines()
     run = f"run: {run_job.home / 'first'}"
     assert [line.split()[0] for line in lines[: lines.index(run)]] == SUBJECTS
-    assert [f"# {line}" for line in lines[:4]] == head[:4]
+    assert [f"# {line}" for line in lines[:4]] == head[:4] and f"# {lines[5]}" == head[5]
     assert lines[-1] == run
 
     records = [json.loads(line) for line in (run_job.home / "first" / "metrics.jsonl").read_text().splitlines()]

@@ -192,7 +192,7 @@ class StepReport:
     """Steps that take more memory than workers reserve."""
 
 
-def step_notes(case: Case, nodes: Sequence[NodeResources], with_memory: bool = True) -> StepReport:
+def step_notes(case: Case, nodes: Sequence[NodeResources]) -> StepReport:
     """Describe the settings that workers will choose, and the memory of a step with them.
 
     A GPU whose kind isn't known from the node's labels gets its settings when its worker starts.
@@ -200,9 +200,10 @@ def step_notes(case: Case, nodes: Sequence[NodeResources], with_memory: bool = T
     Args:
         case: job, dataset and model.
         nodes: nodes of the cluster.
-        with_memory: whether to estimate the memory, which takes two steps without values.
 
     """
+    from hypha_ray.driver.preflight.memory import memory_notes
+
     notes = StepReport()
     for device, groups in _groups_by_device(case.job, nodes).items():
         job = _job_on(case, device)
@@ -210,12 +211,9 @@ def step_notes(case: Case, nodes: Sequence[NodeResources], with_memory: bool = T
             notes.settings.append(f"workers on {device} choose theirs when they start: its kind isn't known")
         elif automatic(case.job) and case.job.rl.algorithm is None:
             notes.settings.append(f"on {device}: {_settings_text(job)}")
-        if with_memory:
-            from hypha_ray.driver.preflight.memory import memory_notes
-
-            sizes, warnings = memory_notes(replace(case, job=job or case.job), groups)
-            _add_new(notes.memory, sizes)
-            _add_new(notes.warnings, warnings)
+        sizes, warnings = memory_notes(replace(case, job=job or case.job), groups)
+        _add_new(notes.memory, sizes)
+        _add_new(notes.warnings, warnings)
     return notes
 
 

@@ -130,7 +130,6 @@ def summary_of_new(
     case: Case | None,
     nodes: Sequence[NodeResources],
     price: float | None,
-    with_memory: bool,
 ) -> JobReport:
     """Summarize a job that begins; a partial one has fewer facts.
 
@@ -140,7 +139,6 @@ def summary_of_new(
         case: its model on the dataset; None: it lacks one of them.
         nodes: nodes of the cluster.
         price: price of all machines per hour; None: they have none.
-        with_memory: whether to estimate the memory of a training step, which takes two steps without values.
 
     """
     if case is None and source is None:
@@ -152,7 +150,7 @@ def summary_of_new(
     with uncollected():
         from hypha_ray.driver.preflight.notes import step_notes
 
-    notes = step_notes(case, nodes, with_memory)
+    notes = step_notes(case, nodes)
     for text in notes.memory:
         summary.facts.append(("memory", text))
     for text in notes.settings:

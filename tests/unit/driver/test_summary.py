@@ -69,7 +69,7 @@ def small_job(path: Path, **tables: dict[str, Any]) -> Job:
 
 
 def facts_of(job: Job, source: DataSource, price: float | None = None) -> dict[str, str]:
-    report = summary_of_new(job, source, case_of(job, source), [], price, with_memory=False)
+    report = summary_of_new(job, source, case_of(job, source), [], price)
     return dict(report.facts)
 
 
@@ -539,10 +539,10 @@ def test_a_run_that_goes_on_is_told_by_its_own_records(tmp_path: Path) -> None:
 def test_lines_are_aligned_and_a_partial_job_has_fewer(tmp_path: Path) -> None:
     source = texts(tmp_path)
     job = small_job(tmp_path)
-    report = summary_of_new(job, source, case_of(job, source), [], None, with_memory=True)
+    report = summary_of_new(job, source, case_of(job, source), [], None)
     lines = report.text().splitlines()
     assert [line.split()[0] for line in lines] == ["model", "data", "rounds", "exchange", "disk", "memory",
                                                    "settings", "time"]  # fmt: skip
     assert all(line[10] == " " and line[11] != " " for line in lines)
-    assert [subject for subject, _ in summary_of_new(job, source, None, [], None, True).facts] == ["data", "rounds"]
-    assert [subject for subject, _ in summary_of_new(job, None, None, [], None, True).facts] == ["rounds"]
+    assert [subject for subject, _ in summary_of_new(job, source, None, [], None).facts] == ["data", "rounds"]
+    assert [subject for subject, _ in summary_of_new(job, None, None, [], None).facts] == ["rounds"]
