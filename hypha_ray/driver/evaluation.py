@@ -9,7 +9,6 @@ Job scripts import this to parse their command line, so heavy modules are import
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from pydantic import ValidationError
 
 from hypha_ray import plugins
+from hypha_ray.config.entry_point import print_notes
 from hypha_ray.config.rl import ENVIRONMENT, MODEL, RL
 from hypha_ray.driver.run_folders import find_run
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
@@ -271,8 +271,7 @@ def evaluate_on_dataset(request: EvaluationRequest, model: ModelSource, begin: B
                 plugins.require_known("environments", rl.environment)
         with model.opened() as folder:
             source.require_tokens_of(folder)
-            for note in notes_of_saved(folder, manifest):
-                print(f"note: {note}", file=sys.stderr)
+            print_notes(notes_of_saved(folder, manifest))
             subject, figures = score(request, ModelCase(folder, model.job()), source, infos, begin)
     return f"{subject}  {manifest.name}/{request.split}", figures
 
@@ -341,9 +340,7 @@ def score_samples(
     batches = batches_of(slices, request.batch_size, [info.index for info in infos])
     first_batch = next(batches)
     check_loss_of(task, network, first_batch)
-    note = by_number(manifest, task, id2label)
-    if note:
-        print(f"note: {note}", file=sys.stderr)
+    print_notes(filter(None, [by_number(manifest, task, id2label)]))
     metrics = metrics_named(model.metrics(request))
     if metrics:
         check_metrics_of(metrics, task, first_batch, network)

@@ -60,8 +60,7 @@ def token_notes(case: Case) -> Iterator[str]:
     model_rules = inherited(case.job.model, case.source)
     yield from rule_notes(case.manifest, model_rules)
     if rules is not None and _differ(rules.template_sha256, _template_of(tokenizer)):
-        subject = "the tokenizer of preprocessor.repository has"
-        yield f"{subject} another chat template than dataset {name!r}: answers may suffer; use one for both"
+        yield _other_template_text("the tokenizer of preprocessor.repository has", name)
 
 
 def notes_of_saved(folder: Path, manifest: Manifest) -> Iterator[str]:
@@ -87,8 +86,7 @@ def rule_notes(manifest: Manifest, model_rules: TokenRules | None) -> Iterator[s
         yield f"{dataset_begin_text}, and {model_begin_text}: prepare both with the same tokenizer"
     templates = rules.template_sha256, model_rules.template_sha256
     if _differ(*templates):
-        subject = "the model was trained with"
-        yield f"{subject} another chat template than dataset {name!r}: answers may suffer; use one for both"
+        yield _other_template_text("the model was trained with", name)
     elif manifest.modality == "prompts" and None in templates and any(templates):
         dataset_text, model_text = ("chats", "none") if templates[0] else ("plain texts", "chats")
         problem = f"prompts of dataset {name!r} are {dataset_text}, and the model was trained on {model_text}"
@@ -102,6 +100,10 @@ def rule_notes(manifest: Manifest, model_rules: TokenRules | None) -> Iterator[s
 def _differ(template_sha256: str | None, other_sha256: str | None) -> bool:
     """Whether there are two templates, and they aren't the same."""
     return template_sha256 is not None and other_sha256 is not None and template_sha256 != other_sha256
+
+
+def _other_template_text(subject: str, dataset: str) -> str:
+    return f"{subject} another chat template than dataset {dataset!r}: answers may suffer; use one for both"
 
 
 def _system_text(rules: TokenRules) -> str:
