@@ -14,12 +14,13 @@ before Ampere. A card that isn't listed has no peak here, and neither has a part
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from hypha_ray.config.conflicts import conflicts
 from hypha_ray.config.schema import Job
+from hypha_ray.texts import significant
 
 Capability: TypeAlias = tuple[int, int]
 """Compute capability of a card, such as (9, 0)."""
@@ -103,6 +104,16 @@ CARDS: Final = (
     Card("V100S", r"V100S-PCIE-\d+GB", 130.0, (7, 0), "V100 data sheet, float16"),
 )
 """Cards that are known."""
+UNLISTED: Final[dict[str, Capability]] = {
+    "K80": (3, 7),
+    "P100": (6, 0),
+    "P4": (6, 1),
+    "H20": (9, 0),
+    "B300": (10, 3),
+    "GB300": (10, 3),
+    "RTX-PRO-6000": (12, 0),
+}
+"""Compute capabilities of cards without a peak here, by Ray's labels; from NVIDIA's list of CUDA GPUs."""
 
 
 def find_card(device_name: str) -> Card | None:
@@ -111,13 +122,13 @@ def find_card(device_name: str) -> Card | None:
     return next((card for card in CARDS if re.fullmatch(card.pattern, name)), None)
 
 
-def capability_of(label: str, cards: Iterable[Card] = CARDS) -> Capability | None:
-    """Return the compute capability of GPUs with a label of Ray, such as H100; None for others."""
-    for card in cards:
+def capability_of(label: str) -> Capability | None:
+    """Return the compute capability of GPUs with a label of Ray, such as H100 or A100-80G; None for others."""
+    for card in CARDS:
         series, *_ = card.name.split()
-        if series == label:
+        if re.fullmatch(rf"{series}(-\d+G)?", label):
             return card.capability
-    return None
+    return UNLISTED.get(label)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,12 +298,16 @@ def _compile(job: Job, device: DeviceFacts, model: ModelFacts) -> SettingChoice:
     wide_features = max(model.features, SAVED_FEATURES)
     saved_s = steps * operations * SAVED_S * SAVED_FEATURES / wide_features
     needed_s = COMPILE_S + COMPILE_LAYER_S * model.layers
-    estimate = f"{steps} steps would save about {saved_s:.2g} s, and compiling takes about {needed_s:.0f} s"
+    estimate = f"{steps} steps would save {_seconds_text(saved_s)}, and compiling takes {_seconds_text(needed_s)}"
     if saved_s > needed_s:
         return SettingChoice(True, estimate)
     layers_save_s = LAYERS_SHARE * saved_s
-    estimate += f"; its layers alone {layers_save_s:.2g} s, and {LAYERS_S:.0f} s"
+    estimate += f"; its layers alone {_seconds_text(layers_save_s)}, and {_seconds_text(LAYERS_S)}"
     return SettingChoice("layers" if layers_save_s > LAYERS_S else False, estimate)
+
+
+def _seconds_text(seconds: float) -> str:
+    return f"about {significant(seconds, 2)} s" if seconds >= 0.01 else "less than 0.01 s"
 
 
 def _reasons_against_compiling(job: Job, device: DeviceFacts, model: ModelFacts) -> Iterator[str]:
@@ -305,6 +320,8 @@ def _reasons_against_compiling(job: Job, device: DeviceFacts, model: ModelFacts)
         yield "the machine lacks Triton, a C compiler or Python's headers"
     if model.task != "causal-lm" or model.foreign or model.routed:
         yield "measured with dense causal models alone"
+    if job.model.loss is not None:
+        yield "not measured with a loss of the job's own"
     if model.adapted or job.model.lora.rank is not None:
         yield "not measured with adapters"
     if worker.gradient_checkpointing:

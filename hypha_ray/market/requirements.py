@@ -23,7 +23,9 @@ RAY_LABEL = "ray.io/accelerator-type"
 """The labels that name a node's GPU: the one its owner gives, and the one that Ray finds out by itself."""
 ID_LABEL = "ray.io/node-id"
 """The label in which Ray gives each node its id."""
-NOT_NVIDIA = re.compile(r"AMD-|Intel-|MXC|Apple-|M\d")
+AMD = "AMD-"
+"""Beginning of Ray's names of GPUs by AMD."""
+NOT_NVIDIA = re.compile(rf"{AMD}|Intel-|MXC|Apple-|M\d")
 """Beginnings of Ray's names of GPUs of other vendors; NVIDIA's have no prefix."""
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
@@ -355,7 +357,7 @@ def _ray_types(node: NodeResources) -> set[str]:
     gpu_type = node.labels.get(RAY_LABEL)
     if gpu_type is None:
         return set()
-    if gpu_type.startswith("AMD-"):
+    if gpu_type.startswith(AMD):
         return {gpu_type, "amd"}
     if node.total.get("GPU") and not NOT_NVIDIA.match(gpu_type):
         return {gpu_type, "nvidia"}

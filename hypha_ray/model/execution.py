@@ -241,9 +241,15 @@ def model_facts(job: Job, network: PreTrainedModel) -> ModelFacts:
 
 
 def is_routed(config: Any) -> bool:
-    """Whether a configuration has several experts."""
-    settings: dict[str, Any] = config.to_dict()
-    return any("expert" in name and isinstance(value, int) and value > 1 for name, value in settings.items())
+    """Whether a configuration, or a table of it such as DBRX's ``ffn_config``, has several experts."""
+    tables: list[dict[str, Any]] = [config.to_dict()]
+    for table in tables:
+        for name, value in table.items():
+            if isinstance(value, dict) and name.endswith("_config"):
+                tables.append(value)
+            elif "expert" in name and isinstance(value, int) and value > 1:
+                return True
+    return False
 
 
 def _parameters(network: PreTrainedModel) -> int:

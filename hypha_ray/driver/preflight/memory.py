@@ -31,7 +31,7 @@ from hypha_ray.model.losses import compute_losses
 from hypha_ray.model.metrics import MASKING_SEED, tensors_of
 from hypha_ray.model.preferences.losses import has_frozen_copy
 from hypha_ray.model.task import Task
-from hypha_ray.optim.optimizers import EIGHT_BITS, build_optimizer, eight_bits_bytes
+from hypha_ray.optim.optimizers import EIGHT_BITS, Inner, build_optimizer, eight_bits_bytes
 from hypha_ray.types import Samples
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ def step_memory(job: Job, task: Task, samples: Samples, processes: int = 1) -> S
             if processes > 1 and job.worker.sharding == "full":
                 shards = SketchedShards(network, processes)
             fake_inputs = {name: fake.from_tensor(tensor) for name, tensor in inputs.items()}
-            sizes = _measure_step(job, task, network, shards, fake_inputs)
+            batches = math.ceil(process_batch / micro_batch)
+            sizes = _measure_step(job, task, network, shards, fake_inputs, batches)
     except Exception:  # Models branch on values, or call kernels that know no shapes.
         return None
     if not has_frozen_copy(job.preference, has_adapter(job.model)):
@@ -211,9 +212,17 @@ def _without_tracebacks() -> Iterator[None]:
 
 
 def _measure_step(
-    job: Job, task: Task, network: PreTrainedModel, shards: SketchedShards | None, inputs: Mapping[str, Any]
+    job: Job,
+    task: Task,
+    network: PreTrainedModel,
+    shards: SketchedShards | None,
+    inputs: Mapping[str, Any],
+    batches: int,
 ) -> StepSizes:
-    """Take two steps, and return the peak of the second; AdamW steps for its form with 8 bits, which needs values."""
+    """Take two steps, and return the peak of the second; AdamW steps for its form with 8 bits, which needs values.
+
+    Gradients of one micro-batch are kept beside all that the next one takes, so a step has two, if it has several.
+    """
     inner = job.inner_optimizer
     has_eight_bits = inner.name == EIGHT_BITS
     if has_eight_bits:
@@ -230,15 +239,15 @@ def _measure_step(
     with _LiveBytes([*tensors, *pieces, *inputs.values()]) as live:
         for _ in range(2):
             live.peak = live.now
-            optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16, enabled=job.worker.autocast not in ("none", "auto")):
-                losses = compute_losses(task, network, inputs, head)
-            losses.trained.backward()
-            del losses
-            if shards:
-                shards.end_backward()
-            optimizer.step(torch.ones(()))
+            earlier_gradients = _begin_batch(job, optimizer)
+            for _ in range(min(2, batches)):
+                _add_gradient(job, task, network, head, inputs)
+                if shards:
+                    shards.end_backward()
+            if not job.sync.traits.sends_gradients:
+                optimizer.step(torch.ones(()))
             state = sum(_state_bytes(part) for part in optimizer.optimizers)
+            del earlier_gradients
         activations = live.peak - state + compiled_logits
         if has_eight_bits:
             state = eight_bits_bytes(optimizer.parameters)
@@ -246,6 +255,23 @@ def _measure_step(
         if shards is None:
             return StepSizes(whole_model, state, activations, None, compiles)
         return StepSizes(shards.weights, state, activations, whole_model, compiles)
+
+
+def _begin_batch(job: Job, optimizer: Inner) -> list[Tensor]:
+    """Forget the gradients of the batch before; in synchronous rounds of several batches, return copies of them."""
+    is_only_batch = job.rounds.samples_between_updates <= job.num_workers * job.rounds.max_batch_size
+    if is_only_batch or not job.sync.traits.sends_gradients:
+        optimizer.zero_grad()
+        return []
+    return [parameter.grad.clone() for parameter in optimizer.parameters if parameter.grad is not None]
+
+
+def _add_gradient(
+    job: Job, task: Task, network: PreTrainedModel, head: nn.Linear | None, inputs: Mapping[str, Any]
+) -> None:
+    with torch.autocast("cpu", torch.bfloat16, enabled=job.worker.autocast not in ("none", "auto")):
+        losses = compute_losses(task, network, inputs, head)
+    losses.trained.backward()
 
 
 def _fused_head(job: Job, task: Task, network: PreTrainedModel) -> torch.nn.Linear | None:

@@ -28,7 +28,7 @@ from hypha_ray.config.schema import Model
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.driver.data_source import inherited, is_silent, job_preprocessor
 from hypha_ray.driver.preflight.compatibility import Case
-from hypha_ray.market.requirements import OWN_LABEL, RAY_LABEL, NodeResources
+from hypha_ray.market.requirements import AMD, OWN_LABEL, RAY_LABEL, NodeResources, group_need
 from hypha_ray.members.muon import MATRICES, shares
 from hypha_ray.model.execution import model_facts
 from hypha_ray.model.sources import commit_of, folder_hash, hub_token
@@ -41,6 +41,8 @@ CPU = "CPU"
 """Name of the device of workers without a GPU."""
 UNKNOWN_GPU = "a GPU"
 """Name of a GPU whose node has no label of its kind."""
+_RESOURCE = "accelerator_type:"
+"""Beginning of the resource by which Ray names a node's GPUs beside its label."""
 
 
 def token_notes(case: Case) -> Iterator[str]:
@@ -241,15 +243,17 @@ def _devices_of(job: Job, group: WorkerGroup, nodes: Sequence[NodeResources]) ->
     if not group.gpu or job.worker.device == "cpu":
         return [CPU]
     gpus: set[str] = set()
-    for node in nodes:
-        gpu = _gpu_name(node)
-        if node.total.get("GPU") and group.gpu_type in (None, "any", "nvidia", gpu):
-            gpus.add(gpu)
+    for node, is_admitted in zip(nodes, group_need(group).admits(nodes), strict=True):
+        if is_admitted and node.total.get("GPU"):
+            gpus.add(gpu_name(node))
     return sorted(gpus) or [UNKNOWN_GPU]
 
 
-def _gpu_name(node: NodeResources) -> str:
-    return node.labels.get(RAY_LABEL) or node.labels.get(OWN_LABEL) or UNKNOWN_GPU
+def gpu_name(node: NodeResources) -> str:
+    """Return the name of a node's GPUs by Ray's label, by the resource of that name, or by the owner's label."""
+    of_resources = [name.removeprefix(_RESOURCE) for name in node.total if name.startswith(_RESOURCE)]
+    names = [node.labels.get(RAY_LABEL), *of_resources, node.labels.get(OWN_LABEL)]
+    return next(filter(None, names), UNKNOWN_GPU)
 
 
 def _job_on(case: Case, device: str) -> Job | None:
@@ -262,7 +266,8 @@ def _job_on(case: Case, device: str) -> Job | None:
     if left_off(case.job, facts) is None:
         return chosen_job(case.job, facts, model_facts(case.job, case.network))
     with_capability = replace(facts, capability=facts.capability or FIRST_WITH_BF16)
-    if left_off(case.job, with_capability) is None:
+    is_known = facts.capability is not None or device.startswith(AMD)
+    if not is_known and left_off(case.job, with_capability) is None:
         return None
     return chosen_job(case.job, facts)
 

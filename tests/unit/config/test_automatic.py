@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 import pytest
+from ray.util.accelerators import accelerators
 
 from hypha_ray.config.automatic import (
     AUTO,
@@ -131,6 +132,7 @@ def test_where_nothing_is_to_be_changed_all_are_off(device: DeviceFacts, tables:
         ({"worker": {"attention": "eager"}}, H200, {}, EAGER | {"attention": "eager"}),
         ({"worker": {"attention": "none"}}, H200, {}, BEST | {"attention": "none"}),
         ({"worker": {"gradient_checkpointing": True}}, H200, {}, EAGER),
+        ({"model": {"loss": "a:b"}}, H200, {}, EAGER | {"fused_loss": False}),
         ({"worker": {"probe_batch_size": True}}, H200, {}, EAGER),
         ({"worker": {"processes": 2}}, H200, {}, EAGER),
         ({"worker": {"processes": 2, "sharding": "full"}}, H200, {}, EAGER | {"fused_loss": False}),
@@ -251,5 +253,22 @@ def test_other_card_or_a_part_of_one_has_none(name: str) -> None:
 
 def test_labels_of_ray_tell_the_capability() -> None:
     known = {"H100": (9, 0), "A100": (8, 0), "L4": (8, 9), "T4": (7, 5), "V100": (7, 0), "G": None, "MI300X": None}
+    known |= {"A100-80G": (8, 0), "A100-80": None, "L40S": (8, 9), "P100": (6, 0), "H20": (9, 0)}
     assert {label: capability_of(label) for label in known} == known
     assert len({card.name for card in CARDS}) == len(CARDS)
+    for name, label in vars(accelerators).items():
+        if not name.startswith("__"):
+            assert (capability_of(label) is not None) == ("NVIDIA" in name), label
+
+
+def test_estimate_of_what_compiling_saves_has_no_exponent() -> None:
+    """A step of 16 × 1024 tokens saves 4.4e-15 · 6 · 152e6 · 16 384 s = 65.75 ms."""
+    long, small = job_of({"rounds": {**LONG["rounds"], "update_rounds": 1000}}, ONE), replace(LLAMA, parameters=10)
+    assert "100000 steps would save about 6575 s, and compiling takes about 52 s" in compile_reason(long, LLAMA)
+    told = "would save about 0.043 s, and compiling takes about 52 s; its layers alone about 0.039 s, and about 4 s"
+    assert told in compile_reason(long, replace(LLAMA, parameters=1000))
+    assert "would save less than 0.01 s, and" in compile_reason(long, small)
+
+
+def compile_reason(job: Job, model: ModelFacts) -> str:
+    return choose(job, H200, model)["compile"].reason

@@ -39,6 +39,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "adamw": {},
     "checkpointed": {"worker": {"gradient_checkpointing": True}},
     "fused": {"worker": {"fused_loss": True}},
+    "accumulated": {"rounds": {"max_batch_size": 8, "accumulation": 8}},
+    "synchronous": {"rounds": {"max_batch_size": 8, "accumulation": 8}, "sync": {"strategy": "sync"}},
     "adapter": {"model": {"lora": {"rank": 4}}},
     "adamw8bit": {"inner_optimizer": {"name": "adamw8bit"}},
 }
@@ -51,19 +53,21 @@ import transformers.models.llama.modeling_llama
 from hypha_ray.config.schema import Job
 from hypha_ray.types import Samples
 from hypha_ray.worker.supervised import SupervisedTrainer
+from hypha_ray.worker.trainer import strategy
 from tests.support.followers import sharded
 
 def memory(pid, name):
     return 1024 * int(re.search(name + r":\\s*(\\d+)", Path(f"/proc/{pid}/status").read_text())[1])
 
-def steps(trainer, rows, tokens):
+def steps(tables, trainer, rows, tokens):
+    samples = Samples({"input_ids": np.full((rows, tokens), 5)}, np.zeros((rows, 3), np.int64))
     for _ in range(2):
-        trainer.step(Samples({"input_ids": np.full((rows, tokens), 5)}, np.zeros((rows, 3), np.int64)))
+        strategy(Job.model_validate(tables), trainer).begin_step(samples)
 
 def taken(small, tables):
-    steps(SupervisedTrainer(Job.model_validate(small)), 1, 8)
+    steps(small, SupervisedTrainer(Job.model_validate(small)), 1, 8)
     before = memory("self", "VmRSS")
-    steps(SupervisedTrainer(Job.model_validate(tables)), 8, 256)
+    steps(tables, SupervisedTrainer(Job.model_validate(tables)), 8, 256)
     return memory("self", "VmHWM") - before
 
 def of_processes(tables, tokens, name):
@@ -71,7 +75,7 @@ def of_processes(tables, tokens, name):
         pids = [os.getpid(), *(child.pid for child in trainer._team.children)]
         for pid in pids:
             Path(f"/proc/{pid}/clear_refs").write_text("5")  # Each has built the model as a whole before.
-        steps(trainer, 8, tokens)
+        steps(tables, trainer, 8, tokens)
         trainer._team.replies()
         return [memory(pid, name) for pid in pids]
 

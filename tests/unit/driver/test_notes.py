@@ -15,9 +15,9 @@ from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.dataset_settings import with_sample_tokens
 from hypha_ray.driver.preflight.checks import advice, case_of
 from hypha_ray.driver.preflight.compatibility import Case
-from hypha_ray.driver.preflight.notes import StepReport, muon_notes, rule_notes, step_notes
+from hypha_ray.driver.preflight.notes import StepReport, gpu_name, muon_notes, rule_notes, step_notes
 from hypha_ray.driver.preflight.run_costs import machine_lines
-from hypha_ray.market.requirements import RAY_LABEL, NodeResources
+from hypha_ray.market.requirements import OWN_LABEL, RAY_LABEL, NodeResources
 from hypha_ray.types import TokenRules
 from tests.support.worker_bench import CONFIG
 from tests.unit.driver.test_scoring import dataset
@@ -161,6 +161,12 @@ GPU = {"resources": {"worker": {"gpu": 1.0}}}
         (["T4"], GPU, ["on T4: autocast fp16 (the card multiplies float16 and not bfloat16)"]),
         (["", "A100"], GPU, ["on A100: ", "workers on a GPU choose theirs when they start"]),
         (["G"], GPU, ["workers on G choose theirs when they start"]),
+        (["AMD-Instinct-MI300X-OAM"], GPU, [f"on AMD-Instinct-MI300X-OAM: {OFF} (nothing was measured on such a GPU)"]),
+        (["AMD-Instinct-MI210", "L4", "MXC500"], {"resources": {"worker": {"gpu": 1.0, "gpu_type": "amd"}}},
+         ["on AMD-Instinct-MI210: "]),
+        (["AMD-Instinct-MI210", "L4", "MXC500"], {"resources": {"worker": {"gpu": 1.0, "gpu_type": "nvidia"}}},
+         ["on L4: "]),
+        (["P100"], GPU, ["on P100: autocast none (the card multiplies no matrices of 16 bits faster)"]),
         (["H100", "L4"], {"resources": {"worker": {"gpu": 1.0, "gpu_type": "L4"}}}, ["on L4: "]),
         (["H100"], {"worker": dict(zip(("autocast", "compile", "fused_loss", "attention"),
                                        ("none", False, False, "none"), strict=True)), **GPU}, []),
@@ -172,6 +178,22 @@ def test_settings_are_told_for_each_kind_of_card_at_hand(
     lines = notes(tmp_path, labels, **tables).settings
     assert len(lines) == len(expected)
     assert all(line.startswith(start) for line, start in zip(lines, expected, strict=True)), lines
+
+
+@pytest.mark.parametrize(
+    ("resources", "labels", "name"),
+    [
+        ({"accelerator_type:T4": 1.0}, {}, "T4"),
+        ({"accelerator_type:T4": 1.0}, {RAY_LABEL: "A100", OWN_LABEL: "big"}, "A100"),
+        ({}, {OWN_LABEL: "L4"}, "L4"),
+        ({}, {}, "a GPU"),
+    ],
+)
+def test_kind_of_a_card_is_told_by_a_label_or_by_a_resource(
+    resources: dict[str, float], labels: dict[str, str], name: str
+) -> None:
+    amounts = {"CPU": 8.0, "GPU": 1.0, **resources}
+    assert gpu_name(NodeResources("at", amounts, amounts, labels)) == name
 
 
 @pytest.mark.slow

@@ -42,6 +42,10 @@ GPT2 = {"model_type": "gpt2", "vocab_size": 384, "n_embd": 32, "n_head": 4, "n_p
 GEMMA_3 = {**MODEL, "model_type": "gemma3_text", "head_dim": 8, "sliding_window": 16}
 LAYER_TYPES = ["sliding_attention", "full_attention"] * 2
 MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 2}
+ATTENTION = {"kv_n_heads": 2, "rope_theta": 10_000.0}
+EXPERTS = {"ffn_hidden_size": 32, "moe_num_experts": 4, "hidden_size": 32}
+DBRX = {"model_type": "dbrx", "vocab_size": 384, "d_model": 32, "n_heads": 4, "n_layers": 1, "max_seq_len": 64,
+        "attn_config": ATTENTION, "ffn_config": EXPERTS}  # fmt: skip
 
 
 def job_of(config: dict[str, Any], task: str = "causal-lm", **worker: Any) -> Job:
@@ -80,11 +84,12 @@ def test_chosen_settings_are_those_that_the_model_allows(
 
 def test_facts_of_a_model_are_those_of_its_configuration() -> None:
     facts = {name: model_facts(job, skeleton(job.model)) for name, job in
-             {"llama": job_of(LLAMA), "mixtral": job_of(MIXTRAL), "t5": job_of(T5, "seq2seq-lm")}.items()}  # fmt: skip
+             {"llama": job_of(LLAMA), "mixtral": job_of(MIXTRAL), "dbrx": job_of(DBRX),
+              "t5": job_of(T5, "seq2seq-lm")}.items()}  # fmt: skip
     llama = facts["llama"]
     assert (llama.layers, llama.features, llama.vocabulary) == (MODEL["num_hidden_layers"], MODEL["hidden_size"], 40000)
-    assert [facts[name].routed for name in facts] == [False, True, False]
-    assert [facts[name].fuses for name in facts] == [True, True, False]
+    assert [facts[name].routed for name in facts] == [False, True, True, False]
+    assert [facts[name].fuses for name in ("llama", "mixtral", "t5")] == [True, True, False]
     assert not any(one.narrow or one.foreign or one.adapted for one in facts.values())
 
 
