@@ -29,6 +29,16 @@ FIRST_WITH_BF16: Final[Capability] = (8, 0)
 """Compute capability from which on cards multiply matrices of bfloat16."""
 FIRST_WITH_FP16: Final[Capability] = (7, 0)
 """Compute capability from which on cards multiply matrices of float16 faster than others."""
+UNLISTED: Final[dict[str, Capability]] = {
+    "K80": (3, 7),
+    "P100": (6, 0),
+    "P4": (6, 1),
+    "H20": (9, 0),
+    "B300": (10, 3),
+    "GB300": (10, 3),
+    "RTX-PRO-6000": (12, 0),
+}
+"""Compute capabilities of cards without a peak here, by Ray's labels; from NVIDIA's list of CUDA GPUs."""
 _VENDOR = re.compile(r"^(NVIDIA )?(Tesla |GeForce )?")
 AUTO: Final = "auto"
 Value: TypeAlias = str | bool
@@ -104,16 +114,6 @@ CARDS: Final = (
     Card("V100S", r"V100S-PCIE-\d+GB", 130.0, (7, 0), "V100 data sheet, float16"),
 )
 """Cards that are known."""
-UNLISTED: Final[dict[str, Capability]] = {
-    "K80": (3, 7),
-    "P100": (6, 0),
-    "P4": (6, 1),
-    "H20": (9, 0),
-    "B300": (10, 3),
-    "GB300": (10, 3),
-    "RTX-PRO-6000": (12, 0),
-}
-"""Compute capabilities of cards without a peak here, by Ray's labels; from NVIDIA's list of CUDA GPUs."""
 
 
 def find_card(device_name: str) -> Card | None:
