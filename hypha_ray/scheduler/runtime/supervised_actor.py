@@ -254,14 +254,20 @@ async def keep(generator: SupervisedActor, report_problem: Callable[[str], None]
 
     """
     told_reason: str | None = None
+    lived_before = False
     while True:
         reason = None
         pause_s = GENERATOR_RETRY_S
         try:
             await generator.ask(lambda actor: actor.ping.remote())
             pause_s = GENERATOR_LOOK_S
+            lived_before = True
         except CapacityError as error:  # Machines may come later.
-            reason = f"{error.what}; workers respond in their place"
+            if lived_before:  # Ray counts what it has reserved as free a moment later.
+                pause_s = GENERATOR_LOOK_S
+            else:
+                reason = f"{error.what}; workers respond in their place"
+            lived_before = False
         except (HyphaError, RayError) as error:
             reason = f"{generator.name} can't be started: {first_line(error)}"
         if reason is not None and reason != told_reason:

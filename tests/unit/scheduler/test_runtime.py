@@ -115,6 +115,31 @@ def test_generators_without_a_machine_are_told_of_once_until_that_changes(monkey
     assert all(line.endswith("beside the workers; workers respond in their place") for line in lines)
 
 
+def test_room_of_a_generator_that_has_just_died_is_looked_for_again_before_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(post, "GENERATOR_LOOK_S", 0.01)
+    monkeypatch.setattr(post, "GENERATOR_RETRY_S", 0.01)
+    no_room = CapacityError("CFG004", "the cluster has room for 1 of 2 generators beside the workers")
+    starts: list[Any] = [Pinged(1), no_room, Pinged(1), no_room, no_room]
+    lines: list[str] = []
+
+    async def start() -> Any:
+        if not starts:
+            raise asyncio.CancelledError
+        if isinstance(result := starts.pop(0), CapacityError):
+            raise result
+        return result
+
+    async def run() -> None:
+        kept = SupervisedActor("generator-0", start, lambda actor: None, SILENCE_S, 10.0, lambda name, why: None)
+        with pytest.raises(asyncio.CancelledError):
+            await post.keep(kept, lines.append)
+
+    asyncio.run(run())
+    assert lines == ["the cluster has room for 1 of 2 generators beside the workers; workers respond in their place"]
+
+
 @pytest.mark.slow
 def test_actors_that_never_answer_are_given_up() -> None:
     with pytest.raises(ClusterError, match=f"server-0 died {MAX_DEATHS} times in a row — got silent for 1.6 s"):
@@ -130,6 +155,18 @@ LOST = [
     ObjectLostError("0" * 56, Address().SerializeToString(), ""),
 ]
 """What Ray says of an object that went with its node: by the last one only if its task had ended."""
+
+
+class Pinged:
+    """Actor that answers so many pings, and is dead then."""
+
+    def __init__(self, pings: int) -> None:
+        self._pings, self.ping = pings, self
+
+    async def remote(self) -> None:
+        if self._pings == 0:
+            raise ActorDiedError()
+        self._pings -= 1
 
 
 class Told:
