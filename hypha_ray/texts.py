@@ -97,6 +97,22 @@ def significant(value: float, digits: int) -> str:
     return f"{value:.0f}" if "e+" in text else text
 
 
+def fixed(value: float, digits: int) -> str:
+    """Write a number with so many digits after its point; a smaller one with significant digits."""
+    if value and abs(value) < 10.0**-digits:
+        return f"{value:.{max(1, digits - 1)}g}"
+    return f"{value:.{digits}f}"
+
+
+def size_in_memory(size_bytes: int) -> str:
+    """Write a size of memory: ``21.8 GiB``, ``36 MiB``, ``5 KiB``."""
+    if size_bytes >= 2**28:
+        return f"{significant(size_bytes / 2**30, 3)} GiB"
+    if size_bytes < 2**20:
+        return f"{size_bytes / 2**10:.0f} KiB"
+    return f"{size_bytes / 2**20:.0f} MiB"
+
+
 def ranges(numbers: Iterable[int]) -> list[str]:
     """Write numbers briefly, in order: ``0-7``, ``9``."""
     spans: list[list[int]] = []

@@ -38,7 +38,7 @@ from hypha_ray.telemetry.sinks.files import (
     records_in_turn,
 )
 from hypha_ray.telemetry.sinks.table import duration, si
-from hypha_ray.texts import counted, printable
+from hypha_ray.texts import counted, fixed, printable
 
 _KINDS = ("round", "eval")
 """Kinds of records that the account needs."""
@@ -293,16 +293,16 @@ def _evaluations(evaluations: Sequence[Record], figures: Record) -> str | None:
             parts.append(f"{name} {value:.4g}")
     best_value = figures[f"best_{objective.name}"]
     best_round = figures["best_round"] + 1
-    parts.append(f"best {best_value:.4f} after round {best_round}")
+    parts.append(f"best {fixed(best_value, 4)} after round {best_round}")
     return ", ".join(parts)
 
 
 def _arrow(values: Sequence[float]) -> str:
     """The first value and the last one."""
-    last_text = f"{values[-1]:.4f}"
+    last_text = fixed(values[-1], 4)
     if len(values) == 1:
         return last_text
-    return f"{values[0]:.4f} → {last_text}"
+    return f"{fixed(values[0], 4)} → {last_text}"
 
 
 def _values(records: Sequence[Record], name: str) -> list[float]:

@@ -28,7 +28,7 @@ from hypha_ray.store.directory import LOCK, RunDirectory, holder_of
 from hypha_ray.telemetry.series import ended_early, recorded_summary
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, Record, newest_records, read_json, read_jsonl
 from hypha_ray.telemetry.sinks.table import ABSENT, duration
-from hypha_ray.texts import printable
+from hypha_ray.texts import fixed, printable
 
 PROVENANCE = "provenance.json"
 """Name of the account of a run's starts in its directory."""
@@ -309,7 +309,7 @@ def _row(run: RunOverview, now_s: float) -> tuple[str, ...]:
     progress_text = f"{run.rounds}/{text_of(run.total_rounds, '', '?')}"
     value_text = ABSENT
     if run.value is not None:
-        value_text = f"{run.objective} {run.value:.4f}"
+        value_text = f"{run.objective} {fixed(run.value, 4)}"
     age_s = max(0.0, now_s - run.written_s)
     return (
         run.name,

@@ -32,6 +32,7 @@ from hypha_ray.model.metrics import MASKING_SEED, tensors_of
 from hypha_ray.model.preferences.losses import has_frozen_copy
 from hypha_ray.model.task import Task
 from hypha_ray.optim.optimizers import EIGHT_BITS, Inner, build_optimizer, eight_bits_bytes
+from hypha_ray.texts import size_in_memory
 from hypha_ray.types import Samples
 
 if TYPE_CHECKING:
@@ -65,19 +66,20 @@ class StepSizes:
 
     def note(self, processes: int) -> str:
         """Return a line for the user."""
-        total = _size_text(self.total)
-        weights_text = f"weights {_size_text(self.weights)}"
-        optimizer_text = f"optimizer {_size_text(self.optimizer)}"
-        parts = f"{weights_text}, {optimizer_text}, activations and gradients {_size_text(self.activations)}"
+        total = size_in_memory(self.total)
+        weights_text = f"weights {size_in_memory(self.weights)}"
+        optimizer_text = f"optimizer {size_in_memory(self.optimizer)}"
+        parts = f"{weights_text}, {optimizer_text}, activations and gradients {size_in_memory(self.activations)}"
         if processes == 1:
             bound = "at most " if self.is_upper_bound else ""
             return f"a training step of a worker takes {bound}{total}: {parts}"
         step_text = f"a training step of a worker's {processes} processes takes"
         if self.whole_model is not None:
-            built_text = f"which builds a model of {_size_text(self.whole_model)} first"
-            return f"{step_text} {_size_text(processes * self.total)}: {total} in each ({parts}), {built_text}"
-        followers_text = f"{_size_text(self.total - self.optimizer)} in each of the others, which have no optimizer"
-        return f"{step_text} {_size_text(self.of_worker(processes))}: {total} in the first ({parts}), {followers_text}"
+            built_text = f"which builds a model of {size_in_memory(self.whole_model)} first"
+            return f"{step_text} {size_in_memory(processes * self.total)}: {total} in each ({parts}), {built_text}"
+        followers_text = f"{size_in_memory(self.total - self.optimizer)} in each of the others, which have no optimizer"
+        all_text = size_in_memory(self.of_worker(processes))
+        return f"{step_text} {all_text}: {total} in the first ({parts}), {followers_text}"
 
 
 def memory_notes(case: Case, groups: Sequence[WorkerGroup]) -> tuple[list[str], list[str]]:
@@ -300,14 +302,6 @@ def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
             if isinstance(value, torch.Tensor):
                 total += value.numel() * value.element_size()
     return total
-
-
-def _size_text(size_bytes: int) -> str:
-    if size_bytes >= 2**28:
-        return f"{size_bytes / 2**30:.2f} GiB"
-    if size_bytes < 2**20:
-        return f"{size_bytes / 2**10:.0f} KiB"
-    return f"{size_bytes / 2**20:.0f} MiB"
 
 
 class SketchedShards:

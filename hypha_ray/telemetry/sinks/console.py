@@ -20,6 +20,7 @@ from rich.text import Text
 from hypha_ray.config.entry_point import SILENCE_S, Heartbeat, line
 from hypha_ray.telemetry.sinks import table
 from hypha_ray.telemetry.sinks.files import Record
+from hypha_ray.texts import fixed
 
 ROWS = 15
 BAR_WIDTH = 24
@@ -240,7 +241,7 @@ class Console:
         if count and seconds > 0.5:
             parts.append(f"{table.si(count / seconds)} {unit}")
         for name, value in table.validated(self._evaluation).items():
-            parts.append(f"{name} {value:.4f}")
+            parts.append(f"{name} {fixed(value, 4)}")
         if self._end_s is not None:
             remaining_s = max(0.0, self._end_s - self._clock())
             parts.append(f"ETA {table.duration(remaining_s)}")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from hypha_ray.figures import LOSS, OBJECTIVES, Objective, objective_of, shown_beside, task_figures
 from hypha_ray.telemetry.sinks.files import Record
-from hypha_ray.texts import counted
+from hypha_ray.texts import counted, fixed, size_in_memory
 
 ABSENT = "-"
 OF_TOKENS = {"tokens", "tok/s"}
@@ -85,7 +85,7 @@ def batches(counts: dict[Any, int] | None, width: int) -> str:
 def _fixed(name: str, digits: int, scale: float = 1.0) -> Callable[[Record], str]:
     def cell(record: Record) -> str:
         value = record.get(name)
-        return ABSENT if value is None else f"{value * scale:.{digits}f}"
+        return ABSENT if value is None else fixed(value * scale, digits)
 
     return cell
 
@@ -207,7 +207,7 @@ def _summary_parts(figures: Record) -> Iterator[str]:
     if figures.get("goodput") is not None:
         yield f"goodput {figures['goodput']:.3f}{_largest_losses(figures)}"
     megabytes = (figures.get("bytes_up") or 0) / 1e6
-    yield f"{megabytes:.1f} MB up"
+    yield f"{fixed(megabytes, 1)} MB up"
     ratio = figures.get("traffic_ratio")
     if ratio is not None:
         yield f"1/{ratio:.0f} of a gradient exchange at every step"
@@ -216,7 +216,7 @@ def _summary_parts(figures: Record) -> Iterator[str]:
         yield f"{counted(workers, 'worker')} lost"
     peak_bytes = figures.get("peak_memory_bytes")
     if peak_bytes is not None:
-        yield f"a worker's GPU memory up to {peak_bytes / 2**30:.1f} GiB"
+        yield f"a worker's GPU memory up to {size_in_memory(peak_bytes)}"
     deltas = figures.get("rejected")
     if deltas:
         yield f"{counted(deltas, 'delta')} rejected"
@@ -249,7 +249,7 @@ def _work(figures: Record) -> Iterator[str]:
         yield counted(samples_text, "sample")
         speed = si(figures.get("tokens_per_s")) + "/s"
         if figures.get("mfu") is not None:
-            speed += f", MFU {figures['mfu']:.3f}"
+            speed += f", MFU {fixed(figures['mfu'], 3)}"
         yield f"{counted(si(tokens), 'token')} ({speed})"
     elif samples_per_s is not None:
         yield f"{counted(samples_text, 'sample')} ({si(samples_per_s)}/s)"
@@ -261,10 +261,10 @@ def _quality(figures: Record) -> Iterator[str]:
     """Loss if that is the objective, and the last evaluation."""
     objective = objective_of([figures])
     if objective is LOSS and figures.get("loss") is not None:
-        yield f"loss {figures['loss']:.4f}"
+        yield f"loss {fixed(figures['loss'], 4)}"
     value = figures.get(objective.name)
     if value is not None:
-        text = f"{objective.validated} {value:.4f}"
+        text = f"{objective.validated} {fixed(value, 4)}"
         names = [name for name in shown_beside(objective, figures) if figures[name] is not None]
         if names:
             further_text = ", ".join(f"{name} {figures[name]:.4g}" for name in names)

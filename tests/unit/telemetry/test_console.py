@@ -231,6 +231,20 @@ def test_last_line_has_the_largest_peak_of_memory_if_there_is_one() -> None:
     assert "a worker's GPU memory up to 21.8 GiB" in stream.getvalue().splitlines()[-1]
 
 
+def test_small_figures_arent_shown_as_zeros() -> None:
+    stream = io.StringIO()
+    with Console(2, stream) as console:
+        console.round(a_round(0, loss=3.2174e-6, mfu=1.68e-5, sync_s=0.0042, idle_fraction=0.0))
+        small = {"loss": 3.2174e-6, "mfu": 1.68e-5, "bytes_up": 8_210, "peak_memory_bytes": 33_980_132, "tokens": 9}
+        console.close({"rounds": 1, "seconds": 1.0, "samples": 1, "tokens_per_s": 3.0, **small})
+    titles, row, last = stream.getvalue().splitlines()
+    for title, cell in {"loss": "3.22e-06", "MFU %": "0.002", "sync s": "0.004", "idle %": "0.0"}.items():
+        end = titles.index(title) + len(title)
+        assert row[:end].split()[-1] == cell
+    assert "loss 3.22e-06" in last and "MFU 1.7e-05" in last
+    assert "0.008 MB up" in last and "GPU memory up to 32 MiB" in last
+
+
 def test_console_close_prints_the_summary_once() -> None:
     stream = io.StringIO()
     figures = {"rounds": 3, "seconds": 65.0, "samples": 3600, "tokens": 460_800, "tokens_per_s": 7089.0, "loss": 2.5}
