@@ -335,7 +335,10 @@ def require_preferences(manifest: Manifest, settings: Preference) -> None:
         raise DataError("PREF003", problem, got, allowed, f"{fix}, or prepare the dataset from other columns")
     if settings.uses_reference and settings.reference == "dataset" and "reference_logprobs" not in tensors:
         problem = f"dataset {manifest.name!r} has no log-probabilities of a reference"
-        fix = 'prepare it with --reference MODEL, or set preference.reference = "initial"'
+        fix = (
+            'prepare it with --reference MODEL, or set preference.reference = "initial"; '
+            "of evaluate, --reference names a model or none"
+        )
         raise DataError("PREF001", problem, fix=fix)
 
 

@@ -32,6 +32,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from hypha_ray.children import ListedActor
 from hypha_ray.driver.preflight.doctor import SHOWN_VERSIONS, CheckReport, CheckState, fail, machine_reports, note, ok
 from hypha_ray.driver.run_provenance import versions
+from hypha_ray.driver.start import signals_held
 from hypha_ray.errors import AuthenticationError, ClusterError, HyphaError, first_line
 from hypha_ray.market.cluster import own_node
 from hypha_ray.telemetry.sinks.table import si
@@ -110,9 +111,10 @@ def connected(namespace: str, address_alone: str = "local", service: RayService 
     try:
         yield
     finally:
-        ray.shutdown()
-        if service is not None:
-            service.end()
+        with signals_held():  # Half disconnected, Ray's client would end this process with a code of its own.
+            ray.shutdown()
+            if service is not None:
+                service.end()
 
 
 def _is_not_about_signals(record: logging.LogRecord) -> bool:

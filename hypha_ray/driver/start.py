@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from importlib import import_module
@@ -161,6 +162,33 @@ class InterruptionReport:
         if command:
             text += f"; go on with: {redacted(shlex.join(command))}"
         return text
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Let the first Ctrl-C or SIGTERM wait for the end of the code inside. A second one doesn't wait."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held_signals: list[int] = []
+    old_handlers = {number: signal.getsignal(number) for number in ENDING}
+
+    def restore() -> None:
+        for number, handler in old_handlers.items():
+            signal.signal(number, handler)
+
+    def hold(number: int, _: object) -> None:
+        held_signals.append(number)
+        restore()
+
+    for number in ENDING:
+        signal.signal(number, hold)
+    try:
+        yield
+    finally:
+        restore()
+    for number in held_signals:
+        signal.raise_signal(number)
 
 
 def interruption_of_command(job: Job, directory: RunDirectory, has_name: bool) -> InterruptionReport:

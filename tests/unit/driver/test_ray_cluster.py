@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 
 import pytest
@@ -34,6 +35,34 @@ def test_address_that_a_killed_ray_left_behind_is_not_waited_for(monkeypatch: py
     monkeypatch.setattr(ray, "init", lambda **options: pytest.fail("Ray would try for minutes"))
     with pytest.raises(ClusterError, match=r"NET002.*no node of a running Ray cluster"), connected("test", "auto"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("ending", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["Ctrl-C", "SIGTERM"]
+)
+def test_signal_waits_until_ray_is_disconnected_and_a_second_one_does_not(
+    ending: signal.Signals, raised: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    expected_steps = iter([["disconnected"], ["half", "never reached"]])
+
+    def shutdown() -> None:
+        for step in next(expected_steps):
+            signal.raise_signal(ending)
+            steps.append(step)
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", lambda **options: None)
+    monkeypatch.setattr(ray, "shutdown", shutdown)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for _ in range(2):
+            with pytest.raises(raised), connected("tests"):
+                pass
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert steps == ["disconnected", "half"]
 
 
 class Clock:
