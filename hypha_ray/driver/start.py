@@ -187,8 +187,8 @@ def signals_held() -> Iterator[None]:
         yield
     finally:
         restore()
-    for number in held_signals:
-        signal.raise_signal(number)
+    for held_signal in held_signals:
+        signal.raise_signal(held_signal)
 
 
 def interruption_of_command(job: Job, directory: RunDirectory, has_name: bool) -> InterruptionReport:
