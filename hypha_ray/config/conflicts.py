@@ -21,6 +21,7 @@ __all__ = ["SHARDABLE", "Conflict", "conflicts"]
 
 SHARDABLE = ("adamw", "sgd", "muon")
 """Inner optimizers that need only a part of each tensor, or that gather what they need."""
+_FOR_GPUS = ("flex_attention", "flash_attention_2", "flash_attention_3")
 _REPLAY = 'run.mode = "replay"'
 _LEAVE_ONE_OUT = "leave one of them out"
 
@@ -96,6 +97,8 @@ def _of_computation(job: Job, is_replay: bool) -> Iterator[Conflict]:
     if is_replay and str(worker.attention).startswith("flash"):
         fix = "flash attention's sums have no fixed order: choose sdpa or eager"
         yield Conflict("worker.attention", "run.mode", fix)
+    if worker.attention in _FOR_GPUS and job.rl.algorithm is None:
+        yield from _of_attention(job)
     if worker.sharding == "full":
         yield from _of_sharding(job)
     if worker.fused_loss is True:
@@ -105,6 +108,18 @@ def _of_computation(job: Job, is_replay: bool) -> Iterator[Conflict]:
         yield Conflict('worker.compile = "layers"', "worker.gradient_checkpointing", fix)
     if worker.autocast == "fp16":
         yield from _of_scaled_loss(job)
+
+
+def _of_attention(job: Job) -> Iterator[Conflict]:
+    """Conflicts of an implementation of attention that CPUs can't train with."""
+    attention = "worker.attention"
+    fix = "CPUs can't train with it: give each worker a GPU, or choose sdpa or eager"
+    for number, group in enumerate(job.worker_groups):
+        table = f"workers.{number}" if job.workers else "resources.worker"
+        if not (group.bridged or group.gpu):
+            yield Conflict(attention, f"{table}.gpu = 0", fix)
+        elif not group.bridged and job.worker.device == "cpu":
+            yield Conflict(attention, "worker.device", fix)
 
 
 def _of_probe(job: Job, is_replay: bool) -> Iterator[Conflict]:

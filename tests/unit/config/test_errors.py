@@ -159,6 +159,21 @@ IN_FILES = [
         "CFG011",
         "job.toml:2: worker.attention and job.toml:4: run.mode exclude each other. Fix: flash attention's sums",
     ),
+    (
+        "[worker]\nattention = 'flex_attention'",
+        "CFG011",
+        "job.toml:2: worker.attention and resources.worker.gpu = 0 exclude each other. Fix: give each worker a GPU, or",
+    ),
+    (
+        "[worker]\nattention = 'flash_attention_3'\n[[workers]]\ngpu = 1\n[[workers]]\n",
+        "CFG011",
+        "job.toml:2: worker.attention and workers.1.gpu = 0 exclude each other",
+    ),
+    (
+        "[worker]\nattention = 'flash_attention_2'\ndevice = 'cpu'\n[resources]\nworker.gpu = 1",
+        "CFG011",
+        "job.toml:2: worker.attention and job.toml:3: worker.device exclude each other",
+    ),
     ("[dataset]\nlocality = 'prefer'\npath = 'd'", "CFG011", "dataset.locality and job.toml:3: dataset.path exclude"),
     ("[dataset]\nlocality = 'prefer'\n[run]\nmode = 'replay'", "CFG011", "dataset.locality and job.toml:4: run.mode"),
     (

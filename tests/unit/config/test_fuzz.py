@@ -39,6 +39,7 @@ _SPECIAL = {
     "testing.failpoints": st.lists(_TEXT),
     "sync.trim": st.floats(0.01, 0.49),
     "worker.autocast": st.sampled_from(["auto", "none", "bf16"]),
+    "worker.attention": st.sampled_from(["auto", "none", "eager", "sdpa"]),
     "workers.N.count": st.integers(1, 50_000),  # Two groups are a fleet of the largest size.
     "checkpoint.push": st.none() | st.sampled_from(["owner/name", "a.b/c-d"]),
     "telemetry.sinks": st.lists(st.sampled_from(["console", "jsonl", "aim"])),
