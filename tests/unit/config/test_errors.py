@@ -162,7 +162,7 @@ IN_FILES = [
     (
         "[worker]\nattention = 'flex_attention'",
         "CFG011",
-        "job.toml:2: worker.attention and resources.worker.gpu = 0 exclude each other. Fix: give each worker a GPU, or",
+        "job.toml:2: worker.attention and resources.worker.gpu = 0 exclude each other. Fix: CPUs can't train with it",
     ),
     (
         "[worker]\nattention = 'flash_attention_3'\n[[workers]]\ngpu = 1\n[[workers]]\n",
