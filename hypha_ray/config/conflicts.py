@@ -8,6 +8,7 @@ from hypha_ray.config.exchange_conflicts import (
     Conflict,
     exchange_conflicts,
     external_trainers_key,
+    goal_conflicts,
     growth_conflicts,
     strategy_text,
     synchronous_rl_conflicts,
@@ -41,8 +42,7 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         yield Conflict(
             "rounds.epochs", "rounds.update_rounds", f"{_LEAVE_ONE_OUT}: epochs make as many rounds as needed"
         )
-    if job.goal.is_set:
-        yield from _of_goal(job, is_replay, external_key)
+    yield from goal_conflicts(job, external_key)
     yield from exchange_conflicts(job)
     yield from _of_optimizer(job)
     yield from _of_model(job)
@@ -55,16 +55,6 @@ def conflicts(job: Job) -> Iterator[Conflict]:
     if job.preference.loss is not None:
         yield from _of_preferences(job)
     yield from growth_conflicts(job)
-
-
-def _of_goal(job: Job, is_replay: bool, external_key: str | None) -> Iterator[Conflict]:
-    """Conflicts of a goal, for which workers come and go, all of one kind."""
-    if is_replay:
-        yield Conflict("goal", _REPLAY, "replay needs all workers: leave one out")
-    if job.workers:
-        yield Conflict("goal", "workers", "a goal chooses among machines of one kind: give resources.worker instead")
-    elif external_key:
-        yield Conflict("goal", external_key, "external trainers aren't hired: leave one out")
 
 
 def _of_optimizer(job: Job) -> Iterator[Conflict]:
@@ -112,14 +102,13 @@ def _of_computation(job: Job, is_replay: bool) -> Iterator[Conflict]:
 
 def _of_attention(job: Job) -> Iterator[Conflict]:
     """Conflicts of an implementation of attention that CPUs can't train with."""
-    attention = "worker.attention"
     fix = "CPUs can't train with it: give each worker a GPU, or choose sdpa or eager"
+    if job.worker.device == "cpu":
+        yield Conflict("worker.attention", "worker.device", fix)
     for number, group in enumerate(job.worker_groups):
-        table = f"workers.{number}" if job.workers else "resources.worker"
         if not (group.bridged or group.gpu):
-            yield Conflict(attention, f"{table}.gpu = 0", fix)
-        elif not group.bridged and job.worker.device == "cpu":
-            yield Conflict(attention, "worker.device", fix)
+            table = f"workers.{number}" if job.workers else "resources.worker"
+            yield Conflict("worker.attention", f"{table}.gpu = 0", fix)
 
 
 def _of_probe(job: Job, is_replay: bool) -> Iterator[Conflict]:

@@ -1,4 +1,4 @@
-"""Conflicts of the exchange: strategy, encodings, fragments, overlap, and rounds that grow with its share."""
+"""Conflicts of the exchange: strategy, encodings, fragments, overlap, rounds that grow with its share, and goals."""
 
 from __future__ import annotations
 
@@ -56,6 +56,18 @@ def growth_conflicts(job: Job) -> Iterator[Conflict]:
         yield Conflict(key, "sync.in_flight", "the last round isn't known before: choose 1")
     if job.outer_optimizer.schedule != "constant":
         yield Conflict(key, "outer_optimizer.schedule", "the number of rounds isn't known before: choose constant")
+
+
+def goal_conflicts(job: Job, external_key: str | None) -> Iterator[Conflict]:
+    """All conflicts of a goal, for which workers come and go, all of one kind; none without one."""
+    if not job.goal.is_set:
+        return
+    if job.run.mode == "replay":
+        yield Conflict("goal", 'run.mode = "replay"', "replay needs all workers: leave one out")
+    if job.workers:
+        yield Conflict("goal", "workers", "a goal chooses among machines of one kind: give resources.worker instead")
+    elif external_key:
+        yield Conflict("goal", external_key, "external trainers aren't hired: leave one out")
 
 
 def strategy_text(job: Job) -> str:
