@@ -32,8 +32,7 @@ def conflicts(job: Job) -> Iterator[Conflict]:
     is_replay = job.run.mode == "replay"
     external_key = external_trainers_key(job)
     if external_key and is_replay:
-        fix = "an external trainer isn't reproducible bit for bit: choose elastic"
-        yield Conflict(external_key, _REPLAY, fix)
+        yield Conflict(external_key, _REPLAY, "an external trainer isn't reproducible bit for bit: choose elastic")
     for number, group in enumerate(job.workers):
         if group.command is not None and not group.bridged:
             kind_key = f'workers.{number}.kind = "{group.kind}"'
@@ -85,8 +84,9 @@ def _of_computation(job: Job, is_replay: bool) -> Iterator[Conflict]:
     if worker.probe_batch_size:
         yield from _of_probe(job, is_replay)
     if is_replay and str(worker.attention).startswith("flash"):
-        fix = "flash attention's sums have no fixed order: choose sdpa or eager"
-        yield Conflict("worker.attention", "run.mode", fix)
+        yield Conflict(
+            "worker.attention", "run.mode", "flash attention's sums have no fixed order: choose sdpa or eager"
+        )
     if worker.attention in _FOR_GPUS and job.rl.algorithm is None:
         yield from _of_attention(job)
     if worker.sharding == "full":
