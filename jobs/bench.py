@@ -77,6 +77,10 @@ def main() -> None:
         raise ConfigError("CFG003", "--beside is no checkout", str(arguments.beside), fix="name its folder")
     require_writable("--json", arguments.json)
     measures = _chosen(arguments)
+    if arguments.plots is not None:
+        from hypha_ray.simulation.result import make_plot_folder
+
+        make_plot_folder("--plots", arguments.plots)
     rows: Rows = {}
     failed: list[str] = []
     for number, (names, measure) in enumerate(measures.items(), 1):

@@ -149,7 +149,7 @@ def check(options: Simulate) -> None:
     if options.plot is not None:
         from hypha_ray.simulation.result import make_plot_folder
 
-        make_plot_folder(options.plot)
+        make_plot_folder("--plot", options.plot)
 
 
 def refuse_beside(options: Simulate, option: str, names: Sequence[str], fix: str) -> None:

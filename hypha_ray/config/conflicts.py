@@ -84,9 +84,8 @@ def _of_computation(job: Job, is_replay: bool) -> Iterator[Conflict]:
     if worker.probe_batch_size:
         yield from _of_probe(job, is_replay)
     if is_replay and str(worker.attention).startswith("flash"):
-        yield Conflict(
-            "worker.attention", "run.mode", "flash attention's sums have no fixed order: choose sdpa or eager"
-        )
+        fix = "flash attention's sums have no fixed order: choose sdpa or eager"
+        yield Conflict("worker.attention", "run.mode", fix)
     if worker.attention in _FOR_GPUS and job.rl.algorithm is None:
         yield from _of_attention(job)
     if worker.sharding == "full":
@@ -153,8 +152,7 @@ def _of_fused_loss(job: Job) -> Iterator[Conflict]:
     if job.rl.algorithm is not None:
         yield Conflict(fused_loss, "rl.algorithm", "policies are trained on probabilities: leave it out")
     if job.worker.compiles:
-        fix = f"{_LEAVE_ONE_OUT}: the head of a compiled model is part of it"
-        yield Conflict(fused_loss, "worker.compile", fix)
+        yield Conflict(fused_loss, "worker.compile", f"{_LEAVE_ONE_OUT}: the head of a compiled model is part of it")
     if job.worker.sharding == "full":
         yield Conflict(fused_loss, 'worker.sharding = "full"', f"{_LEAVE_ONE_OUT}: FSDP2 gathers the head")
 
@@ -165,8 +163,7 @@ def _of_scaled_loss(job: Job) -> Iterator[Conflict]:
     if job.rl.algorithm is not None:
         yield Conflict(autocast, "rl.algorithm", "losses of policies aren't scaled: choose bf16 or none")
     if job.worker.sharding == "full":
-        fix = "shards' gradients aren't scaled: choose bf16 or none"
-        yield Conflict(autocast, 'worker.sharding = "full"', fix)
+        yield Conflict(autocast, 'worker.sharding = "full"', "shards' gradients aren't scaled: choose bf16 or none")
     if job.worker.fused_loss is True:
         fix = "its gradients are computed before they are scaled: leave one out"
         yield Conflict(autocast, "worker.fused_loss", fix)

@@ -146,8 +146,8 @@ def _columns(label_width: int) -> list[ConsoleColumn]:
     ]
 
 
-def make_plot_folder(folder: Path) -> None:
-    """Make the folder for plots, before the results that they are drawn of are computed.
+def make_plot_folder(option: str, folder: Path) -> None:
+    """Make the folder for plots that an option names, before the results that they are drawn of are computed.
 
     Raises:
         ConfigError: CFG015, the folder can't be written.
@@ -158,12 +158,12 @@ def make_plot_folder(folder: Path) -> None:
         if not os.access(folder, os.W_OK):
             raise PermissionError(EACCES, os.strerror(EACCES))
     except OSError as error:
-        raise _unwritable(folder, error) from None
+        raise _unwritable(option, folder, error) from None
 
 
-def _unwritable(folder: Path, error: OSError) -> ConfigError:
+def _unwritable(option: str, folder: Path, error: OSError) -> ConfigError:
     problem = f"the plots can't be written to {folder}"
-    return ConfigError("CFG015", problem, error.strerror or str(error), fix="name a folder for --plot")
+    return ConfigError("CFG015", problem, error.strerror or str(error), fix=f"name a folder for {option}")
 
 
 def draw_results(results: Sequence[SimulationResult], folder: Path) -> list[Path]:
@@ -192,7 +192,7 @@ def draw_results(results: Sequence[SimulationResult], folder: Path) -> list[Path
                 plot(results).savefig(path)
             paths.append(path)
     except OSError as error:
-        raise _unwritable(folder, error) from None
+        raise _unwritable("--plot", folder, error) from None
     return paths
 
 

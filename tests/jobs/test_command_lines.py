@@ -49,6 +49,7 @@ def test_help_of_every_job_imports_nothing_heavy(light_command: LightCommands, s
     [
         ("bench --only core --beside .", "error[CFG011]: --beside is for the rows of start alone. Fix: "),
         ("bench --only start --beside elsewhere", "error[CFG003]: --beside is no checkout — got elsewhere. Fix: "),
+        ("bench --only gpu --plots /proc/x", "error[CFG015]: the plots can't be written to /proc/x — got No such file"),
         ("chaos --mean-rounds-between-kills 0 --kills 1", "error[CHAOS001]: --mean-rounds-between-kills is out of ra"),
         ("worker --connect 127.0.0.1:1", "error[CFG021]: no file with the token. Fix: give --token-file, or set "),
     ],
