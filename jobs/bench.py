@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from hypha_ray.config.entry_point import require_writable, run, write_result
 from hypha_ray.config.keys import choice_remedy
-from hypha_ray.config.options import parse_options
+from hypha_ray.config.options import make_plot_folder, parse_options
 from hypha_ray.errors import ConfigError
 from hypha_ray.files import use_tools
 
@@ -78,8 +78,6 @@ def main() -> None:
     require_writable("--json", arguments.json)
     measures = _chosen(arguments)
     if arguments.plots is not None:
-        from hypha_ray.simulation.result import make_plot_folder
-
         make_plot_folder("--plots", arguments.plots)
     rows: Rows = {}
     failed: list[str] = []

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypha_ray.config.entry_point import Phases, require_writable, run
-from hypha_ray.config.options import REPEATED, parse_options, refuse_strays
+from hypha_ray.config.options import REPEATED, make_plot_folder, parse_options, refuse_strays
 from hypha_ray.errors import ConfigError
 from hypha_ray.texts import counted
 
@@ -147,8 +147,6 @@ def check(options: Simulate) -> None:
             "CFG012", "--scenario is missing", fix="give the name of a scenario or a TOML file, or --from RUN"
         )
     if options.plot is not None:
-        from hypha_ray.simulation.result import make_plot_folder
-
         make_plot_folder("--plot", options.plot)
 
 

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import textwrap
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
+from errno import EACCES
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, get_type_hints
@@ -376,3 +378,24 @@ def _flag(name: str) -> str:
 
 def _name(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
+
+
+def make_plot_folder(option: str, folder: Path) -> None:
+    """Make the folder for plots that an option names, before the results that they are drawn of are computed.
+
+    Raises:
+        ConfigError: CFG015, the folder can't be written.
+
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES))
+    except OSError as error:
+        raise unwritable_plots(option, folder, error) from None
+
+
+def unwritable_plots(option: str, folder: Path, error: OSError) -> ConfigError:
+    """Error of a folder for plots that can't be written."""
+    problem = f"the plots can't be written to {folder}"
+    return ConfigError("CFG015", problem, error.strerror or str(error), fix=f"name a folder for {option}")

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from errno import EACCES
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypha_ray.config.entry_point import write_result
-from hypha_ray.errors import ConfigError, HyphaError
+from hypha_ray.config.options import unwritable_plots
+from hypha_ray.errors import HyphaError
 from hypha_ray.simulation.exchange import size_notes
 from hypha_ray.simulation.fleet_world import FleetWorld
 from hypha_ray.simulation.scenario import Scenario
@@ -146,26 +145,6 @@ def _columns(label_width: int) -> list[ConsoleColumn]:
     ]
 
 
-def make_plot_folder(option: str, folder: Path) -> None:
-    """Make the folder for plots that an option names, before the results that they are drawn of are computed.
-
-    Raises:
-        ConfigError: CFG015, the folder can't be written.
-
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError(EACCES, os.strerror(EACCES))
-    except OSError as error:
-        raise _unwritable(option, folder, error) from None
-
-
-def _unwritable(option: str, folder: Path, error: OSError) -> ConfigError:
-    problem = f"the plots can't be written to {folder}"
-    return ConfigError("CFG015", problem, error.strerror or str(error), fix=f"name a folder for {option}")
-
-
 def draw_results(results: Sequence[SimulationResult], folder: Path) -> list[Path]:
     """Draw results beside each other; plots of an earlier call are replaced.
 
@@ -192,7 +171,7 @@ def draw_results(results: Sequence[SimulationResult], folder: Path) -> list[Path
                 plot(results).savefig(path)
             paths.append(path)
     except OSError as error:
-        raise _unwritable("--plot", folder, error) from None
+        raise unwritable_plots("--plot", folder, error) from None
     return paths
 
 
