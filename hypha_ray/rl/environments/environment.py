@@ -13,6 +13,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from hypha_ray.errors import ConfigError, HyphaError, reason_of
@@ -237,7 +238,8 @@ class _Episodes:
         except (Exception, SystemExit) as error:  # An environment of users may raise anything.
             return reason_of(error) or type(error).__name__
 
-    def _reply(self, play: Play) -> EnvironmentReply:
+    def _reply(self, shared_play: Play) -> EnvironmentReply:
+        play = deepcopy(shared_play)  # Episodes of a prompt share its record, which an environment may change.
         reply: EnvironmentReply | None = None
         number = play.episode
         if number not in self._environments:

@@ -89,6 +89,18 @@ class FirstToEnd(Steady):
         with open("/proc/self/oom_score_adj") as file:
             return None, float(file.read())
 
+class Takes(Steady):
+    """Takes the answer out of what it is given."""
+
+    def reset(self, record):
+        self.answer = record.pop("answer")
+        self.turns = 0
+
+    def step(self, response):
+        self.turns += 1
+        reward = float(response.data.pop("answer") == self.answer == "4")
+        return None if self.turns == 2 else [{"role": "user", "content": "="}], reward
+
 class Needs(Steady):
     def __init__(self, path):
         pass
@@ -291,6 +303,12 @@ def test_messages_that_are_no_characters_cost_their_episode() -> None:
 
 def test_methods_may_be_coroutines() -> None:
     assert [episode.reward for episode in played(rl("worlds:Coroutines"), {0: ["1."], 1: ["2."]})] == [2, 2]
+
+
+def test_an_environment_may_change_its_record_and_other_episodes_of_the_prompt_see_nothing_of_it() -> None:
+    found = played(rl("worlds:Takes"), {0: ["1.", "2."], 1: ["2.", "3."], 2: ["3.", "4."]})
+    assert [(episode.reward, episode.episode.failure) for episode in found] == [(2.0, "")] * 3
+    assert found[0].episode.record["answer"] == "4"
 
 
 def test_a_process_without_memory_ends_before_its_worker() -> None:
