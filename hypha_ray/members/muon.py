@@ -208,10 +208,14 @@ def _tables(model: Any, body: nn.Module) -> set[int]:
 
 
 def _experts(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Return the parameters of a module that have a matrix for each of its experts."""
+    """Return the parameters of a module that have a matrix for each of its experts.
+
+    Modules without a number of them, such as experts that are shared, are known by the names of their classes.
+    """
     count = getattr(module, "num_experts", None)
+    is_named = count is None and type(module).__name__.endswith("Experts")
     for parameter in module.parameters(recurse=False):
-        if parameter.ndim == 3 and parameter.shape[0] == count:
+        if parameter.ndim == 3 and (is_named or parameter.shape[0] == count):
             yield parameter
 
 
@@ -245,17 +249,21 @@ def build(
 
 
 def shares(model: nn.Module) -> dict[str, int]:
-    """Count the trained parameters of a model by kind; Muon takes the matrices, and AdamW the others."""
+    """Count the trained parameters of a model by kind; Muon takes the matrices, and AdamW the others.
+
+    Whatever a model has beside its body is its head, such as that of a classifier.
+    """
     body: Any = getattr(model, "base_model", model)
     matrices = muon_weights(model)
     tables = _tables(model, body)
+    in_body = set(map(id, body.parameters()))
     counts = dict.fromkeys((MATRICES, "embeddings and head", "vectors", "other tensors"), 0)
     for parameter in model.parameters():
         if not parameter.requires_grad:
             continue
         if id(parameter) in matrices:
             group_name = MATRICES
-        elif id(parameter) in tables:
+        elif id(parameter) in tables or id(parameter) not in in_body:
             group_name = "embeddings and head"
         elif parameter.ndim < 2:
             group_name = "vectors"

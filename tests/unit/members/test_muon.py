@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from hypha_ray.config.training import InnerOptimizer
 from hypha_ray.members import muon
@@ -126,8 +126,8 @@ TINY: dict[str, Any] = {
 }
 
 
-def taken_of(kind: str) -> tuple[Any, dict[str, bool]]:
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **TINY))
+def taken_of(kind: str, **own: int) -> tuple[Any, dict[str, bool]]:
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **TINY | own))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     prefix = "model.layers.0."
     return model, {names[one].removeprefix(prefix): sideways for one, sideways in muon_weights(model).items()}
@@ -149,6 +149,39 @@ def test_experts_with_inputs_for_rows_are_told_apart_and_their_biases_are_not_ma
     _, taken = taken_of("gpt_oss")
     experts = {"mlp.experts.gate_up_proj": True, "mlp.experts.down_proj": True, "mlp.router.weight": False}
     assert taken == ATTENTION | experts
+
+
+LONGCAT = {
+    "num_layers": 1,
+    "num_hidden_layers": 2,
+    "n_routed_experts": 4,
+    "zero_expert_num": 2,
+    "moe_topk": 2,
+    "ffn_hidden_size": 24,
+    "expert_ffn_hidden_size": 12,
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 4,
+}
+
+
+def test_experts_without_a_number_are_known_by_the_name_of_their_class() -> None:
+    """Of six experts two are no more than the identity, so the module's tensors have different lengths."""
+    model, taken = taken_of("longcat_flash", **LONGCAT)
+    names = {name: tuple(parameter.shape) for name, parameter in model.named_parameters() if "mlp.experts" in name}
+    shapes = {name.removeprefix("model.layers.0."): shape for name, shape in names.items()}
+    assert shapes == {"mlp.experts.gate_up_proj": (6, 24, 16), "mlp.experts.down_proj": (4, 16, 12)}
+    assert [taken[name] for name in shapes] == [False, False]
+    assert "other tensors" not in shares(model)
+
+
+def test_head_of_a_classifier_is_counted_as_one() -> None:
+    """Vectors of 16 and a bias for 3 classes; vectors of 32 tokens, 8 positions and 2 types."""
+    sizes = {**TINY, "max_position_embeddings": 8, "num_labels": 3}
+    model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert", **sizes))
+    assert shares(model)["embeddings and head"] == 17 * 3 + 16 * (32 + 8 + 2) and "other tensors" not in shares(model)
 
 
 @pytest.fixture
